@@ -1,0 +1,133 @@
+"""What a running server costs: time to ready, memory over thousands of requests, and cache work on the host.
+
+Appends one JSON line a case. The server is `radixkv serve` with the embedded model.
+
+    ready            seconds from start to an answer of /health, warm: the median of several starts
+    memory           resident bytes of both processes after 500 and after 3,000 requests that share nothing;
+                     the pool is smaller than what they need, so that pages are evicted all the time
+    host_cache_work  of the same run: the cache's share of step time, by the engine's own counters
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from random import Random
+from statistics import median
+
+import httpx
+
+from radixkv.bench.environment import environment
+from radixkv.bench.server import started_server
+
+FLAGS = ("--max-total-tokens", "65536")
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output-file", type=Path, required=True)
+    parser.add_argument("--starts", type=int, default=5)
+    parser.add_argument("--requests", type=int, nargs=2, default=(500, 3000), metavar=("FIRST", "LAST"))
+    parser.add_argument("--prompt-tokens", type=int, default=160)
+    parser.add_argument("--output-tokens", type=int, default=8)
+    arguments = parser.parse_args()
+    lines = [await ready(arguments.starts)]
+    lines += await memory(arguments.requests, arguments.prompt_tokens, arguments.output_tokens)
+    with arguments.output_file.open("a", encoding="utf-8") as output:
+        for line in lines:
+            print(json.dumps(line))
+            output.write(json.dumps(line | {"date": date.today().isoformat(), "environment": environment()}) + "\n")
+
+
+async def ready(n_starts: int) -> dict[str, object]:
+    times_s = []
+    for _ in range(n_starts + 1):
+        begun = time.perf_counter()
+        async with started_server(()):
+            times_s.append(round(time.perf_counter() - begun, 3))
+    times_s = times_s[1:]  # the first may have built the embedded model
+    return {"case": "ready", "median_s": median(times_s), "max_s": max(times_s), "starts_s": times_s}
+
+
+async def memory(counts: Sequence[int], n_prompt: int, n_output: int) -> list[dict[str, object]]:
+    rng = Random(1)
+    first, last = counts
+    async with started_server(FLAGS) as address, httpx.AsyncClient(base_url=address, timeout=600) as client:
+        frontend, runtime = _processes(address)
+        sizes = []
+        for n_requests in (first, last - first):
+            prompts = [[rng.randrange(10, 3000) for _ in range(n_prompt)] for _ in range(n_requests)]
+            await _complete(client, prompts, n_output)
+            sizes.append((_resident_bytes(frontend), _resident_bytes(runtime)))
+        counters = _counters((await client.get("/metrics")).text)
+    growth = [100 * (after / before - 1) for before, after in zip(*sizes, strict=True)]
+    return [
+        {
+            "case": "memory",
+            "requests": list(counts),
+            "frontend_bytes": [size[0] for size in sizes],
+            "runtime_bytes": [size[1] for size in sizes],
+            "frontend_growth_pct": round(growth[0], 2),
+            "runtime_growth_pct": round(growth[1], 2),
+            "pages_evicted": counters["pages_evicted_total"],
+        },
+        {
+            "case": "host_cache_work",
+            "requests": last,
+            "step_seconds": round(counters["step_seconds_total"], 3),
+            "cache_seconds": round(counters["cache_seconds_total"], 3),
+            "schedule_seconds": round(counters["schedule_seconds_total"], 3),
+            "cache_pct_of_step": round(100 * counters["cache_seconds_total"] / counters["step_seconds_total"], 3),
+            "steps": counters["steps_total"],
+        },
+    ]
+
+
+async def _complete(client: httpx.AsyncClient, prompts: Sequence[Sequence[int]], n_output: int) -> None:
+    waiting = iter(prompts)
+
+    async def worker() -> None:
+        for prompt in waiting:
+            body = {"model": "tiny", "prompt": prompt, "max_tokens": n_output, "temperature": 0, "ignore_eos": True}
+            (await client.post("/v1/completions", json=body)).raise_for_status()
+
+    await asyncio.gather(*(worker() for _ in range(8)))
+
+
+def _processes(address: str) -> tuple[int, int]:
+    """The process that listens at the address, and its child."""
+    port = int(address.rpartition(":")[2])
+    lines = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+    inode = next(
+        fields[9] for fields in map(str.split, lines) if fields[1].endswith(f":{port:04X}") and fields[3] == "0A"
+    )
+    processes = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    frontend = next(pid for pid in processes if _has_socket(pid, inode))
+    children = Path(f"/proc/{frontend}/task/{frontend}/children").read_text(encoding="ascii").split()
+    return frontend, int(children[0])
+
+
+def _has_socket(pid: int, inode: str) -> bool:
+    try:
+        return any(link.readlink().name == f"socket:[{inode}]" for link in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+
+
+def _resident_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
+
+
+def _counters(metrics: str) -> dict[str, float]:
+    pairs = (line.rsplit(" ", 1) for line in metrics.splitlines() if line and not line.startswith("#"))
+    return {name.removeprefix("radixkv:"): float(value) for name, value in pairs}
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

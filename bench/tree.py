@@ -1,0 +1,197 @@
+"""How long the radix tree's verbs take, and what its nodes weigh.
+
+Appends one JSON line a case. As in the runtime's loop, the cyclic collector is off and what was imported is frozen.
+Each figure is the best of several runs: the mean of many calls and the slowest single one, in wall time and, as
+``cpu``, in the thread's processor time, which leaves out what other processes took of a shared machine.
+The trees for ``evict`` hold
+one-page leaves below one root: the hardest shape, because all of them are in one order of children.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import subprocess
+import time
+import tracemalloc
+from collections.abc import Callable
+from datetime import date
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+from radixkv.tree.node import Namespace
+from radixkv.tree.radix import RadixTree
+
+PAGE_SIZE = 16
+WIDTH = 4 * PAGE_SIZE
+PROMPT_PAGES = 2048
+NAMESPACE = Namespace()
+
+Case = dict[str, Any]
+
+
+class Timing(NamedTuple):
+    """Microseconds of one operation."""
+
+    us_per_op: float
+    cpu_us_per_op: float
+    max_us: float
+    max_cpu_us: float
+
+
+def measure(operation: Callable[[], object], n_calls: int) -> Timing:
+    """Mean of ``n_calls``, and the slowest of as many again, which are timed one by one."""
+    wall, cpu = time.perf_counter_ns, time.thread_time_ns
+    slowest = slowest_cpu = 0
+    begin, begin_cpu = wall(), cpu()
+    for _ in range(n_calls):
+        operation()
+    mean, mean_cpu = (wall() - begin) / n_calls, (cpu() - begin_cpu) / n_calls
+    for _ in range(n_calls):
+        begin, begin_cpu = wall(), cpu()
+        operation()
+        slowest_cpu = max(slowest_cpu, cpu() - begin_cpu)
+        slowest = max(slowest, wall() - begin)
+    return Timing(mean / 1e3, mean_cpu / 1e3, slowest / 1e3, slowest_cpu / 1e3)
+
+
+def best(runs: list[Timing]) -> Case:
+    """The best of several runs, each figure by itself."""
+    return {
+        name: round(min(figures), 3) for name, figures in zip(Timing._fields, zip(*runs, strict=True), strict=True)
+    }
+
+
+def insert(tree: RadixTree, tokens: bytes, first_page: int) -> None:
+    """Caches tokens, as a request that was computed and is done."""
+    lease = tree.lease(NAMESPACE, tokens)
+    rest = tokens[4 * lease.n_tokens :]
+    tree.commit(lease, rest, range(first_page, first_page + len(rest) // WIDTH), 1)
+    tree.settle(lease, len(tokens) // 4)
+    tree.release(lease)
+
+
+def match(random: Random, n_edges: int, n_runs: int) -> Case:
+    """Match of a fully cached prompt of 32k tokens."""
+    tree = RadixTree(PAGE_SIZE)
+    prompt = random.randbytes(PROMPT_PAGES * WIDTH)
+    edge = len(prompt) // n_edges
+    for index in range(1, n_edges):
+        insert(tree, prompt[: index * edge] + random.randbytes(WIDTH), index * PROMPT_PAGES)
+    insert(tree, prompt, 0)
+    asked = bytes(bytearray(prompt))
+    assert tree.match(NAMESPACE, asked) == PROMPT_PAGES * PAGE_SIZE
+    n_nodes = 2 * n_edges - 1
+    return {"nodes": n_nodes, **best([measure(lambda: tree.match(NAMESPACE, asked), 200) for _ in range(n_runs)])}
+
+
+def lease_commit_release(random: Random, n_runs: int) -> Case:
+    """A new prompt of 32k tokens, in a tree that holds others already."""
+    tree = RadixTree(PAGE_SIZE)
+    pages = list(range(PROMPT_PAGES))
+
+    def request() -> None:
+        prompt = prompts.pop()
+        lease = tree.lease(NAMESPACE, prompt)
+        tree.commit(lease, prompt, pages, 1)
+        tree.settle(lease, PROMPT_PAGES * PAGE_SIZE)
+        tree.release(lease)
+
+    runs = []
+    for _ in range(n_runs):
+        prompts = [random.randbytes(PROMPT_PAGES * WIDTH) for _ in range(40)]
+        runs.append(measure(request, 20))
+    return {"nodes": 40 * n_runs, **best(runs)}
+
+
+def commit_one_page(random: Random, n_runs: int) -> Case:
+    """One page more behind 16k tokens, the copies that growing takes now and then included."""
+    prompt, page = random.randbytes(1024 * WIDTH), random.randbytes(WIDTH)
+    runs = []
+    for _ in range(n_runs):
+        tree = RadixTree(PAGE_SIZE)
+        lease = tree.lease(NAMESPACE, prompt)
+        tree.commit(lease, prompt, range(1024), 1)
+        runs.append(measure(partial(tree.commit, lease, page, (7,), 2), 500))
+    return {"nodes": 1, **best(runs)}
+
+
+def evict(random: Random, n_nodes: int, n_runs: int) -> Case:
+    """One leaf a call, from a tree of ``n_nodes`` leaves."""
+    runs = []
+    for _ in range(n_runs):
+        gc.collect()  # the tree of the run before
+        tree = RadixTree(PAGE_SIZE)
+        for page in range(n_nodes):
+            insert(tree, random.randbytes(WIDTH), page)
+        runs.append(measure(partial(tree.evict, 1), min(n_nodes // 2, 100_000)))
+    return {"nodes": n_nodes, **best(runs)}
+
+
+def memory(random: Random, n_nodes: int) -> Case:
+    """What a tree of one-page nodes allocates, their tokens included, once all are evictable."""
+    tracemalloc.start()
+    tree = RadixTree(PAGE_SIZE)
+    for page in range(n_nodes):
+        insert(tree, random.randbytes(WIDTH), page)
+    bytes_held, bytes_peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert tree.n_pages_evictable == n_nodes
+    return {"nodes": n_nodes, "bytes": bytes_held, "peak_bytes": bytes_peak}
+
+
+def machine() -> Case:
+    """What the figures depend on."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--verify", "--quiet", "HEAD"], capture_output=True, text=True, check=False
+    )
+    processor = platform.processor() or platform.machine()
+    cpu_info = Path("/proc/cpuinfo")
+    if cpu_info.exists():
+        names = [
+            line.partition(":")[2].strip() for line in cpu_info.read_text().splitlines() if "model name" in line
+        ]
+        processor = names[0] if names else processor
+    return {
+        "commit": commit.stdout.strip() or None,
+        "python": platform.python_version(),
+        "processor": processor,
+        "date": date.today().isoformat(),
+        "gc": "off, imports frozen",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output-file", type=Path, required=True)
+    parser.add_argument("--quick", action="store_true", help="small trees and one run: shows that it works")
+    arguments = parser.parse_args()
+    gc.freeze()
+    gc.disable()
+    random = Random(0)
+    n_runs = 1 if arguments.quick else 7
+    sizes = (100, 1000) if arguments.quick else (1000, 100_000, 1_000_000)
+    cases: list[tuple[str, Callable[[], Case]]] = [
+        ("match_one_edge", lambda: match(random, 1, n_runs)),
+        ("match_32_edges", lambda: match(random, 32, n_runs)),
+        ("lease_commit_release_32k", lambda: lease_commit_release(random, n_runs)),
+        ("commit_one_page_at_16k", lambda: commit_one_page(random, n_runs)),
+        *[("evict", lambda size=size: evict(random, size, min(n_runs, 3))) for size in sizes],
+        ("memory", lambda: memory(random, sizes[-1])),
+    ]
+    facts = machine()
+    with arguments.output_file.open("a") as output:
+        for name, case in cases:
+            gc.collect()
+            line = json.dumps({"case": name, **case(), "quick": arguments.quick, **facts})
+            print(line, flush=True)
+            output.write(line + "\n")
+            output.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""radixkv: an LLM serving engine built around a radix tree of cached KV pages.
+
+    from radixkv import LLM, SamplingParams
+
+    llm = LLM("tiny")
+    for output in llm.generate(["The rain in Spain"], SamplingParams(temperature=0)):
+        print(output.outputs[0].text, output.num_cached_tokens)
+
+The names are loaded when first used, so that the frontend process never imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from radixkv.llm import LLM, CompletionOutput, RequestOutput
+    from radixkv.sampling import SamplingParams
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name in ("LLM", "CompletionOutput", "RequestOutput"):
+        return getattr(importlib.import_module("radixkv.llm"), name)
+    if name == "SamplingParams":
+        return importlib.import_module("radixkv.sampling").SamplingParams
+    raise AttributeError(f"module 'radixkv' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Measures a server: workloads, the load generator, and reports."""

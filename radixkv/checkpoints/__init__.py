@@ -1,0 +1,5 @@
+"""A model's name becomes a folder of files: a folder as it is, a hub name downloaded, ``tiny`` built."""
+
+from radixkv.checkpoints.resolve import Checkpoint, resolve
+
+__all__ = ["Checkpoint", "resolve"]

@@ -1,0 +1,65 @@
+"""The ``radixkv`` command: one module a command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from radixkv import __version__
+from radixkv.cli import bench, generate, serve
+from radixkv.cli.arguments import Parser
+from radixkv.errors import RadixKVError
+
+NOT_BUILT = ("chat", "simulate", "explain")
+
+EXAMPLES = """\
+examples:
+  radixkv serve                                   serve the embedded model on http://127.0.0.1:8000
+  radixkv serve meta-llama/Llama-3.2-1B           serve a checkpoint of the hub, or of a folder
+  radixkv generate "The rain in Spain"            one answer, without a server
+  radixkv bench --workload fewshot --compare-cache
+                                                  measure the prefix cache
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit code: 0, 1 for a failure, 2 for wrong usage, 130 after Ctrl-C.
+
+    Wrong usage leaves as ``SystemExit(2)``, as argparse does.
+    """
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    parser = _parser()
+    if arguments and arguments[0] in NOT_BUILT:
+        parser.error(f"the command {arguments[0]!r} is not part of this release; use serve, generate or bench")
+    args, unknown = parser.parse_known_args(arguments)
+    command: Parser = args.parser
+    if unknown:
+        command.error(f"unknown arguments: {' '.join(unknown)}")
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+    except RadixKVError as error:
+        print(f"{command.prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="radixkv",
+        description="An LLM serving engine built around a radix tree of cached KV pages.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"radixkv {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
+    for command in (serve, generate, bench):
+        command.add(commands)
+    return parser

@@ -1,0 +1,267 @@
+"""Flags that the commands share, in the spellings of other engines too."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from radixkv.errors import RadixKVError, shortened
+
+REFUSED: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        ("--gpu-memory-utilization", "--mem-fraction-static"),
+        "needs a GPU, which this release does not drive; size the pool with --kv-cache-memory-bytes",
+    ),
+    (("--pipeline-parallel-size", "-pp", "--pp-size"), "this release computes in one process; leave it out"),
+    (("--data-parallel-size", "-dp", "--dp-size"), "this release computes in one process; leave it out"),
+    (("--device",), "this release computes on the CPU; leave it out"),
+    (("--api-key",), "this release has no keys, and listens on this machine only; leave it out"),
+    (("--chat-template",), "this release has no chat requests; leave it out"),
+    (("--tokenizer", "--tokenizer-path"), "this release uses the checkpoint's own tokenizer; leave it out"),
+    (("--quantization", "-q"), "this release computes in float32; leave it out"),
+    (("--enable-lora", "--lora-paths"), "this release has no adapters; leave it out"),
+    (("--speculative-config", "--speculative-algorithm"), "this release does not speculate; leave it out"),
+    (("--trust-remote-code",), "code from a checkpoint is never run; leave it out"),
+    (("--metrics-compat",), "this release has its own metric names only; leave it out"),
+)
+"""Flags of features that are not built, and what to do instead."""
+
+
+QUEUE_SETTINGS = ("max_queued_requests", "lpm_window", "lpm_max_passes")
+"""Of ``SchedulerConfig``: what only a command has where requests wait for each other."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and exits with 2. Flags cannot be shortened."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}; see '{self.prog} --help'\n")
+
+
+class Refuse(argparse.Action):
+    """A flag of a feature that is not built."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, *, reason: str) -> None:
+        super().__init__(option_strings, dest, nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        self.reason = reason
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        parser.error(f"{option_string} is not supported: {self.reason}")
+
+
+def whole_number(text: str) -> int:
+    """An ``int`` flag's value."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{shortened(text)} is not a whole number") from None
+
+
+def number(text: str) -> float:
+    """A ``float`` flag's value."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise argparse.ArgumentTypeError(f"{shortened(text)} is not a number")
+    return value
+
+
+def only(allowed: str, reason: str) -> Callable[[str], str]:
+    """A flag that exists for its one value."""
+
+    def check(text: str) -> str:
+        if text != allowed:
+            raise argparse.ArgumentTypeError(f"{shortened(text)} is not supported: {reason}; use {allowed}")
+        return text
+
+    return check
+
+
+def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
+    """The model, the pool and the scheduler; ``engine_config`` reads them.
+
+    Args:
+        has_queue: whether requests can wait for each other, so that the flags of that have a meaning.
+    """
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "--model", "--model-path", metavar="MODEL", help="a folder, a hub name or 'tiny', the embedded default"
+    )
+    model.add_argument("--revision", help="branch, tag or commit on the hub")
+    model.add_argument("--dtype", default="auto", help="auto or float32 (default: auto)")
+    model.add_argument(
+        "--max-model-len",
+        "--context-length",
+        type=whole_number,
+        metavar="TOKENS",
+        help="longest prompt and answer together (default: the checkpoint's)",
+    )
+    model.add_argument("--load-format", type=only("auto", "this release reads real weights"), help="auto")
+    model.add_argument("--kv-cache-dtype", type=only("auto", "KV is float32 in this release"), help="auto")
+    model.add_argument(
+        "--tensor-parallel-size",
+        "-tp",
+        "--tp-size",
+        "--tp",
+        type=only("1", "this release computes on one device"),
+        help="1",
+    )
+    model.add_argument("--enforce-eager", action="store_true", help="accepted: the CPU device has no graphs")
+    _add_cache_flags(parser.add_argument_group("prefix cache and memory"))
+    scheduler = parser.add_argument_group("scheduler")
+    _add_scheduler_flags(scheduler)
+    if has_queue:
+        _add_queue_flags(scheduler)
+    for flags, reason in REFUSED:
+        parser.add_argument(*flags, action=Refuse, reason=reason)
+
+
+def engine_config(args: argparse.Namespace, *, model: str | None = None, seed: int = 0) -> EngineConfig:
+    """What the flags say; ``model`` is a positional one. Wrong values end as wrong usage, with exit code 2."""
+    parser: Parser = args.parser
+    if model is not None and args.model is not None:
+        parser.error(f"the model is given twice, as {model!r} and as --model {args.model!r}; give it once")
+    given = model if model is not None else args.model
+    try:
+        return EngineConfig(
+            model=ModelConfig(
+                model="tiny" if given is None else given,
+                revision=args.revision,
+                dtype=args.dtype,
+                max_model_len=args.max_model_len,
+            ),
+            cache=CacheConfig(
+                page_size=args.page_size,
+                kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+                max_total_tokens=args.max_total_tokens,
+                enable_prefix_caching=args.enable_prefix_caching,
+            ),
+            scheduler=SchedulerConfig(
+                max_num_seqs=args.max_num_seqs,
+                max_num_batched_tokens=args.max_num_batched_tokens,
+                schedule_policy=args.schedule_policy,
+                **{name: vars(args)[name] for name in QUEUE_SETTINGS if name in args},
+            ),
+            seed=seed,
+        )
+    except RadixKVError as error:
+        parser.error(str(error))
+
+
+def engine_flags(config: EngineConfig) -> list[str]:
+    """The flags that give this configuration again; what is as by default is left out."""
+    model, cache, scheduler = config.model, config.cache, config.scheduler
+    plain = EngineConfig()
+    values = (
+        ("--model", model.model, plain.model.model),
+        ("--revision", model.revision, plain.model.revision),
+        ("--dtype", model.dtype, plain.model.dtype),
+        ("--max-model-len", model.max_model_len, plain.model.max_model_len),
+        ("--page-size", cache.page_size, plain.cache.page_size),
+        ("--kv-cache-memory-bytes", cache.kv_cache_memory_bytes, plain.cache.kv_cache_memory_bytes),
+        ("--max-total-tokens", cache.max_total_tokens, plain.cache.max_total_tokens),
+        ("--max-num-seqs", scheduler.max_num_seqs, plain.scheduler.max_num_seqs),
+        ("--max-num-batched-tokens", scheduler.max_num_batched_tokens, plain.scheduler.max_num_batched_tokens),
+        ("--schedule-policy", scheduler.schedule_policy, plain.scheduler.schedule_policy),
+        ("--max-queued-requests", scheduler.max_queued_requests, plain.scheduler.max_queued_requests),
+        ("--lpm-window", scheduler.lpm_window, plain.scheduler.lpm_window),
+        ("--lpm-max-passes", scheduler.lpm_max_passes, plain.scheduler.lpm_max_passes),
+    )
+    flags = [f"{flag}={value}" for flag, value, default in values if value != default]
+    return flags if cache.enable_prefix_caching else [*flags, "--no-enable-prefix-caching"]
+
+
+def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
+    plain = CacheConfig()
+    group.add_argument(
+        "--page-size",
+        "--block-size",
+        type=whole_number,
+        default=plain.page_size,
+        metavar="TOKENS",
+        help="tokens a page (default: %(default)s)",
+    )
+    group.add_argument(
+        "--kv-cache-memory-bytes",
+        type=whole_number,
+        default=plain.kv_cache_memory_bytes,
+        metavar="BYTES",
+        help="the pool's size (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-total-tokens", type=whole_number, metavar="TOKENS", help="the pool's size in tokens instead"
+    )
+    group.add_argument("--enable-prefix-caching", action="store_true", default=True, help="the default")
+    group.add_argument(
+        "--no-enable-prefix-caching",
+        "--disable-radix-cache",
+        dest="enable_prefix_caching",
+        action="store_false",
+        help="compute every prompt whole",
+    )
+
+
+def _add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
+    plain = SchedulerConfig()
+    group.add_argument(
+        "--max-num-seqs",
+        "--max-running-requests",
+        type=whole_number,
+        default=plain.max_num_seqs,
+        metavar="ROWS",
+        help="most rows a step (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-num-batched-tokens",
+        "--chunked-prefill-size",
+        type=whole_number,
+        default=plain.max_num_batched_tokens,
+        metavar="TOKENS",
+        help="most tokens a step (default: %(default)s)",
+    )
+    group.add_argument(
+        "--schedule-policy",
+        "--scheduling-policy",
+        default=plain.schedule_policy,
+        metavar="POLICY",
+        help="lpm, longest cached prefix first, or fcfs (default: %(default)s)",
+    )
+
+
+def _add_queue_flags(group: argparse._ArgumentGroup) -> None:
+    plain = SchedulerConfig()
+    group.add_argument(
+        "--max-queued-requests",
+        type=whole_number,
+        default=plain.max_queued_requests,
+        metavar="REQUESTS",
+        help="most requests that wait (default: %(default)s)",
+    )
+    group.add_argument(
+        "--lpm-window",
+        type=whole_number,
+        default=plain.lpm_window,
+        metavar="REQUESTS",
+        help="how many of the oldest waiting requests lpm ranks (default: %(default)s)",
+    )
+    group.add_argument(
+        "--lpm-max-passes",
+        type=whole_number,
+        default=plain.lpm_max_passes,
+        metavar="TIMES",
+        help="passed over this often, a request goes first (default: %(default)s)",
+    )

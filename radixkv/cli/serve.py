@@ -1,0 +1,73 @@
+"""``radixkv serve``: the HTTP server."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+
+from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, number, whole_number
+from radixkv.config import ServerConfig
+from radixkv.errors import RadixKVError
+
+
+def add(commands: argparse._SubParsersAction[Parser]) -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP, as OpenAI's API",
+        description="Serve a model over HTTP, as OpenAI's API.",
+    )
+    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+    plain = ServerConfig()
+    http = parser.add_argument_group("HTTP")
+    http.add_argument("--host", default=plain.host, help="address to listen on (default: %(default)s)")
+    http.add_argument(
+        "--port", type=whole_number, default=plain.port, help="port, 0 for any free one (default: %(default)s)"
+    )
+    http.add_argument("--served-model-name", metavar="NAME", help="the name clients use (default: the model's)")
+    http.add_argument(
+        "--heartbeat-timeout",
+        type=number,
+        default=plain.heartbeat_timeout_s,
+        metavar="SECONDS",
+        help="a runtime that is silent for longer counts as hung (default: %(default)s)",
+    )
+    http.add_argument(
+        "--max-body-bytes",
+        type=whole_number,
+        default=plain.max_body_bytes,
+        metavar="BYTES",
+        help="largest request body (default: %(default)s)",
+    )
+    add_engine_flags(parser)
+    parser.add_argument(
+        "--seed", type=whole_number, default=0, help="for requests without a seed of their own (default: 0)"
+    )
+    parser.set_defaults(parser=parser, run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until told to stop; the exit code."""
+    engine = engine_config(args, model=args.positional_model, seed=args.seed)
+    server = server_config(args)
+    from radixkv.frontend.server import serve  # only now: other commands need no web server
+
+    # Until the server takes its signals: both end the start in order, as Ctrl-C does.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    return serve(engine, server)
+
+
+def server_config(args: argparse.Namespace) -> ServerConfig:
+    """What the flags say; wrong values end as wrong usage."""
+    parser: Parser = args.parser
+    try:
+        return ServerConfig(
+            host=args.host,
+            port=args.port,
+            served_model_name=args.served_model_name,
+            heartbeat_timeout_s=args.heartbeat_timeout,
+            max_body_bytes=args.max_body_bytes,
+        )
+    except RadixKVError as error:
+        parser.error(str(error))

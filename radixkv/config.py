@@ -1,0 +1,155 @@
+"""Settings: frozen, validated once when made, passed on as the fields that each part needs."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Literal
+
+from radixkv.errors import ConfigError, UnsupportedFeature, shortened
+
+MAX_SEED = (1 << 63) - 1
+MIN_HEARTBEAT_TIMEOUT_S = 2.0
+"""Four times what a healthy runtime takes between two signs of life."""
+
+SchedulePolicy = Literal["lpm", "fcfs"]
+
+
+def _at_least(least: int, name: str, value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name} {shortened(value)} must be a whole number")
+    if value < least:
+        raise ConfigError(f"{name} {shortened(value)} must be at least {least}")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which checkpoint, and how its weights are read."""
+
+    model: str = "tiny"
+    """A folder, a hub name, or ``tiny`` for the embedded model."""
+    revision: str | None = None
+    dtype: str = "auto"
+    """``auto`` or ``float32``: what the CPU device computes in."""
+    max_model_len: int | None = None
+    """Longest prompt and answer together, in tokens; None takes the checkpoint's own limit."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise ConfigError(f"model is {shortened(self.model)}; give a folder, a hub name or 'tiny'")
+        if self.dtype not in ("auto", "float32"):
+            raise ConfigError(
+                f"dtype {shortened(self.dtype)} is not supported on the CPU in this release; use float32"
+            )
+        _at_least(1, "max_model_len", self.max_model_len)
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """How large the pool is and how it is cut."""
+
+    page_size: int = 16
+    """Tokens a page."""
+    kv_cache_memory_bytes: int = 1 << 30
+    max_total_tokens: int | None = None
+    """The pool in tokens; None lets ``kv_cache_memory_bytes`` decide."""
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        _at_least(1, "page_size", self.page_size)
+        _at_least(1, "kv_cache_memory_bytes", self.kv_cache_memory_bytes)
+        _at_least(1, "max_total_tokens", self.max_total_tokens)
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """How requests become steps."""
+
+    max_num_seqs: int = 256
+    """Most rows a step."""
+    max_num_batched_tokens: int = 2048
+    """Most tokens a step computes."""
+    schedule_policy: SchedulePolicy = "lpm"
+    max_queued_requests: int = 4096
+    """Most requests that wait; one more is refused."""
+    lpm_window: int = 256
+    """How many of the oldest waiting requests ``lpm`` ranks by cached prefix."""
+    lpm_max_passes: int = 64
+    """A request that was passed over this often goes first."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, "max_num_seqs", self.max_num_seqs)
+        _at_least(1, "max_num_batched_tokens", self.max_num_batched_tokens)
+        _at_least(1, "max_queued_requests", self.max_queued_requests)
+        _at_least(1, "lpm_window", self.lpm_window)
+        _at_least(1, "lpm_max_passes", self.lpm_max_passes)
+        if self.schedule_policy not in ("lpm", "fcfs"):
+            raise ConfigError(f"schedule_policy {shortened(self.schedule_policy)} is unknown; use 'lpm' or 'fcfs'")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """All that the runtime process needs to start."""
+
+    model: ModelConfig = ModelConfig()
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    seed: int = 0
+    """Seeds the requests that bring no seed of their own."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed <= MAX_SEED:
+            raise ConfigError(f"seed {shortened(self.seed)} is not between 0 and 2**63 - 1")
+        least = self.scheduler.max_num_seqs - 1 + self.cache.page_size
+        if self.scheduler.max_num_batched_tokens < least:
+            raise ConfigError(
+                f"max_num_batched_tokens {self.scheduler.max_num_batched_tokens} is less than {least}: a step must "
+                f"hold a token of each of max_num_seqs {self.scheduler.max_num_seqs} running requests and one "
+                f"page ({self.cache.page_size} tokens) of a prompt"
+            )
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The HTTP side."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_name: str | None = None
+    """The name clients use; None takes the model's own."""
+    heartbeat_timeout_s: float = 60.0
+    """A runtime that is silent for longer counts as hung."""
+    max_body_bytes: int = 8 << 20
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port {shortened(self.port)} is not between 0 and 65535")
+        _check_host(self.host)
+        if self.served_model_name == "":
+            raise ConfigError("served_model_name is empty; give a name, or leave it out for the model's own")
+        if not self.heartbeat_timeout_s >= MIN_HEARTBEAT_TIMEOUT_S:  # also catches NaN
+            raise ConfigError(
+                f"heartbeat_timeout_s {self.heartbeat_timeout_s:g} must be at least {MIN_HEARTBEAT_TIMEOUT_S:g}: "
+                "a healthy runtime gives a sign of life every half second"
+            )
+        _at_least(1, "max_body_bytes", self.max_body_bytes)
+
+
+def _check_host(host: str) -> None:
+    if host == "localhost":
+        return
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        raise ConfigError(
+            f"host {shortened(host)} is neither an IP address nor 'localhost', and names are not looked up; "
+            "use 127.0.0.1"
+        ) from None
+    if not address.is_loopback:
+        raise UnsupportedFeature(
+            f"host {shortened(host)}: an address that other machines reach needs --api-key, which this "
+            "release does not have; use 127.0.0.1",
+            param="host",
+        )

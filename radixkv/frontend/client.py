@@ -1,0 +1,376 @@
+"""The frontend's end of the wire: requests in, their tokens out.
+
+One DEALER socket. Each HTTP request is a ``Batch`` of answers that share one wake-up; what an answer gained and
+nobody took yet is one buffer, so that a slow reader costs at most its answer's own tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from radixkv.errors import Draining, RequestError, WireError, request_error
+from radixkv.frontend.failure import ClientTooSlow, RuntimeSilent
+from radixkv.sampling import SamplingParams
+from radixkv.wire import (
+    MAX_FRAME_BYTES,
+    WIRE_VERSION,
+    Cancel,
+    Done,
+    Drain,
+    Failed,
+    Flush,
+    Flushed,
+    GetStats,
+    Heartbeat,
+    Hello,
+    Ready,
+    Stats,
+    Submit,
+    Tokens,
+    ToRuntime,
+    decode_from_runtime,
+    encode,
+    endpoint,
+)
+
+AnswerT = TypeVar("AnswerT", Flushed, Stats)
+
+MAX_PENDING_BYTES = 1 << 20
+"""Tokens that an answer may gain without its reader taking any; one more ends it."""
+ASK_TIMEOUT_S = 10.0
+
+
+class Latencies(Protocol):
+    """Where measured times go."""
+
+    def first_token(self, seconds: float) -> None:
+        """From the request's arrival to its first token."""
+        ...
+
+    def next_tokens(self, seconds: float, count: int) -> None:
+        """From an answer's last token to the ``count`` tokens after it."""
+        ...
+
+    def done(self, seconds: float, queue_seconds: float) -> None:
+        """A whole answer, and how long its request had waited."""
+        ...
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt, ready to be submitted."""
+
+    tokens: bytes
+    """Little-endian int32 ids."""
+    sampling: SamplingParams
+    cache_salt: str = ""
+    reads_cache: bool = True
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one answer of a batch gained since it was last looked at."""
+
+    index: int
+    tokens: bytes
+    done: Done | None
+
+
+class Answer:
+    """One request in flight."""
+
+    def __init__(self, index: int, wake: asyncio.Event, arrived: float) -> None:
+        self.id = uuid.uuid4().hex
+        self.index = index
+        self.done: Done | None = None
+        self.error: RequestError | None = None
+        self.is_complete = False
+        """Whether its reader has all of it, though the runtime may not know yet."""
+        self._wake = wake
+        self._arrived = arrived
+        self._last_token_at: float | None = None
+        self._pending = bytearray()
+
+    @property
+    def n_pending_bytes(self) -> int:
+        """What it gained and nobody took."""
+        return len(self._pending)
+
+    def gain(self, tokens: bytes, latencies: Latencies) -> None:
+        """New tokens have come."""
+        now = time.monotonic()
+        if self._last_token_at is None:
+            latencies.first_token(now - self._arrived)
+        else:
+            latencies.next_tokens(now - self._last_token_at, len(tokens) // 4)
+        self._last_token_at = now
+        self._pending += tokens
+        self._wake.set()
+
+    def end(self, done: Done, latencies: Latencies) -> None:
+        """Its terminal message has come."""
+        self.done = done
+        if self.is_complete or done.finish_reason != "abort":
+            latencies.done(time.monotonic() - self._arrived, done.queue_time_s)
+        self._wake.set()
+
+    def fail(self, error: RequestError) -> None:
+        """It ended without an answer."""
+        self.error = error
+        self._wake.set()
+
+    def take(self) -> Delta | None:
+        """What came since the last time; None if nothing did. Raises the error that it ended with."""
+        if self.error is not None:
+            raise self.error
+        if not self._pending and self.done is None:
+            return None
+        tokens = bytes(self._pending)
+        self._pending.clear()
+        return Delta(self.index, tokens, self.done)
+
+
+class Batch:
+    """The answers of one HTTP request. Leaving it cancels those that have not ended."""
+
+    def __init__(self, client: Client, prompts: Sequence[Prompt], arrived: float) -> None:
+        self._client = client
+        self._wake = asyncio.Event()
+        self._answers = [Answer(index, self._wake, arrived) for index in range(len(prompts))]
+        client.submit(zip(self._answers, prompts, strict=True))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for answer in self._answers:
+            self._client.leave(answer)
+
+    def complete(self, index: int) -> None:
+        """Asks the runtime to end an answer of which no more is wanted; its ``Done`` still comes."""
+        self._answers[index].is_complete = True
+        self._client.cancel(self._answers[index])
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """What comes, in order for each answer, until all have ended. Raises ``RequestError``."""
+        waiting = list(self._answers)
+        while waiting:
+            await self._wake.wait()
+            self._wake.clear()
+            for answer in list(waiting):
+                delta = answer.take()
+                if delta is None:
+                    continue
+                if delta.done is not None:
+                    waiting.remove(answer)
+                yield delta
+
+
+class Client:
+    """The only socket of the frontend. Made and used inside one event loop.
+
+    Raises:
+        ConfigError: the socket's path is too long.
+    """
+
+    def __init__(self, socket_path: str, latencies: Latencies) -> None:
+        address = endpoint(socket_path)
+        self._latencies = latencies
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        # No high-water mark: a send never blocks or drops, and what can pile up is bounded by the answers of
+        # requests that the runtime admitted.
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        self._socket.connect(address)
+        self._answers: dict[str, Answer] = {}
+        self._questions: dict[str, asyncio.Future[Flushed | Stats]] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._receiving: asyncio.Task[None] | None = None
+        self.refusal: RequestError | None = None
+        """Why new requests are refused; None while they are taken."""
+        self._failure: RequestError | None = None
+        self.n_frames = 0
+        """Grows while the runtime is alive."""
+        self._n_frames_dropped = 0
+
+    async def handshake(self) -> Ready:
+        """Waits until the runtime has loaded its model. Raises ``WireError`` for another version."""
+        self._send(Hello(version=WIRE_VERSION))
+        message = decode_from_runtime((await self._socket.recv_multipart())[0])
+        if not isinstance(message, Ready):
+            raise WireError(f"the runtime answered the handshake with {type(message).__name__}, not Ready")
+        if message.version != WIRE_VERSION:
+            raise WireError(
+                f"the runtime speaks wire version {message.version} and the frontend {WIRE_VERSION}; "
+                "both must come from the same installation"
+            )
+        self._receiving = asyncio.create_task(self._receive())
+        return message
+
+    @property
+    def in_flight(self) -> int:
+        """Requests whose terminal message has not come."""
+        return len(self._answers)
+
+    def batch(self, prompts: Sequence[Prompt], *, arrived: float) -> Batch:
+        """Submits prompts together. Raises the ``refusal``, if there is one."""
+        return Batch(self, prompts, arrived)
+
+    async def idle(self) -> None:
+        """Waits until nothing is in flight."""
+        await self._idle.wait()
+
+    async def flush(self) -> Flushed:
+        """Makes all that is cached unreachable."""
+        return await self._ask(Flush(id=uuid.uuid4().hex), Flushed)
+
+    async def stats(self) -> Stats:
+        """The runtime's counters at this moment; dropped frames are those of both processes."""
+        stats = await self._ask(GetStats(id=uuid.uuid4().hex), Stats)
+        n_dropped = stats.frames_dropped_total + self._n_frames_dropped
+        return msgspec.structs.replace(stats, frames_dropped_total=n_dropped)
+
+    def fail(self, error: RequestError) -> None:
+        """Ends everything in flight with an error, and refuses what comes later with it."""
+        self.refusal = self._failure = error
+        for answer in self._answers.values():
+            self.cancel(answer)
+            answer.fail(error)
+        for question in self._questions.values():
+            if not question.done():
+                question.set_exception(error)
+        self._answers.clear()
+        self._idle.set()
+
+    def submit(self, requests: Iterable[tuple[Answer, Prompt]]) -> None:
+        """Sends all prompts or none; their answers then gain tokens."""
+        if self.refusal is not None:
+            raise self.refusal.with_traceback(None)
+        frames = [(answer, _frame(_submit(answer, prompt))) for answer, prompt in requests]
+        for answer, frame in frames:
+            self._socket.send(frame, zmq.NOBLOCK)
+            self._answers[answer.id] = answer
+            self._idle.clear()
+
+    def cancel(self, answer: Answer) -> None:
+        """Asks the runtime to end an answer. Does nothing for one that has ended."""
+        if answer.id in self._answers:
+            self._send(Cancel(id=answer.id))
+
+    def leave(self, answer: Answer) -> None:
+        """Cancels an answer that nobody will look at again."""
+        self.cancel(answer)
+        self._forget(answer.id)
+
+    def drain(self) -> None:
+        """Asks the runtime to end once it is idle."""
+        self._send(Drain())
+
+    async def close(self) -> None:
+        """Fails what is in flight; ends the receiving task and the socket."""
+        self.fail(self._failure or Draining("the server shut down before the answer was complete"))
+        if self._receiving is not None:
+            self._receiving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._receiving
+        self._socket.close()
+        self._context.term()
+
+    async def _ask(self, question: Flush | GetStats, kind: type[AnswerT]) -> AnswerT:
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+        future: asyncio.Future[Flushed | Stats] = asyncio.get_running_loop().create_future()
+        self._questions[question.id] = future
+        try:
+            self._send(question)
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                answer = await future
+        except TimeoutError:
+            raise RuntimeSilent(f"the runtime did not answer within {ASK_TIMEOUT_S:.0f} s; try again") from None
+        finally:
+            del self._questions[question.id]
+        if not isinstance(answer, kind):
+            raise WireError(f"{type(question).__name__} was answered with {type(answer).__name__}")
+        return answer
+
+    def _send(self, message: ToRuntime) -> None:
+        self._socket.send(_frame(message), zmq.NOBLOCK)
+
+    async def _receive(self) -> None:
+        while True:
+            frames = await self._socket.recv_multipart()
+            self.n_frames += len(frames)
+            # All at once, so that an answer's last tokens and its end are one delta.
+            for frame in frames:
+                self._apply(frame)
+
+    def _apply(self, frame: bytes) -> None:
+        try:
+            message = decode_from_runtime(frame)
+        except WireError:
+            self._n_frames_dropped += 1
+            return
+        match message:
+            case Tokens():
+                for item in message.items:
+                    if (answer := self._answers.get(item.id)) is not None:
+                        self._gain(answer, item.tokens)
+            case Done():
+                if (answer := self._forget(message.id)) is not None:
+                    answer.end(message, self._latencies)
+            case Failed():
+                if (answer := self._forget(message.id)) is not None:
+                    answer.fail(request_error(message.code, message.text, param=message.param))
+            case Flushed() | Stats():
+                future = self._questions.get(message.id)
+                if future is not None and not future.done():
+                    future.set_result(message)
+            case Heartbeat() | Ready():
+                pass
+
+    def _gain(self, answer: Answer, tokens: bytes) -> None:
+        answer.gain(tokens, self._latencies)
+        if answer.n_pending_bytes > MAX_PENDING_BYTES:
+            self.leave(answer)
+            answer.fail(ClientTooSlow(f"{answer.n_pending_bytes} bytes of tokens waited to be read; read faster"))
+
+    def _forget(self, request_id: str) -> Answer | None:
+        answer = self._answers.pop(request_id, None)
+        if not self._answers:
+            self._idle.set()
+        return answer
+
+
+def _submit(answer: Answer, prompt: Prompt) -> Submit:
+    return Submit(
+        id=answer.id,
+        tokens=prompt.tokens,
+        sampling=prompt.sampling,
+        cache_salt=prompt.cache_salt,
+        reads_cache=prompt.reads_cache,
+    )
+
+
+def _frame(message: ToRuntime) -> bytes:
+    """The message, encoded. Raises ``WireError`` for one that the runtime would drop."""
+    frame = encode(message)
+    if len(frame) > MAX_FRAME_BYTES:
+        raise WireError(f"a {type(message).__name__} has {len(frame)} bytes; at most {MAX_FRAME_BYTES}")
+    return frame

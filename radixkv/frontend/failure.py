@@ -1,0 +1,113 @@
+"""How an error looks over HTTP: a status and OpenAI's ``{"error": {message, type, param, code}}``."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+from starlette.responses import Response
+
+from radixkv.errors import InvalidRequest, RequestError
+
+RETRY_AFTER_S = 1
+
+
+class ModelNotFound(InvalidRequest):
+    """The request names a model that is not served."""
+
+    code: ClassVar[str] = "model_not_found"
+
+
+class BodyTooLarge(InvalidRequest):
+    """The request's body is longer than the server reads."""
+
+    code: ClassVar[str] = "body_too_large"
+
+
+class BodyTooSlow(InvalidRequest):
+    """The request's body did not come in time."""
+
+    code: ClassVar[str] = "body_too_slow"
+
+
+class ForeignCaller(InvalidRequest):
+    """The request comes from a web page of another site, or is meant for another host."""
+
+    code: ClassVar[str] = "forbidden"
+
+
+class RouteNotFound(InvalidRequest):
+    """No route has this path."""
+
+    code: ClassVar[str] = "not_found"
+
+
+class MethodNotAllowed(InvalidRequest):
+    """The path exists, for another method."""
+
+    code: ClassVar[str] = "method_not_allowed"
+
+
+class RuntimeSilent(RequestError):
+    """The runtime did not answer a question in time."""
+
+    code: ClassVar[str] = "runtime_silent"
+
+
+class ClientTooSlow(RequestError):
+    """The client did not read what was sent to it."""
+
+    code: ClassVar[str] = "client_too_slow"
+
+
+_TYPES = {
+    400: "BadRequestError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    408: "RequestTimeoutError",
+    413: "ContentTooLargeError",
+    500: "InternalServerError",
+    503: "ServiceUnavailableError",
+}
+
+_UNAVAILABLE = frozenset({"queue_full", "draining", "runtime_died", "runtime_silent"})
+
+
+def status_of(error: RequestError) -> int:
+    """The HTTP status of an error."""
+    match error:
+        case ModelNotFound() | RouteNotFound():
+            return 404
+        case MethodNotAllowed():
+            return 405
+        case ForeignCaller():
+            return 403
+        case BodyTooSlow():
+            return 408
+        case BodyTooLarge():
+            return 413
+        case InvalidRequest():
+            return 400
+    return 503 if error.code in _UNAVAILABLE else 500
+
+
+def error_body(error: RequestError) -> dict[str, Any]:
+    """The JSON object of an error."""
+    return {
+        "error": {
+            "message": str(error),
+            "type": _TYPES[status_of(error)],
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+def error_response(error: RequestError) -> Response:
+    """The whole reply. A 503 says when to come back; a body that was not read to its end ends the connection."""
+    status = status_of(error)
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
+    if status in (408, 413):
+        headers["Connection"] = "close"
+    return Response(msgspec.json.encode(error_body(error)), status, headers=headers, media_type="application/json")

@@ -1,0 +1,208 @@
+"""``serve``: the whole server, from its settings to its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import uvicorn
+
+from radixkv.checkpoints import Checkpoint, resolve
+from radixkv.config import EngineConfig, ServerConfig
+from radixkv.errors import ConfigError, Draining, RuntimeDied
+from radixkv.frontend.app import build_app
+from radixkv.frontend.bodies import Bodies
+from radixkv.frontend.metrics import Metrics
+from radixkv.frontend.openai import Served
+from radixkv.frontend.supervise import Runtime
+from radixkv.text.tokenizer import Tokenizer
+
+SLOW_READER_MS = 30_000
+"""A connection whose client reads nothing for this long is cut."""
+DRAIN_S = 30.0
+"""How long running requests may go on after the first signal."""
+REPLIES_S = 5.0
+"""How long connections may take to be written out at the end."""
+DEATH_NOTICE_S = 2.0
+"""How long ``/health`` says 503 before the server ends because the runtime did."""
+
+
+def serve(engine: EngineConfig, server: ServerConfig) -> int:
+    """Serves until a signal or the runtime's end; returns the process's exit code.
+
+    Raises:
+        ConfigError: the port is taken, or the settings do not fit the checkpoint.
+        CheckpointError: there is no such model, or it is corrupt.
+        RadixKVError: the runtime ended before it was ready.
+    """
+    with claim(server.host, server.port) as listener:
+        return asyncio.run(_serve(engine, server, listener))
+
+
+def claim(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises ``ConfigError`` if the address is not to be had."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+    except OSError as error:
+        raise ConfigError(f"host {host} cannot be used: {error.strerror}; choose another --host") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # The kernel cuts readers that stop: uvicorn would keep their connection for as long as they like.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SLOW_READER_MS)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"port {port} on {host} cannot be used: {error.strerror}; choose another --port, or 0 for a free one"
+        ) from error
+    return listener
+
+
+class _Uvicorn(uvicorn.Server):
+    """Signals are this module's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Captures none."""
+        yield
+
+
+@dataclass
+class _Signals:
+    """SIGTERM and SIGINT, counted."""
+
+    first: asyncio.Event = field(default_factory=asyncio.Event)
+    second: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def install(self) -> None:
+        """From now on signals are events."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._take)
+
+    def _take(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+
+async def _serve(engine: EngineConfig, server: ServerConfig, listener: socket.socket) -> int:
+    model = engine.model
+    checkpoint = await asyncio.to_thread(resolve, model.model, model.revision)
+    metrics = Metrics()
+    starting = asyncio.create_task(Runtime.start(engine, checkpoint.folder, metrics))
+    try:
+        tokenizer, longest = await asyncio.to_thread(_tokenizer, checkpoint)
+    except BaseException:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        raise
+    runtime = await starting
+    try:
+        served = Served(
+            name=server.served_model_name or checkpoint.name,
+            root=checkpoint.name,
+            ready=runtime.ready,
+            tokenizer=tokenizer,
+            eos_token_ids=checkpoint.eos_token_ids,
+            created=int(time.time()),
+            longest_token_characters=longest,
+        )
+        bodies = Bodies(server.max_body_bytes)
+        app = build_app(runtime.client, served, metrics, bodies)
+        config = uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=int(REPLIES_S),
+        )
+        return await _attend(runtime, served, bodies, _Uvicorn(config), listener, server.heartbeat_timeout_s)
+    finally:
+        await runtime.stop()
+
+
+def _tokenizer(checkpoint: Checkpoint) -> tuple[Tokenizer | None, int | None]:
+    """None if the checkpoint has none, and prompts are token ids; and its ``longest_token_characters``."""
+    if not (checkpoint.folder / "tokenizer.json").exists():
+        return None, None
+    tokenizer = Tokenizer.load(checkpoint.folder)
+    return tokenizer, tokenizer.longest_token_characters
+
+
+async def _attend(
+    runtime: Runtime,
+    served: Served,
+    bodies: Bodies,
+    http: uvicorn.Server,
+    listener: socket.socket,
+    heartbeat_timeout_s: float,
+) -> int:
+    """Serves HTTP until a signal or the runtime's end."""
+    signals = _Signals()
+    signals.install()
+    death = asyncio.create_task(runtime.watch(heartbeat_timeout_s))
+    serving = asyncio.create_task(http.serve(sockets=[listener]))
+    asked = asyncio.create_task(signals.first.wait())
+    try:
+        _announce(served, listener)
+        await asyncio.wait({death, serving, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if asked.done() and not death.done():
+            await _drain(runtime, bodies, signals, death)
+        http.force_exit = signals.second.is_set()
+        if not death.done():
+            return 0
+        bodies.refuse(death.result())
+        _say(str(death.result()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DEATH_NOTICE_S):
+                await signals.first.wait()
+        return 1
+    finally:
+        http.should_exit = True
+        await serving
+        for task in (death, asked):
+            task.cancel()
+        await asyncio.gather(death, asked, return_exceptions=True)
+
+
+async def _drain(runtime: Runtime, bodies: Bodies, signals: _Signals, death: asyncio.Task[RuntimeDied]) -> None:
+    """Refuses new requests and lets running ones end, up to a limit or a second signal."""
+    client = runtime.client
+    client.refusal = Draining("the server is shutting down; send the request elsewhere")
+    bodies.refuse(client.refusal)
+    idle = asyncio.create_task(client.idle())
+    hurried = asyncio.create_task(signals.second.wait())
+    await asyncio.wait({idle, hurried, death}, timeout=DRAIN_S, return_when=asyncio.FIRST_COMPLETED)
+    is_idle = idle.done()
+    for task in (idle, hurried):
+        task.cancel()
+    await asyncio.gather(idle, hurried, return_exceptions=True)
+    if not death.done():
+        client.fail(Draining("the server shut down before the answer was complete"))
+        if not is_idle:
+            runtime.kill()
+
+
+def _announce(served: Served, listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    ready = served.ready
+    print(
+        f"radixkv ready on http://{f'[{host}]' if ':' in host else host}:{port} "
+        f"(model {served.name}, {ready.n_pages} pages of {ready.page_size} tokens)",
+        flush=True,
+    )
+
+
+def _say(text: str) -> None:
+    print(f"radixkv: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,107 @@
+"""Attention in plain torch: the CPU's backend, and the oracle of the others."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from radixkv.runtime.device.attention.blocks import Layout, products
+from radixkv.runtime.device.attention.rows import LongRow, ShortRows
+from radixkv.runtime.device.attention.tiles import agreeing_tiles
+from radixkv.runtime.device.batch import Batch, Span
+from radixkv.runtime.device.kvpool import KVPool
+
+_MIN_LINES = 8
+_MAX_LINES = 256
+_MAX_SCORES = 1 << 21
+_MAX_GATHERED = 1 << 23
+
+
+class ReferenceAttention:
+    """Batch-invariant causal attention over the paged pool, float32.
+
+    Cost: short rows copy the blocks they read, each once a layer however many of them read it; a long row copies
+    its own once a layer.
+    """
+
+    def __init__(self, pool: KVPool, *, n_heads: int, block_tokens: int = 256) -> None:
+        """``block_tokens``: positions that one partial sum covers, rounded down to whole pages, one at least."""
+        _, _, n_kv_heads, page_size, head_dim = pool.k.shape
+        self._pool = pool
+        self._layout = Layout(
+            n_heads=n_heads,
+            n_kv_heads=n_kv_heads,
+            head_dim=head_dim,
+            page_size=page_size,
+            block_tokens=max(1, block_tokens // page_size) * page_size,
+        )
+        self._tiles = _token_tiles(self._layout)
+        self._scale = head_dim**-0.5
+        self._parts: list[LongRow | ShortRows] = []
+        self._workspace = (torch.empty(0), torch.empty(0))
+        self._written_tokens = torch.empty(0, dtype=torch.int64)
+        self._written_lines = torch.empty(0, dtype=torch.int64)
+
+    def plan(self, batch: Batch) -> None:
+        """Cuts the step into products. O(rows * blocks)."""
+        self._written_tokens = batch.written_tokens
+        self._written_lines = self._pool.lines(batch.written_pages, batch.written_offsets)
+        self._parts = []
+        short: list[Span] = []
+        for span in batch.spans:
+            if span.n_tokens <= self._tiles[0]:
+                short.append(span)
+            else:
+                self._parts.append(LongRow(span, self._layout, self._pool, self._tiles, _MAX_SCORES))
+        self._parts += [ShortRows(some, self._layout, self._pool, self._tiles) for some in self._bounded(short)]
+        most = max(part.n_gathered for part in self._parts)
+        if most > len(self._workspace[0]):
+            self._workspace = (torch.empty(most), torch.empty(most))
+
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As in ``Attention``."""
+        self._pool.write(layer, self._written_lines, k[self._written_tokens], v[self._written_tokens])
+        scaled = q * self._scale
+        out = torch.empty_like(scaled)
+        for part in self._parts:
+            part.run(layer, scaled, out, self._workspace)
+        return out.flatten(1)
+
+    def _bounded(self, spans: list[Span]) -> list[list[Span]]:
+        """Short rows in groups whose copies of K stay below ``_MAX_GATHERED`` numbers, or that are one row."""
+        block_numbers = self._layout.block_tokens * self._layout.n_kv_heads * self._layout.head_dim
+        groups: list[list[Span]] = []
+        seen: set[bytes] = set()
+        for span in spans:
+            pages = {
+                span.pages[i : i + self._layout.pages_per_block].tobytes()
+                for i in range(0, len(span.pages), self._layout.pages_per_block)
+            }
+            if not groups or len(seen | pages) * block_numbers > _MAX_GATHERED:
+                groups.append([])
+                seen = set()
+            groups[-1].append(span)
+            seen |= pages
+        return groups
+
+
+def _token_tiles(layout: Layout) -> tuple[int, ...]:
+    """Tokens a product, ascending, all with the same bits."""
+    sizes = [-(-_MIN_LINES // layout.group)]
+    while 2 * sizes[-1] * layout.group <= _MAX_LINES:
+        sizes.append(2 * sizes[-1])
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    k = random(1, layout.n_kv_heads, layout.block_tokens, layout.head_dim)
+    q = random(sizes[-1], layout.group, layout.head_dim)
+
+    def product(tokens: Tensor) -> Tensor:
+        lines = tokens.flatten(0, 1).expand(1, layout.n_kv_heads, -1, -1)
+        scores = products(lines, k.transpose(2, 3))
+        both = torch.cat([scores, products(scores, k)], -1)
+        return both[0].transpose(0, 1).reshape(len(tokens), -1)
+
+    return agreeing_tiles(product, q, sizes)

@@ -1,0 +1,103 @@
+"""Why a match ended where it did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from radixkv.tree.digest import Digest, RecentDigests, digest_at
+from radixkv.tree.node import Namespace, Node, walk
+
+Reason = Literal["whole", "differs", "evicted", "never_seen", "other_namespace"]
+
+
+class Explanation(NamedTuple):
+    """The answer to: why were only ``n_tokens`` of these tokens cached?"""
+
+    reason: Reason
+    """``whole``: all whole pages are cached. ``evicted``: the next page was, not long ago (told by its digest, so
+    almost surely). ``other_namespace``: another namespace caches more. ``differs``: other pages follow here.
+    ``never_seen``: nothing follows here.
+    """
+    n_tokens: int
+    first_difference: int | None = None
+    """Index of the first token that no cached sequence has; None unless other pages follow where the match ended.
+    """
+    common_below: int | None = None
+    """Tokens that the next page has in common with the nearest cached page below it in the order of their bytes;
+    None if there is none."""
+    common_above: int | None = None
+    namespace: Namespace | None = None
+    """Of ``other_namespace``: the one that caches most."""
+
+
+def explain_match(
+    roots: Mapping[Namespace, Node],
+    namespace: Namespace,
+    tokens: bytes,
+    width: int,
+    digest: Digest,
+    evicted: RecentDigests,
+) -> Explanation:
+    """Why the match of ``tokens`` in ``namespace`` ends; ``width`` is a page's bytes.
+
+    O(edges + log children) and a digest of each page not digested before, then O(edges) for each other namespace
+    unless the answer is ``whole`` or ``evicted``.
+    """
+    root = roots.get(namespace)
+    end, below, above, was_evicted = 0, None, None, False
+    if root is not None:
+        path, end, partial, n_partial = walk(root, tokens, width)
+        last = path[-1] if path else root
+        end += n_partial * width
+        page = tokens[end : end + width]
+        if len(page) == width:
+            at, n_pages = (last, len(last.pages)) if partial is None else (partial, n_partial)
+            was_evicted = digest(digest_at(digest, at, n_pages, width), page) in evicted
+            below, above = _common_with_neighbours(last, partial, n_partial, page)
+    if end + width > len(tokens):
+        return Explanation("whole", end // 4)
+
+    common = max((length for length in (below, above) if length is not None), default=None)
+    first_difference = None if common is None else end // 4 + common
+    reason: Reason = "never_seen" if common is None else "differs"
+    other = None
+    if was_evicted:
+        reason = "evicted"
+    elif (other := _longest_elsewhere(roots, tokens, width, end)) is not None:
+        reason = "other_namespace"
+    return Explanation(reason, end // 4, first_difference, below, above, other)
+
+
+def _common_with_neighbours(
+    last: Node, partial: Node | None, n_partial: int, page: bytes
+) -> tuple[int | None, int | None]:
+    """Tokens that ``page`` has in common with the cached pages below and above it where the match ended."""
+    below: bytes | None = None
+    above: bytes | None = None
+    if partial is not None:
+        only = bytes(partial.key[n_partial * len(page) : (n_partial + 1) * len(page)])
+        below, above = (only, None) if only < page else (None, only)
+    elif last.children is not None:
+        below, above = last.children.neighbours(page)
+    return (
+        None if below is None else _common_tokens(page, below),
+        None if above is None else _common_tokens(page, above),
+    )
+
+
+def _longest_elsewhere(
+    roots: Mapping[Namespace, Node], tokens: bytes, width: int, longest: int
+) -> Namespace | None:
+    """The namespace that caches most of the tokens, if that is more than ``longest`` bytes."""
+    found = None
+    for namespace, root in roots.items():
+        _, end, _, n_partial = walk(root, tokens, width)
+        if end + n_partial * width > longest:
+            longest, found = end + n_partial * width, namespace
+    return found
+
+
+def _common_tokens(page: bytes, other: bytes) -> int:
+    differing = (at for at in range(0, len(page), 4) if page[at : at + 4] != other[at : at + 4])
+    return next(differing, len(page)) // 4

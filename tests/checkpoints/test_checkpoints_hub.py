@@ -1,0 +1,122 @@
+"""A hub name is downloaded once, through the real client, from a server that speaks the hub's API."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixkv.checkpoints import resolve
+from radixkv.errors import CheckpointError
+
+
+@pytest.fixture(autouse=True)
+def no_user_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The user's token must not reach the test's server, nor the user's cache answer for it."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def served(hub: Any, checkpoint_files: dict[str, bytes]) -> Any:
+    hub.repositories["org/model"] = checkpoint_files | {
+        "pytorch_model.bin": b"a pickle",
+        "consolidated.safetensors": b"the same weights again",
+        "original/model.safetensors": b"and again",
+        "README.md": b"words",
+    }
+    return hub
+
+
+def test_downloads_config_tokenizer_and_safetensors_and_nothing_else(
+    served: Any, tmp_path: Path, checkpoint_files: dict[str, bytes]
+) -> None:
+    checkpoint = resolve("org/model", cache_folder=tmp_path, hub_endpoint=served.endpoint)
+    found = {path.name: path.read_bytes() for path in checkpoint.folder.rglob("*") if path.is_file()}
+    assert found == checkpoint_files
+    assert sorted(served.fetched()) == sorted(checkpoint_files)
+    assert checkpoint.name == "org/model"
+    assert checkpoint.eos_token_ids == {5, 7}
+    assert checkpoint.vocab_size == 64
+
+
+def test_second_call_fetches_no_file_again(served: Any, tmp_path: Path) -> None:
+    first = resolve("org/model", cache_folder=tmp_path, hub_endpoint=served.endpoint)
+    served.requests.clear()
+    assert resolve("org/model", cache_folder=tmp_path, hub_endpoint=served.endpoint) == first
+    assert served.fetched() == []
+
+
+def test_cached_copy_serves_when_the_hub_is_down(served: Any, tmp_path: Path) -> None:
+    first = resolve("org/model", cache_folder=tmp_path, hub_endpoint=served.endpoint)
+    served.refuse_with = (503, {})
+    assert resolve("org/model", cache_folder=tmp_path, hub_endpoint=served.endpoint) == first
+
+
+def test_named_revision_is_asked_for(served: Any, tmp_path: Path) -> None:
+    resolve("org/model", "v1", cache_folder=tmp_path, hub_endpoint=served.endpoint)
+    assert ("GET", "/api/models/org/model/revision/v1") in served.requests
+
+
+def test_no_progress_bar_without_a_terminal(served: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    resolve("org/model", cache_folder=tmp_path, hub_endpoint=served.endpoint)
+    captured = capfd.readouterr()
+    assert "%|" not in captured.err + captured.out
+    assert "Fetching" not in captured.err
+
+
+@pytest.mark.parametrize(
+    ("model", "revision", "refuse_with", "reason"),
+    [
+        ("org/absent", None, None, "no such repository.*check the spelling"),
+        ("org/model", "v9", None, "no revision 'v9'"),
+        (
+            "org/model",
+            None,
+            (401, {"X-Error-Code": "RepoNotFound"}),
+            "no such repository.*HF_TOKEN if it is private",
+        ),
+        ("org/model", None, (401, {}), "refuses access; set HF_TOKEN"),
+        ("org/model", None, (403, {"X-Error-Code": "GatedRepo"}), "access to it has to be granted.*HF_TOKEN"),
+        ("org/model", None, (418, {}), "gives no answer and no copy is cached.*418"),
+        ("org/a--b", None, None, "not a hub name"),
+    ],
+)
+def test_refusal_is_one_line_that_says_what_to_do(
+    served: Any,
+    tmp_path: Path,
+    model: str,
+    revision: str | None,
+    refuse_with: tuple[int, dict[str, str]] | None,
+    reason: str,
+) -> None:
+    served.refuse_with = refuse_with
+    with pytest.raises(CheckpointError, match=reason) as caught:
+        resolve(model, revision, cache_folder=tmp_path, hub_endpoint=served.endpoint)
+    assert model in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_listed_file_that_is_not_there(served: Any, tmp_path: Path) -> None:
+    served.listed_only.add("config.json")
+    with pytest.raises(CheckpointError, match=r"'org/model': the download failed: .*; try again") as caught:
+        resolve("org/model", cache_folder=tmp_path, hub_endpoint=served.endpoint)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_network(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    with pytest.raises(CheckpointError, match=r"gives no answer and no copy is cached.*check the network"):
+        resolve("org/model", cache_folder=tmp_path, hub_endpoint=endpoint)
+
+
+def test_repository_without_safetensors(served: Any, tmp_path: Path) -> None:
+    del served.repositories["org/model"]["model.safetensors"]
+    with pytest.raises(CheckpointError, match=r"no \*\.safetensors files"):
+        resolve("org/model", cache_folder=tmp_path, hub_endpoint=served.endpoint)

@@ -1,0 +1,206 @@
+"""Flags: every spelling gives its setting, and wrong values end in one line and exit code 2."""
+
+from dataclasses import fields
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixkv.cli.arguments import REFUSED, Parser, add_engine_flags, engine_config, engine_flags
+from radixkv.cli.generate import add as add_generate
+from radixkv.cli.generate import sampling_params
+from radixkv.cli.serve import add as add_serve
+from radixkv.cli.serve import server_config
+from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from radixkv.sampling import SamplingParams
+
+
+def parse(*flags):
+    parser = Parser(prog="radixkv test")
+    add_engine_flags(parser)
+    parser.set_defaults(parser=parser)
+    return engine_config(parser.parse_args(flags))
+
+
+def command(add, name, *flags):
+    parser = Parser(prog="radixkv")
+    add(parser.add_subparsers(parser_class=Parser))
+    return parser.parse_args([name, *flags])
+
+
+def refused(capsys, call, *flags):
+    with pytest.raises(SystemExit) as stopped:
+        call(*flags)
+    assert stopped.value.code == 2
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1
+    assert ": error: " in text
+    assert len(text) < 300
+    assert "--help" in text
+    return text
+
+
+def read(config, path):
+    for name in path.split("."):
+        config = getattr(config, name)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("spellings", "value", "path", "expected"),
+    [
+        (("--model", "--model-path"), "some/model", "model.model", "some/model"),
+        (("--revision",), "main", "model.revision", "main"),
+        (("--dtype",), "float32", "model.dtype", "float32"),
+        (("--max-model-len", "--context-length"), "512", "model.max_model_len", 512),
+        (("--page-size", "--block-size"), "8", "cache.page_size", 8),
+        (("--kv-cache-memory-bytes",), "4096", "cache.kv_cache_memory_bytes", 4096),
+        (("--max-total-tokens",), "640", "cache.max_total_tokens", 640),
+        (("--max-num-seqs", "--max-running-requests"), "9", "scheduler.max_num_seqs", 9),
+        (("--max-num-batched-tokens", "--chunked-prefill-size"), "999", "scheduler.max_num_batched_tokens", 999),
+        (("--schedule-policy", "--scheduling-policy"), "fcfs", "scheduler.schedule_policy", "fcfs"),
+        (("--max-queued-requests",), "3", "scheduler.max_queued_requests", 3),
+        (("--lpm-window",), "4", "scheduler.lpm_window", 4),
+        (("--lpm-max-passes",), "5", "scheduler.lpm_max_passes", 5),
+    ],
+)
+def test_each_spelling_gives_its_setting_and_changes_no_other(spellings, value, path, expected):
+    for spelling in spellings:
+        for flags in ([spelling, value], [f"{spelling}={value}"]):
+            config = parse(*flags)
+            assert read(config, path) == expected
+            assert engine_flags(config) == [f"{spellings[0]}={value}"]
+
+
+def test_both_spellings_of_no_cache():
+    assert parse().cache.enable_prefix_caching
+    assert parse("--enable-prefix-caching").cache.enable_prefix_caching
+    assert not parse("--no-enable-prefix-caching").cache.enable_prefix_caching
+    assert not parse("--disable-radix-cache").cache.enable_prefix_caching
+
+
+@pytest.mark.parametrize("flag", ["--max-queued-requests", "--lpm-window", "--lpm-max-passes"])
+def test_one_prompt_has_no_flags_of_a_queue(capsys, flag):
+    assert f"unrecognized arguments: {flag}" in refused(
+        capsys, command, add_generate, "generate", "text", flag, "3"
+    )
+    assert engine_config(command(add_generate, "generate", "text")) == EngineConfig()
+
+
+def test_flags_that_exist_for_one_value_change_nothing():
+    one = [flag for name in ("--tensor-parallel-size", "-tp", "--tp-size", "--tp") for flag in (name, "1")]
+    assert parse(*one, "--kv-cache-dtype", "auto", "--load-format", "auto", "--enforce-eager") == EngineConfig()
+
+
+def test_no_flag_at_all_is_the_default():
+    assert parse() == EngineConfig()
+    assert engine_flags(EngineConfig()) == []
+    args = command(add_serve, "serve")
+    assert server_config(args) == ServerConfig()
+    assert engine_config(args) == EngineConfig()
+    assert sampling_params(command(add_generate, "generate", "text")) == SamplingParams()
+
+
+positive = st.integers(1, 10**6)
+engines = st.builds(
+    EngineConfig,
+    model=st.builds(
+        ModelConfig,
+        model=st.sampled_from(["tiny", "org/name", "-odd", "/folder with space"]),
+        revision=st.none() | st.sampled_from(["main", "-x"]),
+        dtype=st.sampled_from(["auto", "float32"]),
+        max_model_len=st.none() | positive,
+    ),
+    cache=st.builds(
+        CacheConfig,
+        page_size=st.integers(1, 64),
+        kv_cache_memory_bytes=positive,
+        max_total_tokens=st.none() | positive,
+        enable_prefix_caching=st.booleans(),
+    ),
+    scheduler=st.builds(
+        SchedulerConfig,
+        max_num_seqs=st.integers(1, 64),
+        max_num_batched_tokens=st.integers(128, 4096),
+        schedule_policy=st.sampled_from(["lpm", "fcfs"]),
+        max_queued_requests=positive,
+        lpm_window=positive,
+        lpm_max_passes=positive,
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(engines)
+def test_flags_of_a_configuration_give_it_again(config):
+    assert parse(*engine_flags(config)) == config
+
+
+def test_every_setting_has_a_flag():
+    """A new field of a configuration must appear in ``engines`` above, and so in ``engine_flags``."""
+    assert {field.name for field in fields(EngineConfig)} == {"model", "cache", "scheduler", "seed"}
+    assert len(fields(ModelConfig)) == 4
+    assert len(fields(CacheConfig)) == 4
+    assert len(fields(SchedulerConfig)) == 6
+    assert len(fields(ServerConfig)) == 5
+
+
+def test_serve_reads_its_model_and_server_flags():
+    args = command(
+        add_serve,
+        "serve",
+        "some/model",
+        *("--host", "localhost", "--port", "0", "--served-model-name", "name", "--seed", "7"),
+        *("--heartbeat-timeout", "2.5", "--max-body-bytes", "1000"),
+    )
+    assert args.positional_model == "some/model"
+    assert args.seed == 7
+    assert server_config(args) == ServerConfig("localhost", 0, "name", 2.5, 1000)
+    assert engine_config(args, model="some/model", seed=7) == EngineConfig(ModelConfig("some/model"), seed=7)
+
+
+def test_generate_reads_its_sampling_flags():
+    flags = ["--max-tokens", "3", "--temperature", "0.5", "--top-p", "0.9", "--top-k", "7", "--seed", "11"]
+    args = command(add_generate, "generate", "text", *flags, "--stop", "a", "--stop", "b c", "--ignore-eos")
+    expected = SamplingParams(
+        max_tokens=3, temperature=0.5, top_p=0.9, top_k=7, seed=11, stop=("a", "b c"), ignore_eos=True
+    )
+    assert sampling_params(args) == expected
+    assert args.prompt == "text"
+
+
+@pytest.mark.parametrize("flag", [flag for flags, _ in REFUSED for flag in flags])
+def test_a_flag_of_a_feature_that_is_not_built_is_refused_by_name(capsys, flag):
+    for flags in ([flag], [flag, "0.9"], [f"{flag}=0.9"] if flag.startswith("--") else [flag]):
+        assert f"{flag} is not supported: " in refused(capsys, parse, *flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tensor-parallel-size", "2"], "--tensor-parallel-size/-tp/--tp-size/--tp: '2' is not supported"),
+        (["-tp", "2"], "one device"),
+        (["--kv-cache-dtype", "fp8"], "'fp8' is not supported: KV is float32"),
+        (["--load-format", "dummy"], "'dummy' is not supported: this release reads real weights"),
+        (["--dtype", "bfloat16"], "dtype 'bfloat16' is not supported"),
+        (["--page-size", "many"], "--page-size/--block-size: 'many' is not a whole number"),
+        (["--page-size", "0"], "page_size 0 must be at least 1"),
+        (["--page-size"], "expected one argument"),
+        (["--page-size", "7" * 9000], f"'{'7' * 23}...{'7' * 11}' is not a whole number"),
+        (["--page-size", "-" + "7" * 4000], "page_size -0x"),
+        (["--dtype", "x" * 4000], f"dtype '{'x' * 23}...{'x' * 11}' is not supported"),
+        (["--schedule-policy", "random"], "schedule_policy 'random' is unknown; use 'lpm' or 'fcfs'"),
+        (["--max-num-batched-tokens", "4", "--max-num-seqs", "8"], "max_num_batched_tokens 4 is less than"),
+        (["--model", ""], "model is ''"),
+        (["--page", "8"], "--page"),
+    ],
+)
+def test_a_wrong_value_is_one_line_that_names_it(capsys, flags, message):
+    assert message in refused(capsys, parse, *flags)
+
+
+def test_a_model_that_is_given_twice_is_refused(capsys):
+    args = command(add_serve, "serve", "one", "--model", "two")
+    text = refused(capsys, lambda: engine_config(args, model=args.positional_model))
+    assert "'one'" in text
+    assert "'two'" in text

@@ -1,0 +1,110 @@
+"""The ``radixkv`` command as people run it: exit codes and what is printed."""
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+
+def radixkv(*flags):
+    command = [sys.executable, "-m", "radixkv.cli", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def check_error(done, code, message, command="radixkv"):
+    assert message in done.stderr
+    assert done.stderr.startswith(f"{command}: error: ")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+    assert done.returncode == code
+
+
+def test_version_and_help():
+    from radixkv import __version__
+
+    assert radixkv("--version").stdout == f"radixkv {__version__}\n"
+    done = radixkv("--help")
+    assert done.returncode == 0
+    assert all(command in done.stdout for command in ("serve", "generate", "bench", "examples:"))
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("serve", ["--port", "--host", "--served-model-name", "--page-size", "--block-size", "--schedule-policy"]),
+        ("generate", ["--max-tokens", "--temperature", "--top-p", "--top-k", "--stop", "--ignore-eos", "--seed"]),
+        ("bench", ["--workload", "--base-url", "--compare-cache", "--output-file", "--goodput", "--dataset-path"]),
+    ],
+)
+def test_help_of_each_command_names_its_flags_and_none_that_is_refused(command, flags):
+    done = radixkv(command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(flag in done.stdout for flag in flags)
+    assert "--gpu-memory-utilization" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "message", "command"),
+    [
+        ([], "COMMAND", "radixkv"),
+        (["fly"], "invalid choice: 'fly'", "radixkv"),
+        (["chat"], "the command 'chat' is not part of this release", "radixkv"),
+        (["simulate", "--trace", "x"], "the command 'simulate' is not part of this release", "radixkv"),
+        (["explain", "--help"], "the command 'explain' is not part of this release", "radixkv"),
+        (["serve", "--speed", "9"], "unknown arguments: --speed", "radixkv serve"),
+        (["serve", "one", "two"], "unknown arguments: two", "radixkv serve"),
+        (["serve", "--api-key", "x"], "--api-key is not supported", "radixkv serve"),
+        (["serve", "--host", "0.0.0.0"], "host '0.0.0.0': an address that other machines reach", "radixkv serve"),
+        (["serve", "--host", "localhostt"], "host 'localhostt' is neither an IP address nor 'l", "radixkv serve"),
+        (["serve", "--served-model-name", ""], "served_model_name is empty", "radixkv serve"),
+        (["serve", "--seed", "-5"], "seed -5 is not between 0 and 2**63 - 1", "radixkv serve"),
+        (["serve", "--heartbeat-timeout", "0.3"], "heartbeat_timeout_s 0.3 must be at least 2", "radixkv serve"),
+        (["serve", "--port", "70000"], "port 70000 is not between 0 and 65535", "radixkv serve"),
+        (["serve", "--port", "http"], "'http' is not a whole number", "radixkv serve"),
+        (["serve", "--heartbeat-timeout", "nan"], "'nan' is not a number", "radixkv serve"),
+        (["serve", "--heartbeat-timeout", "soon"], "'soon' is not a number", "radixkv serve"),
+        (["serve", "-tp", "2"], "one device", "radixkv serve"),
+        (["generate"], "PROMPT", "radixkv generate"),
+        (["generate", b"caf\xe9"], "the prompt is not UTF-8 text", "radixkv generate"),
+        (["generate", "text", "--temperature", "-1"], "temperature is -1.0", "radixkv generate"),
+        (["generate", "text", "--max-tokens", "0"], "max_tokens is 0", "radixkv generate"),
+        (["generate", "text", "--lpm-window", "3"], "unknown arguments: --lpm-window 3", "radixkv generate"),
+        (["generate", "text", "--tensor-parallel-size", "2"], "one device", "radixkv generate"),
+        (["bench", "--quantization", "fp8"], "--quantization is not supported", "radixkv bench"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(flags, message, command):
+    check_error(radixkv(*flags), 2, message, command)
+
+
+def test_a_model_that_is_not_there_is_one_line_and_exit_code_1():
+    for command, flags in (("serve", ["--port", "0"]), ("generate", ["text"])):
+        done = radixkv(command, *flags, "--model", "/nowhere/model")
+        check_error(done, 1, "/nowhere/model", f"radixkv {command}")
+
+
+def test_a_port_in_use_is_one_line_and_exit_code_1():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        check_error(radixkv("serve", "--port", str(port)), 1, f"port {port} on 127.0.0.1", "radixkv serve")
+
+
+@pytest.mark.parametrize("command", ["serve", "bench"])
+def test_commands_that_talk_to_processes_do_not_import_torch(command):
+    code = f"""
+import sys
+from radixkv.cli import main
+try:
+    main([{command!r}, "--help"])
+except SystemExit:
+    pass
+import radixkv.bench.run, radixkv.bench.server, radixkv.bench.report
+if {command!r} == "serve":
+    import radixkv.frontend.server
+print([name for name in ("torch", "transformers") if name in sys.modules], file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr == "[]\n"

@@ -1,0 +1,24 @@
+"""Rules for all tests: none is skipped, except those for a GPU where there is none."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Generator
+
+import pytest
+
+
+def pytest_configure() -> None:
+    """A shell that starts a job in the background has it ignore SIGINT, which servers under test would inherit."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and item.get_closest_marker("gpu") is None:
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} was skipped; only tests marked gpu may be"
+    return report

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from live import Live, is_running, wait_for
+
+Start = Callable[..., AbstractContextManager[Live]]
+
+LONG = {"prompt": "Hello", "max_tokens": 4000, "temperature": 0, "ignore_eos": True}
+
+
+class Asking(threading.Thread):
+    """A request in another thread."""
+
+    def __init__(self, live: Live, **body: Any) -> None:
+        super().__init__(daemon=True)
+        self._url = live.base_url
+        self._body = body
+        self.status = 0
+        self.text = ""
+        self.ended_at = 0.0
+        self.start()
+
+    def run(self) -> None:
+        with httpx.Client(base_url=self._url, timeout=30) as http:
+            try:
+                reply = http.post("/v1/completions", json=self._body)
+                self.status, self.text = reply.status_code, reply.text
+            except httpx.TransportError as error:
+                self.text = repr(error)
+            self.ended_at = time.monotonic()
+
+    def result(self) -> tuple[int, str]:
+        self.join(timeout=20)
+        assert not self.is_alive(), "the request hangs"
+        return self.status, self.text
+
+
+def running(live: Live, n: int) -> None:
+    wait_for(lambda: live.metric("num_requests_running") == n, f"{n} requests never ran")
+
+
+def test_a_killed_runtime_ends_all_with_an_error(start: Start) -> None:
+    with start() as live:
+        whole, streamed = Asking(live, **LONG), Asking(live, **LONG, stream=True)
+        running(live, 2)
+        os.kill(live.runtime_pid, signal.SIGKILL)
+        killed_at = time.monotonic()
+        wait_for(lambda: live.http.get("/health").status_code == 503, "still healthy", 1)
+        status, text = whole.result()
+        assert status == 503
+        assert json.loads(text)["error"]["code"] == "runtime_died"
+        status, text = streamed.result()
+        assert status == 200
+        *_, error, done, end = text.split("\n\n")
+        assert json.loads(error.removeprefix("data: "))["error"]["code"] == "runtime_died"
+        assert (done, end) == ("data: [DONE]", "")
+        assert max(whole.ended_at, streamed.ended_at) - killed_at < 1.5
+        assert live.http.post("/v1/completions", json=LONG).status_code == 503
+        assert live.process.wait(timeout=10) == 1
+
+
+def test_a_hung_runtime_ends_all_at_the_heartbeat_limit(start: Start) -> None:
+    with start("--heartbeat-timeout", "2") as live:
+        asking = Asking(live, **LONG)
+        running(live, 1)
+        os.kill(live.runtime_pid, signal.SIGSTOP)
+        status, text = asking.result()
+        assert status == 503
+        assert "silent for 2 s" in json.loads(text)["error"]["message"]
+        assert live.process.wait(timeout=10) == 1
+        assert not is_running(live.runtime_pid)
+
+
+def test_a_killed_frontend_takes_the_runtime_along_and_the_next_start_works(start: Start) -> None:
+    with start() as live:
+        before = live.canary()
+        Asking(live, **{**LONG, "prompt": ["x " * 2000] * 8})
+        running(live, 8)
+        live.process.kill()
+        assert wait_for(lambda: not is_running(live.runtime_pid), "the runtime is still there", 10) < 2
+    with start() as live:
+        assert live.canary() == before
+
+
+def test_sigterm_lets_running_requests_end(start: Start) -> None:
+    with start() as live:
+        asking = Asking(live, **{**LONG, "max_tokens": 300})
+        running(live, 1)
+        live.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: live.http.get("/health").status_code == 503, "still healthy", 1)
+        refused = live.http.post("/v1/completions", json=LONG)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "draining"
+        status, text = asking.result()
+        assert status == 200
+        assert json.loads(text)["usage"]["completion_tokens"] == 300
+        assert live.process.wait(timeout=10) == 0
+
+
+def test_queued_clients_that_leave_are_forgotten(start: Start) -> None:
+    """More prompts than rows: some never run."""
+    with start("--max-num-seqs", "4") as live:
+        waited = 0.0
+        with httpx.Client(base_url=live.base_url, timeout=0.5) as http:
+            for i in range(4):
+                body = {"prompt": [f"{i} hello"] * 64, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+                with http.stream("POST", "/v1/completions", json=body) as reply:
+                    next(reply.iter_lines())
+                    waited = max(waited, live.metric("num_requests_waiting"))
+        assert waited == 60
+        wait_for(live.is_idle, "still held")
+
+
+def test_uploads_that_do_not_end_do_not_delay_the_end_or_make_noise(start: Start, tmp_path: Path) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with start() as live:
+        gone, slow = (socket.create_connection(("127.0.0.1", live.port), timeout=10) for _ in range(2))
+        for connection in (gone, slow):
+            connection.sendall(head + b"Content-Length: 100\r\n\r\n{")
+        time.sleep(0.3)
+        gone.close()
+        assert live.http.get("/health").status_code == 200
+        live.process.send_signal(signal.SIGTERM)
+        assert wait_for(lambda: live.process.poll() is not None, "still there") < 3
+        assert live.process.returncode == 0
+        assert slow.recv(100).startswith(b"HTTP/1.1 503 ")
+        slow.close()
+        assert (tmp_path / "errors").read_text() == ""
+
+
+def test_too_little_memory_is_one_line(cache: Path) -> None:
+    flags = ["--port", "0", "--max-num-seqs", "100000000", "--max-num-batched-tokens", "200000000"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "radixkv.cli", "serve", *flags],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"XDG_CACHE_HOME": str(cache)},
+    )
+    assert ended.returncode != 0
+    assert len(ended.stderr.splitlines()) == 1, ended.stderr
+    assert "max_num_seqs" in ended.stderr or "--max-num-seqs" in ended.stderr
+
+
+def test_a_second_signal_is_immediate(start: Start) -> None:
+    with start() as live:
+        asking = Asking(live, **LONG)
+        running(live, 1)
+        os.kill(live.runtime_pid, signal.SIGSTOP)  # a step that takes long
+        live.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: live.http.get("/health").status_code == 503, "still healthy", 1)
+        live.process.send_signal(signal.SIGINT)
+        assert wait_for(lambda: live.process.poll() is not None, "still there") < 1
+        assert live.process.returncode == 0
+        assert asking.result()[0] in (0, 503)

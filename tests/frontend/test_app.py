@@ -1,0 +1,334 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import time
+from typing import Any
+
+import httpx
+import pytest
+from scripted import EOS, FAILS_AFTER_THREE, FAILS_AT_ONCE, MAX_MODEL_LEN, Site
+
+from radixkv.errors import Draining
+
+
+def post(site: Site, **body: Any) -> httpx.Response:
+    return site.http.post("/v1/completions", json=body)
+
+
+def stream(site: Site, **body: Any) -> list[dict[str, Any]]:
+    """The events of a stream, which must end with ``[DONE]`` and hold nothing but data lines."""
+    lines = site.http.post("/v1/completions", json={**body, "stream": True}).text.split("\n\n")
+    assert lines.pop() == ""
+    assert lines.pop() == "data: [DONE]"
+    assert all(line.startswith("data: ") for line in lines)
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def until(condition: Any, what: str) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+def test_a_completion_has_all_that_openai_clients_read(site: Site) -> None:
+    body = post(site, model="echo", prompt="hello", max_tokens=7, temperature=0).json()
+    assert body["object"] == "text_completion"
+    assert body["model"] == "echo"
+    assert body["id"].startswith("cmpl-")
+    assert body["choices"] == [
+        {"index": 0, "text": "hellohe", "logprobs": None, "finish_reason": "length", "stop_reason": None}
+    ]
+    assert body["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 7,
+        "total_tokens": 12,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": "hello", "max_tokens": 9},
+        {"prompt": "hé😀", "max_tokens": 17},
+        {"prompt": "hello world", "max_tokens": 40, "stop": "o w"},
+        {"prompt": "hello world", "max_tokens": 40, "stop": ["zz", "rldh"]},
+        {"prompt": "hello world", "max_tokens": 5, "stop": "o world"},
+        {"prompt": [1, 2, 3], "max_tokens": 4},
+        {"prompt": [70, 71, EOS, 72], "max_tokens": 9},
+        {"prompt": [70, 71, EOS, 72], "max_tokens": 9, "ignore_eos": True},
+        {"prompt": [70, 71, 72], "max_tokens": 9, "stop_token_ids": [72]},
+        {"prompt": ["abc", "de", "f"], "max_tokens": 8},
+    ],
+)
+def test_streaming_equals_not_streaming(site: Site, body: dict[str, Any]) -> None:
+    whole = post(site, **body, return_token_ids=True).json()
+    events = stream(site, **body, return_token_ids=True, stream_options={"include_usage": True})
+    usage = events.pop()
+    assert usage["choices"] == []
+    assert usage["usage"] == whole["usage"]
+    for expected in whole["choices"]:
+        pieces = [e["choices"][0] for e in events if e["choices"][0]["index"] == expected["index"]]
+        assert "".join(piece["text"] for piece in pieces) == expected["text"]
+        assert [token for piece in pieces for token in piece["token_ids"]] == expected["token_ids"]
+        assert [p["finish_reason"] for p in pieces] == [None] * (len(pieces) - 1) + [expected["finish_reason"]]
+        assert [p["prompt_token_ids"] for p in pieces if "prompt_token_ids" in p] == [expected["prompt_token_ids"]]
+
+
+def test_a_character_is_never_split(site: Site) -> None:
+    pieces = [event["choices"][0]["text"] for event in stream(site, prompt="😀é", max_tokens=60)]
+    assert "".join(pieces) == "😀é" * 10
+    assert all("�" not in piece for piece in pieces)
+    cut = stream(site, prompt="😀é", max_tokens=2)
+    assert "".join(event["choices"][0]["text"] for event in cut) == "�"
+
+
+def test_usage_comes_only_when_asked_for(site: Site) -> None:
+    assert all("usage" not in event for event in stream(site, prompt="ab", max_tokens=3))
+
+
+def test_a_stop_string_ends_the_answer_and_the_work(site: Site) -> None:
+    body = post(site, prompt="hello world", max_tokens=400, stop="wor", return_token_ids=True).json()
+    choice = body["choices"][0]
+    assert choice["text"] == "hello "
+    assert choice["finish_reason"] == "stop"
+    assert len(choice["token_ids"]) == len("hello wor") == body["usage"]["completion_tokens"]
+    assert site.loop.submitted[-1].id == site.loop.cancelled[-1]
+
+
+def test_a_stop_token_is_no_part_of_the_text(site: Site) -> None:
+    choice = post(site, prompt=[70, 71, 72], stop_token_ids=[72], return_token_ids=True).json()["choices"][0]
+    expected = post(site, prompt=[70, 71], max_tokens=2).json()["choices"][0]["text"]
+    assert choice["text"] == expected
+    assert choice["token_ids"] == [70, 71, 72]
+    assert choice["finish_reason"] == "stop"
+
+
+def test_batch_order_is_the_prompts_order(site: Site) -> None:
+    prompts = [f"{i:02d}" for i in range(64)]
+    choices = post(site, prompt=prompts, max_tokens=2).json()["choices"]
+    assert [(choice["index"], choice["text"]) for choice in choices] == list(enumerate(prompts))
+
+
+def test_defaults_reach_the_runtime(site: Site) -> None:
+    post(site, prompt="ab")
+    submit = site.loop.submitted[-1]
+    assert submit.sampling.max_tokens == 16
+    assert submit.sampling.temperature == 1.0
+    assert submit.sampling.seed is None
+    assert (submit.cache_salt, submit.reads_cache) == ("", True)
+
+
+def test_settings_reach_the_runtime(site: Site) -> None:
+    post(
+        site,
+        prompt="ab",
+        max_tokens=3,
+        temperature=0.5,
+        top_p=0.25,
+        top_k=7,
+        seed=11,
+        stop=["x"],
+        stop_token_ids=[9],
+        ignore_eos=True,
+        cache_salt="tenant",
+        skip_reading_prefix_cache=True,
+    )
+    submit = site.loop.submitted[-1]
+    sampling = submit.sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (3, 0.5, 0.25, 7)
+    assert (sampling.seed, sampling.stop, sampling.stop_token_ids) == (11, ("x",), (9,))
+    assert sampling.ignore_eos
+    assert (submit.cache_salt, submit.reads_cache) == ("tenant", False)
+
+
+def test_an_unset_max_tokens_is_clamped_and_a_set_one_refused(site: Site) -> None:
+    prompt = [1] * (MAX_MODEL_LEN - 4)
+    body = post(site, prompt=prompt).json()
+    assert body["usage"]["completion_tokens"] == 4
+    assert body["choices"][0]["finish_reason"] == "length"
+    refused = post(site, prompt=prompt, max_tokens=5)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_texts_that_could_fit_are_encoded(site: Site) -> None:
+    refused = post(site, prompt="x" * 2500)
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    assert "2500 tokens" in refused.json()["error"]["message"]
+    fits = post(site, prompt="<eos>" * 511, max_tokens=1)
+    assert fits.json()["usage"]["prompt_tokens"] == 511
+
+
+@pytest.mark.parametrize("prompt", ["hello", [1, 2, 3]])
+def test_the_end_of_a_stream_comes_with_its_last_token(site: Site, prompt: Any) -> None:
+    site.loop.step_s = 0.02
+    try:
+        events = stream(site, prompt=prompt, max_tokens=5, return_token_ids=True)
+    finally:
+        site.loop.step_s = 0.0
+    assert len(events) <= 5
+    assert events[-1]["choices"][0]["finish_reason"] == "length"
+    assert all(event["choices"][0]["token_ids"] for event in events)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"prompt": "hello"}, None),
+        ({"prompt": "hello", "stop": "lo"}, "lo"),
+        ({"prompt": "hello", "stop": ["zz", "llo", "lo", "ohe"]}, "llo"),
+        ({"prompt": "hello", "stop": ["ohe", "lloh"]}, "lloh"),
+        ({"prompt": [70, 71, 72], "stop_token_ids": [9, 72]}, 72),
+        ({"prompt": [70, EOS, 72], "stop_token_ids": [72]}, None),
+        ({"prompt": [70, EOS, 72], "stop_token_ids": [EOS]}, None),
+        ({"prompt": [70, EOS, 72], "stop_token_ids": [EOS], "ignore_eos": True}, EOS),
+    ],
+)
+def test_what_stopped_an_answer_is_said(site: Site, settings: dict[str, Any], reason: Any) -> None:
+    assert post(site, **settings).json()["choices"][0]["stop_reason"] == reason
+    events = stream(site, **settings)
+    assert [event["choices"][0]["stop_reason"] for event in events][-1] == reason
+    assert all(event["choices"][0]["stop_reason"] is None for event in events[:-1])
+
+
+@pytest.mark.parametrize("settings", [{"max_tokens": 3}, {"max_tokens": 400, "stop": "oh"}])
+def test_every_answer_is_measured(site: Site, settings: dict[str, Any]) -> None:
+    def counts() -> list[float]:
+        text = site.http.get("/metrics").text
+        names = ("time_to_first_token", "e2e_request_latency", "request_queue_time")
+        return [float(re.search(rf"^radixkv:{name}_seconds_count (\S+)$", text, re.MULTILINE)[1]) for name in names]
+
+    before = counts()
+    post(site, prompt="hello", **settings)
+    assert counts() == [count + 1 for count in before]
+
+
+def test_every_seed_of_64_bits_is_taken(site: Site) -> None:
+    def reaching(seed: int) -> int:
+        assert post(site, prompt="ab", seed=seed, max_tokens=1).status_code == 200
+        return site.loop.submitted[-1].sampling.seed
+
+    seeds = [0, 1, (1 << 63) - 1, -2, -5]
+    assert [reaching(seed) for seed in seeds[:3]] == seeds[:3]
+    assert len({reaching(seed) for seed in seeds}) == 5
+    assert reaching(-(1 << 63)) >= 0
+
+
+def test_a_client_that_leaves_during_its_upload_is_no_fault(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", site.port), timeout=10) as connection:
+            connection.sendall(head + b"Content-Length: 100\r\n\r\n{")
+            time.sleep(0.1)
+    assert post(site, prompt="ab").status_code == 200
+    assert caplog.records == []
+
+
+def test_a_refusal_of_the_runtime_has_a_status_also_when_streaming(site: Site) -> None:
+    for streams in (False, True):
+        reply = post(site, prompt=[FAILS_AT_ONCE], stream=streams)
+        assert reply.status_code == 503
+        assert reply.headers["retry-after"]
+        assert reply.json()["error"]["code"] == "queue_full"
+
+
+def test_a_failure_in_a_stream_is_an_event_and_then_done(site: Site) -> None:
+    body = {"prompt": [FAILS_AFTER_THREE, 1, 2], "max_tokens": 20}
+    site.loop.may_fail = False
+    try:
+        with site.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as reply:
+            events = reply.iter_lines()
+            assert "choices" in next(events)
+            site.loop.may_fail = True
+            last = [line for line in events if line][-2:]
+    finally:
+        site.loop.may_fail = True
+    assert json.loads(last[0].removeprefix("data: "))["error"]["code"] == "numerical_error"
+    assert last[1] == "data: [DONE]"
+    assert post(site, **body).status_code == 500
+
+
+def test_one_failure_ends_a_whole_batch(site: Site) -> None:
+    reply = post(site, prompt=[[1, 2], [FAILS_AFTER_THREE, 1]], max_tokens=400)
+    assert reply.status_code == 500
+    until(lambda: not site.loop.running, "the other prompt was not cancelled")
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_client_that_leaves_cancels(site: Site, streams: bool) -> None:
+    site.loop.step_s = 0.02
+    try:
+        body = json.dumps({"prompt": ["ab", "cd"], "max_tokens": 400, "stream": streams}).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head += b"Content-Length: %d\r\n\r\n" % len(body)
+        with socket.create_connection(("127.0.0.1", site.port), timeout=10) as connection:
+            connection.sendall(head + body)
+            until(lambda: len(site.loop.running) == 2, "never submitted")
+            if streams:
+                assert connection.recv(100)
+        until(lambda: not site.loop.running, "still running")
+    finally:
+        site.loop.step_s = 0.0
+
+
+def test_a_queued_client_that_leaves_cancels(site: Site) -> None:
+    site.loop.is_held = True
+    try:
+        with pytest.raises(httpx.ReadTimeout):
+            site.http.post("/v1/completions", json={"prompt": "ab"}, timeout=0.3)
+        until(lambda: not site.loop.running, "still waiting")
+    finally:
+        site.loop.is_held = False
+
+
+def test_many_at_once_do_not_mix(site: Site) -> None:
+    async def many() -> list[str]:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{site.port}", timeout=20) as http:
+            replies = await asyncio.gather(
+                *(http.post("/v1/completions", json={"prompt": f"<{i}>", "max_tokens": 6}) for i in range(50))
+            )
+            return [reply.json()["choices"][0]["text"] for reply in replies]
+
+    assert asyncio.run(many()) == [(f"<{i}>" * 3)[:6] for i in range(50)]
+
+
+def test_draining_refuses_and_health_says_so(site: Site) -> None:
+    assert site.http.get("/health").status_code == 200
+    site.client.refusal = Draining("the server is shutting down")
+    try:
+        assert site.http.get("/health").status_code == 503
+        assert site.http.get("/health").content == b""
+        reply = post(site, prompt="ab")
+        assert reply.status_code == 503
+        assert reply.json()["error"]["code"] == "draining"
+        assert site.http.get("/metrics").status_code == 200
+    finally:
+        site.client.refusal = None
+    assert post(site, prompt="ab").status_code == 200
+
+
+def test_models(site: Site) -> None:
+    assert site.http.get("/v1/models").json() == {
+        "object": "list",
+        "data": [
+            {
+                "id": "echo",
+                "object": "model",
+                "created": 1_700_000_000,
+                "owned_by": "radixkv",
+                "root": "some/echo",
+                "max_model_len": MAX_MODEL_LEN,
+            }
+        ],
+    }
+
+
+def test_reset_says_what_running_requests_still_hold(site: Site) -> None:
+    for method in ("GET", "POST"):
+        reply = site.http.request(method, "/flush_cache")
+        assert reply.json() == {"pages_freed": 3, "pages_held": 2}

@@ -1,0 +1,321 @@
+"""Cold equals warm, to the last bit: logits, KV and tokens, over the real loop, cache and CPU device.
+
+Free pages are poisoned with NaN, so that a read of what was not written shows in every logit.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from radixkv import wire
+from radixkv.checkpoints import Checkpoint, resolve
+from radixkv.config import SchedulerConfig
+from radixkv.runtime.cache import PageCache
+from radixkv.runtime.device import executor as executor_module
+from radixkv.runtime.device.batch import Batch, Batcher
+from radixkv.runtime.device.executor import CpuExecutor
+from radixkv.runtime.loop import Loop
+from radixkv.runtime.plan import RowSampling, StepPlan
+from radixkv.runtime.request import Holding
+from radixkv.runtime.scheduler import Scheduler
+from radixkv.sampling import SamplingParams
+from radixkv.tree.node import Namespace
+from support.checkpoints import VOCAB, save_llama
+from support.engine import token_bytes
+
+PAGE_SIZE = 4
+Logits = dict[tuple[int, int], Tensor]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    path = tmp_path_factory.mktemp("llama")
+    save_llama(path)
+    return resolve(str(path))
+
+
+@contextmanager
+def watched_logits() -> Iterator[Logits]:
+    """What every sampled token is drawn from, by the request's seed and the token's number."""
+    seen: Logits = {}
+    sample = executor_module.sample
+
+    def spy(rows: Tensor, sampling: list[RowSampling]) -> Tensor:
+        for row, how in zip(rows, sampling, strict=True):
+            seen[how.seed, how.index] = row.clone()
+        return sample(rows, sampling)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executor_module, "sample", spy)
+        yield seen
+
+
+@pytest.fixture
+def logits() -> Iterator[Logits]:
+    with watched_logits() as seen:
+        yield seen
+
+
+class PoisonedPages(list[int]):
+    def __init__(self, executor: CpuExecutor, pages: Iterable[int]) -> None:
+        super().__init__()
+        self.executor = executor
+        self += pages
+
+    def __iadd__(self, pages: Iterable[int]) -> PoisonedPages:
+        for page in (pages := list(pages)):
+            self.executor.pool.poison(page)
+        self.extend(pages)
+        return self
+
+
+@dataclass
+class Answer:
+    tokens: list[int] = field(default_factory=list)
+    n_cached: int = -1
+    end: str = ""
+
+
+class Server:
+    """A loop with its device, and what it answered."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        n_pages: int = 200,
+        budget: int = 512,
+        max_rows: int = 8,
+        page_size: int = PAGE_SIZE,
+        shares: bool = True,
+    ) -> None:
+        self.executor = CpuExecutor(
+            checkpoint,
+            page_size=page_size,
+            max_rows=max_rows,
+            max_model_len=512,
+            kv_cache_memory_bytes=1,
+            max_total_tokens=n_pages * page_size,
+        )
+        self.cache = PageCache(n_pages, page_size, shares=shares)
+        self.cache._free = PoisonedPages(self.executor, self.cache._free)
+        config = SchedulerConfig(max_num_seqs=max_rows, max_num_batched_tokens=budget)
+        self.scheduler = Scheduler(self.cache, config)
+        self.loop = Loop(self.scheduler, self.executor, max_model_len=512)
+        self.answers: dict[int, Answer] = {}
+
+    def add(
+        self, seed: int, prompt: list[int], n_tokens: int = 6, *, salt: str = "", temperature: float = 0.7
+    ) -> None:
+        params = SamplingParams(temperature=temperature, top_p=0.95, top_k=50, seed=seed, max_tokens=n_tokens)
+        assert self.loop.receive(wire.Submit(str(seed), token_bytes(prompt), params, salt)) == []
+        self.answers[seed] = Answer()
+
+    def run(self) -> None:
+        while self.loop.has_work:
+            for message in self.loop.turn():
+                if isinstance(message, wire.Tokens):
+                    for item in message.items:
+                        self.answers[int(item.id)].tokens.append(int.from_bytes(item.tokens, "little"))
+                elif isinstance(message, wire.Done):
+                    answer = self.answers[int(message.id)]
+                    answer.n_cached, answer.end = message.n_cached_tokens, message.finish_reason
+                elif isinstance(message, wire.Failed):
+                    self.answers[int(message.id)].end = message.code
+            self.loop.check()
+            assert not any(request.private for request in self.loop._live.values()), "NaN was read, or computed"
+
+    def stored(self, tokens: list[int], salt: str = "") -> Tensor:
+        """K and V of a sequence, as far as the tree has its pages: [2, layers, pages, kv_heads, page_size, dim]."""
+        holding = self.cache.open(Namespace(salt=salt), token_bytes(tokens))
+        pages = list(holding.table)
+        self.cache.close(holding)
+        return torch.stack([self.executor.pool.k[:, pages], self.executor.pool.v[:, pages]])
+
+
+def ids(n_tokens: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(VOCAB) for _ in range(n_tokens)]
+
+
+SHARED = ids(41, seed=0)
+PROMPTS = {seed: SHARED[: 12 + 7 * seed] + ids(3 + 5 * seed, seed) for seed in range(1, 5)}
+
+
+@dataclass
+class Cold:
+    """Every prompt alone on a server without a cache."""
+
+    logits: Logits
+    answers: dict[int, Answer]
+    stored: dict[int, Tensor]
+
+
+@pytest.fixture(scope="module")
+def cold(checkpoint: Checkpoint) -> Cold:
+    with watched_logits() as seen:
+        cold = Cold(seen, {}, {})
+        for seed, prompt in PROMPTS.items():
+            server = Server(checkpoint)
+            server.add(seed, prompt)
+            server.run()
+            cold.answers[seed] = server.answers[seed]
+            cold.stored[seed] = server.stored(prompt + server.answers[seed].tokens)
+    assert len({tuple(answer.tokens) for answer in cold.answers.values()}) == len(PROMPTS)
+    return cold
+
+
+def assert_equal(
+    cold: Cold, server: Server, logits: Logits, seeds: Iterable[int] = PROMPTS, salt: str = ""
+) -> None:
+    for seed in seeds:
+        assert server.answers[seed].tokens == cold.answers[seed].tokens
+        for index in range(len(cold.answers[seed].tokens)):
+            assert torch.equal(logits[seed, index], cold.logits[seed, index]), (seed, index)
+        stored = server.stored(PROMPTS[seed] + server.answers[seed].tokens, salt)
+        assert torch.equal(stored, cold.stored[seed][:, :, : stored.shape[2]]), seed
+
+
+def test_in_a_batch(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+    server = Server(checkpoint, shares=False)
+    for seed, prompt in PROMPTS.items():
+        server.add(seed, prompt)
+    server.run()
+    assert_equal(cold, server, logits)
+
+
+def test_sharing_within_a_step(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+    server = Server(checkpoint)
+    for seed, prompt in PROMPTS.items():
+        server.add(seed, prompt)
+    server.run()
+    assert sum(answer.n_cached > 0 for answer in server.answers.values()) == len(PROMPTS) - 1
+    assert_equal(cold, server, logits)
+
+
+def test_after_a_partial_and_after_a_full_hit(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+    server = Server(checkpoint)
+    server.add(99, SHARED)
+    server.run()
+    for _ in range(2):
+        for seed, prompt in PROMPTS.items():
+            server.add(seed, prompt)
+        server.run()
+        assert all(server.answers[seed].n_cached >= 12 for seed in PROMPTS)
+        assert_equal(cold, server, logits)
+    assert server.answers[1].n_cached == len(PROMPTS[1]) // PAGE_SIZE * PAGE_SIZE
+
+
+@pytest.mark.parametrize("budget", range(PAGE_SIZE, PAGE_SIZE + 5))
+def test_chunked(checkpoint: Checkpoint, cold: Cold, logits: Logits, budget: int) -> None:
+    server = Server(checkpoint, budget=budget, max_rows=1)
+    for seed, prompt in PROMPTS.items():
+        server.add(seed, prompt)
+    server.run()
+    assert_equal(cold, server, logits)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 5, 9, 16, 17])
+def test_chunks_of_any_size_with_pages_of_one_token(
+    checkpoint: Checkpoint, cold: Cold, logits: Logits, chunk: int
+) -> None:
+    server = Server(checkpoint, budget=chunk, max_rows=1, page_size=1)
+    server.add(2, PROMPTS[2])
+    server.run()
+    assert server.answers[2].tokens == cold.answers[2].tokens
+    assert all(torch.equal(logits[2, i], cold.logits[2, i]) for i in range(6))
+
+
+def test_evicted_and_recomputed(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+    server = Server(checkpoint, n_pages=24)
+    for _ in range(2):
+        for seed, prompt in PROMPTS.items():
+            server.add(seed, prompt)
+            server.run()
+        assert_equal(cold, server, logits)
+    assert server.cache.n_evicted > 0
+
+
+def test_retracted(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+    server = Server(checkpoint, n_pages=30)
+    server.add(98, ids(8, 98), 80)
+    server.add(97, ids(8, 97), 80)
+    for seed, prompt in PROMPTS.items():
+        server.add(seed, prompt)
+    server.run()
+    assert server.scheduler.n_preemptions > 0
+    assert_equal(cold, server, logits)
+    alone = Server(checkpoint)
+    alone.add(97, ids(8, 97), 80)
+    alone.run()
+    assert alone.answers[97].tokens == server.answers[97].tokens
+
+
+def test_salted(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+    server = Server(checkpoint)
+    server.add(99, SHARED)
+    server.run()
+    server.add(4, PROMPTS[4], salt="a")
+    server.run()
+    assert server.answers[4].n_cached == 0
+    assert_equal(cold, server, logits, [4], "a")
+
+
+def a_wrong_page(patch: pytest.MonkeyPatch) -> None:
+    opened = PageCache.open
+
+    def mutant(
+        self: PageCache, namespace: Namespace, tokens: bytes, *, reads: bool = True, private: bool = False
+    ) -> Holding:
+        holding = opened(self, namespace, tokens, reads=reads, private=private)
+        holding.table[:2] = holding.table[:2][::-1]
+        return holding
+
+    patch.setattr(PageCache, "open", mutant)
+    patch.setattr(Loop, "check", lambda self: None)
+
+
+def a_position_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    pack = Batcher.pack
+
+    def mutant(self: Batcher, plan: StepPlan) -> Batch:
+        batch = pack(self, plan)
+        if any(row.start for row in plan.rows):
+            batch.positions.add_(1)
+        return batch
+
+    patch.setattr(Batcher, "pack", mutant)
+
+
+def a_stale_tail(patch: pytest.MonkeyPatch) -> None:
+    commit = PageCache.commit
+
+    def mutant(
+        self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, *, step: int, last_read: int
+    ) -> int:
+        if n_tokens % self.page_size and n_tokens == len(tokens) // 4 and len(holding.table) > 1:
+            holding.table[-1], holding.table[-2] = holding.table[-2], holding.table[-1]
+        return commit(self, holding, tokens, n_tokens, step=step, last_read=last_read)
+
+    patch.setattr(PageCache, "commit", mutant)
+    patch.setattr(Loop, "check", lambda self: None)
+
+
+@pytest.mark.parametrize("mutant", [a_wrong_page, a_position_off_by_one, a_stale_tail], ids=lambda m: m.__name__)
+def test_a_broken_engine_is_found(
+    checkpoint: Checkpoint,
+    cold: Cold,
+    logits: Logits,
+    monkeypatch: pytest.MonkeyPatch,
+    mutant: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, KeyError)):
+        test_after_a_partial_and_after_a_full_hit(checkpoint, cold, logits)

@@ -1,0 +1,225 @@
+"""Bugs that other engines had, each under its symptom; the numbers are those of the project's list of prior art."""
+
+from __future__ import annotations
+
+import pytest
+
+from radixkv.config import SchedulerConfig
+from radixkv.tree.node import Namespace
+from support.engine import Engine
+
+
+def prompt(n_tokens: int, first: int = 1) -> list[int]:
+    return [(first * 7919 + i * 31) % 97 for i in range(n_tokens)]
+
+
+def config(**changes: int) -> SchedulerConfig:
+    return SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 64, **changes})
+
+
+def test_bug_01_duplicate_pages_freed_while_a_live_table_points_at_them() -> None:
+    engine = Engine(64, 4, config())
+    first = engine.add(prompt(16), max_tokens=12)
+    second = engine.add(prompt(16), max_tokens=12, reads_cache=False)
+    n_duplicates = 0
+    while not engine.scheduler.is_idle:
+        engine.turn()
+        for request in (first, second):
+            if request.holding is not None:
+                n_duplicates += len(request.holding.retired)
+                assert not set(request.holding.table) & set(engine.cache.free_pages())
+    assert n_duplicates > 0, "two equal answers were committed"
+    engine.check_answers()
+    engine.check_idle()
+
+
+def test_bug_02_the_lock_skipped_the_handles_own_node() -> None:
+    engine = Engine(16, 4, config())
+    request = engine.add(prompt(16), max_tokens=30)
+    engine.turn()
+    assert engine.cache.tree.evict(16) == []
+    engine.run()
+    assert engine.ended[request.id].reason == "length"
+    engine.check_answers()
+
+
+def test_bug_03_a_node_stored_a_view_of_a_table_that_was_overwritten() -> None:
+    engine = Engine(64, 4, config())
+    first = engine.add(prompt(17), max_tokens=1)
+    engine.launch()
+    assert first.holding is not None
+    pages = list(first.holding.table[:4])
+    first.tokens[:64] = bytes(64)
+    table = first.holding.table
+    table[:4] = [0, 0, 0, 0]
+    probe = engine.cache.open(Namespace(), b"".join(t.to_bytes(4, "little") for t in prompt(17)))
+    assert probe.table == pages
+    engine.cache.close(probe)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_bug_04_eviction_asked_in_pages_counted_in_tokens(page_size: int) -> None:
+    engine = Engine(32, page_size, config())
+    engine.add(prompt(8 * page_size), max_tokens=1)
+    engine.run()
+    n_reachable = engine.cache.tree.n_pages_reachable
+    runs = engine.cache.tree.evict(3)
+    assert sum(len(run.pages) for run in runs) == 3
+    assert all(len(run.tokens) == 4 * page_size * len(run.pages) for run in runs)
+    assert engine.cache.tree.n_pages_reachable == n_reachable - 3
+
+
+def test_bug_06_abort_or_finish_frees_pages_that_a_launched_step_uses() -> None:
+    engine = Engine(64, 4, config())
+    aborted = engine.add(prompt(15), max_tokens=20)
+    stopping = engine.add(prompt(15, first=2), max_tokens=20)
+    engine.turn()
+    engine.turn()
+    stopping.stop_token_ids = frozenset(range(1000))
+    for request in (aborted, stopping):
+        assert request.n_in_flight > 0
+    tables = [set(r.holding.table) for r in (aborted, stopping) if r.holding is not None]
+    engine.abort(aborted)
+    engine.turn()
+    assert engine.ended[stopping.id].reason == "stop"
+    in_flight = {r for launched in engine.scheduler._launched for r in launched.requests}
+    free = set(engine.cache.free_pages())
+    for request, table in zip((aborted, stopping), tables, strict=True):
+        assert request not in in_flight or not table & free
+    assert stopping in in_flight, "the step after the last token was launched already"
+    engine.run()
+    engine.check_idle()
+
+
+def test_bug_08_a_full_hit_leaves_nothing_to_compute() -> None:
+    engine = Engine(64, 4, config())
+    engine.add(prompt(16), max_tokens=1)
+    engine.run()
+    again = engine.add(prompt(16), max_tokens=3)
+    plan = engine.launch()
+    assert plan is not None
+    (row,) = plan.rows
+    assert (row.start, row.n_tokens, row.write_start) == (15, 1, 16), "one token computed, nothing written"
+    engine.run()
+    engine.check_answers()
+    assert again.n_cached == 15
+
+
+def test_bug_09_counts_are_stale_after_preemption_or_failed_admission() -> None:
+    engine = Engine(20, 4, config(max_num_seqs=4))
+    requests = [engine.add(prompt(9, first=i), max_tokens=30) for i in range(4)]
+    while engine.scheduler.n_preemptions == 0:
+        engine.turn()
+    while not (retracted := [r for r in requests if r.returned and r.holding is None]):
+        engine.turn()
+    engine.cache.flush()
+    big = engine.add(prompt(70, first=9), max_tokens=4)
+    engine.turn()
+    assert big.holding is None, "it does not fit"
+    leased = {id(r.holding.lease) for r in requests if r.holding is not None}
+    assert {id(lease) for lease in engine.cache.tree._leases} == leased, "what did not fit holds nothing"
+    engine.run()
+    assert [engine.ended[r.id].reason for r in (*retracted, big)] == ["length"] * (len(retracted) + 1)
+    engine.check_answers()
+    engine.check_idle()
+
+
+def test_bug_12_overlap_lets_a_decode_step_see_other_slots() -> None:
+    def trace(*, overlap: bool) -> dict[str, list[tuple[int, int, list[int]]]]:
+        engine = Engine(64, 4, config())
+        for i in range(6):
+            engine.add(prompt(9 + i, first=i % 2), max_tokens=10)
+        rows: dict[str, list[tuple[int, int, list[int]]]] = {}
+        while not engine.scheduler.is_idle:
+            plan = engine.launch()
+            for row in plan.rows if plan is not None else ():
+                request = engine.rows[plan.step, row.slot] if plan is not None else None
+                assert request is not None
+                assert request.holding is not None
+                rows.setdefault(request.id, []).append((row.start, row.n_tokens, list(request.holding.table)))
+            if not overlap or plan is None or len(engine.pending) > 1:
+                engine.collect()
+        engine.check_answers()
+        return rows
+
+    assert trace(overlap=True) == trace(overlap=False)
+
+
+def test_bug_13_committed_kv_leads_the_known_tokens_by_one() -> None:
+    engine = Engine(64, 4, config())
+    request = engine.add(prompt(8), max_tokens=9)
+    while not engine.scheduler.is_idle:
+        engine.turn()
+        if request.holding is not None:
+            assert request.holding.n_leased * 4 <= request.n_known
+    # 17 tokens are known; the KV of the last was never computed, so 16 can be in the tree.
+    assert engine.cache.tree.match(Namespace(), bytes(request.tokens)) == 16
+
+
+def test_bug_14_evictable_counted_shared_pages_twice() -> None:
+    engine = Engine(64, 4, config())
+    for i in range(4):
+        engine.add(prompt(16) + prompt(8, first=i + 2), max_tokens=6)
+    while not engine.scheduler.is_idle:
+        engine.turn()
+        tree = engine.cache.tree
+        leased = {page for lease in tree._leases for page in tree.pages(lease)}
+        assert tree.n_pages_leased == len(leased)
+        assert tree.n_pages_evictable == len(set(tree.reachable_pages()) - leased)
+    assert engine.cache.n_available == 64
+
+
+@pytest.mark.parametrize("namespace", [Namespace(salt="a"), Namespace(adapter="a"), Namespace(tenant="a")])
+def test_bug_16_a_salt_equal_to_an_adapters_name_cross_reuses(namespace: Namespace) -> None:
+    engine = Engine(64, 4, config())
+    for other in (Namespace(), Namespace(salt="a"), Namespace(adapter="a"), Namespace(tenant="a")):
+        if other != namespace:
+            engine.add(prompt(17), max_tokens=2, namespace=other)
+    engine.run()
+    late = engine.add(prompt(17), max_tokens=2, namespace=namespace)
+    engine.run()
+    assert late.n_cached == 0
+    engine.check_answers()
+
+
+def test_bug_20_a_request_that_must_not_read_crashes_or_is_stale_on_a_hit() -> None:
+    engine = Engine(64, 4, config())
+    engine.add(prompt(18), max_tokens=4)
+    engine.run()
+    uncached = engine.add(prompt(18), max_tokens=4, reads_cache=False)
+    plan = engine.launch()
+    assert plan is not None
+    assert plan.rows[0].n_tokens == 18
+    engine.run()
+    assert uncached.n_cached == 0
+    filler = engine.add(prompt(30, first=4), max_tokens=1, reads_cache=False)
+    engine.run()
+    reader = engine.add(prompt(30, first=4), max_tokens=1)
+    engine.run()
+    assert filler.n_cached == 0
+    assert reader.n_cached == 28, "it does not read the cache, but fills it"
+    engine.check_answers()
+
+
+def test_bug_21_the_hit_rate_counts_retried_lookups() -> None:
+    engine = Engine(20, 4, config(max_num_seqs=4))
+    requests = [engine.add(prompt(9, first=i), max_tokens=30) for i in range(4)]
+    engine.run()
+    assert engine.scheduler.n_preemptions > 0
+    assert [request.n_cached for request in requests] == [0, 0, 0, 0], "finding its own pages again is no hit"
+
+
+def test_bug_22_longest_prefix_order_starves() -> None:
+    engine = Engine(256, 4, config(max_num_seqs=1, lpm_max_passes=5))
+    engine.add(prompt(40), max_tokens=1)
+    engine.run()
+    unlucky = engine.add(prompt(40, first=9), max_tokens=1)
+    n_before = 0
+    for i in range(40):
+        engine.add(prompt(40) + [i], max_tokens=1)
+    while unlucky.id not in engine.ended:
+        engine.turn()
+        n_before = len(engine.ended) - 1
+    assert n_before <= 1 + 5 + 1
+    engine.run()
+    engine.check_answers()

@@ -1,0 +1,228 @@
+"""The loop over lists: messages in, messages out, with a fake device behind it."""
+
+from __future__ import annotations
+
+import pytest
+
+from radixkv import wire
+from radixkv.config import SchedulerConfig
+from radixkv.runtime.cache import PageCache
+from radixkv.runtime.loop import Loop
+from radixkv.runtime.plan import StepPlan
+from radixkv.runtime.scheduler import Scheduler
+from radixkv.sampling import SamplingParams
+from radixkv.tree.node import Namespace
+from support.engine import PoisoningList, token_bytes
+from support.fake_device import FakeDevice, FakePending, answer
+
+EOS = 999
+
+
+class OneNamespace(FakeDevice):
+    """Every request of these tests has the same namespace, so that the device need not be told."""
+
+    def launch(self, plan: StepPlan) -> FakePending:
+        self.namespaces.update({row.slot: Namespace() for row in plan.rows})
+        return super().launch(plan)
+
+
+@pytest.fixture
+def device() -> FakeDevice:
+    return OneNamespace(64, 4)
+
+
+@pytest.fixture
+def loop(device: FakeDevice) -> Loop:
+    cache = PageCache(64, 4)
+    cache._free = PoisoningList(device, cache._free)
+    scheduler = Scheduler(cache, SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, max_queued_requests=3))
+    return Loop(scheduler, device, max_model_len=100, eos_token_ids=frozenset([EOS]))
+
+
+def submit(request_id: str, n_tokens: int = 10, **sampling: object) -> wire.Submit:
+    params = SamplingParams(**{"temperature": 0.0, "max_tokens": 4, **sampling})
+    return wire.Submit(request_id, token_bytes(range(1, n_tokens + 1)), params)
+
+
+def run(loop: Loop) -> list[wire.FromRuntime]:
+    messages: list[wire.FromRuntime] = []
+    for _ in range(1000):
+        if not loop.has_work:
+            return messages
+        messages += loop.turn()
+        loop.check()
+    raise AssertionError("the loop does not come to an end")
+
+
+def tokens_of(messages: list[wire.FromRuntime], request_id: str) -> list[int]:
+    items = [item for message in messages if isinstance(message, wire.Tokens) for item in message.items]
+    return [int.from_bytes(item.tokens, "little") for item in items if item.id == request_id]
+
+
+def test_tokens_come_step_by_step_and_then_one_terminal_message(loop: Loop) -> None:
+    assert loop.receive(submit("a")) == []
+    messages = run(loop)
+    assert tokens_of(messages, "a") == answer(Namespace(), range(1, 11), 4)
+    done = messages[-1]
+    assert isinstance(done, wire.Done)
+    assert (done.finish_reason, done.n_prompt_tokens, done.n_output_tokens, done.n_cached_tokens) == (
+        "length",
+        10,
+        4,
+        0,
+    )
+    assert sum(isinstance(m, (wire.Done, wire.Failed)) for m in messages) == 1
+
+
+def test_a_step_is_launched_before_the_result_of_the_one_before_is_taken(loop: Loop, device: FakeDevice) -> None:
+    loop.receive(submit("a"))
+    run(loop)
+    assert device.trace == [
+        "launch 0",
+        "launch 1",
+        "result 0",
+        "launch 2",
+        "result 1",
+        "launch 3",
+        "result 2",
+        "result 3",
+    ]
+
+
+def test_all_tokens_of_a_step_travel_in_one_message(loop: Loop) -> None:
+    for i in range(3):
+        loop.receive(submit(f"r{i}"))
+    batches = [m.items for m in run(loop) if isinstance(m, wire.Tokens)]
+    assert [len(items) for items in batches] == [3, 3, 3, 3]
+
+
+def test_end_of_sequence_stops_unless_ignored(loop: Loop, device: FakeDevice) -> None:
+    second = answer(Namespace(), range(1, 11), 2)[1]
+    loop._eos_token_ids = frozenset([second])
+    loop.receive(submit("a"))
+    loop.receive(submit("b", ignore_eos=True))
+    loop.receive(submit("c", ignore_eos=True, stop_token_ids=(second,)))
+    done = {m.id: m for m in run(loop) if isinstance(m, wire.Done)}
+    assert [(done[i].finish_reason, done[i].n_output_tokens) for i in "abc"] == [
+        ("stop", 2),
+        ("length", 4),
+        ("stop", 2),
+    ]
+    assert (done["a"].stop_token_id, done["b"].stop_token_id) == (second, None)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sampling", "code", "word"),
+    [
+        (b"", {}, "invalid_request", "0 bytes"),
+        (b"abc", {}, "invalid_request", "3 bytes"),
+        (token_bytes([1, -1]), {}, "invalid_request", "token id -1"),
+        (token_bytes([1, 1000]), {}, "invalid_request", "token id 1000"),
+        (token_bytes([1] * 100), {}, "context_length_exceeded", "100 tokens"),
+        (token_bytes([1] * 90), {"max_tokens": 11}, "context_length_exceeded", "max_tokens is 11"),
+    ],
+)
+def test_a_bad_request_fails_by_itself(
+    loop: Loop, tokens: bytes, sampling: dict[str, int], code: str, word: str
+) -> None:
+    (failed,) = loop.receive(wire.Submit("bad", tokens, SamplingParams(**sampling)))
+    assert isinstance(failed, wire.Failed)
+    assert failed.code == code
+    assert word in failed.text
+    assert not loop.has_work
+
+
+def test_without_max_tokens_the_answer_goes_to_the_end_of_the_context(loop: Loop) -> None:
+    loop.receive(submit("a", 90, max_tokens=None))
+    done = run(loop)[-1]
+    assert isinstance(done, wire.Done)
+    assert done.n_output_tokens == 10
+
+
+def test_a_request_larger_than_the_pool_is_refused(device: FakeDevice) -> None:
+    scheduler = Scheduler(PageCache(4, 4), SchedulerConfig(max_num_seqs=4))
+    loop = Loop(scheduler, device, max_model_len=100)
+    (failed,) = loop.receive(submit("a", 10, max_tokens=8))
+    assert isinstance(failed, wire.Failed)
+    assert failed.code == "context_length_exceeded"
+    assert loop.receive(submit("b", 10, max_tokens=7)) == []
+    done = run(loop)[-1]
+    assert isinstance(done, wire.Done)
+    assert done.n_output_tokens == 7
+
+
+def test_a_full_queue_and_a_draining_server_refuse(loop: Loop) -> None:
+    for i in range(3):
+        assert loop.receive(submit(f"r{i}")) == []
+    (full,) = loop.receive(submit("r3"))
+    loop.receive(wire.Drain())
+    (late,) = loop.receive(submit("r4"))
+    assert isinstance(full, wire.Failed)
+    assert isinstance(late, wire.Failed)
+    assert (full.code, late.code) == ("queue_full", "draining")
+    assert len([m for m in run(loop) if isinstance(m, wire.Done)]) == 3
+
+
+def test_cancel_ends_a_request_at_once_and_only_once(loop: Loop) -> None:
+    loop.receive(submit("a", max_tokens=50))
+    loop.turn()
+    loop.turn()
+    (done,) = loop.receive(wire.Cancel("a"))
+    assert isinstance(done, wire.Done)
+    assert done.finish_reason == "abort"
+    assert loop.receive(wire.Cancel("a")) == []
+    assert not [m for m in run(loop) if isinstance(m, (wire.Done, wire.Failed))]
+    (stats,) = loop.receive(wire.GetStats("s"))
+    assert isinstance(stats, wire.Stats)
+    assert stats.n_pages_free + stats.n_pages_evictable == 64
+
+
+def test_an_id_in_use_is_not_taken_a_second_time(loop: Loop) -> None:
+    loop.receive(submit("a"))
+    loop.receive(submit("a"))
+    assert sum(isinstance(m, wire.Done) for m in run(loop)) == 1
+
+
+def test_flush_says_what_is_still_held(loop: Loop) -> None:
+    loop.receive(submit("a", 16))
+    run(loop)
+    loop.receive(submit("b", 20))
+    loop.turn()
+    (flushed,) = loop.receive(wire.Flush("f"))
+    assert isinstance(flushed, wire.Flushed)
+    assert (flushed.n_pages_freed, flushed.n_pages_leased) == (0, 5)
+    run(loop)
+    loop.receive(submit("c", 16))
+    done = run(loop)[-1]
+    assert isinstance(done, wire.Done)
+    assert done.n_cached_tokens == 0
+
+
+def test_stats_count_hits_once_and_by_the_token(loop: Loop) -> None:
+    loop.receive(submit("a", 16))
+    run(loop)
+    loop.receive(submit("b", 18))
+    run(loop)
+    (stats,) = loop.receive(wire.GetStats("s"))
+    assert isinstance(stats, wire.Stats)
+    assert (stats.prefix_queries_total, stats.prefix_hits_total) == (34, 16)
+    assert (stats.prompt_tokens_total, stats.generation_tokens_total) == (34, 8)
+    assert stats.step_seconds >= stats.schedule_seconds >= 0
+    assert stats.cache_seconds > 0
+
+
+def test_a_device_failure_twice_reaches_the_client_as_its_code(loop: Loop, device: FakeDevice) -> None:
+    device.fail_steps = set(range(10))
+    loop.receive(submit("a"))
+    messages = run(loop)
+    assert [m.code for m in messages if isinstance(m, wire.Failed)] == ["device_error"]
+
+
+def test_seeds_of_requests_without_one_differ_and_come_from_the_loops(loop: Loop, device: FakeDevice) -> None:
+    for request_id in "ab":
+        loop.receive(submit(request_id, temperature=1.0))
+    loop.receive(submit("c", temperature=1.0, seed=7))
+    run(loop)
+    seeds = [row.sampling.seed for row in device.executed[0].rows if row.sampling is not None]
+    assert len(set(seeds)) == 3
+    assert seeds[2] == 7

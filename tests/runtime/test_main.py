@@ -1,0 +1,328 @@
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from radixkv.config import EngineConfig
+from radixkv.runtime.main import HEARTBEAT_S
+from radixkv.wire import (
+    LOCK_NAME,
+    MAX_FRAME_BYTES,
+    Cancel,
+    Drain,
+    FromRuntime,
+    GetStats,
+    Heartbeat,
+    Hello,
+    Ready,
+    Start,
+    Stats,
+    ToRuntime,
+    decode_from_runtime,
+    encode,
+)
+
+SCRIPT = """
+import gc, sys, time, types
+from radixkv.wire import Ready, Stats, Drain, GetStats
+
+class Loop:
+    has_work = False
+    ready = Ready(1, 100, 200, 16, 10)
+    step = staticmethod(lambda: None)
+
+    def receive(self, message):
+        if isinstance(message, GetStats) and message.id == "work":
+            self.has_work = True
+        if isinstance(message, GetStats):
+            return [Stats(message.id, *[int(gc.isenabled())] * 12, 0.0, 0.0, 0.0, 0)]
+        return []
+
+    def turn(self):
+        {step}
+        return []
+
+checkpoints, loop = types.ModuleType("radixkv.checkpoints"), types.ModuleType("radixkv.runtime.loop")
+checkpoints.resolve = lambda folder: folder
+
+def build_loop(config, checkpoint):
+    print("libraries print")
+    {build}
+    return Loop()
+
+loop.build_loop = build_loop
+sys.modules |= {{"radixkv.checkpoints": checkpoints, "radixkv.runtime.loop": loop}}
+from radixkv.runtime.main import main
+sys.exit(main())
+"""
+
+
+class Peer:
+    """A runtime process, and a frontend's socket to it."""
+
+    def __init__(self, socket_path: Path, step: str = "time.sleep(0.01)", build: str = "pass") -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT.format(step=step, build=build)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self._path = socket_path
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.connect(f"ipc://{socket_path}")
+
+    def start(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(msgspec.json.encode(Start(EngineConfig(), "/nowhere", str(self._path))) + b"\n")
+        self.process.stdin.flush()
+
+    def send(self, message: ToRuntime) -> None:
+        self._socket.send(encode(message))
+
+    def send_frames(self, *frames: bytes) -> None:
+        self._socket.send_multipart(frames)
+
+    def receive(self, timeout_s: float = 10.0) -> FromRuntime:
+        assert self._socket.poll(timeout_s * 1000), "no message came"
+        return decode_from_runtime(self._socket.recv())
+
+    def receive_together(self, timeout_s: float = 10.0) -> list[FromRuntime]:
+        assert self._socket.poll(timeout_s * 1000), "no message came"
+        return [decode_from_runtime(frame) for frame in self._socket.recv_multipart()]
+
+    def receive_stats(self) -> Stats:
+        while not isinstance(message := self.receive(), Stats):
+            assert isinstance(message, Heartbeat)
+        return message
+
+    def shake_hands(self) -> None:
+        self.start()
+        self.send(Hello(version=1))
+        assert self.receive() == Ready(1, 100, 200, 16, 10)
+
+    def ends(self) -> tuple[int, str, str]:
+        """Exit code, output and errors."""
+        self.process.wait(timeout=10)
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        return self.process.returncode, self.process.stdout.read().decode(), self.process.stderr.read().decode()
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+@pytest.fixture
+def socket_path(tmp_path: Path) -> Path:
+    folder = tmp_path / "s"
+    folder.mkdir(mode=0o700)
+    return folder / "runtime.sock"
+
+
+@pytest.fixture
+def peer(socket_path: Path) -> Iterator[Callable[..., Peer]]:
+    peers: list[Peer] = []
+
+    def make(step: str = "time.sleep(0.01)", build: str = "pass") -> Peer:
+        peers.append(Peer(socket_path, step, build))
+        return peers[-1]
+
+    yield make
+    for made in peers:
+        made.close()
+
+
+def test_handshake_then_heartbeats_then_drain(peer: Callable[..., Peer]) -> None:
+    runtime = peer()
+    runtime.shake_hands()
+    for _ in range(2):
+        assert runtime.receive(timeout_s=1.0 + HEARTBEAT_S) == Heartbeat()
+    runtime.send(Drain())
+    assert runtime.ends()[:2] == (0, "")
+
+
+def test_heartbeats_come_also_while_it_works(peer: Callable[..., Peer]) -> None:
+    runtime = peer()
+    runtime.shake_hands()
+    runtime.send(GetStats(id="work"))
+    runtime.receive_stats()
+    for _ in range(2):
+        assert runtime.receive(timeout_s=1.0 + HEARTBEAT_S) == Heartbeat()
+
+
+def test_the_collector_is_off_in_the_loop(peer: Callable[..., Peer]) -> None:
+    assert gc.isenabled()
+    runtime = peer()
+    runtime.shake_hands()
+    runtime.send(GetStats(id="g"))
+    assert runtime.receive_stats().n_running == 0
+
+
+def test_another_version_is_fatal_on_both_sides(peer: Callable[..., Peer]) -> None:
+    runtime = peer()
+    runtime.start()
+    runtime.send(Hello(version=2))
+    ready = runtime.receive()
+    assert isinstance(ready, Ready)
+    assert ready.version == 1
+    code, output, errors = runtime.ends()
+    assert code == 1
+    fatal = json.loads(output.splitlines()[-1])
+    assert fatal["kind"] == "WireError"
+    assert "version 2" in fatal["text"]
+    assert "runtime 1;" in fatal["text"]
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    "build",
+    ["raise MemoryError('12 GB')", "raise RuntimeError('DefaultCPUAllocator: can\\'t allocate memory: 12 GB')"],
+)
+def test_too_little_memory_is_said_without_a_traceback(peer: Callable[..., Peer], build: str) -> None:
+    runtime = peer(build=build)
+    runtime.start()
+    code, output, errors = runtime.ends()
+    assert code == 1
+    fatal = json.loads(output.splitlines()[-1])
+    assert fatal["kind"] == "ConfigError"
+    assert "12 GB" in fatal["text"]
+    assert "--kv-cache-memory-bytes" in fatal["text"]
+    assert "Traceback" not in errors
+
+
+def test_a_fault_at_the_start_has_its_traceback(peer: Callable[..., Peer]) -> None:
+    runtime = peer(build="raise RuntimeError('shapes do not match')")
+    runtime.start()
+    code, output, errors = runtime.ends()
+    assert code == 1
+    assert json.loads(output.splitlines()[-1])["text"] == "RuntimeError: shapes do not match"
+    assert "Traceback" in errors
+
+
+def test_what_a_turn_gives_is_one_message(peer: Callable[..., Peer]) -> None:
+    runtime = peer("self.has_work = False; return [Stats('a', *[0] * 12, 0.0, 0.0, 0.0, 0), Ready(1, 1, 1, 1, 1)]")
+    runtime.shake_hands()
+    runtime.send(GetStats(id="work"))
+    together: list[FromRuntime] = []
+    while len(together) < 2:
+        together = runtime.receive_together()
+    assert isinstance(together[0], Stats)
+    assert together[1] == Ready(1, 1, 1, 1, 1)
+
+
+def test_garbage_is_dropped_and_counted(peer: Callable[..., Peer]) -> None:
+    runtime = peer()
+    runtime.start()
+    runtime.send_frames(b"garbage before the handshake")
+    runtime.send(Cancel(id="before the handshake"))
+    runtime.send(Hello(version=1))
+    assert isinstance(runtime.receive(), Ready)
+    runtime.send(Hello(version=1))
+    runtime.send_frames(b"")
+    runtime.send_frames(b"\xff" * 100)
+    runtime.send_frames(b"two", b"frames")
+    runtime.send_frames(b"\x91" * 100_000)
+    runtime.send(GetStats(id="g"))
+    assert runtime.receive_stats().frames_dropped_total == 7
+
+
+def test_strangers_are_not_heard(peer: Callable[..., Peer], socket_path: Path) -> None:
+    runtime = peer()
+    runtime.shake_hands()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.setsockopt(zmq.LINGER, 0)
+        stranger.connect(f"ipc://{socket_path}")
+        for message in (Hello(version=1), Drain(), GetStats(id="x")):
+            stranger.send(encode(message))
+        stranger.send(b"x" * (MAX_FRAME_BYTES + 1))
+        assert not stranger.poll(500)
+    runtime.send(GetStats(id="g"))
+    assert runtime.receive_stats().frames_dropped_total == 3
+    assert runtime.process.poll() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_are_the_frontends(peer: Callable[..., Peer], number: signal.Signals) -> None:
+    runtime = peer()
+    runtime.shake_hands()
+    runtime.process.send_signal(number)
+    runtime.send(GetStats(id="g"))
+    runtime.receive_stats()
+
+
+@pytest.mark.parametrize("step", ["time.sleep(60)", "while True: pass"])
+def test_it_ends_with_the_frontend_also_during_a_long_step(
+    peer: Callable[..., Peer], socket_path: Path, step: str
+) -> None:
+    runtime = peer(step)
+    runtime.shake_hands()
+    runtime.send(GetStats(id="work"))
+    runtime.receive_stats()
+    time.sleep(0.1)
+    gone_at = time.monotonic()
+    assert runtime.process.stdin is not None
+    runtime.process.stdin.close()
+    runtime.process.wait(timeout=10)
+    assert time.monotonic() - gone_at < 2
+    assert not socket_path.parent.exists()
+
+
+def test_a_second_runtime_on_the_same_path_refuses(peer: Callable[..., Peer]) -> None:
+    first, second = peer(), peer()
+    first.shake_hands()
+    second.start()
+    code, output, errors = second.ends()
+    assert code == 1
+    assert json.loads(output.splitlines()[-1])["kind"] == "ConfigError"
+    assert "another runtime already serves" in output
+    assert "Traceback" not in errors
+    first.send(GetStats(id="g"))
+    first.receive_stats()
+
+
+def test_the_lock_of_a_dead_runtime_does_not_hold(peer: Callable[..., Peer], socket_path: Path) -> None:
+    first = peer()
+    first.shake_hands()
+    first.process.kill()
+    first.process.wait()
+    assert (socket_path.parent / LOCK_NAME).exists()
+    peer().shake_hands()
+
+
+def test_a_folder_that_others_can_enter_is_refused(peer: Callable[..., Peer], socket_path: Path) -> None:
+    os.chmod(socket_path.parent, 0o755)
+    runtime = peer()
+    runtime.start()
+    code, output, _ = runtime.ends()
+    assert code == 1
+    assert "open to other users" in output
+
+
+@pytest.mark.parametrize("line", [b"", b"{}\n", b"garbage\n", b'{"engine": {"cache": {"page_size": 0}}}\n'])
+def test_a_start_line_that_is_none_is_refused(peer: Callable[..., Peer], line: bytes) -> None:
+    runtime = peer()
+    assert runtime.process.stdin is not None
+    runtime.process.stdin.write(line)
+    runtime.process.stdin.close()
+    code, output, errors = runtime.ends()
+    assert code == 1
+    assert json.loads(output.splitlines()[-1])["kind"] in ("WireError", "ConfigError")
+    assert "Traceback" not in errors

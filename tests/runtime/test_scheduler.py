@@ -1,0 +1,365 @@
+"""The scheduler over the real cache and tree; the device is fake, the answers are checked against a naive model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from radixkv.config import SchedulerConfig
+from radixkv.errors import InvariantError, QueueFull
+from radixkv.runtime.request import Request
+from radixkv.runtime.waiting import WaitingQueue
+from radixkv.tree.node import Namespace
+from support.engine import Engine
+
+
+def prompt(n_tokens: int, first: int = 1) -> list[int]:
+    return [(first * 7919 + i * 31) % 97 for i in range(n_tokens)]
+
+
+def settings(**changes: object) -> SchedulerConfig:
+    return SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 64, **changes})
+
+
+def n_computed(engine: Engine) -> int:
+    return sum(n for _, _, n in engine.device.computed)
+
+
+def test_one_request_from_prompt_to_end() -> None:
+    engine = Engine()
+    request = engine.add(prompt(10), max_tokens=5)
+    engine.run()
+    engine.check_answers()
+    engine.check_idle()
+    assert engine.ended[request.id].reason == "length"
+    assert n_computed(engine) == 10 + 4, "the last token is never computed"
+
+
+def test_a_stop_token_ends_the_answer_and_is_part_of_it() -> None:
+    engine = Engine()
+    free = engine.add(prompt(10), max_tokens=8)
+    engine.run()
+    third = engine.output(free)[2]
+    stopped = engine.add(prompt(10), max_tokens=8, stop=[third])
+    engine.run()
+    assert engine.ended[stopped.id].reason == "stop"
+    assert engine.output(stopped) == engine.output(free)[:3]
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("policy", ["lpm", "fcfs"])
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_many_requests_share_prefixes_and_get_their_own_answers(policy: str, page_size: int) -> None:
+    engine = Engine(256, page_size, settings(schedule_policy=policy))
+    for i in range(24):
+        engine.add(prompt(33, first=i % 3) + prompt(i, first=i), max_tokens=1 + i % 7)
+    engine.run()
+    engine.check_answers()
+    engine.check_idle()
+    assert sum(r.n_cached or 0 for r in engine.requests.values()) > 24 * 16
+
+
+def test_decode_and_chunks_share_a_step_under_the_budget() -> None:
+    engine = Engine(256, 4, settings(max_num_batched_tokens=20))
+    engine.add(prompt(6), max_tokens=30)
+    engine.turn()
+    engine.add(prompt(50, first=2), max_tokens=2)
+    mixed = []
+    for _ in range(12):
+        plan = engine.launch()
+        assert plan is not None
+        assert plan.n_tokens <= 20
+        mixed.append(sorted(row.n_tokens for row in plan.rows))
+        engine.collect()
+    assert [1, 16] in mixed, "19 tokens are left for the chunk, of which 16 are whole pages"
+    engine.run()
+    engine.check_answers()
+
+
+def test_chunks_but_the_last_end_on_a_page_boundary() -> None:
+    engine = Engine(256, 4, settings(max_num_batched_tokens=23, max_num_seqs=4))
+    engine.add(prompt(70), max_tokens=1)
+    engine.run()
+    ends = [(row.start + row.n_tokens) for plan in engine.device.executed for row in plan.rows]
+    assert ends == [20, 40, 60, 70]
+
+
+def test_two_new_requests_with_one_prefix_compute_it_once_in_the_same_step() -> None:
+    engine = Engine()
+    first = engine.add(prompt(17), max_tokens=2)
+    second = engine.add(prompt(16) + [5, 6], max_tokens=2)
+    plan = engine.launch()
+    assert plan is not None
+    assert [(row.start, row.n_tokens) for row in plan.rows] == [(0, 17), (16, 2)]
+    engine.run()
+    engine.check_answers()
+    assert (first.n_cached, second.n_cached) == (0, 16)
+
+
+def test_a_chunked_prompt_picks_up_what_another_commits_meanwhile() -> None:
+    engine = Engine(256, 4, settings(max_num_batched_tokens=16))
+    first = engine.add(prompt(60), max_tokens=2)
+    second = engine.add(prompt(60), max_tokens=2)
+    engine.run()
+    engine.check_answers()
+    assert first.n_cached == 0
+    assert second.n_cached == 59
+    assert n_computed(engine) == 60 + 1 + 2
+
+
+def test_fcfs_admits_in_order_of_arrival_and_lpm_by_cached_prefix() -> None:
+    for policy, order in (("fcfs", ["r1", "r2", "r3"]), ("lpm", ["r3", "r2", "r1"])):
+        engine = Engine(256, 4, settings(schedule_policy=policy, max_num_seqs=1))
+        engine.add(prompt(40), max_tokens=1)
+        engine.run()
+        engine.add(prompt(40, first=9), max_tokens=1)
+        engine.add(prompt(20) + prompt(20, first=8), max_tokens=1)
+        engine.add(prompt(40), max_tokens=1)
+        engine.run()
+        assert list(engine.ended)[1:] == order
+
+
+def test_lpm_looks_at_the_oldest_of_its_window_only() -> None:
+    engine = Engine(256, 4, settings(max_num_seqs=1, lpm_window=2))
+    engine.add(prompt(40), max_tokens=1)
+    engine.run()
+    engine.add(prompt(40, first=9), max_tokens=1)
+    engine.add(prompt(40, first=8), max_tokens=1)
+    engine.add(prompt(40), max_tokens=1)
+    engine.run()
+    assert list(engine.ended)[1] == "r1"
+
+
+def test_a_full_queue_refuses() -> None:
+    engine = Engine(config=settings(max_queued_requests=2))
+    engine.add(prompt(5))
+    engine.add(prompt(5))
+    with pytest.raises(QueueFull, match="2 requests wait"):
+        engine.add(prompt(5))
+    engine.run()
+    engine.check_idle()
+
+
+def test_admission_leaves_a_page_for_each_running_row() -> None:
+    engine = Engine(10, 4, settings(max_num_seqs=4))
+    engine.add(prompt(24), max_tokens=8)
+    engine.turn()
+    engine.add(prompt(15, first=2), max_tokens=2)
+    plan = engine.launch()
+    assert plan is not None
+    assert len(plan.rows) == 1, "4 pages are free: 4 for the prompt and 1 for the running row are too many"
+    engine.run()
+    engine.check_answers()
+    engine.check_idle()
+
+
+def test_out_of_pages_retracts_the_last_arrival_and_never_the_oldest() -> None:
+    engine = Engine(20, 4, settings(max_num_seqs=4))
+    for i in range(4):
+        engine.add(prompt(9, first=i), max_tokens=30)
+    engine.run()
+    engine.check_answers()
+    engine.check_idle()
+    assert engine.scheduler.n_preemptions > 0
+    assert not engine.requests["r0"].returned
+    assert engine.requests["r3"].returned
+    assert list(engine.ended)[0] == "r0"
+
+
+def test_a_retracted_request_finds_its_own_pages_again() -> None:
+    engine = Engine(20, 4, settings(max_num_seqs=2))
+    engine.add(prompt(9), max_tokens=40)
+    engine.add(prompt(9, first=3), max_tokens=40)
+    engine.run()
+    engine.check_answers()
+    recomputed = n_computed(engine) - 2 * (9 + 39)
+    assert engine.scheduler.n_preemptions == 1
+    assert 0 < recomputed < 40, "full pages stayed in the tree"
+
+
+def test_abort_while_waiting_running_and_in_flight() -> None:
+    engine = Engine(64, 4, settings(max_num_seqs=1))
+    running = engine.add(prompt(9), max_tokens=30)
+    waiting = engine.add(prompt(9, first=2), max_tokens=30)
+    engine.turn()
+    engine.turn()
+    engine.abort(waiting)
+    n_available = engine.cache.n_available
+    engine.abort(running)
+    assert engine.cache.n_available == n_available, "a launched step still uses the pages"
+    engine.run()
+    engine.check_idle()
+
+
+def test_a_failed_step_is_undone_and_its_requests_run_again() -> None:
+    engine = Engine()
+    engine.add(prompt(17), max_tokens=6)
+    engine.turn()
+    engine.add(prompt(16) + [3], max_tokens=6)
+    engine.turn()
+    engine.device.fail_steps = {engine.pending[0][0].step}
+    engine.run()
+    assert {ended.reason for ended in engine.ended.values()} == {"length"}
+    engine.check_answers()
+    engine.check_idle()
+
+
+def test_what_a_failed_step_was_to_write_is_never_read() -> None:
+    engine = Engine()
+    engine.add(prompt(17), max_tokens=6)
+    engine.launch()
+    assert engine.cache.tree.match(Namespace(), bytes(engine.requests["r0"].tokens)) == 16
+    engine.device.fail_steps = {0}
+    engine.collect()
+    assert engine.cache.tree.match(Namespace(), bytes(engine.requests["r0"].tokens)) == 0
+    engine.run()
+    engine.check_answers()
+
+
+def test_a_request_whose_step_fails_alone_and_again_ends_in_error() -> None:
+    engine = Engine()
+    engine.add(prompt(17), max_tokens=6)
+    engine.device.fail_steps = {0, 1, 2, 3}
+    engine.run()
+    assert engine.ended["r0"].reason == "device_error"
+    engine.check_idle()
+
+
+def test_a_request_that_breaks_its_steps_takes_no_other_along() -> None:
+    engine = Engine()
+    requests = [engine.add(prompt(9 + i, first=i), max_tokens=6) for i in range(7)]
+    engine.breaking = {requests[3].id}
+    engine.run()
+    assert engine.ended.pop(requests[3].id).reason == "device_error"
+    assert {ended.reason for ended in engine.ended.values()} == {"length"}
+    engine.check_answers()
+    engine.check_idle()
+
+
+def test_a_leaked_lease_is_found_when_idle() -> None:
+    engine = Engine()
+    engine.add(prompt(17), max_tokens=1)
+    engine.run()
+    engine.cache.open(Namespace(), bytes(engine.requests["r0"].tokens))
+    with pytest.raises(InvariantError, match="4 pages"):
+        engine.scheduler.check()
+
+
+def test_the_queue_is_not_ranked_again_while_nobody_can_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(24, 4, settings(max_num_seqs=4))
+    engine.add(prompt(40), max_tokens=50)
+    engine.turn()
+    for i in range(5):
+        engine.add(prompt(60, first=2 + i), max_tokens=2)
+    n_ranked = 0
+    candidates = WaitingQueue.candidates
+
+    def counted(queue: WaitingQueue) -> Iterable[Request]:
+        nonlocal n_ranked
+        n_ranked += 1
+        return candidates(queue)
+
+    monkeypatch.setattr(WaitingQueue, "candidates", counted)
+    for _ in range(20):
+        engine.turn()
+    assert n_ranked < 10, "pages change hands every fourth step at most"
+    engine.run()
+    engine.check_answers()
+
+
+def test_a_refused_launch_keeps_the_step_before() -> None:
+    engine = Engine()
+    engine.add(prompt(17), max_tokens=6)
+    engine.turn()
+    engine.device.refuse_launches = 1
+    engine.run()
+    engine.check_answers()
+    engine.check_idle()
+    assert engine.ended["r0"].reason == "length"
+
+
+def test_a_row_with_nan_kv_takes_its_readers_back_to_the_queue_and_is_retried_alone() -> None:
+    engine = Engine()
+    writer = engine.add(prompt(17), max_tokens=6)
+    reader = engine.add(prompt(16) + [3], max_tokens=6)
+    other = engine.add(prompt(20, first=5), max_tokens=6)
+    engine.launch()
+    engine.device.nan_slots = {writer.slot}
+    engine.collect()
+    assert engine.output(other), "a request that does not share the path goes on"
+    engine.run()
+    engine.check_answers()
+    engine.check_idle()
+    assert writer.private
+    assert not reader.private
+    assert {ended.reason for ended in engine.ended.values()} == {"length"}
+
+
+def test_nan_logits_over_kv_that_a_finite_row_has_covered_leave_the_tree_alone() -> None:
+    engine = Engine()
+    engine.add(prompt(17), max_tokens=1)
+    engine.run()
+    second = engine.add(prompt(17), max_tokens=3)
+    engine.launch()
+    engine.device.nan_logits_slots = {second.slot}
+    engine.collect()
+    assert engine.cache.tree.match(Namespace(), bytes(second.tokens)) == 16
+    engine.run()
+    engine.check_answers()
+
+
+def test_a_finite_row_does_not_vouch_for_a_page_that_replaced_its_own_after_its_launch() -> None:
+    engine = Engine()
+    first = engine.add(prompt(15), max_tokens=8)
+    engine.launch()
+    engine.collect()
+    engine.launch()  # writes the first token of the answer, and with it fills a page
+    second = engine.add([*prompt(15), engine.output(first)[0], 5], max_tokens=2)
+    engine.launch()  # the second request commits the same page, which this step writes
+    engine.device.nan_slots = {second.slot}
+    engine.collect()
+    assert first.holding is not None
+    assert second.holding is not None
+    assert first.holding.table[3] == second.holding.table[3], "the first request's page was a duplicate"
+    engine.collect()
+    engine.run()
+    engine.check_answers()
+    engine.check_quarantine()
+    engine.check_idle()
+
+
+def test_a_second_nan_is_the_requests_error() -> None:
+    engine = Engine()
+    request = engine.add(prompt(17), max_tokens=6)
+    for _ in range(2):
+        engine.launch()
+        engine.device.nan_slots = {request.slot}
+        engine.collect()
+    assert engine.ended[request.id].reason == "numerical_error"
+    engine.run()
+    engine.check_idle()
+
+
+def test_a_flush_while_requests_run_lets_them_end_and_nobody_hit() -> None:
+    engine = Engine()
+    engine.add(prompt(40), max_tokens=20)
+    engine.turn()
+    engine.turn()
+    _, n_leased = engine.cache.flush()
+    assert n_leased == 10
+    late = engine.add(prompt(40), max_tokens=2)
+    engine.run()
+    assert late.n_cached == 0
+    engine.check_answers()
+    engine.check_idle()
+
+
+def test_without_sharing_every_prompt_is_computed() -> None:
+    engine = Engine(shares=False)
+    for _ in range(3):
+        engine.add(prompt(17), max_tokens=2)
+    engine.run()
+    engine.check_answers()
+    assert [request.n_cached for request in engine.requests.values()] == [0, 0, 0]
+    assert engine.cache.n_free == engine.n_pages

@@ -1,0 +1,86 @@
+"""Random histories as a Hypothesis state machine."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from support.actions import Actions
+
+small = st.integers(0, 40)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    @initialize(
+        page_size=st.sampled_from((1, 2, 4)),
+        n_pages=st.sampled_from((40, 80)),
+        policy=st.sampled_from(("lpm", "fcfs")),
+    )
+    def start(self, page_size: int, n_pages: int, policy: str) -> None:
+        self.actions = Actions(n_pages, page_size, policy=policy)
+
+    @rule(
+        base=small,
+        cut=small,
+        suffix=st.lists(st.integers(1, 4), max_size=6),
+        max_tokens=st.integers(1, 12),
+        namespace=st.sampled_from((0, 0, 1, 2)),
+        reads=st.sampled_from((True, True, True, False)),
+        twice=st.booleans(),
+    )
+    def add(
+        self, base: int, cut: int, suffix: list[int], max_tokens: int, namespace: int, reads: bool, twice: bool
+    ) -> None:
+        self.actions.add(base, cut, suffix, max_tokens, namespace, reads, twice)
+
+    @rule()
+    def launch(self) -> None:
+        self.actions.launch()
+
+    @rule()
+    def launch_again(self) -> None:
+        self.actions.launch()
+
+    @rule()
+    def collect(self) -> None:
+        self.actions.collect()
+
+    @rule(which=small)
+    def abort(self, which: int) -> None:
+        self.actions.abort(which)
+
+    @rule()
+    def fail(self) -> None:
+        self.actions.fail()
+
+    @rule()
+    def refuse(self) -> None:
+        self.actions.refuse()
+
+    @rule(which=small, kv=st.booleans())
+    def make_nan(self, which: int, kv: bool) -> None:
+        self.actions.make_nan(which, kv=kv)
+
+    @rule(n_pages=st.integers(1, 6))
+    def evict(self, n_pages: int) -> None:
+        self.actions.evict(n_pages)
+
+    @rule()
+    def flush(self) -> None:
+        self.actions.flush()
+
+    @rule(base=small, cut=small, namespace=st.integers(0, 2))
+    def detach(self, base: int, cut: int, namespace: int) -> None:
+        self.actions.detach(base, cut, namespace)
+
+    @rule(n_tokens=st.sampled_from((8, 12, 24)))
+    def set_budget(self, n_tokens: int) -> None:
+        self.actions.set_budget(n_tokens)
+
+    @rule(which=small)
+    def retract(self, which: int) -> None:
+        self.actions.retract(which)
+
+    def teardown(self) -> None:
+        if hasattr(self, "actions"):
+            self.actions.finish()

@@ -1,0 +1,97 @@
+"""Settings and sampling parameters that cannot work are refused, in messages that stay short."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from radixkv.config import MAX_SEED, CacheConfig, EngineConfig, ModelConfig, ServerConfig
+from radixkv.errors import ConfigError, InvalidRequest, UnsupportedFeature, shortened
+from radixkv.sampling import SamplingParams
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
+def test_addresses_that_only_this_machine_reaches_are_hosts(host: str) -> None:
+    assert ServerConfig(host).host == host
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.7", "2001:db8::1"])
+def test_addresses_that_others_reach_need_a_key(host: str) -> None:
+    with pytest.raises(UnsupportedFeature, match=f"host '{host}': .* needs --api-key"):
+        ServerConfig(host)
+
+
+@pytest.mark.parametrize("host", ["localhostt", "", "127.1", "example.org", "http://127.0.0.1"])
+def test_what_is_no_address_is_not_told_of_keys(host: str) -> None:
+    with pytest.raises(ConfigError, match=f"host '{host}' is neither an IP address nor 'localhost'") as caught:
+        ServerConfig(host)
+    assert "api-key" not in str(caught.value)
+
+
+@pytest.mark.parametrize("timeout", [-1.0, 0.0, 0.3, 1.99, float("nan")])
+def test_a_limit_that_a_healthy_runtime_breaks_is_refused(timeout: float) -> None:
+    with pytest.raises(ConfigError, match=f"heartbeat_timeout_s {timeout:g} must be at least 2"):
+        ServerConfig(heartbeat_timeout_s=timeout)
+    assert ServerConfig(heartbeat_timeout_s=2.0).heartbeat_timeout_s == 2.0
+
+
+def test_the_served_name_may_be_left_out_but_not_empty() -> None:
+    assert ServerConfig(served_model_name=None).served_model_name is None
+    with pytest.raises(ConfigError, match="served_model_name is empty"):
+        ServerConfig(served_model_name="")
+
+
+@pytest.mark.parametrize("seed", [0, MAX_SEED])
+def test_seeds_are_64_bit(seed: int) -> None:
+    assert EngineConfig(seed=seed).seed == SamplingParams(seed=seed).seed == seed
+
+
+@pytest.mark.parametrize("seed", [-1, MAX_SEED + 1, 10**27, 10**4000, -(10**9000)], ids=int.bit_length)
+def test_other_seeds_are_refused_in_a_short_message(seed: int) -> None:
+    for make, error in ((EngineConfig, ConfigError), (SamplingParams, InvalidRequest)):
+        with pytest.raises(error, match="seed .* between 0 and 2\\*\\*63 - 1") as caught:
+            make(seed=seed)
+        assert len(str(caught.value)) < 120
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "top_k"])
+def test_every_number_of_a_request_is_short_in_its_message(name: Any) -> None:
+    with pytest.raises(InvalidRequest, match=name) as caught:
+        msgspec.structs.replace(SamplingParams(), **{name: -(10**4000)})
+    assert len(str(caught.value)) < 120
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (-5, "-5"),
+        (0.3, "0.3"),
+        (10**27, str(10**27)),
+        (10**50, "100000000000000000000000...000000000000"),
+        (-(1 << 40000), "-0x100000000000000000000...000000000000"),
+        ("x" * 38, f"'{'x' * 38}'"),
+        ("x" * 39, f"'{'x' * 23}...{'x' * 11}'"),
+        ("a\nb", "'a\\nb'"),
+    ],
+    ids=lambda value: type(value).__name__,  # pytest's own would write all digits
+)
+def test_a_value_in_a_message(value: Any, text: str) -> None:
+    assert shortened(value) == text
+    assert len(text) <= 40
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: CacheConfig(page_size="16"), "page_size '16' must be a whole number"),
+        (lambda: CacheConfig(page_size=1.5), "page_size 1.5 must be a whole number"),
+        (lambda: ModelConfig(max_model_len=True), "max_model_len True must be a whole number"),
+        (lambda: ModelConfig(model=5), "model is 5"),
+    ],
+)
+def test_settings_of_a_wrong_type_are_named(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()

@@ -1,0 +1,170 @@
+"""``LLM`` with the embedded model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import radixkv
+from radixkv.errors import CheckpointError, ConfigError, ContextLengthExceeded, InvalidRequest, UnsupportedFeature
+from radixkv.llm import LLM
+from radixkv.runtime.loop import Loop
+from radixkv.sampling import SamplingParams
+from radixkv.wire import FromRuntime
+from support.checkpoints import save_llama
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+TEXT = "A farmer has 12 hens, and each of them lays 5 eggs a week. How many eggs does he get in a month?"
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    llm = LLM("tiny", max_total_tokens=4096, max_model_len=1024)
+    yield llm
+    llm.shutdown()
+
+
+def test_text_and_token_ids_are_both_prompts(llm: LLM) -> None:
+    by_text, second = llm.generate([TEXT, TEXT + " And in a year?"], GREEDY)
+    by_ids, alone = llm.generate([by_text.prompt_token_ids, TEXT], GREEDY)
+    assert by_text.prompt == TEXT
+    assert by_ids.prompt is None
+    assert by_ids.outputs == by_text.outputs == alone.outputs
+    assert second.outputs[0].text != by_text.outputs[0].text
+    assert len(by_text.outputs[0].token_ids) == 12
+    assert by_text.outputs[0].finish_reason == "length"
+
+
+def test_the_second_time_the_prompt_is_cached(llm: LLM) -> None:
+    llm.flush_cache()
+    (cold,) = llm.generate(TEXT, GREEDY)
+    (warm,) = llm.generate(TEXT, GREEDY)
+    assert cold.num_cached_tokens == 0
+    assert warm.num_cached_tokens >= len(warm.prompt_token_ids) - 16
+    assert warm.outputs == cold.outputs
+
+
+def test_settings_for_each_prompt(llm: LLM) -> None:
+    params = [SamplingParams(max_tokens=n, seed=n, ignore_eos=True) for n in (1, 2, 3)]
+    outputs = llm.generate([TEXT] * 3, params)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 2, 3]
+    with pytest.raises(InvalidRequest, match="3 sampling_params for 2 prompts"):
+        llm.generate([TEXT] * 2, params)
+
+
+def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
+    (whole,) = llm.generate(TEXT, GREEDY)
+    text = whole.outputs[0].text
+    stop = text[len(text) // 2 :][:3]
+    (stopped,) = llm.generate(TEXT, SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, stop=(stop,)))
+    assert stopped.outputs[0].text == text[: text.index(stop)]
+    assert stopped.outputs[0].finish_reason == "stop"
+    assert llm.get_metrics().n_running == 0
+
+
+def test_a_stop_token_is_among_the_ids_but_not_in_the_text(llm: LLM) -> None:
+    (whole,) = llm.generate(TEXT, GREEDY)
+    last = whole.outputs[0].token_ids[5]
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, stop_token_ids=(last,))
+    (stopped,) = llm.generate(TEXT, params)
+    ids = stopped.outputs[0].token_ids
+    assert ids == whole.outputs[0].token_ids[: len(ids)]
+    assert ids[-1] == last
+    assert stopped.outputs[0].finish_reason == "stop"
+    (before,) = llm.generate(
+        TEXT, SamplingParams(temperature=0.0, max_tokens=max(1, len(ids) - 1), ignore_eos=True)
+    )
+    assert len(ids) == 1 or stopped.outputs[0].text == before.outputs[0].text
+
+
+def test_more_prompts_than_the_queue_holds(llm: LLM) -> None:
+    llm._max_queued = llm._live._scheduler._max_waiting = 2
+    outputs = llm.generate([[7, 8, n] for n in range(9)], SamplingParams(temperature=0.0, max_tokens=2))
+    assert [output.prompt_token_ids[2] for output in outputs] == list(range(9))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "word"),
+    [
+        ([], InvalidRequest, "0 bytes"),
+        ([1, 10**9], InvalidRequest, "token id 1000000000"),
+        ([1, -1], InvalidRequest, "token id -1"),
+        ([1, 1 << 40], InvalidRequest, "int32"),
+        (["a"], InvalidRequest, "int32"),
+        ([5] * 1024, ContextLengthExceeded, "1024 tokens"),
+    ],
+)
+def test_a_bad_prompt_is_refused_and_leaves_nothing_behind(
+    llm: LLM, prompt: list[int], error: type[Exception], word: str
+) -> None:
+    with pytest.raises(error, match=word):
+        llm.generate([TEXT, prompt], GREEDY)
+    llm.generate(TEXT, GREEDY)
+    metrics = llm.get_metrics()
+    assert (metrics.n_running, metrics.n_waiting) == (0, 0)
+    assert metrics.n_pages_free + metrics.n_pages_evictable == metrics.n_pages
+
+
+def test_an_interrupted_call_leaves_nothing_to_the_next(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = Loop.turn
+    turns = iter((turn, turn, None))
+
+    def interrupted(loop: Loop) -> list[FromRuntime]:
+        step = next(turns, turn)
+        if step is None:
+            raise KeyboardInterrupt
+        return step(loop)
+
+    monkeypatch.setattr(Loop, "turn", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([TEXT] * 3, GREEDY)
+    (after,) = llm.generate(TEXT, GREEDY)
+    assert len(after.outputs[0].token_ids) == 12
+    assert llm.get_metrics().n_running == 0
+
+
+def test_wrong_settings_name_themselves(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no-such-folder"):
+        LLM(str(tmp_path / "no-such-folder"))
+    with pytest.raises(ConfigError, match="page_size 0"):
+        LLM("tiny", page_size=0)
+    with pytest.raises(ConfigError, match="max_model_len 100000"):
+        LLM("tiny", max_model_len=100_000)
+    with pytest.raises(UnsupportedFeature, match="load_format 'dummy'"):
+        LLM("tiny", load_format="dummy")
+    with pytest.raises(UnsupportedFeature, match="no setting gpu_memory_utilization, tensor_parallel_size"):
+        LLM("tiny", gpu_memory_utilization=0.9, tensor_parallel_size=2)
+
+
+def test_wrong_calls_name_what_is_wrong(llm: LLM) -> None:
+    with pytest.raises(UnsupportedFeature, match=r"LLM\.chat"):
+        llm.chat([{"role": "user", "content": TEXT}])
+    with pytest.raises(InvalidRequest, match="prompts is a int"):
+        llm.generate(5)
+    with pytest.raises(InvalidRequest, match="sampling_params is neither"):
+        llm.generate([TEXT], ["hot"])
+
+
+def test_a_checkpoint_without_a_tokenizer_takes_token_ids(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    llm = LLM(str(tmp_path), max_total_tokens=256)
+    (output,) = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3, seed=1, ignore_eos=True))
+    assert (output.outputs[0].text, len(output.outputs[0].token_ids)) == ("", 3)
+    with pytest.raises(InvalidRequest, match="no tokenizer"):
+        llm.generate(TEXT)
+
+
+def test_after_shutdown_it_says_so() -> None:
+    llm = LLM("tiny", max_total_tokens=256, max_model_len=256)
+    llm.shutdown()
+    with pytest.raises(ConfigError, match="shut down"):
+        llm.generate(TEXT)
+
+
+def test_the_package_gives_its_names_when_asked() -> None:
+    assert radixkv.LLM is LLM
+    assert radixkv.SamplingParams is SamplingParams
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = radixkv.nothing

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from radixkv.errors import CheckpointError, ConfigError, InvalidRequest, RadixKVError, WireError
+from radixkv.sampling import SamplingParams
+from radixkv.wire import (
+    MAX_FRAME_BYTES,
+    Cancel,
+    Done,
+    Drain,
+    Failed,
+    Fatal,
+    Flush,
+    Flushed,
+    FromRuntime,
+    GetStats,
+    Heartbeat,
+    Hello,
+    NewTokens,
+    Ready,
+    Start,
+    Stats,
+    Submit,
+    Tokens,
+    ToRuntime,
+    decode_from_runtime,
+    decode_to_runtime,
+    encode,
+    pack_tokens,
+    unpack_tokens,
+)
+
+TO_RUNTIME: list[ToRuntime] = [
+    Hello(version=1),
+    Submit(id="a", tokens=b"\1\0\0\0", sampling=SamplingParams(stop=("x",), seed=5), cache_salt="s"),
+    Cancel(id="a"),
+    Flush(id="f"),
+    GetStats(id="g"),
+    Drain(),
+]
+FROM_RUNTIME: list[FromRuntime] = [
+    Ready(1, 100, 200, 16, 10),
+    Tokens([NewTokens("a", b"\1\0\0\0"), NewTokens("b", b"")]),
+    Done("a", "stop", 3, 4, 2, 0.5, 7),
+    Failed("a", "queue_full", "as many wait as may", None),
+    Flushed("f", 1, 2),
+    Stats("g", *range(1, 13), 0.5, 0.25, 0.125, 3),
+    Heartbeat(),
+]
+
+
+@pytest.mark.parametrize("message", TO_RUNTIME, ids=lambda m: type(m).__name__)
+def test_round_trip_to_the_runtime(message: ToRuntime) -> None:
+    assert decode_to_runtime(encode(message)) == message
+
+
+@pytest.mark.parametrize("message", FROM_RUNTIME, ids=lambda m: type(m).__name__)
+def test_round_trip_from_the_runtime(message: FromRuntime) -> None:
+    assert decode_from_runtime(encode(message)) == message
+
+
+def test_a_message_of_the_other_direction_is_refused() -> None:
+    for message in FROM_RUNTIME:
+        with pytest.raises(WireError):
+            decode_to_runtime(encode(message))
+    for message in TO_RUNTIME:
+        with pytest.raises(WireError):
+            decode_from_runtime(encode(message))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200))
+def test_garbage_is_a_wire_error(frame: bytes) -> None:
+    for decode in (decode_to_runtime, decode_from_runtime):
+        with pytest.raises(WireError):
+            decode(frame)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_damaged_frame_is_a_message_or_refused(data: st.DataObject) -> None:
+    frame = bytearray(encode(data.draw(st.sampled_from(TO_RUNTIME))))
+    for _ in range(data.draw(st.integers(1, 4))):
+        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    cut = frame[: data.draw(st.integers(1, len(frame)))]
+    try:
+        message = decode_to_runtime(bytes(cut))
+    except (WireError, InvalidRequest):
+        return
+    assert isinstance(message, Hello | Submit | Cancel | Flush | GetStats | Drain)
+
+
+def test_frames_that_would_exhaust_something_are_refused() -> None:
+    deep = b"\x91" * 100_000 + b"\xc0"
+    field = msgspec.msgpack.encode({"type": "Cancel", "id": "a"})[:-2]
+    for frame in (deep, b"\x81\xa1x" + deep, field + b"\xa1\xff", b"\xdd\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff"):
+        with pytest.raises(WireError):
+            decode_to_runtime(frame)
+    with pytest.raises(WireError, match="at most"):
+        decode_to_runtime(b" " * (MAX_FRAME_BYTES + 1))
+
+
+def test_sampling_is_validated_again_on_arrival() -> None:
+    raw = msgspec.msgpack.decode(encode(TO_RUNTIME[1]))
+    raw["sampling"]["temperature"] = float("nan")
+    with pytest.raises(InvalidRequest, match="temperature"):
+        decode_to_runtime(msgspec.msgpack.encode(raw))
+
+
+def test_start_carries_every_setting_and_validates_it() -> None:
+    engine = EngineConfig(
+        ModelConfig("m", "r", "float32", 77),
+        CacheConfig(4, 1 << 20, 99, False),
+        SchedulerConfig(8, 64, "fcfs", 5),
+        3,
+    )
+    start = Start(engine, "/folder", "/folder/socket")
+    assert msgspec.json.decode(msgspec.json.encode(start), type=Start) == start
+    bad = msgspec.json.encode(start).replace(b'"page_size":4', b'"page_size":0')
+    with pytest.raises(ConfigError, match="page_size 0"):
+        msgspec.json.decode(bad, type=Start)
+
+
+def test_fatal_names_the_error_it_stands_for() -> None:
+    assert type(Fatal("CheckpointError", "x").error()) is CheckpointError
+    assert type(Fatal("ConfigError", "x").error()) is ConfigError
+    assert type(Fatal("MemoryError", "x").error()) is RadixKVError
+
+
+@given(st.lists(st.integers(-(1 << 31), (1 << 31) - 1), max_size=20))
+def test_tokens_are_little_endian_int32(ids: list[int]) -> None:
+    packed = pack_tokens(ids)
+    assert packed == b"".join(i.to_bytes(4, "little", signed=True) for i in ids)
+    assert unpack_tokens(packed) == ids
+
+
+def test_a_token_that_does_not_fit_is_an_error() -> None:
+    with pytest.raises(OverflowError):
+        pack_tokens([1 << 31])

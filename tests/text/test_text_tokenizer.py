@@ -1,0 +1,89 @@
+"""Text to ids and back, and what is said when that cannot be."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tokenizers import models, processors
+
+from radixkv.errors import CheckpointError, InvalidRequest
+from radixkv.text.tokenizer import Tokenizer
+
+
+def save(backend: tokenizers.Tokenizer, folder: Path) -> Tokenizer:
+    backend.save(str(folder / "tokenizer.json"))
+    return Tokenizer.load(folder)
+
+
+def word_level() -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(models.WordLevel({"<s>": 0, "a": 1, "b": 2, "?": 70_000}, "?"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    backend.add_special_tokens(["<s>"])
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return backend
+
+
+def test_ids_are_little_endian_int32_with_the_post_processors_tokens(tmp_path: Path) -> None:
+    tokenizer = save(word_level(), tmp_path)
+    assert tokenizer.encode("a b zebra") == struct.pack("<4i", 0, 1, 2, 70_000)
+    assert tokenizer.encode("") == struct.pack("<i", 0)
+    assert tokenizer.decode([0, 1, 2]) == "a b"
+    assert tokenizer.vocab_size == 4
+
+
+def test_truncation_and_padding_of_the_file_are_ignored(tmp_path: Path) -> None:
+    backend = word_level()
+    backend.enable_truncation(2)
+    backend.enable_padding(length=8)
+    assert len(save(backend, tmp_path).encode("a b a b a")) == 4 * 6
+
+
+def test_vocabulary_counts_added_tokens(tmp_path: Path) -> None:
+    backend = word_level()
+    backend.add_tokens(["more"])
+    assert save(backend, tmp_path).vocab_size == 5
+
+
+@pytest.mark.parametrize("text", ["\ud800", "ab\udc00", "\ud83c \udf89"])
+def test_lone_surrogate_is_refused(tokenizer: Tokenizer, text: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"lone surrogate U\+D[8-F][0-9A-F]{2} at character \d") as caught:
+        tokenizer.encode(text)
+    assert caught.value.param == "prompt"
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer.json is missing; .*token ids"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[]", b'{"version": "1.0", "model"', b'{"model": {"type": "BPE"}}', b"\xff\xfe\x00"]
+)
+def test_corrupt_file_is_one_line_with_the_reason(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(
+        CheckpointError, match=r"tokenizer.json (is not a tokenizer|cannot be read): .+; fetch"
+    ) as caught:
+        Tokenizer.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_folder_instead_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").mkdir()
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        Tokenizer.load(tmp_path)
+
+
+def test_needs_neither_torch_nor_transformers() -> None:
+    code = "import sys, radixkv.text.answer; print({'torch', 'transformers'} & sys.modules.keys())"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    output = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert output.stdout == "set()\n"

@@ -1,0 +1,81 @@
+"""The order of many children, against a sorted list; and what explain makes of it."""
+
+from random import Random
+from struct import pack
+
+import pytest
+
+from radixkv.tree.children import Children
+from radixkv.tree.digest import RecentDigests
+from radixkv.tree.node import Namespace, Node
+from radixkv.tree.radix import RadixTree
+
+
+@pytest.mark.parametrize("n_children", [3, 600, 3000])
+def test_neighbours_are_those_of_a_sorted_list(n_children: int) -> None:
+    random, children, keys = Random(n_children), Children(), set[bytes]()
+    node = Node.__new__(Node)
+
+    def check() -> None:
+        assert children.is_ordered()
+        page = random.randbytes(4)
+        if page not in keys:
+            below = max((key for key in keys if key < page), default=None)
+            above = min((key for key in keys if key > page), default=None)
+            assert children.neighbours(page) == (below, above)
+
+    for _ in range(n_children):
+        key = random.randbytes(4)
+        if key not in keys:
+            keys.add(key)
+            children.add(key, node)
+        if random.random() < 0.3:
+            key = random.choice(sorted(keys)) if len(keys) < 100 else next(iter(keys))
+            keys.remove(key)
+            children.remove(key)
+            if random.random() < 0.3:
+                keys.add(key)
+                children.add(key, node)
+        if random.random() < 0.05:
+            check()
+    check()
+    for key in sorted(keys):
+        children.remove(key)
+        keys.remove(key)
+        if random.random() < 0.05:
+            check()
+    assert children == {}
+
+
+def test_recent_digests_forget_the_oldest() -> None:
+    recent = RecentDigests(2)
+    for digest in (1, 2, 3):
+        recent.add(digest)
+    assert [digest in recent for digest in (1, 2, 3)] == [False, True, True]
+
+
+def test_explain_names_each_reason() -> None:
+    def ids(*tokens: int) -> bytes:
+        return pack(f"<{len(tokens)}i", *tokens)
+
+    here, there = Namespace(), Namespace(salt="s")
+    tree = RadixTree(2)
+    for namespace, tokens, page in (
+        (here, ids(1, 2, 5, 6), 0),
+        (here, ids(1, 2, 7, 8), 2),
+        (there, ids(9, 9, 9, 9), 4),
+    ):
+        lease = tree.lease(namespace, tokens)
+        rest = tokens[4 * lease.n_tokens :]
+        tree.commit(lease, rest, range(page, page + len(rest) // 8), 1)
+        tree.settle(lease, 4)
+        tree.release(lease)
+
+    assert tree.explain(here, ids(1, 2, 5, 6, 7)) == ("whole", 4, None, None, None, None)
+    assert tree.explain(here, ids(1, 2, 7, 4)) == ("differs", 2, 3, 0, 1, None)
+    assert tree.explain(here, ids(1, 2, 6, 0)) == ("differs", 2, 2, 0, 0, None)
+    assert tree.explain(here, ids(1, 2, 5, 6, 7, 8)) == ("never_seen", 4, None, None, None, None)
+    assert tree.explain(Namespace(tenant="t"), ids(4, 4)) == ("never_seen", 0, None, None, None, None)
+    assert tree.explain(here, ids(9, 9)) == ("other_namespace", 0, 0, 0, None, there)
+    tree.evict(1)
+    assert tree.explain(here, ids(1, 2, 5, 6)).reason == "evicted"

@@ -1,0 +1,217 @@
+"""Bugs that other engines had, at the level of the tree; each test is named after what their users saw."""
+
+from __future__ import annotations
+
+from random import Random
+from struct import pack
+
+import pytest
+
+from radixkv.errors import InvariantError
+from radixkv.tree.node import Lease, Namespace
+from radixkv.tree.radix import RadixTree
+
+NAMESPACE = Namespace()
+
+
+def ids(*tokens: int) -> bytes:
+    return pack(f"<{len(tokens)}i", *tokens)
+
+
+def insert(tree: RadixTree, namespace: Namespace, tokens: bytes, page_size: int, first_page: int) -> Lease:
+    """Caches tokens as settled pages and returns the open lease."""
+    lease = tree.lease(namespace, tokens)
+    rest = tokens[4 * lease.n_tokens :]
+    tree.commit(lease, rest, range(first_page, first_page + len(rest) // (4 * page_size)), 1)
+    tree.settle(lease, len(tokens) // 4)
+    return lease
+
+
+def test_lock_that_skipped_its_own_node() -> None:
+    tree = RadixTree(2)
+    tree.release(insert(tree, NAMESPACE, ids(1, 2, 3, 4), 2, 0))
+    lease = tree.lease(NAMESPACE, ids(1, 2, 3, 4))
+    assert tree.evict(100) == []
+    assert tree.match(NAMESPACE, ids(1, 2, 3, 4)) == 4
+    again = tree.lease(NAMESPACE, ids(1, 2))
+    tree.release(lease)
+    assert [run.pages for run in tree.evict(100)] == [[1]]
+    assert tree.pages(again) == [0]
+    tree.check()
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_eviction_that_counted_pages_as_tokens(page_size: int) -> None:
+    tree = RadixTree(page_size)
+    tokens = ids(*range(8 * page_size))
+    tree.release(insert(tree, NAMESPACE, tokens, page_size, 0))
+    runs = tree.evict(3)
+    assert [run.pages for run in runs] == [[5, 6, 7]]
+    assert runs[0].tokens == tokens[20 * page_size :]
+    assert tree.match(NAMESPACE, tokens) == 5 * page_size
+    assert sorted(tree.reachable_pages()) == [0, 1, 2, 3, 4]
+    tree.check()
+
+
+def test_stale_hash_that_led_to_a_reused_page() -> None:
+    tree = RadixTree(2)
+    tree.release(insert(tree, NAMESPACE, ids(1, 2, 3, 4), 2, 0))
+    tree.evict(1)
+    tree.release(insert(tree, NAMESPACE, ids(1, 2, 5, 6), 2, 1))
+    assert tree.match(NAMESPACE, ids(1, 2, 3, 4)) == 2
+    assert tree.match(NAMESPACE, ids(1, 2, 5, 6)) == 4
+    assert tree.explain(NAMESPACE, ids(1, 2, 3, 4)).reason == "evicted"
+
+
+def test_recursion_error_on_a_deep_tree() -> None:
+    depth = 5000
+    tree = RadixTree(1)
+    tokens = ids(*range(depth))
+    lease, companion = tree.lease(NAMESPACE, b""), tree.lease(NAMESPACE, b"")
+    for page in range(depth):
+        token = tokens[4 * page : 4 * page + 4]
+        tree.commit(lease, token, [page], 1)
+        assert tree.extend(companion, token) == [page]
+    tree.settle(lease, depth)
+    tree.check()
+    fork = tree.fork(lease)
+    assert tree.pages(fork) == list(range(depth))
+    assert tree.match(NAMESPACE, tokens) == depth
+    assert tree.explain(NAMESPACE, tokens + ids(7)).reason == "never_seen"
+    assert len(tree.shared_runs([lease, fork])) == 1
+    assert tree.detach_unsettled(lease) == []
+    for held in (companion, fork, lease):
+        assert tree.release(held) == []
+    assert sum(len(run.pages) for run in tree.evict(depth // 2)) == depth // 2
+    assert sorted(tree.detach(NAMESPACE)) == list(range(depth // 2))
+    assert tree.namespaces() == []
+    tree.check()
+
+
+class CountedInt(int):
+    """An integer that counts how often it is compared."""
+
+    n_compares = 0
+
+    def __lt__(self, other: int) -> bool:
+        CountedInt.n_compares += 1
+        return int.__lt__(self, other)
+
+    def __gt__(self, other: int) -> bool:
+        CountedInt.n_compares += 1
+        return int.__gt__(self, other)
+
+    def __eq__(self, other: object) -> bool:
+        CountedInt.n_compares += 1
+        return int.__eq__(self, other)
+
+    __hash__ = int.__hash__
+
+
+def test_eviction_whose_cost_grew_with_the_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compares(n_leaves: int) -> tuple[int, int]:
+        n_digests = 0
+
+        def digest(parent: int, page: bytes) -> int:
+            nonlocal n_digests
+            n_digests += 1
+            return 0
+
+        tree = RadixTree(1, digest=digest)
+        ticks = iter(range(10**9))
+        monkeypatch.setattr(tree._forest, "tick", lambda: CountedInt(next(ticks)))
+        for page in range(n_leaves):
+            tree.release(insert(tree, NAMESPACE, ids(page), 1, page))
+        CountedInt.n_compares = n_digests = 0
+        for _ in range(20):
+            assert len(tree.evict(1)) == 1
+        return CountedInt.n_compares, n_digests
+
+    few, many = compares(100), compares(50_000)
+    assert many[0] <= few[0] + 20 * 20
+    assert many[1] == few[1] == 20
+
+
+def test_evictable_counted_shared_pages_twice() -> None:
+    tree = RadixTree(2)
+    first = insert(tree, NAMESPACE, ids(1, 2, 3, 4), 2, 0)
+    second = insert(tree, NAMESPACE, ids(1, 2, 5, 6), 2, 2)
+    assert (tree.n_pages_leased, tree.n_pages_evictable) == (3, 0)
+    tree.release(first)
+    assert (tree.n_pages_leased, tree.n_pages_evictable) == (2, 1)
+    tree.release(second)
+    assert (tree.n_pages_leased, tree.n_pages_evictable, tree.n_pages_reachable) == (0, 3, 3)
+    assert sum(len(run.pages) for run in tree.evict(100)) == 3
+
+
+def test_split_that_lost_hit_counts_and_stamps() -> None:
+    tree = RadixTree(1)
+    lease = tree.lease(NAMESPACE, b"")
+    tree.commit(lease, ids(1, 2, 3), [0, 1, 2], 7)
+    tree.settle(lease, 2)
+    tree.fork(lease)
+    lower = lease.node
+    lower.hits = 5
+    tick, step = lower.tick, lower.step
+    upper = tree._forest.split(lower, 1)
+    assert (upper.tick, upper.step, upper.hits, upper.n_leases, upper.n_settled) == (tick, step, 5, 2, 1)
+    assert (lower.tick, lower.step, lower.hits, lower.n_leases, lower.n_settled) == (tick, step, 5, 2, 1)
+    assert lease.node is lower
+    assert tree.pages(lease) == [0, 1, 2]
+    tree.check()
+
+
+def test_salt_that_equals_an_adapters_name() -> None:
+    values = ("", "x", "y")
+    namespaces = [Namespace(t, s, a, e) for t in values for s in values for a in values for e in (0, 1)]
+    tree = RadixTree(1)
+    for page, namespace in enumerate(namespaces):
+        assert tree.match(namespace, ids(1)) == 0
+        tree.release(insert(tree, namespace, ids(1), 1, page))
+    for page, namespace in enumerate(namespaces):
+        assert tree.pages(tree.lease(namespace, ids(1))) == [page]
+    tree.check()
+
+
+def test_short_hash_that_returned_wrong_pages() -> None:
+    tree, oracle, random = RadixTree(1, digest=lambda parent, page: 0), dict[bytes, int](), Random(1)
+    for page in range(300):
+        tokens = ids(*random.choices(range(3), k=6))
+        while oracle and random.random() < 0.3:
+            for run in tree.evict(2):
+                oracle = {prefix: cached for prefix, cached in oracle.items() if cached not in run.pages}
+            break
+        known = max(n for n in range(7) if n == 0 or tokens[: 4 * n] in oracle)
+        assert tree.match(NAMESPACE, tokens) == known
+        lease = insert(tree, NAMESPACE, tokens, 1, 1000 + 6 * page)
+        assert tree.pages(lease)[:known] == [oracle[tokens[: 4 * n]] for n in range(1, known + 1)]
+        oracle.update({tokens[: 4 * (n + 1)]: cached for n, cached in enumerate(tree.pages(lease))})
+        tree.release(lease)
+    tree.check()
+
+
+def test_second_release_raises() -> None:
+    tree = RadixTree(1)
+    lease = tree.lease(NAMESPACE, b"")
+    tree.release(lease)
+    for use in (tree.release, tree.fork, tree.pages, tree.detach_unsettled):
+        with pytest.raises(InvariantError, match="after its release"):
+            use(lease)
+
+
+def test_commit_of_part_of_a_page_raises() -> None:
+    tree = RadixTree(2)
+    with pytest.raises(InvariantError, match="commit whole pages"):
+        tree.commit(tree.lease(NAMESPACE, b""), ids(1), [0], 1)
+
+
+def test_pages_that_never_settled_go_with_their_last_lease() -> None:
+    tree = RadixTree(1)
+    lease = tree.lease(NAMESPACE, b"")
+    tree.commit(lease, ids(1, 2, 3), [0, 1, 2], 1)
+    reader = tree.lease(NAMESPACE, ids(1, 2, 3))
+    tree.settle(lease, 1)
+    assert tree.release(lease) == []
+    assert tree.release(reader) == [1, 2]
+    assert tree.match(NAMESPACE, ids(1, 2, 3)) == 1
+    tree.check()
