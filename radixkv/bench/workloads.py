@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from importlib import resources
+from importlib.resources.abc import Traversable
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -96,8 +97,7 @@ def load_workload(name: str, changes: WorkloadChanges | None = None) -> Workload
 
 def workload_names() -> list[str]:
     """The workloads that are shipped."""
-    folder = resources.files("radixkv") / "workloads"
-    return sorted(entry.name[: -len(".toml")] for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return sorted(entry.name[: -len(".toml")] for entry in _shipped().iterdir() if entry.name.endswith(".toml"))
 
 
 def warmup_prompts(count: int, seed: int, words: int = 200) -> list[str]:
@@ -119,7 +119,13 @@ def _text(name: str) -> str:
         raise ConfigError(
             f"workload {name!r} is unknown; use one of {', '.join(workload_names())}, or the path of a TOML file"
         )
-    return (resources.files("radixkv") / "workloads" / f"{name}.toml").read_text(encoding="utf-8")
+    return (_shipped() / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def _shipped() -> Traversable:
+    """The folder of workloads: inside an installed package, beside the package in a checkout."""
+    packaged = resources.files("radixkv") / "workloads"
+    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "workloads"
 
 
 def _worked(problem: Problem) -> str:
