@@ -13,6 +13,8 @@ MIN_HEARTBEAT_TIMEOUT_S = 2.0
 """Four times what a healthy runtime takes between two signs of life."""
 
 SchedulePolicy = Literal["lpm", "fcfs"]
+LoadFormat = Literal["auto", "dummy"]
+MetricsCompat = Literal["vllm", "sglang"]
 
 
 def _at_least(least: int, name: str, value: object) -> None:
@@ -24,6 +26,11 @@ def _at_least(least: int, name: str, value: object) -> None:
         raise ConfigError(f"{name} {shortened(value)} must be at least {least}")
 
 
+def _above_zero(name: str, value: float | None) -> None:
+    if value is not None and not value > 0:  # also catches NaN
+        raise ConfigError(f"{name} {shortened(value)} must be above 0")
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """Which checkpoint, and how its weights are read."""
@@ -32,17 +39,27 @@ class ModelConfig:
     """A folder, a hub name, or ``tiny`` for the embedded model."""
     revision: str | None = None
     dtype: str = "auto"
-    """``auto`` or ``float32``: what the CPU device computes in."""
+    """What the device computes and keeps KV in: ``float32``, ``bfloat16``, or ``auto``, which is float32 on the
+    CPU."""
     max_model_len: int | None = None
     """Longest prompt and answer together, in tokens; None takes the checkpoint's own limit."""
+    load_format: LoadFormat = "auto"
+    """``dummy``: random weights of the shapes that ``config.json`` asks for; no weights are read."""
+    tokenizer: str | None = None
+    """The folder or hub name whose tokenizer and chat template are used; None takes the model's."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(f"model is {shortened(self.model)}; give a folder, a hub name or 'tiny'")
-        if self.dtype not in ("auto", "float32"):
+        if self.dtype not in ("auto", "float32", "bfloat16"):
             raise ConfigError(
-                f"dtype {shortened(self.dtype)} is not supported on the CPU in this release; use float32"
+                f"dtype {shortened(self.dtype)} is not supported on the CPU in this release; use float32 "
+                "or bfloat16"
             )
+        if self.load_format not in ("auto", "dummy"):
+            raise ConfigError(f"load_format {shortened(self.load_format)} is not supported; use auto or dummy")
+        if self.tokenizer is not None and (not isinstance(self.tokenizer, str) or not self.tokenizer):
+            raise ConfigError(f"tokenizer is {shortened(self.tokenizer)}; give a folder or a hub name")
         _at_least(1, "max_model_len", self.max_model_len)
 
 
@@ -78,6 +95,8 @@ class SchedulerConfig:
     """How many of the oldest waiting requests ``lpm`` ranks by cached prefix."""
     lpm_max_passes: int = 64
     """A request that was passed over this often goes first."""
+    queue_timeout_s: float | None = None
+    """A request that waits longer for its first step fails; None: it may wait for ever."""
 
     def __post_init__(self) -> None:
         _at_least(1, "max_num_seqs", self.max_num_seqs)
@@ -85,6 +104,7 @@ class SchedulerConfig:
         _at_least(1, "max_queued_requests", self.max_queued_requests)
         _at_least(1, "lpm_window", self.lpm_window)
         _at_least(1, "lpm_max_passes", self.lpm_max_passes)
+        _above_zero("queue_timeout_s", self.queue_timeout_s)
         if self.schedule_policy not in ("lpm", "fcfs"):
             raise ConfigError(f"schedule_policy {shortened(self.schedule_policy)} is unknown; use 'lpm' or 'fcfs'")
 
@@ -122,6 +142,14 @@ class ServerConfig:
     heartbeat_timeout_s: float = 60.0
     """A runtime that is silent for longer counts as hung."""
     max_body_bytes: int = 8 << 20
+    api_key: str | None = None
+    """Clients must show it as ``Authorization: Bearer``; None: no key, and this machine only."""
+    chat_template: str | None = None
+    """A file with the chat template that is used instead of the tokenizer's own."""
+    metrics_compat: MetricsCompat | None = None
+    """Whose names metrics are repeated under."""
+    stats_interval_s: float | None = 10.0
+    """How often a line of figures is logged while there is work; None: never."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

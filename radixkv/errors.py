@@ -8,6 +8,7 @@
     │   │   ├── ContextLengthExceeded   prompt and answer do not fit the context or the pool
     │   │   └── UnsupportedFeature      a feature that this release does not have
     │   ├── QueueFull               too many requests wait
+    │   ├── QueueTimeout            the request waited too long for its first step
     │   ├── Draining                the server is shutting down
     │   ├── NumericalFailure        the model gave non-finite numbers twice
     │   ├── DeviceFailure           the device failed twice on this request's step
@@ -78,6 +79,12 @@ class QueueFull(RequestError):
     code = "queue_full"
 
 
+class QueueTimeout(RequestError):
+    """The request waited longer for its first step than the server lets it."""
+
+    code = "queue_timeout"
+
+
 class Draining(RequestError):
     """The server is shutting down and takes nothing new."""
 
@@ -121,6 +128,7 @@ _BY_CODE: dict[str, type[RequestError]] = {
         ContextLengthExceeded,
         UnsupportedFeature,
         QueueFull,
+        QueueTimeout,
         Draining,
         NumericalFailure,
         DeviceFailure,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from types import NoneType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -13,59 +12,94 @@ from radixkv.errors import InvalidRequest, shortened
 
 KindT = TypeVar("KindT")
 
+MAX_CHOICES = 8
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 64
 MAX_STOP_TOKEN_IDS = 64
+MAX_LOGIT_BIASES = 300
+MAX_LOGPROBS = 20
+MAX_REPETITION_PENALTY = 100.0
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling settings of one request, validated whenever one is made, also when decoded from the wire.
 
+    A token is chosen from the logits in this order: ``logit_bias``, the ends that ``min_tokens`` forbids,
+    repetition, frequency and presence penalty, temperature, ``min_p``, ``top_k``, ``top_p``.
+
     Raises:
         InvalidRequest: naming the field, its value and the range.
     """
 
+    n: int = 1
+    """Answers to the prompt. They share its KV; choice ``i`` draws from ``seed + i``."""
     max_tokens: int | None = 16
     """Most tokens to generate; None: to the end of the context."""
+    min_tokens: int = 0
+    """No answer ends before it has so many tokens."""
     temperature: float = 1.0
     """0 is greedy."""
     top_p: float = 1.0
     """Sample from the smallest set of tokens whose probability reaches this."""
     top_k: int = 0
     """Sample from this many likeliest tokens; 0 or -1 for all."""
+    min_p: float = 0.0
+    """Sample from tokens that are at least this likely, relative to the likeliest."""
+    presence_penalty: float = 0.0
+    """Taken off the logits of tokens that the answer has."""
+    frequency_penalty: float = 0.0
+    """Taken off the logits of tokens once for each time that the answer has them."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens that prompt or answer has are divided by it if positive, multiplied if negative."""
+    logit_bias: dict[int, float] = {}
+    """Added to the logits of these tokens."""
     seed: int | None = None
     """The same seed, prompt and settings give the same tokens, whoever else is in the batch."""
     stop: tuple[str, ...] = ()
     """The answer ends before the first of these strings."""
     stop_token_ids: tuple[int, ...] = ()
     """The answer ends with the first of these tokens."""
+    include_stop_str_in_output: bool = False
+    """Whether the stop string is part of the text."""
     ignore_eos: bool = False
     """Go on past the end-of-sequence token."""
+    skip_special_tokens: bool = True
+    """Whether the text leaves special tokens out."""
+    logprobs: int | None = None
+    """How many of the likeliest tokens to report beside each chosen one, with log-probabilities of the unchanged
+    logits; 0 for the chosen one alone, None for nothing."""
+    prompt_logprobs: int | None = None
+    """The same for each token of the prompt but the first; the prompt is then computed whole, cached or not."""
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the choice of a token depends on the tokens before it."""
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
 
     def __post_init__(self) -> None:
         # The wire gives the declared types; a caller in Python may give anything.
         msgspec.structs.force_setattr(self, "stop", _tuple_of(str, "stop", self.stop))
         msgspec.structs.force_setattr(self, "stop_token_ids", _tuple_of(int, "stop_token_ids", self.stop_token_ids))
-        for name, number in (("temperature", self.temperature), ("top_p", self.top_p)):
-            if isinstance(number, bool) or not isinstance(number, (int, float)):
-                raise _out_of_range(name, number, "a number")
-        for name, count in (("max_tokens", self.max_tokens), ("seed", self.seed), ("top_k", self.top_k)):
-            if (
-                isinstance(count, bool)
-                or not isinstance(count, (int, NoneType))
-                or (name, count) == ("top_k", None)
-            ):
-                raise _out_of_range(name, count, "a whole number")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise _out_of_range("max_tokens", self.max_tokens, "at least 1")
-        if not 0.0 <= self.temperature <= 100.0:  # also catches NaN
-            raise _out_of_range("temperature", self.temperature, "between 0 and 100")
-        if not (0.0 < self.top_p <= 1.0) or math.isnan(self.top_p):
+        msgspec.structs.force_setattr(self, "logit_bias", _biases(self.logit_bias))
+        values = msgspec.structs.asdict(self)
+        for name, (low, high) in _NUMBERS.items():
+            _check_number(name, values[name], low, high)
+        for name, (least, most, is_optional) in _COUNTS.items():
+            _check_count(name, values[name], least, most, is_optional)
+        for name in _SWITCHES:
+            if not isinstance(values[name], bool):
+                raise _out_of_range(name, values[name], "true or false")
+        if self.top_p <= 0.0:
             raise _out_of_range("top_p", self.top_p, "above 0 and at most 1")
-        if not -1 <= self.top_k < 1 << 31:
-            raise _out_of_range("top_k", self.top_k, "0 or -1 for all tokens, or a positive count")
-        if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
-            raise _out_of_range("seed", self.seed, "between 0 and 2**63 - 1")
+        if self.repetition_penalty <= 0.0:
+            raise _out_of_range(
+                "repetition_penalty", self.repetition_penalty, f"above 0 and at most {MAX_REPETITION_PENALTY:g}"
+            )
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _out_of_range("min_tokens", self.min_tokens, f"at most max_tokens, {self.max_tokens}")
+        self._check_stop()
+
+    def _check_stop(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidRequest(f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS}", param="stop")
         for text in self.stop:
@@ -81,12 +115,62 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+_NUMBERS = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.0, MAX_REPETITION_PENALTY),
+}
+"""Name: lowest and highest value."""
+
+_COUNTS = {
+    "n": (1, MAX_CHOICES, False),
+    "max_tokens": (1, (1 << 31) - 1, True),
+    "min_tokens": (0, (1 << 31) - 1, False),
+    "top_k": (-1, (1 << 31) - 1, False),
+    "seed": (0, MAX_SEED, True),
+    "logprobs": (0, MAX_LOGPROBS, True),
+    "prompt_logprobs": (0, MAX_LOGPROBS, True),
+}
+"""Name: least and most, and whether it may be None."""
+
+_SWITCHES = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
+
+
+def _check_number(name: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _out_of_range(name, value, "a number")
+    if not low <= value <= high:  # also catches NaN
+        raise _out_of_range(name, value, f"between {low:g} and {high:g}")
+
+
+def _check_count(name: str, value: object, least: int, most: int, is_optional: bool) -> None:
+    allowed = (int, NoneType) if is_optional else (int,)
+    if isinstance(value, bool) or not isinstance(value, allowed):
+        raise _out_of_range(name, value, "a whole number")
+    if value is not None and not least <= value <= most:
+        shown = "2**63 - 1" if most == MAX_SEED else most
+        raise _out_of_range(name, value, f"between {least} and {shown}")
+
+
 def _tuple_of(kind: type[KindT], name: str, value: object) -> tuple[KindT, ...]:
     """One value, or a list of them, as a tuple."""
     values = (value,) if isinstance(value, str | int) else value
     if not isinstance(values, list | tuple) or not all(type(one) is kind for one in values):
         raise _out_of_range(name, value, f"a list of {kind.__name__}")
     return tuple(values)
+
+
+def _biases(value: Any) -> dict[int, float]:
+    if not isinstance(value, dict) or not all(type(token) is int for token in value):
+        raise _out_of_range("logit_bias", value, "a map of token ids to numbers")
+    if len(value) > MAX_LOGIT_BIASES:
+        raise InvalidRequest(f"logit_bias has {len(value)} tokens; at most {MAX_LOGIT_BIASES}", param="logit_bias")
+    for bias in value.values():
+        _check_number("logit_bias", bias, -100.0, 100.0)
+    return dict(value)
 
 
 def _out_of_range(name: str, value: object, allowed: str) -> InvalidRequest:

@@ -2,7 +2,8 @@
 
 Frames are msgpack of tagged structs over ROUTER (the runtime, which binds) and DEALER (the frontend) on an
 ``ipc://`` path inside a private directory. The first message is the frontend's ``Hello``; the runtime answers
-``Ready`` once the model is loaded. After that every ``Submit`` id ends with exactly one ``Done`` or ``Failed``.
+``Ready`` once the model is loaded. After that every ``Submit`` id ends with exactly one ``Done`` or ``Failed``;
+before a ``Done`` each choice has ended in ``Tokens``, unless the request was cancelled.
 Frames that the runtime sends together are one multipart message, so that tokens and their end come together.
 
 Two messages cross outside the socket, each as one JSON line: ``Start`` on the runtime's standard input, and
@@ -23,7 +24,7 @@ from radixkv.config import EngineConfig
 from radixkv.errors import CheckpointError, ConfigError, RadixKVError, WireError
 from radixkv.sampling import SamplingParams
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 """Raised with every change of a message; both sides must have the same."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -77,18 +78,30 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     """Requests with different salts share no page."""
     reads_cache: bool = True
     """False: compute the whole prompt, and fill the cache with it."""
+    priority: int = 0
+    """Waiting requests of a lower number go first."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """The client is gone; an unknown id is ignored."""
+    """No more of the answer is wanted; an unknown id, and a choice that has ended, are ignored."""
 
     id: str
+    choice: int | None = None
+    """The one choice that ends; None: the request, with all of them."""
 
 
 class Flush(msgspec.Struct, frozen=True, tag=True):
     """Make all that is cached unreachable; answered by ``Flushed``."""
 
     id: str
+
+
+class Explain(msgspec.Struct, frozen=True, tag=True):
+    """Why is no more of these tokens cached? Answered by ``Explained``; changes nothing."""
+
+    id: str
+    tokens: bytes
+    cache_salt: str = ""
 
 
 class GetStats(msgspec.Struct, frozen=True, tag=True):
@@ -111,18 +124,47 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     n_pages: int
 
 
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """How likely one token was, by the logits before bias, penalties and temperature."""
+
+    logprob: float
+    rank: int
+    """1: no token was likelier."""
+    top_ids: bytes
+    """The likeliest tokens, likeliest first, as little-endian int32; of equal ones the smaller id first."""
+    top_logprobs: bytes
+    """Theirs, little-endian float32."""
+
+
 class NewTokens(msgspec.Struct, frozen=True, array_like=True):
-    """What one request gained in a step."""
+    """What one choice gained in a step, and its end if that is known."""
 
     id: str
     tokens: bytes
     """Little-endian int32 ids."""
+    choice: int = 0
+    finish_reason: str | None = None
+    """``stop``, ``length`` or ``abort``; None while more may come."""
+    stop_token_id: int | None = None
+    """The token that ended it, if one did; the last of ``tokens``."""
+    logprobs: list[TokenLogprobs] | None = None
+    """One a token, if the request asks for them."""
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """How likely a stretch of a request's prompt was; stretches come in order, before the first token."""
+
+    id: str
+    start: int
+    """Position of the first token that is scored; the prompt's first token never is."""
+    items: list[TokenLogprobs]
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True):
     """All that a step produced; one message a step."""
 
     items: list[NewTokens]
+    prompts: list[PromptLogprobs] = []
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -130,15 +172,15 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
     id: str
     finish_reason: str
-    """``stop``, ``length`` or ``abort``."""
+    """Of the choice that ended last."""
     n_prompt_tokens: int
     n_output_tokens: int
+    """Of all choices."""
     n_cached_tokens: int
     """Prompt tokens that were not computed."""
     queue_time_s: float
     """From receipt until the first row was scheduled."""
     stop_token_id: int | None = None
-    """The token that ended it, if one did."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -157,6 +199,25 @@ class Flushed(msgspec.Struct, frozen=True, tag=True):
     n_pages_freed: int
     n_pages_leased: int
     """Pages that running requests still hold; unreachable, and free once those end."""
+
+
+class Explained(msgspec.Struct, frozen=True, tag=True):
+    """How much of a prompt is cached, and why no more; lengths and places are in tokens."""
+
+    id: str
+    n_tokens: int
+    n_cached: int
+    """The longest cached prefix, in whole pages."""
+    reason: str
+    """``whole``, ``differs``, ``evicted``, ``never_seen`` or ``other_namespace``; as in ``tree.explain``."""
+    first_difference: int | None = None
+    """Place of the first token that no cached sequence has, where other pages follow the match."""
+    token: int | None = None
+    """The prompt's token there,"""
+    cached_token: int | None = None
+    """and the one that the nearest cached sequence has instead."""
+    n_cached_elsewhere: int | None = None
+    """Of ``other_namespace``: how much the namespace that caches most of it has."""
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True):
@@ -190,8 +251,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """The runtime's loop is turning."""
 
 
-ToRuntime = Hello | Submit | Cancel | Flush | GetStats | Drain
-FromRuntime = Ready | Tokens | Done | Failed | Flushed | Stats | Heartbeat
+ToRuntime = Hello | Submit | Cancel | Flush | Explain | GetStats | Drain
+FromRuntime = Ready | Tokens | Done | Failed | Flushed | Explained | Stats | Heartbeat
 
 MessageT = TypeVar("MessageT")
 

@@ -5,6 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from radixkv.wire import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The tokens before the one to choose, for penalties."""
+
+    tokens: bytes
+    """Prompt then answer, little-endian int32."""
+    n_prompt: int
+
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
@@ -18,6 +29,35 @@ class RowSampling:
     seed: int
     index: int
     """Which output token of its request this is, from 0."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids, and what is added to their logits."""
+    banned: tuple[int, ...] = ()
+    """Token ids that may not be chosen: ends of the answer, before it has ``min_tokens``."""
+    n_logprobs: int | None = None
+    """How many of the likeliest tokens to report beside the chosen one; None reports nothing."""
+    history: History | None = None
+    """Given with penalties on the first row that samples after the slot went to the request; on later rows the
+    device goes on from there with the tokens that the slot sampled."""
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the choice depends on the tokens before it."""
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """Asks how likely given tokens were: those that follow a row's first tokens."""
+
+    targets: bytes
+    """Little-endian int32: the token after each of the row's tokens, from the first on; as many as the row's or
+    one fewer."""
+    n_logprobs: int
+    """How many of the likeliest tokens to report beside each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +84,7 @@ class Row:
     """Pages from ``table_start`` on; entries behind them are stale."""
     sampling: RowSampling | None
     """None: no token is sampled, because more of the prompt follows."""
+    scoring: Scoring | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +93,8 @@ class StepPlan:
 
     step: int
     rows: tuple[Row, ...]
+    copies: tuple[tuple[int, int], ...] = ()
+    """Pages (source, destination) that are copied in all layers before any row writes."""
 
     @property
     def n_tokens(self) -> int:
@@ -66,7 +109,11 @@ class StepResult:
     tokens: tuple[int, ...]
     """The sampled id; -1 where none was asked for or the row is not finite."""
     finite: tuple[bool, ...]
-    """Whether the row's last hidden state and logits are finite."""
+    """Whether the row's last hidden state and logits, and those that it scored with, are finite."""
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """Of the sampled tokens, row by row, where asked for; empty if no row asks."""
+    scores: tuple[tuple[TokenLogprobs, ...] | None, ...] = ()
+    """Of the scored tokens, row by row, one a target; empty if no row asks."""
 
 
 class Pending(Protocol):
