@@ -121,7 +121,8 @@ def test_reset_while_pages_are_held_says_so(server: Live) -> None:
         "/v1/completions",
         json={"prompt": SHARED, "max_tokens": 2000, "ignore_eos": True, "stream": True},
     ) as reply:
-        next(reply.iter_lines())
+        lines = reply.iter_lines()  # kept: the connection ends with it
+        next(lines)
         assert server.http.get("/flush_cache").json()["pages_held"] > 0
     wait_for(server.is_idle, "pages are left")
     assert server.http.get("/flush_cache").json()["pages_held"] == 0
