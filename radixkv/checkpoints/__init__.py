@@ -1,5 +1,5 @@
 """A model's name becomes a folder of files: a folder as it is, a hub name downloaded, ``tiny`` built."""
 
-from radixkv.checkpoints.resolve import Checkpoint, resolve
+from radixkv.checkpoints.resolve import Checkpoint, resolve, resolve_tokenizer
 
-__all__ = ["Checkpoint", "resolve"]
+__all__ = ["Checkpoint", "resolve", "resolve_tokenizer"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
@@ -19,7 +21,22 @@ from huggingface_hub.utils.tqdm import tqdm
 
 from radixkv.errors import CheckpointError
 
-_WANTED = ("*.safetensors", "*.safetensors.index.json", "*config.json", "tokenizer.json", "chat_template.jinja")
+Part = Literal["weights", "config", "tokenizer"]
+
+_FILES: Mapping[Part, tuple[str, ...]] = MappingProxyType(
+    {
+        "weights": ("*.safetensors", "*.safetensors.index.json"),
+        "config": ("config.json", "generation_config.json"),
+        "tokenizer": (
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "special_tokens_map.json",
+            "added_tokens.json",
+            "chat_template.jinja",
+            "chat_template.json",
+        ),
+    }
+)
 _UNWANTED = ("*/*", "consolidated*.safetensors")
 """Folders hold other formats; ``consolidated`` files are the same weights a second time."""
 
@@ -33,13 +50,23 @@ class _TerminalProgress(tqdm):
         super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]  # the client does not annotate it
 
 
-def download(name: str, revision: str | None, cache_folder: Path | None, endpoint: str | None) -> Path:
-    """The folder of a hub repository's config, tokenizer and safetensors files; pickled files stay there.
+def download(
+    name: str,
+    revision: str | None,
+    *,
+    parts: Iterable[Part],
+    what: str,
+    cache_folder: Path | None,
+    endpoint: str | None,
+) -> Path:
+    """The folder of a hub repository's files; pickled files stay there.
 
     Files that were fetched before are not fetched again; without a network the cached ones are taken. Progress
     is shown on a terminal only.
 
     Args:
+        parts: which files are wanted.
+        what: what ``name`` is to the user, for messages.
         cache_folder: None takes the hub's own (``HF_HOME``).
         endpoint: None takes ``HF_ENDPOINT`` or the public hub.
 
@@ -52,12 +79,12 @@ def download(name: str, revision: str | None, cache_folder: Path | None, endpoin
             revision=revision,
             cache_dir=cache_folder,
             endpoint=endpoint,
-            allow_patterns=list(_WANTED),
+            allow_patterns=[pattern for part in parts for pattern in _FILES[part]],
             ignore_patterns=list(_UNWANTED),
             tqdm_class=_TerminalProgress,
         )
     except Exception as error:  # also the errors of whichever HTTP library the client's release uses
-        raise CheckpointError(f"model {name!r}: {_reason(error, revision)}") from error
+        raise CheckpointError(f"{what} {name!r}: {_reason(error, revision)}") from error
     return Path(folder)
 
 

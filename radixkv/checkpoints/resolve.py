@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
+from radixkv.checkpoints.files import is_integer, read_object
+from radixkv.checkpoints.generation import read_generation
+from radixkv.config import LoadFormat
 from radixkv.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from radixkv.checkpoints.hub import Part
 
 TINY = "tiny"
 """The name of the embedded model."""
@@ -25,11 +31,15 @@ class Checkpoint:
     name: str
     """What the user asked for."""
     folder: Path
-    """Holds ``config.json``, ``*.safetensors`` and, unless prompts are token ids only, ``tokenizer.json``."""
+    """Holds ``config.json``; ``*.safetensors``, unless the weights are dummies; ``tokenizer.json``, unless prompts
+    are token ids only."""
     config: Mapping[str, Any]
     """The parsed ``config.json``."""
     eos_token_ids: frozenset[int]
     """Tokens that end an answer: those of ``generation_config.json``, else those of ``config.json``."""
+    default_sampling: Mapping[str, float | int]
+    """What ``generation_config.json`` sets of ``temperature``, ``top_p``, ``top_k``, ``min_p``,
+    ``repetition_penalty`` and ``max_new_tokens``, for requests that leave these out."""
 
     @property
     def vocab_size(self) -> int:
@@ -38,12 +48,24 @@ class Checkpoint:
 
     @property
     def max_position_embeddings(self) -> int:
-        """The longest context in tokens. Raises ``CheckpointError``."""
-        return self._positive_integer("max_position_embeddings")
+        """The longest context in tokens. Raises ``CheckpointError``.
+
+        Checkpoints whose rotary positions are stretched give the length before: it is multiplied by the factor.
+        """
+        declared = self._positive_integer("max_position_embeddings")
+        rope = self.config.get("rope_parameters") or self.config.get("rope_scaling")
+        if not isinstance(rope, Mapping):
+            return declared
+        kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
+        original = rope.get("original_max_position_embeddings", declared) if kind == "yarn" else declared
+        is_stretched = kind in ("yarn", "linear") and is_integer(original)
+        if is_stretched and isinstance(factor, int | float) and 1 <= factor < math.inf:
+            return max(declared, int(original * factor))
+        return declared
 
     def _positive_integer(self, key: str) -> int:
         value = self.config.get(key)
-        if not _is_integer(value) or value < 1:
+        if not is_integer(value) or value < 1:
             raise CheckpointError(
                 f"{self.folder / 'config.json'}: {key} is {value!r}; it must be a positive integer"
             )
@@ -54,6 +76,7 @@ def resolve(
     model: str,
     revision: str | None = None,
     *,
+    load_format: LoadFormat = "auto",
     cache_folder: Path | None = None,
     hub_endpoint: str | None = None,
 ) -> Checkpoint:
@@ -62,6 +85,7 @@ def resolve(
     Args:
         model: a folder named ``tiny`` is reached as ``./tiny``.
         revision: a hub repository's branch, tag or commit; None takes ``main``.
+        load_format: ``dummy`` needs no weights, and fetches none.
         cache_folder: where ``tiny`` is built and hub files are kept. None: ``radixkv`` in the user's cache
             folder (``XDG_CACHE_HOME``, else ``~/.cache``), and the hub's own cache.
         hub_endpoint: the hub's address; None takes huggingface_hub's (``HF_ENDPOINT``).
@@ -72,33 +96,71 @@ def resolve(
     Cost: a download or a build of about two seconds at first use; after that some milliseconds, and for a hub
     name one request to the hub.
     """
-    folder = _locate(model, revision, cache_folder, hub_endpoint)
-    config = _read_json(folder / "config.json")
+    parts: tuple[Part, ...] = (
+        ("weights", "config", "tokenizer") if load_format == "auto" else ("config", "tokenizer")
+    )
+    folder = _locate("model", model, revision, parts, cache_folder, hub_endpoint)
+    config = read_object(folder / "config.json")
     if config is None:
         raise CheckpointError(f"{folder} has no config.json; give the folder of a Hugging Face checkpoint")
-    if not any(folder.glob("*.safetensors")):
+    if load_format == "auto" and not any(folder.glob("*.safetensors")):
         raise CheckpointError(
             f"{folder} has no *.safetensors files; convert the weights, other formats are not read"
         )
-    return Checkpoint(model, folder, config, _eos_token_ids(folder, config))
+    generation = read_generation(folder, config)
+    return Checkpoint(model, folder, config, generation.eos_token_ids, generation.default_sampling)
 
 
-def _locate(model: str, revision: str | None, cache_folder: Path | None, hub_endpoint: str | None) -> Path:
-    path = Path(os.path.expanduser(model))
-    if model != TINY and not (model and path.is_dir()):
-        if model and path.exists():
-            raise CheckpointError(f"model {model!r} is a file; give the folder that holds config.json")
-        if not _HUB_NAME.fullmatch(model):
+def resolve_tokenizer(
+    tokenizer: str,
+    revision: str | None = None,
+    *,
+    cache_folder: Path | None = None,
+    hub_endpoint: str | None = None,
+) -> Path:
+    """The folder with the tokenizer and chat template that ``tokenizer`` names, as ``resolve`` does for models.
+
+    From the hub only these files are fetched: no config and no weights.
+
+    Raises:
+        CheckpointError: there is no such folder or repository, or it has no ``tokenizer.json``.
+    """
+    folder = _locate("tokenizer", tokenizer, revision, ("tokenizer",), cache_folder, hub_endpoint)
+    if not (folder / "tokenizer.json").is_file():
+        raise CheckpointError(f"tokenizer {tokenizer!r}: {folder} has no tokenizer.json; other forms are not read")
+    return folder
+
+
+def _locate(
+    what: str,
+    name: str,
+    revision: str | None,
+    parts: tuple[Part, ...],
+    cache_folder: Path | None,
+    hub_endpoint: str | None,
+) -> Path:
+    path = Path(os.path.expanduser(name))
+    if name != TINY and not (name and path.is_dir()):
+        if name and path.exists():
+            raise CheckpointError(f"{what} {name!r} is a file; give the folder that holds it")
+        if not _HUB_NAME.fullmatch(name):
             raise CheckpointError(
-                f"model {model!r} is not a folder that exists, nor a hub name like 'org/name'; check the path"
+                f"{what} {name!r} is not a folder that exists, nor a hub name like 'org/name'; check the path"
             )
         # Imported when needed: the hub's client takes longer to import than everything else here.
         from radixkv.checkpoints.hub import download
 
-        return download(model, revision, cache_folder and cache_folder / "hub", hub_endpoint)
+        return download(
+            name,
+            revision,
+            parts=parts,
+            what=what,
+            cache_folder=cache_folder and cache_folder / "hub",
+            endpoint=hub_endpoint,
+        )
     if revision is not None:
-        raise CheckpointError(f"revision {revision!r} is for hub names; model {model!r} is not one, leave it out")
-    if model != TINY:
+        raise CheckpointError(f"revision {revision!r} is for hub names; {what} {name!r} is not one, leave it out")
+    if name != TINY:
         return path
     # Imported when needed: it brings numpy and the build.
     from radixkv.checkpoints.tiny import embedded_folder
@@ -110,34 +172,3 @@ def _user_cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification has relative paths ignored.
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "radixkv"
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}; fetch the checkpoint again") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds a {type(content).__name__}, not an object; fetch the checkpoint again")
-    return content
-
-
-def _eos_token_ids(folder: Path, config: Mapping[str, Any]) -> frozenset[int]:
-    generation_config = _read_json(folder / "generation_config.json") or {}
-    for file, content in (("generation_config.json", generation_config), ("config.json", config)):
-        value = content.get("eos_token_id")
-        if value is None:
-            continue
-        ids = value if isinstance(value, list) else [value]
-        if not all(_is_integer(token) and token >= 0 for token in ids):
-            raise CheckpointError(
-                f"{folder / file}: eos_token_id is {value!r}; it must be a token id or a list of them"
-            )
-        return frozenset(ids)
-    return frozenset()
-
-
-def _is_integer(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)

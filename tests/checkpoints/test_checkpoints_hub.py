@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from radixkv.checkpoints import resolve
+from radixkv.checkpoints import resolve, resolve_tokenizer
 from radixkv.errors import CheckpointError
 
 
@@ -43,6 +43,36 @@ def test_downloads_config_tokenizer_and_safetensors_and_nothing_else(
     assert checkpoint.name == "org/model"
     assert checkpoint.eos_token_ids == {5, 7}
     assert checkpoint.vocab_size == 64
+
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+
+def test_a_tokenizer_is_its_files_and_no_others(served: Any, tmp_path: Path) -> None:
+    served.repositories["org/model"] |= dict.fromkeys(TOKENIZER_FILES, b"{}")
+    folder = resolve_tokenizer("org/model", "v1", cache_folder=tmp_path, hub_endpoint=served.endpoint)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(TOKENIZER_FILES)
+    with pytest.raises(CheckpointError, match=r"^tokenizer 'org/absent': .*no such repository"):
+        resolve_tokenizer("org/absent", cache_folder=tmp_path, hub_endpoint=served.endpoint)
+
+
+def test_a_model_brings_its_chat_template(served: Any, tmp_path: Path) -> None:
+    served.repositories["org/model"] |= dict.fromkeys(TOKENIZER_FILES, b"{}")
+    folder = resolve("org/model", cache_folder=tmp_path, hub_endpoint=served.endpoint).folder
+    assert {path.name for path in folder.iterdir()} >= {*TOKENIZER_FILES, "generation_config.json"}
+
+
+def test_dummy_weights_are_not_fetched(served: Any, tmp_path: Path) -> None:
+    checkpoint = resolve("org/model", load_format="dummy", cache_folder=tmp_path, hub_endpoint=served.endpoint)
+    assert checkpoint.vocab_size == 64
+    assert sorted(served.fetched()) == ["config.json", "generation_config.json", "tokenizer.json"]
 
 
 def test_second_call_fetches_no_file_again(served: Any, tmp_path: Path) -> None:

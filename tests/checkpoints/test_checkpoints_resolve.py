@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from radixkv.checkpoints import resolve
+from radixkv.checkpoints import resolve, resolve_tokenizer
 from radixkv.errors import CheckpointError
 
 
@@ -72,6 +72,92 @@ def test_wrong_end_of_sequence_id(checkpoint_folder: Path, value: object) -> Non
     (checkpoint_folder / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
     with pytest.raises(CheckpointError, match=r"generation_config.json: eos_token_id is .*token id"):
         resolve(str(checkpoint_folder))
+
+
+def test_default_sampling(checkpoint_folder: Path) -> None:
+    settings = {
+        "temperature": 0.6,
+        "top_p": 0.95,
+        "top_k": 20,
+        "min_p": 0.0,
+        "repetition_penalty": 1.05,
+        "max_new_tokens": 2048,
+    }
+    others = {"do_sample": True, "pad_token_id": 3, "eos_token_id": 5, "top_k": 20, "typical_p": None}
+    (checkpoint_folder / "generation_config.json").write_text(json.dumps(settings | others))
+    assert resolve(str(checkpoint_folder)).default_sampling == settings
+
+
+def test_no_default_sampling(checkpoint_folder: Path) -> None:
+    assert resolve(str(checkpoint_folder)).default_sampling == {}
+    (checkpoint_folder / "generation_config.json").write_text('{"temperature": null}')
+    assert resolve(str(checkpoint_folder)).default_sampling == {}
+    (checkpoint_folder / "generation_config.json").unlink()
+    assert resolve(str(checkpoint_folder)).default_sampling == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", "warm"),
+        ("temperature", float("nan")),
+        ("top_p", 0),
+        ("top_p", 1.5),
+        ("top_k", 2.5),
+        ("top_k", -2),
+        ("min_p", True),
+        ("repetition_penalty", 0.0),
+        ("max_new_tokens", 0),
+        ("max_new_tokens", [1]),
+    ],
+)
+def test_wrong_default_sampling(checkpoint_folder: Path, key: str, value: object) -> None:
+    path = checkpoint_folder / "generation_config.json"
+    path.write_text(json.dumps({key: value}))
+    with pytest.raises(CheckpointError, match=f"^{path}: {key}: .* must be ") as caught:
+        resolve(str(checkpoint_folder))
+    assert "\n" not in str(caught.value)
+
+
+def test_dummy_weights_need_no_files(checkpoint_folder: Path) -> None:
+    (checkpoint_folder / "model.safetensors").unlink()
+    assert resolve(str(checkpoint_folder), load_format="dummy").vocab_size == 64
+    (checkpoint_folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        resolve(str(checkpoint_folder), load_format="dummy")
+
+
+def test_a_tokenizer_is_a_folder_of_its_own(checkpoint_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    with pytest.raises(CheckpointError, match=f"tokenizer '{folder}': {folder} has no tokenizer.json"):
+        resolve_tokenizer(str(folder))
+    (folder / "tokenizer.json").write_text("{}")
+    assert resolve_tokenizer(str(folder)) == folder
+    with pytest.raises(CheckpointError, match=r"tokenizer '.*tokenizer\.json' is a file; give the folder"):
+        resolve_tokenizer(str(folder / "tokenizer.json"))
+    with pytest.raises(CheckpointError, match=r"tokenizer './absent' is not a folder that exists"):
+        resolve_tokenizer("./absent")
+
+
+@pytest.mark.parametrize(
+    ("rope", "expected"),
+    [
+        ({"rope_scaling": None}, 1000),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 500}}, 2000),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 250}}, 1000),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.5}}, 2500),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, 1000),
+        ({"rope_scaling": {"rope_type": "linear", "factor": float("inf")}}, 1000),
+        ({"rope_scaling": {"rope_type": ["linear"], "factor": "2"}}, 1000),
+        ({"rope_scaling": 3}, 1000),
+    ],
+)
+def test_a_stretched_context(checkpoint_folder: Path, rope: dict[str, object], expected: int) -> None:
+    """Settings that make no sense are the device's to refuse."""
+    (checkpoint_folder / "config.json").write_text(json.dumps({"max_position_embeddings": 1000} | rope))
+    assert resolve(str(checkpoint_folder)).max_position_embeddings == expected
 
 
 @pytest.mark.parametrize("value", [None, 0, "64", True, 64.0])

@@ -6,24 +6,40 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 VOCAB = 211
 
 
+_SETTINGS: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.2,
+    "tie_word_embeddings": False,
+}
+
+
 def save_llama(path: Path, **changes: Any) -> None:
     """A Llama checkpoint of three layers with grouped heads; ``changes`` go into its ``LlamaConfig``."""
-    settings: dict[str, Any] = {
-        "vocab_size": VOCAB,
-        "hidden_size": 48,
-        "intermediate_size": 80,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 1024,
-        "initializer_range": 0.2,
-        "tie_word_embeddings": False,
-    }
     torch.manual_seed(7)
-    LlamaForCausalLM(LlamaConfig(**(settings | changes))).save_pretrained(path)
+    LlamaForCausalLM(LlamaConfig(**(_SETTINGS | changes))).save_pretrained(path)
+
+
+def save_checkpoint(path: Path, *, model_type: str = "llama", max_shard_size: str = "1GB", **changes: Any) -> None:
+    """A checkpoint of any architecture, of the same size; ``changes`` go into its config.
+
+    Norms and biases are random, too: a fresh model's ones and zeros would hide one taken for another.
+    """
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **(_SETTINGS | changes)))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.2)
+    model.save_pretrained(path, max_shard_size=max_shard_size)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,11 +12,26 @@ from torch import Tensor
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.memory import claim
 
-_BYTES_PER_NUMBER = 4
+
+@dataclass(frozen=True)
+class PageShape:
+    """What one page holds in all layers, K and V each."""
+
+    n_layers: int
+    n_kv_heads: int
+    page_size: int
+    """Tokens."""
+    head_dim: int
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of a page, K and V together."""
+        return 2 * self.n_layers * self.n_kv_heads * self.page_size * self.head_dim * self.dtype.itemsize
 
 
 class KVPool:
-    """Paged K and V of all layers, float32, touched at start so that memory stays flat.
+    """Paged K and V of all layers, touched at start so that memory stays flat.
 
     ``k`` and ``v`` are [layers, pages + 1, kv_heads, page_size, head_dim]. The last page is not handed out: it
     stays zero, and stands in for pages that a block of pages lacks.
@@ -23,14 +40,14 @@ class KVPool:
         ConfigError: the pool does not fit into memory.
     """
 
-    def __init__(self, *, n_layers: int, n_pages: int, n_kv_heads: int, page_size: int, head_dim: int) -> None:
-        shape = (n_layers, n_pages + 1, n_kv_heads, page_size, head_dim)
-        n_bytes = 2 * math.prod(shape) * _BYTES_PER_NUMBER
+    def __init__(self, page: PageShape, n_pages: int) -> None:
+        shape = (page.n_layers, n_pages + 1, page.n_kv_heads, page.page_size, page.head_dim)
+        n_bytes = (n_pages + 1) * page.n_bytes
         with claim(n_bytes, "a KV pool", "set kv_cache_memory_bytes or max_total_tokens lower"):
-            self.k = torch.empty(shape).zero_()
-            self.v = torch.empty(shape).zero_()
+            self.k = torch.empty(shape, dtype=page.dtype).zero_()
+            self.v = torch.empty(shape, dtype=page.dtype).zero_()
         self.n_pages = n_pages
-        self.page_size = page_size
+        self.page_size = page.page_size
 
     @property
     def zero_page(self) -> int:
@@ -54,6 +71,12 @@ class KVPool:
         self.k[layer].view(-1, head_dim).index_copy_(0, lines, k.reshape(-1, head_dim))
         self.v[layer].view(-1, head_dim).index_copy_(0, lines, v.reshape(-1, head_dim))
 
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies pages (source, destination) in all layers, as if all at once."""
+        sources, destinations = [source for source, _ in pairs], [destination for _, destination in pairs]
+        self.k[:, destinations] = self.k[:, sources]
+        self.v[:, destinations] = self.v[:, sources]
+
     def poison(self, page: int) -> None:
         """Fills a page with NaN in all layers, so that a read of what was not written shows."""
         if not 0 <= page < self.n_pages:
@@ -62,17 +85,9 @@ class KVPool:
         self.v[:, page] = math.nan
 
 
-def count_pages(
-    *,
-    n_layers: int,
-    n_kv_heads: int,
-    page_size: int,
-    head_dim: int,
-    memory_bytes: int,
-    max_total_tokens: int | None,
-) -> int:
+def count_pages(page: PageShape, memory_bytes: int, max_total_tokens: int | None) -> int:
     """Pages of a pool of ``max_total_tokens``, or else of ``memory_bytes``. Raises ``ConfigError`` for none."""
-    page_bytes = 2 * n_layers * n_kv_heads * page_size * head_dim * _BYTES_PER_NUMBER
+    page_size = page.page_size
     if max_total_tokens is not None:
         if max_total_tokens < page_size:
             raise ConfigError(
@@ -80,9 +95,9 @@ def count_pages(
                 f"set it to at least {page_size}, or page_size to at most {max_total_tokens}"
             )
         return max_total_tokens // page_size
-    if memory_bytes < page_bytes:
+    if memory_bytes < page.n_bytes:
         raise ConfigError(
-            f"kv_cache_memory_bytes {memory_bytes} is less than one page, which takes {page_bytes}; "
-            f"set it to at least {page_bytes}, or page_size {page_size} lower"
+            f"kv_cache_memory_bytes {memory_bytes} is less than one page, which takes {page.n_bytes}; "
+            f"set it to at least {page.n_bytes}, or page_size {page_size} lower"
         )
-    return memory_bytes // page_bytes
+    return memory_bytes // page.n_bytes

@@ -23,14 +23,18 @@ def claim(n_bytes: int, purpose: str, remedy: str) -> Iterator[None]:
     Raises:
         ConfigError: that much is not available, or the allocation in the block failed.
     """
-    available = available_bytes()
-    problem = f"{purpose} of {n_bytes} bytes does not fit into memory ({available} bytes are available); {remedy}"
-    if n_bytes > available:
-        raise ConfigError(problem)
+    require(n_bytes, purpose, remedy)
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # numpy's and torch's
-        raise ConfigError(problem) from error
+        raise ConfigError(_problem(n_bytes, available_bytes(), purpose, remedy)) from error
+
+
+def require(n_bytes: int, purpose: str, remedy: str) -> None:
+    """Raises ``ConfigError`` if so much memory is not available. ``purpose`` and ``remedy`` are as in ``claim``."""
+    available = available_bytes()
+    if n_bytes > available:
+        raise ConfigError(_problem(n_bytes, available, purpose, remedy))
 
 
 def available_bytes(root: Path = Path("/")) -> int:
@@ -43,6 +47,10 @@ def available_bytes(root: Path = Path("/")) -> int:
         available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = [_read(root / path).strip() for path in _CONTAINER_LIMITS]
     return min([available, *(int(limit) for limit in limits if limit.isdecimal())])
+
+
+def _problem(n_bytes: int, available: int, purpose: str, remedy: str) -> str:
+    return f"{purpose} of {n_bytes} bytes does not fit into memory ({available} bytes are available); {remedy}"
 
 
 def _kernel_estimate(path: Path) -> int | None:

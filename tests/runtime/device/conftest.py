@@ -6,19 +6,19 @@ import torch
 from device_support import CHECKPOINTS
 
 from radixkv.checkpoints import Checkpoint, resolve
-from support.checkpoints import save_llama
+from support.checkpoints import save_checkpoint
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
-    """Small random Llama checkpoints by name, made once."""
+    """Small random checkpoints by name, made once."""
     folder = tmp_path_factory.mktemp("checkpoints")
     made: dict[str, Checkpoint] = {}
 
     def get(name: str) -> Checkpoint:
         if name not in made:
             path: Path = folder / name
-            save_llama(path, **CHECKPOINTS[name])
+            save_checkpoint(path, **CHECKPOINTS[name])
             made[name] = resolve(str(path))
         return made[name]
 

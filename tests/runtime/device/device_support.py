@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.device.attention.reference import ReferenceAttention
 from radixkv.runtime.device.batch import Batch, Batcher
-from radixkv.runtime.device.kvpool import KVPool
+from radixkv.runtime.device.kvpool import KVPool, PageShape
 from radixkv.runtime.device.models.decoder import Decoder
-from radixkv.runtime.device.models.weights import load_weights, read_config
+from radixkv.runtime.device.models.weights import open_weights
 from radixkv.runtime.plan import Row, RowSampling, StepPlan
 from support.checkpoints import VOCAB
 
@@ -31,16 +31,63 @@ _LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 
-CHECKPOINTS: dict[str, dict[str, Any]] = {
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+# Three at a time: of two terms the order does not matter.
+_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+
+LLAMAS: dict[str, dict[str, Any]] = {
     "grouped": {},
     "llama3": {"rope_parameters": _LLAMA3, "tie_word_embeddings": True, "num_attention_heads": 6},
     "whole": {"num_key_value_heads": 4, "head_dim": 10, "intermediate_size": 51},
+    "biased": {
+        "attention_bias": True,
+        "mlp_bias": True,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0},
+    },
 }
+OTHERS: dict[str, dict[str, Any]] = {
+    "mistral": {"model_type": "mistral", "sliding_window": 20},
+    "qwen2": {
+        "model_type": "qwen2",
+        "head_dim": 12,
+        "tie_word_embeddings": True,
+        "use_sliding_window": True,
+        "sliding_window": 13,
+        "max_window_layers": 1,
+    },
+    "qwen3": {"model_type": "qwen3", "rope_parameters": _YARN},
+    "qwen3-biased": {
+        "model_type": "qwen3",
+        "attention_bias": True,
+        "use_sliding_window": True,
+        "sliding_window": 30,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "qwen3-moe": {"model_type": "qwen3_moe", "norm_topk_prob": True, "mlp_only_layers": [1], **_EXPERTS},
+    "qwen3-moe-alternating": {
+        "model_type": "qwen3_moe",
+        "decoder_sparse_step": 2,
+        "use_sliding_window": True,
+        "sliding_window": 40,
+        **_EXPERTS,
+    },
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 17},
+}
+CHECKPOINTS = LLAMAS | OTHERS
+"""Changes to the configs of small random checkpoints: each of them differs from its neighbours in what it tests."""
+
+INVARIANT = ("grouped", "llama3", "whole", "qwen2", "mixtral", "qwen3-moe-alternating")
+"""Those that between them have every kind of layer."""
 
 
-def load_oracle(checkpoint: Checkpoint) -> LlamaForCausalLM:
-    model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(
-        checkpoint.folder, dtype=torch.float32, attn_implementation="eager"
+def load_oracle(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        checkpoint.folder, dtype=dtype, attn_implementation="eager"
     )
     return model
 
@@ -69,19 +116,23 @@ class OpenDevice:
     """The device's parts, assembled as the executor does, but giving hidden states' logits of every token."""
 
     def __init__(
-        self, checkpoint: Checkpoint, *, page_size: int = 4, n_pages: int = 400, block_tokens: int = 256
+        self,
+        checkpoint: Checkpoint,
+        *,
+        page_size: int = 4,
+        n_pages: int = 400,
+        block_tokens: int = 256,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
-        config = read_config(checkpoint)
         self.page_size = page_size
-        self.model = Decoder(config, load_weights(checkpoint.folder, config), 1024)
-        self.pool = KVPool(
-            n_layers=config.n_layers,
-            n_pages=n_pages,
-            n_kv_heads=config.n_kv_heads,
-            page_size=page_size,
-            head_dim=config.head_dim,
+        with open_weights(checkpoint, load_format="auto", dtype=dtype) as weights:
+            config = weights.config
+            self.model = Decoder(weights, 1024)
+        page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, dtype)
+        self.pool = KVPool(page, n_pages)
+        self.attention = ReferenceAttention(
+            self.pool, n_heads=config.n_heads, windows=config.windows, block_tokens=block_tokens
         )
-        self.attention = ReferenceAttention(self.pool, n_heads=config.n_heads, block_tokens=block_tokens)
         self._batcher = Batcher(page_size=page_size, max_rows=512, max_model_len=1024, n_pages=n_pages)
         self._free = list(range(n_pages))
         for page in self._free:

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from device_support import CHECKPOINTS, OpenDevice, random_ids, row_of
+from device_support import INVARIANT, OpenDevice, random_ids, row_of
 from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
@@ -29,7 +29,7 @@ def same(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> bool:
     return torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize("name", INVARIANT)
 @pytest.mark.parametrize("chunk", range(1, PAGE + 2))
 def test_chunked(checkpoint: Get, name: str, chunk: int) -> None:
     device = OpenDevice(checkpoint(name), page_size=PAGE, block_tokens=BLOCK)
@@ -40,7 +40,7 @@ def test_chunked(checkpoint: Get, name: str, chunk: int) -> None:
     assert same((torch.cat(parts), device.stored(pages, LENGTH)), cold(device))
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize("name", INVARIANT)
 @pytest.mark.parametrize("n_mates", [1, 2, 6, 7, 8, 9, 40, 299])
 def test_decoding_in_a_batch(checkpoint: Get, name: str, n_mates: int) -> None:
     """The last token, with rows of every length around it; some of them read its pages."""
@@ -66,7 +66,7 @@ def test_decoding_in_a_batch(checkpoint: Get, name: str, n_mates: int) -> None:
             assert torch.equal(logits[0], expected[row.start])
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize("name", INVARIANT)
 def test_prompts_in_a_batch(checkpoint: Get, name: str) -> None:
     device = OpenDevice(checkpoint(name), page_size=PAGE, block_tokens=BLOCK)
     lengths = [1, 2, 9, 17, 33, 64, 100, 75]
@@ -78,7 +78,7 @@ def test_prompts_in_a_batch(checkpoint: Get, name: str) -> None:
         assert same((together[i], device.stored(tables[i], len(ids))), alone[i])
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize("name", INVARIANT)
 @pytest.mark.parametrize("hit", [PAGE, 32, LENGTH - LENGTH % PAGE])
 def test_hit(checkpoint: Get, name: str, hit: int) -> None:
     """The prefix was computed by another request; the rest goes to other pages."""
@@ -93,7 +93,7 @@ def test_hit(checkpoint: Get, name: str, hit: int) -> None:
     assert torch.equal(device.stored(pages, LENGTH), expected[1])
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize("name", INVARIANT)
 def test_pages_written_in_the_same_step(checkpoint: Get, name: str) -> None:
     device = OpenDevice(checkpoint(name), page_size=PAGE, block_tokens=BLOCK)
     expected = cold(device)

@@ -12,9 +12,10 @@ from radixkv.errors import CheckpointError, ConfigError
 from radixkv.runtime.device import memory
 from radixkv.runtime.device.batch import Batcher
 from radixkv.runtime.device.executor import CpuExecutor
-from radixkv.runtime.device.kvpool import KVPool, count_pages
+from radixkv.runtime.device.kvpool import KVPool, PageShape, count_pages
 from radixkv.runtime.device.memory import available_bytes, claim
 from radixkv.runtime.device.models.layers import Rotary
+from radixkv.runtime.device.models.rope import Rope
 from support.checkpoints import save_llama
 
 Build = Callable[[], object]
@@ -29,11 +30,11 @@ def tables() -> Batcher:
 
 
 def pool() -> KVPool:
-    return KVPool(n_layers=3, n_pages=10, n_kv_heads=2, page_size=4, head_dim=16)
+    return KVPool(PageShape(n_layers=3, n_kv_heads=2, page_size=4, head_dim=16), 10)
 
 
 def angles() -> Rotary:
-    return Rotary(16, 10_000.0, None, 100)
+    return Rotary(16, Rope(10_000.0), 100)
 
 
 @pytest.mark.parametrize(
@@ -100,14 +101,8 @@ def execute(folder: Path, *, max_model_len: int) -> CpuExecutor:
 
 def test_less_than_a_page_says_what_to_set() -> None:
     def count(memory_bytes: int, max_total_tokens: int | None) -> int:
-        return count_pages(
-            n_layers=3,
-            n_kv_heads=2,
-            page_size=16,
-            head_dim=8,
-            memory_bytes=memory_bytes,
-            max_total_tokens=max_total_tokens,
-        )
+        page = PageShape(n_layers=3, n_kv_heads=2, page_size=16, head_dim=8)
+        return count_pages(page, memory_bytes, max_total_tokens)
 
     with pytest.raises(ConfigError, match="max_total_tokens 8 .* at least 16, or page_size to at most 8"):
         count(1 << 30, 8)

@@ -17,7 +17,8 @@ class Attention(Protocol):
         ...
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Writes the step's K and V of one layer, then lets every token read its sequence up to itself.
+        """Writes the step's K and V of one layer, then lets every token read its sequence up to itself, as far
+        back as the layer's window reaches.
 
         Args:
             layer: index into the pool.

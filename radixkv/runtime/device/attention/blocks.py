@@ -5,12 +5,14 @@ Whatever else is in the step, a token's result is the same bits, because
 - a score and a partial sum come from products of agreeing sizes over one block of ``block_tokens`` positions,
 - the largest score is exact in any order,
 - partial sums are added in the order of the blocks, and masked positions add exact zeros.
+
+In a layer with a window, a token reads only blocks that hold a position of its window.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +33,8 @@ class Layout:
     page_size: int
     block_tokens: int
     """Positions a block, a multiple of ``page_size``."""
+    window: int | None = None
+    """How many positions a token sees, its own included; None for all before it."""
 
     @property
     def pages_per_block(self) -> int:
@@ -45,6 +49,18 @@ class Layout:
         """Blocks that hold positions ``0 .. length - 1``."""
         return -(-length // self.block_tokens)
 
+    def first_visible(self, position: int) -> int:
+        """The first position that the token at ``position`` sees."""
+        return 0 if self.window is None else max(0, position + 1 - self.window)
+
+    def first_block(self, position: int) -> int:
+        """The first block that the token at ``position`` reads."""
+        return self.first_visible(position) // self.block_tokens
+
+    def blocks(self, position: int) -> range:
+        """The blocks that the token at ``position`` reads."""
+        return range(self.first_block(position), self.n_blocks(position + 1))
+
 
 class Block(NamedTuple):
     """Pages of consecutive positions, and how many of the positions are written."""
@@ -54,21 +70,21 @@ class Block(NamedTuple):
     n_written: int
 
 
-def blocks_of(span: Span, layout: Layout) -> list[Block]:
-    """The blocks that a row reads, in order."""
-    return [
-        Block(
+def blocks_of(span: Span, layout: Layout) -> dict[int, Block]:
+    """The blocks that a row reads, by index, in order."""
+    return {
+        index: Block(
             span.pages[index * layout.pages_per_block : (index + 1) * layout.pages_per_block].tobytes(),
             min(layout.block_tokens, span.length - index * layout.block_tokens),
         )
-        for index in range(layout.n_blocks(span.length))
-    ]
+        for index in range(layout.first_block(span.start), layout.n_blocks(span.length))
+    }
 
 
 class Gather:
-    """Copies blocks out of the pool. What was not written reads as zero, whatever lies there."""
+    """Copies blocks out of the pool, as float32. What was not written reads as zero, whatever lies there."""
 
-    def __init__(self, blocks: Sequence[Block], layout: Layout, zero_page: int) -> None:
+    def __init__(self, blocks: Collection[Block], layout: Layout, zero_page: int) -> None:
         pages = np.full((len(blocks), layout.pages_per_block), zero_page, dtype=np.int64)
         unwritten = []
         for index, block in enumerate(blocks):
@@ -100,24 +116,29 @@ class Gather:
         """
         page_numbers = layer[0, 0].numel()
         copied = workspace[: self.n_numbers].view(-1, page_numbers)
-        torch.index_select(layer.view(-1, page_numbers), 0, self._page_heads, out=copied)
+        if layer.dtype == copied.dtype:
+            torch.index_select(layer.view(-1, page_numbers), 0, self._page_heads, out=copied)
+        else:
+            copied.copy_(torch.index_select(layer.view(-1, page_numbers), 0, self._page_heads))
         if len(self._unwritten):
             copied.view(-1, layer.shape[-1]).index_fill_(0, self._unwritten, 0.0)
         return copied.view(self._shape)
 
 
-def causal_mask(visible: Tensor, block_tokens: int) -> Tensor:
+def visible_mask(first: Tensor, end: Tensor, block_tokens: int) -> Tensor:
     """0 where a position is visible, else -inf: [..., block_tokens].
 
     Args:
-        visible: [...], how many of the block's positions, from its first, a token sees.
+        first: [...], the first position that a token sees, counted from the block's first.
+        end: [...], the position after the last, counted so.
     """
-    seen = torch.arange(block_tokens) < visible.unsqueeze(-1)
+    positions = torch.arange(block_tokens)
+    seen = (positions >= first.unsqueeze(-1)) & (positions < end.unsqueeze(-1))
     return torch.zeros(seen.shape).masked_fill_(~seen, -math.inf)
 
 
 def ordered_sum(parts: Tensor, dim: int) -> Tensor:
-    """A sum that always adds from first to last, so that trailing zeros change nothing."""
+    """A sum that always adds from first to last, so that zeros before and after change nothing."""
     first, *rest = parts.unbind(dim)
     total = first.clone()
     for part in rest:

@@ -16,40 +16,53 @@ from radixkv.runtime.device.attention.blocks import (
     Gather,
     Layout,
     blocks_of,
-    causal_mask,
     ordered_sum,
     products,
+    visible_mask,
 )
 from radixkv.runtime.device.batch import Span
 from radixkv.runtime.device.kvpool import KVPool
 
 
 class LongRow:
-    """Attention of one row with many tokens: tiles of queries against all blocks before them."""
+    """Attention of one row with many tokens: tiles of queries against all blocks that they see."""
 
     def __init__(self, span: Span, layout: Layout, pool: KVPool, tiles: Sequence[int], max_scores: int) -> None:
         self._layout = layout
         self._pool = pool
-        self._gather = Gather(blocks_of(span, layout), layout, pool.zero_page)
+        self._gather = Gather(blocks_of(span, layout).values(), layout, pool.zero_page)
         self._tiles = []
         first = 0
         while first < span.n_tokens:
             left = span.n_tokens - first
-            n_scores = layout.n_blocks(span.length) * layout.block_tokens * layout.n_heads
-            fitting = [tile for tile in tiles if tile * n_scores <= max_scores] or tiles[:1]
+            fitting = [tile for tile in tiles if self._n_scores(span, first, tile) <= max_scores] or tiles[:1]
             size = next((tile for tile in fitting if tile >= left), fitting[-1])
             self._tiles.append(self._tile(span, first, size, min(size, left)))
             first += size
 
+    def _n_scores(self, span: Span, first: int, size: int) -> int:
+        layout, start = self._layout, span.start + first
+        n_blocks = layout.n_blocks(min(span.length, start + size)) - layout.first_block(start)
+        return size * n_blocks * layout.block_tokens * layout.n_heads
+
     def _tile(self, span: Span, first: int, size: int, n_tokens: int) -> _Tile:
-        step = self._layout.block_tokens
-        start = span.start + first
-        visible = torch.arange(start + 1, start + size + 1).clamp_(max=start + n_tokens)
-        n_blocks = self._layout.n_blocks(start + n_tokens)
-        n_open = (start + 1) // step
-        before = torch.arange(n_open, n_blocks)[:, None] * step
-        mask = causal_mask(visible - before, step)
-        return _Tile(span.first + first, n_tokens, size, n_blocks, n_open, mask.unsqueeze(1).unsqueeze(3))
+        layout, start = self._layout, span.start + first
+        ends = torch.arange(start + 1, start + size + 1).clamp_(max=start + n_tokens)
+        firsts = torch.zeros_like(ends) if layout.window is None else (ends - layout.window).clamp_(min=0)
+        # Without a window, all the tile's tokens see the blocks before its own whole.
+        masked = (start + 1) // layout.block_tokens if layout.window is None else layout.first_block(start)
+        n_blocks = layout.n_blocks(start + n_tokens)
+        before = torch.arange(masked, n_blocks)[:, None] * layout.block_tokens
+        mask = visible_mask(firsts - before, ends - before, layout.block_tokens)
+        gathered = layout.first_block(span.start)
+        return _Tile(
+            first=span.first + first,
+            n_tokens=n_tokens,
+            size=size,
+            blocks=slice(layout.first_block(start) - gathered, n_blocks - gathered),
+            n_open=masked - layout.first_block(start),
+            mask=mask.unsqueeze(1).unsqueeze(3),
+        )
 
     @property
     def n_gathered(self) -> int:
@@ -62,16 +75,16 @@ class LongRow:
         v = self._gather.read(self._pool.v[layer], workspace[1])
         for tile in self._tiles:
             tokens = slice(tile.first, tile.first + tile.n_tokens)
-            out[tokens] = self._attend(tile, q[tokens], k[: tile.n_blocks], v[: tile.n_blocks])
+            out[tokens] = self._attend(tile, q[tokens], k[tile.blocks], v[tile.blocks])
 
     def _attend(self, tile: _Tile, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         n_kv_heads, group, head_dim = self._layout.n_kv_heads, self._layout.group, self._layout.head_dim
         if tile.n_tokens < tile.size:
             q = torch.cat([q, q.new_zeros(tile.size - tile.n_tokens, *q.shape[1:])])
         lines = q.view(tile.size, n_kv_heads, group, head_dim).transpose(0, 1)
-        lines = lines.reshape(n_kv_heads, tile.size * group, head_dim).expand(tile.n_blocks, -1, -1, -1)
+        lines = lines.reshape(n_kv_heads, tile.size * group, head_dim).expand(len(k), -1, -1, -1)
         scores = products(lines, k.transpose(2, 3))
-        by_token = scores.view(tile.n_blocks, n_kv_heads, tile.size, group, -1)
+        by_token = scores.view(len(k), n_kv_heads, tile.size, group, -1)
         by_token[tile.n_open :].add_(tile.mask)
         peaks = scores.amax(-1).amax(0)
         weights = scores.sub_(peaks[:, :, None]).exp_()
@@ -86,11 +99,12 @@ class _Tile:
     first: int
     n_tokens: int
     size: int
-    n_blocks: int
+    blocks: slice
+    """Which of the gathered blocks it reads."""
     n_open: int
-    """Blocks that all its tokens see whole."""
+    """How many of them, from the first, all its tokens see whole."""
     mask: Tensor
-    """[blocks - n_open, 1, size, 1, block_tokens]"""
+    """Of the others: [blocks - n_open, 1, size, 1, block_tokens]"""
 
 
 class ShortRows:
@@ -109,7 +123,7 @@ class ShortRows:
         for span in spans:
             blocks = blocks_of(span, layout)
             for i in range(span.n_tokens):
-                for index in range(layout.n_blocks(span.start + i + 1)):
+                for index in layout.blocks(span.start + i):
                     readers.setdefault((blocks[index], index), []).append(token)
                 token += 1
         units: dict[int, list[tuple[Block, int, list[int]]]] = {size: [] for size in sizes}
@@ -118,7 +132,7 @@ class ShortRows:
                 some = tokens[first : first + sizes[-1]]
                 fitting = next(size for size in sizes if size >= len(some))
                 units[fitting].append((block, index, some))
-        n_blocks = max(layout.n_blocks(position + 1) for position in positions)
+        n_blocks = max(len(layout.blocks(position)) for position in positions)
         n_slots = sum(size * len(those) for size, those in units.items())
         parts = np.full((len(positions), n_blocks), n_slots, dtype=np.int64)
         self._buckets = []
@@ -137,16 +151,19 @@ class ShortRows:
         parts: NDArray[np.int64],
         first_slot: int,
     ) -> _Bucket:
-        step = self._layout.block_tokens
+        layout = self._layout
         nobody = len(positions)
         tokens = np.full((len(units), size), nobody, dtype=np.int64)
-        visible = np.full((len(units), size), step, dtype=np.int64)
+        firsts = np.zeros((len(units), size), dtype=np.int64)
+        ends = np.full((len(units), size), layout.block_tokens, dtype=np.int64)
         for unit, (_, index, some) in enumerate(units):
             for place, token in enumerate(some):
+                position, before = positions[token], index * layout.block_tokens
                 tokens[unit, place] = token
-                visible[unit, place] = positions[token] + 1 - index * step
-                parts[token, index] = first_slot + unit * size + place
-        mask = causal_mask(torch.from_numpy(visible), step)
+                firsts[unit, place] = layout.first_visible(position) - before
+                ends[unit, place] = position + 1 - before
+                parts[token, index - layout.first_block(position)] = first_slot + unit * size + place
+        mask = visible_mask(torch.from_numpy(firsts), torch.from_numpy(ends), layout.block_tokens)
         gather = Gather([block for block, _, _ in units], self._layout, self._pool.zero_page)
         return _Bucket(size, gather, torch.from_numpy(tokens.reshape(-1)), mask[:, None, :, None])
 

@@ -26,8 +26,9 @@ def agreeing_tiles(product: Callable[[Tensor], Tensor], sample: Tensor, sizes: S
         return torch.cat([product(tile) for tile in torch.split(rows, size)])
 
     expected = in_tiles(sample, sizes[0])
+    few = sample[: 4 * sizes[0]]
     for shift in (1, 3):
-        if not torch.equal(in_tiles(sample.roll(shift, 0), sizes[0]).roll(-shift, 0), expected):
+        if not torch.equal(in_tiles(few.roll(shift, 0), sizes[0]).roll(-shift, 0), expected[: len(few)]):
             return (1,)
     return tuple(size for size in sizes if torch.equal(in_tiles(sample, size), expected))
 

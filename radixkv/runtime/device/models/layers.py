@@ -1,34 +1,57 @@
-"""The decoder's building blocks. A row's result depends on that row alone, bit for bit.
+"""The decoder's building blocks. In float32 a row's result depends on that row alone, bit for bit.
 
 Elementwise arithmetic and ``exp`` give the same bits wherever an element lies; ``silu`` and ``sigmoid`` do not
-(their vector and scalar forms round differently), so they are spelled out.
+(their vector and scalar forms round differently), so they are spelled out. What bfloat16 would round
+several times is computed in float32.
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
 
 from radixkv.runtime.device.attention.tiles import agreeing_tiles, cover
 from radixkv.runtime.device.memory import claim
-from radixkv.runtime.device.models.config import Llama3Scaling
+from radixkv.runtime.device.models.rope import Rope
+from radixkv.runtime.device.models.weights import LinearWeights
 
 _ROW_TILES = (8, 16, 32, 64, 128, 256)
+_LARGE_NUMBERS = 1 << 24
+_LARGE_ROW_TILES = (8, 16, 32, 64)
+"""For matrices of more numbers than that: larger tiles take seconds to try, and are no faster."""
+
+
+class RowTiles:
+    """Row tiles that agree, by the shape of the matrix: trying them takes longer than loading it."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[torch.Size, torch.dtype], tuple[int, ...]] = {}
+
+    def of(self, weight: Tensor) -> tuple[int, ...]:
+        """For products with ``weight``, [in, out]."""
+        key = weight.shape, weight.dtype
+        if key not in self._known:
+            sizes = _LARGE_ROW_TILES if weight.numel() > _LARGE_NUMBERS else _ROW_TILES
+            generator = torch.Generator().manual_seed(0)
+            sample = torch.randn(sizes[-1], len(weight), generator=generator).to(weight.dtype)
+            self._known[key] = agreeing_tiles(lambda x: x @ weight, sample, sizes)
+        return self._known[key]
 
 
 class Linear:
-    """``y = x @ weight.T`` in row tiles of agreeing sizes. ``weight`` is [out, in]."""
+    """``y = x @ weight.T + bias`` in row tiles of agreeing sizes."""
 
-    def __init__(self, weight: Tensor) -> None:
-        self._weight = weight.t().contiguous()
-        generator = torch.Generator().manual_seed(0)
-        sample = torch.randn(_ROW_TILES[-1], weight.shape[1], generator=generator)
-        self._tiles = agreeing_tiles(lambda x: x @ self._weight, sample, _ROW_TILES)
+    def __init__(self, weights: LinearWeights, tiles: RowTiles) -> None:
+        self._weight = weights.weight.t().contiguous()
+        self._bias = weights.bias
+        self._tiles = tiles.of(self._weight)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in] -> [rows, out]."""
+        y = self._products(x)
+        return y if self._bias is None else y.add_(self._bias)
+
+    def _products(self, x: Tensor) -> Tensor:
         n = x.shape[0]
         tiles = cover(n, self._tiles)
         n_padded = sum(tiles)
@@ -45,20 +68,21 @@ class Linear:
 
 
 class RMSNorm:
-    """``x / rms(x) * weight`` over the last dimension."""
+    """``x / rms(x) * weight`` over the last dimension; the root mean square in float32."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         self._weight = weight
         self._eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[rows, size] -> the same."""
-        scale = x.square().mean(-1, keepdim=True).add_(self._eps).rsqrt_()
-        return (x * scale).mul_(self._weight)
+        """[..., size] -> the same."""
+        full = x.float()
+        scale = full.square().mean(-1, keepdim=True).add_(self._eps).rsqrt_()
+        return (full * scale).to(x.dtype).mul_(self._weight)
 
 
 class Rotary:
-    """Rotary position embedding, half-split as in Hugging Face checkpoints; angles are tabled once.
+    """Rotary position embedding, half-split as in Hugging Face checkpoints; angles are tabled once, in float32.
 
     Memory: ``2 * max_positions * head_dim`` floats, twice that while they are made.
 
@@ -66,18 +90,14 @@ class Rotary:
         ConfigError: they do not fit into memory.
     """
 
-    def __init__(self, head_dim: int, theta: float, scaling: Llama3Scaling | None, max_positions: int) -> None:
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-        frequencies = 1.0 / theta**exponents
-        if scaling is not None:
-            frequencies = _stretch(frequencies, scaling)
+    def __init__(self, head_dim: int, rope: Rope, max_positions: int) -> None:
         with claim(
             16 * max_positions * head_dim,
             f"a table of rotary angles for max_model_len {max_positions}",
             "set max_model_len lower",
         ):
-            angles = torch.arange(max_positions).float()[:, None] * frequencies
-            cosine, sine = angles.cos(), angles.sin()
+            angles = torch.arange(max_positions).float()[:, None] * rope.frequencies(head_dim)
+            cosine, sine = angles.cos() * rope.amplitude, angles.sin() * rope.amplitude
             self._cosine = torch.cat([cosine, cosine], -1)
             self._sine = torch.cat([-sine, sine], -1)
 
@@ -88,25 +108,13 @@ class Rotary:
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """[rows, heads, head_dim] -> the same, turned by ``Rotary.angles``."""
+    full = x.float()
     half = x.shape[-1] // 2
-    swapped = torch.cat([x[..., half:], x[..., :half]], -1)
-    return (x * cosine).add_(swapped.mul_(sine))
+    swapped = torch.cat([full[..., half:], full[..., :half]], -1)
+    return (full * cosine).add_(swapped.mul_(sine)).to(x.dtype)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """[rows, 2 * inner], gate first -> ``silu(gate) * up``, [rows, inner]."""
-    gate, up = gate_up.chunk(2, -1)
-    return (gate / gate.neg().exp_().add_(1.0)).mul_(up)
-
-
-def _stretch(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """Slow frequencies by ``factor``, fast ones not at all, those between smoothly."""
-    wavelengths = 2 * math.pi / frequencies
-    low = scaling.original_max_position / scaling.low_freq_factor
-    high = scaling.original_max_position / scaling.high_freq_factor
-    smooth = (scaling.original_max_position / wavelengths - scaling.low_freq_factor) / (
-        scaling.high_freq_factor - scaling.low_freq_factor
-    )
-    between = (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
-    stretched = torch.where(wavelengths > low, frequencies / scaling.factor, between)
-    return torch.where(wavelengths < high, frequencies, stretched)
+    gate, up = gate_up.float().chunk(2, -1)
+    return (gate / gate.neg().exp_().add_(1.0)).mul_(up).to(gate_up.dtype)

@@ -1,251 +1,216 @@
-"""Safetensors files -> the decoder's tensors, in float32."""
+"""A checkpoint's tensors -> what the decoder's layers are made of."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from contextlib import ExitStack
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.errors import CheckpointError
+from radixkv.config import LoadFormat
 from radixkv.runtime.device.models.config import DecoderConfig
+from radixkv.runtime.device.models.tensors import RandomTensors, SafetensorsFiles, TensorSource
 
-_DTYPES = ("F32", "F16", "BF16")
+Shapes = dict[str, tuple[int, ...]]
+"""By full name."""
 
 
 @dataclass(frozen=True)
-class WeightNames:
-    """What an architecture calls each tensor; ``{layer}`` stands for the layer's index."""
+class LinearWeights:
+    """A matrix [out, in], and a vector [out] if there is one. Matrices that share an input are stacked."""
 
-    embedding: str
-    attention_norm: str
-    query: str
-    key: str
-    value: str
-    output: str
-    mlp_norm: str
-    gate: str
-    up: str
-    down: str
-    final_norm: str
-    head: str
-    unused: tuple[str, ...]
-    """Tensors of older checkpoints that are computed instead."""
+    weight: Tensor
+    bias: Tensor | None = None
 
 
-_LLAMA = WeightNames(
-    embedding="model.embed_tokens.weight",
-    attention_norm="model.layers.{layer}.input_layernorm.weight",
-    query="model.layers.{layer}.self_attn.q_proj.weight",
-    key="model.layers.{layer}.self_attn.k_proj.weight",
-    value="model.layers.{layer}.self_attn.v_proj.weight",
-    output="model.layers.{layer}.self_attn.o_proj.weight",
-    mlp_norm="model.layers.{layer}.post_attention_layernorm.weight",
-    gate="model.layers.{layer}.mlp.gate_proj.weight",
-    up="model.layers.{layer}.mlp.up_proj.weight",
-    down="model.layers.{layer}.mlp.down_proj.weight",
-    final_norm="model.norm.weight",
-    head="lm_head.weight",
-    unused=("model.layers.{layer}.self_attn.rotary_emb.inv_freq",),
-)
+@dataclass(frozen=True)
+class MlpWeights:
+    """Gate and up stacked, and down."""
 
-_NAMES: Mapping[str, WeightNames] = MappingProxyType({"LlamaForCausalLM": _LLAMA})
+    gate_up: LinearWeights
+    down: LinearWeights
+
+
+@dataclass(frozen=True)
+class ExpertsWeights:
+    """The router and one MLP an expert."""
+
+    router: LinearWeights
+    experts: tuple[MlpWeights, ...]
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer. Matrices are [out, in]; those that share an input are stacked."""
+    """One layer."""
 
     attention_norm: Tensor
-    query_key_value: Tensor
-    output: Tensor
+    query_key_value: LinearWeights
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    output: LinearWeights
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    mlp: MlpWeights | ExpertsWeights
 
 
-@dataclass(frozen=True)
-class DecoderWeights:
-    """All tensors of a decoder, float32."""
+class Weights:
+    """A decoder's tensors, each read when it is asked for, so that one layer at a time is held twice."""
 
-    embedding: Tensor
-    layers: tuple[LayerWeights, ...]
-    final_norm: Tensor
-    head: Tensor
+    def __init__(self, config: DecoderConfig, source: TensorSource, dtype: torch.dtype) -> None:
+        self.config = config
+        self.dtype = dtype
+        self._source = source
+        self._shapes = _shapes(config)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Memory that a decoder takes while it is made of them: all tensors, and the largest part twice."""
+        config = self.config
+        parts = [
+            sum(math.prod(shape) for shape in _layer_shapes(config, i).values()) for i in range(config.n_layers)
+        ]
+        embedding = config.vocab_size * config.hidden_size
+        return (sum(parts) + config.hidden_size + 2 * embedding + max(embedding, *parts)) * self.dtype.itemsize
+
+    def embedding(self) -> Tensor:
+        """[vocab, hidden]"""
+        return self._read(f"{self.config.names.embedding}.weight")
+
+    def head(self) -> Tensor:
+        """[vocab, hidden], of a head that is not tied."""
+        return self._read(f"{self.config.names.head}.weight")
+
+    def final_norm(self) -> Tensor:
+        """[hidden]"""
+        return self._read(f"{self.config.names.final_norm}.weight")
+
+    def layer(self, index: int) -> LayerWeights:
+        """One layer's. Raises ``CheckpointError``."""
+        names, config = self.config.names, self.config
+
+        def read(name: str) -> Tensor:
+            return self._read(f"{name.format(layer=index)}.weight")
+
+        def linear(*parts: str) -> LinearWeights:
+            return self._linear(*(name.format(layer=index) for name in parts))
+
+        return LayerWeights(
+            attention_norm=read(names.attention_norm),
+            query_key_value=linear(names.query, names.key, names.value),
+            query_norm=read(names.query_norm) if config.has_query_key_norm else None,
+            key_norm=read(names.key_norm) if config.has_query_key_norm else None,
+            output=linear(names.output),
+            mlp_norm=read(names.mlp_norm),
+            mlp=self._experts(index) or MlpWeights(linear(names.gate, names.up), linear(names.down)),
+        )
+
+    def _experts(self, layer: int) -> ExpertsWeights | None:
+        experts, names = self.config.experts_of(layer), self.config.names
+        if experts is None:
+            return None
+
+        def linear(expert: int, *parts: str) -> LinearWeights:
+            return self._linear(*(name.format(layer=layer, expert=expert) for name in parts))
+
+        return ExpertsWeights(
+            router=linear(0, names.router),
+            experts=tuple(
+                MlpWeights(linear(i, names.expert_gate, names.expert_up), linear(i, names.expert_down))
+                for i in range(experts.n_experts)
+            ),
+        )
+
+    def _linear(self, *parts: str) -> LinearWeights:
+        weights = [self._read(f"{name}.weight") for name in parts]
+        biases = [self._read(f"{name}.bias") for name in parts if f"{name}.bias" in self._shapes]
+        return LinearWeights(_stacked(weights), _stacked(biases) if biases else None)
+
+    def _read(self, name: str) -> Tensor:
+        return self._source.read(name, self._shapes[name], self.dtype)
 
 
-def read_config(checkpoint: Checkpoint) -> DecoderConfig:
-    """The checkpoint's ``config.json``, whose sizes are those in the headers of the weights: other parts can be
-    sized by it. Cost: O(tensors), no tensor is read.
+@contextmanager
+def open_weights(checkpoint: Checkpoint, *, load_format: LoadFormat, dtype: torch.dtype) -> Iterator[Weights]:
+    """The checkpoint's tensors, all of whose headers were checked; or random ones of the shapes that its
+    ``config.json`` asks for, whatever files there are. Nothing is allocated yet.
+
+    The files are ``model.safetensors``, or those that ``model.safetensors.index.json`` names. Cost: O(tensors).
+
+    Args:
+        dtype: what the tensors are converted to.
 
     Raises:
-        CheckpointError: as ``DecoderConfig.parse`` and ``load_weights``.
+        CheckpointError: ``config.json`` is wrong or asks for what is not supported; or a file or tensor is
+            missing, corrupt, of a wrong shape or dtype, or not expected.
     """
     config = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
     with ExitStack() as stack:
-        _open(checkpoint.folder, config, stack)
-    return config
+        if load_format == "dummy":
+            yield Weights(config, RandomTensors(), dtype)
+            return
+        files = SafetensorsFiles(checkpoint.folder, stack)
+        files.check_layers(config.names.layers, config.n_layers)
+        files.check(_shapes(config), _optional(config))
+        yield Weights(config, files, dtype)
 
 
-def load_weights(folder: Path, config: DecoderConfig) -> DecoderWeights:
-    """Reads ``model.safetensors``, or the files that ``model.safetensors.index.json`` names.
-
-    All headers are checked before a tensor is read. Memory: the weights in float32, and one layer's twice.
-
-    Raises:
-        CheckpointError: a file or tensor is missing, corrupt, of a wrong shape or dtype, or not expected.
-    """
-    names = _NAMES[config.architecture]
-    with ExitStack() as stack:
-        files = _open(folder, config, stack)
-        layers = tuple(_layer(files, names, index) for index in range(config.n_layers))
-        embedding = files.read(names.embedding)
-        head = embedding if config.tied_head else files.read(names.head)
-        return DecoderWeights(embedding, layers, files.read(names.final_norm), head)
-
-
-def _open(folder: Path, config: DecoderConfig, stack: ExitStack) -> _Files:
-    names = _NAMES[config.architecture]
-    files = _Files(folder, stack)
-    # First, since the names of all layers are listed next, and a corrupt config.json may count a billion.
-    files.check_layers(names.attention_norm.partition("{layer}")[0], config.n_layers)
-    files.check(_shapes(config, names), _optional(config, names))
-    return files
-
-
-def _layer(files: _Files, names: WeightNames, index: int) -> LayerWeights:
-    def read(name: str) -> Tensor:
-        return files.read(name.format(layer=index))
-
-    return LayerWeights(
-        attention_norm=read(names.attention_norm),
-        query_key_value=torch.cat([read(names.query), read(names.key), read(names.value)]),
-        output=read(names.output),
-        mlp_norm=read(names.mlp_norm),
-        gate_up=torch.cat([read(names.gate), read(names.up)]),
-        down=read(names.down),
-    )
-
-
-def _shapes(config: DecoderConfig, names: WeightNames) -> dict[str, list[int]]:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query, key = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-    shapes = {names.embedding: [config.vocab_size, hidden], names.final_norm: [hidden]}
+def _shapes(config: DecoderConfig) -> Shapes:
+    vocabulary = (config.vocab_size, config.hidden_size)
+    shapes: Shapes = {
+        f"{config.names.embedding}.weight": vocabulary,
+        f"{config.names.final_norm}.weight": (config.hidden_size,),
+    }
     if not config.tied_head:
-        shapes[names.head] = [config.vocab_size, hidden]
-    for index in range(config.n_layers):
-        for name, shape in (
-            (names.attention_norm, [hidden]),
-            (names.query, [query, hidden]),
-            (names.key, [key, hidden]),
-            (names.value, [key, hidden]),
-            (names.output, [hidden, query]),
-            (names.mlp_norm, [hidden]),
-            (names.gate, [inner, hidden]),
-            (names.up, [inner, hidden]),
-            (names.down, [hidden, inner]),
-        ):
-            shapes[name.format(layer=index)] = shape
+        shapes[f"{config.names.head}.weight"] = vocabulary
+    for layer in range(config.n_layers):
+        shapes |= _layer_shapes(config, layer)
     return shapes
 
 
-def _optional(config: DecoderConfig, names: WeightNames) -> frozenset[str]:
-    unused = {name.format(layer=index) for name in names.unused for index in range(config.n_layers)}
-    return frozenset(unused | {names.head}) if config.tied_head else frozenset(unused)
+def _layer_shapes(config: DecoderConfig, layer: int) -> Shapes:
+    names, hidden = config.names, config.hidden_size
+    shapes: Shapes = {}
+
+    def norm(name: str, size: int) -> None:
+        shapes[f"{name.format(layer=layer)}.weight"] = (size,)
+
+    def linear(name: str, n_outputs: int, n_inputs: int, *, bias: bool = False, expert: int = 0) -> None:
+        full = name.format(layer=layer, expert=expert)
+        shapes[f"{full}.weight"] = (n_outputs, n_inputs)
+        if bias:
+            shapes[f"{full}.bias"] = (n_outputs,)
+
+    query, key = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    norm(names.attention_norm, hidden)
+    linear(names.query, query, hidden, bias=config.has_query_key_value_bias)
+    linear(names.key, key, hidden, bias=config.has_query_key_value_bias)
+    linear(names.value, key, hidden, bias=config.has_query_key_value_bias)
+    if config.has_query_key_norm:
+        norm(names.query_norm, config.head_dim)
+        norm(names.key_norm, config.head_dim)
+    linear(names.output, hidden, query, bias=config.has_output_bias)
+    norm(names.mlp_norm, hidden)
+    experts = config.experts_of(layer)
+    if experts is None:
+        linear(names.gate, config.intermediate_size, hidden, bias=config.has_mlp_bias)
+        linear(names.up, config.intermediate_size, hidden, bias=config.has_mlp_bias)
+        linear(names.down, hidden, config.intermediate_size, bias=config.has_mlp_bias)
+        return shapes
+    linear(names.router, experts.n_experts, hidden)
+    for expert in range(experts.n_experts):
+        linear(names.expert_gate, experts.inner_size, hidden, expert=expert)
+        linear(names.expert_up, experts.inner_size, hidden, expert=expert)
+        linear(names.expert_down, hidden, experts.inner_size, expert=expert)
+    return shapes
 
 
-class _Files:
-    """The open safetensors files of a folder. Raises ``CheckpointError``."""
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self._folder = folder
-        self._file_of: dict[str, Any] = {}
-        self._path_of: dict[str, Path] = {}
-        for path in _paths(folder):
-            try:
-                file = stack.enter_context(safe_open(path, framework="pt"))
-                tensors = list(file.keys())
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{path} is not a whole safetensors file: {error}; fetch it again") from error
-            for name in tensors:
-                if name in self._file_of:
-                    raise CheckpointError(
-                        f"{folder}: tensor {name} is in {self._path_of[name].name} and in {path.name}; "
-                        "fetch the checkpoint again"
-                    )
-                self._file_of[name] = file
-                self._path_of[name] = path
-
-    def check_layers(self, prefix: str, n_layers: int) -> None:
-        """Names only: how many different layers' tensors there are."""
-        names = (name for name in self._file_of if name.startswith(prefix))
-        n_found = len({name.removeprefix(prefix).partition(".")[0] for name in names})
-        if n_found != n_layers:
-            raise CheckpointError(
-                f"{self._folder / 'config.json'}: num_hidden_layers is {n_layers}, but the safetensors files hold "
-                f"{n_found} layers; fetch the checkpoint again"
-            )
-
-    def check(self, shapes: Mapping[str, list[int]], optional: frozenset[str]) -> None:
-        """Headers only: names, shapes, dtypes."""
-        found = self._file_of.keys()
-        if missing := sorted(shapes.keys() - found):
-            raise CheckpointError(f"{self._folder} lacks {_few(missing)}; fetch the checkpoint again")
-        if extra := sorted(found - shapes.keys() - optional):
-            raise CheckpointError(
-                f"{self._folder} has tensors that its config.json does not call for: {_few(extra)}"
-            )
-        for name, shape in shapes.items():
-            header = self._file_of[name].get_slice(name)
-            if header.get_shape() != shape:
-                raise CheckpointError(
-                    f"{name} in {self._path_of[name]} has shape {header.get_shape()}; config.json calls for {shape}"
-                )
-            if header.get_dtype() not in _DTYPES:
-                raise CheckpointError(
-                    f"{name} in {self._path_of[name]} has dtype {header.get_dtype()}; "
-                    f"this release reads {', '.join(_DTYPES)}"
-                )
-
-    def read(self, name: str) -> Tensor:
-        """A copy in float32, independent of the file."""
-        try:
-            tensor: Tensor = self._file_of[name].get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{name} in {self._path_of[name]} cannot be read: {error}") from error
-        return tensor.to(torch.float32, copy=True).contiguous()
+def _optional(config: DecoderConfig) -> frozenset[str]:
+    unused = {name.format(layer=layer) for name in config.names.unused for layer in range(config.n_layers)}
+    return frozenset(unused | {f"{config.names.head}.weight"}) if config.tied_head else frozenset(unused)
 
 
-def _paths(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    single = folder / "model.safetensors"
-    if not index.exists():
-        if not single.exists():
-            raise CheckpointError(
-                f"{folder} has neither {single.name} nor {index.name}; weights must be safetensors"
-            )
-        return [single]
-    try:
-        weight_map = json.loads(index.read_text("utf-8"))["weight_map"]
-        file_names = sorted(set(weight_map.values()))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{index} is not a safetensors index: {error!r}") from error
-    for file_name in file_names:
-        if not isinstance(file_name, str) or Path(file_name).name != file_name:
-            raise CheckpointError(f"{index} names the file {file_name!r}; it must lie in the same folder")
-        if not (folder / file_name).exists():
-            raise CheckpointError(f"{index.name} names {file_name}, which {folder} does not have")
-    return [folder / file_name for file_name in file_names]
-
-
-def _few(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+def _stacked(tensors: list[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)

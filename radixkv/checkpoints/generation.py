@@ -1,0 +1,66 @@
+"""How a checkpoint wants its answers made: ``generation_config.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from radixkv.checkpoints.files import is_integer, read_object
+from radixkv.errors import CheckpointError, InvalidRequest
+from radixkv.sampling import SamplingParams
+
+_SAMPLING_FIELDS = MappingProxyType(
+    {
+        "temperature": "temperature",
+        "top_p": "top_p",
+        "top_k": "top_k",
+        "min_p": "min_p",
+        "repetition_penalty": "repetition_penalty",
+        "max_new_tokens": "max_tokens",
+    }
+)
+"""The keys that set defaults, and what ``SamplingParams`` calls them."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a checkpoint says about its answers."""
+
+    eos_token_ids: frozenset[int]
+    default_sampling: Mapping[str, float | int]
+
+
+def read_generation(folder: Path, config: Mapping[str, Any]) -> Generation:
+    """Reads ``generation_config.json``, which need not exist, and the end-of-sequence ids of ``config.json``.
+
+    Raises:
+        CheckpointError: a value is wrong; it names file and key.
+    """
+    path = folder / "generation_config.json"
+    values = read_object(path) or {}
+    if values.get("eos_token_id") is not None:
+        ends = _token_ids(values, path)
+    else:
+        ends = _token_ids(config, folder / "config.json")
+    return Generation(ends, _default_sampling(values, path))
+
+
+def _token_ids(values: Mapping[str, Any], path: Path) -> frozenset[int]:
+    value = values.get("eos_token_id")
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(is_integer(token) and token >= 0 for token in ids):
+        raise CheckpointError(f"{path}: eos_token_id is {value!r}; it must be a token id or a list of them")
+    return frozenset(ids)
+
+
+def _default_sampling(values: Mapping[str, Any], path: Path) -> Mapping[str, float | int]:
+    found = {key: values[key] for key in _SAMPLING_FIELDS if values.get(key) is not None}
+    for key, value in found.items():
+        try:
+            SamplingParams(**{_SAMPLING_FIELDS[key]: value})
+        except InvalidRequest as error:
+            raise CheckpointError(f"{path}: {key}: {error}; correct the file or remove the key") from error
+    return MappingProxyType(found)

@@ -1,0 +1,134 @@
+"""Where a decoder's tensors come from: safetensors files, or a random generator."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from radixkv.errors import CheckpointError
+
+_DTYPES = ("F32", "F16", "BF16")
+
+
+class TensorSource(Protocol):
+    """Gives tensors by name."""
+
+    def read(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A contiguous tensor of its own memory. Raises ``CheckpointError``."""
+        ...
+
+
+class RandomTensors:
+    """Numbers in place of a checkpoint's: norms are 1, biases 0, matrices keep the size of what they multiply.
+
+    The same names in the same order give the same numbers.
+    """
+
+    def __init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(0)
+
+    def read(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """As in ``TensorSource``."""
+        tensor = torch.empty(tuple(shape), dtype=dtype)
+        if len(shape) == 1:
+            return tensor.fill_(0.0 if name.endswith(".bias") else 1.0)
+        bound = math.sqrt(3 / shape[-1])
+        return tensor.uniform_(-bound, bound, generator=self._generator)
+
+
+class SafetensorsFiles:
+    """The open safetensors files of a folder, closed with ``stack``. Raises ``CheckpointError``."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder = folder
+        self._file_of: dict[str, Any] = {}
+        self._path_of: dict[str, Path] = {}
+        for path in _paths(folder):
+            try:
+                file = stack.enter_context(safe_open(path, framework="pt"))
+                tensors = list(file.keys())
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{path} is not a whole safetensors file: {error}; fetch it again") from error
+            for name in tensors:
+                if name in self._file_of:
+                    raise CheckpointError(
+                        f"{folder}: tensor {name} is in {self._path_of[name].name} and in {path.name}; "
+                        "fetch the checkpoint again"
+                    )
+                self._file_of[name] = file
+                self._path_of[name] = path
+
+    def check_layers(self, prefix: str, n_layers: int) -> None:
+        """Names only: how many different layers' tensors there are."""
+        names = (name for name in self._file_of if name.startswith(prefix))
+        n_found = len({name.removeprefix(prefix).partition(".")[0] for name in names})
+        if n_found != n_layers:
+            raise CheckpointError(
+                f"{self._folder / 'config.json'}: num_hidden_layers is {n_layers}, but the safetensors files hold "
+                f"{n_found} layers; fetch the checkpoint again"
+            )
+
+    def check(self, shapes: Mapping[str, Sequence[int]], optional: frozenset[str]) -> None:
+        """Headers only: names, shapes, dtypes."""
+        found = self._file_of.keys()
+        if missing := sorted(shapes.keys() - found):
+            raise CheckpointError(f"{self._folder} lacks {_few(missing)}; fetch the checkpoint again")
+        if extra := sorted(found - shapes.keys() - optional):
+            raise CheckpointError(
+                f"{self._folder} has tensors that its config.json does not call for: {_few(extra)}"
+            )
+        for name, shape in shapes.items():
+            header = self._file_of[name].get_slice(name)
+            if header.get_shape() != list(shape):
+                raise CheckpointError(
+                    f"{name} in {self._path_of[name]} has shape {header.get_shape()}; "
+                    f"config.json calls for {list(shape)}"
+                )
+            if header.get_dtype() not in _DTYPES:
+                raise CheckpointError(
+                    f"{name} in {self._path_of[name]} has dtype {header.get_dtype()}; "
+                    f"this release reads {', '.join(_DTYPES)}"
+                )
+
+    def read(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """As in ``TensorSource``; the shape was checked."""
+        try:
+            tensor: Tensor = self._file_of[name].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{name} in {self._path_of[name]} cannot be read: {error}") from error
+        return tensor.to(dtype, copy=True).contiguous()
+
+
+def _paths(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    single = folder / "model.safetensors"
+    if not index.exists():
+        if not single.exists():
+            raise CheckpointError(
+                f"{folder} has neither {single.name} nor {index.name}; weights must be safetensors"
+            )
+        return [single]
+    try:
+        weight_map = json.loads(index.read_text("utf-8"))["weight_map"]
+        file_names = sorted(set(weight_map.values()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{index} is not a safetensors index: {error!r}") from error
+    for file_name in file_names:
+        if not isinstance(file_name, str) or Path(file_name).name != file_name:
+            raise CheckpointError(f"{index} names the file {file_name!r}; it must lie in the same folder")
+        if not (folder / file_name).exists():
+            raise CheckpointError(f"{index.name} names {file_name}, which {folder} does not have")
+    return [folder / file_name for file_name in file_names]
+
+
+def _few(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
