@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -37,6 +38,17 @@ class Span:
 
 
 @dataclass(frozen=True)
+class Scored:
+    """The tokens of one row after each of which another was to be scored."""
+
+    row: int
+    first: int
+    """Index of the first of them within the batch; the others follow."""
+    targets: NDArray[np.int32]
+    n_logprobs: int
+
+
+@dataclass(frozen=True)
 class Batch:
     """One step's tokens, row after row. Index tensors are int64."""
 
@@ -60,6 +72,9 @@ class Batch:
     last: Tensor
     """[rows]: each row's last token."""
     sampling: tuple[RowSampling | None, ...]
+    scored: tuple[Scored, ...]
+    copies: tuple[tuple[int, int], ...]
+    """Pages (source, destination) to copy before anything is written."""
 
 
 class Batcher:
@@ -83,6 +98,7 @@ class Batcher:
             "set one of them lower",
         ):
             self._tables = np.full(shape, -1, dtype=np.int32)
+        self._has_history = np.zeros(max_rows, dtype=np.bool_)
 
     def pack(self, plan: StepPlan) -> Batch:
         """Updates the tables and gives the plan as tensors, which later updates leave alone.
@@ -92,10 +108,13 @@ class Batcher:
         """
         if not plan.rows:
             raise DeviceError(f"step {plan.step} has no rows")
+        self._check_copies(plan)
         for row in plan.rows:
             self._check(plan.step, row)
         for row in plan.rows:
             self._tables[row.slot, row.table_start : row.table_start + len(row.table_pages)] = row.table_pages
+            if row.sampling is not None:
+                self._has_history[row.slot] = row.sampling.has_penalties
         ends = list(accumulate(row.n_tokens for row in plan.rows))
         spans = tuple(self._span(row, end - row.n_tokens) for row, end in zip(plan.rows, ends, strict=True))
         positions = np.concatenate([np.arange(span.start, span.length) for span in spans])
@@ -120,6 +139,12 @@ class Batcher:
             written_offsets=_tensor(positions[written] % self._page_size),
             last=_tensor(ends) - 1,
             sampling=tuple(row.sampling for row in plan.rows),
+            scored=tuple(
+                Scored(i, span.first, np.frombuffer(row.scoring.targets, _TOKEN), row.scoring.n_logprobs)
+                for i, (row, span) in enumerate(zip(plan.rows, spans, strict=True))
+                if row.scoring is not None
+            ),
+            copies=plan.copies,
         )
 
     def _span(self, row: Row, first: int) -> Span:
@@ -148,6 +173,41 @@ class Batcher:
         known = self._tables[row.slot, : -(-end // self._page_size)] >= 0
         known[row.table_start : table_end] = True
         require(bool(known.all()), f"no page is known for some positions below {end}")
+        if row.scoring is not None:
+            n_targets = len(row.scoring.targets) / _TOKEN.itemsize
+            require(
+                n_targets in (row.n_tokens, row.n_tokens - 1),
+                f"{n_targets:g} tokens to score after {row.n_tokens}",
+            )
+            require(row.scoring.n_logprobs >= 0, f"{row.scoring.n_logprobs} log-probabilities")
+        if row.sampling is not None:
+            self._check_sampling(row.slot, row.sampling, require)
+
+    def _check_sampling(self, slot: int, sampling: RowSampling, require: Callable[[bool, str], None]) -> None:
+        require(sampling.temperature >= 0.0, f"temperature {sampling.temperature}")
+        require(0.0 < sampling.top_p <= 1.0, f"top_p {sampling.top_p}")
+        require(0.0 <= sampling.min_p <= 1.0, f"min_p {sampling.min_p}")
+        require(sampling.top_k >= 0, f"top_k {sampling.top_k}")
+        require(sampling.repetition_penalty > 0.0, f"repetition_penalty {sampling.repetition_penalty}")
+        require((sampling.n_logprobs or 0) >= 0, f"{sampling.n_logprobs} log-probabilities")
+        if sampling.history is not None:
+            n_history = len(sampling.history.tokens) / _TOKEN.itemsize
+            n_prompt = sampling.history.n_prompt
+            require(
+                n_history.is_integer() and 0 <= n_prompt <= n_history,
+                f"a history of {n_history:g} tokens, {n_prompt} of them the prompt's",
+            )
+        elif sampling.has_penalties:
+            require(bool(self._has_history[slot]), "penalties without a history")
+
+    def _check_copies(self, plan: StepPlan) -> None:
+        pages = [page for copy in plan.copies for page in copy]
+        if pages and not 0 <= min(pages) <= max(pages) < self._n_pages:
+            raise DeviceError(
+                f"step {plan.step} copies pages {min(pages)} to {max(pages)} of a pool of {self._n_pages}"
+            )
+        if len({destination for _, destination in plan.copies}) < len(plan.copies):
+            raise DeviceError(f"step {plan.step} copies two pages to one")
 
 
 def _tensor(values: list[int] | NDArray[np.integer]) -> Tensor:

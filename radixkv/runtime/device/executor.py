@@ -7,26 +7,37 @@ import os
 from collections import deque
 
 import torch
+from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
+from radixkv.config import LoadFormat
 from radixkv.errors import ConfigError, DeviceError
 from radixkv.runtime.device.attention.base import Attention
 from radixkv.runtime.device.attention.reference import ReferenceAttention
-from radixkv.runtime.device.batch import Batch, Batcher
-from radixkv.runtime.device.kvpool import KVPool, count_pages
+from radixkv.runtime.device.batch import Batch, Batcher, Scored
+from radixkv.runtime.device.kvpool import KVPool, PageShape, count_pages
+from radixkv.runtime.device.memory import require
 from radixkv.runtime.device.models.decoder import Decoder
-from radixkv.runtime.device.models.weights import load_weights, read_config
-from radixkv.runtime.device.sampler import sample
+from radixkv.runtime.device.models.weights import Weights, open_weights
+from radixkv.runtime.device.sampler.sampler import Sampled, Sampler
 from radixkv.runtime.plan import StepPlan, StepResult
+from radixkv.wire import TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
+_MAX_LOGIT_ROWS = 256
+"""Logits of more tokens are computed lot by lot: together they could take more memory than the rest of a step."""
+
 
 class CpuExecutor:
-    """A ``runtime.plan.Executor`` on the CPU, in float32.
+    """A ``runtime.plan.Executor`` on the CPU.
 
     ``launch`` packs a plan and queues it; ``result`` computes what is queued, up to and with its own step, so that
     the caller meets the same order of events as with a device that runs beside it.
+
+    In float32 a result does not depend on who else is in a step, on chunks or on hits, to the last bit. In bfloat16
+    weights, activations and KV are bfloat16; sums, norms, rotary angles and attention are computed in float32; the
+    same holds nearly, but is not promised.
 
     Memory: the weights, the pool, and a workspace that stops growing at the first step of the largest kind.
     """
@@ -40,6 +51,8 @@ class CpuExecutor:
         max_model_len: int,
         kv_cache_memory_bytes: int,
         max_total_tokens: int | None,
+        dtype: str = "auto",
+        load_format: LoadFormat = "auto",
     ) -> None:
         """Loads the model and fills the pool with zeros.
 
@@ -48,6 +61,8 @@ class CpuExecutor:
         Args:
             max_rows: slots; a plan's rows have slots below it.
             max_total_tokens: the pool in tokens; None lets ``kv_cache_memory_bytes`` decide.
+            dtype: ``float32``, ``bfloat16``, or ``auto``, which is float32.
+            load_format: ``dummy`` takes random weights and reads no file but ``config.json``.
 
         Raises:
             CheckpointError: the checkpoint cannot be run.
@@ -60,28 +75,20 @@ class CpuExecutor:
             raise ConfigError(f"max_model_len {max_model_len} must be between 1 and the checkpoint's {limit}")
         if page_size < 1 or max_rows < 1:
             raise ConfigError(f"page_size {page_size} and max_rows {max_rows} must be at least 1")
-        config = read_config(checkpoint)
-        n_pages = count_pages(
-            n_layers=config.n_layers,
-            n_kv_heads=config.n_kv_heads,
-            page_size=page_size,
-            head_dim=config.head_dim,
-            memory_bytes=kv_cache_memory_bytes,
-            max_total_tokens=max_total_tokens,
-        )
-        self.model = Decoder(config, load_weights(checkpoint.folder, config), max_model_len)
-        self.pool = KVPool(
-            n_layers=config.n_layers,
-            n_pages=n_pages,
-            n_kv_heads=config.n_kv_heads,
-            page_size=page_size,
-            head_dim=config.head_dim,
-        )
-        self.attention: Attention = ReferenceAttention(self.pool, n_heads=config.n_heads)
+        with open_weights(checkpoint, load_format=load_format, dtype=_dtype(dtype)) as weights:
+            config = weights.config
+            page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, weights.dtype)
+            n_pages = count_pages(page, kv_cache_memory_bytes, max_total_tokens)
+            _require_memory(weights, (n_pages + 1) * page.n_bytes)
+            self.model = Decoder(weights, max_model_len)
+        self.pool = KVPool(page, n_pages)
+        windows = [window if window and window < max_model_len else None for window in config.windows]
+        self.attention: Attention = ReferenceAttention(self.pool, n_heads=config.n_heads, windows=windows)
         self._batcher = Batcher(
             page_size=page_size, max_rows=max_rows, max_model_len=max_model_len, n_pages=n_pages
         )
         self._vocab_size = config.vocab_size
+        self._sampler = Sampler(max_rows, config.vocab_size)
         self._last_tokens = torch.zeros(max_rows, dtype=torch.int64)
         self._queue: deque[_Step] = deque()
 
@@ -116,25 +123,56 @@ class CpuExecutor:
                     later.outcome = f"step {later.number} was built on step {oldest.number}, which failed"
 
     def _compute(self, batch: Batch) -> StepResult:
+        if batch.copies:
+            self.pool.copy(batch.copies)
         ids = batch.ids.clone()
         ids[batch.fed_tokens] = self._last_tokens[batch.fed_slots]
         self.attention.plan(batch)
-        hidden = self.model(ids, batch.positions, self.attention.run)[batch.last]
-        finite = hidden.isfinite().all(-1)
-        tokens = torch.full_like(batch.slots, -1)
+        hidden = self.model(ids, batch.positions, self.attention.run)
+        last = hidden[batch.last]
+        sampled = self._sample(last, batch)
+        scores = {scored.row: self._score(hidden, scored) for scored in batch.scored}
+        sick = {row for rows in (sampled, scores) for row, outcome in rows.items() if outcome is None}
+        finite = [healthy and row not in sick for row, healthy in enumerate(last.isfinite().all(-1).tolist())]
+        chosen = [sampled.get(row) if healthy else None for row, healthy in enumerate(finite)]
+        asks_logprobs = any(asked is not None and asked.n_logprobs is not None for asked in batch.sampling)
+        return StepResult(
+            tokens=tuple(-1 if choice is None else choice.token for choice in chosen),
+            finite=tuple(finite),
+            logprobs=tuple(choice.logprobs if choice else None for choice in chosen) if asks_logprobs else (),
+            scores=tuple(scores.get(row) if finite[row] else None for row in range(len(finite))) if scores else (),
+        )
+
+    def _sample(self, last: Tensor, batch: Batch) -> dict[int, Sampled | None]:
+        """Row: its token, None if its logits are not finite. The slots' next steps start with these tokens."""
         asked = [(row, sampling) for row, sampling in enumerate(batch.sampling) if sampling is not None]
-        if asked:
-            rows = torch.tensor([row for row, _ in asked])
-            logits = self.model.logits(hidden[rows])
-            # NaN and infinities show in a row's extremes, which cost a tenth of looking at each number.
-            usable = finite[rows] & logits.amax(-1).isfinite() & logits.amin(-1).isfinite()
-            if not usable.all():
-                logits = logits.masked_fill(~usable[:, None], 0.0)
-            sampled = sample(logits, [sampling for _, sampling in asked])
-            self._last_tokens[batch.slots[rows]] = sampled
-            tokens[rows] = sampled.masked_fill(~usable, -1)
-            finite[rows] = usable
-        return StepResult(tokens=tuple(tokens.tolist()), finite=tuple(finite.tolist()))
+        sampled: dict[int, Sampled | None] = {}
+        for start in range(0, len(asked), _MAX_LOGIT_ROWS):
+            rows, sampling = zip(*asked[start : start + _MAX_LOGIT_ROWS], strict=True)
+            slots = batch.slots[list(rows)]
+            choices = self._sampler.sample(self._logits(last[list(rows)]), slots.tolist(), sampling)
+            # A step that was launched meanwhile goes on with any token where there is none.
+            tokens = [0 if choice is None else choice.token for choice in choices]
+            self._last_tokens[slots] = torch.tensor(tokens)
+            sampled.update(zip(rows, choices, strict=True))
+        return sampled
+
+    def _score(self, hidden: Tensor, scored: Scored) -> tuple[TokenLogprobs, ...] | None:
+        """None if not all of the logits are finite."""
+        scores: list[TokenLogprobs] = []
+        for start in range(0, len(scored.targets), _MAX_LOGIT_ROWS):
+            targets = scored.targets[start : start + _MAX_LOGIT_ROWS]
+            first = scored.first + start
+            some = self._sampler.score(
+                self._logits(hidden[first : first + len(targets)]), targets, scored.n_logprobs
+            )
+            if some is None:
+                return None
+            scores += some
+        return tuple(scores)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.model.logits(hidden).float()
 
 
 class _Step:
@@ -159,6 +197,24 @@ class _Step:
         if isinstance(self.outcome, str):
             raise DeviceError(self.outcome)
         return self.outcome
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in (choices := {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}):
+        raise ConfigError(f"dtype {name!r} is not supported on the CPU; use float32 or bfloat16")
+    return choices[name]
+
+
+def _require_memory(weights: Weights, pool_bytes: int) -> None:
+    """Before anything is loaded. Raises ``ConfigError``."""
+    is_wide = weights.dtype == torch.float32
+    model = f"a model in {'float32' if is_wide else 'bfloat16'}"
+    require(weights.peak_bytes, model, f"take a smaller one{', or set dtype to bfloat16' if is_wide else ''}")
+    require(
+        weights.peak_bytes + pool_bytes,
+        f"a KV pool of {pool_bytes} bytes beside {model}, a total",
+        "set kv_cache_memory_bytes or max_total_tokens lower, or take a smaller model",
+    )
 
 
 def _n_cores() -> int:

@@ -1,88 +1,373 @@
+from array import array
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from radixkv.runtime.device.sampler import sample, uniform
-from radixkv.runtime.plan import RowSampling
+from radixkv.errors import DeviceError
+from radixkv.runtime.device.sampler.draw import uniforms
+from radixkv.runtime.device.sampler.sampler import Sampled, Sampler
+from radixkv.runtime.plan import History, RowSampling
+from radixkv.wire import TokenLogprobs, unpack_tokens
 
-N = 4000
+N = 2000
+VOCAB = 200
+"""Several blocks, and a rest that fills none."""
+
+DRAWN = RowSampling(temperature=1.0, top_k=0, top_p=1.0, seed=0, index=0)
+GREEDY = replace(DRAWN, temperature=0.0)
+BIASES = ((3, 4.0), (17, -100.0), (199, 5.5), (60, 1.5))
 
 
-def row(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0, index: int = 0) -> RowSampling:
-    return RowSampling(temperature, top_k, top_p, seed, index)
+def history(prompt: Sequence[int], answer: Sequence[int] = ()) -> History:
+    return History(array("i", [*prompt, *answer]).tobytes(), len(prompt))
 
 
-def expected_probabilities(logits: Tensor, settings: RowSampling) -> Tensor:
-    """The textbook way: cut to top_k, softmax, drop the tail beyond top_p, normalise."""
-    scaled = logits.double() / settings.temperature
-    if settings.top_k:
-        scaled = scaled.masked_fill(scaled < scaled.topk(min(settings.top_k, len(scaled))).values[-1], -torch.inf)
-    probabilities = scaled.softmax(-1)
-    ordered, order = probabilities.sort(descending=True)
-    dropped = ordered.cumsum(0) - ordered >= settings.top_p
-    probabilities[order[dropped]] = 0.0
-    return probabilities / probabilities.sum()
+def normal(*shape: int, seed: int = 0, scale: float = 2.0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def sample(logits: Tensor, rows: Sequence[RowSampling], sampler: Sampler | None = None) -> list[Sampled | None]:
+    """One step, a slot a row; what the logits were they must be."""
+    sampler = sampler or Sampler(*logits.shape)
+    before = logits.clone()
+    sampled = sampler.sample(logits, range(len(logits)), rows)
+    assert torch.equal(logits.view(torch.int32), before.view(torch.int32))
+    return sampled
+
+
+def tokens_of(logits: Tensor, rows: Sequence[RowSampling], sampler: Sampler | None = None) -> list[int]:
+    return [-1 if choice is None else choice.token for choice in sample(logits, rows, sampler)]
+
+
+def edited(logits: Tensor, row: RowSampling) -> Tensor:
+    """Bias, bans and penalties the plain way, [vocab] float64; of a row with its history."""
+    changed = logits.double().clone()
+    for token, bias in row.logit_bias:
+        changed[token] += bias
+    changed[list(row.banned)] = -torch.inf
+    if row.history is not None:
+        ids = torch.tensor(unpack_tokens(row.history.tokens), dtype=torch.int64)
+        counts = torch.bincount(ids[row.history.n_prompt :], minlength=len(changed))
+        seen = torch.bincount(ids, minlength=len(changed)) > 0
+        scaled = torch.where(changed > 0, changed / row.repetition_penalty, changed * row.repetition_penalty)
+        changed = torch.where(seen, scaled, changed)
+        changed -= row.frequency_penalty * counts
+        changed -= row.presence_penalty * (counts > 0)
+    return changed
+
+
+def probabilities(logits: Tensor, row: RowSampling) -> Tensor:
+    """The textbook way, [vocab] float64: edit, softmax, then cut by each setting and normalise again."""
+    result = (edited(logits, row) / row.temperature).softmax(-1)
+    result[result < row.min_p * result.max() * (1 - 1e-6)] = 0.0
+    ordered, order = result.sort(descending=True, stable=True)
+    if row.top_k:
+        ordered[row.top_k :] = 0.0
+    ordered /= ordered.sum()
+    ordered[ordered.cumsum(0) - ordered >= row.top_p] = 0.0
+    result = torch.zeros_like(result)
+    result[order] = ordered / ordered.sum()
+    return result
+
+
+PENALISED = replace(
+    DRAWN,
+    repetition_penalty=1.4,
+    frequency_penalty=0.3,
+    presence_penalty=0.5,
+    history=history(range(0, 200, 3), [5, 5, 5, 8, 12]),
+)
 
 
 @pytest.mark.parametrize(
-    "settings",
+    "row",
     [
-        row(),
-        row(temperature=0.5),
-        row(temperature=3.0),
-        row(top_k=5),
-        row(top_p=0.7),
-        row(temperature=1.5, top_k=8, top_p=0.9),
-        row(top_p=1e-6),
-        row(top_k=1000),
+        DRAWN,
+        replace(DRAWN, temperature=0.5),
+        replace(DRAWN, temperature=3.0),
+        replace(DRAWN, temperature=100.0),
+        replace(DRAWN, top_k=5),
+        replace(DRAWN, top_k=30),
+        replace(DRAWN, top_k=1000),
+        replace(DRAWN, top_p=0.7),
+        replace(DRAWN, top_p=0.1, temperature=5.0),
+        replace(DRAWN, min_p=0.1),
+        replace(DRAWN, min_p=0.02, top_p=0.8),
+        replace(DRAWN, temperature=1.5, top_k=8, top_p=0.9),
+        replace(DRAWN, top_k=20, top_p=0.85, min_p=0.05),
+        replace(DRAWN, logit_bias=BIASES, banned=(60, 61)),
+        PENALISED,
+        replace(PENALISED, temperature=0.8, top_k=12, top_p=0.9, min_p=0.02, logit_bias=BIASES, banned=(4,)),
+        replace(PENALISED, repetition_penalty=0.7, frequency_penalty=-0.5, top_p=0.9),
     ],
 )
-def test_frequencies_are_the_probabilities(settings: RowSampling) -> None:
-    logits = torch.randn(40, generator=torch.Generator().manual_seed(3)) * 2
-    tokens = sample(logits.expand(N, -1), [replace(settings, seed=9, index=i) for i in range(N)])
-    counts = torch.bincount(tokens, minlength=40).double()
-    expected = expected_probabilities(logits, settings) * N
+def test_frequencies_are_the_probabilities(row: RowSampling) -> None:
+    logits = normal(VOCAB, seed=3)
+    tokens = tokens_of(logits.expand(N, -1).contiguous(), [replace(row, seed=9, index=i) for i in range(N)])
+    counts = torch.bincount(torch.tensor(tokens), minlength=VOCAB).double()
+    expected = probabilities(logits, row) * N
     assert (counts[expected == 0] == 0).all()
-    common = expected >= 5
-    chi_square = ((counts - expected)[common].square() / expected[common]).sum()
-    degrees = int(common.sum())
+    rare = expected < 5
+    chi_square = ((counts - expected)[~rare].square() / expected[~rare]).sum()
+    if expected[rare].sum() > 5:
+        chi_square += (counts[rare].sum() - expected[rare].sum()) ** 2 / expected[rare].sum()
+    degrees = max(1, int((~rare).sum()))
     assert chi_square < degrees + 4 * (2 * degrees) ** 0.5
 
 
+@st.composite
+def rows(draw: st.DrawFn, vocab_size: int) -> RowSampling:
+    tokens = st.integers(0, vocab_size - 1)
+    share = st.floats(1e-3, 1.0)
+    penalties = draw(st.booleans())
+    prompt, answer = draw(st.lists(tokens, max_size=20)), draw(st.lists(tokens, max_size=20))
+    return RowSampling(
+        temperature=draw(st.sampled_from([0.0, 0.3, 1.0, 4.0])),
+        top_k=draw(st.sampled_from([0, 1, 3, vocab_size, vocab_size + 7])),
+        top_p=draw(st.just(1.0) | share),
+        min_p=draw(st.just(0.0) | share),
+        seed=draw(st.integers(0, 99)),
+        index=0,
+        presence_penalty=draw(st.floats(-2.0, 2.0)) if penalties else 0.0,
+        frequency_penalty=draw(st.floats(-2.0, 2.0)) if penalties else 0.0,
+        repetition_penalty=draw(st.floats(0.5, 2.0)) if penalties else 1.0,
+        history=history(prompt, answer) if penalties else None,
+        logit_bias=tuple(draw(st.dictionaries(tokens, st.floats(-100.0, 100.0), max_size=5)).items()),
+        banned=tuple(draw(st.lists(tokens, max_size=min(3, vocab_size - 1)))),
+        n_logprobs=draw(st.sampled_from([None, 0, 2, 20])),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_what_is_drawn_could_be(data: st.DataObject) -> None:
+    vocab_size = data.draw(st.sampled_from([1, 2, 63, 64, 130, 700]))
+    some = data.draw(st.lists(rows(vocab_size), min_size=1, max_size=4))
+    # Tenths: equal logits are common.
+    logits = (normal(len(some), vocab_size, seed=data.draw(st.integers(0, 99))) * 10).round() / 10
+    for index in range(5):
+        asked = [replace(row, index=index) for row in some]
+        for choice, row, values in zip(sample(logits, asked), asked, logits, strict=True):
+            assert choice is not None
+            changed = edited(values, row)
+            if row.temperature == 0.0 or row.top_k == 1:
+                assert changed[choice.token] >= changed.max() - 1e-4
+            else:
+                # Rounding may put what lies at the edge of a cut on either side, and equals are in it together.
+                wider = probabilities(values, replace(row, top_p=min(1.0, row.top_p + 1e-4), top_k=0))
+                least = changed.sort(descending=True).values[min(row.top_k or vocab_size, vocab_size) - 1]
+                assert changed[choice.token] >= least - 1e-4
+                assert (
+                    row.top_k or wider[choice.token] > 0 or changed[choice.token] >= changed[wider > 0].min() - 1e-4
+                )
+            check_logprobs(choice.logprobs, values, choice.token, row.n_logprobs)
+
+
+def check_logprobs(got: TokenLogprobs | None, logits: Tensor, token: int, n: int | None) -> None:
+    if n is None:
+        assert got is None
+        return
+    assert got is not None
+    expected = logits.double().log_softmax(-1)
+    order = expected.sort(descending=True, stable=True).indices[:n]
+    assert got.logprob == pytest.approx(float(expected[token]), abs=2e-5)
+    assert got.rank == 1 + int((logits > logits[token]).sum())
+    assert np.frombuffer(got.top_ids, "<i4").tolist() == order.tolist()
+    assert np.frombuffer(got.top_logprobs, "<f4") == pytest.approx(expected[order].numpy(), abs=2e-5)
+
+
 def test_a_row_does_not_depend_on_the_others() -> None:
-    logits = torch.randn(64, 501, generator=torch.Generator().manual_seed(4))
-    kinds = [row(temperature=0.0), row(), row(top_k=7), row(0.7, 0, 0.8), row(1.3, 20, 0.95), row(top_k=1)]
-    settings = [replace(kinds[i % len(kinds)], seed=i * 31, index=i % 5) for i in range(64)]
-    together = sample(logits, settings)
+    logits = normal(64, 501, seed=4, scale=1.0)
+    kinds = [
+        GREEDY,
+        DRAWN,
+        replace(DRAWN, top_k=7, n_logprobs=3),
+        replace(DRAWN, temperature=0.7, top_p=0.8),
+        replace(DRAWN, temperature=1.3, top_k=20, top_p=0.95, min_p=0.1),
+        replace(DRAWN, top_k=1, logit_bias=BIASES),
+        replace(PENALISED, n_logprobs=0),
+        replace(PENALISED, top_k=300, top_p=0.3, temperature=2.0),
+    ]
+    asked = [replace(kinds[i % len(kinds)], seed=i * 31, index=i % 5) for i in range(64)]
+    together = sample(logits, asked)
     for i in range(64):
-        assert sample(logits[i : i + 1], settings[i : i + 1])[0] == together[i]
-    assert torch.equal(sample(logits[17:40], settings[17:40]), together[17:40])
-    assert torch.equal(sample(logits.flip(0), settings[::-1]).flip(0), together)
+        assert sample(logits[i : i + 1], asked[i : i + 1]) == together[i : i + 1]
+        shifted = torch.empty(502)[1:].copy_(logits[i])
+        assert sample(shifted[None], asked[i : i + 1]) == together[i : i + 1]
+    assert sample(logits[17:40], asked[17:40]) == together[17:40]
+    assert sample(logits.flip(0), asked[::-1])[::-1] == together
 
 
 def test_the_draw_depends_on_seed_and_index() -> None:
-    draws = {uniform(seed, index) for seed in (0, 1, 2, (1 << 63) - 1) for index in range(100)}
+    draws = {next(uniforms(seed, index)) for seed in (0, 1, 2, (1 << 63) - 1) for index in range(100)}
     assert len(draws) == 400
     assert all(0 <= draw < 1 for draw in draws)
     assert abs(sum(draws) / 400 - 0.5) < 0.05
-    assert uniform(5, 6) == uniform(5, 6)
+    again = uniforms(5, 6)
+    assert [number for number, _ in zip(uniforms(5, 6), range(9), strict=False)] == [next(again) for _ in range(9)]
+
+
+@pytest.mark.parametrize("row", [GREEDY, replace(DRAWN, top_k=9, temperature=0.9, n_logprobs=4)])
+def test_penalties_over_many_steps(row: RowSampling) -> None:
+    """Each slot's own tokens count; a request that starts again with its history goes on with the same tokens."""
+    prompts = [[1, 2, 3], list(range(100)), []]
+    asked = [
+        replace(row, frequency_penalty=0.7, seed=1),
+        replace(row, repetition_penalty=1.8, presence_penalty=-0.4, seed=2, logit_bias=BIASES),
+        replace(row, presence_penalty=1.1, repetition_penalty=0.9, seed=3),
+    ]
+    first = [replace(one, history=history(prompt)) for one, prompt in zip(asked, prompts, strict=True)]
+    sampler, answers = Sampler(3, VOCAB), [list[int](), list[int](), list[int]()]
+    # Of every third step all logits are negative, and penalties multiply.
+    steps = [(normal(VOCAB, seed=i, scale=1.0) - 6 * (i % 3 == 0)).expand(3, -1).contiguous() for i in range(60)]
+    for step, logits in enumerate(steps):
+        due = [replace(one, index=step) for one in (asked if step else first)]
+        known = [
+            replace(one, history=history(prompt, answer))
+            for one, prompt, answer in zip(due, prompts, answers, strict=True)
+        ]
+        got = sample(logits, due, sampler)
+        assert got == sample(logits, known)
+        for choice, answer, row_known in zip(got, answers, known, strict=True):
+            assert choice is not None
+            answer.append(choice.token)
+            if row.temperature == 0.0:
+                assert choice.token == int(edited(logits[0], row_known).argmax())
+    assert answers[0] != answers[1] != answers[2]
+
+
+def test_a_slot_forgets_its_last_request() -> None:
+    logits = normal(1, VOCAB, seed=7)
+    best = int(logits.argmax())
+    penalised = replace(GREEDY, presence_penalty=2.0, repetition_penalty=2.0)
+    sampler = Sampler(1, VOCAB)
+    assert tokens_of(logits, [replace(penalised, history=history([best]))], sampler) != [best]
+    assert tokens_of(logits, [GREEDY], sampler) == [best]
+    with pytest.raises(DeviceError, match="slot 0 has penalties and no history"):
+        tokens_of(logits, [penalised], sampler)
+    assert tokens_of(logits, [replace(penalised, history=history([]))], sampler) == [best]
+    assert tokens_of(logits, [penalised], sampler) != [best]
+    assert tokens_of(logits, [replace(penalised, history=history([]))], sampler) == [best]
+    assert tokens_of(logits, [replace(GREEDY, logit_bias=((0, 1.0),))], sampler) == [best]
+
+
+def test_biases_and_bans_change_with_the_row() -> None:
+    logits = normal(1, VOCAB, seed=7)
+    order = logits[0].argsort(descending=True).tolist()
+    sampler = Sampler(1, VOCAB)
+    biased = replace(GREEDY, logit_bias=((150, 100.0),))
+    assert tokens_of(logits, [replace(biased, banned=(150, order[0]))], sampler) == [order[1]]
+    assert tokens_of(logits, [replace(biased, banned=(order[0],))], sampler) == [150]
+    assert tokens_of(logits, [biased], sampler) == [150]
+    assert tokens_of(logits, [replace(biased, logit_bias=((order[0], -100.0),))], sampler) == [order[1]]
+    assert tokens_of(logits, [GREEDY], sampler) == [order[0]]
+
+
+def test_only_one_token_is_left() -> None:
+    logits = normal(1, VOCAB, seed=8)
+    everything_else = tuple(token for token in range(VOCAB) if token != 77)
+    for row in (GREEDY, DRAWN, replace(DRAWN, top_k=5), replace(DRAWN, top_p=0.5), replace(DRAWN, min_p=1.0)):
+        assert tokens_of(logits, [replace(row, banned=everything_else, n_logprobs=2)]) == [77]
+
+
+def test_no_token_is_left() -> None:
+    with pytest.raises(DeviceError, match="all 200 tokens are banned"):
+        tokens_of(normal(1, VOCAB), [replace(GREEDY, banned=tuple(range(VOCAB)))])
 
 
 def test_greedy_takes_the_first_of_equals() -> None:
-    logits = torch.zeros(3, 100)
-    logits[1, 40] = logits[1, 60] = 1.0
-    assert sample(logits, [row(temperature=0.0), row(top_k=1), row(temperature=0.0)]).tolist() == [0, 40, 0]
+    logits = torch.zeros(3, 300)
+    logits[1, 140] = logits[1, 260] = 1.0
+    assert tokens_of(logits, [GREEDY, replace(DRAWN, top_k=1), GREEDY]) == [0, 140, 0]
+    assert {tokens_of(logits[:1], [replace(DRAWN, top_k=4, seed=seed)])[0] for seed in range(60)} == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("settings", [row(temperature=1e-30), row(temperature=5e-324), row(top_p=5e-324)])
-def test_extreme_settings_take_the_likeliest(settings: RowSampling) -> None:
-    logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(5))
-    assert sample(logits, [settings]).tolist() == logits.argmax(-1).tolist()
+@pytest.mark.parametrize(
+    "row",
+    [
+        replace(DRAWN, temperature=1e-5),
+        replace(DRAWN, temperature=1e-30),
+        replace(DRAWN, temperature=5e-324),
+        replace(DRAWN, temperature=100.0, min_p=1.0),
+        replace(DRAWN, top_p=5e-324),
+        replace(DRAWN, top_p=1e-6, temperature=100.0),
+        replace(DRAWN, top_p=1e-6, top_k=50),
+    ],
+)
+def test_extreme_settings_take_the_likeliest(row: RowSampling) -> None:
+    logits = normal(20, 300, seed=5)
+    assert tokens_of(logits, [replace(row, seed=i) for i in range(20)]) == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("penalty", [5e-324, 1e-30, 100.0])
+def test_extreme_penalties(penalty: float) -> None:
+    logits = normal(1, VOCAB, seed=8)
+    best, worst = int(logits.argmax()), int(logits.argmin())
+    row = replace(DRAWN, repetition_penalty=penalty, history=history([best, worst, *range(9)], [best]))
+    for one in (row, replace(row, top_k=1), replace(row, temperature=0.0), replace(row, top_p=0.2)):
+        assert (tokens_of(logits, [one]) == [best]) == (penalty < 1)
 
 
 def test_large_logits() -> None:
     logits = torch.tensor([[3e38, -3e38, 0.0, 3e38]])
-    drawn = {int(sample(logits, [row(seed=seed)])[0]) for seed in range(30)}
-    assert drawn == {0, 3}
+    assert {tokens_of(logits, [replace(DRAWN, seed=seed)])[0] for seed in range(30)} == {0, 3}
+    assert {tokens_of(logits, [replace(DRAWN, seed=seed, top_k=3)])[0] for seed in range(30)} == {0, 3}
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("place", [0, 99, 199])
+def test_a_row_that_is_not_finite_beside_good_ones(wrong: float, place: int) -> None:
+    kinds = [GREEDY, DRAWN, replace(DRAWN, top_k=3), replace(DRAWN, top_p=0.5, n_logprobs=1), PENALISED]
+    logits = normal(2 * len(kinds), VOCAB, seed=6)
+    expected = sample(logits, kinds * 2)
+    logits[: len(kinds), place] = wrong
+    assert sample(logits, kinds * 2) == [None] * len(kinds) + expected[len(kinds) :]
+
+
+def test_a_slot_keeps_its_counts_over_a_row_that_is_not_finite() -> None:
+    logits, sampler = normal(1, VOCAB, seed=7), Sampler(1, VOCAB)
+    penalised = replace(GREEDY, presence_penalty=2.0)
+    broken = logits.clone()
+    broken[0, 5] = torch.nan
+    assert sample(broken, [replace(penalised, history=history([], [int(logits.argmax())]))], sampler) == [None]
+    assert tokens_of(logits, [penalised], sampler) == [int(logits[0].argsort(descending=True)[1])]
+
+
+def test_scores() -> None:
+    logits = (normal(50, 700, seed=9) * 3).round() / 3
+    targets = np.array([i * 13 for i in range(50)], dtype=np.int32)
+    for n in (0, 1, 20, 1000):
+        scores = Sampler(1, 700).score(logits, targets, n)
+        assert scores is not None
+        for score, values, target in zip(scores, logits, targets.tolist(), strict=True):
+            check_logprobs(score, values, target, n)
+
+
+def test_scores_of_what_cannot_be_scored() -> None:
+    sampler, logits = Sampler(1, 20), normal(2, 20)
+    for target in (-1, 20):
+        with pytest.raises(DeviceError, match="a token to score is not between 0 and 19"):
+            sampler.score(logits, np.array([3, target]), 1)
+    assert sampler.score(logits[:0], np.array([], dtype=np.int32), 1) == []
+    logits[1, 4] = -torch.inf
+    assert sampler.score(logits, np.array([3, 3]), 1) is None
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        replace(GREEDY, banned=(20,)),
+        replace(GREEDY, logit_bias=((-1, 1.0),)),
+        replace(GREEDY, presence_penalty=1.0, history=history([1, 20])),
+        replace(GREEDY, presence_penalty=1.0, history=history([-1])),
+    ],
+)
+def test_foreign_ids(row: RowSampling) -> None:
+    with pytest.raises(DeviceError, match="not all between 0 and 19"):
+        Sampler(1, 20).sample(normal(1, 20), [0], [row])

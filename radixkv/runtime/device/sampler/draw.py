@@ -1,0 +1,82 @@
+"""Weights -> a place, by numbers that depend on a request's seed alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from radixkv.runtime.device.sampler.row import fold
+
+_MASK = (1 << 64) - 1
+_INCREMENT = 0x9E3779B97F4A7C15
+
+
+def uniforms(seed: int, index: int) -> Iterator[float]:
+    """Numbers in [0, 1) without end that depend on the arguments alone: SplitMix64, seeded by a mix of ``seed``."""
+    state = _mix(_mix(seed) + (index + 1) * _INCREMENT)
+    while True:
+        yield (state >> 11) * 2.0**-53
+        state = _mix(state + _INCREMENT)
+
+
+def draw_ordered(weights: NDArray[np.float32], draws: Iterator[float], *, min_p: float, top_p: float) -> int:
+    """A place of ``weights``, which fall from 1 on, drawn in proportion to them.
+
+    ``min_p`` leaves those that weigh at least so much, ``top_p`` then the fewest that together reach that share.
+    """
+    cumulative = weights.cumsum(dtype=np.float64)
+    n = int(np.count_nonzero(weights >= np.float32(min_p)))
+    if top_p < 1.0:
+        n = min(n, 1 + int(cumulative.searchsorted(top_p * cumulative[n - 1])))
+    return _first_above(cumulative[:n], next(draws) * cumulative[n - 1])
+
+
+def draw(weights: NDArray[np.float32], draws: Iterator[float], *, min_p: float, top_p: float) -> int:
+    """The same for weights in any order, of which the largest is 1; they are changed.
+
+    Nothing is sorted. ``top_p`` leaves those for which all heavier ones together do not reach the share, so that
+    equal weights are in or out together; a place that turns out to be beyond is drawn again, from the heavier ones.
+    A share of p of many even weights takes 1 + ln(1/p) rounds on average, and each reads the weights twice.
+    """
+    if min_p > 0.0:
+        _drop_up_to(weights, np.nextafter(np.float32(min_p), np.float32(0.0)))
+    sums = fold(np.add, weights)
+    share = top_p * sums.sum(dtype=np.float64)
+    while True:
+        place = _invert(weights, sums, next(draws))
+        if top_p >= 1.0:
+            return place
+        _drop_up_to(weights, weights[place])
+        sums = fold(np.add, weights)
+        if sums.sum(dtype=np.float64) < share:
+            return place
+
+
+def _drop_up_to(weights: NDArray[np.float32], bound: np.float32) -> None:
+    torch.threshold_(torch.from_numpy(weights), float(bound), 0.0)
+
+
+def _invert(weights: NDArray[np.float32], sums: NDArray[np.float32], share: float) -> int:
+    """The place where the cumulative weight, block after block, exceeds a share of the whole."""
+    cumulative = sums.cumsum(dtype=np.float64)
+    wanted = share * cumulative[-1]
+    block = _first_above(cumulative, wanted)
+    inside = weights[block :: len(sums)].cumsum(dtype=np.float64)
+    return block + len(sums) * _first_above(inside, wanted - (cumulative[block - 1] if block else 0.0))
+
+
+def _first_above(cumulative: NDArray[np.float64], wanted: float) -> int:
+    """The first place that exceeds ``wanted``; where rounding leaves none, the last one that adds anything."""
+    place = int(cumulative.searchsorted(wanted, side="right"))
+    return place if place < len(cumulative) else int(cumulative.searchsorted(cumulative[-1]))
+
+
+def _mix(value: int) -> int:
+    """SplitMix64's finaliser: a bijection of 64-bit integers."""
+    value &= _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
