@@ -13,6 +13,8 @@ from radixkv.wire import (
     Cancel,
     Done,
     Drain,
+    Explain,
+    Explained,
     Failed,
     Fatal,
     Flush,
@@ -22,10 +24,12 @@ from radixkv.wire import (
     Heartbeat,
     Hello,
     NewTokens,
+    PromptLogprobs,
     Ready,
     Start,
     Stats,
     Submit,
+    TokenLogprobs,
     Tokens,
     ToRuntime,
     decode_from_runtime,
@@ -37,18 +41,32 @@ from radixkv.wire import (
 
 TO_RUNTIME: list[ToRuntime] = [
     Hello(version=1),
-    Submit(id="a", tokens=b"\1\0\0\0", sampling=SamplingParams(stop=("x",), seed=5), cache_salt="s"),
+    Submit(
+        id="a",
+        tokens=b"\1\0\0\0",
+        sampling=SamplingParams(n=2, stop=("x",), seed=5, logit_bias={3: -1.5}, logprobs=2, prompt_logprobs=0),
+        cache_salt="s",
+        priority=-7,
+    ),
     Cancel(id="a"),
+    Cancel(id="a", choice=1),
     Flush(id="f"),
+    Explain(id="e", tokens=b"\1\0\0\0", cache_salt="s"),
     GetStats(id="g"),
     Drain(),
 ]
 FROM_RUNTIME: list[FromRuntime] = [
     Ready(1, 100, 200, 16, 10),
     Tokens([NewTokens("a", b"\1\0\0\0"), NewTokens("b", b"")]),
+    Tokens(
+        [NewTokens("a", b"\1\0\0\0", 1, "stop", 1, [TokenLogprobs(-0.5, 1, b"\1\0\0\0", b"\0\0\0\xbf")])],
+        [PromptLogprobs("a", 1, [TokenLogprobs(-2.0, 3, b"", b"")])],
+    ),
     Done("a", "stop", 3, 4, 2, 0.5, 7),
     Failed("a", "queue_full", "as many wait as may", None),
     Flushed("f", 1, 2),
+    Explained("e", 40, 32, "differs", 35, 7, 8),
+    Explained("e", 40, 0, "other_namespace", n_cached_elsewhere=32),
     Stats("g", *range(1, 13), 0.5, 0.25, 0.125, 3),
     Heartbeat(),
 ]
@@ -92,7 +110,7 @@ def test_a_damaged_frame_is_a_message_or_refused(data: st.DataObject) -> None:
         message = decode_to_runtime(bytes(cut))
     except (WireError, InvalidRequest):
         return
-    assert isinstance(message, Hello | Submit | Cancel | Flush | GetStats | Drain)
+    assert isinstance(message, Hello | Submit | Cancel | Flush | Explain | GetStats | Drain)
 
 
 def test_frames_that_would_exhaust_something_are_refused() -> None:

@@ -108,20 +108,30 @@ class PageCache:
         O(new pages), and O(log leaves) a leaf evicted.
         """
         n_missing = n_pages - len(holding.table)
-        if n_missing <= 0:
-            return True
         if n_missing > self.n_available:
             return False
-        n_short = n_missing - len(self._free)
-        if n_short > 0:
-            for run in self.tree.evict(n_short):
-                self.n_evicted += len(run.pages)
-                self._free += run.pages
-        assert len(self._free) >= n_missing, "the tree evicts as many pages as it calls evictable"
-        holding.table += self._free[-n_missing:]
-        del self._free[-n_missing:]
-        self._n_held += n_missing
+        if n_missing > 0:
+            self._allot(holding, n_missing)
         return True
+
+    @_timed
+    def fork(self, holding: Holding, n_tokens: int, n_pages: int) -> Holding:
+        """A second holding of the first ``n_tokens``: the lease pinned once more, and copies of the tail's pages.
+
+        The new holding's ``copies`` go into the plan of its first row. Until that step is done the pages of
+        ``holding`` must not be given back. O(edges + pages), and O(log leaves) a leaf evicted.
+
+        Args:
+            n_tokens: no fewer than the lease's pages but the last hold.
+            n_pages: pages of the new table; there must be room for those that are not leased.
+        """
+        lease = None if holding.lease is None else self.tree.fork(holding.lease)
+        first, last = holding.n_leased, self.pages_for(n_tokens)
+        second = Holding(lease, holding.table[:first], first)
+        if n_pages > first:
+            self._allot(second, n_pages - first)
+        second.copies = list(zip(holding.table[first:last], second.table[first:last], strict=True))
+        return second
 
     @_timed
     def commit(self, holding: Holding, tokens: bytearray, n_tokens: int, *, step: int, last_read: int) -> int:
@@ -252,6 +262,17 @@ class PageCache:
     def free_pages(self) -> Iterator[int]:
         """The free pages. O(free)."""
         return iter(self._free)
+
+    def _allot(self, holding: Holding, n_missing: int) -> None:
+        n_short = n_missing - len(self._free)
+        if n_short > 0:
+            for run in self.tree.evict(n_short):
+                self.n_evicted += len(run.pages)
+                self._free += run.pages
+        assert len(self._free) >= n_missing, "the tree evicts as many pages as it calls evictable"
+        holding.table += self._free[-n_missing:]
+        del self._free[-n_missing:]
+        self._n_held += n_missing
 
 
 def _unshared(holding: Holding) -> list[int]:

@@ -6,45 +6,39 @@ process (``main``) drives it from sockets, ``LLM`` from lists.
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic, perf_counter
 
-import numpy as np
-
 from radixkv.checkpoints import Checkpoint
-from radixkv.config import MAX_SEED, EngineConfig
-from radixkv.errors import (
-    ContextLengthExceeded,
-    DeviceError,
-    Draining,
-    InvalidRequest,
-    InvariantError,
-    RequestError,
-)
+from radixkv.config import EngineConfig
+from radixkv.errors import DeviceError, Draining, InvariantError, RequestError
 from radixkv.runtime.cache import PageCache
 from radixkv.runtime.device.executor import CpuExecutor
+from radixkv.runtime.intake import Intake
 from radixkv.runtime.plan import Executor, Pending, StepPlan
-from radixkv.runtime.request import TOKEN_BYTES, Request
-from radixkv.runtime.scheduler import Scheduler, Update
-from radixkv.tree.node import Namespace
+from radixkv.runtime.request import TOKEN_BYTES, Phase, Request, Update
+from radixkv.runtime.scheduler import Scheduler
 from radixkv.wire import (
     WIRE_VERSION,
     Cancel,
     Done,
     Drain,
+    Explain,
+    Explained,
     Failed,
     Flush,
     Flushed,
     FromRuntime,
     GetStats,
     NewTokens,
+    PromptLogprobs,
     Ready,
     Stats,
     Submit,
     Tokens,
+    unpack_tokens,
 )
 
 LOOKAHEAD = 1
@@ -60,6 +54,25 @@ class _Counters:
     steps: int = 0
     step_seconds: float = 0.0
     schedule_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request whose end is not out yet."""
+
+    choices: list[Request]
+    n_open: int
+    """Choices whose end is not out yet."""
+    is_counted: bool = False
+    """Whether its prompt is in the counters."""
+
+    @property
+    def n_cached(self) -> int:
+        return sum(choice.n_cached or 0 for choice in self.choices)
+
+    @property
+    def n_outputs(self) -> int:
+        return sum(choice.n_outputs for choice in self.choices)
 
 
 class Loop:
@@ -89,10 +102,16 @@ class Loop:
         self._scheduler = scheduler
         self._executor = executor
         self._max_model_len = max_model_len
-        self._eos_token_ids = eos_token_ids
-        self._seeds = random.Random(seed)
         self._clock = clock
-        self._live: dict[str, Request] = {}
+        self._intake = Intake(
+            vocab_size=executor.vocab_size,
+            max_model_len=max_model_len,
+            n_pool_tokens=scheduler.cache.n_pages * scheduler.cache.page_size,
+            eos_token_ids=eos_token_ids,
+            seed=seed,
+            clock=clock,
+        )
+        self._live: dict[str, _Live] = {}
         self._launched: deque[tuple[StepPlan, Pending]] = deque()
         self._counters = _Counters()
 
@@ -112,16 +131,18 @@ class Loop:
         """Whether a turn would do anything."""
         return not self._scheduler.is_idle
 
-    def receive(self, message: Submit | Cancel | Flush | GetStats | Drain) -> list[FromRuntime]:
-        """Takes a message; gives what can be answered at once. O(tokens) for ``Submit``."""
+    def receive(self, message: Submit | Cancel | Flush | Explain | GetStats | Drain) -> list[FromRuntime]:
+        """Takes a message; gives what can be answered at once. O(tokens) for ``Submit`` and ``Explain``."""
         match message:
             case Submit():
                 return self._submit(message)
             case Cancel():
-                return self._cancel(message.id)
+                return self._cancel(message)
             case Flush():
                 n_freed, n_leased = self._scheduler.cache.flush()
                 return [Flushed(message.id, n_freed, n_leased)]
+            case Explain():
+                return [self._explain(message)]
             case GetStats():
                 return [self._stats(message.id)]
             case Drain():
@@ -129,11 +150,12 @@ class Loop:
                 return []
 
     def turn(self) -> list[FromRuntime]:
-        """Launches the next step, then takes the oldest launched one's result, if enough are launched."""
+        """Ends what has waited too long; launches the next step; then takes the oldest launched one's result, if
+        enough are launched."""
         begun = perf_counter()
+        messages = self._report(self._scheduler.expire())
         plan = self._scheduler.schedule()
         self._counters.schedule_seconds += perf_counter() - begun
-        messages: list[FromRuntime] = []
         if plan is not None:
             self._counters.steps += 1
             try:
@@ -146,7 +168,7 @@ class Loop:
             messages += self._collect()
         elif plan is None and self.has_work:
             raise InvariantError(
-                f"{self._scheduler.n_running} requests run and {len(self._scheduler.waiting)} wait, "
+                f"{len(self._scheduler.running)} requests run and {len(self._scheduler.waiting)} wait, "
                 "but none of them fits into a step"
             )
         self._counters.step_seconds += perf_counter() - begun
@@ -160,60 +182,51 @@ class Loop:
         if message.id in self._live:
             return []  # The live request with this id will have its one terminal message.
         try:
-            request = self._request(message)
-            self._scheduler.add(request)
+            if self.is_draining:
+                raise Draining("the server is shutting down; send the request elsewhere")
+            choices = self._intake.choices(message)
+            self._scheduler.add(choices[0])
         except RequestError as error:
             return [Failed(message.id, error.code, str(error), error.param)]
-        self._live[message.id] = request
+        self._live[message.id] = _Live(choices, len(choices))
         return []
 
-    def _request(self, message: Submit) -> Request:
-        if self.is_draining:
-            raise Draining("the server is shutting down; send the request elsewhere")
-        n_prompt, sampling = len(message.tokens) // TOKEN_BYTES, message.sampling
-        self._check_tokens(message.tokens)
-        cache = self._scheduler.cache
-        n_room = min(self._max_model_len, cache.n_pages * cache.page_size + 1) - n_prompt
-        max_tokens = n_room if sampling.max_tokens is None else sampling.max_tokens
-        if n_room < 1 or max_tokens > n_room:
-            raise ContextLengthExceeded(
-                f"the prompt has {n_prompt} tokens and max_tokens is {sampling.max_tokens}, but the context is "
-                f"{self._max_model_len} tokens and the pool {cache.n_pages * cache.page_size}; shorten one of them",
-                param="max_tokens" if n_room >= 1 else "prompt",
-            )
-        stop_token_ids = frozenset(sampling.stop_token_ids)
-        return Request(
-            id=message.id,
-            namespace=Namespace(salt=message.cache_salt),
-            tokens=bytearray(message.tokens),
-            n_prompt=n_prompt,
-            max_tokens=max_tokens,
-            temperature=sampling.temperature,
-            top_k=max(0, sampling.top_k),
-            top_p=sampling.top_p,
-            seed=self._seeds.randint(0, MAX_SEED) if sampling.seed is None else sampling.seed,
-            stop_token_ids=stop_token_ids if sampling.ignore_eos else stop_token_ids | self._eos_token_ids,
-            reads_cache=message.reads_cache,
-            received_at=self._clock(),
-        )
-
-    def _check_tokens(self, tokens: bytes) -> None:
-        if not tokens or len(tokens) % TOKEN_BYTES:
-            raise InvalidRequest(f"a prompt of {len(tokens)} bytes is not one or more int32 ids", param="prompt")
-        ids = np.frombuffer(tokens, dtype="<i4")
-        least, most = int(ids.min()), int(ids.max())
-        if least < 0 or most >= self._executor.vocab_size:
-            raise InvalidRequest(
-                f"token id {least if least < 0 else most} is outside the vocabulary of {self._executor.vocab_size}",
-                param="prompt",
-            )
-
-    def _cancel(self, request_id: str) -> list[FromRuntime]:
-        request = self._live.get(request_id)
-        if request is None:
+    def _cancel(self, message: Cancel) -> list[FromRuntime]:
+        live = self._live.get(message.id)
+        if live is None:
             return []
-        self._scheduler.abort(request)
-        return [self._done(request, "abort")]
+        if message.choice is None:
+            return [self._end(live, "abort")]
+        if not 0 <= message.choice < len(live.choices):
+            return []
+        choice = live.choices[message.choice]
+        if choice.phase is Phase.ENDED:
+            return []
+        self._scheduler.abort(choice)
+        live.n_open -= 1
+        item = NewTokens(message.id, b"", message.choice, "abort")
+        return [Tokens([item]), *([] if live.n_open else [self._end(live, "abort")])]
+
+    def _explain(self, message: Explain) -> FromRuntime:
+        try:
+            self._intake.check_prompt(message.tokens)
+            namespace = self._intake.namespace(message.cache_salt)
+        except RequestError as error:
+            return Failed(message.id, error.code, str(error), error.param)
+        found = self._scheduler.cache.tree.explain(namespace, message.tokens)
+        place, token = found.first_difference, None
+        if place is not None:
+            (token,) = unpack_tokens(message.tokens[place * TOKEN_BYTES : (place + 1) * TOKEN_BYTES])
+        return Explained(
+            id=message.id,
+            n_tokens=len(message.tokens) // TOKEN_BYTES,
+            n_cached=found.n_tokens,
+            reason=found.reason,
+            first_difference=place,
+            token=token,
+            cached_token=found.cached_token,
+            n_cached_elsewhere=found.n_tokens_elsewhere,
+        )
 
     def _collect(self) -> list[FromRuntime]:
         """The oldest launched step's result. If it failed, so has all that was launched on top of it."""
@@ -238,43 +251,61 @@ class Loop:
 
     def _report(self, updates: list[Update]) -> list[FromRuntime]:
         items: list[NewTokens] = []
+        prompts: list[PromptLogprobs] = []
         ends: list[FromRuntime] = []
-        for request, token, finish_reason, error in updates:
-            if token is not None:
-                items.append(NewTokens(request.id, token.to_bytes(TOKEN_BYTES, "little")))
-                self._count_token(request)
-            if error is not None:
-                del self._live[request.id]
-                ends.append(Failed(request.id, error.code, str(error), error.param))
-            elif finish_reason is not None:
-                ends.append(self._done(request, finish_reason, token))
-        return [Tokens(items), *ends] if items else ends
+        for update in updates:
+            request = update.request
+            live = self._live.get(request.id)
+            if live is None:
+                continue  # Another of its choices has failed.
+            if update.scores is not None:
+                prompts.append(update.scores)
+            if update.error is not None:
+                self._drop(live)
+                ends.append(Failed(request.id, update.error.code, str(update.error), update.error.param))
+            elif update.token is not None:
+                items.append(_new_tokens(update, update.token))
+                self._count_token(live, request)
+            if update.finish_reason is not None:
+                live.n_open -= 1
+                if not live.n_open:
+                    ends.append(self._end(live, update.finish_reason, items[-1].stop_token_id))
+        return [Tokens(items, prompts), *ends] if items or prompts else ends
 
-    def _count_token(self, request: Request) -> None:
+    def _count_token(self, live: _Live, request: Request) -> None:
         self._counters.generation_tokens += 1
-        if request.n_outputs == 1 and request.n_cached is not None:
+        if not live.is_counted:
+            live.is_counted = True
             self._counters.prompt_tokens += request.n_prompt
             self._counters.prefix_queries += request.n_prompt
-            self._counters.prefix_hits += request.n_cached
+            self._counters.prefix_hits += live.n_cached
 
-    def _done(self, request: Request, finish_reason: str, token: int | None = None) -> Done:
-        del self._live[request.id]
-        scheduled_at = self._clock() if request.scheduled_at is None else request.scheduled_at
+    def _drop(self, live: _Live) -> None:
+        """Ends what goes on of a request. The last choices first, or each would hand the prompt to the next."""
+        del self._live[live.choices[0].id]
+        for choice in reversed(live.choices):
+            if choice.phase is not Phase.ENDED:
+                self._scheduler.abort(choice)
+
+    def _end(self, live: _Live, finish_reason: str, stop_token_id: int | None = None) -> Done:
+        self._drop(live)
+        now, first = self._clock(), live.choices[0]
+        scheduled_at = min((c.scheduled_at for c in live.choices if c.scheduled_at is not None), default=now)
         return Done(
-            id=request.id,
+            id=first.id,
             finish_reason=finish_reason,
-            n_prompt_tokens=request.n_prompt,
-            n_output_tokens=request.n_outputs,
-            n_cached_tokens=request.n_cached or 0,
-            queue_time_s=scheduled_at - request.received_at,
-            stop_token_id=token if finish_reason == "stop" else None,
+            n_prompt_tokens=first.n_prompt,
+            n_output_tokens=live.n_outputs,
+            n_cached_tokens=live.n_cached,
+            queue_time_s=scheduled_at - first.received_at,
+            stop_token_id=stop_token_id,
         )
 
     def _stats(self, stats_id: str) -> Stats:
         scheduler, cache, counters = self._scheduler, self._scheduler.cache, self._counters
         return Stats(
             id=stats_id,
-            n_running=scheduler.n_running,
+            n_running=len(scheduler.running),
             n_waiting=len(scheduler.waiting),
             n_pages=cache.n_pages,
             n_pages_free=cache.n_free,
@@ -293,6 +324,17 @@ class Loop:
         )
 
 
+def _new_tokens(update: Update, token: int) -> NewTokens:
+    return NewTokens(
+        id=update.request.id,
+        tokens=token.to_bytes(TOKEN_BYTES, "little"),
+        choice=update.request.choice,
+        finish_reason=update.finish_reason,
+        stop_token_id=token if update.finish_reason == "stop" else None,
+        logprobs=None if update.logprobs is None else [update.logprobs],
+    )
+
+
 def build_loop(config: EngineConfig, checkpoint: Checkpoint) -> Loop:
     """Loads the model, makes the pool and the cache over it. Seconds.
 
@@ -308,6 +350,8 @@ def build_loop(config: EngineConfig, checkpoint: Checkpoint) -> Loop:
         max_model_len=max_model_len,
         kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
         max_total_tokens=config.cache.max_total_tokens,
+        dtype=config.model.dtype,
+        load_format=config.model.load_format,
     )
     cache = PageCache(executor.n_pages, config.cache.page_size, shares=config.cache.enable_prefix_caching)
     return Loop(

@@ -57,8 +57,6 @@ def main() -> int:
     output = _take_output()
     try:
         start = _read_start()
-        watcher = threading.Thread(target=_end_with_frontend, args=(Path(start.socket_path),), daemon=True)
-        watcher.start()
         _run(start)
     except RadixKVError as error:
         _report(output, type(error).__name__, str(error))
@@ -112,12 +110,14 @@ def _remove(socket_path: Path) -> None:
 def _run(start: Start) -> None:
     socket_path = Path(start.socket_path)
     with _lock(socket_path), _bound(socket_path) as socket:
+        # Only with the lock: this thread removes the socket, which without it is another runtime's.
+        threading.Thread(target=_end_with_frontend, args=(socket_path,), daemon=True).start()
         # Imported here because it takes seconds, which the frontend's end and a taken lock must not wait for.
         from radixkv.checkpoints import resolve
         from radixkv.runtime.loop import build_loop
 
         try:
-            loop = build_loop(start.engine, resolve(start.folder))
+            loop = build_loop(start.engine, resolve(start.folder, load_format=start.engine.model.load_format))
         except (MemoryError, RuntimeError) as error:
             # torch has no narrower error for this.
             if isinstance(error, RuntimeError) and "allocate" not in str(error):

@@ -1,4 +1,8 @@
-"""A request in the runtime: what it asks for, where it stands, and the pages that it holds."""
+"""A request in the runtime: what it asks for, where it stands, and the pages that it holds.
+
+A request with several answers is several ``Request``s of one id. One of them, the leader, computes the prompt; the
+others follow it, and *fork* from it when its first token is known.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,23 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from radixkv.runtime.plan import RowSampling
+from radixkv.errors import RequestError
+from radixkv.runtime.plan import History, RowSampling, Scoring
 from radixkv.tree.node import Lease, Namespace
+from radixkv.wire import PromptLogprobs, TokenLogprobs
 
 TOKEN_BYTES = 4
 """A token is one little-endian int32."""
 
 
-class Phase(Enum):
-    """Where a request stands. The last two are *draining*: a launched step still uses its pages."""
+GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0, index=0)
 
+
+class Phase(Enum):
+    """Where a request stands. In the last two it *drains*: a step that is launched, or will be, uses its pages."""
+
+    FOLLOWING = "following"
+    """Another choice computes its prompt; it has neither slot nor pages."""
     WAITING = "waiting"
     RUNNING = "running"
     RETURNING = "returning"
@@ -48,6 +59,8 @@ class Holding:
     """How many entries of the table, from its start, the device knows."""
     retired: list[Retired] = field(default_factory=list)
     """Duplicates that left the table."""
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """Pages (source, destination) to copy before its first row; of a fork."""
 
     @property
     def detached(self) -> bool:
@@ -66,14 +79,20 @@ class Request:
     n_prompt: int
     max_tokens: int
     """Most tokens of the answer."""
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
+    choice: int = 0
+    """Which of the request's answers this is."""
+    sampling: RowSampling = GREEDY
+    """How its tokens are chosen: what is the same for all; ``banned`` is for those before ``min_tokens`` only."""
+    min_tokens: int = 0
+    """Least tokens of the answer."""
     stop_token_ids: frozenset[int] = frozenset()
     """The answer ends with the first of these, end-of-sequence included."""
     reads_cache: bool = True
     """False: every prompt token is computed; the pages still enter the tree."""
+    priority: int = 0
+    """A lower number goes first."""
+    n_prompt_logprobs: int | None = None
+    """How many of the likeliest tokens to report beside each of the prompt; None reports nothing."""
     received_at: float = 0.0
     """Seconds on the loop's clock."""
 
@@ -82,6 +101,15 @@ class Request:
     """Order of arrival; kept when the request returns to the queue."""
     holding: Holding | None = None
     slot: int = -1
+    needs_history: bool = False
+    """Whether the device must be told the tokens before its next one, for penalties: its slot is new."""
+    leader: Request | None = None
+    """The choice that computes the prompt, until this one has it: while this one follows, and then until its first
+    row has copied the leader's tail."""
+    followers: list[Request] = field(default_factory=list)
+    """The choices that wait for this one's first token, in order."""
+    n_borrowers: int = 0
+    """Forks that have still to copy its tail."""
     n_scheduled: int = 0
     """Tokens, from the start, whose KV is in the pool or will be by a launched step."""
     n_sampling: int = 0
@@ -109,8 +137,15 @@ class Request:
     """Prompt positions computed until the first prefill ended, as half-open ranges."""
     n_cached: int | None = None
     """Prompt tokens that it did not compute; known once its first prefill has ended."""
+    n_scored: int = 1
+    """The first place of the prompt that is not scored yet, where it is to be scored."""
     scheduled_at: float | None = None
-    """When its first row was scheduled."""
+    """When the first row of it, or of its leader, was scheduled."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Who goes first: the least."""
+        return self.priority, self.serial
 
     @property
     def n_known(self) -> int:
@@ -138,8 +173,57 @@ class Request:
         return self.n_outputs + self.n_sampling >= self.max_tokens
 
     def next_sampling(self) -> RowSampling:
-        """How its next token is drawn."""
-        return RowSampling(self.temperature, self.top_k, self.top_p, self.seed, self.n_outputs + self.n_sampling)
+        """How its next token is drawn. O(1), with penalties O(tokens) the first time in a slot."""
+        how, index = self.sampling, self.n_outputs + self.n_sampling
+        history = None
+        if self.needs_history:
+            history = History(bytes(self.tokens), self.n_prompt)
+            self.needs_history = False
+        # Spelled out: ``dataclasses.replace`` takes twice as long, for every row of every step.
+        return RowSampling(
+            temperature=how.temperature,
+            top_k=how.top_k,
+            top_p=how.top_p,
+            seed=how.seed,
+            index=index,
+            min_p=how.min_p,
+            presence_penalty=how.presence_penalty,
+            frequency_penalty=how.frequency_penalty,
+            repetition_penalty=how.repetition_penalty,
+            logit_bias=how.logit_bias,
+            banned=how.banned if index < self.min_tokens else (),
+            n_logprobs=how.n_logprobs,
+            history=history,
+        )
+
+    def scoring(self, start: int, end: int) -> Scoring | None:
+        """What a row of positions ``start .. end - 1`` is to score; None if nothing is left to be scored there."""
+        last = min(end, self.n_prompt - 1)
+        if self.n_prompt_logprobs is None or last < max(self.n_scored, start + 1):
+            return None
+        targets = bytes(self.tokens[(start + 1) * TOKEN_BYTES : (last + 1) * TOKEN_BYTES])
+        return Scoring(targets, self.n_prompt_logprobs)
+
+    def take_scores(self, start: int, scores: tuple[TokenLogprobs, ...]) -> PromptLogprobs | None:
+        """Of the scores that a row from ``start`` on gave, those that no row gave before, if there are any."""
+        first = self.n_scored
+        items = list(scores[first - start - 1 :])
+        self.n_scored += len(items)
+        return PromptLogprobs(self.id, first, items) if items else None
+
+    def hand_over(self) -> Request:
+        """It ends before its first token: its first follower leads, with what is done of the prompt."""
+        heir, *heir.followers = self.followers
+        self.followers = []
+        for follower in heir.followers:
+            follower.leader = heir
+        heir.leader = None
+        heir.phase = Phase.WAITING
+        heir.reads_cache = self.reads_cache
+        heir.n_prompt_logprobs, heir.n_scored = self.n_prompt_logprobs, self.n_scored
+        heir.computed, heir.n_cached = self.computed, None
+        heir.scheduled_at = self.scheduled_at
+        return heir
 
     def count_cached(self) -> int:
         """Ends the count of computed prompt tokens; O(chunks), once."""
@@ -150,3 +234,22 @@ class Request:
         self.computed.clear()
         self.n_cached = self.n_prompt - n_computed
         return self.n_cached
+
+
+class Update(NamedTuple):
+    """What a step's end means for one request: prompt scores, a token, its end."""
+
+    request: Request
+    token: int | None = None
+    finish_reason: str | None = None
+    """``stop`` or ``length``."""
+    error: RequestError | None = None
+    logprobs: TokenLogprobs | None = None
+    """Of the token, if asked for."""
+    scores: PromptLogprobs | None = None
+
+
+def held(request: Request) -> Holding:
+    """The pages of a request that runs or drains."""
+    assert request.holding is not None, "a request that runs or drains holds pages"
+    return request.holding

@@ -27,8 +27,12 @@ class Explanation(NamedTuple):
     """Tokens that the next page has in common with the nearest cached page below it in the order of their bytes;
     None if there is none."""
     common_above: int | None = None
+    cached_token: int | None = None
+    """What the nearer of the two has at ``first_difference``."""
     namespace: Namespace | None = None
-    """Of ``other_namespace``: the one that caches most."""
+    """Of ``other_namespace``: the one that caches most,"""
+    n_tokens_elsewhere: int | None = None
+    """and how much that is."""
 
 
 def explain_match(
@@ -45,7 +49,7 @@ def explain_match(
     unless the answer is ``whole`` or ``evicted``.
     """
     root = roots.get(namespace)
-    end, below, above, was_evicted = 0, None, None, False
+    end, page, below, above, was_evicted = 0, b"", None, None, False
     if root is not None:
         path, end, partial, n_partial = walk(root, tokens, width)
         last = path[-1] if path else root
@@ -54,48 +58,54 @@ def explain_match(
         if len(page) == width:
             at, n_pages = (last, len(last.pages)) if partial is None else (partial, n_partial)
             was_evicted = digest(digest_at(digest, at, n_pages, width), page) in evicted
-            below, above = _common_with_neighbours(last, partial, n_partial, page)
+            below, above = _neighbours(last, partial, n_partial, page)
     if end + width > len(tokens):
         return Explanation("whole", end // 4)
 
-    common = max((length for length in (below, above) if length is not None), default=None)
-    first_difference = None if common is None else end // 4 + common
-    reason: Reason = "never_seen" if common is None else "differs"
-    other = None
+    commons = [(_common_tokens(page, other), other) for other in (below, above) if other is not None]
+    reason: Reason = "differs" if commons else "never_seen"
+    elsewhere, n_elsewhere = None, None
     if was_evicted:
         reason = "evicted"
-    elif (other := _longest_elsewhere(roots, tokens, width, end)) is not None:
+    elif (longest := _longest_elsewhere(roots, tokens, width, end)) is not None:
         reason = "other_namespace"
-    return Explanation(reason, end // 4, first_difference, below, above, other)
+        elsewhere, n_elsewhere = longest
+    common, nearest = max(commons, default=(0, b""))
+    return Explanation(
+        reason,
+        end // 4,
+        first_difference=end // 4 + common if commons else None,
+        common_below=None if below is None else _common_tokens(page, below),
+        common_above=None if above is None else _common_tokens(page, above),
+        cached_token=_token_at(nearest, common) if commons else None,
+        namespace=elsewhere,
+        n_tokens_elsewhere=n_elsewhere,
+    )
 
 
-def _common_with_neighbours(
-    last: Node, partial: Node | None, n_partial: int, page: bytes
-) -> tuple[int | None, int | None]:
-    """Tokens that ``page`` has in common with the cached pages below and above it where the match ended."""
-    below: bytes | None = None
-    above: bytes | None = None
+def _neighbours(last: Node, partial: Node | None, n_partial: int, page: bytes) -> tuple[bytes | None, bytes | None]:
+    """The cached pages below and above ``page`` where the match ended."""
     if partial is not None:
         only = bytes(partial.key[n_partial * len(page) : (n_partial + 1) * len(page)])
-        below, above = (only, None) if only < page else (None, only)
-    elif last.children is not None:
-        below, above = last.children.neighbours(page)
-    return (
-        None if below is None else _common_tokens(page, below),
-        None if above is None else _common_tokens(page, above),
-    )
+        return (only, None) if only < page else (None, only)
+    return (None, None) if last.children is None else last.children.neighbours(page)
 
 
 def _longest_elsewhere(
     roots: Mapping[Namespace, Node], tokens: bytes, width: int, longest: int
-) -> Namespace | None:
-    """The namespace that caches most of the tokens, if that is more than ``longest`` bytes."""
+) -> tuple[Namespace, int] | None:
+    """The namespace that caches most of the tokens, and how many, if that is more than ``longest`` bytes."""
     found = None
     for namespace, root in roots.items():
         _, end, _, n_partial = walk(root, tokens, width)
         if end + n_partial * width > longest:
-            longest, found = end + n_partial * width, namespace
+            longest = end + n_partial * width
+            found = namespace, longest // 4
     return found
+
+
+def _token_at(page: bytes, place: int) -> int:
+    return int.from_bytes(page[4 * place : 4 * place + 4], "little", signed=True)
 
 
 def _common_tokens(page: bytes, other: bytes) -> int:

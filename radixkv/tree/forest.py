@@ -120,7 +120,6 @@ class Forest:
             node.namespace, parent, bytes(node.key[:cut]), node.pages[:n_pages], tick=node.tick, step=node.step
         )
         upper.n_leases = node.n_leases
-        upper.hits = node.hits
         upper.n_settled = min(node.n_settled, n_pages)
         parent.children[self._first_page(node)] = upper
         if node.digests is not None:

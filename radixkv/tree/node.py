@@ -28,7 +28,6 @@ class Node:
         "children",
         "detached",
         "digests",
-        "hits",
         "key",
         "n_leases",
         "n_settled",
@@ -63,8 +62,6 @@ class Node:
         self.tick = tick
         """When the run was used last; never less than a child's."""
         self.serial = serial
-        self.hits = 0
-        """Leases that found the run here."""
         self.step = step
         """The last step that writes one of its pages; 0 in a root."""
         self.n_settled = 0

@@ -313,7 +313,6 @@ class RadixTree:
         if path:
             for node in path:
                 self._forest.pin(node)
-                node.hits += 1
             lease.node = path[-1]
             lease.n_tokens += end // 4
             self._n_moves += 1

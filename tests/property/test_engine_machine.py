@@ -9,7 +9,7 @@ from hypothesis import settings
 from support.actions import drive
 from support.engine_machine import EngineMachine
 
-EngineMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+EngineMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
 TestEngineMachine = EngineMachine.TestCase
 
 

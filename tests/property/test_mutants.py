@@ -11,12 +11,15 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from radixkv.errors import InvariantError
 from radixkv.runtime.cache import PageCache
-from radixkv.runtime.plan import Row, StepPlan
+from radixkv.runtime.plan import Row, RowSampling, Scoring, StepPlan
 from radixkv.runtime.request import Holding, Request
+from radixkv.runtime.running import RunningRequests
 from radixkv.runtime.scheduler import Scheduler
+from radixkv.runtime.waiting import WaitingQueue
 from radixkv.tree.forest import Forest
 from radixkv.tree.node import Lease, Namespace, Node
 from radixkv.tree.radix import Commit, EvictedRun, RadixTree
+from radixkv.wire import PromptLogprobs, TokenLogprobs
 from support.actions import drive
 from support.engine_machine import EngineMachine
 
@@ -74,18 +77,18 @@ def leak_duplicates(patch: Patch) -> None:
 
 
 def free_while_in_flight(patch: Patch) -> None:
-    close = Scheduler._close
+    close = RunningRequests.close
 
-    def mutant(self: Scheduler) -> None:
-        for request in list(self._draining):
+    def mutant(self: RunningRequests) -> None:
+        for request in self.draining:
             if request.holding is not None and request.holding.table:
-                self.cache.close(request.holding)
+                self._cache.close(request.holding)
                 request.holding = Holding(None, [], 0)
             if not request.n_in_flight:
                 del self._draining[request]
                 close(self, request)
 
-    patch.setattr(Scheduler, "_drain", mutant)
+    patch.setattr(RunningRequests, "drain", mutant)
 
 
 def free_duplicates_while_in_flight(patch: Patch) -> None:
@@ -202,9 +205,9 @@ def write_into_shared_pages(patch: Patch) -> None:
 
 
 def accept_what_a_quarantined_row_sampled(patch: Patch) -> None:
-    requeue = Scheduler._requeue
+    requeue = RunningRequests.requeue
     patch.setattr(
-        Scheduler, "_requeue", lambda self, request, *, discards=True: requeue(self, request, discards=False)
+        RunningRequests, "requeue", lambda self, request, *, discards=True: requeue(self, request, discards=False)
     )
 
 
@@ -217,6 +220,153 @@ def count_a_page_twice(patch: Patch) -> None:
         pin(self, node)
 
     patch.setattr(Forest, "pin", mutant)
+
+
+def fork_without_a_pin(patch: Patch) -> None:
+    def mutant(self: RadixTree, lease: Lease) -> Lease:
+        second = Lease(lease.node, lease.n_tokens)
+        self._leases.add(second)
+        return second
+
+    patch.setattr(RadixTree, "fork", mutant)
+
+
+def copy_a_step_late(patch: Patch) -> None:
+    schedule = Scheduler.schedule
+    kept: list[tuple[int, int]] = []
+
+    def mutant(self: Scheduler) -> StepPlan | None:
+        plan = schedule(self)
+        if plan is None:
+            return None
+        launched = self._launched.pop()
+        late = replace(plan, copies=tuple(kept))
+        kept[:] = plan.copies
+        self._launched.append(type(launched)(late, launched.requests))
+        return late
+
+    patch.setattr(Scheduler, "schedule", mutant)
+
+
+def free_the_source_of_a_copy_early(patch: Patch) -> None:
+    fork = RunningRequests._fork
+
+    def mutant(self: RunningRequests, leader: Request, follower: Request) -> None:
+        fork(self, leader, follower)
+        self.end_copy(follower)
+        follower.leader, leader.n_borrowers = leader, 0
+
+    patch.setattr(RunningRequests, "_fork", mutant)
+    patch.setattr(RunningRequests, "end_copy", lambda self, request: setattr(request, "leader", None))
+
+
+def share_the_partial_page_of_a_fork(patch: Patch) -> None:
+    fork = PageCache.fork
+
+    def mutant(self: PageCache, holding: Holding, n_tokens: int, n_pages: int) -> Holding:
+        second = fork(self, holding, n_tokens, n_pages)
+        for place, page in enumerate(second.table):
+            source = next((source for source, copy in second.copies if copy == page), None)
+            if source is not None:
+                second.table[place] = source
+                self._free.append(page)
+                self._n_held -= 1
+        second.copies = []
+        return second
+
+    patch.setattr(PageCache, "fork", mutant)
+
+
+def leave_out_the_copies(patch: Patch) -> None:
+    fork = PageCache.fork
+
+    def mutant(self: PageCache, holding: Holding, n_tokens: int, n_pages: int) -> Holding:
+        second = fork(self, holding, n_tokens, n_pages)
+        second.copies = []
+        return second
+
+    patch.setattr(PageCache, "fork", mutant)
+
+
+def forget_the_followers_of_a_leader_that_ends(patch: Patch) -> None:
+    abort = Scheduler.abort
+
+    def mutant(self: Scheduler, request: Request) -> None:
+        request.followers = []
+        abort(self, request)
+
+    patch.setattr(Scheduler, "abort", mutant)
+
+
+def send_the_history_once_only(patch: Patch) -> None:
+    seat = RunningRequests._seat
+
+    def mutant(self: RunningRequests, request: Request, holding: Holding) -> None:
+        seat(self, request, holding)
+        request.needs_history = request.needs_history and not request.n_outputs
+
+    patch.setattr(RunningRequests, "_seat", mutant)
+
+
+def report_a_scored_position_twice(patch: Patch) -> None:
+    def mutant(self: Request, start: int, scores: tuple[TokenLogprobs, ...]) -> PromptLogprobs | None:
+        self.n_scored = start + 1 + len(scores)
+        return PromptLogprobs(self.id, start + 1, list(scores))
+
+    patch.setattr(Request, "take_scores", mutant)
+
+
+def score_a_chunk_without_the_next_ones_first_token(patch: Patch) -> None:
+    scoring = Request.scoring
+
+    def mutant(self: Request, start: int, end: int) -> Scoring | None:
+        asked = scoring(self, start, end)
+        if asked is None or len(asked.targets) <= 4:
+            return asked
+        return replace(asked, targets=asked.targets[: (end - start - 1) * 4] or asked.targets)
+
+    patch.setattr(Request, "scoring", mutant)
+
+
+def read_the_cache_where_the_prompt_is_scored(patch: Patch) -> None:
+    opened = PageCache.open
+
+    def mutant(
+        self: PageCache, namespace: Namespace, tokens: bytes, *, reads: bool = True, private: bool = False
+    ) -> Holding:
+        return opened(self, namespace, tokens, reads=True, private=private)
+
+    chunk = Scheduler._chunk
+
+    def reading(self: Scheduler, request: Request, budget: int) -> Row | None:
+        request.reads_cache = True
+        return chunk(self, request, budget)
+
+    patch.setattr(PageCache, "open", mutant)
+    patch.setattr(Scheduler, "_chunk", reading)
+
+
+def forbid_an_early_end_one_token_too_long(patch: Patch) -> None:
+    sampling = Request.next_sampling
+
+    def mutant(self: Request) -> RowSampling:
+        self.min_tokens += 1
+        try:
+            return sampling(self)
+        finally:
+            self.min_tokens -= 1
+
+    patch.setattr(Request, "next_sampling", mutant)
+
+
+def time_out_what_has_run(patch: Patch) -> None:
+    add = WaitingQueue.add
+
+    def mutant(self: WaitingQueue, request: Request) -> None:
+        add(self, request)
+        self._unstarted[request.serial] = request
+
+    patch.setattr(WaitingQueue, "add", mutant)
 
 
 MUTANTS: tuple[Callable[[Patch], None], ...] = (
@@ -238,6 +388,18 @@ MUTANTS: tuple[Callable[[Patch], None], ...] = (
     write_into_shared_pages,
     accept_what_a_quarantined_row_sampled,
     count_a_page_twice,
+    fork_without_a_pin,
+    copy_a_step_late,
+    free_the_source_of_a_copy_early,
+    share_the_partial_page_of_a_fork,
+    leave_out_the_copies,
+    forget_the_followers_of_a_leader_that_ends,
+    send_the_history_once_only,
+    report_a_scored_position_twice,
+    score_a_chunk_without_the_next_ones_first_token,
+    read_the_cache_where_the_prompt_is_scored,
+    forbid_an_early_end_one_token_too_long,
+    time_out_what_has_run,
 )
 
 

@@ -5,144 +5,46 @@ Free pages are poisoned with NaN, so that a read of what was not written shows i
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from radixkv import wire
 from radixkv.checkpoints import Checkpoint, resolve
-from radixkv.config import SchedulerConfig
 from radixkv.runtime.cache import PageCache
-from radixkv.runtime.device import executor as executor_module
 from radixkv.runtime.device.batch import Batch, Batcher
-from radixkv.runtime.device.executor import CpuExecutor
 from radixkv.runtime.loop import Loop
-from radixkv.runtime.plan import RowSampling, StepPlan
+from radixkv.runtime.plan import StepPlan
 from radixkv.runtime.request import Holding
-from radixkv.runtime.scheduler import Scheduler
-from radixkv.sampling import SamplingParams
 from radixkv.tree.node import Namespace
-from support.checkpoints import VOCAB, save_llama
-from support.engine import token_bytes
+from support.checkpoints import save_checkpoint
+from support.cpu_server import PAGE_SIZE, Answer, Logits, Server, ids, watched_logits
 
-PAGE_SIZE = 4
-Logits = dict[tuple[int, int], Tensor]
+MODELS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "windowed experts": {
+        "model_type": "mixtral",
+        "sliding_window": 9,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+}
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    path = tmp_path_factory.mktemp("llama")
-    save_llama(path)
+@pytest.fixture(scope="module", params=MODELS)
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Checkpoint:
+    path = tmp_path_factory.mktemp("model")
+    save_checkpoint(path, **MODELS[request.param])
     return resolve(str(path))
-
-
-@contextmanager
-def watched_logits() -> Iterator[Logits]:
-    """What every sampled token is drawn from, by the request's seed and the token's number."""
-    seen: Logits = {}
-    sample = executor_module.sample
-
-    def spy(rows: Tensor, sampling: list[RowSampling]) -> Tensor:
-        for row, how in zip(rows, sampling, strict=True):
-            seen[how.seed, how.index] = row.clone()
-        return sample(rows, sampling)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executor_module, "sample", spy)
-        yield seen
 
 
 @pytest.fixture
 def logits() -> Iterator[Logits]:
     with watched_logits() as seen:
         yield seen
-
-
-class PoisonedPages(list[int]):
-    def __init__(self, executor: CpuExecutor, pages: Iterable[int]) -> None:
-        super().__init__()
-        self.executor = executor
-        self += pages
-
-    def __iadd__(self, pages: Iterable[int]) -> PoisonedPages:
-        for page in (pages := list(pages)):
-            self.executor.pool.poison(page)
-        self.extend(pages)
-        return self
-
-
-@dataclass
-class Answer:
-    tokens: list[int] = field(default_factory=list)
-    n_cached: int = -1
-    end: str = ""
-
-
-class Server:
-    """A loop with its device, and what it answered."""
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        *,
-        n_pages: int = 200,
-        budget: int = 512,
-        max_rows: int = 8,
-        page_size: int = PAGE_SIZE,
-        shares: bool = True,
-    ) -> None:
-        self.executor = CpuExecutor(
-            checkpoint,
-            page_size=page_size,
-            max_rows=max_rows,
-            max_model_len=512,
-            kv_cache_memory_bytes=1,
-            max_total_tokens=n_pages * page_size,
-        )
-        self.cache = PageCache(n_pages, page_size, shares=shares)
-        self.cache._free = PoisonedPages(self.executor, self.cache._free)
-        config = SchedulerConfig(max_num_seqs=max_rows, max_num_batched_tokens=budget)
-        self.scheduler = Scheduler(self.cache, config)
-        self.loop = Loop(self.scheduler, self.executor, max_model_len=512)
-        self.answers: dict[int, Answer] = {}
-
-    def add(
-        self, seed: int, prompt: list[int], n_tokens: int = 6, *, salt: str = "", temperature: float = 0.7
-    ) -> None:
-        params = SamplingParams(temperature=temperature, top_p=0.95, top_k=50, seed=seed, max_tokens=n_tokens)
-        assert self.loop.receive(wire.Submit(str(seed), token_bytes(prompt), params, salt)) == []
-        self.answers[seed] = Answer()
-
-    def run(self) -> None:
-        while self.loop.has_work:
-            for message in self.loop.turn():
-                if isinstance(message, wire.Tokens):
-                    for item in message.items:
-                        self.answers[int(item.id)].tokens.append(int.from_bytes(item.tokens, "little"))
-                elif isinstance(message, wire.Done):
-                    answer = self.answers[int(message.id)]
-                    answer.n_cached, answer.end = message.n_cached_tokens, message.finish_reason
-                elif isinstance(message, wire.Failed):
-                    self.answers[int(message.id)].end = message.code
-            self.loop.check()
-            assert not any(request.private for request in self.loop._live.values()), "NaN was read, or computed"
-
-    def stored(self, tokens: list[int], salt: str = "") -> Tensor:
-        """K and V of a sequence, as far as the tree has its pages: [2, layers, pages, kv_heads, page_size, dim]."""
-        holding = self.cache.open(Namespace(salt=salt), token_bytes(tokens))
-        pages = list(holding.table)
-        self.cache.close(holding)
-        return torch.stack([self.executor.pool.k[:, pages], self.executor.pool.v[:, pages]])
-
-
-def ids(n_tokens: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(VOCAB) for _ in range(n_tokens)]
 
 
 SHARED = ids(41, seed=0)

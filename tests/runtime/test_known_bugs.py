@@ -182,7 +182,34 @@ def test_bug_16_a_salt_equal_to_an_adapters_name_cross_reuses(namespace: Namespa
     engine.check_answers()
 
 
-def test_bug_20_a_request_that_must_not_read_crashes_or_is_stale_on_a_hit() -> None:
+def test_bug_17_new_weights_reuse_old_kv() -> None:
+    engine = Engine(64, 4, config())
+    for epoch in (0, 1, 0):
+        engine.add(prompt(17), max_tokens=2, namespace=Namespace(epoch=epoch))
+        engine.run()
+    assert [request.n_cached for request in engine.requests.values()] == [0, 0, 16]
+    engine.check_answers()
+
+
+@pytest.mark.parametrize("budget", [9, 64])
+def test_bug_20_prompt_logprobs_crash_or_are_stale_on_a_hit(budget: int) -> None:
+    engine = Engine(64, 4, config(max_num_batched_tokens=budget, max_num_seqs=4))
+    engine.add(prompt(18), max_tokens=4)
+    engine.run()
+    scored = engine.add(prompt(18), max_tokens=4, n_prompt_logprobs=1)
+    engine.run()
+    assert scored.n_cached == 0
+    filler = engine.add(prompt(30, first=4), max_tokens=1, n_prompt_logprobs=1)
+    engine.run()
+    reader = engine.add(prompt(30, first=4), max_tokens=1)
+    engine.run()
+    assert len(engine.scores[scored.id]) == 17
+    assert filler.n_cached == 0
+    assert reader.n_cached == 28, "it does not read the cache, but fills it"
+    engine.check_answers()
+
+
+def test_bug_20_a_request_that_must_not_read_is_computed_whole() -> None:
     engine = Engine(64, 4, config())
     engine.add(prompt(18), max_tokens=4)
     engine.run()
@@ -192,12 +219,6 @@ def test_bug_20_a_request_that_must_not_read_crashes_or_is_stale_on_a_hit() -> N
     assert plan.rows[0].n_tokens == 18
     engine.run()
     assert uncached.n_cached == 0
-    filler = engine.add(prompt(30, first=4), max_tokens=1, reads_cache=False)
-    engine.run()
-    reader = engine.add(prompt(30, first=4), max_tokens=1)
-    engine.run()
-    assert filler.n_cached == 0
-    assert reader.n_cached == 28, "it does not read the cache, but fills it"
     engine.check_answers()
 
 
@@ -207,6 +228,15 @@ def test_bug_21_the_hit_rate_counts_retried_lookups() -> None:
     engine.run()
     assert engine.scheduler.n_preemptions > 0
     assert [request.n_cached for request in requests] == [0, 0, 0, 0], "finding its own pages again is no hit"
+
+
+def test_bug_21_the_hit_rate_counts_the_prompt_once_for_each_choice() -> None:
+    engine = Engine(64, 4, config(max_num_seqs=2))
+    engine.add(prompt(17), max_tokens=2)
+    engine.run()
+    leader = engine.add(prompt(17), max_tokens=4, n=4)
+    engine.run()
+    assert [choice.n_cached for choice in engine.siblings[leader.id]] == [16, 0, 0, 0]
 
 
 def test_bug_22_longest_prefix_order_starves() -> None:

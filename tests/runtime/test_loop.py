@@ -31,12 +31,16 @@ def device() -> FakeDevice:
     return OneNamespace(64, 4)
 
 
-@pytest.fixture
-def loop(device: FakeDevice) -> Loop:
+def make_loop(device: FakeDevice, eos_token_ids: frozenset[int] = frozenset([EOS])) -> Loop:
     cache = PageCache(64, 4)
     cache._free = PoisoningList(device, cache._free)
     scheduler = Scheduler(cache, SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, max_queued_requests=3))
-    return Loop(scheduler, device, max_model_len=100, eos_token_ids=frozenset([EOS]))
+    return Loop(scheduler, device, max_model_len=100, eos_token_ids=eos_token_ids)
+
+
+@pytest.fixture
+def loop(device: FakeDevice) -> Loop:
+    return make_loop(device)
 
 
 def submit(request_id: str, n_tokens: int = 10, **sampling: object) -> wire.Submit:
@@ -96,9 +100,9 @@ def test_all_tokens_of_a_step_travel_in_one_message(loop: Loop) -> None:
     assert [len(items) for items in batches] == [3, 3, 3, 3]
 
 
-def test_end_of_sequence_stops_unless_ignored(loop: Loop, device: FakeDevice) -> None:
+def test_end_of_sequence_stops_unless_ignored(device: FakeDevice) -> None:
     second = answer(Namespace(), range(1, 11), 2)[1]
-    loop._eos_token_ids = frozenset([second])
+    loop = make_loop(device, frozenset([second]))
     loop.receive(submit("a"))
     loop.receive(submit("b", ignore_eos=True))
     loop.receive(submit("c", ignore_eos=True, stop_token_ids=(second,)))

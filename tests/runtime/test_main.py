@@ -19,6 +19,7 @@ from radixkv.runtime.main import HEARTBEAT_S
 from radixkv.wire import (
     LOCK_NAME,
     MAX_FRAME_BYTES,
+    WIRE_VERSION,
     Cancel,
     Drain,
     FromRuntime,
@@ -54,7 +55,7 @@ class Loop:
         return []
 
 checkpoints, loop = types.ModuleType("radixkv.checkpoints"), types.ModuleType("radixkv.runtime.loop")
-checkpoints.resolve = lambda folder: folder
+checkpoints.resolve = lambda folder, **settings: folder
 
 def build_loop(config, checkpoint):
     print("libraries print")
@@ -110,7 +111,7 @@ class Peer:
 
     def shake_hands(self) -> None:
         self.start()
-        self.send(Hello(version=1))
+        self.send(Hello(version=WIRE_VERSION))
         assert self.receive() == Ready(1, 100, 200, 16, 10)
 
     def ends(self) -> tuple[int, str, str]:
@@ -179,7 +180,7 @@ def test_the_collector_is_off_in_the_loop(peer: Callable[..., Peer]) -> None:
 def test_another_version_is_fatal_on_both_sides(peer: Callable[..., Peer]) -> None:
     runtime = peer()
     runtime.start()
-    runtime.send(Hello(version=2))
+    runtime.send(Hello(version=WIRE_VERSION + 1))
     ready = runtime.receive()
     assert isinstance(ready, Ready)
     assert ready.version == 1
@@ -187,8 +188,8 @@ def test_another_version_is_fatal_on_both_sides(peer: Callable[..., Peer]) -> No
     assert code == 1
     fatal = json.loads(output.splitlines()[-1])
     assert fatal["kind"] == "WireError"
-    assert "version 2" in fatal["text"]
-    assert "runtime 1;" in fatal["text"]
+    assert f"version {WIRE_VERSION + 1}" in fatal["text"]
+    assert f"runtime {WIRE_VERSION};" in fatal["text"]
     assert "Traceback" not in errors
 
 
@@ -233,9 +234,9 @@ def test_garbage_is_dropped_and_counted(peer: Callable[..., Peer]) -> None:
     runtime.start()
     runtime.send_frames(b"garbage before the handshake")
     runtime.send(Cancel(id="before the handshake"))
-    runtime.send(Hello(version=1))
+    runtime.send(Hello(version=WIRE_VERSION))
     assert isinstance(runtime.receive(), Ready)
-    runtime.send(Hello(version=1))
+    runtime.send(Hello(version=WIRE_VERSION))
     runtime.send_frames(b"")
     runtime.send_frames(b"\xff" * 100)
     runtime.send_frames(b"two", b"frames")
@@ -250,7 +251,7 @@ def test_strangers_are_not_heard(peer: Callable[..., Peer], socket_path: Path) -
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.setsockopt(zmq.LINGER, 0)
         stranger.connect(f"ipc://{socket_path}")
-        for message in (Hello(version=1), Drain(), GetStats(id="x")):
+        for message in (Hello(version=WIRE_VERSION), Drain(), GetStats(id="x")):
             stranger.send(encode(message))
         stranger.send(b"x" * (MAX_FRAME_BYTES + 1))
         assert not stranger.poll(500)

@@ -8,7 +8,7 @@ import pytest
 
 from radixkv.config import SchedulerConfig
 from radixkv.errors import InvariantError, QueueFull
-from radixkv.runtime.request import Request
+from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.waiting import WaitingQueue
 from radixkv.tree.node import Namespace
 from support.engine import Engine
@@ -118,6 +118,66 @@ def test_fcfs_admits_in_order_of_arrival_and_lpm_by_cached_prefix() -> None:
         engine.add(prompt(40), max_tokens=1)
         engine.run()
         assert list(engine.ended)[1:] == order
+
+
+@pytest.mark.parametrize("policy", ["lpm", "fcfs"])
+def test_a_lower_number_goes_first_whatever_is_cached(policy: str) -> None:
+    engine = Engine(256, 4, settings(schedule_policy=policy, max_num_seqs=1))
+    engine.add(prompt(40), max_tokens=1)
+    engine.run()
+    for first, priority in ((1, 1), (9, 0), (1, 0), (8, -1)):
+        engine.add(prompt(40, first=first), max_tokens=1, priority=priority)
+    engine.run()
+    order = ["r4", "r3", "r2", "r1"] if policy == "lpm" else ["r4", "r2", "r3", "r1"]
+    assert list(engine.ended)[1:] == order
+
+
+def test_the_bound_on_waiting_holds_within_a_priority() -> None:
+    engine = Engine(256, 4, settings(max_num_seqs=1, lpm_max_passes=5))
+    engine.add(prompt(40), max_tokens=1)
+    engine.run()
+    unlucky = engine.add(prompt(40, first=9), max_tokens=1)
+    urgent = [engine.add([*prompt(40), i], max_tokens=1, priority=-1) for i in range(10)]
+    for i in range(30):
+        engine.add([*prompt(40), 20 + i], max_tokens=1)
+    engine.run()
+    ended = list(engine.ended)
+    assert set(ended[1:11]) == {request.id for request in urgent}
+    assert ended.index(unlucky.id) - 11 <= 1 + 5 + 1
+
+
+def test_out_of_pages_retracts_the_least_urgent_and_of_those_the_last_arrival() -> None:
+    engine = Engine(20, 4, settings(max_num_seqs=4))
+    for i, priority in enumerate((1, 0, 1, 0)):
+        engine.add(prompt(9, first=i), max_tokens=30, priority=priority)
+    order = []
+    while not engine.scheduler.is_idle:
+        engine.turn()
+        order += [r.id for r in engine.requests.values() if r.returned and r.id not in order]
+    assert order[:2] == ["r2", "r0"]
+    assert "r1" not in order
+    engine.check_answers()
+    engine.check_idle()
+
+
+def test_priority_ignored_in_retraction_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Request, "order", property(lambda request: (0, request.serial)))
+    with pytest.raises(AssertionError):
+        test_out_of_pages_retracts_the_least_urgent_and_of_those_the_last_arrival()
+
+
+def test_only_requests_that_wait_for_their_first_step_fill_the_queue() -> None:
+    engine = Engine(20, 4, settings(max_num_seqs=2, max_queued_requests=1))
+    for i in range(2):
+        engine.add(prompt(9, first=i), max_tokens=40)
+        engine.turn()
+    while not any(request.phase is Phase.WAITING for request in engine.requests.values()):
+        engine.turn()
+    engine.add(prompt(9, first=5), max_tokens=1)
+    with pytest.raises(QueueFull):
+        engine.add(prompt(9, first=6), max_tokens=1)
+    engine.run()
+    engine.check_answers()
 
 
 def test_lpm_looks_at_the_oldest_of_its_window_only() -> None:

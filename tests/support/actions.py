@@ -4,37 +4,56 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from radixkv.config import SchedulerConfig
 from radixkv.errors import QueueFull
-from radixkv.runtime.request import Phase, Request
+from radixkv.runtime.plan import RowSampling
+from radixkv.runtime.request import GREEDY, Phase, Request
 from radixkv.tree.node import Namespace
-from support.engine import Engine, token_bytes
+from support.engine import Engine, name_of, token_bytes
+from support.fake_device import unpacked
 
+PLAIN = replace(GREEDY, temperature=1.0, seed=3)
+PENALISED = replace(PLAIN, frequency_penalty=0.5, n_logprobs=1)
+QUEUE_TIMEOUT_S = 10.0
 NAMESPACES = (Namespace(), Namespace(salt="a"), Namespace(adapter="a"))
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a request wants beside its tokens."""
+
+    max_tokens: int = 4
+    namespace: int = 0
+    reads_cache: bool = True
+    n: int = 1
+    min_tokens: int = 0
+    sampling: RowSampling = GREEDY
+    priority: int = 0
+    scores_prompt: bool = False
 
 
 class Actions:
     """An engine with a small pool, and the sequences that were seen in it."""
 
-    def __init__(self, n_pages: int = 24, page_size: int = 4, *, policy: str = "lpm") -> None:
+    def __init__(self, n_pages: int = 24, page_size: int = 4, *, policy: str = "lpm", shares: bool = True) -> None:
         config = SchedulerConfig(
             max_num_seqs=4,
             max_num_batched_tokens=24,
             schedule_policy="lpm" if policy == "lpm" else "fcfs",
             max_queued_requests=16,
             lpm_max_passes=3,
+            queue_timeout_s=QUEUE_TIMEOUT_S,
         )
-        self.engine = Engine(n_pages, page_size, config)
+        self.engine = Engine(n_pages, page_size, config, shares=shares)
         self.known: list[list[int]] = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]
 
     @property
     def live(self) -> list[Request]:
-        return [r for r in self.engine.requests.values() if r.id not in self.engine.ended]
+        return [request for name, request in self.engine.requests.items() if name not in self.engine.ended]
 
-    def add(
-        self, base: int, cut: int, suffix: Sequence[int], max_tokens: int, namespace: int, reads: bool, twice: bool
-    ) -> None:
+    def add(self, base: int, cut: int, suffix: Sequence[int], ask: Ask, *, twice: bool) -> None:
         """A prefix of something seen, and a suffix; random prompts alone would miss every hit."""
         sequence = self.known[base % len(self.known)]
         prompt = (sequence[: cut % (len(sequence) + 1)] + list(suffix))[:40] or [1]
@@ -42,10 +61,15 @@ class Actions:
             try:
                 self.engine.add(
                     prompt,
-                    max_tokens,
-                    namespace=NAMESPACES[namespace % len(NAMESPACES)],
-                    reads_cache=reads,
+                    ask.max_tokens,
+                    namespace=NAMESPACES[ask.namespace % len(NAMESPACES)],
+                    reads_cache=ask.reads_cache,
                     stop=(107, 111, 205),
+                    n=ask.n,
+                    sampling=ask.sampling,
+                    min_tokens=min(ask.min_tokens, ask.max_tokens),
+                    priority=ask.priority,
+                    n_prompt_logprobs=0 if ask.scores_prompt else None,
                 )
             except QueueFull:
                 return
@@ -57,17 +81,28 @@ class Actions:
 
     def collect(self) -> None:
         if self.engine.pending:
-            updates = self.engine.collect()
-            for request, _, reason, _ in updates:
-                if reason is not None:
-                    sequence = bytes(request.tokens)
-                    ids = [int.from_bytes(sequence[i : i + 4], "little") for i in range(0, len(sequence), 4)]
-                    self.known = [*self.known, ids][-12:]
+            for update in self.engine.collect():
+                if update.finish_reason is not None:
+                    self.known = [*self.known, unpacked(bytes(update.request.tokens))][-12:]
 
-    def abort(self, which: int) -> None:
+    def abort(self, which: int, *, whole: bool) -> None:
+        """One choice, or all of its request, the last first."""
         live = self.live
         if live:
-            self.engine.abort(live[which % len(live)])
+            request = live[which % len(live)]
+            for choice in reversed(self.engine.siblings[request.id]) if whole else (request,):
+                if name_of(choice) not in self.engine.ended:
+                    self.engine.abort(choice)
+
+    def wait(self) -> None:
+        """So long that who waits for a first step has waited too long, if nobody looks at it before."""
+        self.engine.now += 0.6 * QUEUE_TIMEOUT_S
+        self.engine.expire()
+        waiting = (request for request in self.engine.scheduler.waiting if request.scheduled_at is None)
+        assert all(self.engine.now - request.received_at <= QUEUE_TIMEOUT_S for request in waiting)
+        for name, ended in self.engine.ended.items():
+            if ended.reason == "queue_timeout":
+                assert self.engine.requests[name].scheduled_at is None
 
     def fail(self) -> None:
         """The next launched step will fail."""
@@ -80,7 +115,7 @@ class Actions:
 
     def make_nan(self, which: int, *, kv: bool) -> None:
         """The next row of a running request is not finite, with or without its KV."""
-        running = self.engine.scheduler._running
+        running = list(self.engine.scheduler.running)
         if running:
             slot = running[which % len(running)].slot
             (self.engine.device.nan_slots if kv else self.engine.device.nan_logits_slots).add(slot)
@@ -109,12 +144,12 @@ class Actions:
     def retract(self, which: int) -> None:
         """As for want of pages."""
         scheduler = self.engine.scheduler
-        if len(scheduler._running) > 1:
-            victim = scheduler._running[which % len(scheduler._running)]
+        if len(scheduler.running) > 1:
+            victim = list(scheduler.running)[which % len(scheduler.running)]
             if victim.phase is Phase.RUNNING:
                 victim.returned = True
-                scheduler._requeue(victim, discards=False)
-                scheduler._drain()
+                scheduler.running.requeue(victim, discards=False)
+                scheduler.running.drain()
                 self.engine.after()
 
     def finish(self) -> None:
@@ -130,34 +165,42 @@ def drive(seed: int, n_actions: int = 60) -> None:
     """A random history, the same for the same seed."""
     rng = random.Random(seed)
     actions = Actions(
-        page_size=rng.choice((1, 2, 4)), n_pages=rng.choice((20, 40)) * 2, policy=rng.choice(("lpm", "fcfs"))
+        page_size=rng.choice((1, 2, 4)),
+        n_pages=rng.choice((20, 40)) * 2,
+        policy=rng.choice(("lpm", "fcfs")),
+        shares=rng.random() < 0.9,
     )
     for _ in range(n_actions):
         kind = rng.random()
         if kind < 0.22:
-            actions.add(
-                rng.randrange(12),
-                rng.randrange(40),
-                [rng.randrange(1, 5) for _ in range(rng.randrange(6))],
-                rng.randrange(1, 12),
-                rng.choice((0, 0, 0, 1, 2)),
-                rng.random() < 0.85,
-                rng.random() < 0.3,
+            ask = Ask(
+                max_tokens=rng.randrange(1, 12),
+                namespace=rng.choice((0, 0, 0, 1, 2)),
+                reads_cache=rng.random() < 0.85,
+                n=rng.choice((1, 1, 2, 3)),
+                min_tokens=rng.choice((0, 0, 3, 6)),
+                sampling=rng.choice((GREEDY, PLAIN, PENALISED)),
+                priority=rng.choice((0, 0, 0, -1, 1)),
+                scores_prompt=rng.random() < 0.2,
             )
-        elif kind < 0.52:
+            suffix = [rng.randrange(1, 5) for _ in range(rng.randrange(6))]
+            actions.add(rng.randrange(12), rng.randrange(40), suffix, ask, twice=rng.random() < 0.3)
+        elif kind < 0.51:
             actions.launch()
-        elif kind < 0.80:
+        elif kind < 0.79:
             actions.collect()
         elif kind < 0.84:
-            actions.abort(rng.randrange(8))
+            actions.abort(rng.randrange(8), whole=rng.random() < 0.4)
         elif kind < 0.86:
             actions.fail()
         elif kind < 0.87:
             actions.refuse()
         elif kind < 0.89:
             actions.make_nan(rng.randrange(8), kv=rng.random() < 0.5)
-        elif kind < 0.92:
+        elif kind < 0.91:
             actions.evict(rng.randrange(1, 6))
+        elif kind < 0.92:
+            actions.wait()
         elif kind < 0.95 and seed % 3 == 0:
             actions.make_nan(rng.randrange(8), kv=rng.random() < 0.7)
         elif kind < 0.93:

@@ -5,22 +5,28 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from radixkv.config import SchedulerConfig
 from radixkv.errors import DeviceError
 from radixkv.runtime.cache import PageCache
-from radixkv.runtime.plan import Pending, StepPlan
-from radixkv.runtime.request import Phase, Request
-from radixkv.runtime.scheduler import Scheduler, Update
+from radixkv.runtime.plan import Pending, RowSampling, StepPlan
+from radixkv.runtime.request import GREEDY, Phase, Request, Update
+from radixkv.runtime.scheduler import Scheduler
 from radixkv.tree.node import Namespace
-from support.fake_device import FakeDevice, answer
+from radixkv.wire import TokenLogprobs
+from support.fake_device import FakeDevice, answer, chain, prompt_scores, score, unpacked
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
     """Little-endian int32."""
     return array("i", tokens).tobytes()
+
+
+def name_of(request: Request) -> str:
+    """Of one choice."""
+    return f"{request.id}.{request.choice}" if request.choice else request.id
 
 
 @dataclass
@@ -58,11 +64,21 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.cache = PageCache(self.n_pages, self.page_size, shares=self.shares)
-        self.scheduler = Scheduler(self.cache, self.config, clock=lambda: 0.0)
+        self.now = 0.0
+        self.scheduler = Scheduler(self.cache, self.config, clock=lambda: self.now)
         self.device = FakeDevice(self.n_pages, self.page_size)
         self.cache._free = PoisoningList(self.device, self.cache._free)
         self.requests: dict[str, Request] = {}
+        """By name: the id, and of choices but the first their number."""
+        self.siblings: dict[str, list[Request]] = {}
+        """The choices of each id."""
         self.ended: dict[str, Ended] = {}
+        self.logprobs: dict[str, list[TokenLogprobs]] = {}
+        self.scores: dict[str, list[TokenLogprobs]] = {}
+        self.scored: set[str] = set()
+        """Those whose prompts are to be scored."""
+        self.begun: set[str] = set()
+        """Those of which a token is out."""
         self.breaking: set[str] = set()
         """Requests whose rows make a step fail."""
         self.rows: dict[tuple[int, int], Request] = {}
@@ -79,19 +95,43 @@ class Engine:
         namespace: Namespace = Namespace(),
         reads_cache: bool = True,
         stop: Sequence[int] = (),
+        n: int = 1,
+        sampling: RowSampling = GREEDY,
+        min_tokens: int = 0,
+        priority: int = 0,
+        n_prompt_logprobs: int | None = None,
     ) -> Request:
-        request = Request(
-            id=f"r{next(self._ids)}",
-            namespace=namespace,
-            tokens=bytearray(token_bytes(prompt)),
-            n_prompt=len(prompt),
-            max_tokens=max_tokens,
-            stop_token_ids=frozenset(stop),
-            reads_cache=reads_cache,
-        )
-        self.scheduler.add(request)
-        self.requests[request.id] = request
-        return request
+        """The leader of the choices."""
+        request_id = f"r{next(self._ids)}"
+        choices = [
+            Request(
+                id=request_id,
+                namespace=namespace,
+                tokens=bytearray(token_bytes(prompt)),
+                n_prompt=len(prompt),
+                max_tokens=max_tokens,
+                choice=choice,
+                sampling=replace(sampling, seed=sampling.seed + choice, banned=tuple(stop)),
+                min_tokens=min_tokens,
+                stop_token_ids=frozenset(stop),
+                reads_cache=reads_cache,
+                priority=priority,
+                received_at=self.now,
+            )
+            for choice in range(n)
+        ]
+        leader, *followers = choices
+        if n_prompt_logprobs is not None:
+            leader.n_prompt_logprobs, leader.reads_cache = n_prompt_logprobs, False
+        leader.followers = followers
+        for follower in followers:
+            follower.phase, follower.leader, follower.n_cached = Phase.FOLLOWING, leader, 0
+        self.scheduler.add(leader)
+        if n_prompt_logprobs is not None:
+            self.scored.add(request_id)
+        self.siblings[request_id] = choices
+        self.requests |= {name_of(choice): choice for choice in choices}
+        return leader
 
     def launch(self) -> StepPlan | None:
         plan = self.scheduler.schedule()
@@ -110,6 +150,10 @@ class Engine:
                 self.take(self.scheduler.fail())
         self.after()
         return plan
+
+    def expire(self) -> None:
+        self.take(self.scheduler.expire())
+        self.after()
 
     def collect(self) -> list[Update]:
         plan, pending = self.pending.popleft()
@@ -139,19 +183,38 @@ class Engine:
         raise AssertionError("the engine does not come to an end")
 
     def abort(self, request: Request) -> None:
+        """One choice; the others go on."""
         self.scheduler.abort(request)
-        self.ended[request.id] = Ended("abort", self.output(request))
+        self.ended[name_of(request)] = Ended("abort", self.output(request))
         self.after()
 
     def take(self, updates: Sequence[Update]) -> None:
-        for request, _, reason, error in updates:
-            if reason is not None or error is not None:
-                assert request.id not in self.ended, "a second terminal update"
-                self.ended[request.id] = Ended(reason or (error.code if error else ""), self.output(request))
+        for update in updates:
+            request, name = update.request, name_of(update.request)
+            if name in self.ended:
+                assert self.ended[name].reason == "abort", "an update after the terminal one"
+                continue
+            if update.logprobs is not None:
+                self.logprobs.setdefault(name, []).append(update.logprobs)
+            if update.scores is not None:
+                scores = self.scores.setdefault(request.id, [])
+                assert update.scores.start == len(scores) + 1, "scores come in order, each once"
+                assert request.id not in self.begun, "and before the first token"
+                scores += update.scores.items
+            if update.token is not None:
+                self.begun.add(request.id)
+            if update.finish_reason is not None or update.error is not None:
+                reason = update.finish_reason or (update.error.code if update.error else "")
+                self.ended[name] = Ended(reason, self.output(request))
+            if update.error is not None:
+                for other in reversed(self.siblings[request.id]):
+                    if name_of(other) not in self.ended:
+                        if other.phase is not Phase.ENDED:  # by a failure of its own, in the same step
+                            self.scheduler.abort(other)
+                        self.ended[name_of(other)] = Ended("abort", self.output(other))
 
     def output(self, request: Request) -> list[int]:
-        ids = array("i", bytes(request.tokens)).tolist()
-        return ids[request.n_prompt :]
+        return unpacked(bytes(request.tokens))[request.n_prompt :]
 
     def after(self) -> None:
         """Every invariant."""
@@ -160,10 +223,17 @@ class Engine:
         self.device.free_pages = set(self.cache.free_pages())
 
     def check_requests(self) -> None:
-        live = [r for r in self.requests.values() if r.id not in self.ended]
-        waiting, running = list(self.scheduler.waiting), self.scheduler._running
-        returning = [r for r in self.scheduler._draining if r.phase is Phase.RETURNING]
-        assert sorted(r.serial for r in live) == sorted(r.serial for r in (*waiting, *running, *returning))
+        live = [r for name, r in self.requests.items() if name not in self.ended]
+        waiting, running = list(self.scheduler.waiting), list(self.scheduler.running)
+        returning = [r for r in self.scheduler.running.draining if r.phase is Phase.RETURNING]
+        following = [follower for r in live for follower in r.followers]
+        placed = (*waiting, *running, *returning, *following)
+        assert sorted(r.serial for r in live) == sorted(r.serial for r in placed)
+        assert all(r.phase is Phase.FOLLOWING for r in following)
+        assert [r.order for r in waiting] == sorted(r.order for r in waiting)
+        draining = self.scheduler.running.draining
+        for leader in {r.leader for r in (*running, *draining) if r.leader is not None}:
+            assert leader in (*running, *draining), "a fork copies from pages that were given back"
         for request in running:
             holding = request.holding
             assert holding is not None
@@ -174,15 +244,34 @@ class Engine:
             assert not free & set(holding.table), "a live table points at a free page"
 
     def check_answers(self) -> None:
-        """Everything that ended well has exactly the naive answer."""
-        for request_id, ended in self.ended.items():
-            request = self.requests[request_id]
-            prompt = array("i", bytes(request.tokens)).tolist()[: request.n_prompt]
-            expected = answer(request.namespace, prompt, request.max_tokens, sorted(request.stop_token_ids))
+        """Everything that ended well has exactly the naive answer, also to what it asked beside the tokens."""
+        for name, ended in self.ended.items():
+            request, how = self.requests[name], self.requests[name].sampling
+            prompt = unpacked(bytes(request.tokens))[: request.n_prompt]
+            expected = answer(
+                request.namespace,
+                prompt,
+                request.max_tokens,
+                sorted(request.stop_token_ids),
+                seed=how.seed if how.temperature else 0,
+                min_tokens=request.min_tokens,
+                banned=how.banned,
+            )
             if ended.reason in ("stop", "length"):
                 assert ended.tokens == expected
             else:
                 assert ended.tokens == expected[: len(ended.tokens)]
+            if how.n_logprobs is not None:
+                places = range(len(ended.tokens))
+                ends = [chain(request.namespace, prompt + ended.tokens[:place]) for place in places]
+                logprobs = [score(end, token) for end, token in zip(ends, ended.tokens, strict=True)]
+                given = self.logprobs.get(name, [])
+                assert given == (logprobs if ended.reason in ("stop", "length") else logprobs[: len(given)])
+        for request_id, (first, *_) in self.siblings.items():
+            prompt = unpacked(bytes(first.tokens))[: first.n_prompt]
+            scores = prompt_scores(first.namespace, prompt) if request_id in self.scored else []
+            given = self.scores.get(request_id, [])
+            assert given == (scores if request_id in self.begun else scores[: len(given)])
 
     def check_quarantine(self) -> None:
         """Only a request with a broken row of its own is kept from the tree; its readers are not."""

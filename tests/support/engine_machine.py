@@ -5,9 +5,21 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from support.actions import Actions
+from radixkv.runtime.request import GREEDY
+from support.actions import PENALISED, PLAIN, Actions, Ask
 
 small = st.integers(0, 40)
+asks = st.builds(
+    Ask,
+    max_tokens=st.integers(1, 12),
+    namespace=st.sampled_from((0, 0, 1, 2)),
+    reads_cache=st.sampled_from((True, True, True, False)),
+    n=st.sampled_from((1, 1, 2, 3)),
+    min_tokens=st.sampled_from((0, 0, 3, 6)),
+    sampling=st.sampled_from((GREEDY, PLAIN, PENALISED)),
+    priority=st.sampled_from((0, 0, -1, 1)),
+    scores_prompt=st.sampled_from((False, False, True)),
+)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -15,23 +27,20 @@ class EngineMachine(RuleBasedStateMachine):
         page_size=st.sampled_from((1, 2, 4)),
         n_pages=st.sampled_from((40, 80)),
         policy=st.sampled_from(("lpm", "fcfs")),
+        shares=st.sampled_from((True, True, True, False)),
     )
-    def start(self, page_size: int, n_pages: int, policy: str) -> None:
-        self.actions = Actions(n_pages, page_size, policy=policy)
+    def start(self, page_size: int, n_pages: int, policy: str, shares: bool) -> None:
+        self.actions = Actions(n_pages, page_size, policy=policy, shares=shares)
 
     @rule(
         base=small,
         cut=small,
         suffix=st.lists(st.integers(1, 4), max_size=6),
-        max_tokens=st.integers(1, 12),
-        namespace=st.sampled_from((0, 0, 1, 2)),
-        reads=st.sampled_from((True, True, True, False)),
+        ask=asks,
         twice=st.booleans(),
     )
-    def add(
-        self, base: int, cut: int, suffix: list[int], max_tokens: int, namespace: int, reads: bool, twice: bool
-    ) -> None:
-        self.actions.add(base, cut, suffix, max_tokens, namespace, reads, twice)
+    def add(self, base: int, cut: int, suffix: list[int], ask: Ask, twice: bool) -> None:
+        self.actions.add(base, cut, suffix, ask, twice=twice)
 
     @rule()
     def launch(self) -> None:
@@ -45,9 +54,13 @@ class EngineMachine(RuleBasedStateMachine):
     def collect(self) -> None:
         self.actions.collect()
 
-    @rule(which=small)
-    def abort(self, which: int) -> None:
-        self.actions.abort(which)
+    @rule(which=small, whole=st.booleans())
+    def abort(self, which: int, whole: bool) -> None:
+        self.actions.abort(which, whole=whole)
+
+    @rule()
+    def wait(self) -> None:
+        self.actions.wait()
 
     @rule()
     def fail(self) -> None:

@@ -2,19 +2,22 @@
 
 The value of a slot is a link of a hash chain over (namespace, tokens up to there), so a row that reads another
 prefix's page, a page that was freed, or one that is not written yet is found at once.  The sampled token is a
-function of the whole chain, which ``answer`` computes without any device.
+function of the whole chain, of the seed and of what is banned; logprobs and scores are functions of the chain and
+the token.  ``answer`` and ``prompt_scores`` compute them without any device.
 """
 
 from __future__ import annotations
 
 import zlib
+from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from radixkv.errors import DeviceError
-from radixkv.runtime.plan import Row, StepPlan, StepResult
+from radixkv.runtime.plan import Row, RowSampling, StepPlan, StepResult
 from radixkv.tree.node import Namespace
+from radixkv.wire import TokenLogprobs
 
 VOCAB_SIZE = 1000
 NAN = "nan"
@@ -31,21 +34,53 @@ def link(previous: int, token: int) -> int:
     return hash((previous, token))
 
 
-def sampled(end: int) -> int:
-    """The token that follows a chain."""
-    return 100 + end % (VOCAB_SIZE - 100)
-
-
-def answer(namespace: Namespace, prompt: Sequence[int], n_tokens: int, stop: Sequence[int] = ()) -> list[int]:
-    """The right answer, computed naively."""
+def chain(namespace: Namespace, tokens: Iterable[int]) -> int:
+    """The chain's end behind the tokens."""
     end = start(namespace)
-    for token in prompt:
+    for token in tokens:
         end = link(end, token)
+    return end
+
+
+def sampled(end: int, seed: int = 0, banned: Sequence[int] = ()) -> int:
+    """The token that follows a chain."""
+    token = 100 + (end + seed * 7919) % (VOCAB_SIZE - 100)
+    while token in banned:
+        token = 100 + (token - 99) % (VOCAB_SIZE - 100)
+    return token
+
+
+def score(end: int, token: int) -> TokenLogprobs:
+    """How likely a token is behind a chain."""
+    return TokenLogprobs(-float(link(end, token) % 10_007), 1, b"", b"")
+
+
+def answer(
+    namespace: Namespace,
+    prompt: Sequence[int],
+    n_tokens: int,
+    stop: Sequence[int] = (),
+    *,
+    seed: int = 0,
+    min_tokens: int = 0,
+    banned: Sequence[int] = (),
+) -> list[int]:
+    """The right answer, computed naively."""
+    end = chain(namespace, prompt)
     tokens: list[int] = []
     while len(tokens) < n_tokens and not (tokens and tokens[-1] in stop):
-        tokens.append(sampled(end))
+        tokens.append(sampled(end, seed, banned if len(tokens) < min_tokens else ()))
         end = link(end, tokens[-1])
     return tokens
+
+
+def prompt_scores(namespace: Namespace, prompt: Sequence[int]) -> list[TokenLogprobs]:
+    """Of every token but the first."""
+    return [score(chain(namespace, prompt[:place]), prompt[place]) for place in range(1, len(prompt))]
+
+
+def unpacked(tokens: bytes) -> list[int]:
+    return array("i", tokens).tolist()
 
 
 @dataclass
@@ -88,6 +123,10 @@ class FakeDevice:
     slots: dict[tuple[int, int], tuple[int, int] | str] = field(default_factory=dict)
     tables: dict[int, list[int]] = field(default_factory=dict)
     last_token: dict[int, int | None] = field(default_factory=dict)
+    histories: dict[int, tuple[int, list[int] | None]] = field(default_factory=dict)
+    """By slot: the prompt's length, and all tokens that penalties know of; None if one of them was not finite."""
+    copied: set[tuple[int, int]] = field(default_factory=set)
+    """KV slots that hold a copy, which the fork may write over."""
     _queue: deque[FakePending] = field(default_factory=deque)
 
     def launch(self, plan: StepPlan) -> FakePending:
@@ -103,6 +142,7 @@ class FakeDevice:
         for page in pages:
             for offset in range(self.page_size):
                 self.slots[page, offset] = POISON
+                self.copied.discard((page, offset))
 
     def run_next(self) -> None:
         pending = self._queue.popleft()
@@ -117,7 +157,7 @@ class FakeDevice:
 
     def _execute(self, plan: StepPlan) -> StepResult:
         writer: dict[tuple[int, int], int] = {}
-        chains: list[list[int] | None] = []
+        self._copy(plan)
         for row in plan.rows:
             table = self.tables.setdefault(row.slot, [])
             del table[row.table_start :]
@@ -125,20 +165,62 @@ class FakeDevice:
         self.broken |= {
             (plan.step, row.slot) for row in plan.rows if row.slot in self.nan_slots | self.nan_logits_slots
         }
+        chains: list[list[int] | None] = []
         for index, row in enumerate(plan.rows):
             chains.append(self._write(index, row, writer))
             self.computed.append((plan.step, row.slot, row.n_tokens))
-        results = [self._read(index, row, chains[index], writer) for index, row in enumerate(plan.rows)]
-        for row, end in zip(plan.rows, results, strict=True):
-            if row.sampling is not None:
-                self.last_token[row.slot] = None if end is None else sampled(end)
+        ends = [self._read(index, row, chains[index], writer) for index, row in enumerate(plan.rows)]
+        rows = list(zip(plan.rows, ends, strict=True))
+        tokens = [-1 if row.sampling is None else self._choose(row.slot, row.sampling, end) for row, end in rows]
         return StepResult(
-            tokens=tuple(
-                -1 if end is None or row.sampling is None else sampled(end)
-                for row, end in zip(plan.rows, results, strict=True)
+            tokens=tuple(tokens),
+            finite=tuple(end is not None for end in ends),
+            logprobs=tuple(
+                None
+                if end is None or row.sampling is None or row.sampling.n_logprobs is None
+                else score(end, token)
+                for (row, end), token in zip(rows, tokens, strict=True)
             ),
-            finite=tuple(end is not None for end in results),
+            scores=tuple(self._score(row, links) for row, links in zip(plan.rows, chains, strict=True)),
         )
+
+    def _copy(self, plan: StepPlan) -> None:
+        """Page by page, before anything is written."""
+        for source, destination in plan.copies:
+            assert source not in self.free_pages, f"page {source} is copied, and free"
+            assert destination not in self.free_pages, (
+                f"page {source} is copied to page {destination}, which is free"
+            )
+            for offset in range(self.page_size):
+                value = self.slots.get((source, offset))
+                assert self.slots.get((destination, offset)) in (None, POISON), "a copy overwrites live KV"
+                if value is not None:
+                    self.slots[destination, offset] = value
+                    self.copied.add((destination, offset))
+
+    def _choose(self, slot: int, how: RowSampling, end: int | None) -> int:
+        """The next token; -1 if the row is not finite. Checks that penalties would know the right tokens."""
+        token = None if end is None else sampled(end, how.seed if how.temperature else 0, how.banned)
+        if how.history is not None:
+            assert how.has_penalties, "a history that nobody asked for"
+            self.histories[slot] = how.history.n_prompt, unpacked(how.history.tokens)
+        if how.has_penalties:
+            n_prompt, known = self.histories[slot]
+            if end is not None and known is not None:
+                assert chain(self.namespaces[slot], known) == end, "penalties know other tokens than the row"
+                assert len(known) - n_prompt == how.index, "the prompt's end is not where penalties have it"
+            self.histories[slot] = n_prompt, None if known is None or token is None else [*known, token]
+        self.last_token[slot] = token
+        return -1 if token is None else token
+
+    @staticmethod
+    def _score(row: Row, links: list[int] | None) -> tuple[TokenLogprobs, ...] | None:
+        if row.scoring is None or links is None:
+            return None
+        targets = unpacked(row.scoring.targets)
+        assert row.n_tokens - 1 <= len(targets) <= row.n_tokens, "so many tokens do not follow the row's"
+        assert targets, "a row scores nothing"
+        return tuple(score(end, token) for end, token in zip(links, targets, strict=False))
 
     def _slot(self, row: Row, position: int) -> tuple[int, int]:
         page = self.tables[row.slot][position // self.page_size]
@@ -151,7 +233,7 @@ class FakeDevice:
             last = self.last_token[row.slot]
             tokens = None if last is None else [last]
         else:
-            tokens = [int.from_bytes(row.tokens[i : i + 4], "little") for i in range(0, len(row.tokens), 4)]
+            tokens = unpacked(row.tokens)
             assert len(tokens) == row.n_tokens
         end: int | None = start(self.namespaces[row.slot])
         if row.start:
@@ -171,7 +253,9 @@ class FakeDevice:
             position = row.start + offset
             if position >= row.write_start:
                 target = self._slot(row, position)
-                assert self.slots.get(target) in (None, POISON), f"slot {row.slot} writes over live KV"
+                is_open = target in self.copied or self.slots.get(target) in (None, POISON)
+                assert is_open, f"slot {row.slot} writes over live KV"
+                self.copied.discard(target)
                 writer[target] = index
                 self.slots[target] = value
         self.nan_slots.discard(row.slot)

@@ -7,6 +7,7 @@ import pytest
 
 from radixkv.tree.children import Children
 from radixkv.tree.digest import RecentDigests
+from radixkv.tree.explain import Explanation
 from radixkv.tree.node import Namespace, Node
 from radixkv.tree.radix import RadixTree
 
@@ -71,11 +72,16 @@ def test_explain_names_each_reason() -> None:
         tree.settle(lease, 4)
         tree.release(lease)
 
-    assert tree.explain(here, ids(1, 2, 5, 6, 7)) == ("whole", 4, None, None, None, None)
-    assert tree.explain(here, ids(1, 2, 7, 4)) == ("differs", 2, 3, 0, 1, None)
-    assert tree.explain(here, ids(1, 2, 6, 0)) == ("differs", 2, 2, 0, 0, None)
-    assert tree.explain(here, ids(1, 2, 5, 6, 7, 8)) == ("never_seen", 4, None, None, None, None)
-    assert tree.explain(Namespace(tenant="t"), ids(4, 4)) == ("never_seen", 0, None, None, None, None)
-    assert tree.explain(here, ids(9, 9)) == ("other_namespace", 0, 0, 0, None, there)
+    def differs(n_tokens: int, place: int, below: int | None, above: int | None, token: int) -> Explanation:
+        return Explanation("differs", n_tokens, place, below, above, token)
+
+    assert tree.explain(here, ids(1, 2, 5, 6, 7)) == Explanation("whole", 4)
+    assert tree.explain(here, ids(1, 2, 7, 4)) == differs(2, 3, 0, 1, token=8)
+    assert tree.explain(here, ids(1, 2, 5, 9)) == differs(2, 3, 1, 0, token=6)
+    assert tree.explain(here, ids(1, 2, 6, 0)) == differs(2, 2, 0, 0, token=7)
+    assert tree.explain(here, ids(1, 2, 5, 6, 7, 8)) == Explanation("never_seen", 4)
+    assert tree.explain(Namespace(tenant="t"), ids(4, 4)) == Explanation("never_seen", 0)
+    other = Explanation("other_namespace", 0, 0, 0, None, cached_token=1, namespace=there, n_tokens_elsewhere=2)
+    assert tree.explain(here, ids(9, 9)) == other
     tree.evict(1)
     assert tree.explain(here, ids(1, 2, 5, 6)).reason == "evicted"

@@ -1,0 +1,152 @@
+"""The requests that have a slot and pages: how they get them, share them with their forks, and give them back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from radixkv.runtime.cache import PageCache
+from radixkv.runtime.request import Holding, Phase, Request, held
+from radixkv.runtime.waiting import WaitingQueue
+
+
+class RunningRequests:
+    """Requests that go on, in the order of their admission, and those that *drain*: they have ended or been
+    retracted, and keep slot and pages until no step that is launched, or that copies their tail, uses them."""
+
+    def __init__(self, cache: PageCache, waiting: WaitingQueue, n_slots: int) -> None:
+        self._cache = cache
+        self._waiting = waiting
+        self._n_slots = n_slots
+        self._free_slots = list(range(n_slots - 1, -1, -1))
+        self._going: list[Request] = []
+        self._draining: dict[Request, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._going)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(tuple(self._going))
+
+    @property
+    def draining(self) -> tuple[Request, ...]:
+        """Those that do not go on. O(draining)."""
+        return tuple(self._draining)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether pages will come back. O(1)."""
+        return bool(self._draining)
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether another request can be opened."""
+        return bool(self._free_slots)
+
+    @property
+    def most_rows(self) -> int:
+        """How many may run together: fewer after a failed step, until all that it had go well. O(running)."""
+        return min((request.trial_rows for request in self._going if request.trial_rows), default=self._n_slots)
+
+    def holdings(self) -> list[Holding]:
+        """Every open holding. O(running)."""
+        return [held(request) for request in (*self._going, *self._draining)]
+
+    def open(self, request: Request) -> bool:
+        """A slot and a lease for a waiting request, if there is room for the rest and one page for each running
+        row."""
+        holding = self._cache.open(
+            request.namespace, request.key, reads=request.reads_cache, private=request.private
+        )
+        n_tokens = request.n_prompt + request.max_tokens - 1 if request.returned else request.n_known
+        if not self._has_room(self._cache.pages_for(n_tokens) - holding.n_leased):
+            self._cache.close(holding)
+            return False
+        self._seat(request, holding)
+        return True
+
+    def start(self, request: Request) -> None:
+        """An opened request goes on."""
+        request.phase = Phase.RUNNING
+        self._going.append(request)
+
+    def close(self, request: Request) -> None:
+        """Takes slot and pages back; no step may still use them."""
+        self.end_copy(request)
+        self._cache.close(held(request))
+        request.holding = None
+        self._free_slots.append(request.slot)
+        request.slot = -1
+        request.n_scheduled = 0
+
+    def fork(self, leader: Request) -> None:
+        """The leader's first token is known: its followers share its pages, and compute no more than the prompt's
+        last token. Those for whom there is no slot or room wait in the queue, and find what the tree has then."""
+        for follower in leader.followers:
+            follower.scheduled_at = leader.scheduled_at
+            follower.leader = None
+            if self._can_fork(leader):
+                self._fork(leader, follower)
+            else:
+                follower.phase = Phase.WAITING
+                self._waiting.add(follower)
+        leader.followers = []
+
+    def end_copy(self, fork: Request) -> None:
+        """The first row of a fork is done, or will not be: its leader's tail need not be kept for it."""
+        if fork.leader is not None:
+            fork.leader.n_borrowers -= 1
+            fork.leader = None
+
+    def end(self, request: Request) -> None:
+        """A request that runs or drains is over."""
+        if request.phase is Phase.RUNNING:
+            self._going.remove(request)
+        request.phase = Phase.ENDED
+        self._draining[request] = None
+
+    def requeue(self, request: Request, *, discards: bool = True) -> None:
+        """A request that runs or drains goes back to the queue; ``discards`` what its launched rows give."""
+        if request.phase is Phase.RUNNING:
+            self._going.remove(request)
+        request.phase = Phase.RETURNING
+        request.discards |= discards
+        self._draining[request] = None
+
+    def drain(self) -> None:
+        """Takes back the pages of draining requests that no step uses. O(draining)."""
+        while done := [r for r in self._draining if not (r.n_in_flight or r.n_borrowers)]:
+            for request in done:  # a fork that goes lets its leader go
+                del self._draining[request]
+                self.close(request)
+                request.discards = False
+                if request.phase is Phase.RETURNING:
+                    request.phase = Phase.WAITING
+                    self._waiting.add(request)
+
+    def _can_fork(self, leader: Request) -> bool:
+        n_pages = self._cache.pages_for(leader.n_prompt) - held(leader).n_leased
+        return (
+            leader.phase is Phase.RUNNING
+            and self.has_slot
+            and len(self._going) < self.most_rows
+            and self._has_room(n_pages)
+        )
+
+    def _fork(self, leader: Request, follower: Request) -> None:
+        n_tokens = follower.n_prompt - 1
+        holding = self._cache.fork(held(leader), n_tokens, self._cache.pages_for(follower.n_prompt))
+        self._seat(follower, holding)
+        self.start(follower)
+        follower.n_scheduled = n_tokens
+        if holding.copies:
+            follower.leader = leader
+            leader.n_borrowers += 1
+
+    def _seat(self, request: Request, holding: Holding) -> None:
+        request.holding = holding
+        request.slot = self._free_slots.pop()
+        request.needs_history = request.sampling.has_penalties
+
+    def _has_room(self, n_pages: int) -> bool:
+        """Whether there are so many pages, and one for each running row."""
+        return max(0, n_pages) + len(self._going) <= self._cache.n_available

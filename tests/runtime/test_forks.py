@@ -1,0 +1,304 @@
+"""Several answers to one prompt: who computes what, and what becomes of forks when something goes wrong between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from radixkv.config import SchedulerConfig
+from radixkv.runtime.plan import StepPlan, StepResult
+from radixkv.runtime.request import GREEDY, Phase, Request, Update
+from radixkv.runtime.running import RunningRequests
+from radixkv.runtime.scheduler import Scheduler
+from support.engine import Engine, name_of
+
+SAMPLED = replace(GREEDY, temperature=1.0, seed=5)
+
+
+def prompt(n_tokens: int, first: int = 1) -> list[int]:
+    return [(first * 7919 + i * 31) % 97 for i in range(n_tokens)]
+
+
+def make(n_pages: int = 64, *, shares: bool = True, **changes: int) -> Engine:
+    settings = {"max_num_seqs": 8, "max_num_batched_tokens": 64, **changes}
+    return Engine(n_pages, 4, SchedulerConfig(**settings), shares=shares)
+
+
+def finish(engine: Engine) -> None:
+    engine.run()
+    engine.check_answers()
+    engine.check_idle()
+
+
+def reasons(engine: Engine, leader: Request) -> list[str]:
+    return [engine.ended[name_of(choice)].reason for choice in engine.siblings[leader.id]]
+
+
+def forked(engine: Engine, n_prompt: int = 11, **settings: object) -> list[Request]:
+    """The choices of a request at the moment of the fork: the copies wait for the next plan."""
+    leader = engine.add(prompt(n_prompt), 8, **{"n": 3, "sampling": SAMPLED, **settings})  # type: ignore[arg-type]
+    engine.launch()
+    engine.launch()
+    engine.collect()
+    return engine.siblings[leader.id]
+
+
+@pytest.mark.parametrize(
+    ("n_prompt", "n_copied"),
+    [(8, 0), (9, 0), (10, 1), (11, 1)],
+    ids=["0 over", "1 over", "2 over", "3 over"],
+)
+def test_forks_compute_the_last_prompt_token_and_copy_what_comes_before_it_in_its_page(
+    n_prompt: int, n_copied: int
+) -> None:
+    engine = make()
+    leader, *forks = forked(engine, n_prompt)
+    plan = engine.launch()
+    assert plan is not None
+    rows = {row.slot: row for row in plan.rows}
+    assert [(rows[f.slot].start, rows[f.slot].n_tokens) for f in forks] == [(n_prompt - 1, 1)] * 2
+    assert len(plan.copies) == 2 * n_copied
+    assert leader.holding is not None
+    for fork in forks:
+        assert fork.holding is not None
+        assert fork.holding.table[:2] == leader.holding.table[:2]
+        assert fork.holding.table[2:] != leader.holding.table[2:] or n_prompt == 8
+    finish(engine)
+    assert [choice.n_cached for choice in (leader, *forks)] == [0, 0, 0]
+
+
+def test_each_choice_is_what_a_request_with_its_seed_gives() -> None:
+    engine = make()
+    leader = engine.add(prompt(10), 8, n=4, sampling=SAMPLED)
+    singles = [engine.add(prompt(10), 8, sampling=replace(SAMPLED, seed=5 + i)) for i in range(4)]
+    finish(engine)
+    together = [engine.output(choice) for choice in engine.siblings[leader.id]]
+    assert together == [engine.output(single) for single in singles]
+    assert len({tuple(tokens) for tokens in together}) == 4
+
+
+def test_a_leader_that_ends_with_its_first_token_keeps_its_tail_until_the_copies_are_made() -> None:
+    engine = make()
+    leader = engine.add(prompt(10), 1, n=2, sampling=SAMPLED)
+    engine.launch()
+    engine.collect()
+    assert leader.phase is Phase.ENDED
+    assert leader.holding is not None
+    source = leader.holding.table[2]
+    other = engine.add(prompt(30, first=3), 2)
+    plan = engine.launch()
+    assert plan is not None
+    assert [pair[0] for pair in plan.copies] == [source]
+    assert source not in {page for row in plan.rows for page in row.table_pages}, "nobody writes there meanwhile"
+    engine.collect()
+    assert leader.holding is None
+    finish(engine)
+    assert other.n_outputs == 2
+
+
+@pytest.mark.parametrize("harm", ["abort", "retract", "quarantine"])
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_leader_that_goes_before_the_copies_are_made_keeps_their_sources(harm: str, shares: bool) -> None:
+    engine = make(shares=shares)
+    leader, *forks = forked(engine)
+    assert leader.holding is not None
+    if harm == "abort":
+        engine.abort(leader)
+        engine.collect()
+    elif harm == "retract":
+        leader.returned = True
+        engine.scheduler.running.requeue(leader, discards=False)
+        engine.collect()
+    else:
+        engine.device.nan_slots.add(leader.slot)
+        engine.collect()
+    assert leader.n_in_flight == 0
+    assert leader.holding is not None, "the copies are not made yet"
+    plan = engine.launch()
+    assert plan is not None
+    sources = {source for source, _ in plan.copies}
+    assert len(sources) == (1 if shares else 3)
+    assert sources <= set(leader.holding.table)
+    engine.collect()
+    assert leader.phase is not Phase.RETURNING
+    finish(engine)
+    assert all(engine.ended[name_of(fork)].reason == "length" for fork in forks)
+
+
+def test_a_failed_step_that_held_the_copies_sends_the_forks_to_the_queue() -> None:
+    engine = make()
+    _, *forks = forked(engine)
+    plan = engine.launch()
+    assert plan is not None
+    assert plan.copies
+    engine.device.fail_steps = {plan.step}
+    while engine.pending:
+        engine.collect()
+    assert [fork.phase for fork in forks] == [Phase.WAITING] * 2
+    finish(engine)
+    assert all(engine.ended[name_of(fork)].reason == "length" for fork in forks)
+
+
+def test_a_fork_that_goes_before_its_first_row_lets_its_leader_go() -> None:
+    engine = make()
+    leader, *forks = forked(engine)
+    engine.abort(leader)
+    engine.collect()
+    assert leader.holding is not None
+    for fork in forks:
+        engine.abort(fork)
+    assert leader.holding is None
+    finish(engine)
+
+
+def test_a_source_that_leaves_its_table_as_a_duplicate_is_freed_after_the_copy() -> None:
+    engine = make()
+    engine.add(prompt(11), 4)
+    engine.run()
+    leader = engine.add(prompt(11), 8, n=2)
+    engine.launch()
+    engine.launch()
+    engine.collect()
+    assert leader.holding is not None
+    source = leader.holding.table[2]
+    engine.collect()  # the first answer token has filled the page, and the tree has one of the same tokens
+    assert leader.holding.table[2] != source
+    assert [retired.page for retired in leader.holding.retired] == [source]
+    plan = engine.launch()
+    assert plan is not None
+    assert [pair[0] for pair in plan.copies] == [source]
+    engine.collect()
+    engine.launch()
+    engine.collect()
+    assert leader.holding is not None
+    assert not leader.holding.retired
+    finish(engine)
+
+
+def test_without_a_cache_all_pages_are_copied() -> None:
+    engine = make(shares=False)
+    forked(engine)
+    plan = engine.launch()
+    assert plan is not None
+    assert len(plan.copies) == 2 * 3
+    finish(engine)
+
+
+def test_a_flushed_path_is_pinned_again_though_nobody_can_find_it() -> None:
+    engine = make()
+    leader = engine.add(prompt(11), 8, n=3, sampling=SAMPLED)
+    engine.launch()
+    engine.cache.flush()
+    engine.collect()
+    assert leader.holding is not None
+    assert leader.holding.detached
+    for fork in engine.siblings[leader.id][1:]:
+        assert fork.holding is not None
+        assert fork.holding.table[:2] == leader.holding.table[:2]
+    finish(engine)
+    assert engine.cache.n_free == engine.n_pages, "nothing of a detached path is cached"
+
+
+@pytest.mark.parametrize(("settings", "n_pages"), [({"max_num_seqs": 2}, 64), ({}, 8)], ids=["slots", "pages"])
+def test_forks_without_a_slot_or_pages_wait_and_find_the_prompt(settings: dict[str, int], n_pages: int) -> None:
+    engine = make(n_pages, **settings)
+    leader = engine.add(prompt(11), 12, n=5, sampling=SAMPLED)
+    engine.launch()
+    engine.collect()
+    choices = engine.siblings[leader.id]
+    assert [c.phase for c in choices].count(Phase.WAITING) >= 2
+    assert engine.scheduler.waiting.n_unstarted == 0, "they have had their first step: none times out"
+    finish(engine)
+    assert reasons(engine, leader) == ["length"] * 5
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_the_next_choice_leads_when_the_leader_is_cancelled(is_running: bool) -> None:
+    engine = make(max_num_batched_tokens=11)
+    leader = engine.add(prompt(30), 4, n=3, sampling=SAMPLED, n_prompt_logprobs=0)
+    if is_running:
+        engine.launch()
+        engine.collect()
+        assert engine.scores[leader.id]
+    engine.abort(leader)
+    _, heir, last = engine.siblings[leader.id]
+    assert heir.followers == [last]
+    finish(engine)
+    assert reasons(engine, leader) == ["abort", "length", "length"]
+    assert len(engine.scores[leader.id]) == 29, "each position once, whoever scored it"
+
+
+def test_a_choice_that_fails_alone_does_not_touch_its_leader() -> None:
+    engine = make()
+    leader, *forks = forked(engine)
+    engine.launch()
+    engine.device.nan_logits_slots.add(forks[0].slot)
+    engine.collect()
+    engine.collect()
+    assert forks[0].private
+    assert not leader.private
+    finish(engine)
+    assert reasons(engine, leader) == ["length"] * 3
+
+
+def test_forks_do_not_join_requests_that_are_on_trial() -> None:
+    engine = make(max_num_batched_tokens=16)
+    leader = engine.add(prompt(8), 6, n=3, sampling=SAMPLED)
+    other = engine.add(prompt(40, first=4), 2)
+    engine.launch()
+    other.trial_rows = 2  # as after a failed step
+    engine.collect()
+    assert [fork.phase for fork in engine.siblings[leader.id][1:]] == [Phase.WAITING] * 2
+    finish(engine)
+    assert reasons(engine, leader) == ["length"] * 3
+
+
+def free_a_replaced_source_early(patch: pytest.MonkeyPatch) -> None:
+    complete = Scheduler.complete
+
+    def mutant(self: Scheduler, plan: StepPlan, result: StepResult) -> list[Update]:
+        requests = self._launched[0].requests
+        updates = complete(self, plan, result)
+        for request in requests:
+            if request.holding is not None:
+                self.cache.reap(request.holding, plan.step)
+        return updates
+
+    patch.setattr(Scheduler, "complete", mutant)
+
+
+def score_again_after_handing_over(patch: pytest.MonkeyPatch) -> None:
+    hand_over = Request.hand_over
+
+    def mutant(self: Request) -> Request:
+        heir = hand_over(self)
+        heir.n_scored = 1
+        return heir
+
+    patch.setattr(Request, "hand_over", mutant)
+
+
+def fork_though_others_are_on_trial(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RunningRequests, "most_rows", property(lambda self: self._n_slots))
+
+
+@pytest.mark.parametrize(
+    ("mutant", "test"),
+    [
+        (free_a_replaced_source_early, test_a_source_that_leaves_its_table_as_a_duplicate_is_freed_after_the_copy),
+        (
+            score_again_after_handing_over,
+            lambda: test_the_next_choice_leads_when_the_leader_is_cancelled(is_running=True),
+        ),
+        (fork_though_others_are_on_trial, test_forks_do_not_join_requests_that_are_on_trial),
+    ],
+    ids=["free_a_replaced_source_early", "score_again_after_handing_over", "fork_though_others_are_on_trial"],
+)
+def test_a_rare_mutant_is_found(
+    mutant: Callable[[pytest.MonkeyPatch], None], test: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant(monkeypatch)
+    with pytest.raises(AssertionError):
+        test()
