@@ -9,8 +9,8 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from radixkv.bench.load import Measurement, Record
 from radixkv.bench.optimum import optimum_cached_tokens
+from radixkv.bench.record import Measurement, Record
 
 Figures = dict[str, Any]
 """The object of a JSON line; None where the server did not tell, or nothing was measured."""
@@ -74,13 +74,17 @@ def percentile(ordered: Sequence[float], percent: float) -> float | None:
 def cache_report(records: Sequence[Record]) -> Figures:
     """How many prompt tokens were not computed, and how many an infinite cache could have saved (see ``optimum``).
 
-    The optimum is over the token ids that the server returned, in the requests' order.
+    The optimum is over the token ids that the server returned, in the order of sessions and their turns.
     """
     total = sum(record.n_prompt_tokens for record in records)
     counts = [record.n_cached_tokens for record in records if record.n_cached_tokens is not None]
     cached = sum(counts) if records and len(counts) == len(records) else None
-    prompts = [record.prompt_token_ids for record in records if record.prompt_token_ids is not None]
-    optimum = optimum_cached_tokens(prompts) if records and len(prompts) == len(records) else None
+    ids = [
+        (record.prompt_token_ids, record.token_ids)
+        for record in records
+        if record.prompt_token_ids is not None and record.token_ids is not None
+    ]
+    optimum = optimum_cached_tokens(ids) if records and len(ids) == len(records) else None
     return {
         "total_prompt_tokens": total,
         "total_cached_tokens": cached,

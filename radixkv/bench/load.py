@@ -1,4 +1,4 @@
-"""The load generator: sends prompts to an OpenAI-compatible server and times what streams back."""
+"""The load generator: sends sessions to an OpenAI-compatible server and times what streams back."""
 
 from __future__ import annotations
 
@@ -8,125 +8,51 @@ import math
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 
 from radixkv.bench.events import EventReader
-from radixkv.errors import ConfigError, RadixKVError
+from radixkv.bench.record import BadReply, Measurement, Record
+from radixkv.errors import ConfigError
+from radixkv.progress import Progress
 
 SILENCE_LIMIT_S = 600.0
 """A request whose server sends nothing for longer has failed."""
 
-
-class BadReply(RadixKVError):
-    """A server's reply that is an error, or that ends early."""
-
-
-class PromptTokensDetails(msgspec.Struct, frozen=True):
-    cached_tokens: int | None = None
+Session = tuple[str, ...]
+"""What a client says in each turn. A turn's prompt is all that was said before, the answers too, and this."""
 
 
-class Usage(msgspec.Struct, frozen=True):
-    prompt_tokens: int
-    completion_tokens: int = 0
-    prompt_tokens_details: PromptTokensDetails | None = None
-
-
-class Choice(msgspec.Struct, frozen=True):
-    text: str | None = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
-    finish_reason: str | None = None
-
-
-class Chunk(msgspec.Struct, frozen=True):
-    """What the generator reads of one event."""
-
-    choices: list[Choice] = []
-    usage: Usage | None = None
-    error: Any = None
-
-
-@dataclass
-class Record:
-    """What one request met. Times are seconds; the clock starts when the request is sent."""
-
-    started: float = 0.0
-    """On the clock of ``time.perf_counter``."""
-    arrivals: list[float] = field(default_factory=list)
-    """When each piece of output came, since ``started``."""
-    usage: Usage | None = None
-    text: str = ""
-    prompt_token_ids: list[int] | None = None
-    """None: the server does not return them."""
-    token_ids: list[int] | None = None
-    error: str | None = None
-    """Why it failed, if it did."""
-
-    @property
-    def ttft(self) -> float:
-        """Time to the first piece."""
-        return self.arrivals[0]
-
-    @property
-    def latency(self) -> float:
-        """Time to the last piece."""
-        return self.arrivals[-1]
-
-    @property
-    def itl(self) -> list[float]:
-        """The gaps between pieces."""
-        return [later - earlier for earlier, later in itertools.pairwise(self.arrivals)]
-
-    @property
-    def n_prompt_tokens(self) -> int:
-        return self.usage.prompt_tokens if self.usage else 0
-
-    @property
-    def n_output_tokens(self) -> int:
-        return self.usage.completion_tokens if self.usage else 0
-
-    @property
-    def n_cached_tokens(self) -> int | None:
-        """Prompt tokens that were not computed; None: the server does not say."""
-        details = self.usage.prompt_tokens_details if self.usage else None
-        return details.cached_tokens if details else None
-
-    @property
-    def tpot(self) -> float | None:
-        """Time per token after the first; None for an answer of one token."""
-        later = self.n_output_tokens - 1
-        return (self.latency - self.ttft) / later if later > 0 else None
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What a run met."""
-
-    records: Sequence[Record]
-    """One a prompt, in their order."""
-    duration: float
-    """Seconds from the first request to the last answer."""
+def server_address(base_url: str) -> str:
+    """The address of a server, given with or without the final ``/v1``. Raises ``ConfigError``."""
+    address = base_url.rstrip("/").removesuffix("/v1")
+    if not address.startswith(("http://", "https://")):
+        raise ConfigError(f"base URL {base_url!r} is not an address; give one such as http://127.0.0.1:8000")
+    try:
+        _ = urlsplit(address).port
+    except ValueError as error:
+        raise ConfigError(f"base URL {base_url!r} has no usable port: {error}") from None
+    return address
 
 
 @dataclass(frozen=True)
 class Load:
-    """How prompts are sent."""
+    """How sessions are sent."""
 
     model: str
     output_len: int
     max_concurrency: int
+    """Most requests in flight."""
     request_rate: float = math.inf
-    """Requests a second on average, arriving as a Poisson process; infinite: all at once."""
+    """Sessions that begin in a second on average, as a Poisson process; infinite: all at once."""
     seed: int = 0
     """Of the arrival times."""
 
     def arrivals(self, count: int) -> Iterator[float]:
-        """When each request arrives, in seconds after the start."""
+        """When each session begins, in seconds after the start."""
         rng = random.Random(self.seed)
         at = 0.0
         for _ in range(count):
@@ -140,20 +66,16 @@ class LoadGenerator:
 
     Args:
         base_url: the server's address, with or without the final ``/v1``.
+        api_key: sent as ``Authorization: Bearer``.
         use_environment: whether proxies and certificates of the environment apply.
     """
 
-    def __init__(self, base_url: str, *, use_environment: bool = False) -> None:
-        self._address = base_url.rstrip("/").removesuffix("/v1")
-        if not self._address.startswith(("http://", "https://")):
-            raise ConfigError(f"base URL {base_url!r} is not an address; give one such as http://127.0.0.1:8000")
-        try:
-            _ = urlsplit(self._address).port
-        except ValueError as error:
-            raise ConfigError(f"base URL {base_url!r} has no usable port: {error}") from None
+    def __init__(self, base_url: str, *, api_key: str | None = None, use_environment: bool = False) -> None:
+        self._address = server_address(base_url)
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(SILENCE_LIMIT_S, connect=30.0),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            headers={} if api_key is None else {"authorization": f"Bearer {api_key}"},
             trust_env=use_environment,
         )
 
@@ -187,21 +109,44 @@ class LoadGenerator:
             return False
         return reply.is_success
 
-    async def run(self, prompts: Sequence[str], load: Load) -> Measurement:
-        """Sends all prompts and waits for every answer. A request that fails says so in its record."""
+    async def run(self, sessions: Sequence[Session], load: Load, progress: Progress | None = None) -> Measurement:
+        """Sends every turn of every session and waits for all answers.
+
+        A turn is sent when the answer to the one before is there. A request that fails says so in its record, and
+        ends its session.
+        """
         room = asyncio.Semaphore(load.max_concurrency)
         start = time.perf_counter()
+        done: list[Record] = []
 
-        async def one(prompt: str, arrival: float) -> Record:
+        async def ask(prompt: str) -> Record:
+            async with room:
+                record = await self._complete(prompt, load)
+            done.append(record)
+            if progress is not None:
+                progress.show(len(done), sum(each.n_output_tokens for each in done))
+            return record
+
+        async def one(session: Session, arrival: float) -> list[Record]:
             delay = start + arrival - time.perf_counter()
             if delay > 0:
                 await asyncio.sleep(delay)
-            async with room:
-                return await self._complete(prompt, load)
+            text = ""
+            records: list[Record] = []
+            for said in session:
+                if records and records[-1].error is not None:
+                    records.append(Record(error="not sent: the turn before it failed"))
+                    continue
+                text += said
+                records.append(await ask(text))
+                text += records[-1].text
+            return records
 
-        arrivals = load.arrivals(len(prompts))
-        records = await asyncio.gather(*(one(*pair) for pair in zip(prompts, arrivals, strict=True)))
-        return Measurement(records=records, duration=time.perf_counter() - start)
+        arrivals = load.arrivals(len(sessions))
+        records = await asyncio.gather(*(one(*pair) for pair in zip(sessions, arrivals, strict=True)))
+        return Measurement(
+            records=list(itertools.chain.from_iterable(records)), duration=time.perf_counter() - start
+        )
 
     async def _complete(self, prompt: str, load: Load) -> Record:
         body = {
@@ -235,9 +180,9 @@ class LoadGenerator:
             ended = False
             async for piece in reply.aiter_bytes():  # to the end, so that the connection can be used again
                 for data in reader.push(piece):
-                    ended = ended or _take(record, data)
+                    ended = ended or record.take(data)
             for data in reader.finish():
-                ended = ended or _take(record, data)
+                ended = ended or record.take(data)
         if not ended:
             raise BadReply("the stream ended without [DONE]")
 
@@ -248,34 +193,6 @@ class _Model(msgspec.Struct):
 
 class _Models(msgspec.Struct):
     data: list[_Model]
-
-
-def _take(record: Record, data: bytes) -> bool:
-    """Adds an event to the record; whether it was the stream's last."""
-    now = time.perf_counter() - record.started
-    if data == b"[DONE]":
-        if not record.arrivals:
-            raise BadReply("the stream brought no output")
-        if record.usage is None:
-            raise BadReply("the stream brought no usage; the server must support stream_options.include_usage")
-        return True
-    try:
-        chunk = msgspec.json.decode(data, type=Chunk)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BadReply(f"an event is not a completion chunk: {error}") from None
-    if chunk.error is not None:
-        raise BadReply(f"the server reported {msgspec.json.encode(chunk.error).decode()[:300]}")
-    record.usage = chunk.usage or record.usage
-    for choice in chunk.choices:
-        if choice.prompt_token_ids is not None:
-            record.prompt_token_ids = choice.prompt_token_ids
-        if choice.token_ids is not None:
-            record.token_ids = (record.token_ids or []) + choice.token_ids
-        record.text += choice.text or ""
-        # Some servers end with an event of its own, which is no token; an answer without text has only that.
-        if choice.text or choice.token_ids or (choice.finish_reason and not record.arrivals):
-            record.arrivals.append(now)
-    return False
 
 
 def _reason(error: Exception) -> str:

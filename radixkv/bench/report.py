@@ -11,6 +11,7 @@ WIDTH = 50
 _COUNTS = (
     ("Successful requests:", "completed"),
     ("Failed requests:", "failed"),
+    ("Sessions:", "num_sessions"),
     ("Maximum request concurrency:", "max_concurrency"),
     ("Request rate configured (req/s):", "request_rate"),
     ("Benchmark duration (s):", "duration"),
@@ -34,7 +35,7 @@ _TIMES = (
 def box(figures: Figures) -> str:
     """One run, as other engines' benchmarks print it, and the prefix cache."""
     lines = [" Serving Benchmark Result ".center(WIDTH, "=")]
-    lines += [_line(label, figures[key]) for label, key in _COUNTS if figures[key] is not None]
+    lines += [_line(label, figures[key]) for label, key in _COUNTS if figures.get(key) is not None]
     for title, short, name in _TIMES:
         lines.append(title.center(WIDTH, "-"))
         lines += [

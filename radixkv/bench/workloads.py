@@ -1,73 +1,30 @@
-"""Workloads: a TOML file names a kind and its parameters, and the kind makes the prompts."""
+"""Workloads: a TOML file names a kind and its parameters, and the kind makes the texts."""
 
 from __future__ import annotations
 
 import tomllib
 from importlib import resources
 from importlib.resources.abc import Traversable
-from itertools import islice
 from pathlib import Path
 from random import Random
+from string import ascii_lowercase
 
 import msgspec
 
-from radixkv.bench.problems import Problem, made_problems, read_problems
-from radixkv.errors import ConfigError, shortened
+from radixkv.bench.kinds import FewShot, MultiTurn, Unshared
+from radixkv.bench.load import Session
+from radixkv.errors import ConfigError
 
-MOST = 1_000_000
-"""Of anything that a workload counts: its prompts are all made before the first is sent."""
-
-
-class FewShot(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="fewshot", forbid_unknown_fields=True
-):
-    """Worked examples that all prompts share, then one new question each."""
-
-    num_prompts: int = 48
-    num_shots: int = 8
-    output_len: int = 32
-    """Tokens of each answer; the end-of-sequence token is ignored."""
-    max_concurrency: int = 8
-
-    def __post_init__(self) -> None:
-        for name, value, least in (
-            ("num_prompts", self.num_prompts, 1),
-            ("num_shots", self.num_shots, 0),
-            ("output_len", self.output_len, 1),
-            ("max_concurrency", self.max_concurrency, 1),
-        ):
-            if not least <= value <= MOST:
-                raise ConfigError(f"{name} {shortened(value)} must be between {least} and {MOST}")
-
-    def prompts(self, seed: int, dataset: Path | None) -> list[str]:
-        """The requests' texts, in order. O(size).
-
-        Without ``dataset`` the problems are made from ``seed``; with it, the file's first problems are the shots
-        and ``seed`` changes nothing.
-
-        Raises:
-            ConfigError: the data set cannot be read, or is too short.
-        """
-        problems = made_problems(seed) if dataset is None else read_problems(dataset)
-        needed = self.num_shots + self.num_prompts
-        taken = list(islice(problems, needed))
-        if len(taken) < needed:
-            raise ConfigError(
-                f"{dataset} has {len(taken)} problems; {self.num_prompts} prompts and {self.num_shots} shots "
-                f"need {needed}; give a longer file or fewer prompts"
-            )
-        shots = "".join(_worked(problem) for problem in taken[: self.num_shots])
-        return [f"{shots}Question: {problem.question}\nAnswer:" for problem in taken[self.num_shots :]]
-
-
-Workload = FewShot
-"""Every kind; a further one makes this a union."""
+Workload = FewShot | MultiTurn | Unshared
+"""Every kind."""
 
 
 class WorkloadChanges(msgspec.Struct, frozen=True, kw_only=True):
     """What a command line sets differently; None keeps the file's value."""
 
     num_prompts: int | None = None
+    num_sessions: int | None = None
+    num_turns: int | None = None
     num_shots: int | None = None
     output_len: int | None = None
     max_concurrency: int | None = None
@@ -77,7 +34,7 @@ def load_workload(name: str, changes: WorkloadChanges | None = None) -> Workload
     """The workload of that name among those shipped, or in the TOML file at that path.
 
     Raises:
-        ConfigError: no such workload, or a file that is not one.
+        ConfigError: no such workload, a file that is not one, or a change of what its kind does not have.
     """
     try:
         table = tomllib.loads(_text(name))
@@ -86,12 +43,15 @@ def load_workload(name: str, changes: WorkloadChanges | None = None) -> Workload
     if "kind" not in table:
         raise ConfigError(f'workload {name!r} has no kind; write kind = "fewshot"')
     try:
-        workload = msgspec.convert(table, Workload)
+        workload: Workload = msgspec.convert(table, Workload)
     except msgspec.ValidationError as error:
         raise ConfigError(f"workload {name!r} cannot be used: {error}") from None
     except ConfigError as error:
         raise ConfigError(f"workload {name!r}: {error}") from None
     given = {} if changes is None else {k: v for k, v in msgspec.structs.asdict(changes).items() if v is not None}
+    for setting in given:
+        if setting not in workload.__struct_fields__:
+            raise ConfigError(f"workload {name!r} has no {setting}; it has {', '.join(workload.__struct_fields__)}")
     return msgspec.structs.replace(workload, **given)
 
 
@@ -100,11 +60,11 @@ def workload_names() -> list[str]:
     return sorted(entry.name[: -len(".toml")] for entry in _shipped().iterdir() if entry.name.endswith(".toml"))
 
 
-def warmup_prompts(count: int, seed: int, words: int = 200) -> list[str]:
+def warmup_sessions(count: int, seed: int, words: int = 200) -> list[Session]:
     """Texts that share no page with any workload, for the first requests of a fresh server."""
     rng = Random(seed)
     return [
-        " ".join("".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(words))
+        (" ".join("".join(rng.choices(ascii_lowercase, k=rng.randint(2, 9))) for _ in range(words)),)
         for _ in range(count)
     ]
 
@@ -126,7 +86,3 @@ def _shipped() -> Traversable:
     """The folder of workloads: inside an installed package, beside the package in a checkout."""
     packaged = resources.files("radixkv") / "workloads"
     return packaged if packaged.is_dir() else Path(__file__).parents[2] / "workloads"
-
-
-def _worked(problem: Problem) -> str:
-    return f"Question: {problem.question}\nAnswer: {problem.answer}\n\n"

@@ -30,6 +30,8 @@ class FakeServer:
         self.empty_events = 0
         """How many events without text and tokens come before each one that has them."""
         self.delay = 0.0
+        self.key = None
+        """What requests must show, if anything."""
         self.bodies = []
         self.flushes = 0
         self.in_flight = 0
@@ -42,12 +44,16 @@ class FakeServer:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self):
+                if not self.may_enter():
+                    return self.reply(401, {"error": {"message": "no key"}})
                 if self.path == "/v1/models":
                     return self.reply(200, {"object": "list", "data": [{"id": "fake-model"}]})
                 return self.reply(404, {"error": {"message": "no such path"}})
 
             def do_POST(self):
                 body = self.rfile.read(int(self.headers.get("content-length") or 0))
+                if not self.may_enter():
+                    return self.reply(401, {"error": {"message": "no key"}})
                 if self.path == "/flush_cache" and fake.has_flush:
                     fake.flushes += 1
                     fake.seen = []
@@ -55,6 +61,9 @@ class FakeServer:
                 if self.path == "/v1/completions":
                     return fake.complete(self, json.loads(body))
                 return self.reply(404, {"error": {"message": "no such path"}})
+
+            def may_enter(self):
+                return fake.key is None or self.headers.get("authorization") == f"Bearer {fake.key}"
 
             def reply(self, status, value):
                 text = json.dumps(value).encode()

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from fake_openai import output_ids, output_text
 
 SMALL = ["--num-prompts", "5", "--num-shots", "2", "--output-len", "3", "--max-concurrency", "1"]
 
@@ -54,6 +55,30 @@ def test_the_same_seed_gives_the_same_requests_and_digest(fake, tmp_path):
     assert one == same != other
 
 
+def test_chats_send_each_answer_back_and_report_what_was_reused(fake, tmp_path):
+    path = tmp_path / "lines.jsonl"
+    flags = ["--num-sessions", 3, "--num-turns", 3, "--num-shots", 1, "--output-len", 4, "--warmup-requests", 0]
+    fake.key = "secret"
+    flags += ["--api-key", "secret", "--output-file", path]
+    done = bench("--base-url", fake.address, "--workload", "multiturn", *flags)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Sessions:                                3" in done.stdout
+    line = json.loads(path.read_text())
+    assert (line["workload"], line["num_sessions"], line["num_turns"], line["num_prompts"]) == (
+        "multiturn",
+        3,
+        3,
+        9,
+    )
+    assert (line["completed"], line["total_output_tokens"]) == (9, 36)
+    report = line["cache_report"]
+    assert report["cache_hit_rate_pct"] == report["optimum_pct"] > 70
+    prompts = sorted((body["prompt"] for body in fake.bodies), key=len)
+    for prompt in prompts[3:]:
+        before = max((other for other in prompts if prompt.startswith(other) and other != prompt), key=len)
+        assert prompt.startswith(before + "".join(map(output_text, output_ids(before, 4))))
+
+
 def test_failed_requests_are_reported_and_make_the_exit_code_1(fake, tmp_path):
     dataset = tmp_path / "problems.jsonl"
     questions = ["shot", "one", "FAULT two", "FAULT three"]
@@ -87,6 +112,8 @@ def test_a_server_of_another_engine_gives_no_digest(fake, tmp_path):
         (["--base-url", "URL", "--compare-cache"], 2, "--compare-cache starts servers of its own"),
         (["--base-url", "URL", "--page-size", "32"], 2, "--page-size=32 cannot change the server at --base-url"),
         (["--compare-cache", "--disable-radix-cache"], 2, "leave out --no-enable-prefix-caching"),
+        (["--api-key", "secret"], 2, "--api-key is for a running server"),
+        (["--base-url", "URL", "--workload", "multiturn", "--num-prompts", "4"], 1, "has no num_prompts"),
         (["--base-url", "localhost:1"], 1, "'localhost:1' is not an address"),
         (["--base-url", "http://127.0.0.1:9"], 1, "does not answer"),
         (["--base-url", "URL", "--workload", "nothing"], 1, "workload 'nothing' is unknown"),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixkv.bench.figures import cache_report, figures, outputs_sha256, summary
-from radixkv.bench.load import Measurement, PromptTokensDetails, Record, Usage
+from radixkv.bench.record import Measurement, PromptTokensDetails, Record, Usage
 from radixkv.bench.report import box, comparison, failures
 
 API_KEYS = {

@@ -12,11 +12,13 @@ from radixkv.errors import ConfigError
 
 
 def send(address, prompts, **settings):
+    """Each prompt, or tuple of turns, is a session."""
+    sessions = [(prompt,) if isinstance(prompt, str) else prompt for prompt in prompts]
     load = Load(**{"model": "fake-model", "output_len": 4, "max_concurrency": 8, **settings})
 
     async def go():
         async with LoadGenerator(address) as generator:
-            return await generator.run(prompts, load)
+            return await generator.run(sessions, load)
 
     return asyncio.run(go())
 
@@ -87,6 +89,52 @@ def test_no_more_requests_are_in_flight_than_allowed(fake):
     send(fake.address, [f"prompt {n}" for n in range(12)], max_concurrency=3)
     assert fake.most_in_flight == 3
     assert {body["prompt"] for body in fake.bodies[:3]} == {"prompt 0", "prompt 1", "prompt 2"}
+
+
+def test_a_turn_has_all_that_was_said_and_waits_for_the_answer(fake):
+    fake.delay = 0.01
+    sessions = [("one:", " two:", " three:"), ("uno:", " due:")]
+    first, second, third, uno, due = send(fake.address, sessions).records
+    assert [record.error for record in (first, second, third, uno, due)] == [None] * 5
+    prompts = [body["prompt"] for body in fake.bodies]
+    assert set(prompts[:2]) == {"one:", "uno:"}
+    assert f"one:{first.text} two:" in prompts
+    assert f"one:{first.text} two:{second.text} three:" in prompts
+    assert f"uno:{uno.text} due:" in prompts
+    for before, after in ((first, second), (second, third), (uno, due)):
+        assert after.started >= before.started + before.latency
+    assert uno.started < first.started + first.latency  # sessions do not wait for each other
+
+
+def test_a_turn_that_fails_ends_its_session_and_no_other(fake):
+    fake.fault = "http_500"
+    sessions = [("one", "FAULT", "never"), ("uno", "due", "tre")]
+    records = send(fake.address, sessions).records
+    assert [record.error is None for record in records] == [True, False, False, True, True, True]
+    assert "500" in records[1].error
+    assert records[2].error == "not sent: the turn before it failed"
+    assert not any("never" in body["prompt"] for body in fake.bodies)
+
+
+def test_no_more_turns_are_in_flight_than_allowed(fake):
+    fake.delay = 0.005
+    send(fake.address, [(f"{n}", "a", "b") for n in range(8)], max_concurrency=3)
+    assert fake.most_in_flight == 3
+
+
+def test_a_key_goes_with_every_request(fake):
+    fake.key = "secret"
+
+    async def go(key):
+        async with LoadGenerator(fake.address, api_key=key) as generator:
+            load = Load(model=await generator.model(), output_len=2, max_concurrency=1)
+            return await generator.flush(), await generator.run([("one",)], load)
+
+    flushed, measurement = asyncio.run(go("secret"))
+    assert flushed
+    assert measurement.records[0].error is None
+    with pytest.raises(ConfigError, match="401"):
+        asyncio.run(go(None))
 
 
 @pytest.mark.parametrize(
