@@ -25,8 +25,11 @@ class IncrementalDecoder:
     the beginning only. No character is longer than four bytes, so that eight tokens are always enough.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        self.n_characters = 0
+        """How much text all pieces have."""
         self._tokenizer = tokenizer
+        self._skips_special = skip_special_tokens
         self._units: list[tuple[str, ...]] = []
         """One token each, or the single-byte tokens of a whole character."""
         self._open: list[str] = []
@@ -38,7 +41,7 @@ class IncrementalDecoder:
         """The text that became certain: whole characters only. O(new ids)."""
         n_units = len(self._units)
         for token_id in ids:
-            token = self._tokenizer.token(token_id)
+            token = self._tokenizer.token(token_id, skip_special_tokens=self._skips_special)
             if token is not None:
                 self._take(token)
         if len(self._units) == n_units:
@@ -50,6 +53,7 @@ class IncrementalDecoder:
         if len(self._units) >= 2 * _CONTEXT:
             del self._units[:-_CONTEXT]
             self._n_shown = _n_certain(self._text())
+        self.n_characters += len(piece)
         return piece
 
     def finish(self) -> str:
@@ -58,6 +62,7 @@ class IncrementalDecoder:
         piece = self._text()[self._n_shown :]
         self._units.clear()
         self._n_shown = 0
+        self.n_characters += len(piece)
         return piece
 
     def _take(self, token: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import struct
@@ -14,6 +15,7 @@ from tokenizers import pre_tokenizers
 from radixkv.errors import CheckpointError, ContextLengthExceeded, InvalidRequest
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_CACHED_TOKENS = 1 << 15
 
 
 class Tokenizer:
@@ -28,6 +30,12 @@ class Tokenizer:
         )
         self._decoder = backend.decoder
         self._joins_bytes = self._decoder is not None and self._decoder.decode(["<0x41>"]) == "A"
+        self._is_byte_level = self._decoder is not None and self._decoder.decode(["Ġ"]) == " "
+        self.token_bytes = functools.lru_cache(_CACHED_TOKENS)(self._find_bytes)
+        """The bytes that a token adds to a text, given its id; none beyond the vocabulary.
+
+        Those of an answer's tokens together are its text; a special token's are its name.
+        """
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -72,10 +80,16 @@ class Tokenizer:
         )
         return max(map(len, vocabulary)) if is_complete else None
 
-    def encode(self, text: str, limit: int | None = None) -> bytes:
-        """Little-endian int32 ids, with the special tokens that the tokenizer itself adds. O(length).
+    def encode(self, text: str, limit: int | None = None, *, adds_special_tokens: bool = True) -> bytes:
+        """Little-endian int32 ids. O(length). Other threads run meanwhile.
 
-        Other threads run meanwhile.
+        Names of special tokens in the text become those tokens.
+
+        Args:
+            text: any.
+            limit: most tokens.
+            adds_special_tokens: whether the tokenizer adds those of its own, such as one for the beginning. A chat
+                template has written them already.
 
         Raises:
             InvalidRequest: the text holds half of a surrogate pair, which is no character.
@@ -90,21 +104,28 @@ class Tokenizer:
                 param="prompt",
             ) from error
         # Of the package's ways to encode only those for batches let other threads run.
-        (encoding,) = self._backend.encode_batch_fast([text])
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=adds_special_tokens)
         if limit is not None and len(encoding) > limit:
             raise ContextLengthExceeded(
-                f"the prompt has {len(encoding)} tokens, but the context holds {limit}; shorten it", param="prompt"
+                f"the prompt has {len(encoding)} tokens, but this model's maximum context length is {limit} "
+                "tokens; shorten it",
+                param="prompt",
             )
         ids = encoding.ids
         return struct.pack(f"<{len(ids)}i", *ids)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of all ids together, without special tokens; bytes that are no character give U+FFFD."""
-        return self._backend.decode(ids, skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of all ids together; bytes that are no character give U+FFFD."""
+        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def token(self, token_id: int) -> str | None:
+    def token(self, token_id: int, *, skip_special_tokens: bool = True) -> str | None:
         """The token's name; None for one that ``decode`` skips: special, or beyond the vocabulary."""
-        return None if token_id in self._special else self._backend.id_to_token(token_id)
+        is_skipped = skip_special_tokens and token_id in self._special
+        return None if is_skipped else self._backend.id_to_token(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """A token's text by itself, as beside log-probabilities; a part of a character gives U+FFFD."""
+        return self.token_bytes(token_id).decode(errors="replace")
 
     def join(self, tokens: Sequence[str]) -> str:
         """The text of tokens that are given by name; ``decode`` is this after looking the ids up."""
@@ -113,3 +134,24 @@ class Tokenizer:
     def byte(self, token: str) -> bytes | None:
         """The one byte that the token stands for by its name (``<0xE4>``), as in sentencepiece vocabularies."""
         return bytes.fromhex(token[3:5]) if self._joins_bytes and _BYTE_TOKEN.fullmatch(token) else None
+
+    def _find_bytes(self, token_id: int) -> bytes:
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if (byte := self.byte(token)) is not None:
+            return byte
+        if self._is_byte_level and _BYTE_LETTERS.keys() >= set(token):
+            return bytes(_BYTE_LETTERS[letter] for letter in token)
+        # What it adds to itself, because some decoders drop a space at the beginning of a text.
+        return self.join([token, token])[len(self.join([token])) :].encode()
+
+
+def _byte_letters() -> dict[str, int]:
+    """The byte of each letter of byte-level vocabularies: visible Latin-1 for itself, others from U+0100 on."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTE_LETTERS = _byte_letters()

@@ -37,13 +37,24 @@ def pushed(decoder: IncrementalDecoder, ids: Sequence[int], cuts: list[int]) -> 
 
 
 @MANY
-@given(data=st.data(), cuts=CUTS)
+@given(data=st.data(), cuts=CUTS, skips=st.booleans())
 def test_pieces_together_are_the_text_of_all_ids(
-    tokenizer: Tokenizer, data: st.DataObject, cuts: list[int]
+    tokenizer: Tokenizer, data: st.DataObject, cuts: list[int], skips: bool
 ) -> None:
     ids = data.draw(ids_strategy(tokenizer))
-    decoder = IncrementalDecoder(tokenizer)
-    assert "".join(pushed(decoder, ids, cuts)) + decoder.finish() == answer_text(tokenizer, ids)
+    decoder = IncrementalDecoder(tokenizer, skip_special_tokens=skips)
+    text = "".join(pushed(decoder, ids, cuts)) + decoder.finish()
+    assert text == answer_text(tokenizer, ids, skip_special_tokens=skips)
+    assert decoder.n_characters == len(text)
+
+
+def test_special_tokens_are_shown_where_they_stand(tokenizer: Tokenizer) -> None:
+    start, end = tokenizer.vocab_size - 4, tokenizer.vocab_size - 3
+    ids = [start, tokenizer.vocab_size - 2, end]
+    decoder = IncrementalDecoder(tokenizer, skip_special_tokens=False)
+    text = "".join(decoder.push([token]) for token in ids) + decoder.finish()
+    assert text.replace(" ", "") == "<s><tool></s>"
+    assert text == tokenizer.decode(ids, skip_special_tokens=False)
 
 
 @MANY

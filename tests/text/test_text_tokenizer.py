@@ -87,3 +87,30 @@ def test_needs_neither_torch_nor_transformers() -> None:
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     assert output.stdout == "set()\n"
+
+
+def test_bytes_of_tokens_together_are_the_text(tokenizer: Tokenizer) -> None:
+    encoded = tokenizer.encode(" the cat: naïve 日本語 🎉 mat", adds_special_tokens=False)
+    ids = [token for (token,) in struct.iter_unpack("<i", encoded)]
+    text = b"".join(tokenizer.token_bytes(token) for token in ids).decode()
+    # A decoder that drops the first space does so for whole texts only.
+    assert text.lstrip() == tokenizer.decode(ids).lstrip()
+    assert tokenizer.token_bytes(tokenizer.vocab_size + 5) == b""
+    assert tokenizer.token_text(tokenizer.vocab_size - 4).strip() == "<s>"
+
+
+def test_a_part_of_a_character_has_its_bytes_and_no_text() -> None:
+    byte_level = tokenizers.Tokenizer(models.BPE({"æ": 0, "Ĺ": 1, "Ġa": 2}, []))
+    byte_level.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer = Tokenizer(byte_level)
+    assert [tokenizer.token_bytes(token) for token in range(3)] == [b"\xe6", b"\x97", b" a"]
+    assert [tokenizer.token_text(token) for token in range(3)] == ["\ufffd", "\ufffd", " a"]
+
+
+def test_special_tokens_of_its_own_can_be_left_out(tmp_path: Path) -> None:
+    tokenizer = save(word_level(), tmp_path)
+    assert tokenizer.encode("a b", adds_special_tokens=False) == struct.pack("<2i", 1, 2)
+    assert tokenizer.encode("<s> a", adds_special_tokens=False) == struct.pack("<2i", 0, 1)
+    assert tokenizer.decode([0, 1], skip_special_tokens=False) == "<s> a"
+    assert tokenizer.token(0) is None
+    assert tokenizer.token(0, skip_special_tokens=False) == "<s>"

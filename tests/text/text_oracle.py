@@ -21,15 +21,17 @@ def each_byte(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error("each byte", each_byte)
 
 
-def answer_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+def answer_text(tokenizer: Tokenizer, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
     """Where a run of single-byte tokens has characters and bad bytes, the characters stay characters."""
-    return tokenizer.decode([token for run in runs(tokenizer, ids) for token in mended(tokenizer, run)])
+    cut = runs(tokenizer, ids, skip_special_tokens=skip_special_tokens)
+    shown = [token for run in cut for token in mended(tokenizer, run)]
+    return tokenizer.decode(shown, skip_special_tokens=skip_special_tokens)
 
 
-def runs(tokenizer: Tokenizer, ids: Sequence[int]) -> Iterator[list[int]]:
+def runs(tokenizer: Tokenizer, ids: Sequence[int], *, skip_special_tokens: bool) -> Iterator[list[int]]:
     """The ids, cut where runs of single-byte tokens begin and end; what ``decode`` skips ends no run."""
     names = byte_names(tokenizer)
-    shown = [token for token in ids if tokenizer.token(token) is not None]
+    shown = [token for token in ids if tokenizer.token(token, skip_special_tokens=skip_special_tokens) is not None]
     for _, run in itertools.groupby(shown, lambda token: token in names):
         yield list(run)
 
