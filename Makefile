@@ -3,6 +3,8 @@
 SHELL := /bin/sh
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -q
+# Packages of clients exclude each other: each list in tests/clients has an environment of its own.
+CLIENTS := $(patsubst tests/clients/%.txt,$(VENV)/clients/%/.ready,$(wildcard tests/clients/*.txt))
 # The newest Python from 3.11 on that runs; `make PYTHON=...` takes another.
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
@@ -24,7 +26,7 @@ types: $(VENV)/.ready
 imports: $(VENV)/.ready
 	$(VENV)/bin/lint-imports
 
-tests: $(VENV)/.ready
+tests: $(VENV)/.ready $(CLIENTS)
 	$(VENV)/bin/pytest
 
 format: $(VENV)/.ready
@@ -36,6 +38,11 @@ $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install 'pip>=24'
 	$(PIP) install -e '.[dev]'
+	@touch $@
+
+$(VENV)/clients/%/.ready: tests/clients/%.txt $(VENV)/.ready
+	$(VENV)/bin/python -m venv --without-pip $(@D)
+	$(PIP) --python $(@D)/bin/python install --no-compile -r $<
 	@touch $@
 
 clean:

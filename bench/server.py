@@ -58,13 +58,13 @@ async def memory(counts: Sequence[int], n_prompt: int, n_output: int) -> list[di
     rng = Random(1)
     first, last = counts
     async with started_server(FLAGS) as address, httpx.AsyncClient(base_url=address, timeout=600) as client:
-        frontend, runtime = _processes(address)
+        frontend, runtime = processes(address)
         sizes = []
         for n_requests in (first, last - first):
             prompts = [[rng.randrange(10, 3000) for _ in range(n_prompt)] for _ in range(n_requests)]
             await _complete(client, prompts, n_output)
-            sizes.append((_resident_bytes(frontend), _resident_bytes(runtime)))
-        counters = _counters((await client.get("/metrics")).text)
+            sizes.append((resident_bytes(frontend), resident_bytes(runtime)))
+        counted = counters((await client.get("/metrics")).text)
     growth = [100 * (after / before - 1) for before, after in zip(*sizes, strict=True)]
     return [
         {
@@ -74,16 +74,16 @@ async def memory(counts: Sequence[int], n_prompt: int, n_output: int) -> list[di
             "runtime_bytes": [size[1] for size in sizes],
             "frontend_growth_pct": round(growth[0], 2),
             "runtime_growth_pct": round(growth[1], 2),
-            "pages_evicted": counters["pages_evicted_total"],
+            "pages_evicted": counted["pages_evicted_total"],
         },
         {
             "case": "host_cache_work",
             "requests": last,
-            "step_seconds": round(counters["step_seconds_total"], 3),
-            "cache_seconds": round(counters["cache_seconds_total"], 3),
-            "schedule_seconds": round(counters["schedule_seconds_total"], 3),
-            "cache_pct_of_step": round(100 * counters["cache_seconds_total"] / counters["step_seconds_total"], 3),
-            "steps": counters["steps_total"],
+            "step_seconds": round(counted["step_seconds_total"], 3),
+            "cache_seconds": round(counted["cache_seconds_total"], 3),
+            "schedule_seconds": round(counted["schedule_seconds_total"], 3),
+            "cache_pct_of_step": round(100 * counted["cache_seconds_total"] / counted["step_seconds_total"], 3),
+            "steps": counted["steps_total"],
         },
     ]
 
@@ -99,7 +99,7 @@ async def _complete(client: httpx.AsyncClient, prompts: Sequence[Sequence[int]],
     await asyncio.gather(*(worker() for _ in range(8)))
 
 
-def _processes(address: str) -> tuple[int, int]:
+def processes(address: str) -> tuple[int, int]:
     """The process that listens at the address, and its child."""
     port = int(address.rpartition(":")[2])
     lines = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
@@ -119,12 +119,12 @@ def _has_socket(pid: int, inode: str) -> bool:
         return False
 
 
-def _resident_bytes(pid: int) -> int:
+def resident_bytes(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
 
 
-def _counters(metrics: str) -> dict[str, float]:
+def counters(metrics: str) -> dict[str, float]:
     pairs = (line.rsplit(" ", 1) for line in metrics.splitlines() if line and not line.startswith("#"))
     return {name.removeprefix("radixkv:"): float(value) for name, value in pairs}
 

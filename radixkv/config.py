@@ -3,32 +3,54 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+import math
+import re
+from dataclasses import dataclass, field
 from typing import Literal
 
-from radixkv.errors import ConfigError, UnsupportedFeature, shortened
+from radixkv.errors import ConfigError, shortened
 
 MAX_SEED = (1 << 63) - 1
 MIN_HEARTBEAT_TIMEOUT_S = 2.0
 """Four times what a healthy runtime takes between two signs of life."""
+
+MAX_KEY_CHARACTERS = 1024
+_KEY = re.compile(rf"[!-~]{{1,{MAX_KEY_CHARACTERS}}}")
 
 SchedulePolicy = Literal["lpm", "fcfs"]
 LoadFormat = Literal["auto", "dummy"]
 MetricsCompat = Literal["vllm", "sglang"]
 
 
-def _at_least(least: int, name: str, value: object) -> None:
-    if value is None:
-        return
+def _whole_number(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{name} {shortened(value)} must be a whole number")
-    if value < least:
+    return value
+
+
+def _at_least(least: int, name: str, value: object) -> None:
+    if _whole_number(name, value) < least:
         raise ConfigError(f"{name} {shortened(value)} must be at least {least}")
 
 
-def _above_zero(name: str, value: float | None) -> None:
-    if value is not None and not value > 0:  # also catches NaN
-        raise ConfigError(f"{name} {shortened(value)} must be above 0")
+def _at_most(most: int, shown: str, name: str, value: object) -> None:
+    if not 0 <= _whole_number(name, value) <= most:
+        raise ConfigError(f"{name} {shortened(value)} is not between 0 and {shown}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _seconds(name: str, value: float | None) -> None:
+    if value is not None and not (_is_number(value) and 0 < value < math.inf):  # also catches NaN
+        raise ConfigError(f"{name} {shortened(value)} must be a number of seconds above 0")
+
+
+def _text(name: str, value: str | None, what: str) -> None:
+    if value is not None and (not isinstance(value, str) or not value):
+        is_what = "empty" if value == "" else shortened(value)
+        raise ConfigError(f"{name} is {is_what}; give {what}, or leave it out")
 
 
 @dataclass(frozen=True)
@@ -58,9 +80,10 @@ class ModelConfig:
             )
         if self.load_format not in ("auto", "dummy"):
             raise ConfigError(f"load_format {shortened(self.load_format)} is not supported; use auto or dummy")
-        if self.tokenizer is not None and (not isinstance(self.tokenizer, str) or not self.tokenizer):
-            raise ConfigError(f"tokenizer is {shortened(self.tokenizer)}; give a folder or a hub name")
-        _at_least(1, "max_model_len", self.max_model_len)
+        _text("revision", self.revision, "a branch, tag or commit")
+        _text("tokenizer", self.tokenizer, "a folder or a hub name")
+        if self.max_model_len is not None:
+            _at_least(1, "max_model_len", self.max_model_len)
 
 
 @dataclass(frozen=True)
@@ -77,7 +100,8 @@ class CacheConfig:
     def __post_init__(self) -> None:
         _at_least(1, "page_size", self.page_size)
         _at_least(1, "kv_cache_memory_bytes", self.kv_cache_memory_bytes)
-        _at_least(1, "max_total_tokens", self.max_total_tokens)
+        if self.max_total_tokens is not None:
+            _at_least(1, "max_total_tokens", self.max_total_tokens)
 
 
 @dataclass(frozen=True)
@@ -104,7 +128,7 @@ class SchedulerConfig:
         _at_least(1, "max_queued_requests", self.max_queued_requests)
         _at_least(1, "lpm_window", self.lpm_window)
         _at_least(1, "lpm_max_passes", self.lpm_max_passes)
-        _above_zero("queue_timeout_s", self.queue_timeout_s)
+        _seconds("queue_timeout_s", self.queue_timeout_s)
         if self.schedule_policy not in ("lpm", "fcfs"):
             raise ConfigError(f"schedule_policy {shortened(self.schedule_policy)} is unknown; use 'lpm' or 'fcfs'")
 
@@ -120,8 +144,7 @@ class EngineConfig:
     """Seeds the requests that bring no seed of their own."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed <= MAX_SEED:
-            raise ConfigError(f"seed {shortened(self.seed)} is not between 0 and 2**63 - 1")
+        _at_most(MAX_SEED, "2**63 - 1", "seed", self.seed)
         least = self.scheduler.max_num_seqs - 1 + self.cache.page_size
         if self.scheduler.max_num_batched_tokens < least:
             raise ConfigError(
@@ -142,7 +165,7 @@ class ServerConfig:
     heartbeat_timeout_s: float = 60.0
     """A runtime that is silent for longer counts as hung."""
     max_body_bytes: int = 8 << 20
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     """Clients must show it as ``Authorization: Bearer``; None: no key, and this machine only."""
     chat_template: str | None = None
     """A file with the chat template that is used instead of the tokenizer's own."""
@@ -152,11 +175,14 @@ class ServerConfig:
     """How often a line of figures is logged while there is work; None: never."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port {shortened(self.port)} is not between 0 and 65535")
-        _check_host(self.host)
-        if self.served_model_name == "":
-            raise ConfigError("served_model_name is empty; give a name, or leave it out for the model's own")
+        _at_most(65535, "65535", "port", self.port)
+        _check_key(self.api_key)
+        _check_host(self.host, has_key=self.api_key is not None)
+        _text("served_model_name", self.served_model_name, "a name")
+        _text("chat_template", self.chat_template, "a file")
+        if self.metrics_compat not in (None, "vllm", "sglang"):
+            raise ConfigError(f"metrics_compat {shortened(self.metrics_compat)} is unknown; use vllm or sglang")
+        _seconds("stats_interval_s", self.stats_interval_s)
         if not self.heartbeat_timeout_s >= MIN_HEARTBEAT_TIMEOUT_S:  # also catches NaN
             raise ConfigError(
                 f"heartbeat_timeout_s {self.heartbeat_timeout_s:g} must be at least {MIN_HEARTBEAT_TIMEOUT_S:g}: "
@@ -165,19 +191,26 @@ class ServerConfig:
         _at_least(1, "max_body_bytes", self.max_body_bytes)
 
 
-def _check_host(host: str) -> None:
+def _check_key(key: str | None) -> None:
+    """Refuses what no client can send. No message holds a key."""
+    if key is not None and not (isinstance(key, str) and _KEY.fullmatch(key)):
+        raise ConfigError(
+            f"api_key must be 1 to {MAX_KEY_CHARACTERS} visible ASCII characters, without spaces; choose another"
+        )
+
+
+def _check_host(host: str, *, has_key: bool) -> None:
     if host == "localhost":
         return
     try:
-        address = ipaddress.ip_address(host)
+        address = ipaddress.ip_address(str(host))
     except ValueError:
         raise ConfigError(
             f"host {shortened(host)} is neither an IP address nor 'localhost', and names are not looked up; "
             "use 127.0.0.1"
         ) from None
-    if not address.is_loopback:
-        raise UnsupportedFeature(
-            f"host {shortened(host)}: an address that other machines reach needs --api-key, which this "
-            "release does not have; use 127.0.0.1",
-            param="host",
+    if not (has_key or address.is_loopback):
+        raise ConfigError(
+            f"host {shortened(host)}: an address that other machines reach needs --api-key; give one, or use "
+            "127.0.0.1"
         )

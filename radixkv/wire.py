@@ -180,7 +180,6 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """Prompt tokens that were not computed."""
     queue_time_s: float
     """From receipt until the first row was scheduled."""
-    stop_token_id: int | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

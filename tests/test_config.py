@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from radixkv.config import MAX_SEED, CacheConfig, EngineConfig, ModelConfig, ServerConfig
-from radixkv.errors import ConfigError, InvalidRequest, UnsupportedFeature, shortened
+from radixkv.config import MAX_SEED, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from radixkv.errors import ConfigError, InvalidRequest, shortened
 from radixkv.sampling import SamplingParams
 
 
@@ -20,8 +20,21 @@ def test_addresses_that_only_this_machine_reaches_are_hosts(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.7", "2001:db8::1"])
 def test_addresses_that_others_reach_need_a_key(host: str) -> None:
-    with pytest.raises(UnsupportedFeature, match=f"host '{host}': .* needs --api-key"):
+    with pytest.raises(ConfigError, match=f"host '{host}': .* needs --api-key"):
         ServerConfig(host)
+    assert ServerConfig(host, api_key="k").host == host
+
+
+@pytest.mark.parametrize("key", ["", " ", "two words", "tab\t", "line\n", "schlüssel", "\x7f", "k" * 1025, 5])
+def test_a_key_that_no_client_can_send_is_refused_and_not_repeated(key: Any) -> None:
+    with pytest.raises(ConfigError, match="api_key must be 1 to 1024 visible ASCII characters") as caught:
+        ServerConfig(api_key=key)
+    assert key == "" or key == 5 or not key.strip() or key not in str(caught.value)
+    assert ServerConfig(api_key="!~" * 512).api_key == "!~" * 512
+
+
+def test_a_key_is_not_shown_with_the_other_settings() -> None:
+    assert "sesame" not in repr(ServerConfig(api_key="sesame"))
 
 
 @pytest.mark.parametrize("host", ["localhostt", "", "127.1", "example.org", "http://127.0.0.1"])
@@ -89,7 +102,24 @@ def test_a_value_in_a_message(value: Any, text: str) -> None:
         (lambda: CacheConfig(page_size="16"), "page_size '16' must be a whole number"),
         (lambda: CacheConfig(page_size=1.5), "page_size 1.5 must be a whole number"),
         (lambda: ModelConfig(max_model_len=True), "max_model_len True must be a whole number"),
+        (lambda: CacheConfig(page_size=None), "page_size None must be a whole number"),
         (lambda: ModelConfig(model=5), "model is 5"),
+        (lambda: ModelConfig(revision=""), "revision is empty; give a branch, tag or commit"),
+        (lambda: ModelConfig(tokenizer=""), "tokenizer is empty; give a folder or a hub name"),
+        (lambda: ModelConfig(dtype="float16"), "dtype 'float16' is not supported"),
+        (lambda: ModelConfig(load_format="pt"), "load_format 'pt' is not supported; use auto or dummy"),
+        (lambda: SchedulerConfig(queue_timeout_s=0.0), "queue_timeout_s 0.0 must be a number of seconds above 0"),
+        (lambda: SchedulerConfig(queue_timeout_s=float("nan")), "queue_timeout_s nan must be a number of seconds"),
+        (lambda: SchedulerConfig(queue_timeout_s="5"), "queue_timeout_s '5' must be a number of seconds"),
+        (lambda: EngineConfig(seed=1.0), "seed 1.0 must be a whole number"),
+        (lambda: ServerConfig(port=-1), "port -1 is not between 0 and 65535"),
+        (lambda: ServerConfig(port=65536), "port 65536 is not between 0 and 65535"),
+        (lambda: ServerConfig(5), "host 5 is neither an IP address"),
+        (lambda: ServerConfig(chat_template=""), "chat_template is empty; give a file"),
+        (lambda: ServerConfig(metrics_compat="tgi"), "metrics_compat 'tgi' is unknown; use vllm or sglang"),
+        (lambda: ServerConfig(stats_interval_s=0), "stats_interval_s 0 must be a number of seconds above 0"),
+        (lambda: ServerConfig(stats_interval_s=float("inf")), "stats_interval_s inf must be a number of seconds"),
+        (lambda: ServerConfig(max_body_bytes=0), "max_body_bytes 0 must be at least 1"),
     ],
 )
 def test_settings_of_a_wrong_type_are_named(make: Callable[[], object], message: str) -> None:

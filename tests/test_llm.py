@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +45,54 @@ def test_the_second_time_the_prompt_is_cached(llm: LLM) -> None:
     assert cold.num_cached_tokens == 0
     assert warm.num_cached_tokens >= len(warm.prompt_token_ids) - 16
     assert warm.outputs == cold.outputs
+
+
+def test_prompts_may_be_dictionaries_and_salts_part_them(llm: LLM) -> None:
+    llm.flush_cache()
+    plain, by_name, by_ids = llm.generate([TEXT, {"prompt": TEXT}, {"prompt_token_ids": [5, 6]}], GREEDY)
+    assert by_name.prompt == TEXT
+    assert by_name.outputs == plain.outputs
+    assert by_ids.prompt_token_ids == [5, 6]
+    (salted,) = llm.generate({"prompt": TEXT, "cache_salt": "a"}, GREEDY)
+    (again,) = llm.generate({"prompt": TEXT, "cache_salt": "a"}, GREEDY)
+    assert (salted.num_cached_tokens, salted.outputs) == (0, plain.outputs)
+    assert again.num_cached_tokens > 0
+    (ids,) = llm.generate([5, 6], GREEDY)
+    assert ids.outputs == by_ids.outputs
+
+
+def test_a_stream_grows_to_what_generate_gives(llm: LLM) -> None:
+    (whole,) = llm.generate(TEXT, GREEDY)
+    outputs = list(llm.stream(TEXT, GREEDY))
+    assert outputs[-1].outputs == whole.outputs
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+    texts = [output.outputs[0].text for output in outputs]
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+    assert len(set(texts)) > 6
+
+
+def test_a_stream_that_is_closed_ends_the_answer(llm: LLM) -> None:
+    answer = llm.stream(TEXT, SamplingParams(max_tokens=500, ignore_eos=True))
+    for output in answer:
+        if output.outputs[0].token_ids:
+            break
+    assert llm.get_metrics().n_running == 1
+    answer.close()
+    assert llm.get_metrics().n_running == 0
+    assert list(llm.stream(TEXT, GREEDY))[-1].finished
+
+
+def test_it_explains_where_a_match_ends(llm: LLM) -> None:
+    llm.flush_cache()
+    (output,) = llm.generate(TEXT, GREEDY)
+    assert llm.explain(TEXT).reason == "whole"
+    ids = output.prompt_token_ids
+    found = llm.explain([*ids[:20], 7, *ids[21:]])
+    assert (found.n_tokens, found.n_cached, found.reason) == (len(ids), 16, "differs")
+    assert (found.first_difference, found.token, found.cached_token) == (20, 7, ids[20])
+    assert llm.explain(TEXT, cache_salt="other").reason == "other_namespace"
+    with pytest.raises(InvalidRequest, match="token id 1000000000"):
+        llm.explain([10**9])
 
 
 def test_settings_for_each_prompt(llm: LLM) -> None:
@@ -132,19 +181,29 @@ def test_wrong_settings_name_themselves(tmp_path: Path) -> None:
         LLM("tiny", page_size=0)
     with pytest.raises(ConfigError, match="max_model_len 100000"):
         LLM("tiny", max_model_len=100_000)
-    with pytest.raises(UnsupportedFeature, match="load_format 'dummy'"):
-        LLM("tiny", load_format="dummy")
-    with pytest.raises(UnsupportedFeature, match="no setting gpu_memory_utilization, tensor_parallel_size"):
-        LLM("tiny", gpu_memory_utilization=0.9, tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="load_format 'gguf'"):
+        LLM("tiny", load_format="gguf")
+    with pytest.raises(CheckpointError, match="no-such-file"):
+        LLM("tiny", chat_template=str(tmp_path / "no-such-file"))
+    with pytest.raises(UnsupportedFeature, match="no setting quantization, tensor_parallel_size"):
+        LLM("tiny", tensor_parallel_size=2, quantization="fp8")
+    with pytest.raises(UnsupportedFeature, match="no setting block_size; use page_size"):
+        LLM("tiny", block_size=16)
 
 
 def test_wrong_calls_name_what_is_wrong(llm: LLM) -> None:
-    with pytest.raises(UnsupportedFeature, match=r"LLM\.chat"):
-        llm.chat([{"role": "user", "content": TEXT}])
     with pytest.raises(InvalidRequest, match="prompts is a int"):
         llm.generate(5)
     with pytest.raises(InvalidRequest, match="sampling_params is neither"):
         llm.generate([TEXT], ["hot"])
+    with pytest.raises(InvalidRequest, match="2 priority for 1 prompts"):
+        llm.generate([TEXT], GREEDY, priority=[1, 2])
+    with pytest.raises(InvalidRequest, match="a prompt has 'images'"):
+        llm.generate([{"prompt": TEXT, "images": []}])
+    with pytest.raises(InvalidRequest, match="exactly one of prompt and prompt_token_ids"):
+        llm.generate({"prompt": TEXT, "prompt_token_ids": [1]})
+    with pytest.raises(InvalidRequest, match="cache_salt is 5"):
+        llm.generate({"prompt": TEXT, "cache_salt": 5})
 
 
 def test_a_checkpoint_without_a_tokenizer_takes_token_ids(tmp_path: Path) -> None:

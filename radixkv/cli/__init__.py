@@ -8,17 +8,19 @@ import sys
 from collections.abc import Sequence
 
 from radixkv import __version__
-from radixkv.cli import bench, generate, serve
+from radixkv.cli import bench, chat, explain, generate, serve
 from radixkv.cli.arguments import Parser
 from radixkv.errors import RadixKVError
 
-NOT_BUILT = ("chat", "simulate", "explain")
+NOT_BUILT = ("simulate",)
 
 EXAMPLES = """\
 examples:
   radixkv serve                                   serve the embedded model on http://127.0.0.1:8000
   radixkv serve meta-llama/Llama-3.2-1B           serve a checkpoint of the hub, or of a folder
+  radixkv chat                                    talk to it, and see what each turn reused
   radixkv generate "The rain in Spain"            one answer, without a server
+  radixkv explain --file prompt.txt               how much of a prompt the server has cached, and why no more
   radixkv bench --workload fewshot --compare-cache
                                                   measure the prefix cache
 """
@@ -32,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     parser = _parser()
     if arguments and arguments[0] in NOT_BUILT:
-        parser.error(f"the command {arguments[0]!r} is not part of this release; use serve, generate or bench")
+        parser.error(
+            f"the command {arguments[0]!r} is not part of this release; use serve, chat, generate, explain or bench"
+        )
     args, unknown = parser.parse_known_args(arguments)
     command: Parser = args.parser
     if unknown:
@@ -60,6 +64,6 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"radixkv {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
-    for command in (serve, generate, bench):
+    for command in (serve, chat, generate, explain, bench):
         command.add(commands)
     return parser

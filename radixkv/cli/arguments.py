@@ -18,19 +18,21 @@ REFUSED: tuple[tuple[tuple[str, ...], str], ...] = (
     (("--pipeline-parallel-size", "-pp", "--pp-size"), "this release computes in one process; leave it out"),
     (("--data-parallel-size", "-dp", "--dp-size"), "this release computes in one process; leave it out"),
     (("--device",), "this release computes on the CPU; leave it out"),
-    (("--api-key",), "this release has no keys, and listens on this machine only; leave it out"),
-    (("--chat-template",), "this release has no chat requests; leave it out"),
-    (("--tokenizer", "--tokenizer-path"), "this release uses the checkpoint's own tokenizer; leave it out"),
-    (("--quantization", "-q"), "this release computes in float32; leave it out"),
+    (("--tokenizer-mode", "--skip-tokenizer-init"), "tokenizer.json is used where there is one; leave it out"),
+    (("--quantization", "-q"), "this release computes in float32 or bfloat16; leave it out"),
     (("--enable-lora", "--lora-paths"), "this release has no adapters; leave it out"),
     (("--speculative-config", "--speculative-algorithm"), "this release does not speculate; leave it out"),
     (("--trust-remote-code",), "code from a checkpoint is never run; leave it out"),
-    (("--metrics-compat",), "this release has its own metric names only; leave it out"),
+    (("--enable-auto-tool-choice", "--tool-call-parser"), "this release has no tools; leave it out"),
+    (("--reasoning-parser",), "this release gives answers as the model writes them; leave it out"),
+    (("--kv-events-config",), "this release publishes no events; leave it out"),
+    (("--kv-transfer-config", "--enable-hierarchical-cache"), "the cache is in memory only; leave it out"),
+    (("--ssl-keyfile", "--ssl-certfile"), "this server speaks plain HTTP; put a proxy with TLS before it"),
 )
 """Flags of features that are not built, and what to do instead."""
 
 
-QUEUE_SETTINGS = ("max_queued_requests", "lpm_window", "lpm_max_passes")
+QUEUE_SETTINGS = ("max_queued_requests", "queue_timeout_s", "lpm_window", "lpm_max_passes")
 """Of ``SchedulerConfig``: what only a command has where requests wait for each other."""
 
 
@@ -102,7 +104,15 @@ def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
         "--model", "--model-path", metavar="MODEL", help="a folder, a hub name or 'tiny', the embedded default"
     )
     model.add_argument("--revision", help="branch, tag or commit on the hub")
-    model.add_argument("--dtype", default="auto", help="auto or float32 (default: auto)")
+    model.add_argument(
+        "--tokenizer",
+        "--tokenizer-path",
+        metavar="TOKENIZER",
+        help="folder or hub name of another tokenizer (default: the model's)",
+    )
+    model.add_argument(
+        "--dtype", default="auto", help="float32, bfloat16 or auto, which is float32 on the CPU (default: auto)"
+    )
     model.add_argument(
         "--max-model-len",
         "--context-length",
@@ -110,8 +120,13 @@ def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
         metavar="TOKENS",
         help="longest prompt and answer together (default: the checkpoint's)",
     )
-    model.add_argument("--load-format", type=only("auto", "this release reads real weights"), help="auto")
-    model.add_argument("--kv-cache-dtype", type=only("auto", "KV is float32 in this release"), help="auto")
+    model.add_argument(
+        "--load-format",
+        default="auto",
+        metavar="FORMAT",
+        help="auto, or dummy for random weights of the shapes in config.json (default: auto)",
+    )
+    model.add_argument("--kv-cache-dtype", type=only("auto", "KV has the type of --dtype"), help="auto")
     model.add_argument(
         "--tensor-parallel-size",
         "-tp",
@@ -143,6 +158,8 @@ def engine_config(args: argparse.Namespace, *, model: str | None = None, seed: i
                 revision=args.revision,
                 dtype=args.dtype,
                 max_model_len=args.max_model_len,
+                load_format=args.load_format,
+                tokenizer=args.tokenizer,
             ),
             cache=CacheConfig(
                 page_size=args.page_size,
@@ -171,6 +188,8 @@ def engine_flags(config: EngineConfig) -> list[str]:
         ("--revision", model.revision, plain.model.revision),
         ("--dtype", model.dtype, plain.model.dtype),
         ("--max-model-len", model.max_model_len, plain.model.max_model_len),
+        ("--load-format", model.load_format, plain.model.load_format),
+        ("--tokenizer", model.tokenizer, plain.model.tokenizer),
         ("--page-size", cache.page_size, plain.cache.page_size),
         ("--kv-cache-memory-bytes", cache.kv_cache_memory_bytes, plain.cache.kv_cache_memory_bytes),
         ("--max-total-tokens", cache.max_total_tokens, plain.cache.max_total_tokens),
@@ -178,6 +197,7 @@ def engine_flags(config: EngineConfig) -> list[str]:
         ("--max-num-batched-tokens", scheduler.max_num_batched_tokens, plain.scheduler.max_num_batched_tokens),
         ("--schedule-policy", scheduler.schedule_policy, plain.scheduler.schedule_policy),
         ("--max-queued-requests", scheduler.max_queued_requests, plain.scheduler.max_queued_requests),
+        ("--queue-timeout", scheduler.queue_timeout_s, plain.scheduler.queue_timeout_s),
         ("--lpm-window", scheduler.lpm_window, plain.scheduler.lpm_window),
         ("--lpm-max-passes", scheduler.lpm_max_passes, plain.scheduler.lpm_max_passes),
     )
@@ -250,6 +270,13 @@ def _add_queue_flags(group: argparse._ArgumentGroup) -> None:
         default=plain.max_queued_requests,
         metavar="REQUESTS",
         help="most requests that wait (default: %(default)s)",
+    )
+    group.add_argument(
+        "--queue-timeout",
+        dest="queue_timeout_s",
+        type=number,
+        metavar="SECONDS",
+        help="a request that waits longer for its first step fails (default: it may wait for ever)",
     )
     group.add_argument(
         "--lpm-window",

@@ -18,6 +18,16 @@ from radixkv.errors import ConfigError
 if TYPE_CHECKING:
     from radixkv.bench.run import Bench, Outcome
 
+COUNTS = (
+    ("--num-prompts", "requests, of fewshot and unshared"),
+    ("--num-sessions", "chats, of multiturn"),
+    ("--num-turns", "questions a chat, of multiturn"),
+    ("--num-shots", "worked examples a prompt"),
+    ("--output-len", "tokens of each answer"),
+    ("--max-concurrency", "most requests in flight at once"),
+)
+"""What a workload counts, as ``WorkloadChanges`` has it."""
+
 GOODPUT_NAMES = ("ttft", "tpot", "e2el")
 
 
@@ -30,22 +40,24 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     load = parser.add_argument_group("workload and load")
     load.add_argument(
-        "--workload", default="fewshot", metavar="NAME", help="a shipped workload or a TOML file (default: fewshot)"
+        "--workload",
+        default="fewshot",
+        metavar="NAME",
+        help="fewshot (prompts that share worked examples), multiturn (chats whose next question waits for the "
+        "answer), unshared (prompts that share nothing), or a TOML file (default: fewshot)",
     )
-    load.add_argument("--num-prompts", type=whole_number, help="how many requests (default: the workload's)")
-    load.add_argument("--num-shots", type=whole_number, help="worked examples a prompt (default: the workload's)")
-    load.add_argument("--output-len", type=whole_number, metavar="TOKENS", help="tokens of each answer")
-    load.add_argument("--max-concurrency", type=whole_number, help="most requests in flight at once")
+    for flag, what in COUNTS:
+        load.add_argument(flag, type=whole_number, metavar="COUNT", help=f"{what} (default: the workload's)")
     load.add_argument(
         "--request-rate",
         type=number,
         default=math.inf,
-        help="requests a second, Poisson (default: inf, all at once)",
+        help="requests, or sessions, that begin in a second, Poisson (default: inf, all at once)",
     )
     load.add_argument(
         "--dataset-path", type=Path, metavar="FILE", help="problems in GSM8K's format instead of made ones"
     )
-    load.add_argument("--seed", type=whole_number, default=0, help="of the made problems and arrivals (default: 0)")
+    load.add_argument("--seed", type=whole_number, default=0, help="of the made texts and arrivals (default: 0)")
     load.add_argument(
         "--warmup-requests", type=whole_number, default=2, help="unrelated requests first (default: %(default)s)"
     )
@@ -59,6 +71,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     output = parser.add_argument_group("server and output")
     output.add_argument("--base-url", metavar="URL", help="a running OpenAI-compatible server")
+    output.add_argument("--api-key", metavar="KEY", help="the key that this server asks for")
     output.add_argument(
         "--compare-cache", action="store_true", help="the same requests with the cache off, then on"
     )
@@ -75,12 +88,7 @@ def run(args: argparse.Namespace) -> int:
     from radixkv.bench.run import Bench
     from radixkv.bench.workloads import WorkloadChanges, load_workload
 
-    changes = WorkloadChanges(
-        num_prompts=args.num_prompts,
-        num_shots=args.num_shots,
-        output_len=args.output_len,
-        max_concurrency=args.max_concurrency,
-    )
+    changes = WorkloadChanges(**{name: vars(args)[name] for name in WorkloadChanges.__struct_fields__})
     bench = Bench.make(
         args.workload,
         load_workload(args.workload, changes),
@@ -93,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output_file is not None:
         _append(args.output_file, "")  # a path that cannot be written shows before the run, not after it
     if args.base_url is not None:
-        outcomes = [_run(bench.run(args.base_url, model=args.model, use_environment=True))]
+        outcomes = [_run(bench.run(args.base_url, model=args.model, api_key=args.api_key, use_environment=True))]
     elif args.compare_cache:
         off = replace(config, cache=replace(config.cache, enable_prefix_caching=False))
         outcomes = [_run(_with_server(bench, each)) for each in (off, config)]
@@ -103,6 +111,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_combination(args: argparse.Namespace, config: EngineConfig, parser: Parser) -> None:
+    if args.base_url is None and args.api_key is not None:
+        parser.error("--api-key is for a running server; give its --base-url, or leave out --api-key")
     if args.base_url is not None:
         if args.compare_cache:
             parser.error("--compare-cache starts servers of its own; leave out --base-url")

@@ -1,12 +1,13 @@
-"""``radixkv generate``: one answer, without a server."""
+"""``radixkv generate``: answers to one prompt, without a server."""
 
 from __future__ import annotations
 
 import argparse
 
-from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, number, whole_number
-from radixkv.errors import RadixKVError
-from radixkv.sampling import SamplingParams
+import msgspec
+
+from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, whole_number
+from radixkv.cli.local import add_sampling_flags, is_text, local_llm, sampling_settings
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -17,79 +18,26 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         description="Continue a prompt in this process and print the answer.",
     )
     parser.add_argument("prompt", metavar="PROMPT", help="the text to continue")
-    plain = SamplingParams()
-    sampling = parser.add_argument_group("sampling")
-    sampling.add_argument(
-        "--max-tokens",
-        type=whole_number,
-        default=plain.max_tokens,
-        help="most tokens of the answer (default: %(default)s)",
-    )
-    sampling.add_argument(
-        "--temperature", type=number, default=plain.temperature, help="0 is greedy (default: %(default)s)"
-    )
-    sampling.add_argument(
-        "--top-p",
-        type=number,
-        default=plain.top_p,
-        help="sample from the likeliest tokens up to this probability (default: %(default)s)",
-    )
-    sampling.add_argument(
-        "--top-k",
-        type=whole_number,
-        default=plain.top_k,
-        help="sample from this many likeliest tokens, 0 for all (default: %(default)s)",
-    )
-    sampling.add_argument("--seed", type=whole_number, help="the same seed gives the same answer")
-    sampling.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated"
-    )
-    sampling.add_argument("--ignore-eos", action="store_true", help="go on past the end-of-sequence token")
+    add_sampling_flags(parser)
+    parser.add_argument("-n", "--n", type=whole_number, metavar="COUNT", help="answers, each behind its number")
     add_engine_flags(parser, has_queue=False)
     parser.set_defaults(parser=parser, run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the answer; the exit code."""
+    """Prints the answer, or several behind their numbers; the exit code."""
     config = engine_config(args)
-    sampling = sampling_params(args)
-    if any("\ud800" <= character <= "\udfff" for character in args.prompt):
+    settings = sampling_settings(args)
+    if not is_text(args.prompt):
         args.parser.error("the prompt is not UTF-8 text")
-    from radixkv.llm import LLM  # only now: it brings torch
-
-    llm = LLM(
-        config.model.model,
-        revision=config.model.revision,
-        dtype=config.model.dtype,
-        max_model_len=config.model.max_model_len,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        page_size=config.cache.page_size,
-        kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
-        max_total_tokens=config.cache.max_total_tokens,
-        enable_prefix_caching=config.cache.enable_prefix_caching,
-        schedule_policy=config.scheduler.schedule_policy,
-    )
+    llm = local_llm(config)
     try:
+        sampling = msgspec.structs.replace(llm.get_default_sampling_params(), **settings)
         [answer] = llm.generate([args.prompt], sampling)
     finally:
         llm.shutdown()
-    print(answer.outputs[0].text)
+    for output in answer.outputs:
+        if len(answer.outputs) > 1:
+            print(f"--- {output.index + 1} of {len(answer.outputs)}")
+        print(output.text)
     return 0
-
-
-def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    """What the flags say; wrong values end as wrong usage."""
-    parser: Parser = args.parser
-    try:
-        return SamplingParams(
-            max_tokens=args.max_tokens,
-            temperature=args.temperature,
-            top_p=args.top_p,
-            top_k=args.top_k,
-            seed=args.seed,
-            stop=tuple(args.stop),
-            ignore_eos=args.ignore_eos,
-        )
-    except RadixKVError as error:
-        parser.error(str(error))

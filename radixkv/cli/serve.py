@@ -20,11 +20,31 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
     plain = ServerConfig()
     http = parser.add_argument_group("HTTP")
-    http.add_argument("--host", default=plain.host, help="address to listen on (default: %(default)s)")
+    http.add_argument(
+        "--host",
+        default=plain.host,
+        help="address to listen on; one that other machines reach needs --api-key (default: %(default)s)",
+    )
     http.add_argument(
         "--port", type=whole_number, default=plain.port, help="port, 0 for any free one (default: %(default)s)"
     )
     http.add_argument("--served-model-name", metavar="NAME", help="the name clients use (default: the model's)")
+    http.add_argument(
+        "--api-key", metavar="KEY", help="clients must send it as 'Authorization: Bearer KEY' (default: no key)"
+    )
+    http.add_argument(
+        "--chat-template", metavar="FILE", help="used instead of the tokenizer's own template for chats"
+    )
+    http.add_argument(
+        "--metrics-compat", metavar="ENGINE", help="repeat the metrics under the names of vllm or sglang"
+    )
+    http.add_argument(
+        "--stats-interval",
+        type=number,
+        default=plain.stats_interval_s,
+        metavar="SECONDS",
+        help="between lines of figures on standard error while there is work; 0: never (default: %(default)s)",
+    )
     http.add_argument(
         "--heartbeat-timeout",
         type=number,
@@ -68,6 +88,10 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
             served_model_name=args.served_model_name,
             heartbeat_timeout_s=args.heartbeat_timeout,
             max_body_bytes=args.max_body_bytes,
+            api_key=args.api_key,
+            chat_template=args.chat_template,
+            metrics_compat=args.metrics_compat,
+            stats_interval_s=args.stats_interval or None,
         )
     except RadixKVError as error:
         parser.error(str(error))

@@ -1,78 +1,63 @@
-"""The HTTP routes: parse, hand to the client, render."""
+"""All HTTP routes in one app, the guard before them, and how their errors look."""
 
 from __future__ import annotations
 
-import time
-
-import msgspec
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
+from radixkv.config import EngineConfig, ServerConfig
 from radixkv.errors import InvalidRequest, RequestError, UnsupportedFeature
-from radixkv.frontend.bodies import Bodies
+from radixkv.frontend.about import about_routes
 from radixkv.frontend.client import Client
-from radixkv.frontend.completion import Completion
-from radixkv.frontend.failure import MethodNotAllowed, RouteNotFound, error_response
-from radixkv.frontend.guard import LocalOnly
+from radixkv.frontend.compat import Repeat
+from radixkv.frontend.generate.routes import generate_routes
+from radixkv.frontend.http.bodies import Bodies
+from radixkv.frontend.http.failure import MethodNotAllowed, RouteNotFound, error_response
+from radixkv.frontend.http.guard import KeyRequired, LocalOnly
+from radixkv.frontend.http.streaming import ClientGone
 from radixkv.frontend.metrics import Metrics
 from radixkv.frontend.native import native_routes
-from radixkv.frontend.openai import Served, to_prompts
-from radixkv.frontend.schema import parse_completion
-from radixkv.frontend.streaming import ClientGone, EventStream, unless_gone
+from radixkv.frontend.openai.routes import openai_routes
+from radixkv.frontend.served import Served
+from radixkv.frontend.texts import text_routes
 
 CLIENT_CLOSED_REQUEST = 499
 
 NOT_BUILT = (
-    "/v1/chat/completions",
     "/v1/responses",
     "/v1/messages",
     "/v1/embeddings",
-    "/v1/loads",
-    "/generate",
-    "/reset_prefix_cache",
-    "/server_info",
-    "/get_server_info",
-    "/model_info",
-    "/get_model_info",
-    "/tokenize",
-    "/detokenize",
-    "/version",
+    "/v1/rerank",
+    "/v1/score",
+    "/v1/audio/transcriptions",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/encode",
+    "/pooling",
 )
 
 
-def build_app(client: Client, served: Served, metrics: Metrics, bodies: Bodies) -> FastAPI:
-    """All routes over one client."""
+def build_app(
+    client: Client, served: Served, metrics: Metrics, bodies: Bodies, engine: EngineConfig, server: ServerConfig
+) -> FastAPI:
+    """All routes over one client, and the guard before them."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
-    app.add_middleware(LocalOnly)
-    app.include_router(native_routes(client, metrics))
+    if server.api_key is None:
+        app.add_middleware(LocalOnly)
+    else:
+        app.add_middleware(KeyRequired, key=server.api_key)
+    compat = server.metrics_compat
+    repeat = None if compat is None else Repeat(compat, served.name, served.ready.page_size)
+    app.include_router(native_routes(client, metrics, repeat))
+    app.include_router(openai_routes(client, served, bodies))
+    app.include_router(generate_routes(client, served, bodies))
+    app.include_router(text_routes(client, served, bodies))
+    app.include_router(about_routes(client, served, metrics, engine, server))
     app.add_exception_handler(RequestError, _render_error)
     app.add_exception_handler(HTTPException, _render_http_exception)
     app.add_exception_handler(ClientGone, _render_nothing)
     app.add_exception_handler(Exception, _render_fault)
-
-    @app.post("/v1/completions")
-    async def completions(request: Request) -> Response:
-        arrived = time.monotonic()
-        asked = parse_completion(await bodies.read_json(request), served.max_prompt_and_answer)
-        prompts = await unless_gone(request.receive, to_prompts(asked, served))
-        completion = Completion(asked, served, prompts, arrived=arrived)
-        if asked.stream:
-            return EventStream(completion.events(client))
-        reply = await unless_gone(request.receive, completion.whole(client))
-        return Response(msgspec.json.encode(reply), media_type="application/json")
-
-    @app.get("/v1/models")
-    async def models() -> Response:
-        model = {
-            "id": served.name,
-            "object": "model",
-            "created": served.created,
-            "owned_by": "radixkv",
-            "root": served.root,
-            "max_model_len": served.ready.max_model_len,
-        }
-        return JSONResponse({"object": "list", "data": [model]})
 
     for path in NOT_BUILT:
         app.add_api_route(path, _refuse_route, methods=["GET", "POST"])
@@ -80,7 +65,7 @@ def build_app(client: Client, served: Served, metrics: Metrics, bodies: Bodies) 
 
 
 async def _refuse_route(request: Request) -> Response:
-    raise UnsupportedFeature(f"{request.url.path} is not supported in this release; use /v1/completions")
+    raise UnsupportedFeature(f"{request.url.path} is not supported in this release; use /v1/chat/completions")
 
 
 async def _render_error(request: Request, error: Exception) -> Response:

@@ -1,33 +1,32 @@
 """The frontend's end of the wire: requests in, their tokens out.
 
-One DEALER socket. Each HTTP request is a ``Batch`` of answers that share one wake-up; what an answer gained and
-nobody took yet is one buffer, so that a slow reader costs at most its answer's own tokens.
+One DEALER socket. Each HTTP request is a ``Batch`` of answers that share one wake-up.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 import zmq
 import zmq.asyncio
 
 from radixkv.errors import Draining, RequestError, WireError, request_error
-from radixkv.frontend.failure import ClientTooSlow, RuntimeSilent
-from radixkv.sampling import SamplingParams
+from radixkv.frontend.answers import Answer, Delta, Latencies, Prompt
+from radixkv.frontend.http.failure import ClientTooSlow, RuntimeSilent
 from radixkv.wire import (
     MAX_FRAME_BYTES,
     WIRE_VERSION,
     Cancel,
     Done,
     Drain,
+    Explain,
+    Explained,
     Failed,
     Flush,
     Flushed,
@@ -44,101 +43,11 @@ from radixkv.wire import (
     endpoint,
 )
 
-AnswerT = TypeVar("AnswerT", Flushed, Stats)
+AnswerT = TypeVar("AnswerT", Flushed, Explained, Stats)
 
 MAX_PENDING_BYTES = 1 << 20
-"""Tokens that an answer may gain without its reader taking any; one more ends it."""
+"""Tokens and log-probabilities that wait for an answer's reader; with more than that waiting, new ones end it."""
 ASK_TIMEOUT_S = 10.0
-
-
-class Latencies(Protocol):
-    """Where measured times go."""
-
-    def first_token(self, seconds: float) -> None:
-        """From the request's arrival to its first token."""
-        ...
-
-    def next_tokens(self, seconds: float, count: int) -> None:
-        """From an answer's last token to the ``count`` tokens after it."""
-        ...
-
-    def done(self, seconds: float, queue_seconds: float) -> None:
-        """A whole answer, and how long its request had waited."""
-        ...
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One prompt, ready to be submitted."""
-
-    tokens: bytes
-    """Little-endian int32 ids."""
-    sampling: SamplingParams
-    cache_salt: str = ""
-    reads_cache: bool = True
-
-
-@dataclass(frozen=True)
-class Delta:
-    """What one answer of a batch gained since it was last looked at."""
-
-    index: int
-    tokens: bytes
-    done: Done | None
-
-
-class Answer:
-    """One request in flight."""
-
-    def __init__(self, index: int, wake: asyncio.Event, arrived: float) -> None:
-        self.id = uuid.uuid4().hex
-        self.index = index
-        self.done: Done | None = None
-        self.error: RequestError | None = None
-        self.is_complete = False
-        """Whether its reader has all of it, though the runtime may not know yet."""
-        self._wake = wake
-        self._arrived = arrived
-        self._last_token_at: float | None = None
-        self._pending = bytearray()
-
-    @property
-    def n_pending_bytes(self) -> int:
-        """What it gained and nobody took."""
-        return len(self._pending)
-
-    def gain(self, tokens: bytes, latencies: Latencies) -> None:
-        """New tokens have come."""
-        now = time.monotonic()
-        if self._last_token_at is None:
-            latencies.first_token(now - self._arrived)
-        else:
-            latencies.next_tokens(now - self._last_token_at, len(tokens) // 4)
-        self._last_token_at = now
-        self._pending += tokens
-        self._wake.set()
-
-    def end(self, done: Done, latencies: Latencies) -> None:
-        """Its terminal message has come."""
-        self.done = done
-        if self.is_complete or done.finish_reason != "abort":
-            latencies.done(time.monotonic() - self._arrived, done.queue_time_s)
-        self._wake.set()
-
-    def fail(self, error: RequestError) -> None:
-        """It ended without an answer."""
-        self.error = error
-        self._wake.set()
-
-    def take(self) -> Delta | None:
-        """What came since the last time; None if nothing did. Raises the error that it ended with."""
-        if self.error is not None:
-            raise self.error
-        if not self._pending and self.done is None:
-            return None
-        tokens = bytes(self._pending)
-        self._pending.clear()
-        return Delta(self.index, tokens, self.done)
 
 
 class Batch:
@@ -147,7 +56,9 @@ class Batch:
     def __init__(self, client: Client, prompts: Sequence[Prompt], arrived: float) -> None:
         self._client = client
         self._wake = asyncio.Event()
-        self._answers = [Answer(index, self._wake, arrived) for index in range(len(prompts))]
+        self._answers = [
+            Answer(place, prompt.sampling.n, self._wake, arrived) for place, prompt in enumerate(prompts)
+        ]
         client.submit(zip(self._answers, prompts, strict=True))
 
     async def __aenter__(self) -> Self:
@@ -159,24 +70,22 @@ class Batch:
         for answer in self._answers:
             self._client.leave(answer)
 
-    def complete(self, index: int) -> None:
-        """Asks the runtime to end an answer of which no more is wanted; its ``Done`` still comes."""
-        self._answers[index].is_complete = True
-        self._client.cancel(self._answers[index])
+    def complete(self, prompt: int, choice: int) -> None:
+        """Asks the runtime to end a choice of which no more is wanted; its end still comes."""
+        self._client.cancel(self._answers[prompt], choice)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """What comes, in order for each answer, until all have ended. Raises ``RequestError``."""
+        """What comes, in order for each choice, until all have ended. Raises ``RequestError``."""
         waiting = list(self._answers)
         while waiting:
             await self._wake.wait()
             self._wake.clear()
             for answer in list(waiting):
-                delta = answer.take()
-                if delta is None:
-                    continue
-                if delta.done is not None:
+                deltas = answer.take()
+                if answer.done is not None:
                     waiting.remove(answer)
-                yield delta
+                for delta in deltas:
+                    yield delta
 
 
 class Client:
@@ -199,7 +108,7 @@ class Client:
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
         self._socket.connect(address)
         self._answers: dict[str, Answer] = {}
-        self._questions: dict[str, asyncio.Future[Flushed | Stats]] = {}
+        self._questions: dict[str, asyncio.Future[Flushed | Explained | Stats]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._receiving: asyncio.Task[None] | None = None
@@ -241,6 +150,10 @@ class Client:
         """Makes all that is cached unreachable."""
         return await self._ask(Flush(id=uuid.uuid4().hex), Flushed)
 
+    async def explain(self, tokens: bytes, cache_salt: str = "") -> Explained:
+        """Why no more of these tokens is cached."""
+        return await self._ask(Explain(id=uuid.uuid4().hex, tokens=tokens, cache_salt=cache_salt), Explained)
+
     async def stats(self) -> Stats:
         """The runtime's counters at this moment; dropped frames are those of both processes."""
         stats = await self._ask(GetStats(id=uuid.uuid4().hex), Stats)
@@ -269,10 +182,10 @@ class Client:
             self._answers[answer.id] = answer
             self._idle.clear()
 
-    def cancel(self, answer: Answer) -> None:
-        """Asks the runtime to end an answer. Does nothing for one that has ended."""
+    def cancel(self, answer: Answer, choice: int | None = None) -> None:
+        """Asks the runtime to end an answer, or one choice of it. Does nothing for an answer that has ended."""
         if answer.id in self._answers:
-            self._send(Cancel(id=answer.id))
+            self._send(Cancel(id=answer.id, choice=choice))
 
     def leave(self, answer: Answer) -> None:
         """Cancels an answer that nobody will look at again."""
@@ -293,10 +206,10 @@ class Client:
         self._socket.close()
         self._context.term()
 
-    async def _ask(self, question: Flush | GetStats, kind: type[AnswerT]) -> AnswerT:
+    async def _ask(self, question: Flush | Explain | GetStats, kind: type[AnswerT]) -> AnswerT:
         if self._failure is not None:
             raise self._failure.with_traceback(None)
-        future: asyncio.Future[Flushed | Stats] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Flushed | Explained | Stats] = asyncio.get_running_loop().create_future()
         self._questions[question.id] = future
         try:
             self._send(question)
@@ -320,6 +233,7 @@ class Client:
             # All at once, so that an answer's last tokens and its end are one delta.
             for frame in frames:
                 self._apply(frame)
+            await asyncio.sleep(0)  # a message that is there already is received without a turn of the loop
 
     def _apply(self, frame: bytes) -> None:
         try:
@@ -329,27 +243,33 @@ class Client:
             return
         match message:
             case Tokens():
+                for scored in message.prompts:
+                    if (answer := self._reading(scored.id)) is not None:
+                        answer.gain_prompt(scored)
                 for item in message.items:
-                    if (answer := self._answers.get(item.id)) is not None:
-                        self._gain(answer, item.tokens)
+                    if (answer := self._reading(item.id)) is not None:
+                        answer.gain(item, self._latencies)
             case Done():
                 if (answer := self._forget(message.id)) is not None:
                     answer.end(message, self._latencies)
             case Failed():
                 if (answer := self._forget(message.id)) is not None:
                     answer.fail(request_error(message.code, message.text, param=message.param))
-            case Flushed() | Stats():
+            case Flushed() | Explained() | Stats():
                 future = self._questions.get(message.id)
                 if future is not None and not future.done():
                     future.set_result(message)
             case Heartbeat() | Ready():
                 pass
 
-    def _gain(self, answer: Answer, tokens: bytes) -> None:
-        answer.gain(tokens, self._latencies)
-        if answer.n_pending_bytes > MAX_PENDING_BYTES:
-            self.leave(answer)
-            answer.fail(ClientTooSlow(f"{answer.n_pending_bytes} bytes of tokens waited to be read; read faster"))
+    def _reading(self, request_id: str) -> Answer | None:
+        """The answer that a message is for; None if nobody wants it, or its reader is too slow."""
+        answer = self._answers.get(request_id)
+        if answer is None or answer.n_pending_bytes <= MAX_PENDING_BYTES:
+            return answer
+        self.leave(answer)
+        answer.fail(ClientTooSlow(f"{answer.n_pending_bytes} bytes of the answer waited to be read; read faster"))
+        return None
 
     def _forget(self, request_id: str) -> Answer | None:
         answer = self._answers.pop(request_id, None)
@@ -365,6 +285,7 @@ def _submit(answer: Answer, prompt: Prompt) -> Submit:
         sampling=prompt.sampling,
         cache_salt=prompt.cache_salt,
         reads_cache=prompt.reads_cache,
+        priority=prompt.priority,
     )
 
 

@@ -1,29 +1,56 @@
-"""Routes that are radixkv's own or common to engines: health, metrics, cache."""
+"""Routes that operate the engine: liveness, metrics, the cache."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Any
+
+from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from radixkv.errors import UnsupportedFeature
 from radixkv.frontend.client import Client
+from radixkv.frontend.compat import Repeat
 from radixkv.frontend.metrics import Metrics
+from radixkv.wire import Flushed
 
 
-def native_routes(client: Client, metrics: Metrics) -> APIRouter:
-    """``/health``, ``/metrics``, ``/flush_cache``."""
+def native_routes(client: Client, metrics: Metrics, repeat: Repeat | None) -> APIRouter:
+    """``/health`` and ``/ping``, ``/metrics``, ``/flush_cache`` and ``/reset_prefix_cache``.
+
+    Args:
+        repeat: under whose names metrics come a second time.
+    """
     router = APIRouter()
 
     @router.api_route("/health", methods=["GET", "HEAD"])
+    @router.api_route("/ping", methods=["GET", "HEAD", "POST"])
     async def health() -> Response:
         return Response(status_code=200 if client.refusal is None else 503)
 
     @router.get("/metrics")
     async def render_metrics() -> Response:
-        return Response(metrics.render(await client.stats()), media_type="text/plain; version=0.0.4; charset=utf-8")
+        text = metrics.render(await client.stats(), repeat)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @router.api_route("/flush_cache", methods=["GET", "POST"])
     async def flush_cache() -> Response:
-        flushed = await client.flush()
-        return JSONResponse({"pages_freed": flushed.n_pages_freed, "pages_held": flushed.n_pages_leased})
+        return JSONResponse(_what_was_done(await client.flush()))
+
+    @router.post("/reset_prefix_cache")
+    async def reset_prefix_cache(request: Request) -> Response:
+        for name in ("reset_running_requests", "reset_connector"):
+            if request.query_params.get(name, "false").lower() not in ("false", "0"):
+                raise UnsupportedFeature(f"{name} is not supported in this release; leave it out", param=name)
+        return JSONResponse(_what_was_done(await client.flush()))
 
     return router
+
+
+def _what_was_done(flushed: Flushed) -> dict[str, Any]:
+    held = flushed.n_pages_leased
+    later = f"; running requests still hold {held} pages, which are free once those end" if held else ""
+    return {
+        "pages_freed": flushed.n_pages_freed,
+        "pages_held": held,
+        "message": f"nothing is cached any more{later}",
+    }

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import uvicorn
+from fastapi import FastAPI
 
-from radixkv.checkpoints import Checkpoint, resolve
+from radixkv.checkpoints import resolve, resolve_tokenizer
 from radixkv.config import EngineConfig, ServerConfig
 from radixkv.errors import ConfigError, Draining, RuntimeDied
 from radixkv.frontend.app import build_app
-from radixkv.frontend.bodies import Bodies
+from radixkv.frontend.http.bodies import Bodies
+from radixkv.frontend.http.connection import Connection
+from radixkv.frontend.log import StatsLog, say, stage
 from radixkv.frontend.metrics import Metrics
-from radixkv.frontend.openai import Served
+from radixkv.frontend.served import Served
 from radixkv.frontend.supervise import Runtime
+from radixkv.text.chat import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
 
 SLOW_READER_MS = 30_000
@@ -94,50 +99,90 @@ class _Signals:
 
 async def _serve(engine: EngineConfig, server: ServerConfig, listener: socket.socket) -> int:
     model = engine.model
-    checkpoint = await asyncio.to_thread(resolve, model.model, model.revision)
+    async with stage(f"getting the model {model.model}"):
+        checkpoint = await asyncio.to_thread(resolve, model.model, model.revision, load_format=model.load_format)
+    if model.tokenizer is None:
+        text_folder = checkpoint.folder
+    else:
+        async with stage(f"getting the tokenizer {model.tokenizer}"):
+            text_folder = await asyncio.to_thread(resolve_tokenizer, model.tokenizer)
     metrics = Metrics()
-    starting = asyncio.create_task(Runtime.start(engine, checkpoint.folder, metrics))
-    try:
-        tokenizer, longest = await asyncio.to_thread(_tokenizer, checkpoint)
-    except BaseException:
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
-        raise
-    runtime = await starting
+    async with stage(f"loading {checkpoint.folder}"):
+        starting = asyncio.create_task(Runtime.start(engine, checkpoint.folder, metrics))
+        try:
+            texts = await asyncio.to_thread(_load_texts, text_folder, server.chat_template)
+        except BaseException:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            raise
+        runtime = await starting
     try:
         served = Served(
             name=server.served_model_name or checkpoint.name,
             root=checkpoint.name,
             ready=runtime.ready,
-            tokenizer=tokenizer,
+            tokenizer=texts.tokenizer,
             eos_token_ids=checkpoint.eos_token_ids,
             created=int(time.time()),
-            longest_token_characters=longest,
+            longest_token_characters=texts.longest_token_characters,
+            chat_template=texts.chat_template,
+            default_sampling=checkpoint.default_sampling,
         )
         bodies = Bodies(server.max_body_bytes)
-        app = build_app(runtime.client, served, metrics, bodies)
-        config = uvicorn.Config(
-            app,
-            http="h11",
-            ws="none",
-            loop="asyncio",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=int(REPLIES_S),
-        )
-        return await _attend(runtime, served, bodies, _Uvicorn(config), listener, server.heartbeat_timeout_s)
+        app = build_app(runtime.client, served, metrics, bodies, engine, server)
+        async with _figures(runtime, metrics, server.stats_interval_s):
+            return await _attend(runtime, served, bodies, _uvicorn(app), listener, server.heartbeat_timeout_s)
     finally:
         await runtime.stop()
 
 
-def _tokenizer(checkpoint: Checkpoint) -> tuple[Tokenizer | None, int | None]:
-    """None if the checkpoint has none, and prompts are token ids; and its ``longest_token_characters``."""
-    if not (checkpoint.folder / "tokenizer.json").exists():
-        return None, None
-    tokenizer = Tokenizer.load(checkpoint.folder)
-    return tokenizer, tokenizer.longest_token_characters
+def _uvicorn(app: FastAPI) -> uvicorn.Server:
+    return _Uvicorn(
+        uvicorn.Config(
+            app,
+            http=Connection,
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=int(REPLIES_S),
+        )
+    )
+
+
+@contextlib.asynccontextmanager
+async def _figures(runtime: Runtime, metrics: Metrics, interval_s: float | None) -> AsyncIterator[None]:
+    """Meanwhile the log says what the engine does."""
+    if interval_s is None:
+        yield
+        return
+    logging = asyncio.create_task(StatsLog(runtime.client, interval_s, metrics.look).run())
+    try:
+        yield
+    finally:
+        logging.cancel()
+        await asyncio.gather(logging, return_exceptions=True)
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """What turns text into tokens."""
+
+    tokenizer: Tokenizer | None
+    """None if there is none, and prompts are token ids."""
+    longest_token_characters: int | None
+    chat_template: ChatTemplate | None
+
+
+def _load_texts(folder: Path, chat_template: str | None) -> _Texts:
+    template = ChatTemplate.load(folder, None if chat_template is None else Path(chat_template).expanduser())
+    if not (folder / "tokenizer.json").exists():
+        return _Texts(None, None, template)
+    tokenizer = Tokenizer.load(folder)
+    return _Texts(tokenizer, tokenizer.longest_token_characters, template)
 
 
 async def _attend(
@@ -155,6 +200,9 @@ async def _attend(
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     asked = asyncio.create_task(signals.first.wait())
     try:
+        # A full collection over all that is loaded would stop the event loop for tens of milliseconds.
+        gc.collect()
+        gc.freeze()
         _announce(served, listener)
         await asyncio.wait({death, serving, asked}, return_when=asyncio.FIRST_COMPLETED)
         if asked.done() and not death.done():
@@ -163,7 +211,7 @@ async def _attend(
         if not death.done():
             return 0
         bodies.refuse(death.result())
-        _say(str(death.result()))
+        say(str(death.result()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DEATH_NOTICE_S):
                 await signals.first.wait()
@@ -202,7 +250,3 @@ def _announce(served: Served, listener: socket.socket) -> None:
         f"(model {served.name}, {ready.n_pages} pages of {ready.page_size} tokens)",
         flush=True,
     )
-
-
-def _say(text: str) -> None:
-    print(f"radixkv: {text}", file=sys.stderr, flush=True)

@@ -20,7 +20,8 @@ import msgspec
 
 from radixkv.config import EngineConfig
 from radixkv.errors import RadixKVError, RuntimeDied
-from radixkv.frontend.client import Client, Latencies
+from radixkv.frontend.answers import Latencies
+from radixkv.frontend.client import Client
 from radixkv.wire import LOCK_NAME, SOCKET_NAME, Fatal, Ready, Start
 
 FOLDER_PREFIX = "radixkv-"

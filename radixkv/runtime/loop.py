@@ -269,7 +269,7 @@ class Loop:
             if update.finish_reason is not None:
                 live.n_open -= 1
                 if not live.n_open:
-                    ends.append(self._end(live, update.finish_reason, items[-1].stop_token_id))
+                    ends.append(self._end(live, update.finish_reason))
         return [Tokens(items, prompts), *ends] if items or prompts else ends
 
     def _count_token(self, live: _Live, request: Request) -> None:
@@ -287,7 +287,7 @@ class Loop:
             if choice.phase is not Phase.ENDED:
                 self._scheduler.abort(choice)
 
-    def _end(self, live: _Live, finish_reason: str, stop_token_id: int | None = None) -> Done:
+    def _end(self, live: _Live, finish_reason: str) -> Done:
         self._drop(live)
         now, first = self._clock(), live.choices[0]
         scheduled_at = min((c.scheduled_at for c in live.choices if c.scheduled_at is not None), default=now)
@@ -298,7 +298,6 @@ class Loop:
             n_output_tokens=live.n_outputs,
             n_cached_tokens=live.n_cached,
             queue_time_s=scheduled_at - first.received_at,
-            stop_token_id=stop_token_id,
         )
 
     def _stats(self, stats_id: str) -> Stats:

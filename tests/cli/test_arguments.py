@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from radixkv.cli.arguments import REFUSED, Parser, add_engine_flags, engine_config, engine_flags
 from radixkv.cli.generate import add as add_generate
-from radixkv.cli.generate import sampling_params
+from radixkv.cli.local import sampling_settings
 from radixkv.cli.serve import add as add_serve
 from radixkv.cli.serve import server_config
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
@@ -51,7 +51,9 @@ def read(config, path):
     [
         (("--model", "--model-path"), "some/model", "model.model", "some/model"),
         (("--revision",), "main", "model.revision", "main"),
-        (("--dtype",), "float32", "model.dtype", "float32"),
+        (("--tokenizer", "--tokenizer-path"), "some/tokenizer", "model.tokenizer", "some/tokenizer"),
+        (("--dtype",), "bfloat16", "model.dtype", "bfloat16"),
+        (("--load-format",), "dummy", "model.load_format", "dummy"),
         (("--max-model-len", "--context-length"), "512", "model.max_model_len", 512),
         (("--page-size", "--block-size"), "8", "cache.page_size", 8),
         (("--kv-cache-memory-bytes",), "4096", "cache.kv_cache_memory_bytes", 4096),
@@ -60,6 +62,7 @@ def read(config, path):
         (("--max-num-batched-tokens", "--chunked-prefill-size"), "999", "scheduler.max_num_batched_tokens", 999),
         (("--schedule-policy", "--scheduling-policy"), "fcfs", "scheduler.schedule_policy", "fcfs"),
         (("--max-queued-requests",), "3", "scheduler.max_queued_requests", 3),
+        (("--queue-timeout",), "2.5", "scheduler.queue_timeout_s", 2.5),
         (("--lpm-window",), "4", "scheduler.lpm_window", 4),
         (("--lpm-max-passes",), "5", "scheduler.lpm_max_passes", 5),
     ],
@@ -79,7 +82,7 @@ def test_both_spellings_of_no_cache():
     assert not parse("--disable-radix-cache").cache.enable_prefix_caching
 
 
-@pytest.mark.parametrize("flag", ["--max-queued-requests", "--lpm-window", "--lpm-max-passes"])
+@pytest.mark.parametrize("flag", ["--max-queued-requests", "--queue-timeout", "--lpm-window", "--lpm-max-passes"])
 def test_one_prompt_has_no_flags_of_a_queue(capsys, flag):
     assert f"unrecognized arguments: {flag}" in refused(
         capsys, command, add_generate, "generate", "text", flag, "3"
@@ -98,7 +101,7 @@ def test_no_flag_at_all_is_the_default():
     args = command(add_serve, "serve")
     assert server_config(args) == ServerConfig()
     assert engine_config(args) == EngineConfig()
-    assert sampling_params(command(add_generate, "generate", "text")) == SamplingParams()
+    assert sampling_settings(command(add_generate, "generate", "text")) == {}
 
 
 positive = st.integers(1, 10**6)
@@ -108,8 +111,10 @@ engines = st.builds(
         ModelConfig,
         model=st.sampled_from(["tiny", "org/name", "-odd", "/folder with space"]),
         revision=st.none() | st.sampled_from(["main", "-x"]),
-        dtype=st.sampled_from(["auto", "float32"]),
+        dtype=st.sampled_from(["auto", "float32", "bfloat16"]),
         max_model_len=st.none() | positive,
+        load_format=st.sampled_from(["auto", "dummy"]),
+        tokenizer=st.none() | st.sampled_from(["org/name", "-odd", "/folder with space"]),
     ),
     cache=st.builds(
         CacheConfig,
@@ -124,6 +129,7 @@ engines = st.builds(
         max_num_batched_tokens=st.integers(128, 4096),
         schedule_policy=st.sampled_from(["lpm", "fcfs"]),
         max_queued_requests=positive,
+        queue_timeout_s=st.none() | st.floats(1e-3, 1e9),
         lpm_window=positive,
         lpm_max_passes=positive,
     ),
@@ -139,10 +145,10 @@ def test_flags_of_a_configuration_give_it_again(config):
 def test_every_setting_has_a_flag():
     """A new field of a configuration must appear in ``engines`` above, and so in ``engine_flags``."""
     assert {field.name for field in fields(EngineConfig)} == {"model", "cache", "scheduler", "seed"}
-    assert len(fields(ModelConfig)) == 4
+    assert len(fields(ModelConfig)) == 6
     assert len(fields(CacheConfig)) == 4
-    assert len(fields(SchedulerConfig)) == 6
-    assert len(fields(ServerConfig)) == 5
+    assert len(fields(SchedulerConfig)) == 7
+    assert len(fields(ServerConfig)) == 9
 
 
 def test_serve_reads_its_model_and_server_flags():
@@ -151,12 +157,36 @@ def test_serve_reads_its_model_and_server_flags():
         "serve",
         "some/model",
         *("--host", "localhost", "--port", "0", "--served-model-name", "name", "--seed", "7"),
-        *("--heartbeat-timeout", "2.5", "--max-body-bytes", "1000"),
+        *("--heartbeat-timeout", "2.5", "--max-body-bytes", "1000", "--api-key", "sesame"),
+        *("--chat-template", "a.jinja", "--metrics-compat", "vllm", "--stats-interval", "0.5"),
     )
     assert args.positional_model == "some/model"
     assert args.seed == 7
-    assert server_config(args) == ServerConfig("localhost", 0, "name", 2.5, 1000)
+    assert server_config(args) == ServerConfig("localhost", 0, "name", 2.5, 1000, "sesame", "a.jinja", "vllm", 0.5)
     assert engine_config(args, model="some/model", seed=7) == EngineConfig(ModelConfig("some/model"), seed=7)
+
+
+def test_an_interval_of_zero_logs_no_figures():
+    assert server_config(command(add_serve, "serve", "--stats-interval", "0")).stats_interval_s is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--host", "0.0.0.0"], "host '0.0.0.0': an address that other machines reach needs --api-key"),
+        (["--host", "example.org", "--api-key", "sesame"], "host 'example.org' is neither an IP address"),
+        (["--api-key", ""], "api_key must be 1 to 1024 visible ASCII characters"),
+        (["--api-key", "open sesame"], "api_key must be"),
+        (["--metrics-compat", "VLLM"], "metrics_compat 'VLLM' is unknown; use vllm or sglang"),
+        (["--stats-interval", "-1"], "stats_interval_s -1.0 must be a number of seconds above 0"),
+        (["--stats-interval", "never"], "--stats-interval: 'never' is not a number"),
+        (["--chat-template", ""], "chat_template is empty"),
+    ],
+)
+def test_wrong_server_flags_are_one_line(capsys, flags, message):
+    text = refused(capsys, lambda: server_config(command(add_serve, "serve", *flags)))
+    assert message in text
+    assert "sesame" not in text
 
 
 def test_generate_reads_its_sampling_flags():
@@ -165,7 +195,7 @@ def test_generate_reads_its_sampling_flags():
     expected = SamplingParams(
         max_tokens=3, temperature=0.5, top_p=0.9, top_k=7, seed=11, stop=("a", "b c"), ignore_eos=True
     )
-    assert sampling_params(args) == expected
+    assert SamplingParams(**sampling_settings(args)) == expected
     assert args.prompt == "text"
 
 
@@ -180,9 +210,11 @@ def test_a_flag_of_a_feature_that_is_not_built_is_refused_by_name(capsys, flag):
     [
         (["--tensor-parallel-size", "2"], "--tensor-parallel-size/-tp/--tp-size/--tp: '2' is not supported"),
         (["-tp", "2"], "one device"),
-        (["--kv-cache-dtype", "fp8"], "'fp8' is not supported: KV is float32"),
-        (["--load-format", "dummy"], "'dummy' is not supported: this release reads real weights"),
-        (["--dtype", "bfloat16"], "dtype 'bfloat16' is not supported"),
+        (["--kv-cache-dtype", "fp8"], "'fp8' is not supported: KV has the type of --dtype"),
+        (["--load-format", "gguf"], "load_format 'gguf' is not supported; use auto or dummy"),
+        (["--dtype", "float16"], "dtype 'float16' is not supported"),
+        (["--tokenizer", ""], "tokenizer is empty"),
+        (["--queue-timeout", "0"], "queue_timeout_s 0.0 must be a number of seconds above 0"),
         (["--page-size", "many"], "--page-size/--block-size: 'many' is not a whole number"),
         (["--page-size", "0"], "page_size 0 must be at least 1"),
         (["--page-size"], "expected one argument"),

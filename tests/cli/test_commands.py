@@ -13,9 +13,10 @@ def radixkv(*flags):
 
 
 def check_error(done, code, message, command="radixkv"):
-    assert message in done.stderr
-    assert done.stderr.startswith(f"{command}: error: ")
-    assert done.stderr.count("\n") == 1
+    *progress, error = done.stderr.splitlines()
+    assert message in error
+    assert error.startswith(f"{command}: error: ")
+    assert all(line.startswith("radixkv: getting the model") for line in progress)
     assert done.stdout == ""
     assert done.returncode == code
 
@@ -26,7 +27,7 @@ def test_version_and_help():
     assert radixkv("--version").stdout == f"radixkv {__version__}\n"
     done = radixkv("--help")
     assert done.returncode == 0
-    assert all(command in done.stdout for command in ("serve", "generate", "bench", "examples:"))
+    assert all(command in done.stdout for command in ("serve", "chat", "generate", "explain", "bench", "examples:"))
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,9 @@ def test_version_and_help():
     [
         ("serve", ["--port", "--host", "--served-model-name", "--page-size", "--block-size", "--schedule-policy"]),
         ("generate", ["--max-tokens", "--temperature", "--top-p", "--top-k", "--stop", "--ignore-eos", "--seed"]),
+        ("generate", ["--min-p", "--repetition-penalty", "--min-tokens", "--n", "--dtype", "--load-format"]),
+        ("chat", ["--system", "--base-url", "--api-key", "--chat-template", "--max-tokens", "--tokenizer"]),
+        ("explain", ["--base-url", "--api-key", "--file", "--cache-salt"]),
         ("bench", ["--workload", "--base-url", "--compare-cache", "--output-file", "--goodput", "--dataset-path"]),
     ],
 )
@@ -49,12 +53,10 @@ def test_help_of_each_command_names_its_flags_and_none_that_is_refused(command, 
     [
         ([], "COMMAND", "radixkv"),
         (["fly"], "invalid choice: 'fly'", "radixkv"),
-        (["chat"], "the command 'chat' is not part of this release", "radixkv"),
         (["simulate", "--trace", "x"], "the command 'simulate' is not part of this release", "radixkv"),
-        (["explain", "--help"], "the command 'explain' is not part of this release", "radixkv"),
         (["serve", "--speed", "9"], "unknown arguments: --speed", "radixkv serve"),
         (["serve", "one", "two"], "unknown arguments: two", "radixkv serve"),
-        (["serve", "--api-key", "x"], "--api-key is not supported", "radixkv serve"),
+        (["generate", "text", "--api-key", "x"], "unknown arguments: --api-key x", "radixkv generate"),
         (["serve", "--host", "0.0.0.0"], "host '0.0.0.0': an address that other machines reach", "radixkv serve"),
         (["serve", "--host", "localhostt"], "host 'localhostt' is neither an IP address nor 'l", "radixkv serve"),
         (["serve", "--served-model-name", ""], "served_model_name is empty", "radixkv serve"),
@@ -69,6 +71,24 @@ def test_help_of_each_command_names_its_flags_and_none_that_is_refused(command, 
         (["generate", b"caf\xe9"], "the prompt is not UTF-8 text", "radixkv generate"),
         (["generate", "text", "--temperature", "-1"], "temperature is -1.0", "radixkv generate"),
         (["generate", "text", "--max-tokens", "0"], "max_tokens is 0", "radixkv generate"),
+        (["generate", "text", "-n", "9"], "n is 9", "radixkv generate"),
+        (["generate", "text", "--min-p", "2"], "min_p is 2.0", "radixkv generate"),
+        (["generate", "text", "--repetition-penalty", "0"], "repetition_penalty is 0.0", "radixkv generate"),
+        (["generate", "text", "--max-tokens", "3", "--min-tokens", "4"], "min_tokens is 4", "radixkv generate"),
+        (["generate", "text", "--load-format", "gguf"], "load_format 'gguf'", "radixkv generate"),
+        (["chat", "--top-p", "0"], "top_p is 0.0", "radixkv chat"),
+        (["chat", "--system", b"caf\xe9"], "the system prompt is not UTF-8 text", "radixkv chat"),
+        (["chat", "--api-key", "x"], "--api-key is for a running server", "radixkv chat"),
+        (["chat", "--base-url", "http://a", "--page-size", "8"], "--page-size=8 cannot change", "radixkv chat"),
+        (
+            ["chat", "--base-url", "http://a", "--chat-template", "f"],
+            "--chat-template cannot change",
+            "radixkv chat",
+        ),
+        (["chat", "one", "--model", "two"], "the model is given twice", "radixkv chat"),
+        (["explain", "text", "--file", "f"], "the prompt is given twice", "radixkv explain"),
+        (["explain", ""], "the prompt is empty", "radixkv explain"),
+        (["explain", b"caf\xe9"], "the prompt is not UTF-8 text", "radixkv explain"),
         (["generate", "text", "--lpm-window", "3"], "unknown arguments: --lpm-window 3", "radixkv generate"),
         (["generate", "text", "--tensor-parallel-size", "2"], "one device", "radixkv generate"),
         (["bench", "--quantization", "fp8"], "--quantization is not supported", "radixkv bench"),
@@ -79,7 +99,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(flags, message, command):
 
 
 def test_a_model_that_is_not_there_is_one_line_and_exit_code_1():
-    for command, flags in (("serve", ["--port", "0"]), ("generate", ["text"])):
+    for command, flags in (("serve", ["--port", "0"]), ("generate", ["text"]), ("chat", [])):
         done = radixkv(command, *flags, "--model", "/nowhere/model")
         check_error(done, 1, "/nowhere/model", f"radixkv {command}")
 
@@ -92,7 +112,7 @@ def test_a_port_in_use_is_one_line_and_exit_code_1():
         check_error(radixkv("serve", "--port", str(port)), 1, f"port {port} on 127.0.0.1", "radixkv serve")
 
 
-@pytest.mark.parametrize("command", ["serve", "bench"])
+@pytest.mark.parametrize("command", ["serve", "explain", "bench"])
 def test_commands_that_talk_to_processes_do_not_import_torch(command):
     code = f"""
 import sys
@@ -101,7 +121,7 @@ try:
     main([{command!r}, "--help"])
 except SystemExit:
     pass
-import radixkv.bench.run, radixkv.bench.server, radixkv.bench.report
+import radixkv.bench.run, radixkv.bench.server, radixkv.bench.report, radixkv.cli.remote
 if {command!r} == "serve":
     import radixkv.frontend.server
 print([name for name in ("torch", "transformers") if name in sys.modules], file=sys.stderr)

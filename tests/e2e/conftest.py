@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from live import Live, serving
+
+from support.live import Live, serving, wait_for, watched
+
+SMALL = ("--max-num-seqs", "16", "--max-num-batched-tokens", "256", "--max-queued-requests", "32")
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +27,30 @@ def server(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Li
 @pytest.fixture
 def start(cache: Path, tmp_path: Path) -> Callable[..., AbstractContextManager[Live]]:
     return lambda *flags: serving(cache, tmp_path / "errors", *flags)
+
+
+@pytest.fixture(scope="module")
+def sturdy(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """A server to break; see ``unharmed``."""
+    with watched(cache, tmp_path_factory.mktemp("s") / "errors", *SMALL) as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def at_rest(sturdy: Live) -> tuple[list[int], dict[str, object]]:
+    """What its canary says, and what there is in both processes while nothing is asked."""
+    canary = sturdy.canary()
+    wait_for(lambda: not sturdy.is_answering(), "a reply does not end")
+    return canary, sturdy.remains()
+
+
+@pytest.fixture
+def unharmed(sturdy: Live, at_rest: tuple[list[int], dict[str, object]]) -> Iterator[Live]:
+    """The same server; afterwards nothing of the test is left in it, and its answers are what they were."""
+    canary, remains = at_rest
+    yield sturdy
+    wait_for(sturdy.is_idle, "pages or requests are left")
+    assert sturdy.canary() == canary
+    with contextlib.suppress(AssertionError):
+        wait_for(lambda: sturdy.remains() == remains, "something is left", 5)
+    assert sturdy.remains() == remains

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from live import is_running
+
+from support.live import is_running
 
 POOL = ["--max-total-tokens", "16384"]
 SMALL = ["--num-prompts", "6", "--num-shots", "3", "--output-len", "4", "--warmup-requests", "1"]

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live import Live, wait_for
+
+from support.live import Live, wait_for
 
 SHARED = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer: 7.\n" * 8
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from live import Live, is_running, wait_for
+
+from support.live import Live, is_running, wait_for
 
 Start = Callable[..., AbstractContextManager[Live]]
 
@@ -137,7 +138,8 @@ def test_uploads_that_do_not_end_do_not_delay_the_end_or_make_noise(start: Start
         assert live.process.returncode == 0
         assert slow.recv(100).startswith(b"HTTP/1.1 503 ")
         slow.close()
-        assert (tmp_path / "errors").read_text() == ""
+        stages = (tmp_path / "errors").read_text().splitlines()
+        assert [line.split()[1] for line in stages] == ["getting", "loading"], stages
 
 
 def test_too_little_memory_is_one_line(cache: Path) -> None:
@@ -150,8 +152,10 @@ def test_too_little_memory_is_one_line(cache: Path) -> None:
         env=os.environ | {"XDG_CACHE_HOME": str(cache)},
     )
     assert ended.returncode != 0
-    assert len(ended.stderr.splitlines()) == 1, ended.stderr
-    assert "max_num_seqs" in ended.stderr or "--max-num-seqs" in ended.stderr
+    *stages, reason = ended.stderr.splitlines()
+    assert all(line.startswith("radixkv: ") for line in stages), ended.stderr
+    assert reason.startswith("radixkv serve: error: ")
+    assert "max_num_seqs" in reason or "--max-num-seqs" in reason
 
 
 def test_a_second_signal_is_immediate(start: Start) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import sys
 import time
 import types
@@ -22,16 +23,21 @@ from radixkv.wire import (
     Cancel,
     Done,
     Drain,
+    Explain,
+    Explained,
     Failed,
     Flush,
     Flushed,
     FromRuntime,
     GetStats,
     NewTokens,
+    PromptLogprobs,
     Ready,
     Stats,
     Submit,
+    TokenLogprobs,
     Tokens,
+    pack_tokens,
 )
 
 EOS = 256
@@ -54,15 +60,38 @@ def write_tokenizer(folder: Path) -> None:
 
 
 @dataclass
+class _Choice:
+    n: int = 0
+    finish_reason: str | None = None
+
+
+@dataclass
 class _Running:
     submit: Submit
     prompt: list[int]
-    n: int = 0
+    n_scored: int = 1
+    choices: list[_Choice] = field(default_factory=list)
+
+    @property
+    def n(self) -> int:
+        return sum(choice.n for choice in self.choices)
+
+    @property
+    def is_done(self) -> bool:
+        return all(choice.finish_reason is not None for choice in self.choices)
+
+
+def figures(token: int, count: int) -> TokenLogprobs:
+    """The token is always the second likeliest, after the one of the next number."""
+    others = [(token + place) % VOCAB_SIZE for place in range(2, 20)]
+    ids = [(token + 1) % VOCAB_SIZE, token, *others][:count]
+    logprobs = struct.pack(f"<{count}f", *(-0.5 * place for place in range(1, count + 1)))
+    return TokenLogprobs(-1.0, 2, pack_tokens(ids), logprobs)
 
 
 @dataclass
 class ScriptedLoop:
-    """Stands where ``runtime.loop.Loop`` does."""
+    """Stands where ``runtime.loop.Loop`` does. Choice ``k`` echoes the prompt from its token ``k`` on."""
 
     step_s: float = 0.0
     is_held: bool = False
@@ -80,20 +109,23 @@ class ScriptedLoop:
     def has_work(self) -> bool:
         return bool(self.running) and not self.is_held
 
-    def receive(self, message: Submit | Cancel | Flush | GetStats | Drain) -> list[FromRuntime]:
+    def receive(self, message: Submit | Cancel | Flush | Explain | GetStats | Drain) -> list[FromRuntime]:
         match message:
             case Submit():
                 self.submitted.append(message)
                 prompt = array("i", message.tokens).tolist()
                 if prompt[0] == FAILS_AT_ONCE:
                     return [Failed(message.id, "queue_full", "as many requests wait as may", None)]
-                self.running[message.id] = _Running(message, prompt)
+                choices = [_Choice() for _ in range(message.sampling.n)]
+                self.running[message.id] = _Running(message, prompt, choices=choices)
             case Cancel():
                 self.cancelled.append(message.id)
-                if (request := self.running.pop(message.id, None)) is not None:
-                    return [self._done(request, "abort")]
+                return self._cancel(message)
             case Flush():
                 return [Flushed(message.id, 3, 2)]
+            case Explain():
+                n_tokens = len(message.tokens) // 4
+                return [Explained(message.id, n_tokens, n_tokens // 2, "never_seen")]
             case GetStats():
                 return [self._stats(message.id)]
         return []
@@ -101,32 +133,81 @@ class ScriptedLoop:
     def turn(self) -> list[FromRuntime]:
         time.sleep(self.step_s)
         items: list[NewTokens] = []
+        prompts: list[PromptLogprobs] = []
         ends: list[FromRuntime] = []
         for request_id, request in list(self.running.items()):
-            token = request.prompt[request.n % len(request.prompt)]
-            if request.prompt[0] == FAILS_AFTER_THREE and request.n == 3:
-                if not self.may_fail:
+            if (count := request.submit.sampling.prompt_logprobs) is not None and request.n == 0:
+                scored = request.prompt[request.n_scored : request.n_scored + 4]
+                prompts.append(
+                    PromptLogprobs(request_id, request.n_scored, [figures(one, count) for one in scored])
+                )
+                request.n_scored += len(scored)
+                if request.n_scored < len(request.prompt):
                     continue
-                ends.append(Failed(request_id, "numerical_error", "the model gave NaN", None))
-            elif request.prompt[0] == KILLS and request.n == 3:
+            if request.prompt[0] == KILLS and request.n == 3:
                 raise RuntimeError("scripted\ndeath")
-            request.n += 1
-            sampling = request.submit.sampling
-            items.append(NewTokens(request_id, token.to_bytes(4, "little")))
-            if token in sampling.stop_token_ids or (token == EOS and not sampling.ignore_eos):
-                ends.append(self._done(request, "stop", token))
-            elif request.n == sampling.max_tokens:
-                ends.append(self._done(request, "length"))
+            if request.prompt[0] == FAILS_AFTER_THREE and request.n == 3:
+                if self.may_fail:
+                    ends.append(Failed(request_id, "numerical_error", "the model gave NaN", None))
+                continue
+            items += self._step(request)
+            if request.is_done:
+                ends.append(self._done(request))
         for end in ends:
             self.running.pop(end.id, None)
-        return [Tokens(items), *ends]
+        return [Tokens(items, prompts), *ends]
+
+    def _step(self, request: _Running) -> list[NewTokens]:
+        """The next token of each choice; those after the first begin a step later."""
+        sampling = request.submit.sampling
+        has_begun = request.n > 0
+        items = []
+        for index, choice in enumerate(request.choices):
+            if choice.finish_reason is not None or (index and not has_begun):
+                continue
+            token = request.prompt[(choice.n + index) % len(request.prompt)]
+            choice.n += 1
+            ends = token in sampling.stop_token_ids or (token == EOS and not sampling.ignore_eos)
+            if ends and choice.n > sampling.min_tokens:
+                choice.finish_reason = "stop"
+            elif choice.n == sampling.max_tokens:
+                choice.finish_reason = "length"
+            items.append(
+                NewTokens(
+                    request.submit.id,
+                    pack_tokens([token]),
+                    index,
+                    choice.finish_reason,
+                    token if choice.finish_reason == "stop" else None,
+                    None if sampling.logprobs is None else [figures(token, sampling.logprobs)],
+                )
+            )
+        return items
+
+    def _cancel(self, message: Cancel) -> list[FromRuntime]:
+        request = self.running.get(message.id)
+        if request is None:
+            return []
+        if message.choice is None:
+            del self.running[message.id]
+            return [self._done(request)]
+        choice = request.choices[message.choice]
+        if choice.finish_reason is not None:
+            return []
+        choice.finish_reason = "abort"
+        end = Tokens([NewTokens(message.id, b"", message.choice, "abort")])
+        if not request.is_done:
+            return [end]
+        del self.running[message.id]
+        return [end, self._done(request)]
 
     def check(self) -> None:
         assert all(request.n >= 0 for request in self.running.values())
 
-    def _done(self, request: _Running, reason: str, token: int | None = None) -> Done:
+    def _done(self, request: _Running) -> Done:
         n_prompt = len(request.prompt)
-        return Done(request.submit.id, reason, n_prompt, request.n, n_prompt // 2, 0.25, token)
+        reason = request.choices[-1].finish_reason or "abort"
+        return Done(request.submit.id, reason, n_prompt, request.n, n_prompt // 2, 0.25)
 
     def _stats(self, stats_id: str) -> Stats:
         return Stats(
@@ -167,7 +248,7 @@ class Site:
 def run_as_process(loop: ScriptedLoop) -> int:
     """The real process entry, around a scripted loop."""
     checkpoints = types.ModuleType("radixkv.checkpoints")
-    checkpoints.resolve = lambda folder: folder
+    checkpoints.resolve = lambda folder, **settings: folder
     module = types.ModuleType("radixkv.runtime.loop")
     module.build_loop = lambda config, checkpoint: loop
     sys.modules |= {"radixkv.checkpoints": checkpoints, "radixkv.runtime.loop": module}

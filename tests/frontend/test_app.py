@@ -331,4 +331,4 @@ def test_models(site: Site) -> None:
 def test_reset_says_what_running_requests_still_hold(site: Site) -> None:
     for method in ("GET", "POST"):
         reply = site.http.request(method, "/flush_cache")
-        assert reply.json() == {"pages_freed": 3, "pages_held": 2}
+        assert reply.json().items() >= {"pages_freed": 3, "pages_held": 2}.items()

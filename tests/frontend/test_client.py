@@ -12,13 +12,14 @@ from scripted import ScriptedLoop
 
 from radixkv.errors import WireError
 from radixkv.frontend import client as client_module
-from radixkv.frontend.client import Client, Delta, Prompt
-from radixkv.frontend.failure import ClientTooSlow, RuntimeSilent
+from radixkv.frontend.answers import Delta, Prompt
+from radixkv.frontend.client import Client
+from radixkv.frontend.http.failure import ClientTooSlow, RuntimeSilent
 from radixkv.frontend.metrics import Metrics
 from radixkv.frontend.server import SLOW_READER_MS, claim
 from radixkv.runtime.main import Server, _bound
 from radixkv.sampling import SamplingParams
-from radixkv.wire import NewTokens, Tokens, encode, pack_tokens
+from radixkv.wire import NewTokens, Tokens, encode, pack_tokens, unpack_tokens
 
 
 def run(path: Path, loop: ScriptedLoop, test: Callable[[Client, Server], Awaitable[None]]) -> None:
@@ -77,6 +78,72 @@ def test_a_reader_that_is_too_slow_is_ended(tmp_path: Path, monkeypatch: pytest.
             await asyncio.sleep(0.01)
 
     run(tmp_path, loop, test)
+
+
+@pytest.mark.parametrize(("asked", "n_tokens"), [("prompt_logprobs", 1), ("logprobs", 60)])
+def test_logprobs_count_towards_what_may_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, n_tokens: int
+) -> None:
+    monkeypatch.setattr(client_module, "MAX_PENDING_BYTES", 1000)
+    sampling = SamplingParams(max_tokens=n_tokens, **{asked: 20})
+
+    async def test(client: Client, server: Server) -> None:
+        async with client.batch([Prompt(pack_tokens([1, 2, 3] * 8), sampling)], arrived=0.0) as batch:
+            await client.idle()
+            with pytest.raises(ClientTooSlow):
+                await anext(batch.deltas())
+
+    loop = ScriptedLoop()
+    run(tmp_path, loop, test)
+    assert loop.running == {}
+
+
+def test_a_choice_ends_alone(tmp_path: Path) -> None:
+    loop = ScriptedLoop(step_s=0.005)
+
+    async def test(client: Client, server: Server) -> None:
+        asked = Prompt(pack_tokens([1, 2, 3]), SamplingParams(max_tokens=30, n=2), priority=5)
+        tokens = {0: b"", 1: b""}
+        reasons = {}
+        async with client.batch([prompt(3), asked], arrived=0.0) as batch:
+            async for delta in batch.deltas():
+                if delta.prompt == 0:
+                    continue
+                tokens[delta.choice] += delta.tokens
+                if delta.finish_reason is not None:
+                    reasons[delta.choice] = delta.finish_reason
+                if len(reasons) == 0 and len(tokens[0]) >= 8:
+                    batch.complete(1, 0)
+                last = delta
+        assert reasons == {0: "abort", 1: "length"}
+        assert tokens[1] == pack_tokens([2, 3, 1] * 10)
+        assert len(tokens[0]) < 4 * 30
+        assert last.done is not None
+        assert last.done.n_output_tokens == 30 + len(tokens[0]) // 4
+        assert loop.submitted[1].priority == 5
+
+    run(tmp_path, loop, test)
+
+
+def test_prompt_logprobs_come_in_order_before_the_first_token(tmp_path: Path) -> None:
+    async def test(client: Client, server: Server) -> None:
+        sampling = SamplingParams(max_tokens=2, n=2, prompt_logprobs=1, logprobs=0)
+        deltas = await gather(client, [Prompt(pack_tokens(list(range(10, 20))), sampling)])
+        scored = [figure for delta in deltas for figure in delta.prompt_logprobs]
+        assert [unpack_tokens(figure.top_ids) for figure in scored] == [[token + 1] for token in range(11, 20)]
+        first = next(place for place, delta in enumerate(deltas) if delta.tokens)
+        assert not any(delta.prompt_logprobs for delta in deltas[first + 1 :])
+        assert all(len(delta.logprobs) == len(delta.tokens) // 4 for delta in deltas)
+
+    run(tmp_path, ScriptedLoop(), test)
+
+
+def test_why_no_more_is_cached_can_be_asked(tmp_path: Path) -> None:
+    async def test(client: Client, server: Server) -> None:
+        explained = await client.explain(pack_tokens([1, 2, 3, 4]))
+        assert (explained.n_tokens, explained.n_cached, explained.reason) == (4, 2, "never_seen")
+
+    run(tmp_path, ScriptedLoop(), test)
 
 
 def test_leaving_early_cancels_only_what_has_not_ended(tmp_path: Path) -> None:

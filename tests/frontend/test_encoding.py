@@ -8,12 +8,15 @@ import msgspec
 import pytest
 import tokenizers
 from scripted import EOS, ScriptedLoop
-from tokenizers import models, pre_tokenizers
+from tokenizers import models, pre_tokenizers, processors
 
 from radixkv.errors import ContextLengthExceeded
-from radixkv.frontend.openai import Served, to_prompts
-from radixkv.frontend.schema import CompletionRequest
+from radixkv.frontend.openai.prompts import chat_prompt, completion_prompts
+from radixkv.frontend.openai.schema import ChatRequest, CompletionRequest
+from radixkv.frontend.served import Served
+from radixkv.text.chat import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire import unpack_tokens
 
 
 def backend(*steps: pre_tokenizers.PreTokenizer, leave_out: str = "") -> tokenizers.Tokenizer:
@@ -31,7 +34,7 @@ def test_other_requests_go_on_while_a_long_text_is_encoded(tokenizer: Tokenizer)
 
     async def longest_pause() -> tuple[float, float]:
         begun = last = time.perf_counter()
-        encoding = asyncio.create_task(to_prompts(request, served))
+        encoding = asyncio.create_task(completion_prompts(request, served))
         longest = 0.0
         while not encoding.done():
             await asyncio.sleep(0.001)
@@ -63,3 +66,45 @@ def test_the_longest_token_is_unknown_where_characters_may_vanish(tmp_path: Path
     assert len(stripping.encode(" " * 100 + "<eos>").ids) == 1
     for made in (removing, incomplete, normalizing, stripping, tokenizers.Tokenizer(models.WordPiece({"a": 0}))):
         assert Tokenizer(made).longest_token_characters is None
+
+
+def test_only_completions_get_the_tokenizers_own_special_tokens() -> None:
+    made = backend()
+    made.add_special_tokens(["<s>"])
+    bos = made.token_to_id("<s>")
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
+    template = ChatTemplate("<s>{{ messages[0].content }}", {}, "the test")
+    served = Served("echo", "echo", ScriptedLoop().ready, Tokenizer(made), frozenset(), 0, chat_template=template)
+    messages = [{"role": "user", "content": "x"}]
+
+    def ids(request: CompletionRequest | ChatRequest) -> list[int]:
+        if isinstance(request, ChatRequest):
+            return unpack_tokens(asyncio.run(chat_prompt(request, served)).tokens)
+        return unpack_tokens(asyncio.run(completion_prompts(request, served))[0].tokens)
+
+    (x,) = ids(CompletionRequest(prompt="x", add_special_tokens=False))
+    assert ids(CompletionRequest(prompt="x")) == [bos, x]
+    assert ids(ChatRequest(messages=messages)) == [bos, x]
+    assert ids(ChatRequest(messages=messages, add_special_tokens=True)) == [bos, bos, x]
+
+
+def test_other_requests_go_on_while_a_long_conversation_is_rendered(tokenizer: Tokenizer) -> None:
+    ready = msgspec.structs.replace(ScriptedLoop().ready, max_model_len=1_000_000, n_pages=1_000_000)
+    inner = "{% for b in messages %}{% if b.role == a.content %}x{% endif %}{% endfor %}"
+    template = ChatTemplate("{% for a in messages %}" + inner + "{% endfor %}the end", {}, "the test")
+    served = Served("echo", "echo", ready, tokenizer, frozenset(), 0, chat_template=template)
+    request = ChatRequest(messages=[{"role": "user", "content": "hello"}] * 900)
+
+    async def longest_pause() -> tuple[float, float]:
+        begun = last = time.perf_counter()
+        rendering = asyncio.create_task(chat_prompt(request, served))
+        longest = 0.0
+        while not rendering.done():
+            await asyncio.sleep(0.001)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+        assert (await rendering).tokens == tokenizer.encode("the end")
+        return longest, last - begun
+
+    pause, whole = asyncio.run(longest_pause())
+    assert pause < whole / 2

@@ -129,16 +129,16 @@ def test_a_runtime_that_fails_says_why() -> None:
 def test_a_silent_runtime_is_killed_at_the_heartbeat_limit() -> None:
     async def test() -> None:
         async with started(command()) as runtime:
-            watching = asyncio.create_task(runtime.watch(1.0))
-            await asyncio.sleep(2.0)
+            watching = asyncio.create_task(runtime.watch(2.0))
+            await asyncio.sleep(3.0)
             assert not watching.done()
             asking = asyncio.create_task(answer(runtime, [1, 2], 400))
             await asyncio.sleep(0.1)
             os.kill(runtime.pid, signal.SIGSTOP)
             stopped_at = time.monotonic()
-            with pytest.raises(RuntimeDied, match="silent for 1 s"):
+            with pytest.raises(RuntimeDied, match="silent for 2 s"):
                 await asking
-            assert 0.5 < time.monotonic() - stopped_at < 5
+            assert 1.0 < time.monotonic() - stopped_at < 8
             await watching
             pid = runtime.pid
         assert not is_alive(pid)

@@ -106,13 +106,16 @@ def test_end_of_sequence_stops_unless_ignored(device: FakeDevice) -> None:
     loop.receive(submit("a"))
     loop.receive(submit("b", ignore_eos=True))
     loop.receive(submit("c", ignore_eos=True, stop_token_ids=(second,)))
-    done = {m.id: m for m in run(loop) if isinstance(m, wire.Done)}
+    messages = run(loop)
+    done = {m.id: m for m in messages if isinstance(m, wire.Done)}
     assert [(done[i].finish_reason, done[i].n_output_tokens) for i in "abc"] == [
         ("stop", 2),
         ("length", 4),
         ("stop", 2),
     ]
-    assert (done["a"].stop_token_id, done["b"].stop_token_id) == (second, None)
+    items = [item for m in messages if isinstance(m, wire.Tokens) for item in m.items]
+    ends = {item.id: item.stop_token_id for item in items if item.finish_reason is not None}
+    assert (ends["a"], ends["b"]) == (second, None)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import asyncio
 from starlette.requests import ClientDisconnect, Request
 
 from radixkv.errors import InvalidRequest, RequestError
-from radixkv.frontend.failure import BodyTooLarge, BodyTooSlow
-from radixkv.frontend.streaming import ClientGone
+from radixkv.frontend.http.failure import BodyTooLarge, BodyTooSlow
+from radixkv.frontend.http.streaming import ClientGone
 
 BODY_S = 30.0
 """How long a client may take to send a body."""

@@ -30,6 +30,12 @@ class BodyTooSlow(InvalidRequest):
     code: ClassVar[str] = "body_too_slow"
 
 
+class Unauthorized(InvalidRequest):
+    """The request does not show the server's key."""
+
+    code: ClassVar[str] = "invalid_api_key"
+
+
 class ForeignCaller(InvalidRequest):
     """The request comes from a web page of another site, or is meant for another host."""
 
@@ -62,6 +68,7 @@ class ClientTooSlow(RequestError):
 
 _TYPES = {
     400: "BadRequestError",
+    401: "AuthenticationError",
     403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
@@ -71,7 +78,14 @@ _TYPES = {
     503: "ServiceUnavailableError",
 }
 
-_UNAVAILABLE = frozenset({"queue_full", "draining", "runtime_died", "runtime_silent"})
+_HEADERS = {
+    401: {"WWW-Authenticate": "Bearer"},
+    408: {"Connection": "close"},
+    413: {"Connection": "close"},
+    503: {"Retry-After": str(RETRY_AFTER_S)},
+}
+
+_UNAVAILABLE = frozenset({"queue_full", "queue_timeout", "draining", "runtime_died", "runtime_silent"})
 
 
 def status_of(error: RequestError) -> int:
@@ -81,6 +95,8 @@ def status_of(error: RequestError) -> int:
             return 404
         case MethodNotAllowed():
             return 405
+        case Unauthorized():
+            return 401
         case ForeignCaller():
             return 403
         case BodyTooSlow():
@@ -107,7 +123,5 @@ def error_body(error: RequestError) -> dict[str, Any]:
 def error_response(error: RequestError) -> Response:
     """The whole reply. A 503 says when to come back; a body that was not read to its end ends the connection."""
     status = status_of(error)
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
-    if status in (408, 413):
-        headers["Connection"] = "close"
+    headers = _HEADERS.get(status, {})
     return Response(msgspec.json.encode(error_body(error)), status, headers=headers, media_type="application/json")

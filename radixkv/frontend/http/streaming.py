@@ -7,18 +7,30 @@ import contextlib
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from radixkv.errors import RequestError
-from radixkv.frontend.completion import DONE_EVENT, error_event
-from radixkv.frontend.failure import error_response
+from radixkv.frontend.http.failure import error_body, error_response
 
 ResultT = TypeVar("ResultT")
+
+DONE_EVENT = b"data: [DONE]\n\n"
 
 
 class ClientGone(Exception):
     """The client left before its reply was complete."""
+
+
+def event(data: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+def error_event(error: RequestError) -> bytes:
+    """A failure in the middle of a stream."""
+    return event(error_body(error))
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:

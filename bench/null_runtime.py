@@ -1,0 +1,161 @@
+"""A runtime that computes nothing: what is left of a request's time is the frontend's.
+
+It speaks the wire and gives every running request a few tokens each step. The tokens say when they were sent, in
+microseconds of the clock that all processes of a machine share: five ids, of one visible character each.
+
+    argv: seconds a step
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import msgspec
+import zmq
+
+from radixkv.wire import (
+    WIRE_VERSION,
+    Cancel,
+    Done,
+    Drain,
+    FromRuntime,
+    GetStats,
+    Heartbeat,
+    Hello,
+    NewTokens,
+    Ready,
+    Start,
+    Stats,
+    Submit,
+    Tokens,
+    decode_to_runtime,
+    encode,
+    endpoint,
+    pack_tokens,
+)
+
+TOKENS_A_STAMP = 5
+_FIRST_ID = 48
+_BASE = 64
+READY = Ready(version=WIRE_VERSION, vocab_size=4096, max_model_len=1 << 18, page_size=16, n_pages=1 << 16)
+HEARTBEAT_S = 0.5
+
+
+def stamp() -> bytes:
+    """This moment, as tokens."""
+    now = time.monotonic_ns() // 1000
+    return pack_tokens([_FIRST_ID + (now >> shift) % _BASE for shift in (24, 18, 12, 6, 0)])
+
+
+def age_s(ids: list[int], now_ns: int) -> float:
+    """How long ago a stamp was made; wrong for those older than a quarter of an hour."""
+    sent = 0
+    for token in ids:
+        sent = sent * _BASE + token - _FIRST_ID
+    return ((now_ns // 1000 - sent) % _BASE**TOKENS_A_STAMP) / 1e6
+
+
+@dataclass
+class _Running:
+    submit: Submit
+    n: int = 0
+
+    @property
+    def done(self) -> Done:
+        n_prompt = len(self.submit.tokens) // 4
+        return Done(self.submit.id, "length", n_prompt, self.n, n_prompt // 2, 0.0)
+
+
+class NullRuntime:
+    """Requests in, stamps out."""
+
+    def __init__(self, socket: zmq.Socket[bytes], step_s: float) -> None:
+        self._socket = socket
+        self._step_s = step_s
+        self._running: dict[str, _Running] = {}
+        self._peer = b""
+        self._drains = False
+
+    def run(self) -> None:
+        """Until it is to drain, and has."""
+        next_at = beat_at = time.monotonic()
+        while self._running or not self._drains:
+            now = time.monotonic()
+            wait_s = max(0.0, next_at - now) if self._running else HEARTBEAT_S
+            if self._socket.poll(wait_s * 1000):
+                self._peer, frame = self._socket.recv_multipart()
+                self._send(self._receive(decode_to_runtime(frame)))
+            now = time.monotonic()
+            if self._running and now >= next_at:
+                next_at = max(now, next_at + self._step_s)
+                self._send(self._step())
+            if now - beat_at >= HEARTBEAT_S:
+                beat_at = now
+                self._send([Heartbeat()])
+
+    def _receive(self, message: object) -> list[FromRuntime]:
+        match message:
+            case Hello():
+                return [READY]
+            case Submit():
+                self._running[message.id] = _Running(message)
+            case Cancel():
+                if (request := self._running.pop(message.id, None)) is not None:
+                    return [request.done]
+            case GetStats():
+                n = len(self._running)
+                return [
+                    Stats(message.id, n, 0, READY.n_pages, READY.n_pages, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0)
+                ]
+            case Drain():
+                self._drains = True
+        return []
+
+    def _step(self) -> list[FromRuntime]:
+        items: list[NewTokens] = []
+        ends: list[FromRuntime] = []
+        for request_id, request in list(self._running.items()):
+            request.n += TOKENS_A_STAMP
+            is_last = request.n >= (request.submit.sampling.max_tokens or 0)
+            items.append(NewTokens(request_id, stamp(), finish_reason="length" if is_last else None))
+            if is_last:
+                ends.append(self._running.pop(request_id).done)
+        return [Tokens(items), *ends]
+
+    def _send(self, messages: list[FromRuntime]) -> None:
+        if messages and self._peer:
+            self._socket.send_multipart([self._peer, *map(encode, messages)])
+
+
+@contextmanager
+def _bound(socket_path: str) -> Iterator[zmq.Socket[bytes]]:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.bind(endpoint(socket_path))
+        yield socket
+
+
+def _end_with_frontend() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(0)
+
+
+def main() -> None:
+    """Serves the frontend whose ``Start`` comes on standard input."""
+    start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
+    threading.Thread(target=_end_with_frontend, daemon=True).start()
+    with _bound(start.socket_path) as socket:
+        NullRuntime(socket, float(sys.argv[1])).run()
+
+
+if __name__ == "__main__":
+    main()

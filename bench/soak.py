@@ -1,0 +1,215 @@
+"""Thousands of requests of all kinds against one real server: does memory stay flat, does every page come back?
+
+Appends one JSON line. The server is `radixkv serve` with the embedded model. Requests are drawn from a seed: texts
+and token ids of many lengths, new and shared prefixes, chats, streams, several choices, log-probabilities,
+penalties, stop strings, salts, clients that leave early, and bad requests. Every 500 requests the load pauses:
+then nothing may run or wait, free and evictable pages must be the pool, a greedy answer must be what it was at
+first, and memory and open files of both processes are noted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+from server import FLAGS, counters, processes, resident_bytes
+
+from radixkv.bench.environment import environment
+from radixkv.bench.server import started_server
+
+CANARY = {
+    "prompt": "Question: what is 2 + 2?\nAnswer:",
+    "max_tokens": 12,
+    "temperature": 0,
+    "return_token_ids": True,
+}
+SHARED = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer: 7.\n"
+BAD = (
+    {"temperature": -1},
+    {"n": 0},
+    {"prompt": [-1]},
+    {"prompt": [1 << 20]},
+    {"max_tokens": 1 << 20},
+    {"stop": [""]},
+    {"logit_bias": {"x": 1}},
+    {"best_of": 3},
+)
+SETTLES_S = 10.0
+
+
+class SoakFailed(Exception):
+    """Something is not as it was."""
+
+
+@dataclass
+class Traffic:
+    """Draws requests. The same seed draws the same ones."""
+
+    rng: Random
+    made: Counter[str] = field(default_factory=Counter)
+
+    def draw(self) -> tuple[str, str, dict[str, Any]]:
+        """What kind of client, the path and the body."""
+        kind = self.rng.choices(("whole", "stream", "leaves", "bad"), (50, 30, 12, 8))[0]
+        is_chat = self.rng.random() < 0.25
+        body = self._chat() if is_chat else self._completion()
+        body |= {"max_tokens": self.rng.randint(1, 12), "temperature": self.rng.choice((0, 0.7, 1.0))}
+        body |= self._options(is_chat=is_chat)
+        if kind in ("stream", "leaves"):
+            body["stream"] = True
+        if kind == "leaves":
+            body |= {"max_tokens": 400, "ignore_eos": True}
+        if kind == "bad":
+            is_chat, body = False, {"prompt": "Hello"} | self.rng.choice(BAD)
+        self.made[f"{kind} {'chat' if is_chat else 'completion'}"] += 1
+        return kind, "/v1/chat/completions" if is_chat else "/v1/completions", body
+
+    def _completion(self) -> dict[str, Any]:
+        n_shared = self.rng.randint(0, 12)
+        text = SHARED * n_shared + f"Question: what is {self.rng.randrange(10_000)} + 1?\nAnswer:"
+        ids = [self.rng.randrange(10, 3000) for _ in range(self.rng.choice((1, 15, 16, 17, 90, 300)))]
+        return {"prompt": self.rng.choice((text, text, ids, [text, f"{SHARED}{text}"]))}
+
+    def _chat(self) -> dict[str, Any]:
+        turns = [
+            {"role": role, "content": f"{SHARED}{self.rng.randrange(50)}"}
+            for _ in range(self.rng.randint(0, 3))
+            for role in ("user", "assistant")
+        ]
+        return {"messages": [*turns, {"role": "user", "content": f"And {self.rng.randrange(1000)} + 1?"}]}
+
+    def _options(self, *, is_chat: bool) -> dict[str, Any]:
+        options: dict[str, Any] = {}
+        if self.rng.random() < 0.2:
+            options["n"] = self.rng.randint(2, 3)
+        if self.rng.random() < 0.2:
+            options |= {"presence_penalty": 0.5, "frequency_penalty": 0.2, "repetition_penalty": 1.1}
+        if self.rng.random() < 0.2:
+            options |= {"top_k": 20, "top_p": 0.9, "min_p": 0.01, "logit_bias": {"5": -100}}
+        if self.rng.random() < 0.2:
+            options["stop"] = ["e", "\n\n"]
+        if self.rng.random() < 0.2:
+            options["seed"] = self.rng.randrange(100)
+        if self.rng.random() < 0.15:
+            options["cache_salt"] = f"tenant {self.rng.randrange(3)}"
+        if self.rng.random() < 0.15:
+            options |= {"logprobs": True, "top_logprobs": 3} if is_chat else {"logprobs": 3}
+        return options
+
+
+@dataclass
+class Soak:
+    """A server under traffic, and what was seen of it."""
+
+    http: httpx.AsyncClient
+    pids: tuple[int, int]
+    traffic: Traffic
+    canary: list[int] = field(default_factory=list)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+    async def run(self, n_requests: int, every: int, n_clients: int) -> None:
+        """All requests, with a look after each ``every``. Raises ``SoakFailed``."""
+        self.canary = await self._ask_canary()
+        for start in range(0, n_requests, every):
+            remaining = iter(range(min(every, n_requests - start)))
+            await asyncio.gather(*(self._client(remaining) for _ in range(n_clients)))
+            await self._look(min(start + every, n_requests))
+
+    async def _client(self, remaining: Any) -> None:
+        for _ in remaining:
+            kind, path, body = self.traffic.draw()
+            expected = 400 if kind == "bad" else 200
+            async with self.http.stream("POST", path, json=body) as reply:
+                if reply.status_code != expected:
+                    raise SoakFailed(
+                        f"{reply.status_code} instead of {expected} for {body}: {await reply.aread()!r}"
+                    )
+                if kind == "leaves":
+                    await anext(reply.aiter_raw())
+                elif (whole := await reply.aread()) and kind == "stream" and not whole.endswith(b"[DONE]\n\n"):
+                    raise SoakFailed(f"a stream ended without its end: {whole[-200:]!r}")
+
+    async def _look(self, n_done: int) -> None:
+        deadline = time.monotonic() + SETTLES_S
+        while not await self._is_idle():
+            if time.monotonic() > deadline:
+                raise SoakFailed(f"after {n_done} requests pages or requests are left: {await self._counters()}")
+            await asyncio.sleep(0.05)
+        if (canary := await self._ask_canary()) != self.canary:
+            raise SoakFailed(f"after {n_done} requests the canary says {canary}, not {self.canary}")
+        frontend, runtime = self.pids
+        sample = {
+            "requests": n_done,
+            "frontend_bytes": resident_bytes(frontend),
+            "runtime_bytes": resident_bytes(runtime),
+            "frontend_files": len(list(Path(f"/proc/{frontend}/fd").iterdir())),
+            "runtime_files": len(list(Path(f"/proc/{runtime}/fd").iterdir())),
+        }
+        print(json.dumps(sample), flush=True)
+        self.samples.append(sample)
+
+    async def _is_idle(self) -> bool:
+        now = await self._counters()
+        is_quiet = now["num_requests_running"] == now["num_requests_waiting"] == 0
+        return is_quiet and now["kv_pages_free"] + now["kv_pages_evictable"] == now["kv_pages"]
+
+    async def _counters(self) -> dict[str, float]:
+        return counters((await self.http.get("/metrics")).text)
+
+    async def _ask_canary(self) -> list[int]:
+        reply = await self.http.post("/v1/completions", json=CANARY)
+        return list(reply.raise_for_status().json()["choices"][0]["token_ids"])
+
+    async def line(self) -> dict[str, Any]:
+        """What is recorded. Growth is from the first sample to the last."""
+        first, last, now = self.samples[0], self.samples[-1], await self._counters()
+        growth = {
+            f"{side}_growth_pct": round(100 * (last[f"{side}_bytes"] / first[f"{side}_bytes"] - 1), 2)
+            for side in ("frontend", "runtime")
+        }
+        names = (
+            "generation_tokens_total",
+            "prefix_cache_hits_total",
+            "pages_evicted_total",
+            "num_preemptions_total",
+        )
+        return {
+            "case": "soak",
+            "requests": last["requests"],
+            "kinds": dict(sorted(self.traffic.made.items())),
+            **growth,
+            **{name: now[f"{name}_total"] for name in names},
+            "samples": self.samples,
+        }
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output-file", type=Path, required=True)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--every", type=int, default=500)
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    begun = time.monotonic()
+    async with started_server(FLAGS) as address, httpx.AsyncClient(base_url=address, timeout=120) as http:
+        soak = Soak(http, processes(address), Traffic(Random(arguments.seed)))
+        await soak.run(arguments.requests, arguments.every, arguments.clients)
+        line = await soak.line()
+    line["duration_s"] = round(time.monotonic() - begun, 1)
+    print(json.dumps(line))
+    with arguments.output_file.open("a", encoding="utf-8") as output:
+        output.write(json.dumps(line | {"date": date.today().isoformat(), "environment": environment()}) + "\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,126 @@
+"""Who answers in a chat: the engine in this process, or a server."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from radixkv.cli.remote import Server
+    from radixkv.llm import LLM
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What an answer took."""
+
+    n_prompt_tokens: int
+    n_cached_tokens: int | None
+    """Prompt tokens that were not computed; None: the server does not say."""
+    n_new_tokens: int
+    finish_reason: str
+
+
+class Speaker(Protocol):
+    """Answers a chat."""
+
+    def answer(self, messages: list[Message]) -> Generator[str | Turn, None, None]:
+        """The answer piece by piece, then what it took. Closing it ends the answer, and so does Ctrl-C.
+
+        Raises:
+            RadixKVError: there is no answer, or no more of it.
+            KeyboardInterrupt: at Ctrl-C.
+        """
+        ...
+
+
+class LocalSpeaker:
+    """The engine in this process.
+
+    Args:
+        llm: its model needs a chat template.
+        settings: fields of ``SamplingParams`` that differ from the checkpoint's defaults, ``max_tokens`` among
+            them; an answer has fewer where the context has not so many left.
+    """
+
+    def __init__(self, llm: LLM, settings: dict[str, Any]) -> None:
+        self._llm = llm
+        self._settings = settings
+
+    def answer(self, messages: list[Message]) -> Generator[str | Turn, None, None]:
+        """As ``Speaker`` says."""
+        prompt = self._llm.chat_prompt(messages)
+        n_room = max(1, self._llm.max_model_len - len(prompt))
+        sampling = msgspec.structs.replace(
+            self._llm.get_default_sampling_params(),
+            **self._settings | {"max_tokens": min(self._settings["max_tokens"], n_room)},
+        )
+        n_shown = 0
+        with _between_steps() as check, closing(self._llm.stream(prompt, sampling)) as outputs:
+            for output in outputs:
+                choice = output.outputs[0]
+                yield choice.text[n_shown:]
+                n_shown = len(choice.text)
+                check()
+            yield Turn(len(prompt), output.num_cached_tokens, len(choice.token_ids), choice.finish_reason or "")
+
+
+class RemoteSpeaker:
+    """A server's ``/v1/chat/completions``.
+
+    Args:
+        server: which one.
+        model: the name of its model; None takes the first that it serves.
+        settings: fields of the request.
+    """
+
+    def __init__(self, server: Server, model: str | None, settings: dict[str, Any]) -> None:
+        self._server = server
+        self._model = server.get("/v1/models")["data"][0]["id"] if model is None else model
+        self._settings = settings
+
+    def answer(self, messages: list[Message]) -> Generator[str | Turn, None, None]:
+        """As ``Speaker`` says."""
+        body = {
+            "model": self._model,
+            "messages": messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        usage: dict[str, Any] = {}
+        finish_reason = ""
+        for event in self._server.stream("/v1/chat/completions", body | self._settings):
+            usage = event.get("usage") or usage
+            for choice in event.get("choices", []):
+                yield choice["delta"].get("content") or ""
+                finish_reason = choice.get("finish_reason") or finish_reason
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        yield Turn(usage.get("prompt_tokens", 0), cached, usage.get("completion_tokens", 0), finish_reason)
+
+
+@contextmanager
+def _between_steps() -> Iterator[Callable[[], None]]:
+    """Gives what raises ``KeyboardInterrupt`` if Ctrl-C came, which may tear no step apart; a second one leaves."""
+    interrupts: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        if interrupts:
+            raise SystemExit(130)
+        interrupts.append(number)
+
+    def check() -> None:
+        if interrupts:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,128 @@
+"""Routes that describe the server: its settings, its model and its load."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from radixkv.config import EngineConfig, ServerConfig
+from radixkv.errors import InvalidRequest, UnsupportedFeature
+from radixkv.frontend.client import Client
+from radixkv.frontend.metrics import Metrics
+from radixkv.frontend.served import Served
+from radixkv.wire import Stats
+
+
+def about_routes(
+    client: Client, served: Served, metrics: Metrics, engine: EngineConfig, server: ServerConfig
+) -> APIRouter:
+    """``/version``, ``/server_info``, ``/model_info`` (both also with ``get_``) and ``/v1/loads``."""
+    router = APIRouter()
+    # The package itself cannot be imported here: it stands for the engine, which brings torch.
+    version = importlib.metadata.version("radixkv")
+
+    @router.get("/version")
+    async def show_version() -> Response:
+        return JSONResponse({"version": version})
+
+    @router.get("/server_info")
+    @router.get("/get_server_info")
+    async def server_info() -> Response:
+        state = msgspec.structs.asdict(await client.stats()) | _rates(metrics)
+        del state["id"]
+        info = _settings(engine, server) | {
+            "served_model_name": served.name,
+            "max_model_len": served.ready.max_model_len,
+            "max_total_num_tokens": served.ready.n_pages * served.ready.page_size,
+            "version": version,
+            "internal_states": [state],
+        }
+        return JSONResponse(info)
+
+    @router.get("/model_info")
+    @router.get("/get_model_info")
+    async def model_info() -> Response:
+        return JSONResponse(
+            {
+                "model_path": served.root,
+                "tokenizer_path": engine.model.tokenizer or served.root,
+                "is_generation": True,
+                "preferred_sampling_params": dict(served.default_sampling) or None,
+                "max_model_len": served.ready.max_model_len,
+                "vocab_size": served.ready.vocab_size,
+                "eos_token_ids": sorted(served.eos_token_ids),
+                "has_tokenizer": served.tokenizer is not None,
+                "has_chat_template": served.chat_template is not None,
+            }
+        )
+
+    @router.get("/v1/loads")
+    async def loads(request: Request) -> Response:
+        _check_query(request)
+        load = _load(await client.stats(), served, metrics, engine)
+        return JSONResponse(
+            {
+                "timestamp": datetime.now(UTC).isoformat(),
+                "version": version,
+                "dp_rank_count": 1,
+                "loads": [load],
+                "aggregate": {
+                    "total_running_reqs": load["num_running_reqs"],
+                    "total_waiting_reqs": load["num_waiting_reqs"],
+                    "total_reqs": load["num_running_reqs"] + load["num_waiting_reqs"],
+                    "avg_token_usage": load["token_usage"],
+                    "avg_throughput": load["gen_throughput"],
+                    "avg_utilization": load["utilization"],
+                },
+            }
+        )
+
+    return router
+
+
+def _settings(engine: EngineConfig, server: ServerConfig) -> dict[str, Any]:
+    """All settings in one object, by their names in ``config``; whether there is a key, but not the key."""
+    settings = {"model_path": engine.model.model, "seed": engine.seed, "needs_api_key": server.api_key is not None}
+    for part in (engine.model, engine.cache, engine.scheduler, server):
+        settings |= asdict(part)
+    del settings["model"], settings["api_key"]
+    return settings
+
+
+def _rates(metrics: Metrics) -> dict[str, float]:
+    """Of the last interval that was looked at."""
+    interval = metrics.interval
+    return {
+        "last_gen_throughput": 0.0 if interval is None else interval.generation_tokens_per_s,
+        "last_cache_hit_rate": 0.0 if interval is None else interval.hit_rate or 0.0,
+    }
+
+
+def _check_query(request: Request) -> None:
+    if request.query_params.get("dp_rank", "0") != "0":
+        raise InvalidRequest("dp_rank must be 0: this server is one engine", param="dp_rank")
+    if request.query_params.get("format", "json") != "json":
+        raise UnsupportedFeature("format can be json only; /metrics is in Prometheus' format", param="format")
+
+
+def _load(stats: Stats, served: Served, metrics: Metrics, engine: EngineConfig) -> dict[str, Any]:
+    n_used = stats.n_pages - stats.n_pages_free - stats.n_pages_evictable
+    rates, most = _rates(metrics), engine.scheduler.max_num_seqs
+    return {
+        "dp_rank": 0,
+        "num_running_reqs": stats.n_running,
+        "num_waiting_reqs": stats.n_waiting,
+        "num_used_tokens": n_used * served.ready.page_size,
+        "max_total_num_tokens": stats.n_pages * served.ready.page_size,
+        "token_usage": n_used / stats.n_pages,
+        "gen_throughput": rates["last_gen_throughput"],
+        "cache_hit_rate": rates["last_cache_hit_rate"],
+        "utilization": stats.n_running / most,
+        "max_running_requests": most,
+    }

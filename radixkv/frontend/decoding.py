@@ -1,0 +1,126 @@
+"""Bodies to requests, in bounded time.
+
+Decoding cannot be interrupted and holds up every other request. So a body is read in two passes: the first only
+finds where each field is, and only fields whose size and structure can be served are decoded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
+
+import msgspec
+
+from radixkv.errors import ContextLengthExceeded, InvalidRequest
+from radixkv.frontend.unbuilt import is_unbuilt, unsupported
+
+RequestT = TypeVar("RequestT", bound=msgspec.Struct)
+SizeCheck = Callable[[bytes, int], None]
+"""Takes a field's JSON and the most tokens of a prompt; raises ``InvalidRequest``."""
+
+MAX_PROMPTS = 64
+MAX_FIELD_BYTES = 1 << 16
+"""The longest JSON of a field that has no check of its own."""
+_FREE_MARKS, _MARKS_A_TOKEN = 1 << 14, 4
+"""JSON with more brackets and commas than these, for the tokens that fit, is no conversation."""
+
+_AT_FIELD = re.compile(r"`\$\.(\w+)")
+_MISSING_FIELD = re.compile(r"required field `(\w+)`")
+_OPENING = re.compile(rb"\s*\[\s*(.)", re.DOTALL)
+
+
+class BodyDecoder(Generic[RequestT]):
+    """Decodes the bodies of one endpoint; unknown fields are ignored.
+
+    Args:
+        kind: the request.
+        checks: for each field that may be long, what looks at its JSON before it is decoded.
+    """
+
+    def __init__(self, kind: type[RequestT], checks: Mapping[str, SizeCheck]) -> None:
+        self._checks = checks
+        self._request = msgspec.json.Decoder(kind)
+        raw = [(name, msgspec.Raw, msgspec.Raw()) for name in kind.__struct_fields__]
+        self._fields = msgspec.json.Decoder(msgspec.defstruct("_Fields", raw))
+
+    def decode(self, body: bytes, max_prompt_tokens: int) -> RequestT:
+        """The request in a body. O(length), and at once: some milliseconds for megabytes.
+
+        Raises:
+            InvalidRequest: its text never holds a part of the body.
+        """
+        try:
+            found = msgspec.structs.asdict(self._fields.decode(body))
+            fields = {name: bytes(raw) for name, raw in found.items() if raw}
+            for name, raw in fields.items():
+                self._check(name, raw, max_prompt_tokens)
+            # What was skipped, such as all but the last of a repeated field, is not decoded.
+            return self._request.decode(
+                b"{" + b",".join(b'"' + name.encode() + b'":' + raw for name, raw in fields.items()) + b"}"
+            )
+        except msgspec.ValidationError as error:
+            text = str(error)
+            field = _AT_FIELD.search(text) or _MISSING_FIELD.search(text)
+            raise InvalidRequest(text, param=field.group(1) if field else None) from None
+        except RecursionError:
+            raise InvalidRequest("the body is nested too deeply") from None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            # Their texts tell byte positions at best, and a wrong cause for half of a surrogate pair.
+            raise InvalidRequest("the body is not valid JSON in UTF-8") from None
+
+    def _check(self, name: str, raw: bytes, max_prompt_tokens: int) -> None:
+        if name in self._checks:
+            self._checks[name](raw, max_prompt_tokens)
+        elif len(raw) > MAX_FIELD_BYTES and is_unbuilt(name):
+            raise unsupported(name)
+        elif len(raw) > MAX_FIELD_BYTES:
+            raise InvalidRequest(f"{name} has {len(raw)} bytes of JSON; at most {MAX_FIELD_BYTES}", param=name)
+
+
+def check_prompt(raw: bytes, max_prompt_tokens: int) -> None:
+    """Refuses too many prompts or ids by counting brackets, quotes and commas."""
+    opening = _OPENING.match(raw)
+    if opening is None:
+        return
+    if opening[1] == b'"':
+        # Where a string ends with a backslash this counts too few.
+        check_prompt_count((raw.count(b'"') - raw.count(b'\\"')) // 2)
+        return
+    n_lists = raw.count(b"[") - 1
+    if b'"' in raw or (n_lists and opening[1] != b"["):
+        raise mixed_prompt()
+    check_prompt_count(n_lists)
+    for ids in raw.split(b"]"):
+        n_ids = ids.strip(b"[, \t\r\n").count(b",") + 1
+        if n_ids > max_prompt_tokens:
+            raise ContextLengthExceeded(
+                f"the prompt has {n_ids} tokens, but this model's maximum context length is {max_prompt_tokens} "
+                "tokens; shorten it",
+                param="prompt",
+            )
+
+
+def check_messages(raw: bytes, max_prompt_tokens: int) -> None:
+    """Refuses more values than a conversation that fits could have, by counting brackets and commas."""
+    n_marks = len(raw) - len(raw.translate(None, b",[{"))
+    if n_marks > _FREE_MARKS + _MARKS_A_TOKEN * max_prompt_tokens:
+        raise ContextLengthExceeded(
+            f"messages has {n_marks} brackets and commas, but this model's maximum context length is "
+            f"{max_prompt_tokens} tokens; shorten it",
+            param="messages",
+        )
+
+
+def mixed_prompt() -> InvalidRequest:
+    """The error of a prompt that is of several kinds."""
+    return InvalidRequest(
+        "prompt mixes strings, token ids and lists; give a string, strings, token ids or lists of them",
+        param="prompt",
+    )
+
+
+def check_prompt_count(count: int) -> None:
+    """Raises ``InvalidRequest`` for too many prompts."""
+    if count > MAX_PROMPTS:
+        raise InvalidRequest(f"{count} prompts; at most {MAX_PROMPTS} a request", param="prompt")

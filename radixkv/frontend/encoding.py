@@ -1,0 +1,93 @@
+"""Texts and ids from clients to prompts' bytes, off the event loop where that takes long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from radixkv.errors import ContextLengthExceeded, InvalidRequest
+from radixkv.frontend.decoding import check_prompt_count, mixed_prompt
+from radixkv.frontend.served import Served
+from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire import pack_tokens
+
+INLINE_CHARACTERS = 4096
+"""Longer texts are rendered and encoded in a thread, so that the event loop goes on."""
+
+
+def separate(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """One item a prompt. Raises ``InvalidRequest``."""
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = {type(item) for item in prompt}
+    if not kinds:
+        raise InvalidRequest("prompt is empty; give a string, strings, token ids or lists of them", param="prompt")
+    if len(kinds) != 1:
+        raise mixed_prompt()
+    ids = [item for item in prompt if isinstance(item, int)]
+    prompts: list[str | list[int]] = [ids] if ids else [item for item in prompt if not isinstance(item, int)]
+    check_prompt_count(len(prompts))
+    return prompts
+
+
+async def encode(
+    prompts: Sequence[str | list[int]], served: Served, *, adds_special_tokens: bool = True
+) -> list[bytes]:
+    """The little-endian int32 ids of prompts, which are all texts or all ids. Raises ``InvalidRequest``."""
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if not texts:
+        encoded = [_pack(prompt, served) for prompt in prompts if not isinstance(prompt, str)]
+    else:
+        encoded = await encode_texts(texts, served, "prompt", adds_special_tokens=adds_special_tokens)
+    if not all(encoded):
+        raise InvalidRequest("a prompt is empty; it needs at least one token", param="prompt")
+    return encoded
+
+
+async def encode_texts(
+    texts: Sequence[str], served: Served, field: str, *, adds_special_tokens: bool
+) -> list[bytes]:
+    """The ids of texts. Raises ``InvalidRequest`` for ``field``."""
+    tokenizer, limit = served.tokenizer, served.max_prompt_and_answer
+    if tokenizer is None:
+        raise InvalidRequest("this checkpoint has no tokenizer; give prompts as token ids", param=field)
+    if (longest := served.longest_token_characters) is not None:
+        n_characters = max(map(len, texts))
+        if n_characters > limit * longest:
+            raise ContextLengthExceeded(
+                f"the prompt has {n_characters} characters, but this model's maximum context length is {limit} "
+                "tokens; shorten it",
+                param=field,
+            )
+
+    def encoded(text: str) -> bytes:
+        return _encoded(tokenizer, text, limit, field, adds_special_tokens=adds_special_tokens)
+
+    if sum(map(len, texts)) <= INLINE_CHARACTERS:
+        return [encoded(text) for text in texts]
+    async with served.encoding:
+        # One thread call a text, so that a client's leaving ends the rest.
+        return [await asyncio.to_thread(encoded, text) for text in texts]
+
+
+def check_ids(ids: Sequence[int], served: Served, field: str) -> None:
+    """Raises ``InvalidRequest`` if an id is no token of the model."""
+    if min(ids) < 0 or max(ids) >= served.ready.vocab_size:
+        raise InvalidRequest(
+            f"{field} has a token id outside the vocabulary of {served.ready.vocab_size}", param=field
+        )
+
+
+def _encoded(tokenizer: Tokenizer, text: str, limit: int, field: str, *, adds_special_tokens: bool) -> bytes:
+    try:
+        return tokenizer.encode(text, limit, adds_special_tokens=adds_special_tokens)
+    except InvalidRequest as error:
+        error.param = field
+        raise
+
+
+def _pack(ids: list[int], served: Served) -> bytes:
+    if not ids:
+        return b""
+    check_ids(ids, served, "prompt")
+    return pack_tokens(ids)

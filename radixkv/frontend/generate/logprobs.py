@@ -1,0 +1,92 @@
+"""Log-probabilities as SGLang shows them: lists of ``[logprob, id, text]``."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from radixkv.frontend.choice import Piece
+from radixkv.frontend.generate.prompts import Asked
+from radixkv.frontend.logprobs import LEAST_LOGPROB, ShownToken
+from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire import TokenLogprobs, unpack_tokens
+
+Entry = tuple[float | None, int, str | None]
+
+
+class PromptFigures:
+    """Those of a prompt's tokens, from the first that was asked for; that one has no log-probability."""
+
+    def __init__(self, asked: Asked, tokenizer: Tokenizer | None) -> None:
+        self._has_tops = _has_tops(asked)
+        self._tokenizer = tokenizer if asked.has_texts else None
+        self._entries: list[Entry] = []
+        self._tops = [msgspec.Raw(b"null")]
+        self._tokens = [] if asked.scored_from is None else unpack_tokens(asked.prompt.tokens)[asked.scored_from :]
+        self._n_skipped = asked.scored_from or 0
+        """Tokens whose figures come, and are not wanted."""
+        if self._tokens:
+            self._entries.append(_entry(None, self._tokens[0], self._tokenizer))
+
+    def absorb(self, figures: Sequence[TokenLogprobs]) -> None:
+        """The next tokens' figures; the prompt's first token has none."""
+        wanted = figures[self._n_skipped :]
+        self._n_skipped -= len(figures) - len(wanted)
+        for one in wanted:
+            self._entries.append(_entry(one.logprob, self._tokens[len(self._entries)], self._tokenizer))
+            self._tops.append(_raw(_top(one, self._tokenizer)))
+
+    def shown(self) -> dict[str, Any]:
+        """As far as they have come."""
+        entries = {"input_token_logprobs": self._entries}
+        return entries | ({"input_top_logprobs": self._tops[: len(self._entries)]} if self._has_tops else {})
+
+
+def show_with_text(
+    tokenizer: Tokenizer | None, token: int, offset: int, figures: TokenLogprobs | None, n_likeliest: int
+) -> ShownToken:
+    """What is shown of a token of an answer."""
+    entry = _entry(None if figures is None else figures.logprob, token, tokenizer)
+    top = [] if figures is None else _top(figures, tokenizer)
+    return ShownToken(entry[2] or "", entry[0], offset, _raw(top))
+
+
+def show_without_text(
+    tokenizer: Tokenizer | None, token: int, offset: int, figures: TokenLogprobs | None, n_likeliest: int
+) -> ShownToken:
+    """The same, with nulls for texts."""
+    return show_with_text(None, token, offset, figures, n_likeliest)
+
+
+def answer_figures(piece: Piece, asked: Asked) -> dict[str, Any]:
+    """Those of an answer's tokens."""
+    entries = [
+        (shown.logprob, token, shown.text if asked.has_texts else None)
+        for token, shown in zip(piece.token_ids, piece.logprobs, strict=True)
+    ]
+    tops = {"output_top_logprobs": [shown.likeliest for shown in piece.logprobs]} if _has_tops(asked) else {}
+    return {"output_token_logprobs": entries} | tops
+
+
+def _has_tops(asked: Asked) -> bool:
+    return bool(asked.prompt.sampling.logprobs)
+
+
+def _entry(logprob: float | None, token: int, tokenizer: Tokenizer | None) -> Entry:
+    # JSON has no minus infinity.
+    shown = None if logprob is None else max(logprob, LEAST_LOGPROB)
+    return shown, token, None if tokenizer is None else tokenizer.token_text(token)
+
+
+def _top(figures: TokenLogprobs, tokenizer: Tokenizer | None) -> list[Entry]:
+    ids = unpack_tokens(figures.top_ids)
+    logprobs = struct.unpack(f"<{len(ids)}f", figures.top_logprobs)
+    return [_entry(logprob, token, tokenizer) for token, logprob in zip(ids, logprobs, strict=True)]
+
+
+def _raw(value: object) -> msgspec.Raw:
+    # Made where the token is, so that the whole reply is quick to make.
+    return msgspec.Raw(msgspec.json.encode(value))

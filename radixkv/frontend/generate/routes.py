@@ -1,0 +1,176 @@
+"""SGLang's ``/generate``."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from radixkv.frontend.answers import Delta
+from radixkv.frontend.choice import Choice, Piece
+from radixkv.frontend.client import Batch, Client
+from radixkv.frontend.generate.logprobs import (
+    PromptFigures,
+    answer_figures,
+    show_with_text,
+    show_without_text,
+)
+from radixkv.frontend.generate.prompts import Asked, asked_prompts
+from radixkv.frontend.generate.schema import GenerateRequest, parse_generate
+from radixkv.frontend.http.bodies import Bodies
+from radixkv.frontend.http.streaming import EventStream, event, unless_gone
+from radixkv.frontend.logprobs import ShowToken
+from radixkv.frontend.openai.reply import is_long
+from radixkv.frontend.served import Served
+
+
+def generate_routes(client: Client, served: Served, bodies: Bodies) -> APIRouter:
+    """``/generate``."""
+    router = APIRouter()
+
+    @router.api_route("/generate", methods=["POST", "PUT"])
+    async def generate(request: Request) -> Response:
+        arrived = time.monotonic()
+        body = parse_generate(await bodies.read_json(request), served.max_prompt_and_answer)
+        asked = await unless_gone(request.receive, asked_prompts(body, served))
+        generation = Generation(body, asked, served, arrived=arrived)
+        if body.stream:
+            return EventStream(generation.events(client))
+        reply = await unless_gone(request.receive, generation.whole(client))
+        return Response(msgspec.json.encode(reply), media_type="application/json")
+
+    return router
+
+
+@dataclass
+class _Part:
+    """One answer so far."""
+
+    place: int
+    """Among all answers of the request."""
+    id: str
+    asked: Asked
+    choice: Choice
+    piece: Piece = field(default_factory=Piece)
+    """All that it gained."""
+    finish: dict[str, Any] | None = None
+
+    def absorb(self, delta: Delta) -> bool:
+        """Takes what came; whether there is something to tell."""
+        gained = self.choice.absorb(delta)
+        self.piece.add(gained)
+        if gained.finish_reason is not None:
+            self.finish = self._finish(gained, delta)
+        return not gained.is_empty
+
+    def _finish(self, gained: Piece, delta: Delta) -> dict[str, Any]:
+        match gained.finish_reason:
+            case "length":
+                return {"type": "length", "length": self.asked.prompt.sampling.max_tokens}
+            case "stop":
+                matched = delta.stop_token_id if gained.stop_reason is None else gained.stop_reason
+                return {"type": "stop", "matched": matched}
+        return {"type": gained.finish_reason}
+
+
+class Generation:
+    """The reply to one request. Use either ``whole`` or ``events``, once.
+
+    Args:
+        request: what is asked.
+        asked: its prompts.
+        served: what is served.
+        arrived: when the request came, in monotonic seconds.
+    """
+
+    def __init__(self, request: GenerateRequest, asked: Sequence[Asked], served: Served, *, arrived: float) -> None:
+        self._arrived = arrived
+        self._prompts = asked
+        self._scored = [PromptFigures(one, served.tokenizer) for one in asked]
+        places = itertools.count()
+        self._parts = [
+            [
+                _Part(next(places), _id(one, choice), one, Choice(one.prompt.sampling, served, _show(one)))
+                for choice in range(one.prompt.sampling.n)
+            ]
+            for one in asked
+        ]
+        is_list = isinstance(request.text, list) or isinstance((request.input_ids or [0])[0], list)
+        self._is_single = not is_list and len(self._parts[0]) == 1
+
+    async def whole(self, client: Client) -> dict[str, Any] | list[dict[str, Any]]:
+        """The whole reply. Raises ``RequestError``; leaving it cancels the request."""
+        objects: dict[int, dict[str, Any]] = {}
+        async with aclosing(self._objects(client, streams=False)) as found:
+            async for part, shown in found:
+                objects[part.place] = shown
+        return objects[0] if self._is_single else [objects[place] for place in range(len(objects))]
+
+    async def events(self, client: Client) -> AsyncGenerator[bytes, None]:
+        """Server-sent events, each with all the text so far. Raises ``RequestError``; closing it cancels."""
+        async with aclosing(self._objects(client, streams=True)) as found:
+            async for part, shown in found:
+                yield event(shown if self._is_single else {**shown, "index": part.place})
+
+    async def _objects(
+        self, client: Client, *, streams: bool
+    ) -> AsyncGenerator[tuple[_Part, dict[str, Any]], None]:
+        """What to tell, and of which answer; last of each the whole of it, once its request has ended."""
+        prompts = [one.prompt for one in self._prompts]
+        async with client.batch(prompts, arrived=self._arrived) as batch, aclosing(batch.deltas()) as deltas:
+            async for delta in deltas:
+                parts, part = self._parts[delta.prompt], self._parts[delta.prompt][delta.choice]
+                has_gained = await self._absorb(delta, part, batch)
+                if streams and has_gained and part.finish is None:
+                    yield part, self._object(delta.prompt, part, None)
+                if delta.done is not None:
+                    for each in parts:
+                        yield each, self._object(delta.prompt, each, delta.done.n_cached_tokens)
+
+    async def _absorb(self, delta: Delta, part: _Part, batch: Batch) -> bool:
+        was_ended = part.choice.is_ended
+        if is_long(delta):
+            has_gained = await asyncio.to_thread(self._take, delta, part)
+        else:
+            has_gained = self._take(delta, part)
+        if part.choice.is_ended and not was_ended and delta.finish_reason is None:
+            batch.complete(delta.prompt, delta.choice)
+        return has_gained
+
+    def _take(self, delta: Delta, part: _Part) -> bool:
+        self._scored[delta.prompt].absorb(delta.prompt_logprobs)
+        return part.absorb(delta)
+
+    def _object(self, place: int, part: _Part, n_cached: int | None) -> dict[str, Any]:
+        """An answer so far; what came from the cache is known at the end only."""
+        meta: dict[str, Any] = {
+            "id": part.id,
+            "finish_reason": part.finish if n_cached is not None else None,
+            "prompt_tokens": len(part.asked.prompt.tokens) // 4,
+            "completion_tokens": part.choice.n_tokens,
+        }
+        if n_cached is not None:
+            meta |= {"cached_tokens": n_cached, "e2e_latency": time.monotonic() - self._arrived}
+        if part.asked.prompt.sampling.logprobs is not None:
+            meta |= self._scored[place].shown() | answer_figures(part.piece, part.asked)
+        return {"text": part.piece.text, "output_ids": part.piece.token_ids, "meta_info": meta}
+
+
+def _show(one: Asked) -> ShowToken | None:
+    if one.prompt.sampling.logprobs is None:
+        return None
+    return show_with_text if one.has_texts else show_without_text
+
+
+def _id(one: Asked, choice: int) -> str:
+    name = one.rid or uuid.uuid4().hex
+    return f"{name}_{choice}" if one.rid and one.prompt.sampling.n > 1 else name

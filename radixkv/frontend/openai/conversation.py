@@ -1,0 +1,79 @@
+"""A chat's messages to the text that the model continues."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from radixkv.errors import ContextLengthExceeded, InvalidRequest
+from radixkv.frontend.encoding import INLINE_CHARACTERS
+from radixkv.frontend.served import Served
+from radixkv.text.chat import ChatTemplate
+from radixkv.text.messages import plain_messages
+
+MAX_MESSAGES = 4096
+"""Of one conversation: templates may look at all messages for each of them."""
+_INLINE_MESSAGES = 32
+
+
+async def conversation_text(
+    messages: Sequence[dict[str, Any]],
+    served: Served,
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    variables: Mapping[str, Any] | None = None,
+) -> str:
+    """The messages by the checkpoint's chat template; encode it without special tokens of the tokenizer's own.
+
+    Args:
+        messages: OpenAI's; contents are texts, or lists of parts that are texts.
+        served: says the template.
+        add_generation_prompt: whether the text ends with the beginning of the assistant's answer.
+        continue_final_message: whether it ends with the last message's content, which the answer goes on.
+        variables: what else the template may read.
+
+    Raises:
+        InvalidRequest: for ``messages``, or the option that does not go with them.
+    """
+    template = served.chat_template
+    if template is None:
+        raise InvalidRequest(
+            "this checkpoint has no chat template; start the server with --chat-template, or use /v1/completions",
+            param="messages",
+        )
+    if not messages:
+        raise InvalidRequest("messages is empty; give at least one", param="messages")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidRequest(f"there are {len(messages)} messages; at most {MAX_MESSAGES}", param="messages")
+    if len(messages) > served.max_prompt_and_answer:
+        raise ContextLengthExceeded(
+            f"there are {len(messages)} messages, but this model's maximum context length is "
+            f"{served.max_prompt_and_answer} tokens; shorten the conversation",
+            param="messages",
+        )
+    for name in ("add_generation_prompt", "continue_final_message"):
+        if name in (variables or {}):
+            raise InvalidRequest(f"{name} is a field of its own", param="chat_template_kwargs")
+    options = {
+        **(variables or {}),
+        "add_generation_prompt": add_generation_prompt,
+        "continue_final_message": continue_final_message,
+    }
+    if len(messages) <= _INLINE_MESSAGES and _n_characters(messages) <= INLINE_CHARACTERS:
+        return _text(template, messages, options)
+    async with served.encoding:
+        return await asyncio.to_thread(_text, template, messages, options)
+
+
+def _n_characters(messages: Sequence[dict[str, Any]]) -> int:
+    """About how much there is to render."""
+    values = (value for message in messages for value in message.values())
+    return sum(len(value) if isinstance(value, str) else len(msgspec.json.encode(value)) for value in values)
+
+
+def _text(template: ChatTemplate, messages: Sequence[dict[str, Any]], options: dict[str, Any]) -> str:
+    return template.render(plain_messages(messages), **options)

@@ -1,0 +1,181 @@
+"""The reply to one request: tokens in, OpenAI's objects out, whole or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from radixkv.frontend.answers import Delta, Prompt
+from radixkv.frontend.choice import Choice, Piece
+from radixkv.frontend.client import Batch, Client
+from radixkv.frontend.http.streaming import event
+from radixkv.frontend.logprobs import ShowToken
+from radixkv.frontend.openai.schema import GenerationRequest
+from radixkv.frontend.scored import ScoredPrompt
+from radixkv.frontend.served import Served
+
+_INLINE_WORK = 256
+"""What takes longer than so many tokens without log-probabilities is done in a thread."""
+_WORK_OF_FIGURES = 8
+"""A token's log-probabilities, in tokens without."""
+
+
+class Shape(Protocol):
+    """How one endpoint words its replies; usage is added to what it makes."""
+
+    @property
+    def show(self) -> ShowToken:
+        """Makes what a choice shows of a token."""
+        ...
+
+    def whole(self, pieces: Sequence[Piece], prompts: Sequence[ScoredPrompt]) -> dict[str, Any]:
+        """The whole reply, from the answers in order."""
+        ...
+
+    def chunks(self, index: int, piece: Piece, prompt: ScoredPrompt, *, is_first: bool) -> list[dict[str, Any]]:
+        """The objects that tell what one choice of a stream gained."""
+        ...
+
+    def chunk_without_choices(self) -> dict[str, Any]:
+        """What a chunk is apart from its choices."""
+        ...
+
+
+class Reply:
+    """Use either ``whole`` or ``events``, once.
+
+    Args:
+        request: what is asked.
+        shape: the endpoint's.
+        served: what is served.
+        prompts: made of the request.
+        echoed: the prompts' texts, if choices begin with them.
+        arrived: when the request came, in monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        shape: Shape,
+        served: Served,
+        prompts: Sequence[Prompt],
+        *,
+        echoed: Sequence[str] | None = None,
+        arrived: float,
+    ) -> None:
+        self._request = request
+        self._shape = shape
+        self._arrived = arrived
+        self._n = request.n_choices
+        self._n_cached = 0
+        show = shape.show if prompts[0].sampling.logprobs is not None else None
+        self._prompts = [
+            ScoredPrompt(
+                prompt,
+                served,
+                n_entries=request.prompt_logprobs,
+                echo="" if echoed is None else echoed[place],
+                show=None if echoed is None else show,
+            )
+            for place, prompt in enumerate(prompts)
+        ]
+        self._choices = [
+            Choice(prompt.prompt.sampling, served, show, len(prompt.echo))
+            for prompt in self._prompts
+            for _ in range(self._n)
+        ]
+
+    async def whole(self, client: Client) -> dict[str, Any]:
+        """The whole reply. Raises ``RequestError``; leaving it cancels the request."""
+        gathered = [Piece() for _ in self._choices]
+        async with aclosing(self._pieces(client)) as pieces:
+            async for index, piece, _ in pieces:
+                gathered[index].add(piece)
+        reply = self._shape.whole(gathered, self._prompts)
+        return {**reply, "usage": self._usage(), **self._details()}
+
+    async def events(self, client: Client) -> AsyncGenerator[bytes, None]:
+        """Server-sent events, without the final one. Raises ``RequestError``; closing it cancels the request."""
+        async with aclosing(self._pieces(client)) as pieces:
+            async for index, piece, is_first in pieces:
+                prompt = self._prompts[index // self._n]
+                chunks = self._shape.chunks(index, piece, prompt, is_first=is_first)
+                usage = self._usage_of_chunk()
+                yield b"".join(event({**chunk, **usage}) for chunk in chunks)
+        last = {"usage": self._usage()} if self._request.includes_usage else {}
+        last |= self._details()
+        if last:
+            yield event({**self._shape.chunk_without_choices(), "choices": [], **last})
+
+    async def _pieces(self, client: Client) -> AsyncGenerator[tuple[int, Piece, bool], None]:
+        """A choice's index, what it gained, and whether that is the first."""
+        begun: set[int] = set()
+        prompts = [prompt.prompt for prompt in self._prompts]
+        async with client.batch(prompts, arrived=self._arrived) as batch, aclosing(batch.deltas()) as deltas:
+            async for delta in deltas:
+                index = delta.prompt * self._n + delta.choice
+                piece = await self._absorb(delta, self._choices[index], batch)
+                if piece.is_empty:
+                    continue
+                is_first = index not in begun
+                if is_first:
+                    begun.add(index)
+                    beginning = self._prompts[delta.prompt].beginning
+                    beginning.add(piece)
+                    piece = beginning
+                yield index, piece, is_first
+
+    async def _absorb(self, delta: Delta, choice: Choice, batch: Batch) -> Piece:
+        if delta.done is not None:
+            self._n_cached += delta.done.n_cached_tokens
+        if self._request.is_only_echo:
+            delta = _without_answer(delta)
+        was_ended = choice.is_ended
+        if is_long(delta):
+            piece = await asyncio.to_thread(self._take, delta, choice)
+        else:
+            piece = self._take(delta, choice)
+        if choice.is_ended and not was_ended and delta.finish_reason is None:
+            batch.complete(delta.prompt, delta.choice)
+        return piece
+
+    def _take(self, delta: Delta, choice: Choice) -> Piece:
+        if delta.prompt_logprobs:
+            self._prompts[delta.prompt].absorb(delta.prompt_logprobs)
+        return choice.absorb(delta)
+
+    def _usage(self) -> dict[str, Any]:
+        n_prompt = sum(len(prompt.prompt.tokens) // 4 for prompt in self._prompts)
+        n_answer = sum(choice.n_tokens for choice in self._choices)
+        return {
+            "prompt_tokens": n_prompt,
+            "completion_tokens": n_answer,
+            "total_tokens": n_prompt + n_answer,
+            "prompt_tokens_details": {"cached_tokens": self._n_cached},
+        }
+
+    def _usage_of_chunk(self) -> dict[str, Any]:
+        if self._request.repeats_usage:
+            return {"usage": self._usage()}
+        return {"usage": None} if self._request.includes_usage else {}
+
+    def _details(self) -> dict[str, Any]:
+        """SGLang's, if they are asked for."""
+        if not self._request.return_cached_tokens_details:
+            return {}
+        return {"sglext": {"cached_tokens_details": {"device": self._n_cached, "host": 0, "storage": 0}}}
+
+
+def _without_answer(delta: Delta) -> Delta:
+    """The delta of a prompt that is only echoed: the one token that it took is not shown."""
+    reason = None if delta.finish_reason is None else "length"
+    return dataclasses.replace(delta, tokens=b"", logprobs=(), stop_token_id=None, finish_reason=reason)
+
+
+def is_long(delta: Delta) -> bool:
+    """Whether to word what came takes so long that a thread should do it."""
+    n_figures = len(delta.logprobs) + len(delta.prompt_logprobs)
+    return len(delta.tokens) // 4 + _WORK_OF_FIGURES * n_figures > _INLINE_WORK

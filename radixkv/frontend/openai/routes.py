@@ -1,0 +1,71 @@
+"""OpenAI's endpoints: parse, hand to the client, render."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from radixkv.frontend.client import Client
+from radixkv.frontend.http.bodies import Bodies
+from radixkv.frontend.http.streaming import EventStream, unless_gone
+from radixkv.frontend.openai.chat import ChatShape
+from radixkv.frontend.openai.completion import CompletionShape
+from radixkv.frontend.openai.prompts import chat_prompt, check_model, completion_prompts, echoed_texts
+from radixkv.frontend.openai.reply import Reply
+from radixkv.frontend.openai.schema import parse_chat, parse_completion
+from radixkv.frontend.served import Served
+
+
+def openai_routes(client: Client, served: Served, bodies: Bodies) -> APIRouter:
+    """``/v1/models``, ``/v1/completions`` and ``/v1/chat/completions``."""
+    router = APIRouter()
+
+    @router.get("/v1/models")
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [_model(served)]})
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        check_model(name, served)
+        return JSONResponse(_model(served))
+
+    @router.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        arrived = time.monotonic()
+        asked = parse_completion(await bodies.read_json(request), served.max_prompt_and_answer)
+        prompts = await unless_gone(request.receive, completion_prompts(asked, served))
+        echoed = await echoed_texts(asked, served, prompts) if asked.echo else None
+        shape = CompletionShape(asked, served.name)
+        reply = Reply(asked, shape, served, prompts, echoed=echoed, arrived=arrived)
+        return await _response(request, reply, client, streams=bool(asked.stream))
+
+    @router.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        arrived = time.monotonic()
+        asked = parse_chat(await bodies.read_json(request), served.max_prompt_and_answer)
+        prompt = await unless_gone(request.receive, chat_prompt(asked, served))
+        reply = Reply(asked, ChatShape(asked, served.name), served, [prompt], arrived=arrived)
+        return await _response(request, reply, client, streams=bool(asked.stream))
+
+    return router
+
+
+async def _response(request: Request, reply: Reply, client: Client, *, streams: bool) -> Response:
+    if streams:
+        return EventStream(reply.events(client))
+    whole = await unless_gone(request.receive, reply.whole(client))
+    return Response(msgspec.json.encode(whole), media_type="application/json")
+
+
+def _model(served: Served) -> dict[str, object]:
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "radixkv",
+        "root": served.root,
+        "max_model_len": served.ready.max_model_len,
+    }

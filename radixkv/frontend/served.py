@@ -1,0 +1,38 @@
+"""What the server serves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from radixkv.text.chat import ChatTemplate
+from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire import Ready
+
+
+@dataclass(frozen=True)
+class Served:
+    """The one model that is served."""
+
+    name: str
+    root: str
+    """What the user asked for: a folder or a hub name."""
+    ready: Ready
+    tokenizer: Tokenizer | None
+    """None: the checkpoint has none, and prompts are token ids."""
+    eos_token_ids: frozenset[int]
+    created: int
+    """Seconds since 1970."""
+    longest_token_characters: int | None = None
+    """The tokenizer's; None refuses no text unread."""
+    chat_template: ChatTemplate | None = None
+    default_sampling: Mapping[str, float | int] = field(default_factory=dict)
+    """What the checkpoint recommends for fields that a request leaves out; ``max_new_tokens`` limits answers."""
+    encoding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a long text is encoded, which takes hundreds of bytes of memory for each token."""
+
+    @property
+    def max_prompt_and_answer(self) -> int:
+        """Most tokens of a prompt and its answer together; the last token of an answer needs no page."""
+        return min(self.ready.max_model_len, self.ready.n_pages * self.ready.page_size + 1)

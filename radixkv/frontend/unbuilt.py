@@ -1,0 +1,94 @@
+"""Fields of features that this release does not have: refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from radixkv.errors import UnsupportedFeature, shortened
+
+
+class Unbuilt(msgspec.Struct, kw_only=True):
+    """Known from OpenAI, vLLM and SGLang. Null and the default ask for nothing."""
+
+    suffix: str | None = ""
+    length_penalty: float | None = 1.0
+    use_beam_search: bool | None = False
+    session_id: str | None = ""
+    response_format: dict[str, Any] | None = msgspec.field(default_factory=lambda: {"type": "text"})
+    tools: list[Any] | None = msgspec.field(default_factory=list)
+    tool_choice: Any = "none"
+    functions: list[Any] | None = msgspec.field(default_factory=list)
+    function_call: Any = "none"
+    modalities: list[str] | None = msgspec.field(default_factory=lambda: ["text"])
+    audio: Any = None
+    web_search_options: Any = None
+    chat_template: str | None = None
+    documents: list[Any] | None = msgspec.field(default_factory=list)
+    mm_processor_kwargs: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_decoding_backend: Any = None
+    guided_whitespace_pattern: Any = None
+    structural_tag: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    prompt_embeds: Any = None
+    lora_path: Any = None
+    kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
+    logits_processors: Any = None
+    custom_logit_processor: Any = None
+    custom_params: Any = None
+    allowed_token_ids: list[int] | None = msgspec.field(default_factory=list)
+    bad_words: list[str] | None = msgspec.field(default_factory=list)
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Any = None
+    spaces_between_special_tokens: bool | None = True
+    no_stop_trim: bool | None = False
+    stop_regex: str | list[str] | None = ""
+    min_new_tokens: int | None = 0
+    extra_key: str | list[str] | None = ""
+    session_params: Any = None
+    vllm_xargs: Any = None
+    thinking_token_budget: int | None = None
+    data_parallel_rank: int | None = None
+    routed_dp_rank: int | None = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+    input_ids: Any = None
+    input_embeds: Any = None
+    return_hidden_states: bool | None = False
+    return_routed_experts: bool | None = False
+    return_tokens_as_token_ids: bool | None = False
+
+
+_NEUTRAL = msgspec.structs.asdict(Unbuilt())
+
+
+def is_unbuilt(name: str) -> bool:
+    """Whether a field is one of them."""
+    return name in _NEUTRAL
+
+
+def refuse_unbuilt(request: Unbuilt) -> None:
+    """Raises ``UnsupportedFeature`` for the first field that asks for something."""
+    values = msgspec.structs.asdict(request)
+    for name, neutral in _NEUTRAL.items():
+        value = values[name]
+        # False equals 0, but a count of 0 may ask for something.
+        if value is not None and (type(value) is not type(neutral) or value != neutral):
+            raise unsupported(name, value)
+
+
+def unsupported(name: str, value: object = None) -> UnsupportedFeature:
+    """The error of a field that asks for a feature which is not built."""
+    # Numbers only: whatever else a client sends is not repeated to it.
+    shown = f" {shortened(value)}" if isinstance(value, int | float) else ""
+    return UnsupportedFeature(f"{name}{shown} is not supported in this release; leave it out", param=name)

@@ -1,0 +1,7 @@
+"""``LLM``: the engine in this process, for offline use."""
+
+from radixkv.llm.engine import LLM
+from radixkv.llm.outputs import CompletionOutput, Logprob, RequestOutput
+from radixkv.llm.prompts import Message, Prompt
+
+__all__ = ["LLM", "CompletionOutput", "Logprob", "Message", "Prompt", "RequestOutput"]

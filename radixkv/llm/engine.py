@@ -1,0 +1,320 @@
+"""``LLM``: the runtime's loop over lists instead of sockets."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from radixkv.checkpoints import Checkpoint, resolve, resolve_tokenizer
+from radixkv.config import CacheConfig, EngineConfig, LoadFormat, ModelConfig, SchedulePolicy, SchedulerConfig
+from radixkv.errors import ConfigError, UnsupportedFeature, request_error
+from radixkv.llm.answer import Answer
+from radixkv.llm.outputs import RequestOutput
+from radixkv.llm.prompts import Encoder, Message, Prompt, each, several_conversations, several_prompts
+from radixkv.progress import Progress
+from radixkv.runtime.loop import Loop, build_loop
+from radixkv.sampling import SamplingParams
+from radixkv.wire import (
+    Cancel,
+    Done,
+    Explain,
+    Explained,
+    Failed,
+    Flush,
+    Flushed,
+    FromRuntime,
+    GetStats,
+    Stats,
+    Submit,
+    Tokens,
+    unpack_tokens,
+)
+
+RENAMED = {
+    "model_path": "model",
+    "tokenizer_path": "tokenizer",
+    "block_size": "page_size",
+    "context_length": "max_model_len",
+    "max_running_requests": "max_num_seqs",
+    "chunked_prefill_size": "max_num_batched_tokens",
+    "disable_radix_cache": "enable_prefix_caching",
+    "scheduling_policy": "schedule_policy",
+    "random_seed": "seed",
+    "gpu_memory_utilization": "kv_cache_memory_bytes",
+    "mem_fraction_static": "kv_cache_memory_bytes",
+}
+"""Settings that other engines have, and what is called so here."""
+
+
+class LLM:
+    """A model, its pool and its prefix cache, for offline use.
+
+    Args:
+        model: a folder, a hub name, or ``tiny`` for the embedded model.
+        tokenizer: the folder or hub name of another tokenizer; None takes the model's.
+        revision: branch, tag or commit of a hub name.
+        dtype: ``auto``, ``float32`` or ``bfloat16``.
+        load_format: ``auto``, or ``dummy`` for random weights of the shapes in ``config.json``.
+        chat_template: a file with the chat template that is used instead of the tokenizer's own.
+        max_model_len: longest prompt and answer together, in tokens; None takes the model's own limit.
+        max_num_seqs: most rows a step.
+        max_num_batched_tokens: most tokens that a step computes.
+        page_size: tokens a page.
+        kv_cache_memory_bytes: the pool's size.
+        max_total_tokens: the pool's size in tokens, instead.
+        enable_prefix_caching: whether prompts share pages.
+        schedule_policy: ``lpm`` (longest cached prefix first) or ``fcfs``.
+        seed: draws the seeds of requests that bring none.
+        unbuilt: settings that vLLM or SGLang have and this release has not; refused by name.
+
+    Raises:
+        CheckpointError: there is no such model, or its files are corrupt.
+        ConfigError: a setting cannot work.
+        UnsupportedFeature: a setting is for a feature that this release does not have.
+    """
+
+    def __init__(
+        self,
+        model: str = "tiny",
+        *,
+        tokenizer: str | None = None,
+        revision: str | None = None,
+        dtype: str = "auto",
+        load_format: LoadFormat = "auto",
+        chat_template: str | None = None,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 2048,
+        page_size: int = 16,
+        kv_cache_memory_bytes: int = 1 << 30,
+        max_total_tokens: int | None = None,
+        enable_prefix_caching: bool = True,
+        schedule_policy: SchedulePolicy = "lpm",
+        seed: int = 0,
+        **unbuilt: object,
+    ) -> None:
+        _refuse(unbuilt)
+        config = EngineConfig(
+            ModelConfig(model, revision, dtype, max_model_len, load_format, tokenizer),
+            CacheConfig(page_size, kv_cache_memory_bytes, max_total_tokens, enable_prefix_caching),
+            SchedulerConfig(max_num_seqs, max_num_batched_tokens, schedule_policy),
+            seed,
+        )
+        checkpoint = resolve(model, revision, load_format=load_format)
+        folder = checkpoint.folder if tokenizer is None else resolve_tokenizer(tokenizer)
+        template = None if chat_template is None else Path(chat_template)
+        self._encoder = Encoder(folder, template, checkpoint.eos_token_ids)
+        self._default_sampling = default_sampling(checkpoint)
+        self._max_queued = config.scheduler.max_queued_requests
+        self._loop: Loop | None = build_loop(config, checkpoint)
+        self._ids = (f"llm-{number}" for number in itertools.count())
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers prompts together, and returns when all are done, in the order given.
+
+        Args:
+            prompts: texts, lists of token ids, or dictionaries with ``prompt`` or ``prompt_token_ids`` and perhaps
+                ``cache_salt``, also mixed; one alone is a list of one.
+            sampling_params: for all, or one for each prompt; None takes ``get_default_sampling_params``.
+            use_tqdm: whether a line on the terminal says how far it is.
+            priority: one number for each prompt; of those that wait the lowest goes first.
+
+        Raises:
+            RequestError: a prompt cannot be answered; all others of the call are dropped.
+        """
+        listed = several_prompts(prompts)
+        sampling = each(
+            "sampling_params", SamplingParams, sampling_params, self.get_default_sampling_params(), listed
+        )
+        priorities = each("priority", int, priority, 0, listed)
+        answers = [self._answer(*one) for one in zip(listed, sampling, priorities, strict=True)]
+        with Progress("prompts", len(answers), is_wanted=use_tqdm) as progress, closing(self._run(answers)) as run:
+            for n_done in run:
+                progress.show(n_done, sum(answer.n_tokens for answer in answers))
+        return [answer.output() for answer in answers]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers one conversation, or several together, by the checkpoint's chat template.
+
+        Args:
+            messages: dictionaries with ``role`` and ``content``; or a list of such conversations.
+            sampling_params: as in ``generate``.
+            use_tqdm: as in ``generate``.
+            add_generation_prompt: whether the prompt ends with the beginning of the assistant's answer.
+            continue_final_message: whether the answer goes on with the last message instead.
+            chat_template_kwargs: more that the template may read.
+
+        Raises:
+            RequestError: the template refuses a conversation, or as in ``generate``.
+        """
+        prompts = [
+            self.chat_prompt(
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            for conversation in several_conversations(messages)
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The token ids that ``chat`` answers. Raises ``RequestError``."""
+        tokens = self._encoder.chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **(chat_template_kwargs or {}),
+        )
+        return unpack_tokens(tokens)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Generator[RequestOutput, None, None]:
+        """Answers one prompt; after each step what there is by then, the last with ``finished``.
+
+        Closing the iterator ends the answer. Only one call may be under way at a time.
+
+        Raises:
+            RequestError: the prompt cannot be answered.
+        """
+        (sampling,) = each(
+            "sampling_params", SamplingParams, sampling_params, self.get_default_sampling_params(), [prompt]
+        )
+        answer = self._answer(prompt, sampling, 0)
+        with closing(self._run([answer])) as run:
+            for _ in run:
+                yield answer.output()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What is used where a call brings no settings: those of the checkpoint's ``generation_config.json``."""
+        return self._default_sampling
+
+    def explain(self, prompt: Prompt, *, cache_salt: str = "") -> Explained:
+        """How much of a prompt is cached, and why no more; changes nothing. Raises ``RequestError``."""
+        message = Explain(next(self._ids), self._encoder.prompt(prompt).tokens, cache_salt)
+        reply = self._live.receive(message)[0]
+        if isinstance(reply, Failed):
+            raise request_error(reply.code, reply.text, param=reply.param)
+        assert isinstance(reply, Explained)
+        return reply
+
+    def flush_cache(self) -> Flushed:
+        """Makes everything cached unreachable; says how many pages that freed."""
+        reply = self._live.receive(Flush("flush"))[0]
+        assert isinstance(reply, Flushed)
+        return reply
+
+    def get_metrics(self) -> Stats:
+        """Counters since the start and gauges of this moment."""
+        reply = self._live.receive(GetStats("stats"))[0]
+        assert isinstance(reply, Stats)
+        return reply
+
+    def shutdown(self) -> None:
+        """Frees the model and the pool; the object is of no use after that."""
+        self._loop = None
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt and answer together, in tokens."""
+        return self._live.ready.max_model_len
+
+    @property
+    def _live(self) -> Loop:
+        if self._loop is None:
+            raise ConfigError("this LLM was shut down; make a new one")
+        return self._loop
+
+    def _answer(self, prompt: Prompt, sampling: SamplingParams, priority: int) -> Answer:
+        encoded = self._encoder.prompt(prompt)
+        self._encoder.check(sampling)
+        submit = Submit(next(self._ids), encoded.tokens, sampling, encoded.cache_salt, priority=priority)
+        return Answer(encoded.text, submit, self._encoder)
+
+    def _run(self, answers: Sequence[Answer]) -> Generator[int, None, None]:
+        """Runs them to their ends; after each turn how many have ended. Closing it ends all that are left."""
+        loop = self._live
+        waiting = iter(answers)
+        by_id: dict[str, Answer] = {}
+        n_done, is_all_sent = 0, False
+        try:
+            while n_done < len(by_id) or not is_all_sent:
+                while len(by_id) - n_done < self._max_queued and not is_all_sent:
+                    answer = next(waiting, None)
+                    if answer is None:
+                        is_all_sent = True
+                    else:
+                        by_id[answer.submit.id] = answer
+                        n_done += self._take(loop.receive(answer.submit), by_id)
+                if loop.has_work:
+                    n_done += self._take(loop.turn(), by_id)
+                yield n_done
+        finally:  # after an error or Ctrl-C too: nothing of this call may run on into the next
+            for answer in by_id.values():
+                if not answer.is_done:
+                    loop.receive(Cancel(answer.submit.id))
+
+    def _take(self, messages: Sequence[FromRuntime], answers: Mapping[str, Answer]) -> int:
+        """Applies messages; how many requests ended. Raises the error of one that failed."""
+        n_done = 0
+        for message in messages:
+            match message:
+                case Tokens(items, prompts):
+                    for prompt in prompts:
+                        answers[prompt.id].add_prompt(prompt)
+                    for item in items:
+                        if answers[item.id].add(item):
+                            n_done += self._take(self._live.receive(Cancel(item.id, item.choice)), answers)
+                case Done():
+                    answers[message.id].finish(message)
+                    n_done += 1
+                case Failed():
+                    raise request_error(message.code, message.text, param=message.param)
+                case _:
+                    raise AssertionError(f"the loop does not send {message!r} unasked")
+        return n_done
+
+
+def default_sampling(checkpoint: Checkpoint) -> SamplingParams:
+    """What ``generation_config.json`` sets, and for the rest the defaults of ``SamplingParams``."""
+    settings: dict[str, Any] = dict(checkpoint.default_sampling)
+    if "max_new_tokens" in settings:
+        settings["max_tokens"] = settings.pop("max_new_tokens")
+    return SamplingParams(**settings)
+
+
+def _refuse(unbuilt: Mapping[str, object]) -> None:
+    for name in unbuilt:
+        if name in RENAMED:
+            raise UnsupportedFeature(f"LLM has no setting {name}; use {RENAMED[name]}")
+    if unbuilt:
+        raise UnsupportedFeature(
+            f"LLM has no setting {', '.join(sorted(unbuilt))} in this release, which runs on the CPU; leave it out"
+        )

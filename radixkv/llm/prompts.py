@@ -1,0 +1,163 @@
+"""What a caller of ``LLM`` may give as prompts and conversations, and their token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from radixkv.errors import InvalidRequest, shortened
+from radixkv.sampling import SamplingParams
+from radixkv.text.chat import ChatTemplate
+from radixkv.text.messages import plain_messages
+from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire import pack_tokens
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or a dictionary with ``prompt`` or ``prompt_token_ids`` and perhaps ``cache_salt``."""
+
+Message = Mapping[str, Any]
+"""``role``, ``content``, and whatever else the chat template reads."""
+
+ValueT = TypeVar("ValueT")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A prompt as the runtime takes it."""
+
+    text: str | None
+    """None if it was given as token ids."""
+    tokens: bytes
+    """Little-endian int32 ids."""
+    cache_salt: str
+
+
+class Encoder:
+    """A model's tokenizer and chat template, as far as it has them.
+
+    Args:
+        folder: of the tokenizer.
+        chat_template: a file with the template instead of the folder's.
+        eos_token_ids: of the checkpoint.
+
+    Raises:
+        CheckpointError: a file is corrupt.
+    """
+
+    def __init__(self, folder: Path, chat_template: Path | None, eos_token_ids: frozenset[int]) -> None:
+        self.tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
+        self.eos_token_ids = eos_token_ids
+        self._chat_template = ChatTemplate.load(folder, chat_template)
+
+    def prompt(self, prompt: Prompt) -> Encoded:
+        """Its ids. O(length). Raises ``InvalidRequest``."""
+        salt = ""
+        if isinstance(prompt, Mapping):
+            salt = _salt(prompt)
+            prompt = _content(prompt)
+        if isinstance(prompt, str):
+            return Encoded(prompt, self._with_tokenizer("give prompts as token ids").encode(prompt), salt)
+        try:
+            return Encoded(None, pack_tokens(prompt), salt)
+        except (TypeError, OverflowError) as error:
+            raise InvalidRequest(
+                f"a prompt is neither text nor int32 token ids: {error}", param="prompt"
+            ) from error
+
+    def chat(self, messages: Sequence[Message], **options: Any) -> bytes:
+        """The ids of a conversation. Raises ``InvalidRequest``.
+
+        Args:
+            messages: see ``Message``.
+            options: those of ``ChatTemplate.render``.
+        """
+        tokenizer = self._with_tokenizer("apply the chat template elsewhere and give token ids to generate")
+        if self._chat_template is None:
+            raise InvalidRequest(
+                "this checkpoint has no chat template; give a file with one as chat_template, or use generate",
+                param="messages",
+            )
+        text = self._chat_template.render(plain_messages(messages), **options)
+        return tokenizer.encode(text, adds_special_tokens=False)
+
+    def check(self, sampling: SamplingParams) -> None:
+        """Raises ``InvalidRequest`` for settings that need a tokenizer where there is none."""
+        if sampling.stop and self.tokenizer is None:
+            raise InvalidRequest("stop strings need a tokenizer, and this checkpoint has none", param="stop")
+
+    def _with_tokenizer(self, advice: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise InvalidRequest(f"this checkpoint has no tokenizer; {advice}", param="prompt")
+        return self.tokenizer
+
+
+def several_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """A list of prompts, of one or several."""
+    listed: Any = prompts
+    if not isinstance(listed, Sequence | Mapping):
+        raise InvalidRequest(
+            f"prompts is a {type(listed).__name__}; give a text, or a list of prompts", param="prompts"
+        )
+    is_one = isinstance(listed, str | Mapping) or (listed and all(type(token) is int for token in listed))
+    return cast("Sequence[Prompt]", [listed] if is_one else listed)
+
+
+def several_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> Sequence[Sequence[Message]]:
+    """A list of conversations, of one or several."""
+    listed: Any = messages
+    if not isinstance(listed, Sequence) or isinstance(listed, str) or not listed:
+        raise InvalidRequest("messages is no list of messages, nor of conversations, or empty", param="messages")
+    conversations = [listed] if isinstance(listed[0], Mapping) else listed
+    for conversation in conversations:
+        _check_conversation(conversation)
+    return conversations
+
+
+def each(
+    name: str, kind: type[ValueT], values: ValueT | Sequence[ValueT] | None, default: ValueT, prompts: Sequence[Any]
+) -> Sequence[ValueT]:
+    """One value for each prompt: those given, the one given, or the default."""
+    if values is None or isinstance(values, kind):
+        return [default if values is None else values] * len(prompts)
+    if not isinstance(values, Sequence) or not all(isinstance(one, kind) for one in values):
+        raise InvalidRequest(f"{name} is neither a {kind.__name__} nor a list of them", param=name)
+    if len(values) != len(prompts):
+        raise InvalidRequest(
+            f"{len(values)} {name} for {len(prompts)} prompts; give one, or one for each", param=name
+        )
+    return values
+
+
+def _content(prompt: Mapping[str, Any]) -> str | Sequence[int]:
+    unknown = prompt.keys() - {"prompt", "prompt_token_ids", "cache_salt"}
+    if unknown:
+        raise InvalidRequest(
+            f"a prompt has {', '.join(sorted(map(shortened, unknown)))}; only prompt or prompt_token_ids, and "
+            "cache_salt, are known",
+            param="prompt",
+        )
+    given = [prompt[name] for name in ("prompt_token_ids", "prompt") if prompt.get(name) is not None]
+    if len(given) != 1:
+        raise InvalidRequest("a prompt has not exactly one of prompt and prompt_token_ids", param="prompt")
+    content: str | Sequence[int] = given[0]
+    return content
+
+
+def _salt(prompt: Mapping[str, Any]) -> str:
+    salt = prompt.get("cache_salt", "")
+    if not isinstance(salt, str):
+        raise InvalidRequest(f"cache_salt is {shortened(salt)}; it must be text", param="cache_salt")
+    return salt
+
+
+def _check_conversation(conversation: object) -> None:
+    if not isinstance(conversation, Sequence) or isinstance(conversation, str) or not conversation:
+        raise InvalidRequest("a conversation is empty, or no list of messages", param="messages")
+    for message in conversation:
+        if not isinstance(message, Mapping):
+            raise InvalidRequest(
+                f"a message is {shortened(message)}; it must be a dictionary with role and content",
+                param="messages",
+            )

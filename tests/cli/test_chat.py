@@ -1,0 +1,179 @@
+"""``radixkv chat``: in this process, at a server, through pipes and on a terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from scripted_server import ScriptedServer
+
+from radixkv.cli import main
+
+POOL = ["--max-total-tokens", "2048", "--max-model-len", "1024"]
+REUSED = re.compile(r"\[(\d+) of (\d+) prompt tokens from the cache, (\d+) new tokens, \d+\.\d s(.*)\]")
+
+
+Chat = Callable[..., str]
+
+
+@pytest.fixture
+def chat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Chat:
+    """A session whose input is all there at the beginning; gives what it printed."""
+
+    def run(lines: str, *flags: str) -> str:
+        monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+        assert main(["chat", *flags]) == 0
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        return printed.out
+
+    return run
+
+
+def test_each_turn_reuses_the_ones_before(chat: Chat) -> None:
+    lines = "How many legs have 12 hens?\nAnd 7 cows?\n\n/clear\nHow many legs have 12 hens?\n/fly\n/exit\nnever\n"
+    flags = ["--system", "You are a patient teacher of mathematics.", "--max-tokens", "8", "--temperature", "0"]
+    shown = chat(lines, *flags, *POOL)
+    (cold, first, n_new, end), (second, longer, *_), (warm, same, *_) = REUSED.findall(shown)
+    assert (cold, n_new, end) == ("0", "8", ", cut off by max_tokens")
+    assert int(first) - 16 < int(second) <= int(longer) - 8
+    assert (same, int(warm)) == (first, int(first) // 16 * 16)
+    answers = REUSED.split(shown)[::5]
+    assert answers[0].strip() == answers[2].strip() != ""
+    assert "no such command; /clear begins anew" in shown
+
+
+def test_what_cannot_be_answered_is_said_and_forgotten(chat: Chat) -> None:
+    shown = chat("hello\n" + "hens " * 1200 + "\nhello\n", "--max-tokens", "4", *POOL)
+    assert shown.count("error: ") == 1
+    assert "the context is 1024 tokens" in shown
+    turns = REUSED.findall(shown)
+    assert len(turns) == 2
+    assert all(int(n_prompt) < 100 for _, n_prompt, *_ in turns)
+
+
+def test_an_answer_is_no_longer_than_the_context_has_room(chat: Chat) -> None:
+    shown = chat(
+        "hello\n", "--max-tokens", "9999", "--ignore-eos", "--max-model-len", "64", "--max-total-tokens", "64"
+    )
+    ((_, n_prompt, n_new, end),) = REUSED.findall(shown)
+    assert int(n_prompt) + int(n_new) == 64
+    assert end == ", cut off by max_tokens"
+
+
+def test_a_server_can_answer(scripted: ScriptedServer, chat: Chat) -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 5}}
+    events = [
+        {"choices": [{"delta": {"role": "assistant", "content": ""}}]},
+        {"choices": [{"delta": {"content": "Good "}}]},
+        {"choices": [{"delta": {"content": "day"}, "finish_reason": "stop"}]},
+        {"choices": [], "usage": usage},
+    ]
+    scripted.answers = {
+        "/v1/models": lambda _: {"data": [{"id": "served"}]},
+        "/v1/chat/completions": lambda _: events,
+    }
+    flags = ["--base-url", scripted.address + "/v1", "--api-key", "secret", "--top-k", "5", "--system", "Be brief."]
+    shown = chat("hello\nagain\n", *flags)
+    assert shown.count("Good day\n[5 of 9 prompt tokens from the cache, 2 new tokens, 0.") == 2
+    (_, first, key), (_, second, _) = scripted.asked[1:]
+    assert key == "Bearer secret"
+    assert (first["model"], first["top_k"], first["max_tokens"]) == ("served", 5, 512)
+    assert [message["content"] for message in second["messages"]] == ["Be brief.", "hello", "Good day", "again"]
+    assert [message["role"] for message in second["messages"]] == ["system", "user", "assistant", "user"]
+
+
+def test_a_servers_error_does_not_end_the_session(scripted: ScriptedServer, chat: Chat) -> None:
+    answers = iter([[{"error": {"message": "it broke"}}], [{"choices": [{"delta": {"content": "Fine"}}]}]])
+    scripted.answers = {"/v1/chat/completions": lambda _: next(answers)}
+    shown = chat("one\ntwo\n", "--base-url", scripted.address, "--model", "m")
+    assert "error: " in shown
+    assert "it broke" in shown
+    assert "Fine\n[an unknown part of 0 prompt tokens" in shown
+    assert [message["content"] for message in scripted.asked[1][1]["messages"]] == ["two"]
+
+
+def test_a_line_that_is_not_text_does_not_end_the_session(scripted: ScriptedServer) -> None:
+    scripted.answers = {"/v1/chat/completions": lambda _: [{"choices": [{"delta": {"content": "Fine"}}]}]}
+    command = [sys.executable, "-m", "radixkv.cli", "chat", "--base-url", scripted.address, "--model", "m"]
+    done = subprocess.run(command, input=b"caf\xe9\ncaf\xc3\xa9\n", capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(b"that line is not UTF-8 text\nFine\n[")
+    assert scripted.asked[0][1]["messages"] == [{"role": "user", "content": "caf\u00e9"}]
+
+
+class Terminal:
+    """A session on a pseudo-terminal."""
+
+    def __init__(self, *flags: str) -> None:
+        self._near, far = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "radixkv.cli", "chat", *flags],
+            stdin=far,
+            stdout=far,
+            stderr=far,
+            env=os.environ | {"TERM": "dumb"},
+            start_new_session=True,
+        )
+        os.close(far)
+        self.text = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._near, text.encode())
+
+    def wait_for(self, pattern: str, limit_s: float = 60.0) -> str:
+        """What came until the pattern did; that is then forgotten."""
+        deadline = time.monotonic() + limit_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._near, selectors.EVENT_READ)
+            while (found := re.search(pattern, self.text)) is None:
+                assert selector.select(max(0.0, deadline - time.monotonic())), self.text
+                self.text += os.read(self._near, 65536).decode(errors="replace")
+        seen, self.text = self.text[: found.end()], self.text[found.end() :]
+        return seen
+
+    def interrupt_prompt(self) -> None:
+        """Ctrl-C where a line is awaited, until there is a new prompt: readline misses one that comes too early."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._near, selectors.EVENT_READ)
+            for _ in range(100):
+                self.process.send_signal(signal.SIGINT)
+                if selector.select(0.2):
+                    break
+        self.wait_for("> ")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._near)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    opened = Terminal("--max-tokens", "900", "--ignore-eos", *POOL)
+    yield opened
+    opened.close()
+
+
+def test_ctrl_c_ends_the_answer_and_not_the_session(terminal: Terminal) -> None:
+    terminal.wait_for(r"/clear begins anew[\s\S]*> ")
+    terminal.type("hello\n")
+    terminal.wait_for(r"hello\r?\n.{20}")
+    terminal.process.send_signal(signal.SIGINT)
+    terminal.wait_for(r"\[interrupted after \d+\.\d s\][\s\S]*> ")
+    terminal.interrupt_prompt()
+    terminal.type("again\n")
+    terminal.wait_for(r"again\r?\n.{20}")
+    terminal.process.send_signal(signal.SIGINT)
+    terminal.wait_for(r"\[interrupted after [\s\S]*> ")
+    terminal.type("\x04")
+    assert terminal.process.wait(timeout=20) == 0

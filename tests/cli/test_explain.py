@@ -1,0 +1,97 @@
+"""``radixkv explain`` beside a scripted server; tests/e2e has a real one."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from scripted_server import ScriptedServer
+
+from radixkv.cli import main
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@pytest.fixture
+def server(scripted: ScriptedServer) -> ScriptedServer:
+    """Its tokens are letters."""
+    scripted.answers = {
+        "/tokenize": lambda body: {"tokens": [ord(letter) for letter in body["prompt"]]},
+        "/detokenize": lambda body: {"prompt": "".join(map(chr, body["tokens"]))},
+        "/cache/explain": lambda body: {
+            "prompt_tokens": len(body["prompt"]),
+            "cached_tokens": 16,
+            "reason": "differs",
+            "first_difference": {
+                "position": 18,
+                "prompt_token": {"id": 115, "text": "s"},
+                "cached_token": {"id": 63, "text": "?"},
+            },
+            "text": "16 of 26 are cached.",
+        },
+    }
+    return scripted
+
+
+def explain(server: ScriptedServer, *flags: str) -> int:
+    return main(["explain", *flags, "--base-url", server.address])
+
+
+def test_it_shows_the_text_around_the_first_difference(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert explain(server, LETTERS, "--cache-salt", "mine", "--api-key", "secret") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "16 of 26 are cached.",
+        "  up to token 18: ...'ghijklmnopqr'",
+        "  and from there on: 'stuvwxyz'",
+    ]
+    assert server.asked[1][:2] == ("/cache/explain", {"prompt": list(map(ord, LETTERS)), "cache_salt": "mine"})
+    assert {key for _, _, key in server.asked} == {"Bearer secret"}
+
+
+def test_where_nothing_differs_it_shows_the_end_of_the_match(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {"prompt_tokens": 26, "cached_tokens": 8, "reason": "evicted", "text": "8 of 26."}
+    server.answers["/cache/explain"] = lambda _: found
+    assert explain(server, LETTERS) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "  up to token 8: 'abcdefgh'",
+        "  and from there on: 'ijklmnopqrst'...",
+    ]
+    found["cached_tokens"] = 0
+    explain(server, LETTERS)
+    assert capsys.readouterr().out.splitlines()[1:] == ["  and from there on: 'abcdefghijkl'..."]
+
+
+def test_the_prompt_may_come_from_a_file_or_standard_input(
+    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "prompt.txt"
+    path.write_text("from a file")
+    explain(server, "--file", str(path))
+    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe"))
+    explain(server)
+    asked = [body["prompt"] for name, body, _ in server.asked if name == "/tokenize"]
+    assert asked == ["from a file", "from a pipe"]
+
+
+def test_what_goes_wrong_is_one_line(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert explain(server, "--file", str(tmp_path / "none")) == 1
+    assert "cannot read --file" in capsys.readouterr().err
+    assert main(["explain", "text", "--base-url", "http://127.0.0.1:9"]) == 1
+    assert "/tokenize does not answer: ConnectError" in capsys.readouterr().err
+    assert main(["explain", "text", "--base-url", "localhost"]) == 1
+    assert "'localhost' is not an address" in capsys.readouterr().err
+    server.answers["/cache/explain"] = lambda _: {"error": {"message": "no such path"}}
+    server.status = 404
+    assert explain(server, LETTERS) == 1
+    assert "/tokenize answered 404: " in capsys.readouterr().err
+    server.status = 200
+    server.answers["/tokenize"] = lambda _: b"[1]"
+    assert explain(server, LETTERS) == 1
+    assert "did not answer with a JSON object" in capsys.readouterr().err

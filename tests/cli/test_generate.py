@@ -1,0 +1,65 @@
+"""``radixkv generate`` beside ``LLM``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from radixkv.checkpoints import resolve
+from radixkv.cli import main
+from radixkv.llm import LLM
+from radixkv.sampling import SamplingParams
+
+POOL = ["--max-total-tokens", "512", "--max-model-len", "256"]
+TEXT = "The rain in Spain"
+
+
+@pytest.fixture
+def generate(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def run(*flags: str) -> str:
+        assert main(["generate", TEXT, *flags, *POOL]) == 0
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        return printed.out
+
+    return run
+
+
+def test_the_flags_are_those_of_sampling_params(generate: Callable[..., str]) -> None:
+    flags = ["--seed", "3", "--max-tokens", "9", "--min-tokens", "4", "--min-p", "0.02", "--presence-penalty", "1"]
+    shown = generate(*flags, "--frequency-penalty", "0.5", "--repetition-penalty", "1.2", "-n", "2")
+    sampling = SamplingParams(
+        seed=3,
+        max_tokens=9,
+        min_tokens=4,
+        min_p=0.02,
+        presence_penalty=1.0,
+        frequency_penalty=0.5,
+        repetition_penalty=1.2,
+        n=2,
+    )
+    (output,) = LLM("tiny", max_total_tokens=512, max_model_len=256).generate(TEXT, sampling)
+    first, second = (answer.text for answer in output.outputs)
+    assert shown == f"--- 1 of 2\n{first}\n--- 2 of 2\n{second}\n"
+
+
+def test_what_no_flag_says_is_as_the_checkpoint_has_it(generate: Callable[..., str], tmp_path: Path) -> None:
+    folder = shutil.copytree(resolve("tiny").folder, tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.0, "max_new_tokens": 5}))
+    shown = generate("--model", str(folder))
+    assert shown == generate("--temperature", "0", "--max-tokens", "5", "--ignore-eos")
+    assert shown != generate("--model", str(folder), "--max-tokens", "4")
+
+
+def test_other_types_other_tokenizers_and_no_weights_at_all(generate: Callable[..., str], tmp_path: Path) -> None:
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    shutil.copy(resolve("tiny").folder / "config.json", folder)
+    dummy = ["--model", str(folder), "--load-format", "dummy", "--tokenizer", str(resolve("tiny").folder)]
+    greedy = ["--temperature", "0", "--max-tokens", "6", "--ignore-eos"]
+    assert generate(*dummy, *greedy) == generate(*dummy, *greedy) != generate(*greedy)
+    assert generate("--dtype", "bfloat16", *greedy) != ""

@@ -1,0 +1,67 @@
+"""What people's clients see. Each script runs with the packages of its environment, which the Makefile makes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from support.live import Live, serving, wait_for
+
+FOLDER = Path(__file__).parent
+ENVIRONMENTS = Path(sys.prefix) / "clients"
+NOWHERE = "http://127.0.0.1:9"
+"""A proxy that is not there: whatever goes elsewhere than to the server fails."""
+KEY = "sk-of-the-tests"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """Its queue is short, so that a large batch does not fit."""
+    folder = tmp_path_factory.mktemp("s")
+    flags = ("--served-model-name", "embedded", "--max-num-seqs", "8", "--max-queued-requests", "24")
+    with serving(folder, folder / "errors", *flags, key=KEY) as live:
+        yield live
+
+
+OPENAI = ("completions_by_openai.py", "chat_by_openai.py")
+
+
+@pytest.mark.parametrize(
+    ("packages", "scripts"),
+    [
+        ("openai-2", OPENAI),
+        ("openai-3", OPENAI),
+        ("openai-2", ["by_litellm.py"]),
+        ("openai-2", ["by_langchain.py"]),
+    ],
+)
+def test_a_client(server: Live, packages: str, scripts: Sequence[str]) -> None:
+    python = ENVIRONMENTS / packages / "bin" / "python"
+    assert python.exists(), f"there is no {python}; run make {ENVIRONMENTS / packages / '.ready'}"
+    before = server.canary()
+    ended = subprocess.run(
+        [python, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", FOLDER, "--noconftest"]
+        + [str(FOLDER / script) for script in scripts],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={
+            "PATH": os.environ["PATH"],
+            "SERVER": server.base_url,
+            "KEY": KEY,
+            "CLIENT": packages,
+            "HTTP_PROXY": NOWHERE,
+            "HTTPS_PROXY": NOWHERE,
+            "NO_PROXY": "127.0.0.1",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "LANGSMITH_TRACING": "false",
+        },
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    wait_for(server.is_idle, "pages or requests are left")
+    assert server.canary() == before

@@ -1,0 +1,177 @@
+"""Clients that send what is none, or leave, on real processes."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from radixkv import sampling
+from support.breaking_runtime import SLOW
+from support.live import Live, wait_for
+
+VOCAB_SIZE = 4096
+CONTEXT = 8192
+COMPLETION = {"prompt": "Hello", "max_tokens": 4}
+CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+ABOVE_INT64 = 1 << 63
+
+BOTH: list[tuple[str, list[Any]]] = [
+    ("temperature", [-0.001, 100.1, "1", True]),
+    ("top_p", [0, -0.001, 1.001]),
+    ("top_k", [-2, 1 << 31, 1.5]),
+    ("min_p", [-0.001, 1.001]),
+    ("presence_penalty", [-2.001, 2.001]),
+    ("frequency_penalty", [-2.001, 2.001]),
+    ("repetition_penalty", [0, sampling.MAX_REPETITION_PENALTY + 0.1]),
+    ("logit_bias", [{"-1": 1}, {str(VOCAB_SIZE): 1}, {"1": 100.1}, {"1": -100.1}, {"x": 1}]),
+    ("logit_bias", [{str(token): 1 for token in range(sampling.MAX_LOGIT_BIASES + 1)}]),
+    ("n", [0, sampling.MAX_CHOICES + 1]),
+    ("best_of", [2]),
+    ("max_tokens", [0, CONTEXT, -1, 1.5, "4"]),
+    ("min_tokens", [-1, 5]),
+    ("seed", [-ABOVE_INT64 - 1, ABOVE_INT64, "x"]),
+    ("stop", ["", ["a"] * (sampling.MAX_STOP_STRINGS + 1), "x" * (sampling.MAX_STOP_CHARACTERS + 1), [1]]),
+    ("stop_token_ids", [[-1], [VOCAB_SIZE], [1] * (sampling.MAX_STOP_TOKEN_IDS + 1), ["x"]]),
+    ("prompt_logprobs", [-1, sampling.MAX_LOGPROBS + 1]),
+    ("stream", ["yes", 1]),
+    ("stream_options", [{"include_usage": True}, 1]),
+    ("cache_salt", ["x" * 129, 1]),
+    ("priority", [-ABOVE_INT64 - 1, ABOVE_INT64, "x"]),
+    ("ignore_eos", [1]),
+    ("model", [1, ["tiny"]]),
+]
+"""Of each field the least wrong values on both sides."""
+OF_COMPLETIONS: list[tuple[str, list[Any]]] = [
+    ("logprobs", [-1, sampling.MAX_LOGPROBS + 1, True]),
+    ("prompt", [None, [], [[]], 5, [-1], [VOCAB_SIZE], [1 << 31], [1, "x"], ["x"] * 65, "x " * CONTEXT]),
+    ("prompt", [[1] * CONTEXT]),
+    ("echo", [1]),
+    ("suffix", ["x"]),
+]
+OF_CHATS: list[tuple[str, list[Any]]] = [
+    ("logprobs", [1]),
+    ("top_logprobs", [-1, sampling.MAX_LOGPROBS + 1, 1]),
+    ("max_completion_tokens", [0, CONTEXT]),
+    ("messages", [None, [], "x", [1], [{}], [{"role": "user"}], [{"role": 1, "content": "x"}]]),
+    ("messages", [[{"role": "user", "content": 5}], [{"role": "user", "content": "x " * CONTEXT}]]),
+    ("tools", [[{"type": "function"}]]),
+    ("response_format", [{"type": "json_object"}]),
+]
+CASES = [
+    *[("/v1/completions", COMPLETION, *case) for case in BOTH + OF_COMPLETIONS],
+    *[("/v1/chat/completions", CHAT, *case) for case in BOTH + OF_CHATS],
+]
+
+
+def refused(live: Live, path: str, content: bytes, **headers: str) -> dict[str, Any]:
+    """The error of a request, which repeats nothing of it."""
+    reply = live.http.post(path, content=content, headers={"Content-Type": "application/json", **headers})
+    assert reply.status_code == 400, (content[:200], reply.text)
+    assert set(reply.json()) == {"error"}
+    error: dict[str, Any] = reply.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert len(error["message"]) < 300
+    return error
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "values"), CASES, ids=[f"{case[0].split('/')[2]}-{case[2]}" for case in CASES]
+)
+def test_the_least_wrong_values(
+    unharmed: Live, path: str, body: dict[str, Any], param: str, values: list[Any]
+) -> None:
+    for value in values:
+        error = refused(unharmed, path, json.dumps({**body, param: value}).encode())
+        assert error["param"] == param, (value, error)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b"\xff\xfe",
+        b'{"prompt": "x", "temperature": NaN}',
+        b'{"prompt": "x", "temperature": Infinity}',
+        b'{"prompt": "x", "temperature": 1e999}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "x", "stop": "\\udfff"}',
+        b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"unknown": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b', "prompt": "x"}',
+    ],
+    ids=lambda content: repr(content[:40]),
+)
+def test_what_is_no_request(unharmed: Live, content: bytes) -> None:
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        refused(unharmed, path, content)
+
+
+def test_a_body_that_is_too_large(unharmed: Live) -> None:
+    """It is refused by its length, or as soon as too much has come; by then the client may still be sending."""
+    size = (8 << 20) + 1
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    chunks = b"10000\r\n" + b"x" * 65536 + b"\r\n"
+    for rest in (b"Content-Length: %d\r\n\r\n" % size, b"Transfer-Encoding: chunked\r\n\r\n" + chunks * 129):
+        with socket.create_connection(("127.0.0.1", unharmed.port), timeout=10) as connection:
+            connection.sendall(head + rest)
+            assert connection.recv(1000).startswith(b"HTTP/1.1 413 ")
+
+
+def sent(live: Live, body: dict[str, Any]) -> socket.socket:
+    """A connection on which a request was sent, and nothing is read."""
+    content = json.dumps(body).encode()
+    connection = socket.create_connection(("127.0.0.1", live.port), timeout=10)
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    return connection
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("kind", ["decoding", "several choices", "queued", "in the middle of a prompt"])
+def test_a_client_that_leaves_gives_its_pages_back_within_a_step(unharmed: Live, kind: str, streams: bool) -> None:
+    body, n_running, n_waiting = {
+        "decoding": ({"prompt": ["one", "two"]}, 2, 0),
+        "several choices": ({"prompt": "one", "n": 4, "seed": 1}, 4, 0),
+        "queued": ({"prompt": [f"{i} hello" for i in range(30)]}, 16, 14),
+        "in the middle of a prompt": ({"prompt": [*SLOW, *[5] * 126] * 40}, 1, 0),
+    }[kind]
+    with sent(unharmed, {**body, "max_tokens": 2000, "ignore_eos": True, "stream": streams}):
+        wait_for(lambda: unharmed.metric("num_requests_running") == n_running, "it never ran")
+        wait_for(lambda: unharmed.metric("num_requests_waiting") == n_waiting, "it never waited")
+        if kind != "in the middle of a prompt":
+            n_steps = unharmed.metric("steps_total")
+            wait_for(lambda: unharmed.metric("steps_total") > n_steps, "no step")
+    assert wait_for(unharmed.is_idle, "pages are still held") < 3
+    assert unharmed.metric("num_requests_running") == 0
+
+
+def test_a_client_that_leaves_during_its_upload(unharmed: Live) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    for part in (b"", b"POST", head, head + b"Content-Length: 100\r\n\r\n{"):
+        with socket.create_connection(("127.0.0.1", unharmed.port), timeout=10) as connection:
+            connection.sendall(part)
+
+
+def test_a_reader_that_pauses_gets_the_whole_answer(unharmed: Live) -> None:
+    body = {"prompt": ["one", "two"], "max_tokens": 80, "temperature": 0, "ignore_eos": True, "logprobs": 20}
+    whole = unharmed.complete(**body)
+    with sent(unharmed, {**body, "stream": True}) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        wait_for(lambda: unharmed.metric("num_requests_running") == 2, "it never ran")
+        wait_for(lambda: unharmed.metric("num_requests_running") == 0, "it runs on", 30)
+        received = b""
+        while b"data: [DONE]" not in received:
+            part = connection.recv(65536)
+            assert part, "the stream ended without its end"
+            received += part
+    texts = {0: "", 1: ""}
+    for line in received.split(b"\n"):
+        if line.startswith(b"data: {"):
+            (choice,) = json.loads(line.removeprefix(b"data: "))["choices"]
+            texts[choice["index"]] += choice["text"]
+    assert [texts[0], texts[1]] == [choice["text"] for choice in whole["choices"]]

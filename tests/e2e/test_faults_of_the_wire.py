@@ -1,0 +1,47 @@
+"""Others on the socket between the processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from radixkv.config import EngineConfig
+from radixkv.wire import MAX_FRAME_BYTES, WIRE_VERSION, Cancel, Drain, Hello, Start, encode
+from support.live import Live, wait_for
+
+
+@pytest.fixture
+def socket_path(unharmed: Live) -> Path:
+    (path,) = unharmed.folder.glob("radixkv-*/runtime.sock")
+    return path
+
+
+def test_garbage_and_strangers_are_dropped_and_counted(unharmed: Live, socket_path: Path) -> None:
+    dropped = unharmed.metric("frames_dropped_total")
+    frames = [b"", b"garbage", b"\x91" * 10_000, *map(encode, (Hello(WIRE_VERSION), Drain(), Cancel("x")))]
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.setsockopt(zmq.LINGER, 1000)
+        stranger.connect(f"ipc://{socket_path}")
+        for frame in frames:
+            stranger.send(frame)
+        stranger.send(b"x" * (MAX_FRAME_BYTES + 1))
+        wait_for(lambda: unharmed.metric("frames_dropped_total") == dropped + len(frames), "they are not counted")
+        assert not stranger.poll(100)
+
+
+def test_a_second_runtime_on_the_same_path_refuses(unharmed: Live, socket_path: Path) -> None:
+    start = Start(EngineConfig(), "/nowhere", str(socket_path))
+    ended = subprocess.run(
+        [sys.executable, "-m", "radixkv.runtime.main"],
+        input=msgspec.json.encode(start) + b"\n",
+        capture_output=True,
+        timeout=30,
+    )
+    assert ended.returncode == 1
+    assert b"another runtime already serves" in ended.stdout
+    assert socket_path.exists(), "what it found there is the first one's"

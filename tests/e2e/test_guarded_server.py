@@ -1,0 +1,45 @@
+"""A server with a key that logs what it does and answers as SGLang."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import httpx
+
+from support.live import CANARY, serving, wait_for
+
+KEY = "sesame-0123456789"
+FLAGS = ("--stats-interval", "0.2", "--metrics-compat", "sglang", "--served-model-name", "name")
+
+
+def test_a_guarded_server_from_its_start_to_its_end(cache: Path, tmp_path: Path) -> None:
+    log = tmp_path / "errors"
+    with serving(cache, log, *FLAGS, key=KEY) as live:
+        for path in ("/v1/models", "/metrics", "/server_info"):
+            assert httpx.get(live.base_url + path).status_code == 401
+        assert httpx.get(live.base_url + "/health").status_code == 200
+        elsewhere = httpx.get(
+            live.base_url + "/v1/models", headers={**live.http.headers, "Host": "gpu.example.org"}
+        )
+        assert elsewhere.json()["data"][0]["id"] == "name"
+
+        expected = live.canary()
+        body = {"text": CANARY["prompt"], "sampling_params": {"max_new_tokens": 12, "temperature": 0}}
+        assert live.http.post("/generate", json=body).json()["output_ids"] == expected
+        ids = live.http.post("/tokenize", json={"prompt": CANARY["prompt"]}).json()["tokens"]
+        explained = live.http.post("/cache/explain", json={"prompt": ids}).json()
+        assert (explained["reason"], explained["prompt_tokens"]) == ("whole", len(ids))
+        assert live.http.post("/reset_prefix_cache").json()["pages_held"] == 0
+        assert live.http.post("/cache/explain", json={"prompt": ids}).json()["cached_tokens"] == 0
+        assert 'sglang:num_running_reqs{model_name="name"} 0.0' in live.http.get("/metrics").text
+        assert live.canary() == expected
+
+        wait_for(lambda: log.read_text().splitlines()[-1].startswith("radixkv: 0 running, 0 waiting"), "no figures")
+        assert KEY.encode() not in Path(f"/proc/{live.runtime_pid}/cmdline").read_bytes()
+        assert KEY not in live.http.get("/server_info").text
+        live.process.send_signal(signal.SIGTERM)
+        assert live.process.wait(timeout=10) == 0
+    lines = log.read_text().splitlines()
+    assert KEY not in log.read_text()
+    assert all(line.startswith("radixkv: ") for line in lines), lines

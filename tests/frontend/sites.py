@@ -1,0 +1,72 @@
+"""The app over a scripted runtime, on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import uvicorn
+from scripted import ScriptedLoop, Site
+
+from radixkv.config import EngineConfig, ServerConfig
+from radixkv.frontend.app import build_app
+from radixkv.frontend.client import Client
+from radixkv.frontend.http.bodies import Bodies
+from radixkv.frontend.http.connection import Connection
+from radixkv.frontend.metrics import Metrics
+from radixkv.frontend.served import Served
+from radixkv.frontend.server import _Uvicorn, claim
+from radixkv.runtime.main import Server, _bound
+
+
+@contextmanager
+def running_site(
+    served: Served, folder: Path, server: ServerConfig | None = None, connection: type[Connection] = Connection
+) -> Iterator[Site]:
+    """A site in threads of its own, until the end of the block."""
+    settings = ServerConfig() if server is None else server
+    scripted = ScriptedLoop()
+    started: Future[tuple[Client, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+    path = folder / "runtime.sock"
+
+    def serve_runtime() -> None:
+        with _bound(path) as socket:
+            Server(socket, scripted).run()
+
+    async def serve_http() -> None:
+        metrics, stop = Metrics(), asyncio.Event()
+        client = Client(str(path), metrics)
+        await client.handshake()
+        app = build_app(client, served, metrics, Bodies(100_000, limit_s=1.0), EngineConfig(), settings)
+        config = uvicorn.Config(app, http=connection, ws="none", lifespan="off", log_config=None, log_level="error")
+        http = _Uvicorn(config)
+        serving = asyncio.create_task(http.serve(sockets=[listener]))
+        started.set_result((client, asyncio.get_running_loop(), stop))
+        await stop.wait()
+        client.drain()
+        http.should_exit = True
+        await serving
+        await client.close()
+
+    with claim("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        threads = [
+            threading.Thread(target=serve_runtime),
+            threading.Thread(target=asyncio.run, args=(serve_http(),)),
+        ]
+        for thread in threads:
+            thread.start()
+        client, events, stop = started.result(timeout=20)
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as asking:
+                yield Site(asking, port, scripted, client, events)
+        finally:  # also when a test inside the block failed: the threads would keep the process
+            events.call_soon_threadsafe(stop.set)
+            for thread in threads:
+                thread.join(timeout=20)
+        assert not any(thread.is_alive() for thread in threads)

@@ -1,0 +1,72 @@
+"""The runtime process, with a decoder that breaks where certain pairs of tokens are computed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import torch
+from torch import Tensor
+
+from radixkv.runtime.device.models.decoder import Attend, Decoder
+from radixkv.runtime.main import main
+
+_BREAKS = 3000
+NO_MEMORY = (_BREAKS, 3001)
+"""There is no memory for any step that has this pair;"""
+NO_MEMORY_ONCE = (_BREAKS, 3002)
+"""or only for the first."""
+NOT_FINITE_ONCE = (_BREAKS, 3003)
+"""The first state of its second token is NaN."""
+HANGS = (_BREAKS, 3004)
+DIES = (_BREAKS, 3005)
+SLOW = (_BREAKS, 3006)
+"""Takes a quarter of a second."""
+
+Pair = tuple[int, int]
+
+
+class BreakingDecoder:
+    """Decodes as the product does, but for the tokens above."""
+
+    def __init__(self) -> None:
+        self._decode = Decoder.__call__
+        self._seen: set[Pair] = set()
+
+    def install(self) -> None:
+        Decoder.__call__ = lambda decoder, *step: self.decode(decoder, *step)
+
+    def decode(self, decoder: Decoder, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        pairs = _pairs(ids.tolist(), positions.tolist())
+        if NO_MEMORY in pairs or (NO_MEMORY_ONCE in pairs and self._is_first(NO_MEMORY_ONCE)):
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 12 GB")
+        if HANGS in pairs:
+            time.sleep(3600)
+        if DIES in pairs:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if SLOW in pairs:
+            time.sleep(0.25)
+        states = self._decode(decoder, ids, positions, attend)
+        if NOT_FINITE_ONCE in pairs and self._is_first(NOT_FINITE_ONCE):
+            states[pairs[NOT_FINITE_ONCE]] = torch.nan
+        return states
+
+    def _is_first(self, pair: Pair) -> bool:
+        is_first = pair not in self._seen
+        self._seen.add(pair)
+        return is_first
+
+
+def _pairs(ids: list[int], positions: list[int]) -> dict[Pair, int]:
+    """The pairs that stand in one prompt, and where in the step. Answers hardly have them by chance."""
+    places = range(1, len(ids))
+    return {
+        (ids[i - 1], ids[i]): i for i in places if ids[i - 1] == _BREAKS and positions[i] == positions[i - 1] + 1
+    }
+
+
+if __name__ == "__main__":
+    BreakingDecoder().install()
+    sys.exit(main())

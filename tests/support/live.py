@@ -1,0 +1,165 @@
+"""A real server process and what tests ask of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+READY = re.compile(r"radixkv ready on (http://127\.0\.0\.1:\d+) \(model \S+, (\d+) pages of 16 tokens\)")
+COMMAND_LINE = (sys.executable, "-m", "radixkv.cli")
+HERE = Path(__file__).parent
+CANARY = {
+    "prompt": "Question: what is 2 + 2?\nAnswer:",
+    "max_tokens": 12,
+    "temperature": 0,
+    "return_token_ids": True,
+}
+
+
+def wait_for(condition: Callable[[], bool], what: str, limit_s: float = 10.0) -> float:
+    """Waits until something holds; how long that took."""
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begun < limit_s, what
+        time.sleep(0.02)
+    return time.monotonic() - begun
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def children(pid: int) -> list[int]:
+    """The processes that any thread of a process has started and that are there."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sorted(int(child) for task in tasks for child in (task / "children").read_text().split())
+
+
+def open_files(pid: int) -> list[str]:
+    """What a process has open; sockets and pipes by their kind."""
+    files = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            files.append(re.sub(r":\[\d+\]", "", os.readlink(link)))
+    return sorted(files)
+
+
+class Live:
+    """A running ``radixkv serve``."""
+
+    def __init__(
+        self, process: subprocess.Popen[str], base_url: str, n_pages: int, folder: Path, key: str | None
+    ) -> None:
+        self.process = process
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self.http = httpx.Client(base_url=base_url, timeout=30, headers=headers)
+        self.base_url = base_url
+        self.port = int(base_url.rsplit(":", 1)[1])
+        self.n_pages = n_pages
+        (self.runtime_pid,) = children(process.pid)
+        self.folder = folder
+
+    def complete(self, **body: object) -> dict[str, object]:
+        reply = self.http.post("/v1/completions", json=body)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def canary(self) -> list[int]:
+        return self.complete(**CANARY)["choices"][0]["token_ids"]
+
+    def metric(self, name: str) -> float:
+        return self.metrics(name)[0]
+
+    def metrics(self, *names: str) -> list[float]:
+        """Of one moment."""
+        text = self.http.get("/metrics").text
+        return [float(re.search(rf"^radixkv:{name} (\S+)$", text, re.MULTILINE)[1]) for name in names]
+
+    def is_idle(self) -> bool:
+        """Nothing runs or waits, and every page is free or evictable."""
+        n_free, n_evictable, *n_requests = self.metrics(
+            "kv_pages_free", "kv_pages_evictable", "num_requests_running", "num_requests_waiting"
+        )
+        return n_free + n_evictable == self.n_pages and n_requests == [0, 0]
+
+    def is_answering(self) -> bool:
+        """Whether a reply is not complete yet. As ``remains``."""
+        return any("run_asgi" in task for task in self.remains()["tasks"])
+
+    def remains(self) -> dict[str, Any]:
+        """What requests may leave behind in both processes. For a server behind ``watched_cli`` only."""
+        report = self.folder / "report.json"
+        report.unlink(missing_ok=True)
+        self.process.send_signal(signal.SIGUSR1)
+        wait_for(report.exists, "no report")
+        return json.loads(report.read_text()) | {
+            "frontend files": open_files(self.process.pid),
+            "runtime files": open_files(self.runtime_pid),
+            "frontend children": children(self.process.pid),
+            "runtime children": children(self.runtime_pid),
+            "runtime threads": len(os.listdir(f"/proc/{self.runtime_pid}/task")),
+        }
+
+
+@contextmanager
+def watched(cache: Path, errors: Path, *flags: str) -> Iterator[Live]:
+    """A server that tells its ``remains``, and whose runtime breaks on the pairs of ``breaking_runtime``."""
+    entry = [sys.executable, str(HERE / "watched_cli.py"), str(errors.parent / "report.json")]
+    with serving(cache, errors, *flags, entry=[*entry, str(HERE / "breaking_runtime.py")]) as live:
+        yield live
+
+
+@contextmanager
+def serving(
+    cache: Path, errors: Path, *flags: str, key: str | None = None, entry: Sequence[str] = COMMAND_LINE
+) -> Iterator[Live]:
+    """A server on a free port. Afterwards neither process is left.
+
+    Args:
+        cache: where the embedded model is, or is built.
+        errors: takes standard error.
+        flags: of ``radixkv serve``.
+        key: that clients must show.
+        entry: runs the command line.
+    """
+    environment = os.environ | {"XDG_CACHE_HOME": str(cache), "TMPDIR": str(errors.parent), "OMP_NUM_THREADS": "1"}
+    command = [*entry, "serve", "--port", "0", "--kv-cache-memory-bytes", "33554432", *flags]
+    if key is not None:
+        command += ["--api-key", key]
+    with errors.open("w") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+    live = None
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            assert selector.select(timeout=60), "not ready within 60 s"
+        line = process.stdout.readline()
+        match = READY.fullmatch(line.rstrip("\n"))
+        assert match, f"{line!r}, then {errors.read_text()}"
+        live = Live(process, match[1], int(match[2]), folder=errors.parent, key=key)
+        yield live
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+        process.wait(timeout=10)
+        process.stdout.close()
+        if live is not None:
+            live.http.close()
+            wait_for(lambda: not is_running(live.runtime_pid), "the runtime is still there", 5)

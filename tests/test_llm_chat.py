@@ -1,0 +1,118 @@
+"""``LLM.chat`` beside the template of Transformers and ``generate``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from radixkv.checkpoints import resolve
+from radixkv.errors import InvalidRequest
+from radixkv.llm import LLM
+from radixkv.sampling import SamplingParams
+from support.checkpoints import save_llama
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+CHAT = [
+    {"role": "system", "content": "You are a teacher."},
+    {"role": "user", "content": "How many legs do 12 hens have?"},
+]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    llm = LLM("tiny", max_total_tokens=4096, max_model_len=1024)
+    yield llm
+    llm.shutdown()
+
+
+@pytest.fixture(scope="module")
+def oracle() -> AutoTokenizer:
+    return AutoTokenizer.from_pretrained(resolve("tiny").folder)
+
+
+def test_a_chat_is_the_template_and_generate(llm: LLM, oracle: AutoTokenizer) -> None:
+    text = oracle.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    ids = oracle.encode(text, add_special_tokens=False)
+    assert ids.count(oracle.bos_token_id) == 1
+    (chat,) = llm.chat(CHAT, GREEDY)
+    (plain,) = llm.generate([ids], GREEDY)
+    assert chat.prompt_token_ids == ids == llm.chat_prompt(CHAT)
+    assert chat.outputs == plain.outputs
+
+
+def test_contents_may_be_parts_as_clients_send_them(llm: LLM) -> None:
+    parts = [{"type": "text", "text": "You are"}, {"type": "text", "text": "a teacher."}]
+    assert llm.chat_prompt([{"role": "system", "content": parts}]) == llm.chat_prompt(
+        [{"role": "system", "content": "You are\na teacher."}]
+    )
+
+
+def test_several_conversations_are_answered_in_order(llm: LLM) -> None:
+    other = [{"role": "user", "content": "And 7 cows?"}]
+    first, second = llm.chat([CHAT, other], [GREEDY, GREEDY])
+    assert first.outputs == llm.chat(CHAT, GREEDY)[0].outputs
+    assert second.outputs == llm.chat(other, GREEDY)[0].outputs != first.outputs
+
+
+def test_the_next_turn_reuses_the_one_before(llm: LLM) -> None:
+    llm.flush_cache()
+    (first,) = llm.chat(CHAT, GREEDY)
+    more = [*CHAT, {"role": "assistant", "content": first.outputs[0].text}, {"role": "user", "content": "Sure?"}]
+    (second,) = llm.chat(more, GREEDY)
+    assert second.num_cached_tokens >= len(first.prompt_token_ids) - 16
+
+
+def test_the_last_message_can_be_continued(llm: LLM, oracle: AutoTokenizer) -> None:
+    begun = [*CHAT, {"role": "assistant", "content": "They have"}]
+    text = oracle.apply_chat_template(begun, tokenize=False, continue_final_message=True)
+    ids = oracle.encode(text, add_special_tokens=False)
+    (output,) = llm.chat(begun, GREEDY, add_generation_prompt=False, continue_final_message=True)
+    assert output.prompt_token_ids == ids
+    assert text.endswith("They have")
+    with pytest.raises(InvalidRequest, match="excludes add_generation_prompt"):
+        llm.chat(begun, GREEDY, continue_final_message=True)
+
+
+def test_another_template_and_what_it_reads(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jinja"
+    path.write_text("{{ tone }}:{% for message in messages %}{{ message.content }}{% endfor %}")
+    llm = LLM("tiny", chat_template=str(path), max_total_tokens=512, max_model_len=256)
+    (output,) = llm.chat([{"role": "user", "content": "Hens"}], GREEDY, chat_template_kwargs={"tone": "kind"})
+    tokenizer = AutoTokenizer.from_pretrained(resolve("tiny").folder)
+    assert output.prompt_token_ids == tokenizer.encode("kind:Hens", add_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("messages", "word"),
+    [
+        ([], "no list of messages"),
+        ("hello", "no list of messages"),
+        ([[]], "a conversation is empty"),
+        (["hello"], "a conversation is empty, or no list"),
+        ([CHAT[0], "hello"], "a message is 'hello'; it must be a dictionary"),
+        ([{"content": "hello"}], r"messages\[0\].role must be a text"),
+        ([*CHAT, {"role": "user"}], r"messages\[2\].content is missing"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "not of type text"),
+    ],
+)
+def test_wrong_conversations_are_named(llm: LLM, messages: object, word: str) -> None:
+    with pytest.raises(InvalidRequest, match=word):
+        llm.chat(messages, GREEDY)
+
+
+def test_a_checkpoint_without_tokenizer_or_template_says_so(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    with pytest.raises(InvalidRequest, match="no tokenizer"):
+        LLM(str(tmp_path), max_total_tokens=256).chat(CHAT)
+    (tmp_path / "tokenizer.json").write_bytes((resolve("tiny").folder / "tokenizer.json").read_bytes())
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        LLM(str(tmp_path), max_total_tokens=256).chat(CHAT)
+
+
+def test_another_tokenizer_can_be_used(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    llm = LLM(str(tmp_path), tokenizer=str(resolve("tiny").folder), max_total_tokens=256)
+    assert llm.chat_prompt(CHAT) == LLM("tiny", max_total_tokens=256, max_model_len=256).chat_prompt(CHAT)

@@ -1,0 +1,53 @@
+"""What long work shows on a terminal."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from radixkv import progress
+from radixkv.progress import Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_long_work_has_one_line_that_is_gone_in_the_end(clock: list[float]) -> None:
+    terminal = Terminal()
+    with Progress("prompts", 9, stream=terminal) as shown:
+        for n_done in range(9):
+            clock[0] += 0.5
+            shown.show(n_done, 10 * n_done)
+    lines = terminal.getvalue().split("\r\x1b[K")
+    assert lines[1] == "1/9 prompts, 10 new tokens, 1 s, 10 tokens/s"
+    assert lines[-2:] == ["8/9 prompts, 80 new tokens, 4 s, 18 tokens/s", ""]
+
+
+def test_not_every_call_writes(clock: list[float]) -> None:
+    terminal = Terminal()
+    clock[0] += 5
+    shown = Progress("prompts", 9, stream=terminal)
+    clock[0] += 2
+    for _ in range(1000):
+        clock[0] += 0.001
+        shown.show(1, 1)
+    assert terminal.getvalue().count("\r") == 5
+
+
+@pytest.mark.parametrize("kind", ["short work", "no terminal", "not wanted"])
+def test_nothing_is_written(clock: list[float], kind: str) -> None:
+    stream = io.StringIO() if kind == "no terminal" else Terminal()
+    with Progress("prompts", 1, is_wanted=kind != "not wanted", stream=stream) as shown:
+        clock[0] += 0.5 if kind == "short work" else 60
+        shown.show(1, 1)
+    assert stream.getvalue() == ""
