@@ -26,13 +26,13 @@ import json
 import time
 from array import array
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from random import Random
 from statistics import median
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from radixkv.bench.environment import environment

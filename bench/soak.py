@@ -187,7 +187,7 @@ class Soak:
             "requests": last["requests"],
             "kinds": dict(sorted(self.traffic.made.items())),
             **growth,
-            **{name: now[f"{name}_total"] for name in names},
+            **{name: now[name] for name in names},
             "samples": self.samples,
         }
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
+from msgspec.structs import replace
 
 from radixkv.errors import InvariantError
 from radixkv.runtime.cache import PageCache

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from radixkv.config import SchedulerConfig
 from radixkv.runtime.plan import StepPlan, StepResult

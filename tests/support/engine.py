@@ -5,8 +5,10 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
+
+from msgspec.structs import replace
 
 from radixkv.config import SchedulerConfig
 from radixkv.errors import DeviceError

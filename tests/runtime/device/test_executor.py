@@ -1,10 +1,10 @@
 import gc
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
 from device_support import GREEDY, OpenDevice, random_ids, row_of, tokens_of
+from msgspec.structs import replace
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import ConfigError, DeviceError

@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from device_support import GREEDY, OpenDevice, random_ids, row_of, tokens_of
+from msgspec.structs import replace
 from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
