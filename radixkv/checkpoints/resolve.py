@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -20,6 +19,9 @@ if TYPE_CHECKING:
 
 TINY = "tiny"
 """The name of the embedded model."""
+
+_MOST = 2**63
+"""Sizes are below it."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -58,16 +60,16 @@ class Checkpoint:
             return declared
         kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
         original = rope.get("original_max_position_embeddings", declared) if kind == "yarn" else declared
-        is_stretched = kind in ("yarn", "linear") and is_integer(original)
-        if is_stretched and isinstance(factor, int | float) and 1 <= factor < math.inf:
+        is_stretched = kind in ("yarn", "linear") and is_integer(original) and original >= 1
+        if is_stretched and isinstance(factor, int | float) and 1 <= factor < _MOST / original:
             return max(declared, int(original * factor))
         return declared
 
     def _positive_integer(self, key: str) -> int:
         value = self.config.get(key)
-        if not is_integer(value) or value < 1:
+        if not is_integer(value) or not 1 <= value < _MOST:
             raise CheckpointError(
-                f"{self.folder / 'config.json'}: {key} is {value!r}; it must be a positive integer"
+                f"{self.folder / 'config.json'}: {key} is {value!r}; it must be a positive integer below 2**63"
             )
         return value
 

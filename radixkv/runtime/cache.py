@@ -175,11 +175,10 @@ class PageCache:
     @_timed
     def reap(self, holding: Holding, step: int) -> None:
         """Frees the retired duplicates that no step after ``step`` reads. O(retired)."""
-        if holding.retired:
-            done = [retired.page for retired in holding.retired if retired.last_read <= step]
-            holding.retired = [retired for retired in holding.retired if retired.last_read > step]
-            self._free += done
-            self._n_held -= len(done)
+        done = [retired.page for retired in holding.retired if retired.last_read <= step]
+        holding.retired = [retired for retired in holding.retired if retired.last_read > step]
+        self._free += done
+        self._n_held -= len(done)
 
     @_timed
     def detach_unsettled(self, holding: Holding) -> Node | None:

@@ -12,8 +12,8 @@ from radixkv.runtime.running import RunningRequests
 
 def undo_steps(cache: PageCache, running: RunningRequests, involved: Iterable[Request]) -> list[Update]:
     """All launched steps failed: what they were to write is made unreachable, and their requests go back to the
-    queue. They are retried in steps of half as many rows; one whose step of one row fails again ends in error, so
-    that a request that breaks its steps takes no other along. O(running).
+    queue. They are retried in steps of half as many rows; one whose step fails again, and that was alone in all of
+    them, ends in error, so that a request that breaks its steps takes no other along. O(running).
 
     Args:
         involved: the requests of the steps' rows, newest first.
@@ -25,7 +25,7 @@ def undo_steps(cache: PageCache, running: RunningRequests, involved: Iterable[Re
     updates = []
     live = [request for request in suspects if request.phase is not Phase.ENDED]
     for request in sorted(live, key=lambda r: r.serial):
-        if request.trial_rows == 1:
+        if request.trial_rows == 1 and len(suspects) == 1:  # not beside one that has ended meanwhile
             running.end(request)
             error = DeviceFailure("the device failed on this request, and again when it ran alone")
             updates.append(Update(request, error=error))

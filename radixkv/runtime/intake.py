@@ -11,7 +11,7 @@ import numpy as np
 from radixkv.config import MAX_SEED
 from radixkv.errors import ContextLengthExceeded, InvalidRequest, shortened
 from radixkv.runtime.plan import RowSampling
-from radixkv.runtime.request import TOKEN_BYTES, Phase, Request
+from radixkv.runtime.request import TOKEN_BYTES, Request
 from radixkv.sampling import SamplingParams
 from radixkv.tree.node import Namespace
 from radixkv.wire import Submit
@@ -50,7 +50,7 @@ class Intake:
         self._clock = clock
 
     def choices(self, message: Submit) -> list[Request]:
-        """The choices of a request: the leader, and its followers. O(tokens).
+        """The choices of a request, of which the first is to lead. O(tokens).
 
         Raises:
             ContextLengthExceeded: prompt and answer could never fit.
@@ -86,15 +86,9 @@ class Intake:
             )
             for choice in range(sampling.n)
         ]
-        leader, *followers = choices
         if sampling.prompt_logprobs is not None:
-            leader.reads_cache = False
-            leader.n_prompt_logprobs = sampling.prompt_logprobs
-        leader.followers = followers
-        for follower in followers:
-            follower.phase = Phase.FOLLOWING
-            follower.leader = leader
-            follower.n_cached = 0  # the prompt counts once, with the leader
+            choices[0].reads_cache = False
+            choices[0].n_prompt_logprobs = sampling.prompt_logprobs
         return choices
 
     def check_prompt(self, tokens: bytes) -> None:

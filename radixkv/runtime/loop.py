@@ -185,7 +185,7 @@ class Loop:
             if self.is_draining:
                 raise Draining("the server is shutting down; send the request elsewhere")
             choices = self._intake.choices(message)
-            self._scheduler.add(choices[0])
+            self._scheduler.add(choices[0], choices[1:])
         except RequestError as error:
             return [Failed(message.id, error.code, str(error), error.param)]
         self._live[message.id] = _Live(choices, len(choices))

@@ -6,6 +6,7 @@ others follow it, and *fork* from it when its first token is known.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -198,6 +199,14 @@ class Request:
         items = list(scores[first - start - 1 :])
         self.n_scored += len(items)
         return PromptLogprobs(self.id, first, items) if items else None
+
+    def take_followers(self, followers: Sequence[Request]) -> None:
+        """It leads, and they follow. They refer to each other until they fork or end: nothing collects cycles."""
+        self.followers = list(followers)
+        for follower in followers:
+            follower.phase = Phase.FOLLOWING
+            follower.leader = self
+            follower.n_cached = 0  # the prompt counts once, with the leader
 
     def hand_over(self) -> Request:
         """It ends before its first token: its first follower leads, with what is done of the prompt."""

@@ -7,7 +7,7 @@ one is made before the last one's result is known, so a decode row may continue 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import NamedTuple
 
@@ -60,8 +60,8 @@ class Scheduler:
         """Whether nothing waits, runs or drains."""
         return not (self.waiting or self.running or self.running.is_draining)
 
-    def add(self, request: Request) -> None:
-        """Queues a new request, with its followers. O(log waiting).
+    def add(self, leader: Request, followers: Sequence[Request] = ()) -> None:
+        """Queues a new request: the choice that leads, and those that follow it. O(log waiting).
 
         Raises:
             QueueFull: as many wait for their first step as may; followers do not count, nor do retracted ones.
@@ -70,10 +70,11 @@ class Scheduler:
             raise QueueFull(
                 f"{self.waiting.n_unstarted} requests wait already, the most that this server queues; try later"
             )
-        for choice in (request, *request.followers):
+        leader.take_followers(followers)
+        for choice in (leader, *followers):
             choice.serial = self._n_requests
             self._n_requests += 1
-        self.waiting.add(request)
+        self.waiting.add(leader)
 
     def abort(self, request: Request) -> None:
         """Ends a live request; its pages go back once no step uses them. If others follow it, the next one leads.
@@ -163,8 +164,9 @@ class Scheduler:
                 if row.sampling is not None:
                     logprobs = result.logprobs[index] if result.logprobs else None
                     updates.append(self._accept(request, row, token, logprobs, plan.step))
-            if not request.n_borrowers:
-                self.cache.reap(held(request), plan.step)
+            holding = held(request)
+            if holding.retired and not request.n_borrowers:
+                self.cache.reap(holding, plan.step)
         self.running.drain()
         return updates
 
@@ -261,10 +263,10 @@ class Scheduler:
         return True
 
     def _row(self, request: Request, n_tokens: int, write_start: int) -> Row:
-        holding = held(request)
+        holding, n_known = held(request), request.n_known
         start, end = request.n_scheduled, request.n_scheduled + n_tokens
-        known = bytes(request.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]) if end <= request.n_known else None
-        samples = end == request.n_known + request.n_sampling
+        known = bytes(request.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]) if end <= n_known else None
+        samples = end == n_known + request.n_sampling
         row = Row(
             slot=request.slot,
             start=start,

@@ -150,6 +150,9 @@ def test_a_tokenizer_is_a_folder_of_its_own(checkpoint_folder: Path, tmp_path: P
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.5}}, 2500),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, 1000),
         ({"rope_scaling": {"rope_type": "linear", "factor": float("inf")}}, 1000),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 1e308}}, 1000),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 10**400}}, 1000),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 10**400}}, 1000),
         ({"rope_scaling": {"rope_type": ["linear"], "factor": "2"}}, 1000),
         ({"rope_scaling": 3}, 1000),
     ],
@@ -160,7 +163,7 @@ def test_a_stretched_context(checkpoint_folder: Path, rope: dict[str, object], e
     assert resolve(str(checkpoint_folder)).max_position_embeddings == expected
 
 
-@pytest.mark.parametrize("value", [None, 0, "64", True, 64.0])
+@pytest.mark.parametrize("value", [None, 0, "64", True, 64.0, 10**400])
 def test_wrong_size_in_the_config(checkpoint_folder: Path, value: object) -> None:
     (checkpoint_folder / "config.json").write_text(json.dumps({"vocab_size": value}))
     checkpoint = resolve(str(checkpoint_folder))

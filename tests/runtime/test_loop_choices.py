@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,9 +14,10 @@ from radixkv.config import MAX_SEED, SchedulerConfig
 from radixkv.runtime.cache import PageCache
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.plan import StepPlan
+from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler import Scheduler
 from radixkv.sampling import SamplingParams
-from radixkv.tree.node import Namespace
+from radixkv.tree.node import Lease, Namespace
 from support.engine import PoisoningList, token_bytes
 from support.fake_device import FakeDevice, FakePending, answer, chain, prompt_scores, score, unpacked
 
@@ -349,6 +351,29 @@ def test_many_choices_count_as_one_request_of_the_queue() -> None:
     front.submit("d")
     front.run()
     assert [done(front.heard[i]).n_output_tokens for i in "abd"] == [48, 48, 6]
+
+
+def n_objects() -> int:
+    return sum(type(one) in (Request, Lease) for one in gc.get_objects())
+
+
+def test_nothing_of_a_request_is_left_for_the_collector_which_is_off() -> None:
+    front = Frontend(max_queued_requests=1)
+    gc.collect()
+    n_before = n_objects()
+    gc.disable()
+    try:
+        front.submit("first", n=3)
+        front.submit("refused", n=3)
+        front.turn()
+        front.cancel("first", 0)
+        front.run()
+        front.submit("cancelled", n=3)
+        front.cancel("cancelled")
+        assert failed(front.heard["refused"]).code == "queue_full"
+        assert n_objects() == n_before
+    finally:
+        gc.enable()
 
 
 def test_explain_says_how_much_is_cached_and_what_differs() -> None:

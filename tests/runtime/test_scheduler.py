@@ -297,6 +297,21 @@ def test_a_request_that_breaks_its_steps_takes_no_other_along() -> None:
     engine.check_idle()
 
 
+def test_a_request_is_not_blamed_for_the_step_of_one_that_was_cancelled() -> None:
+    engine = Engine()
+    culprit, other = (engine.add(prompt(9, first=i), max_tokens=6) for i in range(2))
+    engine.breaking = {culprit.id}
+    while not (culprit.trial_rows == other.trial_rows == 1 and culprit.n_in_flight):
+        engine.turn()
+    engine.abort(culprit)
+    engine.launch()
+    assert other.n_in_flight, "it takes the place while the cancelled one's step is still to fail"
+    engine.run()
+    assert engine.ended[other.id].reason == "length"
+    engine.check_answers()
+    engine.check_idle()
+
+
 def test_a_leaked_lease_is_found_when_idle() -> None:
     engine = Engine()
     engine.add(prompt(17), max_tokens=1)

@@ -125,10 +125,7 @@ class Engine:
         leader, *followers = choices
         if n_prompt_logprobs is not None:
             leader.n_prompt_logprobs, leader.reads_cache = n_prompt_logprobs, False
-        leader.followers = followers
-        for follower in followers:
-            follower.phase, follower.leader, follower.n_cached = Phase.FOLLOWING, leader, 0
-        self.scheduler.add(leader)
+        self.scheduler.add(leader, followers)
         if n_prompt_logprobs is not None:
             self.scored.add(request_id)
         self.siblings[request_id] = choices

@@ -150,7 +150,7 @@ class CpuExecutor:
         for start in range(0, len(asked), _MAX_LOGIT_ROWS):
             rows, sampling = zip(*asked[start : start + _MAX_LOGIT_ROWS], strict=True)
             slots = batch.slots[list(rows)]
-            choices = self._sampler.sample(self._logits(last[list(rows)]), slots.tolist(), sampling)
+            choices = self._sampler.sample(self.model.logits(last[list(rows)]), slots.tolist(), sampling)
             # A step that was launched meanwhile goes on with any token where there is none.
             tokens = [0 if choice is None else choice.token for choice in choices]
             self._last_tokens[slots] = torch.tensor(tokens)
@@ -164,15 +164,12 @@ class CpuExecutor:
             targets = scored.targets[start : start + _MAX_LOGIT_ROWS]
             first = scored.first + start
             some = self._sampler.score(
-                self._logits(hidden[first : first + len(targets)]), targets, scored.n_logprobs
+                self.model.logits(hidden[first : first + len(targets)]), targets, scored.n_logprobs
             )
             if some is None:
                 return None
             scores += some
         return tuple(scores)
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        return self.model.logits(hidden).float()
 
 
 class _Step:

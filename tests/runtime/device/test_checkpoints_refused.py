@@ -114,7 +114,7 @@ def test_several_files_are_one_checkpoint(folder: Path) -> None:
 def test_a_missing_shard(folder: Path) -> None:
     shard(folder)
     (folder / "b.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"names b.safetensors"):
+    with pytest.raises(CheckpointError, match=r"names the file 'b.safetensors'"):
         load(folder)
 
 
@@ -126,7 +126,18 @@ def test_a_tensor_in_two_files(folder: Path) -> None:
         load(folder)
 
 
-@pytest.mark.parametrize("index", ["[]", "{", '{"weight_map": 3}', '{"weight_map": {"x": "../x.safetensors"}}'])
+@pytest.mark.parametrize(
+    "index",
+    [
+        "[]",
+        "{",
+        "[" * 100_000,
+        '{"weight_map": 3}',
+        '{"weight_map": {"x": "../x.safetensors"}}',
+        json.dumps({"weight_map": {"x": "x" * 300}}),
+        json.dumps({"weight_map": {"x": "\ud800"}}),
+    ],
+)
 def test_a_bad_index(folder: Path, index: str) -> None:
     (folder / "model.safetensors.index.json").write_text(index)
     with pytest.raises(CheckpointError, match=r"index.json"):
@@ -172,6 +183,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
 MISTRAL = {"architectures": ["MistralForCausalLM"]}
 MIXTRAL = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True}
@@ -193,12 +205,14 @@ QWEN3_MOE = {
         ),
         ({"architectures": ["LlamaForCausalLM", "MistralForCausalLM"]}, "it must name one of"),
         ({"architectures": None}, "architectures is None"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "it must name one of"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'.* runs 'default', 'linear'"),
         ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "rope type 'longrope'"),
         ({"rope_parameters": {"rope_type": "linear"}}, "has no factor"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "has no factor"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "has no original_max_position_embeddings"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}}, "mscale 1.0 is not supported"),
+        ({"rope_parameters": YARN | {"rope_theta": 1}}, "rope_theta is 1.0; .* above 1"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differs by kind of layer"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
         ({"rope_parameters": {"rope_type": "llama3"}}, "has no factor"),
@@ -228,6 +242,8 @@ QWEN3_MOE = {
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"num_hidden_layers": True}, "num_hidden_layers is True"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is 10+; it must be a positive number"),
+        ({"intermediate_size": 10**400}, "intermediate_size is 10+; it must be at most"),
         ({"rope_theta": -1}, "rope_theta is -1"),
     ],
 )

@@ -7,10 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from numpy.typing import NDArray
 from torch import Tensor
 
 from radixkv.errors import DeviceError
 from radixkv.runtime.device.sampler.draw import uniforms
+from radixkv.runtime.device.sampler.edits import Edits
 from radixkv.runtime.device.sampler.sampler import Sampled, Sampler
 from radixkv.runtime.plan import History, RowSampling
 from radixkv.wire import TokenLogprobs, unpack_tokens
@@ -269,6 +271,21 @@ def test_biases_and_bans_change_with_the_row() -> None:
     assert tokens_of(logits, [GREEDY], sampler) == [order[0]]
 
 
+def test_a_slot_forgets_the_tokens_of_old_biases(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_edited = []
+    apply = Edits.apply
+
+    def spy(self: Edits, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        n_edited.append(len(logits))
+        return apply(self, logits)
+
+    monkeypatch.setattr(Edits, "apply", spy)
+    logits, sampler = normal(1, VOCAB, seed=7), Sampler(1, VOCAB)
+    for first in range(0, 100, 2):
+        tokens_of(logits, [replace(GREEDY, logit_bias=((first, 1.0),), banned=(first + 1,))], sampler)
+    assert n_edited == [2] * 50
+
+
 def test_only_one_token_is_left() -> None:
     logits = normal(1, VOCAB, seed=8)
     everything_else = tuple(token for token in range(VOCAB) if token != 77)
@@ -318,6 +335,19 @@ def test_large_logits() -> None:
     logits = torch.tensor([[3e38, -3e38, 0.0, 3e38]])
     assert {tokens_of(logits, [replace(DRAWN, seed=seed)])[0] for seed in range(30)} == {0, 3}
     assert {tokens_of(logits, [replace(DRAWN, seed=seed, top_k=3)])[0] for seed in range(30)} == {0, 3}
+
+
+@pytest.mark.parametrize(
+    "row", [DRAWN, replace(DRAWN, top_k=5), replace(DRAWN, top_p=0.9), replace(DRAWN, min_p=0.1, top_p=0.9)]
+)
+@pytest.mark.parametrize(("penalty", "seen"), [(1e-30, [7]), (100.0, range(VOCAB))])
+def test_penalties_that_leave_float32(row: RowSampling, penalty: float, seen: Sequence[int]) -> None:
+    """The likeliest becomes infinite, or all do; a draw would not end."""
+    logits = -normal(1, VOCAB, seed=8).abs() * 1e37 - 1e37
+    logits[0, 7] = 1e37 if penalty < 1 else logits[0, 7]
+    asked = replace(row, repetition_penalty=penalty, history=history(seen))
+    (token,) = tokens_of(logits, [asked])
+    assert token == 7 if penalty < 1 else 0 <= token < VOCAB
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])

@@ -109,11 +109,11 @@ class DecoderConfig:
 def _architecture(fields: Fields) -> str:
     named = fields.get("architectures")
     supported = ", ".join(ARCHITECTURES)
-    if not isinstance(named, list) or len(named) != 1:
+    if not isinstance(named, list) or len(named) != 1 or not isinstance(named[0], str):
         raise fields.error(f"architectures is {named!r}; it must name one of {supported}")
     if named[0] not in ARCHITECTURES:
         raise fields.error(f"architecture {named[0]!r} is not supported; this release runs {supported}")
-    return str(named[0])
+    return named[0]
 
 
 def _heads(fields: Fields, architecture: Architecture, hidden_size: int) -> tuple[int, int, int]:

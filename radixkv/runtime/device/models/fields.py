@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from radixkv.errors import CheckpointError
+
+_MOST = 2**63 - 1
+"""No size is larger; beyond it integers leave tensors, and then floats."""
 
 
 class Fields:
@@ -58,20 +61,20 @@ class Fields:
             raise self.error(f"{name} is {value!r}; it must be true or false")
         return value
 
-    def count(self, name: str, default: int | None = None, *, least: int = 1, most: int | None = None) -> int:
+    def count(self, name: str, default: int | None = None, *, least: int = 1, most: int = _MOST) -> int:
         """An integer from ``least`` to ``most``; required where there is no default."""
         value = self._read(name, default)
         if type(value) is not int or value < least:
             what = "a positive integer" if least == 1 else f"an integer of at least {least}"
             raise self.error(f"{name} is {value!r}; it must be {what}")
-        if most is not None and value > most:
+        if value > most:
             raise self.error(f"{name} is {value}; it must be at most {most}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """A positive number; required where there is no default."""
         value = self._read(name, default)
-        if type(value) not in (int, float) or not 0 < value < math.inf:
+        if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
             raise self.error(f"{name} is {value!r}; it must be a positive number")
         return float(value)
 

@@ -94,7 +94,8 @@ class Rope:
             CheckpointError: a field is missing or wrong, or asks for what is not built.
         """
         rope = _merged(fields)
-        return cls(rope.number("rope_theta", default_theta), _scaling(rope, fields))
+        theta = rope.number("rope_theta", default_theta)
+        return cls(theta, _scaling(rope, fields, theta))
 
     @property
     def amplitude(self) -> float:
@@ -123,7 +124,7 @@ def _merged(fields: Fields) -> Fields:
     return fields.part(values)
 
 
-def _scaling(rope: Fields, fields: Fields) -> LinearScaling | Llama3Scaling | YarnScaling | None:
+def _scaling(rope: Fields, fields: Fields, theta: float) -> LinearScaling | Llama3Scaling | YarnScaling | None:
     rope.refuse(partial_rotary_factor=1.0)
     match kind := rope.text("rope_type", rope.text("type", "default")):
         case "default":
@@ -133,7 +134,7 @@ def _scaling(rope: Fields, fields: Fields) -> LinearScaling | Llama3Scaling | Ya
         case "llama3":
             return _llama3(rope)
         case "yarn":
-            return _yarn(rope, fields)
+            return _yarn(rope, fields, theta)
     raise rope.error(
         f"rope type {kind!r} is not supported; this release runs 'default', 'linear', 'llama3' and 'yarn'"
     )
@@ -153,8 +154,10 @@ def _llama3(rope: Fields) -> Llama3Scaling:
     return scaling
 
 
-def _yarn(rope: Fields, fields: Fields) -> YarnScaling:
+def _yarn(rope: Fields, fields: Fields, theta: float) -> YarnScaling:
     rope.refuse(mscale=None, mscale_all_dim=None)
+    if theta <= 1:
+        raise rope.error(f"rope_theta is {theta}; rope type 'yarn' needs it above 1")
     factor = rope.number("factor")
     # As in Transformers: without the original length, the stretched one.
     length = "original_max_position_embeddings"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -119,13 +120,15 @@ def _paths(folder: Path) -> list[Path]:
     try:
         weight_map = json.loads(index.read_text("utf-8"))["weight_map"]
         file_names = sorted(set(weight_map.values()))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{index} is not a safetensors index: {error!r}") from error
+    present = set(os.listdir(folder))
     for file_name in file_names:
         if not isinstance(file_name, str) or Path(file_name).name != file_name:
             raise CheckpointError(f"{index} names the file {file_name!r}; it must lie in the same folder")
-        if not (folder / file_name).exists():
-            raise CheckpointError(f"{index.name} names {file_name}, which {folder} does not have")
+        # Not asked by its path: a name may be one that no file system takes.
+        if file_name not in present:
+            raise CheckpointError(f"{index} names the file {file_name!r}, which is not there")
     return [folder / file_name for file_name in file_names]
 
 

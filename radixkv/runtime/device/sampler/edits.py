@@ -57,13 +57,17 @@ class Edits:
         """The tokens whose logits change, each once."""
         return self._ids[: len(self._places)]
 
+    def has(self, sampling: RowSampling) -> bool:
+        """Whether its ``logit_bias`` and ``banned`` are the objects that were adopted last."""
+        return self._logit_bias is sampling.logit_bias and self._banned is sampling.banned
+
     def adopt(self, sampling: RowSampling) -> None:
         """Takes ``logit_bias`` and ``banned`` over; O(1) if they are the objects of the last time.
 
         Raises:
             DeviceError: one of their tokens is outside the vocabulary, or all of it is banned.
         """
-        if self._logit_bias is sampling.logit_bias and self._banned is sampling.banned:
+        if self.has(sampling):
             return
         if len(set(sampling.banned)) == self._vocab_size:
             raise DeviceError(f"all {self._vocab_size} tokens are banned")

@@ -97,7 +97,7 @@ class Sampler:
                 raise DeviceError(f"slot {slot} has penalties and no history; send one with its first row")
         elif not sampling.logit_bias and not sampling.banned:
             edits = None
-        elif edits is None or edits.counts_tokens:
+        elif edits is None or edits.counts_tokens or not edits.has(sampling):
             edits = Edits(sampling, self._vocab_size)
         if edits is not None:
             edits.adopt(sampling)
@@ -130,6 +130,8 @@ class Sampler:
         if sampling.temperature < _LEAST_TEMPERATURE or n_kept == 1:
             return row.best
         draws, top = uniforms(sampling.seed, sampling.index), row.values[row.best]
+        if not math.isfinite(top):  # edits of huge logits may leave float32, and then there are no weights
+            return row.best
         if n_kept:
             kept = row.largest(n_kept)
             weights = np.exp((row.values[kept] - top) / np.float32(sampling.temperature))
