@@ -102,6 +102,10 @@ class CacheConfig:
         _at_least(1, "kv_cache_memory_bytes", self.kv_cache_memory_bytes)
         if self.max_total_tokens is not None:
             _at_least(1, "max_total_tokens", self.max_total_tokens)
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise ConfigError(
+                f"enable_prefix_caching {shortened(self.enable_prefix_caching)} must be True or False"
+            )
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,9 @@ def _check_count(name: str, value: object, least: int, most: int, is_optional: b
 
 
 def _tuple_of(kind: type[KindT], name: str, value: object) -> tuple[KindT, ...]:
-    """One value, or a list of them, as a tuple."""
+    """One value, or a list of them, as a tuple; None for none."""
+    if value is None:
+        return ()
     values = (value,) if isinstance(value, str | int) else value
     if not isinstance(values, list | tuple) or not all(type(one) is kind for one in values):
         raise _out_of_range(name, value, f"a list of {kind.__name__}")
@@ -164,6 +166,8 @@ def _tuple_of(kind: type[KindT], name: str, value: object) -> tuple[KindT, ...]:
 
 
 def _biases(value: Any) -> dict[int, float]:
+    if value is None:
+        return {}
     if not isinstance(value, dict) or not all(type(token) is int for token in value):
         raise _out_of_range("logit_bias", value, "a map of token ids to numbers")
     if len(value) > MAX_LOGIT_BIASES:

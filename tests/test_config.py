@@ -99,6 +99,7 @@ def test_a_value_in_a_message(value: Any, text: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: CacheConfig(enable_prefix_caching="no"), "enable_prefix_caching 'no' must be True or False"),
         (lambda: CacheConfig(page_size="16"), "page_size '16' must be a whole number"),
         (lambda: CacheConfig(page_size=1.5), "page_size 1.5 must be a whole number"),
         (lambda: ModelConfig(max_model_len=True), "max_model_len True must be a whole number"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 import radixkv
 from radixkv.errors import CheckpointError, ConfigError, ContextLengthExceeded, InvalidRequest, UnsupportedFeature
 from radixkv.llm import LLM
+from radixkv.runtime.device.executor import CpuExecutor
 from radixkv.runtime.loop import Loop
+from radixkv.runtime.plan import StepPlan
 from radixkv.sampling import SamplingParams
 from radixkv.wire import FromRuntime
 from support.checkpoints import save_llama
@@ -227,3 +230,40 @@ def test_the_package_gives_its_names_when_asked() -> None:
     assert radixkv.SamplingParams is SamplingParams
     with pytest.raises(AttributeError, match="nothing"):
         _ = radixkv.nothing
+
+
+def test_a_call_that_ctrl_c_ends_leaves_the_next_one_exact(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    (before,) = llm.generate(TEXT, GREEDY)
+    launch = CpuExecutor.launch
+
+    def interrupted(self: CpuExecutor, plan: StepPlan) -> object:
+        signal.raise_signal(signal.SIGINT)
+        return launch(self, plan)
+
+    monkeypatch.setattr(CpuExecutor, "launch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["one", "two"], GREEDY)
+    monkeypatch.undo()
+    assert llm.get_metrics().n_running == 0
+    (after,) = llm.generate(TEXT, GREEDY)
+    assert after.outputs == before.outputs
+
+
+def test_a_call_during_a_stream_is_refused_and_the_stream_goes_on(llm: LLM) -> None:
+    (whole,) = llm.generate(TEXT, GREEDY)
+    stream = llm.stream(TEXT, GREEDY)
+    next(stream)
+    with pytest.raises(ConfigError, match="answering another call"):
+        llm.generate("one", GREEDY)
+    assert list(stream)[-1].outputs == whole.outputs
+
+
+@pytest.mark.parametrize("prompts", [b"abcd", [b"abcd"], [bytearray(b"abcd")], {"prompt": b"abcd"}])
+def test_bytes_are_no_prompt(llm: LLM, prompts: object) -> None:
+    with pytest.raises(InvalidRequest, match="decode it to text"):
+        llm.generate(prompts, GREEDY)
+
+
+def test_a_model_may_be_a_path(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    assert LLM(tmp_path, max_total_tokens=256).generate([1, 2], GREEDY)[0].finished

@@ -116,3 +116,9 @@ def test_another_tokenizer_can_be_used(tmp_path: Path) -> None:
     save_llama(tmp_path)
     llm = LLM(str(tmp_path), tokenizer=str(resolve("tiny").folder), max_total_tokens=256)
     assert llm.chat_prompt(CHAT) == LLM("tiny", max_total_tokens=256, max_model_len=256).chat_prompt(CHAT)
+
+
+@pytest.mark.parametrize("kwargs", [3, {"messages": []}, {"add_generation_prompt": False}])
+def test_wrong_template_kwargs_are_named(llm: LLM, kwargs: object) -> None:
+    with pytest.raises(InvalidRequest, match="chat_template_kwargs is"):
+        llm.chat(CHAT, GREEDY, chat_template_kwargs=kwargs)

@@ -16,6 +16,10 @@ def test_one_stop_string_is_one_stop_string() -> None:
     assert SamplingParams(stop_token_ids=[7]).stop_token_ids == (7,)
 
 
+def test_none_asks_for_nothing_as_in_other_engines() -> None:
+    assert SamplingParams(stop=None, stop_token_ids=None, logit_bias=None) == SamplingParams()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -30,7 +34,6 @@ def test_one_stop_string_is_one_stop_string() -> None:
         ({"top_k": 1.5}, "top_k is 1.5"),
         ({"top_k": None}, "top_k is None"),
         ({"stop": [1]}, r"stop is \[1\]"),
-        ({"stop": None}, "stop is None"),
         ({"stop": ["a"] * 5}, "stop has 5 strings"),
         ({"stop": [""]}, "0 characters"),
         ({"stop_token_ids": ["a"]}, r"stop_token_ids is \['a'\]"),

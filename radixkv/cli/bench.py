@@ -182,7 +182,10 @@ def _limit(text: str) -> tuple[str, float]:
     name, _, value = text.partition(":")
     if name not in GOODPUT_NAMES:
         raise argparse.ArgumentTypeError(f"{text!r} names none of {', '.join(GOODPUT_NAMES)}; write ttft:200")
-    limit = number(value)
-    if not limit > 0:
-        raise argparse.ArgumentTypeError(f"the limit of {text!r} must be above 0")
+    try:
+        limit = float(value)
+    except ValueError:
+        limit = math.nan
+    if not limit > 0:  # also catches NaN
+        raise argparse.ArgumentTypeError(f"{text!r} has no limit above 0 ms; write {name}:200")
     return name, limit

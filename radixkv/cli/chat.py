@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     """Talks until the input ends; the exit code."""
     if args.system is not None and not is_text(args.system):
         args.parser.error("the system prompt is not UTF-8 text")
-    settings = {"max_tokens": MAX_TOKENS} | sampling_settings(args)
+    settings = sampling_settings(args)
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # a line that is no text shall not end the session
     with ExitStack() as stack:
@@ -66,7 +66,7 @@ def _speaker(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStac
 
         llm = local_llm(config, chat_template=args.chat_template)
         stack.callback(llm.shutdown)
-        return LocalSpeaker(llm, settings)
+        return LocalSpeaker(llm, {"max_tokens": MAX_TOKENS} | settings)
     flags = [flag for flag in engine_flags(config) if not flag.startswith("--model=")]
     if args.chat_template is not None:
         flags.append("--chat-template")

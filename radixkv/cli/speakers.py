@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from radixkv.errors import ContextLengthExceeded
+
 if TYPE_CHECKING:
     from radixkv.cli.remote import Server
     from radixkv.llm import LLM
@@ -57,7 +59,13 @@ class LocalSpeaker:
     def answer(self, messages: list[Message]) -> Generator[str | Turn, None, None]:
         """As ``Speaker`` says."""
         prompt = self._llm.chat_prompt(messages)
-        n_room = max(1, self._llm.max_model_len - len(prompt))
+        n_room = self._llm.max_model_len - len(prompt)
+        if n_room < 1:
+            raise ContextLengthExceeded(
+                f"the conversation has {len(prompt)} tokens, and the context is {self._llm.max_model_len} tokens; "
+                "begin anew with /clear, or give a greater --max-model-len",
+                param="messages",
+            )
         sampling = msgspec.structs.replace(
             self._llm.get_default_sampling_params(),
             **self._settings | {"max_tokens": min(self._settings["max_tokens"], n_room)},

@@ -37,7 +37,7 @@ def _sentence(explained: Explained, tokenizer: Tokenizer | None) -> str:
     how_much = f"{explained.n_cached} of {explained.n_tokens} prompt tokens are cached"
     match explained.reason:
         case "whole":
-            why = "that is every whole page of it"
+            why = "those are all whole pages of it" if explained.n_cached else "it has no whole page"
         case "differs":
             why = "what is cached goes on with other tokens"
             if explained.first_difference is not None:

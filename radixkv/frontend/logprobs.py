@@ -40,7 +40,7 @@ def completion_token(
     text = _text(tokenizer, token)
     if figures is None:
         return ShownToken(text, None, offset, msgspec.Raw(b"null"))
-    logprob = _shown(figures.logprob)
+    logprob = own_logprob(figures, token)
     likeliest = {text: logprob}
     for other, other_logprob in _likeliest(figures, n_likeliest):
         likeliest.setdefault(_text(tokenizer, other), other_logprob)
@@ -51,7 +51,7 @@ def chat_token(
     tokenizer: Tokenizer | None, token: int, offset: int, figures: TokenLogprobs | None, n_likeliest: int
 ) -> ShownToken:
     """As chat shows a token: an object with a list of the likeliest."""
-    logprob = None if figures is None else _shown(figures.logprob)
+    logprob = None if figures is None else own_logprob(figures, token)
     entry = _chat_entry(tokenizer, token, logprob)
     likeliest = [] if figures is None else _likeliest(figures, n_likeliest)
     entry["top_logprobs"] = [_chat_entry(tokenizer, *other) for other in likeliest]
@@ -75,10 +75,25 @@ def chat_logprobs(tokens: Sequence[ShownToken]) -> dict[str, Any]:
 
 def prompt_entry(tokenizer: Tokenizer | None, token: int, figures: TokenLogprobs, n_likeliest: int) -> msgspec.Raw:
     """One token of vLLM's ``prompt_logprobs``: a map of ids, the token's own first."""
-    entries = {str(token): _prompt_figures(tokenizer, token, _shown(figures.logprob), figures.rank)}
+    entries = {str(token): _prompt_figures(tokenizer, token, own_logprob(figures, token), figures.rank)}
     for rank, (other, logprob) in enumerate(_likeliest(figures, n_likeliest), start=1):
         entries.setdefault(str(other), _prompt_figures(tokenizer, other, logprob, rank))
     return _raw(entries)
+
+
+def own_logprob(figures: TokenLogprobs, token: int) -> float:
+    """The token's own, as JSON shows it: the same number as among the likeliest, which are float32."""
+    ids = unpack_tokens(figures.top_ids)
+    if token in ids:
+        (logprob,) = struct.unpack_from("<f", figures.top_logprobs, 4 * ids.index(token))
+    else:
+        (logprob,) = struct.unpack("<f", struct.pack("<f", figures.logprob))
+    return shown_logprob(logprob)
+
+
+def shown_logprob(logprob: float) -> float:
+    """A log-probability for which JSON has a number."""
+    return max(logprob, LEAST_LOGPROB)
 
 
 def _prompt_figures(tokenizer: Tokenizer | None, token: int, logprob: float, rank: int) -> dict[str, Any]:
@@ -94,11 +109,7 @@ def _chat_entry(tokenizer: Tokenizer | None, token: int, logprob: float | None) 
 def _likeliest(figures: TokenLogprobs, count: int) -> Iterator[tuple[int, float]]:
     ids = unpack_tokens(figures.top_ids)[:count]
     logprobs = struct.unpack_from(f"<{len(ids)}f", figures.top_logprobs)
-    return zip(ids, map(_shown, logprobs), strict=True)
-
-
-def _shown(logprob: float) -> float:
-    return max(logprob, LEAST_LOGPROB)
+    return zip(ids, map(shown_logprob, logprobs), strict=True)
 
 
 def _text(tokenizer: Tokenizer | None, token: int) -> str:

@@ -72,19 +72,19 @@ def text_routes(client: Client, served: Served, bodies: Bodies) -> APIRouter:
 
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        asked = _tokenize.decode(await bodies.read_json(request), MAX_CHARACTERS)
+        asked = await bodies.read(request, _tokenize.decode, MAX_CHARACTERS)
         return Response(
             await unless_gone(request.receive, _tokenized(asked, served)), media_type="application/json"
         )
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        asked = _detokenize.decode(await bodies.read_json(request), MAX_TOKENS)
+        asked = await bodies.read(request, _detokenize.decode, MAX_TOKENS)
         return _json({"prompt": await unless_gone(request.receive, _text_of(asked, served))})
 
     @router.post("/cache/explain")
     async def explain(request: Request) -> Response:
-        asked = _explain.decode(await bodies.read_json(request), served.max_prompt_and_answer)
+        asked = await bodies.read(request, _explain.decode, served.max_prompt_and_answer)
         tokens = await unless_gone(request.receive, _prompt_of(asked, served))
         explained = await client.explain(tokens, asked.cache_salt or "")
         return _json(explanation(explained, served.tokenizer))

@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from radixkv.checkpoints import Checkpoint, resolve, resolve_tokenizer
 from radixkv.config import CacheConfig, EngineConfig, LoadFormat, ModelConfig, SchedulePolicy, SchedulerConfig
 from radixkv.errors import ConfigError, UnsupportedFeature, request_error
 from radixkv.llm.answer import Answer
+from radixkv.llm.interrupts import held_interrupts
 from radixkv.llm.outputs import RequestOutput
 from radixkv.llm.prompts import Encoder, Message, Prompt, each, several_conversations, several_prompts
 from radixkv.progress import Progress
@@ -32,6 +33,8 @@ from radixkv.wire import (
     Tokens,
     unpack_tokens,
 )
+
+NameT = TypeVar("NameT", str, str | None)
 
 RENAMED = {
     "model_path": "model",
@@ -78,9 +81,9 @@ class LLM:
 
     def __init__(
         self,
-        model: str = "tiny",
+        model: str | Path = "tiny",
         *,
-        tokenizer: str | None = None,
+        tokenizer: str | Path | None = None,
         revision: str | None = None,
         dtype: str = "auto",
         load_format: LoadFormat = "auto",
@@ -97,6 +100,7 @@ class LLM:
         **unbuilt: object,
     ) -> None:
         _refuse(unbuilt)
+        model, tokenizer = _name(model), _name(tokenizer)
         config = EngineConfig(
             ModelConfig(model, revision, dtype, max_model_len, load_format, tokenizer),
             CacheConfig(page_size, kv_cache_memory_bytes, max_total_tokens, enable_prefix_caching),
@@ -110,6 +114,7 @@ class LLM:
         self._default_sampling = default_sampling(checkpoint)
         self._max_queued = config.scheduler.max_queued_requests
         self._loop: Loop | None = build_loop(config, checkpoint)
+        self._is_busy = False
         self._ids = (f"llm-{number}" for number in itertools.count())
 
     def generate(
@@ -190,7 +195,7 @@ class LLM:
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            **(chat_template_kwargs or {}),
+            template_kwargs=chat_template_kwargs or {},
         )
         return unpack_tokens(tokens)
 
@@ -261,25 +266,31 @@ class LLM:
     def _run(self, answers: Sequence[Answer]) -> Generator[int, None, None]:
         """Runs them to their ends; after each turn how many have ended. Closing it ends all that are left."""
         loop = self._live
+        if self._is_busy:
+            raise ConfigError("this LLM is answering another call; finish or close that one first")
+        self._is_busy = True
         waiting = iter(answers)
         by_id: dict[str, Answer] = {}
         n_done, is_all_sent = 0, False
         try:
             while n_done < len(by_id) or not is_all_sent:
-                while len(by_id) - n_done < self._max_queued and not is_all_sent:
-                    answer = next(waiting, None)
-                    if answer is None:
-                        is_all_sent = True
-                    else:
-                        by_id[answer.submit.id] = answer
-                        n_done += self._take(loop.receive(answer.submit), by_id)
-                if loop.has_work:
-                    n_done += self._take(loop.turn(), by_id)
+                with held_interrupts():
+                    while len(by_id) - n_done < self._max_queued and not is_all_sent:
+                        answer = next(waiting, None)
+                        if answer is None:
+                            is_all_sent = True
+                        else:
+                            by_id[answer.submit.id] = answer
+                            n_done += self._take(loop.receive(answer.submit), by_id)
+                    if loop.has_work:
+                        n_done += self._take(loop.turn(), by_id)
                 yield n_done
         finally:  # after an error or Ctrl-C too: nothing of this call may run on into the next
-            for answer in by_id.values():
-                if not answer.is_done:
-                    loop.receive(Cancel(answer.submit.id))
+            self._is_busy = False
+            with held_interrupts():
+                for answer in by_id.values():
+                    if not answer.is_done:
+                        loop.receive(Cancel(answer.submit.id))
 
     def _take(self, messages: Sequence[FromRuntime], answers: Mapping[str, Answer]) -> int:
         """Applies messages; how many requests ended. Raises the error of one that failed."""
@@ -308,6 +319,11 @@ def default_sampling(checkpoint: Checkpoint) -> SamplingParams:
     if "max_new_tokens" in settings:
         settings["max_tokens"] = settings.pop("max_new_tokens")
     return SamplingParams(**settings)
+
+
+def _name(place: NameT | Path) -> NameT | str:
+    """A folder as the configuration has it."""
+    return str(place) if isinstance(place, Path) else place
 
 
 def _refuse(unbuilt: Mapping[str, object]) -> None:

@@ -59,6 +59,8 @@ class Encoder:
             prompt = _content(prompt)
         if isinstance(prompt, str):
             return Encoded(prompt, self._with_tokenizer("give prompts as token ids").encode(prompt), salt)
+        if isinstance(prompt, bytes | bytearray | memoryview):
+            raise InvalidRequest(f"a prompt is {type(prompt).__name__}; decode it to text first", param="prompt")
         try:
             return Encoded(None, pack_tokens(prompt), salt)
         except (TypeError, OverflowError) as error:
@@ -66,20 +68,27 @@ class Encoder:
                 f"a prompt is neither text nor int32 token ids: {error}", param="prompt"
             ) from error
 
-    def chat(self, messages: Sequence[Message], **options: Any) -> bytes:
+    def chat(self, messages: Sequence[Message], *, template_kwargs: Mapping[str, Any], **options: bool) -> bytes:
         """The ids of a conversation. Raises ``InvalidRequest``.
 
         Args:
             messages: see ``Message``.
+            template_kwargs: more that the template may read.
             options: those of ``ChatTemplate.render``.
         """
+        if not isinstance(template_kwargs, Mapping) or template_kwargs.keys() & (options.keys() | {"messages"}):
+            raise InvalidRequest(
+                f"chat_template_kwargs is {shortened(template_kwargs)}; it must be a dictionary without messages, "
+                f"{', '.join(options)}, which are arguments of their own",
+                param="chat_template_kwargs",
+            )
         tokenizer = self._with_tokenizer("apply the chat template elsewhere and give token ids to generate")
         if self._chat_template is None:
             raise InvalidRequest(
                 "this checkpoint has no chat template; give a file with one as chat_template, or use generate",
                 param="messages",
             )
-        text = self._chat_template.render(plain_messages(messages), **options)
+        text = self._chat_template.render(plain_messages(messages), **options, **template_kwargs)
         return tokenizer.encode(text, adds_special_tokens=False)
 
     def check(self, sampling: SamplingParams) -> None:
@@ -100,7 +109,9 @@ def several_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
         raise InvalidRequest(
             f"prompts is a {type(listed).__name__}; give a text, or a list of prompts", param="prompts"
         )
-    is_one = isinstance(listed, str | Mapping) or (listed and all(type(token) is int for token in listed))
+    is_one = isinstance(listed, str | bytes | bytearray | Mapping) or (
+        listed and all(type(token) is int for token in listed)
+    )
     return cast("Sequence[Prompt]", [listed] if is_one else listed)
 
 

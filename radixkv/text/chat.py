@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,6 +12,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -19,6 +20,10 @@ from radixkv.errors import CheckpointError, ContextLengthExceeded, InvalidReques
 
 MAX_RENDERED_CHARACTERS = 1 << 24
 """A longer text is not finished."""
+MAX_STEPS = 1 << 22
+"""Turns of loops and calls in one rendering: some for each of many messages, but not for each pair of them."""
+_STEPS = "steps left"
+"""Where a rendering counts them; no template can name a variable with a space."""
 
 _CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
 """Marks where the final message ends; with a space, to see whether the template strips one there."""
@@ -96,7 +101,8 @@ class ChatTemplate:
 
         Raises:
             InvalidRequest: the template refuses the messages.
-            ContextLengthExceeded: the text has more than ``MAX_RENDERED_CHARACTERS``.
+            ContextLengthExceeded: the text has more than ``MAX_RENDERED_CHARACTERS``, or takes more than
+                ``MAX_STEPS``.
 
         Cost: the template's; usually O(messages' length).
         """
@@ -109,7 +115,7 @@ class ChatTemplate:
             messages, final = _marked(messages)
         # As in Transformers; variables of the request go before special tokens.
         known = {"tools": None, "documents": None, **self._tokens, **variables}
-        known |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        known |= {"messages": messages, "add_generation_prompt": add_generation_prompt, _STEPS: _Steps(MAX_STEPS)}
         text = self._text(known)
         return _up_to_the_mark(text, final) if continue_final_message else text
 
@@ -141,6 +147,46 @@ class ChatTemplate:
 
 class _Refusal(jinja2.TemplateError):
     """What a template raises itself."""
+
+
+class _Steps:
+    """Those that a rendering may still take."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def take(self) -> None:
+        """Takes one. Raises ``ContextLengthExceeded`` if none is left."""
+        self._count -= 1
+        if self._count < 0:
+            raise ContextLengthExceeded(
+                f"the chat template takes more than {MAX_STEPS} steps for the messages; shorten them",
+                param="messages",
+            )
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """A sandbox whose templates come to an end: turns of loops and calls are counted."""
+
+    def _generate(self, source: nodes.Template, *arguments: Any, **options: Any) -> str:
+        for loop in source.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, _STEPS, [], [], None, None, lineno=loop.lineno)
+        return super()._generate(source, *arguments, **options)
+
+    def call(__self, __context: Context, __obj: Any, *arguments: Any, **values: Any) -> Any:  # noqa: N805
+        """Calls what a template calls, if it may."""
+        # The first names are jinja2's: a template may give values of any other name.
+        __context[_STEPS].take()
+        return super().call(__context, __obj, *arguments, **values)
+
+
+@jinja2.pass_context
+def _counted(context: Context, items: Iterable[Any]) -> Iterator[Any]:
+    """The items of a loop, each a step."""
+    steps: _Steps = context[_STEPS]
+    for item in items:
+        steps.take()
+        yield item
 
 
 class _Generation(Extension):
@@ -175,10 +221,9 @@ def _check_name(name: str) -> None:
         raise _Refusal("it sets a name that begins with an underscore")
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
+def _environment() -> _Environment:
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    environment.filters[_STEPS] = _counted
     environment.filters["tojson"] = _to_json
     names: dict[str, Callable[..., Any]] = {
         "raise_exception": _raise_exception,

@@ -70,6 +70,20 @@ def test_an_answer_is_no_longer_than_the_context_has_room(chat: Chat) -> None:
     assert end == ", cut off by max_tokens"
 
 
+def test_a_conversation_that_fills_the_context_is_told_to_begin_anew(chat: Chat) -> None:
+    shown = chat(
+        f"{'hens ' * 100}\n/clear\nhens\n",
+        "--max-tokens",
+        "4",
+        "--max-total-tokens",
+        "512",
+        "--max-model-len",
+        "64",
+    )
+    assert "the context is 64 tokens; begin anew with /clear" in shown
+    assert len(REUSED.findall(shown)) == 1
+
+
 def test_a_server_can_answer(scripted: ScriptedServer, chat: Chat) -> None:
     usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 5}}
     events = [
@@ -87,7 +101,8 @@ def test_a_server_can_answer(scripted: ScriptedServer, chat: Chat) -> None:
     assert shown.count("Good day\n[5 of 9 prompt tokens from the cache, 2 new tokens, 0.") == 2
     (_, first, key), (_, second, _) = scripted.asked[1:]
     assert key == "Bearer secret"
-    assert (first["model"], first["top_k"], first["max_tokens"]) == ("served", 5, 512)
+    assert (first["model"], first["top_k"]) == ("served", 5)
+    assert "max_tokens" not in first  # the server gives what the context has left
     assert [message["content"] for message in second["messages"]] == ["Be brief.", "hello", "Good day", "again"]
     assert [message["role"] for message in second["messages"]] == ["system", "user", "assistant", "user"]
 

@@ -30,11 +30,11 @@ def live(cache: Path, tmp_path: Path) -> Iterator[Live]:
 
 def body(client: int) -> dict[str, Any]:
     prompt = f"{SHARED}Question: how much is {client % N_PROMPTS} + 1?\nAnswer:"
-    return {"prompt": prompt, "max_tokens": 10, "temperature": 0, "ignore_eos": True}
+    return {"prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
 
 
-async def answer(http: httpx.AsyncClient, client: int) -> str | None:
-    """The streamed text; None for a client that leaves after its first event."""
+async def answer(http: httpx.AsyncClient, client: int, is_counted: asyncio.Event) -> str | None:
+    """The streamed text; None for a client that leaves after its first event, once all have been counted."""
     text = ""
     async with (
         http.stream("POST", "/v1/completions", json={**body(client), "stream": True}) as reply,
@@ -46,11 +46,12 @@ async def answer(http: httpx.AsyncClient, client: int) -> str | None:
             if line:
                 text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
                 if client % 3 == 0:
+                    await is_counted.wait()
                     return None
     raise AssertionError("the stream ended without its end")
 
 
-async def peak_of(live: Live, n_files: int) -> float:
+async def peak_of(live: Live, n_files: int, is_counted: asyncio.Event) -> float:
     """Lets the runtime go on once everybody is connected; the most requests that it then had at once."""
     while len(open_files(live.process.pid)) < n_files + N_CLIENTS:
         await asyncio.sleep(0.05)
@@ -59,6 +60,7 @@ async def peak_of(live: Live, n_files: int) -> float:
     while peak < N_CLIENTS and time.monotonic() < deadline:
         n_running, n_waiting = await asyncio.to_thread(live.metrics, "num_requests_running", "num_requests_waiting")
         peak = max(peak, n_running + n_waiting)
+    is_counted.set()
     return peak
 
 
@@ -73,8 +75,10 @@ def test_two_hundred_streams(live: Live, record_property: pytest.RecordProperty)
     async def crowd() -> tuple[float, list[str | None]]:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with httpx.AsyncClient(base_url=live.base_url, timeout=60, limits=limits) as http:
+            is_counted = asyncio.Event()
             peak, *texts = await asyncio.gather(
-                peak_of(live, n_files), *(answer(http, client) for client in range(N_CLIENTS))
+                peak_of(live, n_files, is_counted),
+                *(answer(http, client, is_counted) for client in range(N_CLIENTS)),
             )
             return peak, texts
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import struct
 import time
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 from scripted import ScriptedLoop, Site, figures
 
 from radixkv.frontend.answers import Prompt
-from radixkv.frontend.logprobs import chat_token, completion_token
+from radixkv.frontend.generate.logprobs import show_with_text
+from radixkv.frontend.logprobs import chat_token, completion_token, prompt_entry
 from radixkv.frontend.openai import prompts
 from radixkv.frontend.scored import ScoredPrompt
 from radixkv.frontend.served import Served
@@ -189,6 +191,22 @@ def test_a_token_that_cannot_be_is_minus_9999(tokenizer: Tokenizer) -> None:
     never = TokenLogprobs(-float("inf"), 9, b"", b"")
     assert completion_token(tokenizer, 5, 0, never, 1).logprob == -9999.0
     assert b"-9999.0" in bytes(chat_token(tokenizer, 5, 0, never, 1).likeliest)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_a_tokens_own_figure_is_that_among_the_likeliest(tokenizer: Tokenizer, count: int) -> None:
+    # The runtime reports the token's own in float64, whose rounding may be the next float32.
+    close = struct.pack("<2f", -0.1, -1.1)
+    scored = TokenLogprobs(-1.1000001, 2, pack_tokens([6, 5])[: 4 * count], close[: 4 * count])
+    (among,) = struct.unpack("<f", close[4:] if count == 2 else struct.pack("<f", -1.1000001))
+    assert completion_token(tokenizer, 5, 0, scored, count).logprob == among
+    chat = msgspec.json.decode(chat_token(tokenizer, 5, 0, scored, count).likeliest)
+    assert chat["logprob"] == among
+    assert [other["logprob"] for other in chat["top_logprobs"]] == list(
+        struct.unpack(f"<{count}f", close[: 4 * count])
+    )
+    assert msgspec.json.decode(prompt_entry(tokenizer, 5, scored, count))["5"]["logprob"] == among
+    assert show_with_text(tokenizer, 5, 0, scored, count).logprob == among
 
 
 def test_without_a_tokenizer_tokens_are_shown_as_ids() -> None:

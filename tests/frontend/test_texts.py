@@ -166,7 +166,12 @@ def test_the_runtimes_explanation_is_passed_on(site: Site) -> None:
 @pytest.mark.parametrize(
     ("explained", "expected", "sentence"),
     [
-        (Explained("e", 40, 32, "whole"), {}, "32 of 40 prompt tokens are cached; that is every whole page of it."),
+        (
+            Explained("e", 40, 32, "whole"),
+            {},
+            "32 of 40 prompt tokens are cached; those are all whole pages of it.",
+        ),
+        (Explained("e", 9, 0, "whole"), {}, "0 of 9 prompt tokens are cached; it has no whole page."),
         (
             Explained("e", 40, 16, "differs", 20, 65, 66),
             {

@@ -194,6 +194,34 @@ def test_a_template_reaches_nothing_and_its_faults_are_the_requests(source: str)
     assert "日本" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) if i < 0 %}{% endfor %}" * 50,
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for m in [[[]]] recursive %}{{ loop([m, m]) }}{% endfor %}",
+        "{% macro f() %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+        "{% endmacro %}{% set x = f() %}",
+    ],
+)
+def test_a_template_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    monkeypatch.setattr(chat, "MAX_STEPS", 100_000)
+    with pytest.raises(InvalidRequest, match="the chat template") as found:
+        ChatTemplate(source, {}, "here").render([USER], **{chat._STEPS: None})
+    assert found.value.param == "messages"
+
+
+def test_counted_loops_know_their_length_and_place() -> None:
+    source = (
+        "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ loop.last }}{{ loop.revindex0 }};"
+        "{% else %}none{% endfor %}{% for m in nothing %}{% else %}-{% endfor %}"
+        "{% for m in messages recursive %}{{ loop.depth }}{{ loop(m.more) if m.more else '' }}{% endfor %}"
+    )
+    text = ChatTemplate(source, {}, "here").render([USER, {"more": [USER]}])
+    assert text == "1/2False1;2/2True0;-112"
+
+
 def test_a_text_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat, "MAX_RENDERED_CHARACTERS", 1000)
     endless = "{% for i in range(1000) %}{% for i in range(1000) %}xx{% endfor %}{% endfor %}"

@@ -10,7 +10,7 @@ import msgspec
 
 from radixkv.frontend.choice import Piece
 from radixkv.frontend.generate.prompts import Asked
-from radixkv.frontend.logprobs import LEAST_LOGPROB, ShownToken
+from radixkv.frontend.logprobs import ShownToken, own_logprob, shown_logprob
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import TokenLogprobs, unpack_tokens
 
@@ -36,7 +36,8 @@ class PromptFigures:
         wanted = figures[self._n_skipped :]
         self._n_skipped -= len(figures) - len(wanted)
         for one in wanted:
-            self._entries.append(_entry(one.logprob, self._tokens[len(self._entries)], self._tokenizer))
+            token = self._tokens[len(self._entries)]
+            self._entries.append(_entry(own_logprob(one, token), token, self._tokenizer))
             self._tops.append(_raw(_top(one, self._tokenizer)))
 
     def shown(self) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def show_with_text(
     tokenizer: Tokenizer | None, token: int, offset: int, figures: TokenLogprobs | None, n_likeliest: int
 ) -> ShownToken:
     """What is shown of a token of an answer."""
-    entry = _entry(None if figures is None else figures.logprob, token, tokenizer)
+    entry = _entry(None if figures is None else own_logprob(figures, token), token, tokenizer)
     top = [] if figures is None else _top(figures, tokenizer)
     return ShownToken(entry[2] or "", entry[0], offset, _raw(top))
 
@@ -76,15 +77,13 @@ def _has_tops(asked: Asked) -> bool:
 
 
 def _entry(logprob: float | None, token: int, tokenizer: Tokenizer | None) -> Entry:
-    # JSON has no minus infinity.
-    shown = None if logprob is None else max(logprob, LEAST_LOGPROB)
-    return shown, token, None if tokenizer is None else tokenizer.token_text(token)
+    return logprob, token, None if tokenizer is None else tokenizer.token_text(token)
 
 
 def _top(figures: TokenLogprobs, tokenizer: Tokenizer | None) -> list[Entry]:
     ids = unpack_tokens(figures.top_ids)
     logprobs = struct.unpack(f"<{len(ids)}f", figures.top_logprobs)
-    return [_entry(logprob, token, tokenizer) for token, logprob in zip(ids, logprobs, strict=True)]
+    return [_entry(shown_logprob(logprob), token, tokenizer) for token, logprob in zip(ids, logprobs, strict=True)]
 
 
 def _raw(value: object) -> msgspec.Raw:

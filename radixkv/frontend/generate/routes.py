@@ -40,7 +40,7 @@ def generate_routes(client: Client, served: Served, bodies: Bodies) -> APIRouter
     @router.api_route("/generate", methods=["POST", "PUT"])
     async def generate(request: Request) -> Response:
         arrived = time.monotonic()
-        body = parse_generate(await bodies.read_json(request), served.max_prompt_and_answer)
+        body = await bodies.read(request, parse_generate, served.max_prompt_and_answer)
         asked = await unless_gone(request.receive, asked_prompts(body, served))
         generation = Generation(body, asked, served, arrived=arrived)
         if body.stream:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -10,8 +12,12 @@ from radixkv.errors import InvalidRequest, RequestError
 from radixkv.frontend.http.failure import BodyTooLarge, BodyTooSlow
 from radixkv.frontend.http.streaming import ClientGone
 
+RequestT = TypeVar("RequestT")
+
 BODY_S = 30.0
 """How long a client may take to send a body."""
+_INLINE_BYTES = 1 << 16
+"""Longer bodies are parsed in a thread, so that the event loop goes on between the passes over them."""
 
 
 class Bodies:
@@ -28,15 +34,28 @@ class Bodies:
         self._limits: set[asyncio.Timeout] = set()
         self._refusal: RequestError | None = None
 
-    async def read_json(self, request: Request) -> bytes:
-        """The body of a request that says it is JSON.
+    async def read(self, request: Request, parse: Callable[[bytes, int], RequestT], most: int) -> RequestT:
+        """What ``parse`` makes of the body of a request that says it is JSON; ``most`` is given to it.
 
         Raises:
             InvalidRequest: it says it is something else. Web pages can send that without asking first.
             BodyTooLarge, BodyTooSlow: it passes a limit.
             ClientGone: the client left before its end.
-            RequestError: the ``refuse`` that came.
+            RequestError: the ``refuse`` that came, or what ``parse`` raises.
         """
+        body = await self._read_in_time(request)
+        if len(body) <= _INLINE_BYTES:
+            return parse(body, most)
+        return await asyncio.to_thread(parse, body, most)
+
+    def refuse(self, error: RequestError) -> None:
+        """From now on all reading ends with an error, also what has begun."""
+        self._refusal = error
+        now = asyncio.get_running_loop().time()
+        for limit in self._limits:
+            limit.reschedule(now)
+
+    async def _read_in_time(self, request: Request) -> bytes:
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
@@ -54,13 +73,6 @@ class Bodies:
             if self._refusal is not None:
                 raise self._refusal.with_traceback(None) from None
             raise BodyTooSlow(f"the body was not complete after {self._limit_s:g} s") from None
-
-    def refuse(self, error: RequestError) -> None:
-        """From now on all reading ends with an error, also what has begun."""
-        self._refusal = error
-        now = asyncio.get_running_loop().time()
-        for limit in self._limits:
-            limit.reschedule(now)
 
     async def _read(self, request: Request) -> bytes:
         length = request.headers.get("content-length", "")

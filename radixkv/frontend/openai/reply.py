@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
+import msgspec
+
 from radixkv.frontend.answers import Delta, Prompt
 from radixkv.frontend.choice import Choice, Piece
 from radixkv.frontend.client import Batch, Client
@@ -88,14 +90,17 @@ class Reply:
             for _ in range(self._n)
         ]
 
-    async def whole(self, client: Client) -> dict[str, Any]:
-        """The whole reply. Raises ``RequestError``; leaving it cancels the request."""
+    async def whole(self, client: Client) -> bytes:
+        """The whole reply's JSON. Raises ``RequestError``; leaving it cancels the request."""
         gathered = [Piece() for _ in self._choices]
         async with aclosing(self._pieces(client)) as pieces:
             async for index, piece, _ in pieces:
                 gathered[index].add(piece)
-        reply = self._shape.whole(gathered, self._prompts)
-        return {**reply, "usage": self._usage(), **self._details()}
+        n_figures = sum(len(piece.logprobs) for piece in gathered)
+        n_figures += sum(len(prompt.entries or ()) for prompt in self._prompts)
+        if _is_much(sum(len(piece.token_ids) for piece in gathered), n_figures):
+            return await asyncio.to_thread(self._worded, gathered)
+        return self._worded(gathered)
 
     async def events(self, client: Client) -> AsyncGenerator[bytes, None]:
         """Server-sent events, without the final one. Raises ``RequestError``; closing it cancels the request."""
@@ -142,6 +147,10 @@ class Reply:
             batch.complete(delta.prompt, delta.choice)
         return piece
 
+    def _worded(self, gathered: Sequence[Piece]) -> bytes:
+        reply = self._shape.whole(gathered, self._prompts)
+        return msgspec.json.encode({**reply, "usage": self._usage(), **self._details()})
+
     def _take(self, delta: Delta, choice: Choice) -> Piece:
         if delta.prompt_logprobs:
             self._prompts[delta.prompt].absorb(delta.prompt_logprobs)
@@ -177,5 +186,8 @@ def _without_answer(delta: Delta) -> Delta:
 
 def is_long(delta: Delta) -> bool:
     """Whether to word what came takes so long that a thread should do it."""
-    n_figures = len(delta.logprobs) + len(delta.prompt_logprobs)
-    return len(delta.tokens) // 4 + _WORK_OF_FIGURES * n_figures > _INLINE_WORK
+    return _is_much(len(delta.tokens) // 4, len(delta.logprobs) + len(delta.prompt_logprobs))
+
+
+def _is_much(n_tokens: int, n_figures: int) -> bool:
+    return n_tokens + _WORK_OF_FIGURES * n_figures > _INLINE_WORK

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
@@ -35,7 +34,7 @@ def openai_routes(client: Client, served: Served, bodies: Bodies) -> APIRouter:
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
         arrived = time.monotonic()
-        asked = parse_completion(await bodies.read_json(request), served.max_prompt_and_answer)
+        asked = await bodies.read(request, parse_completion, served.max_prompt_and_answer)
         prompts = await unless_gone(request.receive, completion_prompts(asked, served))
         echoed = await echoed_texts(asked, served, prompts) if asked.echo else None
         shape = CompletionShape(asked, served.name)
@@ -45,7 +44,7 @@ def openai_routes(client: Client, served: Served, bodies: Bodies) -> APIRouter:
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         arrived = time.monotonic()
-        asked = parse_chat(await bodies.read_json(request), served.max_prompt_and_answer)
+        asked = await bodies.read(request, parse_chat, served.max_prompt_and_answer)
         prompt = await unless_gone(request.receive, chat_prompt(asked, served))
         reply = Reply(asked, ChatShape(asked, served.name), served, [prompt], arrived=arrived)
         return await _response(request, reply, client, streams=bool(asked.stream))
@@ -57,7 +56,7 @@ async def _response(request: Request, reply: Reply, client: Client, *, streams: 
     if streams:
         return EventStream(reply.events(client))
     whole = await unless_gone(request.receive, reply.whole(client))
-    return Response(msgspec.json.encode(whole), media_type="application/json")
+    return Response(whole, media_type="application/json")
 
 
 def _model(served: Served) -> dict[str, object]:
