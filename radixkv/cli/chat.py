@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from radixkv.cli.speakers import Message, Speaker, Turn
 
 MAX_TOKENS = 512
-"""Of an answer, unless ``--max-tokens`` says otherwise."""
+"""Of an answer of this process, unless ``--max-tokens`` says otherwise."""
 
 HELP = "/clear begins anew, /exit or end of input leaves, Ctrl-C ends an answer"
 

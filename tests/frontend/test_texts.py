@@ -198,7 +198,7 @@ def test_every_reason_is_one_sentence(
     found = explanation(explained, tokenizer)
     assert found.pop("text").endswith(sentence)
     assert found == {
-        "prompt_tokens": 40,
+        "prompt_tokens": explained.n_tokens,
         "cached_tokens": explained.n_cached,
         "reason": explained.reason,
         **expected,
