@@ -206,6 +206,26 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     assert sample(logits.flip(0), asked[::-1])[::-1] == together
 
 
+def test_rows_with_many_candidates_beside_rows_with_few() -> None:
+    """Of equal logits all are listed; what is chosen, and its rank, may be none of the likeliest."""
+    logits = normal(9, 3000, seed=4)
+    logits[2] = logits[7] = 0.5
+    logits[4] += 100.0
+    logits[5] = -0.1 - logits[5].abs()
+    logits[5, :40] = torch.tensor([-0.0, 0.0]).repeat(20)
+    lifted = tuple((token, 12.0) for token in range(100, 130))
+    asked = [
+        replace(DRAWN, top_k=2000 if i == 6 else 20, top_p=0.9, logit_bias=lifted * (i % 2), seed=i, n_logprobs=9)
+        for i in range(9)
+    ]
+    together = sample(logits, asked)
+    for i, choice in enumerate(together):
+        assert [choice] == sample(logits[i : i + 1], asked[i : i + 1])
+        assert choice is not None
+        assert probabilities(logits[i], replace(asked[i], top_p=0.91))[choice.token] > 0
+        check_logprobs(choice.logprobs, logits[i], choice.token, 9)
+
+
 def test_the_draw_depends_on_seed_and_index() -> None:
     draws = {next(uniforms(seed, index)) for seed in (0, 1, 2, (1 << 63) - 1) for index in range(100)}
     assert len(draws) == 400

@@ -12,6 +12,7 @@ from radixkv.runtime.device.sampler.row import fold
 
 _MASK = (1 << 64) - 1
 _INCREMENT = 0x9E3779B97F4A7C15
+_BLOCK_SIZE = 64
 
 
 def uniforms(seed: int, index: int) -> Iterator[float]:
@@ -22,16 +23,39 @@ def uniforms(seed: int, index: int) -> Iterator[float]:
         state = _mix(state + _INCREMENT)
 
 
-def draw_ordered(weights: NDArray[np.float32], draws: Iterator[float], *, min_p: float, top_p: float) -> int:
-    """A place of ``weights``, which fall from 1 on, drawn in proportion to them.
+def draw_ordered(
+    weights: NDArray[np.float32],
+    shares: NDArray[np.float64],
+    *,
+    top_k: NDArray[np.int64],
+    min_p: NDArray[np.float32],
+    top_p: NDArray[np.float64],
+) -> NDArray[np.int64]:
+    """Of each row of ``weights``, which fall from 1 on, the place that a share in [0, 1) of their sum falls on.
 
-    ``min_p`` leaves those that weigh at least so much, ``top_p`` then the fewest that together reach that share.
+    ``top_k`` and ``min_p`` leave the first places of a row, ``top_p`` then the fewest that reach that share.
+
+    Args:
+        weights: [rows, width].
+        shares: [rows], as the settings are.
     """
-    cumulative = weights.cumsum(dtype=np.float64)
-    n = int(np.count_nonzero(weights >= np.float32(min_p)))
-    if top_p < 1.0:
-        n = min(n, 1 + int(cumulative.searchsorted(top_p * cumulative[n - 1])))
-    return _first_above(cumulative[:n], next(draws) * cumulative[n - 1])
+    cumulative = weights.cumsum(axis=1, dtype=np.float64)
+
+    def n_below(bounds: NDArray[np.float64]) -> NDArray[np.int64]:
+        n: NDArray[np.int64] = np.count_nonzero(cumulative < bounds[:, None], axis=1)
+        return n
+
+    def total(n: NDArray[np.int64]) -> NDArray[np.float64]:
+        return np.take_along_axis(cumulative, n[:, None] - 1, axis=1)[:, 0]
+
+    n = np.minimum(np.count_nonzero(weights >= min_p[:, None], axis=1), top_k)
+    n = np.minimum(1 + n_below(top_p * total(n)), n)
+    wanted = shares * total(n)
+    # Where rounding leaves no place above, it is the last one that adds anything.
+    places: NDArray[np.int64] = np.minimum(
+        np.count_nonzero(cumulative <= wanted[:, None], axis=1), n_below(total(n))
+    )
+    return places
 
 
 def draw(weights: NDArray[np.float32], draws: Iterator[float], *, min_p: float, top_p: float) -> int:
@@ -43,14 +67,14 @@ def draw(weights: NDArray[np.float32], draws: Iterator[float], *, min_p: float, 
     """
     if min_p > 0.0:
         _drop_up_to(weights, np.nextafter(np.float32(min_p), np.float32(0.0)))
-    sums = fold(np.add, weights)
+    sums = fold(np.add, weights, _BLOCK_SIZE)
     share = top_p * sums.sum(dtype=np.float64)
     while True:
         place = _invert(weights, sums, next(draws))
         if top_p >= 1.0:
             return place
         _drop_up_to(weights, weights[place])
-        sums = fold(np.add, weights)
+        sums = fold(np.add, weights, _BLOCK_SIZE)
         if sums.sum(dtype=np.float64) < share:
             return place
 

@@ -35,6 +35,8 @@ class Edits:
         self.counts_tokens = sampling.history is not None
         self._vocab_size = vocab_size
         self._repetition_penalty = max(sampling.repetition_penalty, _LEAST_REPETITION_PENALTY)
+        self._weaker = np.minimum if self._repetition_penalty >= 1.0 else np.maximum
+        """Of a positive logit it takes the product with the penalty's inverse, of a negative that with itself."""
         self._frequency_penalty = sampling.frequency_penalty
         self._presence_penalty = sampling.presence_penalty
         self._logit_bias: tuple[tuple[int, float], ...] = ()
@@ -86,18 +88,22 @@ class Edits:
         biases, up, down, taken = self._table[:, : len(self._places)]
         changed: NDArray[np.float32] = logits + biases
         if self.counts_tokens:
-            changed = np.maximum(changed, 0.0) * down + np.minimum(changed, 0.0) * up - taken
+            changed = self._weaker(changed * down, changed * up)
+            changed -= taken
         return changed
 
     def count(self, token: int) -> None:
         """The token came into the answer."""
         self._counts[token] += 1
-        self._add((token,))
+        if token not in self._places:
+            self._add((token,))
         self._penalise(token)
 
     def _penalise(self, token: int) -> None:
-        taken = self._frequency_penalty * self._counts[token] + self._presence_penalty
-        self._table[1:, self._places[token]] = self._repetition_penalty, 1.0 / self._repetition_penalty, taken
+        table, place = self._table, self._places[token]
+        table[1, place] = self._repetition_penalty
+        table[2, place] = 1.0 / self._repetition_penalty
+        table[3, place] = self._frequency_penalty * self._counts[token] + self._presence_penalty
 
     def _add(self, tokens: Iterable[int]) -> None:
         new = [token for token in dict.fromkeys(tokens) if token not in self._places]
