@@ -85,13 +85,19 @@ def run(args: argparse.Namespace) -> int:
     parser: Parser = args.parser
     config = engine_config(args)
     _check_combination(args, config, parser)
+    _check_ranges(args, parser)
     from radixkv.bench.run import Bench
     from radixkv.bench.workloads import WorkloadChanges, load_workload
 
+    workload = load_workload(args.workload)
     changes = WorkloadChanges(**{name: vars(args)[name] for name in WorkloadChanges.__struct_fields__})
+    try:
+        workload = load_workload(args.workload, changes)
+    except ConfigError as error:  # the workload itself is in order
+        parser.error(str(error))
     bench = Bench.make(
         args.workload,
-        load_workload(args.workload, changes),
+        workload,
         seed=args.seed,
         dataset=args.dataset_path,
         request_rate=args.request_rate,
@@ -123,6 +129,16 @@ def _check_combination(args: argparse.Namespace, config: EngineConfig, parser: P
             )
     if args.compare_cache and not config.cache.enable_prefix_caching:
         parser.error("--compare-cache measures with the cache off and on; leave out --no-enable-prefix-caching")
+
+
+def _check_ranges(args: argparse.Namespace, parser: Parser) -> None:
+    for name, is_in_range, limit in (
+        ("seed", args.seed >= 0, "at least 0"),
+        ("warmup_requests", args.warmup_requests >= 0, "at least 0"),
+        ("request_rate", args.request_rate > 0, "above 0"),
+    ):
+        if not is_in_range:
+            parser.error(f"{name} {vars(args)[name]} must be {limit}")
 
 
 def _run(work: Coroutine[Any, Any, Outcome]) -> Outcome:

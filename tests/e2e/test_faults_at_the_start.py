@@ -1,17 +1,16 @@
-"""What cannot be served ends before it is ready, with one line that says why."""
+"""What cannot be served ends before it is ready, with one line that says why, and leaves nothing."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from radixkv.checkpoints import resolve
+from support.failed_start import reason_to_end
 
 
 @pytest.fixture
@@ -21,6 +20,13 @@ def checkpoint(cache: Path, tmp_path: Path) -> Path:
     folder.mkdir()
     for path in resolve("tiny", cache_folder=cache / "radixkv").folder.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    folder = tmp_path / "t"
+    folder.mkdir()
     return folder
 
 
@@ -50,9 +56,9 @@ def overwritten(name: str, content: bytes) -> Callable[[Path], int]:
     ],
     ids=["config", "layers", "weights", "tokenizer"],
 )
-def test_a_spoilt_checkpoint(checkpoint: Path, spoil: Callable[[Path], object], says: str) -> None:
+def test_a_spoilt_checkpoint(checkpoint: Path, scratch: Path, spoil: Callable[[Path], object], says: str) -> None:
     spoil(checkpoint)
-    assert says in reason(str(checkpoint))
+    assert says in reason_to_end(scratch, str(checkpoint))
 
 
 @pytest.mark.parametrize(
@@ -60,23 +66,9 @@ def test_a_spoilt_checkpoint(checkpoint: Path, spoil: Callable[[Path], object], 
     [
         (["--max-total-tokens", "8"], "page"),
         (["--kv-cache-memory-bytes", str(1 << 50)], "kv_cache_memory_bytes"),
+        (["--device", "cpu", "--gpu-memory-utilization", "0.5"], "gpu_memory_utilization"),
+        (["--device", "cuda"], "set device to cpu"),
     ],
 )
-def test_sizes_that_do_not_fit(checkpoint: Path, flags: list[str], says: str) -> None:
-    assert says in reason(str(checkpoint), *flags)
-
-
-def reason(*flags: str) -> str:
-    """The one line that the server ends with; it says its stages before."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "radixkv.cli", "serve", *flags, "--port", "0"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert ended.returncode == 1
-    assert ended.stdout == ""
-    *stages, last = ended.stderr.splitlines()
-    assert all(line.startswith("radixkv: ") for line in stages), ended.stderr
-    assert last.startswith("radixkv serve: error: "), ended.stderr
-    return last
+def test_settings_that_do_not_fit(checkpoint: Path, scratch: Path, flags: list[str], says: str) -> None:
+    assert says in reason_to_end(scratch, str(checkpoint), *flags)

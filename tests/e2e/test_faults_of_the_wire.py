@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 import zmq
 
+from radixkv.checkpoints import resolve
 from radixkv.config import EngineConfig
 from radixkv.wire import MAX_FRAME_BYTES, WIRE_VERSION, Cancel, Drain, Hello, Start, encode
-from support.live import Live, wait_for
+from support.failed_start import reason_to_end
+from support.live import HERE, Live, wait_for
+
+OTHER_VERSION = """
+import sys
+from radixkv.runtime import loop, main
+loop.WIRE_VERSION = main.WIRE_VERSION = main.WIRE_VERSION + 1
+sys.exit(main.main())
+"""
+"""A runtime of another installation."""
 
 
 @pytest.fixture
-def socket_path(unharmed: Live) -> Path:
-    (path,) = unharmed.folder.glob("radixkv-*/runtime.sock")
-    return path
+def socket_path(unharmed: Live) -> Iterator[Path]:
+    """Of the runtime; afterwards its folder has what it had, and there is no other."""
+    before = sorted(unharmed.folder.glob("radixkv-*/*"))
+    (path,) = (path for path in before if path.name == "runtime.sock")
+    yield path
+    assert sorted(unharmed.folder.glob("radixkv-*/*")) == before
+    assert list(unharmed.folder.glob("radixkv-*")) == [path.parent]
 
 
 def test_garbage_and_strangers_are_dropped_and_counted(unharmed: Live, socket_path: Path) -> None:
@@ -45,3 +60,13 @@ def test_a_second_runtime_on_the_same_path_refuses(unharmed: Live, socket_path: 
     assert ended.returncode == 1
     assert b"another runtime already serves" in ended.stdout
     assert socket_path.exists(), "what it found there is the first one's"
+
+
+def test_a_runtime_of_another_version_refuses(cache: Path, tmp_path: Path) -> None:
+    script, scratch = tmp_path / "runtime.py", tmp_path / "t"
+    script.write_text(OTHER_VERSION)
+    scratch.mkdir()
+    checkpoint = resolve("tiny", cache_folder=cache / "radixkv").folder
+    entry = [sys.executable, str(HERE / "watched_cli.py"), str(tmp_path / "report.json"), str(script)]
+    reason = reason_to_end(scratch, str(checkpoint), entry=entry)
+    assert f"wire version {WIRE_VERSION + 1} and the frontend {WIRE_VERSION};" in reason

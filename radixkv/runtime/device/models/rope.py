@@ -12,6 +12,10 @@ from torch import Tensor
 
 from radixkv.runtime.device.models.fields import Fields
 
+_MOST_THETA = 1e15
+_MOST_FACTOR = 1e6
+"""Beyond these and their inverses float32 has no angles; no model comes near."""
+
 
 @dataclass(frozen=True)
 class LinearScaling:
@@ -94,7 +98,7 @@ class Rope:
             CheckpointError: a field is missing or wrong, or asks for what is not built.
         """
         rope = _merged(fields)
-        theta = rope.number("rope_theta", default_theta)
+        theta = _number(rope, "rope_theta", default_theta, most=_MOST_THETA)
         return cls(theta, _scaling(rope, fields, theta))
 
     @property
@@ -130,7 +134,7 @@ def _scaling(rope: Fields, fields: Fields, theta: float) -> LinearScaling | Llam
         case "default":
             return None
         case "linear":
-            return LinearScaling(rope.number("factor"))
+            return LinearScaling(_number(rope, "factor"))
         case "llama3":
             return _llama3(rope)
         case "yarn":
@@ -140,11 +144,18 @@ def _scaling(rope: Fields, fields: Fields, theta: float) -> LinearScaling | Llam
     )
 
 
+def _number(rope: Fields, name: str, default: float | None = None, *, most: float = _MOST_FACTOR) -> float:
+    value = rope.number(name, default)
+    if not 1.0 / most <= value <= most:
+        raise rope.error(f"{name} is {value!r}; it must be between {1.0 / most:g} and {most:g}")
+    return value
+
+
 def _llama3(rope: Fields) -> Llama3Scaling:
     scaling = Llama3Scaling(
-        factor=rope.number("factor"),
-        low_freq_factor=rope.number("low_freq_factor"),
-        high_freq_factor=rope.number("high_freq_factor"),
+        factor=_number(rope, "factor"),
+        low_freq_factor=_number(rope, "low_freq_factor"),
+        high_freq_factor=_number(rope, "high_freq_factor"),
         original_max_position=rope.count("original_max_position_embeddings"),
     )
     if scaling.low_freq_factor >= scaling.high_freq_factor:
@@ -158,14 +169,14 @@ def _yarn(rope: Fields, fields: Fields, theta: float) -> YarnScaling:
     rope.refuse(mscale=None, mscale_all_dim=None)
     if theta <= 1:
         raise rope.error(f"rope_theta is {theta}; rope type 'yarn' needs it above 1")
-    factor = rope.number("factor")
+    factor = _number(rope, "factor")
     # As in Transformers: without the original length, the stretched one.
     length = "original_max_position_embeddings"
     return YarnScaling(
         factor=factor,
-        beta_fast=rope.number("beta_fast", 32.0),
-        beta_slow=rope.number("beta_slow", 1.0),
+        beta_fast=_number(rope, "beta_fast", 32.0),
+        beta_slow=_number(rope, "beta_slow", 1.0),
         original_max_position=rope.count(length, fields.get("max_position_embeddings")),
         truncate=rope.flag("truncate", default=True),
-        amplitude=rope.number("attention_factor", 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0),
+        amplitude=_number(rope, "attention_factor", 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0),
     )
