@@ -7,6 +7,8 @@ result is made up at once. As in the runtime's loop, the cyclic collector is off
     admit_by_prefix     a row ends in each step, and `lpm` chooses its successor from the 256 oldest of the queue,
                         whose prompts share one of 8 prefixes of 2,048 tokens
     blocked_by_memory   slots are free, but the pool is full: the queue is ranked and nobody fits
+    generate            the whole of `LLM.generate` around such a device: 128 tokens for each row, from prompts of
+                        512 token ids; also the time that it takes in all, by token
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import json
 import time
 from array import array
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from random import Random
@@ -24,15 +27,23 @@ from statistics import median
 
 from radixkv.bench.environment import environment
 from radixkv.config import SchedulerConfig
+from radixkv.llm import LLM
 from radixkv.runtime.cache import PageCache
+from radixkv.runtime.loop import Loop
 from radixkv.runtime.plan import StepPlan, StepResult
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler import Scheduler
+from radixkv.sampling import SamplingParams
 from radixkv.tree.node import Namespace
+from radixkv.wire import FromRuntime
 
 PAGE_SIZE = 16
 PREFIX_TOKENS = 2048
 QUESTION_TOKENS = 96
+N_PROMPT = 512
+N_OUTPUT = 128
+VOCAB_SIZE = 4096
+"""The tiny model's."""
 
 
 def main() -> None:
@@ -41,31 +52,30 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--waiting", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--case", action="append", choices=[*CASES, "generate"], help="those to run; default: all")
     arguments = parser.parse_args()
-    cases: dict[str, Callable[[int, int], Scheduler]] = {
-        "decode_only": decode_only,
-        "admit_by_prefix": admit_by_prefix,
-        "blocked_by_memory": blocked_by_memory,
-    }
     with arguments.output_file.open("a", encoding="utf-8") as output:
-        for name, make in cases.items():
-            gc.collect()
-            gc.disable()
-            times_ms = measure(make(arguments.rows, arguments.waiting), arguments.steps)
-            gc.enable()
-            line = {
-                "case": name,
-                "rows": arguments.rows,
-                "waiting": arguments.waiting,
+        for name in arguments.case or [*CASES, "generate"]:
+            figures: dict[str, object] = {"case": name, "rows": arguments.rows}
+            if name == "generate":
+                times_ms, wall_s = generate(arguments.rows)
+                figures["us_per_token"] = round(wall_s * 1e6 / (arguments.rows * N_OUTPUT), 2)
+            else:
+                gc.collect()
+                gc.disable()
+                times_ms = measure(CASES[name](arguments.rows, arguments.waiting), arguments.steps)
+                gc.enable()
+                figures["waiting"] = arguments.waiting
+            figures |= {
                 "ms_per_step": round(median(times_ms), 4),
+                "us_per_row": round(median(times_ms) * 1e3 / arguments.rows, 3),
                 "p99_ms": round(sorted(times_ms)[int(len(times_ms) * 0.99)], 4),
                 "max_ms": round(max(times_ms), 4),
-                "steps": arguments.steps,
-                "date": date.today().isoformat(),
-                "environment": environment(),
+                "steps": len(times_ms),
             }
-            print(json.dumps({key: line[key] for key in ("case", "ms_per_step", "p99_ms", "max_ms")}))
-            output.write(json.dumps(line) + "\n")
+            print(json.dumps(figures))
+            figures |= {"date": date.today().isoformat(), "environment": environment()}
+            output.write(json.dumps(figures) + "\n")
 
 
 def decode_only(n_rows: int, n_waiting: int) -> Scheduler:
@@ -79,6 +89,70 @@ def admit_by_prefix(n_rows: int, n_waiting: int) -> Scheduler:
 def blocked_by_memory(n_rows: int, n_waiting: int) -> Scheduler:
     n_shared, n_own = 8 * PREFIX_TOKENS // PAGE_SIZE, QUESTION_TOKENS // PAGE_SIZE + 64
     return _filled(n_rows, n_waiting, n_pages=n_shared + n_rows * n_own, max_tokens=1_000, n_slots=n_rows + 64)
+
+
+CASES: dict[str, Callable[[int, int], Scheduler]] = {
+    "decode_only": decode_only,
+    "admit_by_prefix": admit_by_prefix,
+    "blocked_by_memory": blocked_by_memory,
+}
+
+
+def generate(n_rows: int) -> tuple[list[float], float]:
+    """Milliseconds of each turn in which every row gained a token; and seconds in all."""
+    llm = LLM("tiny", device="cpu", max_num_seqs=n_rows, max_num_batched_tokens=8192, max_total_tokens=1024)
+    device = NullDevice(n_pages=n_rows * (N_PROMPT + N_OUTPUT) // PAGE_SIZE + 1)
+    config = SchedulerConfig(max_num_seqs=n_rows, max_num_batched_tokens=8192)
+    scheduler = Scheduler(PageCache(device.n_pages, PAGE_SIZE), config, finds_shared_runs=True)
+    llm._loop = Loop(scheduler, device, max_model_len=N_PROMPT + N_OUTPUT)
+    rng = Random(1)
+    prompts = [[rng.randrange(10, VOCAB_SIZE) for _ in range(N_PROMPT)] for _ in range(n_rows)]
+    times_ms = []
+    turn = llm._loop.turn
+    turned_at = 0.0
+
+    def timed() -> list[FromRuntime]:
+        nonlocal turned_at
+        now, turned_at = time.perf_counter() - turned_at, time.perf_counter()
+        if device.n_rows == n_rows:
+            times_ms.append(now * 1e3)
+        return turn()
+
+    llm._loop.turn = timed  # type: ignore[method-assign]
+    begun = time.perf_counter()
+    outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=N_OUTPUT), use_tqdm=False)
+    wall_s = time.perf_counter() - begun
+    assert all(len(output.outputs[0].token_ids) == N_OUTPUT for output in outputs)
+    return times_ms, wall_s
+
+
+class NullDevice:
+    """A device that knows every token before it is asked."""
+
+    vocab_size = VOCAB_SIZE
+    wants_shared_runs = True
+
+    def __init__(self, n_pages: int) -> None:
+        self.n_pages = n_pages
+        self.n_rows = 0
+        """Those of the last plan that sample a token."""
+        self._rng = Random(2)
+        self._tokens = [self._rng.randrange(10, VOCAB_SIZE) for _ in range(1 << 16)]
+
+    def launch(self, plan: StepPlan) -> NullPending:
+        self.n_rows = sum(row.sampling is not None for row in plan.rows)
+        start = self._rng.randrange(len(self._tokens) - len(plan.rows))
+        return NullPending(
+            StepResult(tuple(self._tokens[start : start + len(plan.rows)]), (True,) * len(plan.rows))
+        )
+
+
+@dataclass
+class NullPending:
+    outcome: StepResult
+
+    def result(self) -> StepResult:
+        return self.outcome
 
 
 def measure(scheduler: Scheduler, n_steps: int) -> list[float]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import radixkv
 from radixkv.errors import CheckpointError, ConfigError, ContextLengthExceeded, InvalidRequest, UnsupportedFeature
 from radixkv.llm import LLM
-from radixkv.runtime.device.executor import CpuExecutor
+from radixkv.runtime.device.cpu import CpuExecutor
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.plan import StepPlan
 from radixkv.sampling import SamplingParams
@@ -72,6 +74,42 @@ def test_a_stream_grows_to_what_generate_gives(llm: LLM) -> None:
     texts = [output.outputs[0].text for output in outputs]
     assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
     assert len(set(texts)) > 6
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"logprobs": 2, "prompt_logprobs": 1},
+        {"n": 3, "temperature": 1.0, "seed": 5, "logprobs": 0},
+        {"n": 2, "temperature": 1.0, "seed": 5, "stop_token_ids": [5], "logit_bias": {5: 8}, "min_tokens": 3},
+        {"n": 3, "temperature": 1.0, "seed": 5, "stop": ["e", "a"]},
+    ],
+)
+def test_watched_or_not_the_answer_is_the_same(llm: LLM, settings: dict[str, Any]) -> None:
+    sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": 12, **settings})
+    watched = list(llm.stream(TEXT, sampling))[-1]
+    (whole,) = llm.generate(TEXT, sampling)
+    assert whole.outputs == watched.outputs
+    assert whole.prompt_logprobs == watched.prompt_logprobs
+    assert len({tuple(output.token_ids) for output in whole.outputs}) == sampling.n
+
+
+def test_the_collector_rests_while_answers_are_made_and_then_goes_on(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn, seen = Loop.turn, []
+
+    def watched(loop: Loop) -> list[FromRuntime]:
+        seen.append(gc.isenabled())
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return turn(loop)
+
+    monkeypatch.setattr(Loop, "turn", watched)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(TEXT, GREEDY)
+    assert seen == [False] * 3
+    assert gc.isenabled()
 
 
 def test_a_stream_that_is_closed_ends_the_answer(llm: LLM) -> None:
@@ -192,6 +230,26 @@ def test_wrong_settings_name_themselves(tmp_path: Path) -> None:
         LLM("tiny", tensor_parallel_size=2, quantization="fp8")
     with pytest.raises(UnsupportedFeature, match="no setting block_size; use page_size"):
         LLM("tiny", block_size=16)
+    with pytest.raises(UnsupportedFeature, match="no setting trust_remote_code in"):
+        LLM("tiny", trust_remote_code=True, tensor_parallel_size=1)
+    with pytest.raises(UnsupportedFeature, match="no setting swap_space, tensor_parallel_size in"):
+        LLM("tiny", tensor_parallel_size=True, swap_space=None)
+
+
+@pytest.mark.parametrize("enforce_eager", [True, False])
+def test_settings_of_other_engines_that_ask_for_nothing(llm: LLM, enforce_eager: bool) -> None:
+    neutral = {
+        "tensor_parallel_size": 1,
+        "trust_remote_code": False,
+        "quantization": None,
+        "kv_cache_dtype": "auto",
+    }
+    sampling = SamplingParams(temperature=0.0, max_tokens=4)
+    (expected,) = llm.generate(TEXT, sampling)
+    (answer,) = LLM("tiny", device="cpu", max_total_tokens=4096, enforce_eager=enforce_eager, **neutral).generate(
+        TEXT, sampling
+    )
+    assert answer.outputs[0].token_ids == expected.outputs[0].token_ids
 
 
 def test_wrong_calls_name_what_is_wrong(llm: LLM) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -78,15 +79,38 @@ class Choice:
         self._unasked_ends = frozenset() if sampling.ignore_eos else vocabulary.eos_token_ids
 
     def absorb(self, delta: Delta | NewTokens) -> Piece:
-        """Takes what came. Token by token, so that the end does not depend on how many came together.
-
-        After a piece with ``finish_reason`` all pieces are empty.
-        """
+        """Takes what came; after a piece with ``finish_reason`` all pieces are empty. O(tokens)."""
         piece = Piece()
         if self.is_ended:
             return piece
         ids = unpack_tokens(delta.tokens)
-        texts = []
+        if self._sampling.stop or self._show is not None:
+            piece.text, self.is_ended = self._take_singly(piece, delta, ids)
+        else:
+            piece.text, self.is_ended = self._take_together(delta, ids), False
+            piece.token_ids = ids
+        self.n_tokens += len(piece.token_ids)
+        if self.is_ended:
+            self._stop(piece)
+        elif delta.finish_reason is not None:
+            piece.text += self._finish(piece, delta)
+        return piece
+
+    def _take_together(self, delta: Delta | NewTokens, ids: Sequence[int]) -> str:
+        """Where no text ends it. Returns the text to show."""
+        is_stopped = delta.stop_token_id is not None
+        if self._text is None:
+            return ""
+        if delta.finish_reason is not None and not self.n_tokens:
+            return self._text.whole(ids, is_stopped=is_stopped)
+        return self._text.push(ids, is_stopped=is_stopped)[0]
+
+    def _take_singly(self, piece: Piece, delta: Delta | NewTokens, ids: Sequence[int]) -> tuple[str, bool]:
+        """Token by token, so that the end does not depend on how many came together.
+
+        Returns the text to show, and whether a stop string was met.
+        """
+        texts, is_met = [], False
         for place, token in enumerate(ids):
             if self._show is not None:
                 figures = delta.logprobs[place] if delta.logprobs else None
@@ -94,17 +118,11 @@ class Choice:
             piece.token_ids.append(token)
             is_stop_token = delta.stop_token_id is not None and place == len(ids) - 1
             if self._text is not None:
-                more, self.is_ended = self._text.push([token], is_stopped=is_stop_token)
+                more, is_met = self._text.push([token], is_stopped=is_stop_token)
                 texts.append(more)
-            if self.is_ended:
+            if is_met:
                 break
-        self.n_tokens += len(piece.token_ids)
-        if not self.is_ended and delta.finish_reason is not None:
-            texts.append(self._finish(piece, delta))
-        elif self.is_ended:
-            self._stop(piece)
-        piece.text = "".join(texts)
-        return piece
+        return "".join(texts), is_met
 
     def _finish(self, piece: Piece, delta: Delta | NewTokens) -> str:
         """Ends it as the runtime says, unless its last text has a stop string."""

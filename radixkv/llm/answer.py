@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 
+from msgspec.structs import replace
+
 from radixkv.frontend.choice import Choice, Piece, Vocabulary
 from radixkv.llm.outputs import CompletionOutput, Logprob, RequestOutput
 from radixkv.sampling import SamplingParams
@@ -12,11 +14,18 @@ from radixkv.wire import Done, NewTokens, PromptLogprobs, Submit, TokenLogprobs,
 
 
 class _Part:
-    """One of a request's answers so far."""
+    """One of a request's answers so far.
 
-    def __init__(self, sampling: SamplingParams, vocabulary: Vocabulary) -> None:
+    Where nobody watches it grow and no stop string can end it, what comes is kept as it is until the end: to make
+    text and lists of it in every step would take several times as long.
+    """
+
+    def __init__(self, sampling: SamplingParams, vocabulary: Vocabulary, *, is_watched: bool) -> None:
         self.piece = Piece()
-        """All of it."""
+        """All of it that is not kept for the end."""
+        self._keeps = not (is_watched or sampling.stop)
+        self._kept_tokens = bytearray()
+        self._kept_logprobs: list[TokenLogprobs] = []
         self._choice = Choice(sampling, vocabulary)
         self._tokenizer = vocabulary.tokenizer
         self._logprobs: list[dict[int, Logprob]] | None = None if sampling.logprobs is None else []
@@ -24,6 +33,12 @@ class _Part:
 
     def add(self, item: NewTokens) -> bool:
         """Takes what came; whether a stop string ended it, which the loop cannot know. O(new tokens)."""
+        if self._keeps:
+            self._kept_tokens += item.tokens
+            self._kept_logprobs += item.logprobs or ()
+            if item.finish_reason is None:
+                return False
+            item = replace(item, tokens=bytes(self._kept_tokens), logprobs=self._kept_logprobs)
         gained = self._choice.absorb(item)
         self.piece.add(gained)
         if self._logprobs is not None:
@@ -53,25 +68,23 @@ class Answer:
         prompt: the text, if it was given as one.
         submit: what the loop gets.
         vocabulary: the model's.
+        is_watched: whether ``output`` is asked for before the end.
     """
 
-    def __init__(self, prompt: str | None, submit: Submit, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, prompt: str | None, submit: Submit, vocabulary: Vocabulary, *, is_watched: bool = False
+    ) -> None:
         self.submit = submit
         self.is_done = False
         self._prompt = prompt
         self._prompt_ids = unpack_tokens(submit.tokens)
         self._tokenizer = vocabulary.tokenizer
         sampling = submit.sampling
-        self._parts = [_Part(sampling, vocabulary) for _ in range(sampling.n)]
+        self._parts = [_Part(sampling, vocabulary, is_watched=is_watched) for _ in range(sampling.n)]
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if sampling.prompt_logprobs is not None:
             self._prompt_logprobs = [None] * len(self._prompt_ids)
         self._n_cached = 0
-
-    @property
-    def n_tokens(self) -> int:
-        """How many all choices have."""
-        return sum(len(part.piece.token_ids) for part in self._parts)
 
     def add(self, item: NewTokens) -> bool:
         """Takes what a choice gained; whether a stop string ended it, which the loop cannot know."""
@@ -89,7 +102,7 @@ class Answer:
         self._n_cached = done.n_cached_tokens
 
     def output(self) -> RequestOutput:
-        """What there is by now. O(its size)."""
+        """What there is by now; unless it is watched, all or nothing. O(its size)."""
         return RequestOutput(
             request_id=self.submit.id,
             prompt=self._prompt,

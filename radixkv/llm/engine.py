@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from radixkv.checkpoints import Checkpoint, resolve, resolve_tokenizer
-from radixkv.config import CacheConfig, EngineConfig, LoadFormat, ModelConfig, SchedulePolicy, SchedulerConfig
-from radixkv.errors import ConfigError, UnsupportedFeature, request_error
+from radixkv.config import (
+    CacheConfig,
+    Device,
+    EngineConfig,
+    LoadFormat,
+    ModelConfig,
+    SchedulePolicy,
+    SchedulerConfig,
+)
+from radixkv.errors import ConfigError, request_error
 from radixkv.llm.answer import Answer
+from radixkv.llm.collector import paused_collector
+from radixkv.llm.foreign import refuse
 from radixkv.llm.interrupts import held_interrupts
 from radixkv.llm.outputs import RequestOutput
 from radixkv.llm.prompts import Encoder, Message, Prompt, each, several_conversations, several_prompts
@@ -36,20 +46,8 @@ from radixkv.wire import (
 
 NameT = TypeVar("NameT", str, str | None)
 
-RENAMED = {
-    "model_path": "model",
-    "tokenizer_path": "tokenizer",
-    "block_size": "page_size",
-    "context_length": "max_model_len",
-    "max_running_requests": "max_num_seqs",
-    "chunked_prefill_size": "max_num_batched_tokens",
-    "disable_radix_cache": "enable_prefix_caching",
-    "scheduling_policy": "schedule_policy",
-    "random_seed": "seed",
-    "gpu_memory_utilization": "kv_cache_memory_bytes",
-    "mem_fraction_static": "kv_cache_memory_bytes",
-}
-"""Settings that other engines have, and what is called so here."""
+_SUBMITS_A_TURN = 128
+"""Prompts that are encoded and sent between two steps: some 10 ms of long ones, and as many as steps start with."""
 
 
 class LLM:
@@ -59,19 +57,23 @@ class LLM:
         model: a folder, a hub name, or ``tiny`` for the embedded model.
         tokenizer: the folder or hub name of another tokenizer; None takes the model's.
         revision: branch, tag or commit of a hub name.
-        dtype: ``auto``, ``float32`` or ``bfloat16``.
+        device: ``cpu``, ``cuda`` or ``auto``: CUDA if there is a GPU that runs the model.
+        dtype: ``float32``, ``bfloat16``, ``float16`` (CUDA only) or ``auto``: float32 on the CPU, 16 bits on CUDA.
         load_format: ``auto``, or ``dummy`` for random weights of the shapes in ``config.json``.
         chat_template: a file with the chat template that is used instead of the tokenizer's own.
         max_model_len: longest prompt and answer together, in tokens; None takes the model's own limit.
-        max_num_seqs: most rows a step.
-        max_num_batched_tokens: most tokens that a step computes.
+        max_num_seqs: most rows a step; None: 256 on the CPU, 512 on CUDA.
+        max_num_batched_tokens: most tokens that a step computes; None: 2048 on the CPU, 8192 on CUDA.
         page_size: tokens a page.
-        kv_cache_memory_bytes: the pool's size.
+        kv_cache_memory_bytes: the pool's size; None: 1 GiB on the CPU, on CUDA what ``gpu_memory_utilization``
+            leaves.
         max_total_tokens: the pool's size in tokens, instead.
+        gpu_memory_utilization: of the GPU's memory, what weights, pool and workspace may take together; None: 0.9.
         enable_prefix_caching: whether prompts share pages.
         schedule_policy: ``lpm`` (longest cached prefix first) or ``fcfs``.
         seed: draws the seeds of requests that bring none.
-        unbuilt: settings that vLLM or SGLang have and this release has not; refused by name.
+        foreign: settings that only vLLM or SGLang have: accepted with the value that asks for nothing, refused by
+            name with any other.
 
     Raises:
         CheckpointError: there is no such model, or its files are corrupt.
@@ -85,25 +87,29 @@ class LLM:
         *,
         tokenizer: str | Path | None = None,
         revision: str | None = None,
+        device: Device | Literal["auto"] = "auto",
         dtype: str = "auto",
         load_format: LoadFormat = "auto",
         chat_template: str | None = None,
         max_model_len: int | None = None,
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int = 2048,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
         page_size: int = 16,
-        kv_cache_memory_bytes: int = 1 << 30,
+        kv_cache_memory_bytes: int | None = None,
         max_total_tokens: int | None = None,
+        gpu_memory_utilization: float | None = None,
         enable_prefix_caching: bool = True,
         schedule_policy: SchedulePolicy = "lpm",
         seed: int = 0,
-        **unbuilt: object,
+        **foreign: object,
     ) -> None:
-        _refuse(unbuilt)
+        refuse(foreign)
         model, tokenizer = _name(model), _name(tokenizer)
         config = EngineConfig(
-            ModelConfig(model, revision, dtype, max_model_len, load_format, tokenizer),
-            CacheConfig(page_size, kv_cache_memory_bytes, max_total_tokens, enable_prefix_caching),
+            ModelConfig(model, revision, dtype, max_model_len, load_format, tokenizer, device),
+            CacheConfig(
+                page_size, kv_cache_memory_bytes, max_total_tokens, enable_prefix_caching, gpu_memory_utilization
+            ),
             SchedulerConfig(max_num_seqs, max_num_batched_tokens, schedule_policy),
             seed,
         )
@@ -135,17 +141,24 @@ class LLM:
             priority: one number for each prompt; of those that wait the lowest goes first.
 
         Raises:
-            RequestError: a prompt cannot be answered; all others of the call are dropped.
+            RequestError: a prompt cannot be answered; all others of the call are dropped, also those that run.
         """
         listed = several_prompts(prompts)
         sampling = each(
             "sampling_params", SamplingParams, sampling_params, self.get_default_sampling_params(), listed
         )
         priorities = each("priority", int, priority, 0, listed)
-        answers = [self._answer(*one) for one in zip(listed, sampling, priorities, strict=True)]
-        with Progress("prompts", len(answers), is_wanted=use_tqdm) as progress, closing(self._run(answers)) as run:
-            for n_done in run:
-                progress.show(n_done, sum(answer.n_tokens for answer in answers))
+        answers: list[Answer] = []
+
+        def asked() -> Iterator[Answer]:
+            for one in zip(listed, sampling, priorities, strict=True):
+                answers.append(self._answer(*one))
+                yield answers[-1]
+
+        progress = Progress("prompts", len(listed), is_wanted=use_tqdm)
+        with paused_collector(), progress, closing(self._run(asked())) as run:
+            for n_done, n_tokens in run:
+                progress.show(n_done, n_tokens)
         return [answer.output() for answer in answers]
 
     def chat(
@@ -212,7 +225,7 @@ class LLM:
         (sampling,) = each(
             "sampling_params", SamplingParams, sampling_params, self.get_default_sampling_params(), [prompt]
         )
-        answer = self._answer(prompt, sampling, 0)
+        answer = self._answer(prompt, sampling, 0, is_watched=True)
         with closing(self._run([answer])) as run:
             for _ in run:
                 yield answer.output()
@@ -257,25 +270,32 @@ class LLM:
             raise ConfigError("this LLM was shut down; make a new one")
         return self._loop
 
-    def _answer(self, prompt: Prompt, sampling: SamplingParams, priority: int) -> Answer:
+    def _answer(
+        self, prompt: Prompt, sampling: SamplingParams, priority: int, *, is_watched: bool = False
+    ) -> Answer:
         encoded = self._encoder.prompt(prompt)
         self._encoder.check(sampling)
         submit = Submit(next(self._ids), encoded.tokens, sampling, encoded.cache_salt, priority=priority)
-        return Answer(encoded.text, submit, self._encoder)
+        return Answer(encoded.text, submit, self._encoder, is_watched=is_watched)
 
-    def _run(self, answers: Sequence[Answer]) -> Generator[int, None, None]:
-        """Runs them to their ends; after each turn how many have ended. Closing it ends all that are left."""
+    def _run(self, answers: Iterable[Answer]) -> Generator[tuple[int, int], None, None]:
+        """Runs them to their ends; after each turn how many have ended, and how many tokens there are.
+
+        They are taken a few a turn, so that the device works while most prompts are still to be encoded. Closing it
+        ends all that are left.
+        """
         loop = self._live
         if self._is_busy:
             raise ConfigError("this LLM is answering another call; finish or close that one first")
         self._is_busy = True
         waiting = iter(answers)
         by_id: dict[str, Answer] = {}
-        n_done, is_all_sent = 0, False
+        n_done, n_tokens, is_all_sent = 0, 0, False
         try:
             while n_done < len(by_id) or not is_all_sent:
                 with held_interrupts():
-                    while len(by_id) - n_done < self._max_queued and not is_all_sent:
+                    n_most = min(self._max_queued + n_done, len(by_id) + _SUBMITS_A_TURN)
+                    while len(by_id) < n_most and not is_all_sent:
                         answer = next(waiting, None)
                         if answer is None:
                             is_all_sent = True
@@ -283,8 +303,10 @@ class LLM:
                             by_id[answer.submit.id] = answer
                             n_done += self._take(loop.receive(answer.submit), by_id)
                     if loop.has_work:
-                        n_done += self._take(loop.turn(), by_id)
-                yield n_done
+                        messages = loop.turn()
+                        n_done += self._take(messages, by_id)
+                        n_tokens += sum(len(one.items) for one in messages if isinstance(one, Tokens))
+                yield n_done, n_tokens
         finally:  # after an error or Ctrl-C too: nothing of this call may run on into the next
             self._is_busy = False
             with held_interrupts():
@@ -324,13 +346,3 @@ def default_sampling(checkpoint: Checkpoint) -> SamplingParams:
 def _name(place: NameT | Path) -> NameT | str:
     """A folder as the configuration has it."""
     return str(place) if isinstance(place, Path) else place
-
-
-def _refuse(unbuilt: Mapping[str, object]) -> None:
-    for name in unbuilt:
-        if name in RENAMED:
-            raise UnsupportedFeature(f"LLM has no setting {name}; use {RENAMED[name]}")
-    if unbuilt:
-        raise UnsupportedFeature(
-            f"LLM has no setting {', '.join(sorted(unbuilt))} in this release, which runs on the CPU; leave it out"
-        )

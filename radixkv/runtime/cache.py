@@ -12,8 +12,9 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from radixkv.errors import InvariantError
 from radixkv.runtime.request import TOKEN_BYTES, Holding, Retired
-from radixkv.tree.node import Namespace, Node
+from radixkv.tree.node import Lease, Namespace, Node
 from radixkv.tree.radix import RadixTree
+from radixkv.tree.sharing import SharedRun
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -54,6 +55,9 @@ class PageCache:
         self.n_evicted = 0
         """Pages evicted since the start."""
         self._free = list(range(n_pages - 1, -1, -1))
+        self._least_evicted = n_pages >> 8
+        """Pages that go together: one by one each would take several times as long, and of a large pool nobody
+        misses so few."""
         self._n_held = 0
 
     @property
@@ -108,7 +112,7 @@ class PageCache:
         O(new pages), and O(log leaves) a leaf evicted.
         """
         n_missing = n_pages - len(holding.table)
-        if n_missing > self.n_available:
+        if n_missing > len(self._free) and n_missing > self.n_available:
             return False
         if n_missing > 0:
             self._allot(holding, n_missing)
@@ -198,6 +202,11 @@ class PageCache:
         return holding.lease is not None and self.tree.leads_through(holding.lease, nodes)
 
     @_timed
+    def shared_runs(self, leases: Sequence[Lease | None]) -> list[SharedRun]:
+        """Which of the leases hold the same pages. O(edges + shared edges log shared edges)."""
+        return self.tree.shared_runs(leases)
+
+    @_timed
     def close(self, holding: Holding) -> None:
         """Releases the lease and frees the tail; no launched step may still use them. O(pages)."""
         tail = _unshared(holding)
@@ -265,7 +274,7 @@ class PageCache:
     def _allot(self, holding: Holding, n_missing: int) -> None:
         n_short = n_missing - len(self._free)
         if n_short > 0:
-            for run in self.tree.evict(n_short):
+            for run in self.tree.evict(max(n_short, self._least_evicted)):
                 self.n_evicted += len(run.pages)
                 self._free += run.pages
         assert len(self._free) >= n_missing, "the tree evicts as many pages as it calls evictable"

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from time import monotonic, perf_counter
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.config import EngineConfig
+from radixkv.config import EngineConfig, with_defaults
 from radixkv.errors import DeviceError, Draining, InvariantError, RequestError
 from radixkv.runtime.cache import PageCache
-from radixkv.runtime.device.executor import CpuExecutor
+from radixkv.runtime.device.executor import choose_device, open_executor
 from radixkv.runtime.intake import Intake
 from radixkv.runtime.plan import Executor, Pending, StepPlan
 from radixkv.runtime.request import TOKEN_BYTES, Phase, Request, Update
@@ -54,6 +54,7 @@ class _Counters:
     steps: int = 0
     step_seconds: float = 0.0
     schedule_seconds: float = 0.0
+    attention_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -124,6 +125,7 @@ class Loop:
             max_model_len=self._max_model_len,
             page_size=self._scheduler.cache.page_size,
             n_pages=self._scheduler.cache.n_pages,
+            max_num_seqs=self._scheduler.max_num_seqs,
         )
 
     @property
@@ -236,9 +238,12 @@ class Loop:
         except DeviceError:
             self._abandon()
             return self._report(self._scheduler.fail())
-        messages = self._report(self._scheduler.complete(plan, result))
+        self._counters.attention_seconds += result.attention_seconds
+        begun = perf_counter()
+        updates = self._scheduler.complete(plan, result)
         self._scheduler.cache.check_counts()
-        return messages
+        self._counters.schedule_seconds += perf_counter() - begun
+        return self._report(updates)
 
     def _abandon(self) -> None:
         """Waits for the steps behind a failed one; what they computed counts for nothing."""
@@ -265,20 +270,20 @@ class Loop:
                 ends.append(Failed(request.id, update.error.code, str(update.error), update.error.param))
             elif update.token is not None:
                 items.append(_new_tokens(update, update.token))
-                self._count_token(live, request)
+                if not live.is_counted:
+                    self._count_prompt(live, request)
             if update.finish_reason is not None:
                 live.n_open -= 1
                 if not live.n_open:
                     ends.append(self._end(live, update.finish_reason))
+        self._counters.generation_tokens += len(items)
         return [Tokens(items, prompts), *ends] if items or prompts else ends
 
-    def _count_token(self, live: _Live, request: Request) -> None:
-        self._counters.generation_tokens += 1
-        if not live.is_counted:
-            live.is_counted = True
-            self._counters.prompt_tokens += request.n_prompt
-            self._counters.prefix_queries += request.n_prompt
-            self._counters.prefix_hits += live.n_cached
+    def _count_prompt(self, live: _Live, request: Request) -> None:
+        live.is_counted = True
+        self._counters.prompt_tokens += request.n_prompt
+        self._counters.prefix_queries += request.n_prompt
+        self._counters.prefix_hits += live.n_cached
 
     def _drop(self, live: _Live) -> None:
         """Ends what goes on of a request. The last choices first, or each would hand the prompt to the next."""
@@ -319,6 +324,7 @@ class Loop:
             step_seconds=counters.step_seconds,
             schedule_seconds=counters.schedule_seconds,
             cache_seconds=cache.seconds,
+            attention_seconds=counters.attention_seconds,
             frames_dropped_total=0,
         )
 
@@ -341,20 +347,12 @@ def build_loop(config: EngineConfig, checkpoint: Checkpoint) -> Loop:
         CheckpointError: the checkpoint is corrupt or of an unknown kind.
         ConfigError: the settings do not fit the checkpoint or the machine.
     """
+    config = with_defaults(config, choose_device(config.model.device, checkpoint))
     max_model_len = config.model.max_model_len or checkpoint.max_position_embeddings
-    executor = CpuExecutor(
-        checkpoint,
-        page_size=config.cache.page_size,
-        max_rows=config.scheduler.max_num_seqs,
-        max_model_len=max_model_len,
-        kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
-        max_total_tokens=config.cache.max_total_tokens,
-        dtype=config.model.dtype,
-        load_format=config.model.load_format,
-    )
+    executor = open_executor(config, checkpoint, max_model_len)
     cache = PageCache(executor.n_pages, config.cache.page_size, shares=config.cache.enable_prefix_caching)
     return Loop(
-        Scheduler(cache, config.scheduler),
+        Scheduler(cache, config.scheduler, finds_shared_runs=executor.wants_shared_runs),
         executor,
         max_model_len=max_model_len,
         eos_token_ids=checkpoint.eos_token_ids,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import logging
 import os
 import signal
 import stat
@@ -55,6 +56,8 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     output = _take_output()
+    logging.basicConfig(format="radixkv: %(message)s")  # on standard error, as the frontend's lines
+    logging.getLogger("radixkv").setLevel(logging.INFO)
     try:
         start = _read_start()
         _run(start)
@@ -123,8 +126,8 @@ def _run(start: Start) -> None:
             if isinstance(error, RuntimeError) and "allocate" not in str(error):
                 raise
             raise ConfigError(
-                f"there is not enough memory: {error}; lower --kv-cache-memory-bytes, --max-num-seqs or "
-                "--max-model-len"
+                f"there is not enough memory: {error}; lower --kv-cache-memory-bytes or "
+                "--gpu-memory-utilization, --max-num-seqs or --max-model-len"
             ) from error
         # A full collection stops a loop with a million tree nodes for half a second, and finds nothing: the tree
         # frees its links itself.

@@ -48,7 +48,7 @@ class RowSampling(msgspec.Struct, frozen=True):
     @property
     def has_penalties(self) -> bool:
         """Whether the choice depends on the tokens before it."""
-        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
 
 class Scoring(msgspec.Struct, frozen=True):
@@ -87,13 +87,28 @@ class Row(msgspec.Struct, frozen=True):
     scoring: Scoring | None = None
 
 
+class SharedRun(msgspec.Struct, frozen=True):
+    """Rows whose block tables have the same pages at entries ``first_page .. first_page + n_pages - 1``.
+
+    All are rows of one token, which comes behind those pages.
+    """
+
+    rows: tuple[int, ...]
+    """Two or more places in the plan, ascending."""
+    first_page: int
+    n_pages: int
+
+
 class StepPlan(msgspec.Struct, frozen=True):
-    """One forward pass. Rows are ordered writer before reader."""
+    """One forward pass. Rows that continue an answer come first; the others are ordered writer before reader."""
 
     step: int
     rows: tuple[Row, ...]
     copies: tuple[tuple[int, int], ...] = ()
     """Pages (source, destination) that are copied in all layers before any row writes."""
+    shared: tuple[SharedRun, ...] = ()
+    """What rows share, if the executor wants to know. Runs nest: one that more rows share comes before those that
+    fewer of them share behind it. Empty does not say that nothing is shared."""
 
     @property
     def n_tokens(self) -> int:
@@ -112,6 +127,8 @@ class StepResult(msgspec.Struct, frozen=True):
     """Of the sampled tokens, row by row, where asked for; empty if no row asks."""
     scores: tuple[tuple[TokenLogprobs, ...] | None, ...] = ()
     """Of the scored tokens, row by row, one a target; empty if no row asks."""
+    attention_seconds: float = 0.0
+    """What attention took on the device, all layers together; on the CPU with the writing of K and V."""
 
 
 class Pending(Protocol):
@@ -134,6 +151,11 @@ class Executor(Protocol):
     @property
     def vocab_size(self) -> int:
         """Token ids are below this."""
+        ...
+
+    @property
+    def wants_shared_runs(self) -> bool:
+        """Whether plans are to say which pages rows share."""
         ...
 
     def launch(self, plan: StepPlan) -> Pending:

@@ -66,9 +66,14 @@ class Holding:
     """Pages (source, destination) to copy before its first row; of a fork."""
 
     @property
-    def detached(self) -> bool:
-        """Whether the lease's path can no longer be found, so that no commit reaches the tree."""
-        return self.lease is not None and self.lease.detached
+    def fills_tree(self) -> bool:
+        """Whether a commit reaches the tree: there is a lease, and its path can be found."""
+        return self.lease is not None and not self.lease.node.detached
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether finite rows have covered all that is leased."""
+        return self.lease is None or self.lease.node.n_settled == len(self.lease.node.pages)
 
 
 @dataclass(slots=True, eq=False)
@@ -150,6 +155,8 @@ class Request:
         """Who goes first: the least."""
         return self.priority, self.serial
 
+    # These are asked of every row in every step, and so written out: one that asks another takes twice as long.
+
     @property
     def n_known(self) -> int:
         """Tokens that the host knows."""
@@ -158,26 +165,21 @@ class Request:
     @property
     def n_outputs(self) -> int:
         """Tokens of the answer that the host knows."""
-        return self.n_known - self.n_prompt
-
-    @property
-    def n_left(self) -> int:
-        """Tokens whose KV must still be computed before the next one can be sampled."""
-        return self.n_known + self.n_sampling - self.n_scheduled
+        return len(self.tokens) // TOKEN_BYTES - self.n_prompt
 
     @property
     def is_decoding(self) -> bool:
         """Whether its next row computes the one token that was sampled last."""
-        return self.n_left == 1 and self.n_scheduled >= self.n_prompt
+        return self.n_prompt <= self.n_scheduled == len(self.tokens) // TOKEN_BYTES + self.n_sampling - 1
 
     @property
     def is_sampled_out(self) -> bool:
         """Whether the launched steps bring it to ``max_tokens``."""
-        return self.n_outputs + self.n_sampling >= self.max_tokens
+        return len(self.tokens) // TOKEN_BYTES + self.n_sampling >= self.n_prompt + self.max_tokens
 
     def next_sampling(self) -> RowSampling:
         """How its next token is drawn. O(1), with penalties O(tokens) the first time in a slot."""
-        how, index = self.sampling, self.n_outputs + self.n_sampling
+        how, index = self.sampling, len(self.tokens) // TOKEN_BYTES - self.n_prompt + self.n_sampling
         history = None
         if self.needs_history:
             history = History(bytes(self.tokens), self.n_prompt)
@@ -187,8 +189,10 @@ class Request:
 
     def scoring(self, start: int, end: int) -> Scoring | None:
         """What a row of positions ``start .. end - 1`` is to score; None if nothing is left to be scored there."""
+        if self.n_prompt_logprobs is None:
+            return None
         last = min(end, self.n_prompt - 1)
-        if self.n_prompt_logprobs is None or last < max(self.n_scored, start + 1):
+        if last < max(self.n_scored, start + 1):
             return None
         targets = bytes(self.tokens[(start + 1) * TOKEN_BYTES : (last + 1) * TOKEN_BYTES])
         return Scoring(targets, self.n_prompt_logprobs)
@@ -233,7 +237,7 @@ class Request:
         return self.n_cached
 
 
-class Update(NamedTuple):
+class Update(msgspec.Struct, frozen=True):
     """What a step's end means for one request: prompt scores, a token, its end."""
 
     request: Request

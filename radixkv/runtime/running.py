@@ -18,7 +18,7 @@ class RunningRequests:
         self._waiting = waiting
         self._n_slots = n_slots
         self._free_slots = list(range(n_slots - 1, -1, -1))
-        self._going: list[Request] = []
+        self._going: dict[Request, None] = {}
         self._draining: dict[Request, None] = {}
 
     def __len__(self) -> int:
@@ -67,7 +67,7 @@ class RunningRequests:
     def start(self, request: Request) -> None:
         """An opened request goes on."""
         request.phase = Phase.RUNNING
-        self._going.append(request)
+        self._going[request] = None
 
     def close(self, request: Request) -> None:
         """Takes slot and pages back; no step may still use them."""
@@ -100,14 +100,14 @@ class RunningRequests:
     def end(self, request: Request) -> None:
         """A request that runs or drains is over."""
         if request.phase is Phase.RUNNING:
-            self._going.remove(request)
+            del self._going[request]
         request.phase = Phase.ENDED
         self._draining[request] = None
 
     def requeue(self, request: Request, *, discards: bool = True) -> None:
         """A request that runs or drains goes back to the queue; ``discards`` what its launched rows give."""
         if request.phase is Phase.RUNNING:
-            self._going.remove(request)
+            del self._going[request]
         request.phase = Phase.RETURNING
         request.discards |= discards
         self._draining[request] = None

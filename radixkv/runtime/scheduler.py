@@ -18,6 +18,7 @@ from radixkv.runtime.failures import quarantine, undo_steps
 from radixkv.runtime.plan import Row, StepPlan, StepResult
 from radixkv.runtime.request import TOKEN_BYTES, Phase, Request, Update, held
 from radixkv.runtime.running import RunningRequests
+from radixkv.runtime.shared import SharedRows
 from radixkv.runtime.waiting import WaitingQueue
 from radixkv.wire import TokenLogprobs
 
@@ -33,18 +34,34 @@ class Scheduler:
     ``schedule`` makes the next plan, which counts as launched; ``complete`` and ``fail`` take results, oldest plan
     first. Cancels and retractions act between plans: a row that committed stays in its plan, and a request whose
     pages a launched step uses *drains* before they go back.
+
+    Args:
+        cache: over the device's pool.
+        config: bounds of steps and queue.
+        finds_shared_runs: whether plans say which pages the rows that continue an answer share.
+        clock: seconds, monotonic.
     """
 
     def __init__(
-        self, cache: PageCache, config: SchedulerConfig, *, clock: Callable[[], float] = monotonic
+        self,
+        cache: PageCache,
+        config: SchedulerConfig,
+        *,
+        finds_shared_runs: bool = False,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
+        # The settings that depend on the device were filled in: ``config.with_defaults``.
+        assert config.max_num_seqs is not None
+        assert config.max_num_batched_tokens is not None
         self.cache = cache
         self.waiting = WaitingQueue(
             cache, policy=config.schedule_policy, window=config.lpm_window, max_passes=config.lpm_max_passes
         )
+        self.max_num_seqs = config.max_num_seqs
         self.running = RunningRequests(cache, self.waiting, config.max_num_seqs)
         self.n_preemptions = 0
         """Retractions for want of pages."""
+        self._shared = SharedRows(cache) if finds_shared_runs else None
         self._clock = clock
         self._max_tokens = config.max_num_batched_tokens
         self._max_waiting = config.max_queued_requests
@@ -120,12 +137,14 @@ class Scheduler:
         for request in self.running:
             if request.phase is not Phase.RUNNING or request.is_sampled_out:
                 continue
+            start = request.n_scheduled
             if not request.is_decoding:
                 prefilling.append(request)
-            elif self._make_room(request, request.n_scheduled + 1):
-                rows.append(self._row(request, 1, request.n_scheduled))
+            elif self._make_room(request, start + 1):
+                rows.append(self._row(request, start, start + 1, start))
                 requests.append(request)
-        budget = self._max_tokens - len(rows)
+        n_decoding = len(rows)
+        budget = self._max_tokens - n_decoding
         for request in prefilling:
             row = self._chunk(request, budget) if request.phase is Phase.RUNNING else None
             if row is not None:
@@ -138,7 +157,8 @@ class Scheduler:
                 requests.append(request)
         if not rows:
             return None
-        plan = StepPlan(self._n_steps, tuple(rows), _take_copies(requests))
+        shared = () if self._shared is None else self._shared.find(requests[:n_decoding])
+        plan = StepPlan(self._n_steps, tuple(rows), _take_copies(requests), shared)
         self._launched.append(_Launched(plan, requests))
         self._n_steps += 1
         return plan
@@ -151,11 +171,12 @@ class Scheduler:
         rows = list(zip(plan.rows, launched.requests, result.tokens, result.finite, strict=True))
         for row, request, _, finite in rows:
             self._land(row, request)
-            if finite and not request.discards:
+            if finite and not request.discards and not held(request).is_settled:
                 self.cache.settle(held(request), row.start + row.n_tokens, step=plan.step)
-        for _, request, _, finite in rows:
-            if not finite:
-                updates += quarantine(self.cache, self.running, request)
+        if not all(result.finite):
+            for _, request, _, finite in rows:
+                if not finite:
+                    updates += quarantine(self.cache, self.running, request)
         for index, (row, request, token, finite) in enumerate(rows):
             if finite and request.phase is not Phase.ENDED and not request.discards:
                 scores = result.scores[index] if result.scores else None
@@ -243,13 +264,14 @@ class Scheduler:
             return None
         n_in_tree = self.cache.commit(holding, request.tokens, end, step=self._n_steps, last_read=request.last_step)
         write_start = min(end, max(request.n_scheduled, n_in_tree * page_size))
-        return self._row(request, end - request.n_scheduled, write_start)
+        return self._row(request, request.n_scheduled, end, write_start)
 
     def _make_room(self, request: Request, n_tokens: int) -> bool:
         """Pages for so many tokens: evicts, then retracts the last in order, never the first."""
-        holding, n_pages = held(request), self.cache.pages_for(n_tokens)
-        if n_pages <= len(holding.table):
+        holding = held(request)
+        if n_tokens <= len(holding.table) * self.cache.page_size:
             return True
+        n_pages = self.cache.pages_for(n_tokens)
         while not self.cache.reserve(holding, n_pages):
             if self.running.is_draining or len(self.running) < 2:
                 return False
@@ -262,16 +284,14 @@ class Scheduler:
                 return False
         return True
 
-    def _row(self, request: Request, n_tokens: int, write_start: int) -> Row:
+    def _row(self, request: Request, start: int, end: int, write_start: int) -> Row:
         holding, n_known = held(request), request.n_known
-        start, end = request.n_scheduled, request.n_scheduled + n_tokens
-        known = bytes(request.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]) if end <= n_known else None
         samples = end == n_known + request.n_sampling
         row = Row(
             slot=request.slot,
             start=start,
-            n_tokens=n_tokens,
-            tokens=known,
+            n_tokens=end - start,
+            tokens=bytes(request.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]) if end <= n_known else None,
             write_start=write_start,
             table_start=holding.n_sent,
             table_pages=tuple(holding.table[holding.n_sent :]),
@@ -293,7 +313,8 @@ class Scheduler:
         """A launched row is done or has failed."""
         request.n_in_flight -= 1
         request.n_sampling -= row.sampling is not None
-        self.running.end_copy(request)
+        if request.leader is not None:
+            self.running.end_copy(request)
 
     def _accept(self, request: Request, row: Row, token: int, logprobs: TokenLogprobs | None, step: int) -> Update:
         """Appends a token; commits the pages that the answer has filled; lets the other choices fork."""
@@ -302,7 +323,7 @@ class Scheduler:
         if request.n_cached is None:
             request.count_cached()
         holding, end = held(request), row.start + row.n_tokens
-        if end // self.cache.page_size > holding.n_leased and not holding.detached:
+        if end >= (holding.n_leased + 1) * self.cache.page_size and holding.fills_tree:
             self.cache.commit(holding, request.tokens, end, step=step, last_read=request.last_step)
             self.cache.settle(holding, end, step=step)
         if request.followers:
@@ -310,7 +331,7 @@ class Scheduler:
         reason = None
         if token in request.stop_token_ids:
             reason = "stop"
-        elif request.n_outputs == request.max_tokens:
+        elif request.n_known == request.n_prompt + request.max_tokens:
             reason = "length"
         if reason is not None:
             self.running.end(request)

@@ -54,11 +54,27 @@ class AnswerText:
         """
         if is_stopped and not self._includes_stop:
             ids = ids[:-1]
-        n_early = min(self._n_early, len(ids))
-        self._n_early -= n_early
-        early, _ = self._stop.push(self._decoder.push(ids[:n_early]), is_early=True)
-        text, met = self._stop.push(self._decoder.push(ids[n_early:]))
+        early = ""
+        if self._n_early:
+            n_early = min(self._n_early, len(ids))
+            self._n_early -= n_early
+            early, _ = self._stop.push(self._decoder.push(ids[:n_early]), is_early=True)
+            ids = ids[n_early:]
+        text, met = self._stop.push(self._decoder.push(ids))
         return early + text, met
+
+    def whole(self, ids: Sequence[int], *, is_stopped: bool = False) -> str:
+        """The text of an answer without stop strings, all at once: what ``push`` and ``finish`` give, sooner.
+
+        O(ids).
+
+        Args:
+            ids: all of them; nothing was pushed before.
+            is_stopped: as for ``push``.
+        """
+        if is_stopped and not self._includes_stop:
+            ids = ids[:-1]
+        return self._decoder.whole(ids)
 
     def finish(self) -> tuple[str, bool]:
         """What is left to show when no more ids come, and whether a stop string was met, now or before."""

@@ -56,6 +56,14 @@ class IncrementalDecoder:
         self.n_characters += len(piece)
         return piece
 
+    def whole(self, ids: Sequence[int]) -> str:
+        """The text of all ids of an answer of which nothing was pushed. O(ids)."""
+        if self._tokenizer.joins_bytes:
+            return self.push(ids) + self.finish()
+        text = self._tokenizer.decode(ids, skip_special_tokens=self._skips_special)
+        self.n_characters += len(text)
+        return text
+
     def finish(self) -> str:
         """What is left when no more ids come; an incomplete character gives U+FFFD."""
         self._close()

@@ -29,7 +29,8 @@ class Tokenizer:
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
         self._decoder = backend.decoder
-        self._joins_bytes = self._decoder is not None and self._decoder.decode(["<0x41>"]) == "A"
+        self.joins_bytes = self._decoder is not None and self._decoder.decode(["<0x41>"]) == "A"
+        """Whether single-byte tokens (``<0xE4>``) become characters, as in sentencepiece vocabularies."""
         self._is_byte_level = self._decoder is not None and self._decoder.decode(["Ġ"]) == " "
         self.token_bytes = functools.lru_cache(_CACHED_TOKENS)(self._find_bytes)
         """The bytes that a token adds to a text, given its id; none beyond the vocabulary.
@@ -133,7 +134,7 @@ class Tokenizer:
 
     def byte(self, token: str) -> bytes | None:
         """The one byte that the token stands for by its name (``<0xE4>``), as in sentencepiece vocabularies."""
-        return bytes.fromhex(token[3:5]) if self._joins_bytes and _BYTE_TOKEN.fullmatch(token) else None
+        return bytes.fromhex(token[3:5]) if self.joins_bytes and _BYTE_TOKEN.fullmatch(token) else None
 
     def _find_bytes(self, token_id: int) -> bytes:
         token = self._backend.id_to_token(token_id)

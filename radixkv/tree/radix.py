@@ -51,8 +51,6 @@ class RadixTree:
         self._forest = Forest(self._width, digest)
         self._leases: set[Lease] = set()
         self._evicted = RecentDigests(_EVICTED_RUNS_REMEMBERED)
-        self._n_moves = 0
-        self._shared: tuple[list[Lease], int, list[SharedRun]] = ([], 0, [])
 
     @property
     def n_pages_reachable(self) -> int:
@@ -86,8 +84,8 @@ class RadixTree:
     def match(self, namespace: Namespace, tokens: bytes) -> int:
         """How many of the tokens are cached, in whole pages. Reads only. O(edges)."""
         root = self._forest.roots.get(namespace)
-        if root is None:
-            return 0
+        if root is None or root.children is None or tokens[: self._width] not in root.children:
+            return 0  # Most prompts that wait: sooner than by a walk.
         _, end, partial, n_pages = walk(root, tokens, self._width)
         return end // 4 if partial is None else end // 4 + n_pages * self._page_size
 
@@ -264,19 +262,15 @@ class RadixTree:
             runs.append(EvictedRun(namespace, parent_digest, tokens, pages))
         return runs
 
-    def shared_runs(self, leases: Sequence[Lease]) -> list[SharedRun]:
-        """Which of the leases hold the same run of pages, for attention to read it once.
+    def shared_runs(self, leases: Sequence[Lease | None]) -> list[SharedRun]:
+        """Which of the leases hold the same run of pages, for attention to read it once; None holds nothing.
 
-        The answer is kept until other leases are asked about or one moves over pages that others hold:
-        O(leases) then, else O(edges + pages shared).
+        What is found stays true while these leases are open. O(edges + shared edges log shared edges).
         """
         for lease in leases:
-            self._require_open(lease)
-        asked, n_moves, runs = self._shared
-        if n_moves != self._n_moves or asked != list(leases):
-            runs = find_shared_runs(leases)
-            self._shared = (list(leases), self._n_moves, runs)
-        return list(runs)
+            if lease is not None and lease.released:
+                self._require_open(lease)
+        return find_shared_runs(leases, self._page_size)
 
     def explain(self, namespace: Namespace, tokens: bytes) -> Explanation:
         """Why a match ends where it does. O(edges + log children), and O(edges) for each other namespace."""
@@ -315,7 +309,6 @@ class RadixTree:
                 self._forest.pin(node)
             lease.node = path[-1]
             lease.n_tokens += end // 4
-            self._n_moves += 1
         return path
 
     @staticmethod

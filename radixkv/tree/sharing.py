@@ -15,43 +15,39 @@ class SharedRun(NamedTuple):
     """Indices into the leases that were asked about, ascending."""
     first_page: int
     """The run's first page, counted from the start of the path."""
-    pages: tuple[int, ...]
+    n_pages: int
 
 
-def find_shared_runs(leases: Sequence[Lease]) -> list[SharedRun]:
+def find_shared_runs(leases: Sequence[Lease | None], page_size: int) -> list[SharedRun]:
     """Every run that the same two or more leases hold, as long as it can be, ordered by first lease and page.
 
-    Runs nest: a run that all share comes before those that fewer of them share behind it. O(edges + pages shared).
+    Runs nest: a run that all share comes before those that fewer of them share behind it. None holds nothing.
+    O(edges + shared edges log shared edges).
     """
-    paths: list[list[Node]] = []
     holders: dict[Node, list[int]] = {}
+    first_pages: dict[Node, int] = {}
     for index, lease in enumerate(leases):
-        path: list[Node] = []
-        node: Node | None = lease.node
-        while node is not None and node.parent is not None:
-            path.append(node)
-            holders.setdefault(node, []).append(index)
+        if lease is None:
+            continue
+        node, first_page = lease.node, lease.n_tokens // page_size
+        while node.parent is not None:
+            first_page -= len(node.pages)
+            if node.n_leases > 1:
+                if node in holders:
+                    holders[node].append(index)
+                else:
+                    holders[node], first_pages[node] = [index], first_page
             node = node.parent
-        path.reverse()
-        paths.append(path)
 
+    # By first lease and page, a path's nodes with one first lease follow one another from above.
+    shared = sorted((found[0], first_pages[node], node) for node, found in holders.items() if len(found) > 1)
     runs: list[SharedRun] = []
-    for index, path in enumerate(paths):
-        pages: list[int] = []
-        first_page = n_pages = 0
-        group: list[int] = []
-        for node in path:
-            holding = holders[node]
-            if holding != group:
-                _add(runs, index, group, first_page, pages)
-                group, first_page, pages = holding, n_pages, []
-            if len(group) > 1 and group[0] == index:
-                pages += node.pages
-            n_pages += len(node.pages)
-        _add(runs, index, group, first_page, pages)
+    above: Node | None = None
+    for _, first_page, node in shared:
+        found, n_pages = holders[node], len(node.pages)
+        if above is not None and node.parent is above and len(holders[above]) == len(found):
+            runs[-1] = runs[-1]._replace(n_pages=runs[-1].n_pages + n_pages)
+        else:
+            runs.append(SharedRun(tuple(found), first_page, n_pages))
+        above = node
     return runs
-
-
-def _add(runs: list[SharedRun], index: int, group: list[int], first_page: int, pages: list[int]) -> None:
-    if len(group) > 1 and group[0] == index:
-        runs.append(SharedRun(tuple(group), first_page, tuple(pages)))

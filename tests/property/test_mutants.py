@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import Phase, settings
@@ -11,11 +11,13 @@ from msgspec.structs import replace
 
 from radixkv.errors import InvariantError
 from radixkv.runtime.cache import PageCache
-from radixkv.runtime.plan import Row, RowSampling, Scoring, StepPlan
+from radixkv.runtime.plan import Row, RowSampling, Scoring, SharedRun, StepPlan
 from radixkv.runtime.request import Holding, Request
 from radixkv.runtime.running import RunningRequests
 from radixkv.runtime.scheduler import Scheduler
+from radixkv.runtime.shared import SharedRows
 from radixkv.runtime.waiting import WaitingQueue
+from radixkv.tree import sharing as tree_sharing
 from radixkv.tree.forest import Forest
 from radixkv.tree.node import Lease, Namespace, Node
 from radixkv.tree.radix import Commit, EvictedRun, RadixTree
@@ -198,8 +200,8 @@ def keep_the_pages_of_a_nan_row(patch: Patch) -> None:
 def write_into_shared_pages(patch: Patch) -> None:
     row = Scheduler._row
 
-    def mutant(self: Scheduler, request: Request, n_tokens: int, write_start: int) -> Row:
-        return replace(row(self, request, n_tokens, write_start), write_start=request.n_scheduled - n_tokens)
+    def mutant(self: Scheduler, request: Request, start: int, end: int, write_start: int) -> Row:
+        return replace(row(self, request, start, end, write_start), write_start=start)
 
     patch.setattr(Scheduler, "_row", mutant)
 
@@ -369,6 +371,29 @@ def time_out_what_has_run(patch: Patch) -> None:
     patch.setattr(WaitingQueue, "add", mutant)
 
 
+def keep_shared_runs_while_the_rows_are_as_many(patch: Patch) -> None:
+    find = SharedRows.find
+
+    def mutant(self: SharedRows, requests: Sequence[Request]) -> tuple[SharedRun, ...]:
+        return self._runs if len(requests) == len(self._leases) else find(self, requests)
+
+    patch.setattr(SharedRows, "find", mutant)
+
+
+def share_pages_of_the_tail(patch: Patch) -> None:
+    shared_runs = PageCache.shared_runs
+
+    def mutant(self: PageCache, leases: Sequence[Lease | None]) -> list[tree_sharing.SharedRun]:
+        return [run._replace(n_pages=run.n_pages + 1) for run in shared_runs(self, leases)]
+
+    patch.setattr(PageCache, "shared_runs", mutant)
+
+
+def find_shared_runs_in_another_order_of_the_rows(patch: Patch) -> None:
+    find = SharedRows.find
+    patch.setattr(SharedRows, "find", lambda self, requests: find(self, requests[::-1]))
+
+
 MUTANTS: tuple[Callable[[Patch], None], ...] = (
     ignore_the_namespace,
     lose_a_count_in_a_split,
@@ -400,6 +425,9 @@ MUTANTS: tuple[Callable[[Patch], None], ...] = (
     read_the_cache_where_the_prompt_is_scored,
     forbid_an_early_end_one_token_too_long,
     time_out_what_has_run,
+    keep_shared_runs_while_the_rows_are_as_many,
+    share_pages_of_the_tail,
+    find_shared_runs_in_another_order_of_the_rows,
 )
 
 

@@ -193,7 +193,7 @@ def test_a_flushed_path_is_pinned_again_though_nobody_can_find_it() -> None:
     engine.cache.flush()
     engine.collect()
     assert leader.holding is not None
-    assert leader.holding.detached
+    assert not leader.holding.fills_tree
     for fork in engine.siblings[leader.id][1:]:
         assert fork.holding is not None
         assert fork.holding.table[:2] == leader.holding.table[:2]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 
 from radixkv import wire
@@ -13,7 +16,7 @@ from radixkv.runtime.scheduler import Scheduler
 from radixkv.sampling import SamplingParams
 from radixkv.tree.node import Namespace
 from support.engine import PoisoningList, token_bytes
-from support.fake_device import FakeDevice, FakePending, answer
+from support.fake_device import ATTENTION_S, FakeDevice, FakePending, answer
 
 EOS = 999
 
@@ -147,7 +150,7 @@ def test_without_max_tokens_the_answer_goes_to_the_end_of_the_context(loop: Loop
 
 
 def test_a_request_larger_than_the_pool_is_refused(device: FakeDevice) -> None:
-    scheduler = Scheduler(PageCache(4, 4), SchedulerConfig(max_num_seqs=4))
+    scheduler = Scheduler(PageCache(4, 4), SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64))
     loop = Loop(scheduler, device, max_model_len=100)
     (failed,) = loop.receive(submit("a", 10, max_tokens=8))
     assert isinstance(failed, wire.Failed)
@@ -216,6 +219,42 @@ def test_stats_count_hits_once_and_by_the_token(loop: Loop) -> None:
     assert (stats.prompt_tokens_total, stats.generation_tokens_total) == (34, 8)
     assert stats.step_seconds >= stats.schedule_seconds >= 0
     assert stats.cache_seconds > 0
+
+
+def test_seconds_of_the_scheduler_are_those_of_both_its_halves_and_not_the_devices(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_s = 0.004
+
+    def slow(kind: type, name: str) -> None:
+        verb = getattr(kind, name)
+
+        def slowed(*args: Any) -> Any:
+            time.sleep(slow_s)
+            return verb(*args)
+
+        monkeypatch.setattr(kind, name, slowed)
+
+    for kind, name in ((Scheduler, "schedule"), (Scheduler, "complete"), (FakePending, "result")):
+        slow(kind, name)
+    loop.receive(submit("a", 10, max_tokens=10))
+    run(loop)
+    (stats,) = loop.receive(wire.GetStats("s"))
+    assert isinstance(stats, wire.Stats)
+    assert stats.steps_total == 10
+    assert stats.schedule_seconds >= 2 * stats.steps_total * slow_s
+    assert stats.step_seconds - stats.schedule_seconds >= stats.steps_total * slow_s
+    assert 0 < stats.cache_seconds < stats.schedule_seconds
+
+
+def test_seconds_of_attention_are_those_of_the_steps_that_did_not_fail(loop: Loop, device: FakeDevice) -> None:
+    device.fail_steps = {3}
+    loop.receive(submit("a", 10, max_tokens=10))
+    run(loop)
+    (stats,) = loop.receive(wire.GetStats("s"))
+    assert isinstance(stats, wire.Stats)
+    assert stats.steps_total > len(device.executed) > 9
+    assert stats.attention_seconds == ATTENTION_S * len(device.executed)
 
 
 def test_a_device_failure_twice_reaches_the_client_as_its_code(loop: Loop, device: FakeDevice) -> None:

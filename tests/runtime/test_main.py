@@ -40,14 +40,14 @@ from radixkv.wire import Ready, Stats, Drain, GetStats
 
 class Loop:
     has_work = False
-    ready = Ready(1, 100, 200, 16, 10)
+    ready = Ready(1, 100, 200, 16, 10, 8)
     step = staticmethod(lambda: None)
 
     def receive(self, message):
         if isinstance(message, GetStats) and message.id == "work":
             self.has_work = True
         if isinstance(message, GetStats):
-            return [Stats(message.id, *[int(gc.isenabled())] * 12, 0.0, 0.0, 0.0, 0)]
+            return [Stats(message.id, *[int(gc.isenabled())] * 12, 0.0, 0.0, 0.0, 0.0, 0)]
         return []
 
     def turn(self):
@@ -112,7 +112,7 @@ class Peer:
     def shake_hands(self) -> None:
         self.start()
         self.send(Hello(version=WIRE_VERSION))
-        assert self.receive() == Ready(1, 100, 200, 16, 10)
+        assert self.receive() == Ready(1, 100, 200, 16, 10, 8)
 
     def ends(self) -> tuple[int, str, str]:
         """Exit code, output and errors."""
@@ -219,14 +219,15 @@ def test_a_fault_at_the_start_has_its_traceback(peer: Callable[..., Peer]) -> No
 
 
 def test_what_a_turn_gives_is_one_message(peer: Callable[..., Peer]) -> None:
-    runtime = peer("self.has_work = False; return [Stats('a', *[0] * 12, 0.0, 0.0, 0.0, 0), Ready(1, 1, 1, 1, 1)]")
+    both = "Stats('a', *[0] * 12, 0.0, 0.0, 0.0, 0.0, 0), Ready(1, 1, 1, 1, 1, 1)"
+    runtime = peer(f"self.has_work = False; return [{both}]")
     runtime.shake_hands()
     runtime.send(GetStats(id="work"))
     together: list[FromRuntime] = []
     while len(together) < 2:
         together = runtime.receive_together()
     assert isinstance(together[0], Stats)
-    assert together[1] == Ready(1, 1, 1, 1, 1)
+    assert together[1] == Ready(1, 1, 1, 1, 1, 1)
 
 
 def test_garbage_is_dropped_and_counted(peer: Callable[..., Peer]) -> None:

@@ -9,6 +9,8 @@ import pytest
 from radixkv.config import SchedulerConfig
 from radixkv.errors import InvariantError, QueueFull
 from radixkv.runtime.request import Phase, Request
+from radixkv.runtime.scheduler import Scheduler
+from radixkv.runtime.shared import LEAST_TOKENS
 from radixkv.runtime.waiting import WaitingQueue
 from radixkv.tree.node import Namespace
 from support.engine import Engine
@@ -83,6 +85,32 @@ def test_chunks_but_the_last_end_on_a_page_boundary() -> None:
     engine.run()
     ends = [(row.start + row.n_tokens) for plan in engine.device.executed for row in plan.rows]
     assert ends == [20, 40, 60, 70]
+
+
+def test_a_plan_says_which_pages_its_rows_share() -> None:
+    engine = Engine(256, 4, settings(max_num_batched_tokens=256))
+    common, first, second = prompt(24), [7] * 8, [8] * 8
+    for tokens in (common + first + [1], prompt(30, first=3), common + second, common + first, common):
+        engine.add(tokens, max_tokens=6)
+    runs = []
+    while not engine.scheduler.is_idle:
+        plan = engine.launch()
+        if plan is not None and plan.step > 0:
+            runs.append([(run.rows, run.first_page, run.n_pages) for run in plan.shared])
+        engine.collect()
+    assert runs == [[((0, 2, 3, 4), 0, 6), ((0, 3), 6, 2)]] * 5
+
+
+def test_a_plan_says_nothing_of_short_runs_nor_unless_asked() -> None:
+    for asked, n_common, n_runs in ((True, LEAST_TOKENS, 1), (True, LEAST_TOKENS - 4, 0), (False, 80, 0)):
+        engine = Engine(256, 4, settings(max_num_batched_tokens=256))
+        engine.scheduler = Scheduler(engine.cache, engine.config, finds_shared_runs=asked, clock=lambda: 0.0)
+        for suffix in (1, 2):
+            engine.add([*prompt(n_common), suffix], max_tokens=3)
+        engine.turn()
+        plan = engine.launch()
+        assert plan is not None
+        assert len(plan.shared) == n_runs
 
 
 def test_two_new_requests_with_one_prefix_compute_it_once_in_the_same_step() -> None:

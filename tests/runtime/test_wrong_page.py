@@ -6,7 +6,7 @@ import random
 from array import array
 
 from radixkv.llm import LLM
-from radixkv.runtime.device.executor import CpuExecutor
+from radixkv.runtime.device.cpu import CpuExecutor
 from radixkv.sampling import SamplingParams
 from radixkv.tree.node import Namespace
 

@@ -16,7 +16,7 @@ from radixkv import wire
 from radixkv.checkpoints import Checkpoint
 from radixkv.config import SchedulerConfig
 from radixkv.runtime.cache import PageCache
-from radixkv.runtime.device.executor import CpuExecutor
+from radixkv.runtime.device.cpu import CpuExecutor
 from radixkv.runtime.device.sampler.sampler import Sampled, Sampler
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.plan import RowSampling

@@ -16,6 +16,7 @@ from radixkv.runtime.cache import PageCache
 from radixkv.runtime.plan import Pending, RowSampling, StepPlan
 from radixkv.runtime.request import GREEDY, Phase, Request, Update
 from radixkv.runtime.scheduler import Scheduler
+from radixkv.runtime.shared import SharedRows
 from radixkv.tree.node import Namespace
 from radixkv.wire import TokenLogprobs
 from support.fake_device import FakeDevice, answer, chain, prompt_scores, score, unpacked
@@ -67,7 +68,8 @@ class Engine:
     def __post_init__(self) -> None:
         self.cache = PageCache(self.n_pages, self.page_size, shares=self.shares)
         self.now = 0.0
-        self.scheduler = Scheduler(self.cache, self.config, clock=lambda: self.now)
+        self.scheduler = Scheduler(self.cache, self.config, finds_shared_runs=True, clock=lambda: self.now)
+        self.scheduler._shared = SharedRows(self.cache, least_tokens=1)
         self.device = FakeDevice(self.n_pages, self.page_size)
         self.cache._free = PoisoningList(self.device, self.cache._free)
         self.requests: dict[str, Request] = {}

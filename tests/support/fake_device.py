@@ -15,13 +15,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from radixkv.errors import DeviceError
-from radixkv.runtime.plan import Row, RowSampling, StepPlan, StepResult
+from radixkv.runtime.plan import Row, RowSampling, SharedRun, StepPlan, StepResult
 from radixkv.tree.node import Namespace
 from radixkv.wire import TokenLogprobs
 
 VOCAB_SIZE = 1000
 NAN = "nan"
 POISON = "poison"
+ATTENTION_S = 0.125
+"""What attention takes in each step, so they say."""
 
 
 def start(namespace: Namespace) -> int:
@@ -104,6 +106,7 @@ class FakeDevice:
     n_pages: int
     page_size: int
     vocab_size: int = VOCAB_SIZE
+    wants_shared_runs: bool = True
     namespaces: dict[int, Namespace] = field(default_factory=dict)
     """Of the request in each slot; the harness knows it."""
     free_pages: set[int] = field(default_factory=set)
@@ -162,6 +165,7 @@ class FakeDevice:
             table = self.tables.setdefault(row.slot, [])
             del table[row.table_start :]
             table += row.table_pages
+        self._check_shared(plan)
         self.broken |= {
             (plan.step, row.slot) for row in plan.rows if row.slot in self.nan_slots | self.nan_logits_slots
         }
@@ -182,7 +186,28 @@ class FakeDevice:
                 for (row, end), token in zip(rows, tokens, strict=True)
             ),
             scores=tuple(self._score(row, links) for row, links in zip(plan.rows, chains, strict=True)),
+            attention_seconds=ATTENTION_S,
         )
+
+    def _check_shared(self, plan: StepPlan) -> None:
+        """Rows that continue an answer come first; shared runs are true of the block tables, and nest."""
+        last = max((index for index, row in enumerate(plan.rows) if row.tokens is None), default=0)
+        assert all(row.n_tokens == 1 for row in plan.rows[:last]), "rows that continue an answer come first"
+        outer: dict[int, list[SharedRun]] = {}
+        for run in plan.shared:
+            assert len(run.rows) > 1, "a row shares with itself"
+            assert list(run.rows) == sorted(set(run.rows)), "rows ascend"
+            end = run.first_page + run.n_pages
+            pages = [self.tables[plan.rows[index].slot][run.first_page : end] for index in run.rows]
+            assert len(pages[0]) == run.n_pages > 0, "a run reaches beyond the block table"
+            assert all(other == pages[0] for other in pages), "rows are said to share pages that they do not share"
+            for index in run.rows:
+                assert all(row.n_tokens == 1 for row in plan.rows[: index + 1]), "a row of one token comes first"
+                assert end * self.page_size <= plan.rows[index].start, "the row's token comes behind what it shares"
+                for before in outer.setdefault(index, []):
+                    assert set(run.rows) < set(before.rows), "runs nest, those of more rows before"
+                    assert before.first_page + before.n_pages <= run.first_page, "runs follow one another"
+                outer[index].append(run)
 
     def _copy(self, plan: StepPlan) -> None:
         """Page by page, before anything is written."""

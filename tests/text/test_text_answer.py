@@ -43,6 +43,21 @@ def test_answer_is_the_decoded_text_up_to_the_stop_string(
     assert answer.stop_string is None or whole[: min(ends)].endswith(answer.stop_string)
 
 
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), is_stopped=st.booleans(), includes=st.booleans(), skips=st.booleans())
+def test_a_whole_answer_is_what_its_pieces_are(
+    tokenizer: Tokenizer, data: st.DataObject, is_stopped: bool, includes: bool, skips: bool
+) -> None:
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=60))
+    singly, whole = (AnswerText(tokenizer, includes_stop=includes, skip_special_tokens=skips) for _ in range(2))
+    last = len(ids) - 1
+    pieces = [singly.push([token], is_stopped=is_stopped and i == last)[0] for i, token in enumerate(ids)]
+    rest, _ = singly.finish()
+    assert whole.whole(ids, is_stopped=is_stopped) == "".join(pieces) + rest
+    assert whole.finish() == ("", False)
+    assert whole.n_characters == singly.n_characters
+
+
 def test_stop_string_that_only_the_last_flush_completes(tokenizer: Tokenizer) -> None:
     answer = AnswerText(tokenizer, [answer_text(tokenizer, range(tokenizer.vocab_size))])
     pieces = [answer.push([token])[0] for token in range(tokenizer.vocab_size)]

@@ -189,15 +189,19 @@ def version_stands_still(patch: Patch) -> None:
     patch.setattr(RadixTree, "version", property(lambda self: 0))
 
 
-def shared_runs_are_never_asked_again(patch: Patch) -> None:
+def shared_runs_are_too_long(patch: Patch) -> None:
     original = radix.find_shared_runs
-    first: list[Any] = []
 
-    def find(leases: Any) -> Any:
-        first[:] = first or [original(leases)]
-        return first[0] if first[0] else first.clear() or []
+    def find(leases: Any, page_size: int) -> Any:
+        runs = original(leases, page_size)
+        return [run._replace(n_pages=run.n_pages + 1) for run in runs]
 
     patch.setattr(radix, "find_shared_runs", find)
+
+
+def shared_runs_of_some_leases_are_left_out(patch: Patch) -> None:
+    original = radix.find_shared_runs
+    patch.setattr(radix, "find_shared_runs", lambda leases, page_size: original(leases, page_size)[1:])
 
 
 def removed_child_is_still_found(patch: Patch) -> None:
@@ -236,7 +240,8 @@ def test_scripts_are_green_without_a_mutant() -> None:
         empty_roots_stay,
         eviction_takes_the_newest,
         version_stands_still,
-        shared_runs_are_never_asked_again,
+        shared_runs_are_too_long,
+        shared_runs_of_some_leases_are_left_out,
         removed_child_is_still_found,
     ],
 )

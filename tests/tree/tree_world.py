@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import combinations, takewhile
 from random import Random
 from struct import pack
 
@@ -191,10 +192,26 @@ class World:
         named = {namespace for namespace, _ in self.cached}
         named |= {held.namespace for held in self.held if held.detached_from is None or held.detached_from > 0}
         assert named <= set(self.tree.namespaces())
-        for run in self.tree.shared_runs([held.lease for held in self.held]):
-            end = run.first_page + len(run.pages)
-            assert len(run.leases) > 1
-            assert all(self.held[i].pages[run.first_page : end] == list(run.pages) for i in run.leases)
+        self._check_shared_runs()
+
+    def _check_shared_runs(self) -> None:
+        """True, in order, and all that any two of the leases have in common."""
+        runs = self.tree.shared_runs([held.lease for held in self.held])
+        assert runs == sorted(runs, key=lambda run: (run.leases[0], run.first_page))
+        n_shared = dict.fromkeys(combinations(range(len(self.held)), 2), 0)
+        for run in runs:
+            end = run.first_page + run.n_pages
+            first, *others = [self.held[i].pages[run.first_page : end] for i in run.leases]
+            assert len(first) == run.n_pages
+            assert others
+            assert all(other == first for other in others)
+            for pair in combinations(run.leases, 2):
+                n_shared[pair] += run.n_pages
+        for (i, j), n_pages in n_shared.items():
+            pairs = zip(self.held[i].pages, self.held[j].pages, strict=False)
+            assert n_pages == len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        begins = {(run.leases, run.first_page) for run in runs}
+        assert not any((run.leases, run.first_page + run.n_pages) in begins for run in runs), "as long as can be"
 
     def _touch(self, held: Held) -> None:
         self.clock += 1

@@ -1,0 +1,31 @@
+"""The page cache by itself; what it does for requests is tested where they run."""
+
+from __future__ import annotations
+
+import pytest
+
+from radixkv.runtime.cache import PageCache
+from radixkv.runtime.request import TOKEN_BYTES
+from radixkv.tree.node import Namespace
+
+
+@pytest.mark.parametrize(("n_pages", "n_together"), [(100, 1), (1024, 4)])
+def test_pages_of_a_large_pool_are_evicted_together(n_pages: int, n_together: int) -> None:
+    cache = PageCache(n_pages, 1)
+    for first in (0, n_pages // 2):
+        tokens = bytearray().join(
+            token.to_bytes(TOKEN_BYTES, "little") for token in range(first, first + n_pages // 2)
+        )
+        holding = cache.open(Namespace(), b"")
+        assert cache.reserve(holding, n_pages // 2)
+        cache.commit(holding, tokens, n_pages // 2, step=0, last_read=0)
+        cache.settle(holding, n_pages // 2, step=0)
+        cache.close(holding)
+    assert cache.n_free == 0
+
+    holding = cache.open(Namespace(), b"")
+    assert cache.reserve(holding, 1)
+    assert (cache.n_evicted, cache.n_free) == (n_together, n_together - 1)
+    assert cache.reserve(holding, n_pages), "all of them are to be had"
+    assert not cache.reserve(holding, n_pages + 1)
+    cache.check([holding])
