@@ -43,7 +43,9 @@ from radixkv.wire import (
 TOKENS_A_STAMP = 5
 _FIRST_ID = 48
 _BASE = 64
-READY = Ready(version=WIRE_VERSION, vocab_size=4096, max_model_len=1 << 18, page_size=16, n_pages=1 << 16)
+READY = Ready(
+    version=WIRE_VERSION, vocab_size=4096, max_model_len=1 << 18, page_size=16, n_pages=1 << 16, max_num_seqs=256
+)
 HEARTBEAT_S = 0.5
 
 
@@ -110,9 +112,7 @@ class NullRuntime:
                     return [request.done]
             case GetStats():
                 n = len(self._running)
-                return [
-                    Stats(message.id, n, 0, READY.n_pages, READY.n_pages, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0)
-                ]
+                return [Stats(message.id, n, 0, READY.n_pages, READY.n_pages, *[0] * 8, *[0.0] * 4, 0)]
             case Drain():
                 self._drains = True
         return []

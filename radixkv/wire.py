@@ -24,7 +24,7 @@ from radixkv.config import EngineConfig
 from radixkv.errors import CheckpointError, ConfigError, RadixKVError, WireError
 from radixkv.sampling import SamplingParams
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 """Raised with every change of a message; both sides must have the same."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -122,6 +122,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     max_model_len: int
     page_size: int
     n_pages: int
+    max_num_seqs: int
+    """Most rows a step."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -243,6 +245,9 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     """Of that, the scheduler's, cache work included."""
     cache_seconds: float
     """Of that, tree and pool work."""
+    attention_seconds: float
+    """What attention took on the device, beside all this: ``schedule_seconds / attention_seconds`` is what
+    management costs."""
     frames_dropped_total: int
 
 

@@ -56,7 +56,7 @@ TO_RUNTIME: list[ToRuntime] = [
     Drain(),
 ]
 FROM_RUNTIME: list[FromRuntime] = [
-    Ready(1, 100, 200, 16, 10),
+    Ready(1, 100, 200, 16, 10, 8),
     Tokens([NewTokens("a", b"\1\0\0\0"), NewTokens("b", b"")]),
     Tokens(
         [NewTokens("a", b"\1\0\0\0", 1, "stop", 1, [TokenLogprobs(-0.5, 1, b"\1\0\0\0", b"\0\0\0\xbf")])],
@@ -67,7 +67,7 @@ FROM_RUNTIME: list[FromRuntime] = [
     Flushed("f", 1, 2),
     Explained("e", 40, 32, "differs", 35, 7, 8),
     Explained("e", 40, 0, "other_namespace", n_cached_elsewhere=32),
-    Stats("g", *range(1, 13), 0.5, 0.25, 0.125, 3),
+    Stats("g", *range(1, 13), 0.5, 0.25, 0.125, 0.75, 3),
     Heartbeat(),
 ]
 

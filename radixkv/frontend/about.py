@@ -40,6 +40,7 @@ def about_routes(
             "served_model_name": served.name,
             "max_model_len": served.ready.max_model_len,
             "max_total_num_tokens": served.ready.n_pages * served.ready.page_size,
+            "max_num_seqs": served.ready.max_num_seqs,
             "version": version,
             "internal_states": [state],
         }
@@ -65,7 +66,7 @@ def about_routes(
     @router.get("/v1/loads")
     async def loads(request: Request) -> Response:
         _check_query(request)
-        load = _load(await client.stats(), served, metrics, engine)
+        load = _load(await client.stats(), served, metrics)
         return JSONResponse(
             {
                 "timestamp": datetime.now(UTC).isoformat(),
@@ -111,9 +112,9 @@ def _check_query(request: Request) -> None:
         raise UnsupportedFeature("format can be json only; /metrics is in Prometheus' format", param="format")
 
 
-def _load(stats: Stats, served: Served, metrics: Metrics, engine: EngineConfig) -> dict[str, Any]:
+def _load(stats: Stats, served: Served, metrics: Metrics) -> dict[str, Any]:
     n_used = stats.n_pages - stats.n_pages_free - stats.n_pages_evictable
-    rates, most = _rates(metrics), engine.scheduler.max_num_seqs
+    rates, most = _rates(metrics), served.ready.max_num_seqs
     return {
         "dp_rank": 0,
         "num_running_reqs": stats.n_running,

@@ -96,6 +96,10 @@ def _families(stats: Stats) -> Iterator[Metric]:
         "step_seconds": (stats.step_seconds, "Wall time of turns with a step."),
         "schedule_seconds": (stats.schedule_seconds, "Of step_seconds: the scheduler's, cache included."),
         "cache_seconds": (stats.cache_seconds, "Of step_seconds: tree and pool work."),
+        "attention_seconds": (
+            stats.attention_seconds,
+            "The device's, for attention; schedule_seconds divided by it is what management costs.",
+        ),
         "frames_dropped": (stats.frames_dropped_total, "Frames that were no message."),
     }
     for name, (value, text) in counters.items():

@@ -103,7 +103,7 @@ class ScriptedLoop:
 
     @property
     def ready(self) -> Ready:
-        return Ready(WIRE_VERSION, VOCAB_SIZE, MAX_MODEL_LEN, 16, 64)
+        return Ready(WIRE_VERSION, VOCAB_SIZE, MAX_MODEL_LEN, 16, 64, 256)
 
     @property
     def has_work(self) -> bool:
@@ -227,6 +227,7 @@ class ScriptedLoop:
             step_seconds=1.5,
             schedule_seconds=0.5,
             cache_seconds=0.25,
+            attention_seconds=0.75,
             frames_dropped_total=0,
         )
 
