@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from radixkv.errors import ConfigError, shortened
@@ -17,9 +17,15 @@ MIN_HEARTBEAT_TIMEOUT_S = 2.0
 MAX_KEY_CHARACTERS = 1024
 _KEY = re.compile(rf"[!-~]{{1,{MAX_KEY_CHARACTERS}}}")
 
+Device = Literal["cpu", "cuda"]
 SchedulePolicy = Literal["lpm", "fcfs"]
 LoadFormat = Literal["auto", "dummy"]
 MetricsCompat = Literal["vllm", "sglang"]
+
+_ROWS: dict[Device, int] = {"cpu": 256, "cuda": 512}
+_TOKENS: dict[Device, int] = {"cpu": 2048, "cuda": 8192}
+_CPU_POOL_BYTES = 1 << 30
+_GPU_MEMORY_UTILIZATION = 0.9
 
 
 def _whole_number(name: str, value: object) -> int:
@@ -55,31 +61,34 @@ def _text(name: str, value: str | None, what: str) -> None:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which checkpoint, and how its weights are read."""
+    """Which checkpoint, how its weights are read, and what computes it."""
 
     model: str = "tiny"
     """A folder, a hub name, or ``tiny`` for the embedded model."""
     revision: str | None = None
     dtype: str = "auto"
-    """What the device computes and keeps KV in: ``float32``, ``bfloat16``, or ``auto``, which is float32 on the
-    CPU."""
+    """What the device computes and keeps KV in: ``float32``, ``bfloat16``, ``float16`` (CUDA only), or ``auto``,
+    which is float32 on the CPU, and on CUDA the checkpoint's own if that has 16 bits, else bfloat16."""
     max_model_len: int | None = None
     """Longest prompt and answer together, in tokens; None takes the checkpoint's own limit."""
     load_format: LoadFormat = "auto"
     """``dummy``: random weights of the shapes that ``config.json`` asks for; no weights are read."""
     tokenizer: str | None = None
     """The folder or hub name whose tokenizer and chat template are used; None takes the model's."""
+    device: Device | Literal["auto"] = "auto"
+    """``auto``: CUDA if there is a GPU that runs the checkpoint, else the CPU."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(f"model is {shortened(self.model)}; give a folder, a hub name or 'tiny'")
-        if self.dtype not in ("auto", "float32", "bfloat16"):
+        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise ConfigError(
-                f"dtype {shortened(self.dtype)} is not supported on the CPU in this release; use float32 "
-                "or bfloat16"
+                f"dtype {shortened(self.dtype)} is not supported; use auto, float32, bfloat16 or float16"
             )
         if self.load_format not in ("auto", "dummy"):
             raise ConfigError(f"load_format {shortened(self.load_format)} is not supported; use auto or dummy")
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ConfigError(f"device {shortened(self.device)} is unknown; use auto, cpu or cuda")
         _text("revision", self.revision, "a branch, tag or commit")
         _text("tokenizer", self.tokenizer, "a folder or a hub name")
         if self.max_model_len is not None:
@@ -92,30 +101,37 @@ class CacheConfig:
 
     page_size: int = 16
     """Tokens a page."""
-    kv_cache_memory_bytes: int = 1 << 30
+    kv_cache_memory_bytes: int | None = None
+    """None: 1 GiB on the CPU; on CUDA what ``gpu_memory_utilization`` leaves."""
     max_total_tokens: int | None = None
     """The pool in tokens; None lets ``kv_cache_memory_bytes`` decide."""
     enable_prefix_caching: bool = True
+    gpu_memory_utilization: float | None = None
+    """Of the GPU's memory, what all of this may take: weights, pool, workspace. None: 0.9. CUDA only."""
 
     def __post_init__(self) -> None:
         _at_least(1, "page_size", self.page_size)
-        _at_least(1, "kv_cache_memory_bytes", self.kv_cache_memory_bytes)
+        if self.kv_cache_memory_bytes is not None:
+            _at_least(1, "kv_cache_memory_bytes", self.kv_cache_memory_bytes)
         if self.max_total_tokens is not None:
             _at_least(1, "max_total_tokens", self.max_total_tokens)
         if not isinstance(self.enable_prefix_caching, bool):
             raise ConfigError(
                 f"enable_prefix_caching {shortened(self.enable_prefix_caching)} must be True or False"
             )
+        share = self.gpu_memory_utilization
+        if share is not None and not (_is_number(share) and 0 < share <= 1):  # also catches NaN
+            raise ConfigError(f"gpu_memory_utilization {shortened(share)} must be above 0 and at most 1")
 
 
 @dataclass(frozen=True)
 class SchedulerConfig:
     """How requests become steps."""
 
-    max_num_seqs: int = 256
-    """Most rows a step."""
-    max_num_batched_tokens: int = 2048
-    """Most tokens a step computes."""
+    max_num_seqs: int | None = None
+    """Most rows a step; None: 256 on the CPU, 512 on CUDA, fewer if ``max_num_batched_tokens`` is that small."""
+    max_num_batched_tokens: int | None = None
+    """Most tokens a step computes; None: 2048 on the CPU, 8192 on CUDA, more if ``max_num_seqs`` needs them."""
     schedule_policy: SchedulePolicy = "lpm"
     max_queued_requests: int = 4096
     """Most requests that wait; one more is refused."""
@@ -127,8 +143,10 @@ class SchedulerConfig:
     """A request that waits longer for its first step fails; None: it may wait for ever."""
 
     def __post_init__(self) -> None:
-        _at_least(1, "max_num_seqs", self.max_num_seqs)
-        _at_least(1, "max_num_batched_tokens", self.max_num_batched_tokens)
+        if self.max_num_seqs is not None:
+            _at_least(1, "max_num_seqs", self.max_num_seqs)
+        if self.max_num_batched_tokens is not None:
+            _at_least(1, "max_num_batched_tokens", self.max_num_batched_tokens)
         _at_least(1, "max_queued_requests", self.max_queued_requests)
         _at_least(1, "lpm_window", self.lpm_window)
         _at_least(1, "lpm_max_passes", self.lpm_max_passes)
@@ -149,13 +167,48 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _at_most(MAX_SEED, "2**63 - 1", "seed", self.seed)
-        least = self.scheduler.max_num_seqs - 1 + self.cache.page_size
-        if self.scheduler.max_num_batched_tokens < least:
+        n_rows, n_tokens = self.scheduler.max_num_seqs or 1, self.scheduler.max_num_batched_tokens
+        least = n_rows - 1 + self.cache.page_size
+        if n_tokens is not None and n_tokens < least:
             raise ConfigError(
-                f"max_num_batched_tokens {self.scheduler.max_num_batched_tokens} is less than {least}: a step must "
-                f"hold a token of each of max_num_seqs {self.scheduler.max_num_seqs} running requests and one "
-                f"page ({self.cache.page_size} tokens) of a prompt"
+                f"max_num_batched_tokens {n_tokens} is less than {least}: a step must hold a token of each of "
+                f"max_num_seqs {n_rows} running requests and one page ({self.cache.page_size} tokens) of a prompt"
             )
+
+
+def with_defaults(config: EngineConfig, device: Device) -> EngineConfig:
+    """The same with what was left out filled in, as far as it depends on the device; what was given stays.
+
+    Raises:
+        ConfigError: a setting was given that the device does not have.
+    """
+    cache, scheduler = config.cache, config.scheduler
+    n_rows, n_tokens = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
+    if n_rows is None:
+        n_rows = _ROWS[device] if n_tokens is None else min(_ROWS[device], n_tokens + 1 - cache.page_size)
+    if n_tokens is None:
+        n_tokens = max(_TOKENS[device], n_rows - 1 + cache.page_size)
+    return EngineConfig(
+        replace(config.model, device=device),
+        _pool_of_cpu(cache) if device == "cpu" else _pool_of_cuda(cache),
+        replace(scheduler, max_num_seqs=n_rows, max_num_batched_tokens=n_tokens),
+        config.seed,
+    )
+
+
+def _pool_of_cpu(cache: CacheConfig) -> CacheConfig:
+    if cache.gpu_memory_utilization is not None:
+        raise ConfigError(
+            f"gpu_memory_utilization {cache.gpu_memory_utilization:g} is of no use on the CPU, which this runs on; "
+            "size the pool with kv_cache_memory_bytes or max_total_tokens"
+        )
+    n_bytes = cache.kv_cache_memory_bytes
+    return replace(cache, kv_cache_memory_bytes=_CPU_POOL_BYTES if n_bytes is None else n_bytes)
+
+
+def _pool_of_cuda(cache: CacheConfig) -> CacheConfig:
+    share = cache.gpu_memory_utilization
+    return replace(cache, gpu_memory_utilization=_GPU_MEMORY_UTILIZATION if share is None else share)
 
 
 @dataclass(frozen=True)

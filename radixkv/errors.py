@@ -14,6 +14,7 @@
     │   ├── DeviceFailure           the device failed twice on this request's step
     │   └── RuntimeDied             the runtime process is gone
     ├── DeviceError             a step failed on the device
+    ├── DeviceLost              the device answers nothing any more
     ├── WireError               a frame or handshake that the other process cannot mean
     └── InvariantError          a ``check()`` found broken state: a bug in radixkv
 
@@ -111,6 +112,10 @@ class RuntimeDied(RequestError):
 
 class DeviceError(RadixKVError):
     """A step failed on the device; what it was to write is not there."""
+
+
+class DeviceLost(RadixKVError):
+    """The device answers nothing any more; the process must end."""
 
 
 class WireError(RadixKVError):

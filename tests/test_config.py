@@ -8,7 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from radixkv.config import MAX_SEED, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from radixkv.config import (
+    MAX_SEED,
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+    ServerConfig,
+    with_defaults,
+)
 from radixkv.errors import ConfigError, InvalidRequest, shortened
 from radixkv.sampling import SamplingParams
 
@@ -107,7 +115,18 @@ def test_a_value_in_a_message(value: Any, text: str) -> None:
         (lambda: ModelConfig(model=5), "model is 5"),
         (lambda: ModelConfig(revision=""), "revision is empty; give a branch, tag or commit"),
         (lambda: ModelConfig(tokenizer=""), "tokenizer is empty; give a folder or a hub name"),
-        (lambda: ModelConfig(dtype="float16"), "dtype 'float16' is not supported"),
+        (
+            lambda: ModelConfig(dtype="int8"),
+            "dtype 'int8' is not supported; use auto, float32, bfloat16 or float16",
+        ),
+        (lambda: ModelConfig(device="cuda:1"), "device 'cuda:1' is unknown; use auto, cpu or cuda"),
+        (lambda: CacheConfig(gpu_memory_utilization=0), "gpu_memory_utilization 0 must be above 0 and at most 1"),
+        (lambda: CacheConfig(gpu_memory_utilization=1.01), "gpu_memory_utilization 1.01 must be above 0"),
+        (lambda: CacheConfig(gpu_memory_utilization=float("nan")), "gpu_memory_utilization nan must be above 0"),
+        (lambda: CacheConfig(gpu_memory_utilization="0.9"), "gpu_memory_utilization '0.9' must be above 0"),
+        (lambda: CacheConfig(kv_cache_memory_bytes=0), "kv_cache_memory_bytes 0 must be at least 1"),
+        (lambda: SchedulerConfig(max_num_seqs=0), "max_num_seqs 0 must be at least 1"),
+        (lambda: SchedulerConfig(max_num_batched_tokens=0), "max_num_batched_tokens 0 must be at least 1"),
         (lambda: ModelConfig(load_format="pt"), "load_format 'pt' is not supported; use auto or dummy"),
         (lambda: SchedulerConfig(queue_timeout_s=0.0), "queue_timeout_s 0.0 must be a number of seconds above 0"),
         (lambda: SchedulerConfig(queue_timeout_s=float("nan")), "queue_timeout_s nan must be a number of seconds"),
@@ -126,3 +145,65 @@ def test_a_value_in_a_message(value: Any, text: str) -> None:
 def test_settings_of_a_wrong_type_are_named(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_what_is_left_out_is_as_the_device_needs_it() -> None:
+    cpu, cuda = (with_defaults(EngineConfig(seed=7), device) for device in ("cpu", "cuda"))
+    assert (cpu.model.device, cpu.scheduler.max_num_seqs, cpu.scheduler.max_num_batched_tokens) == (
+        "cpu",
+        256,
+        2048,
+    )
+    assert (cuda.model.device, cuda.scheduler.max_num_seqs) == ("cuda", 512)
+    assert cuda.scheduler.max_num_batched_tokens == 8192
+    assert (cpu.cache.kv_cache_memory_bytes, cpu.cache.gpu_memory_utilization) == (1 << 30, None)
+    assert (cuda.cache.kv_cache_memory_bytes, cuda.cache.gpu_memory_utilization) == (None, 0.9)
+    assert cpu.seed == cuda.seed == 7
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_is_given_stays_on_every_device(device: Any) -> None:
+    given = EngineConfig(
+        ModelConfig("some/model", dtype="bfloat16", device=device),
+        CacheConfig(8, kv_cache_memory_bytes=5000, gpu_memory_utilization=0.5 if device == "cuda" else None),
+        SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=99, queue_timeout_s=1.0),
+    )
+    assert with_defaults(given, device) == given
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("page_size", [1, 16, 4096])
+@pytest.mark.parametrize("n_tokens", [None, 4096, 5000, 20_000])
+@pytest.mark.parametrize("n_rows", [None, 1, 500, 900])
+def test_a_default_fits_beside_what_is_given(
+    device: Any, page_size: int, n_tokens: int | None, n_rows: int | None
+) -> None:
+    """Every step holds a token of each row and one page, and no default is smaller than it must be."""
+    try:
+        given = EngineConfig(
+            cache=CacheConfig(page_size),
+            scheduler=SchedulerConfig(max_num_seqs=n_rows, max_num_batched_tokens=n_tokens),
+        )
+    except ConfigError:
+        assert n_tokens is not None
+        assert n_rows is not None
+        assert n_tokens < n_rows - 1 + page_size
+        return
+    filled = with_defaults(given, device).scheduler
+    assert filled.max_num_seqs is not None
+    assert filled.max_num_batched_tokens is not None
+    room = filled.max_num_batched_tokens - (filled.max_num_seqs - 1 + page_size)
+    assert room >= 0
+    assert filled.max_num_seqs == n_rows or filled.max_num_seqs in (256, 512) or room == 0
+    assert filled.max_num_batched_tokens == n_tokens or filled.max_num_batched_tokens in (2048, 8192) or room == 0
+
+
+def test_a_budget_below_one_page_is_refused_whatever_the_device() -> None:
+    with pytest.raises(ConfigError, match="max_num_batched_tokens 15 is less than 16"):
+        EngineConfig(scheduler=SchedulerConfig(max_num_batched_tokens=15))
+
+
+def test_the_share_of_a_gpu_means_nothing_on_the_cpu() -> None:
+    config = EngineConfig(cache=CacheConfig(gpu_memory_utilization=0.8))
+    with pytest.raises(ConfigError, match="gpu_memory_utilization 0.8 .* on the CPU.* kv_cache_memory_bytes"):
+        with_defaults(config, "cpu")

@@ -11,15 +11,10 @@ from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConf
 from radixkv.errors import RadixKVError, shortened
 
 REFUSED: tuple[tuple[tuple[str, ...], str], ...] = (
-    (
-        ("--gpu-memory-utilization", "--mem-fraction-static"),
-        "needs a GPU, which this release does not drive; size the pool with --kv-cache-memory-bytes",
-    ),
     (("--pipeline-parallel-size", "-pp", "--pp-size"), "this release computes in one process; leave it out"),
     (("--data-parallel-size", "-dp", "--dp-size"), "this release computes in one process; leave it out"),
-    (("--device",), "this release computes on the CPU; leave it out"),
     (("--tokenizer-mode", "--skip-tokenizer-init"), "tokenizer.json is used where there is one; leave it out"),
-    (("--quantization", "-q"), "this release computes in float32 or bfloat16; leave it out"),
+    (("--quantization", "-q"), "weights are used as they are, in --dtype; leave it out"),
     (("--enable-lora", "--lora-paths"), "this release has no adapters; leave it out"),
     (("--speculative-config", "--speculative-algorithm"), "this release does not speculate; leave it out"),
     (("--trust-remote-code",), "code from a checkpoint is never run; leave it out"),
@@ -111,7 +106,14 @@ def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
         help="folder or hub name of another tokenizer (default: the model's)",
     )
     model.add_argument(
-        "--dtype", default="auto", help="float32, bfloat16 or auto, which is float32 on the CPU (default: auto)"
+        "--dtype",
+        default="auto",
+        help="float32, bfloat16, float16 (CUDA only) or auto: float32 on the CPU, 16 bits on CUDA (default: auto)",
+    )
+    model.add_argument(
+        "--device",
+        default="auto",
+        help="cpu, cuda or auto: CUDA if there is a GPU that runs the model (default: auto)",
     )
     model.add_argument(
         "--max-model-len",
@@ -135,7 +137,11 @@ def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
         type=only("1", "this release computes on one device"),
         help="1",
     )
-    model.add_argument("--enforce-eager", action="store_true", help="accepted: the CPU device has no graphs")
+    model.add_argument(
+        "--enforce-eager",
+        action="store_true",
+        help="accepted, and changes nothing: the CPU has no graphs, and CUDA always uses them",
+    )
     _add_cache_flags(parser.add_argument_group("prefix cache and memory"))
     scheduler = parser.add_argument_group("scheduler")
     _add_scheduler_flags(scheduler)
@@ -160,12 +166,14 @@ def engine_config(args: argparse.Namespace, *, model: str | None = None, seed: i
                 max_model_len=args.max_model_len,
                 load_format=args.load_format,
                 tokenizer=args.tokenizer,
+                device=args.device,
             ),
             cache=CacheConfig(
                 page_size=args.page_size,
                 kv_cache_memory_bytes=args.kv_cache_memory_bytes,
                 max_total_tokens=args.max_total_tokens,
                 enable_prefix_caching=args.enable_prefix_caching,
+                gpu_memory_utilization=args.gpu_memory_utilization,
             ),
             scheduler=SchedulerConfig(
                 max_num_seqs=args.max_num_seqs,
@@ -190,9 +198,11 @@ def engine_flags(config: EngineConfig) -> list[str]:
         ("--max-model-len", model.max_model_len, plain.model.max_model_len),
         ("--load-format", model.load_format, plain.model.load_format),
         ("--tokenizer", model.tokenizer, plain.model.tokenizer),
+        ("--device", model.device, plain.model.device),
         ("--page-size", cache.page_size, plain.cache.page_size),
         ("--kv-cache-memory-bytes", cache.kv_cache_memory_bytes, plain.cache.kv_cache_memory_bytes),
         ("--max-total-tokens", cache.max_total_tokens, plain.cache.max_total_tokens),
+        ("--gpu-memory-utilization", cache.gpu_memory_utilization, plain.cache.gpu_memory_utilization),
         ("--max-num-seqs", scheduler.max_num_seqs, plain.scheduler.max_num_seqs),
         ("--max-num-batched-tokens", scheduler.max_num_batched_tokens, plain.scheduler.max_num_batched_tokens),
         ("--schedule-policy", scheduler.schedule_policy, plain.scheduler.schedule_policy),
@@ -218,12 +228,18 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--kv-cache-memory-bytes",
         type=whole_number,
-        default=plain.kv_cache_memory_bytes,
         metavar="BYTES",
-        help="the pool's size (default: %(default)s)",
+        help="the pool's size (default: 1 GiB on the CPU; on CUDA what --gpu-memory-utilization leaves)",
     )
     group.add_argument(
         "--max-total-tokens", type=whole_number, metavar="TOKENS", help="the pool's size in tokens instead"
+    )
+    group.add_argument(
+        "--gpu-memory-utilization",
+        "--mem-fraction-static",
+        type=number,
+        metavar="SHARE",
+        help="of the GPU's memory, what weights, pool and workspace may take together (default: 0.9)",
     )
     group.add_argument("--enable-prefix-caching", action="store_true", default=True, help="the default")
     group.add_argument(
@@ -241,17 +257,15 @@ def _add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
         "--max-num-seqs",
         "--max-running-requests",
         type=whole_number,
-        default=plain.max_num_seqs,
         metavar="ROWS",
-        help="most rows a step (default: %(default)s)",
+        help="most rows a step (default: 256 on the CPU, 512 on CUDA)",
     )
     group.add_argument(
         "--max-num-batched-tokens",
         "--chunked-prefill-size",
         type=whole_number,
-        default=plain.max_num_batched_tokens,
         metavar="TOKENS",
-        help="most tokens a step (default: %(default)s)",
+        help="most tokens a step (default: 2048 on the CPU, 8192 on CUDA)",
     )
     group.add_argument(
         "--schedule-policy",

@@ -54,10 +54,12 @@ def read(config, path):
         (("--tokenizer", "--tokenizer-path"), "some/tokenizer", "model.tokenizer", "some/tokenizer"),
         (("--dtype",), "bfloat16", "model.dtype", "bfloat16"),
         (("--load-format",), "dummy", "model.load_format", "dummy"),
+        (("--device",), "cpu", "model.device", "cpu"),
         (("--max-model-len", "--context-length"), "512", "model.max_model_len", 512),
         (("--page-size", "--block-size"), "8", "cache.page_size", 8),
         (("--kv-cache-memory-bytes",), "4096", "cache.kv_cache_memory_bytes", 4096),
         (("--max-total-tokens",), "640", "cache.max_total_tokens", 640),
+        (("--gpu-memory-utilization", "--mem-fraction-static"), "0.85", "cache.gpu_memory_utilization", 0.85),
         (("--max-num-seqs", "--max-running-requests"), "9", "scheduler.max_num_seqs", 9),
         (("--max-num-batched-tokens", "--chunked-prefill-size"), "999", "scheduler.max_num_batched_tokens", 999),
         (("--schedule-policy", "--scheduling-policy"), "fcfs", "scheduler.schedule_policy", "fcfs"),
@@ -111,22 +113,24 @@ engines = st.builds(
         ModelConfig,
         model=st.sampled_from(["tiny", "org/name", "-odd", "/folder with space"]),
         revision=st.none() | st.sampled_from(["main", "-x"]),
-        dtype=st.sampled_from(["auto", "float32", "bfloat16"]),
+        dtype=st.sampled_from(["auto", "float32", "bfloat16", "float16"]),
         max_model_len=st.none() | positive,
         load_format=st.sampled_from(["auto", "dummy"]),
         tokenizer=st.none() | st.sampled_from(["org/name", "-odd", "/folder with space"]),
+        device=st.sampled_from(["auto", "cpu", "cuda"]),
     ),
     cache=st.builds(
         CacheConfig,
         page_size=st.integers(1, 64),
-        kv_cache_memory_bytes=positive,
+        kv_cache_memory_bytes=st.none() | positive,
         max_total_tokens=st.none() | positive,
         enable_prefix_caching=st.booleans(),
+        gpu_memory_utilization=st.none() | st.floats(1e-3, 1.0),
     ),
     scheduler=st.builds(
         SchedulerConfig,
-        max_num_seqs=st.integers(1, 64),
-        max_num_batched_tokens=st.integers(128, 4096),
+        max_num_seqs=st.none() | st.integers(1, 64),
+        max_num_batched_tokens=st.none() | st.integers(128, 4096),
         schedule_policy=st.sampled_from(["lpm", "fcfs"]),
         max_queued_requests=positive,
         queue_timeout_s=st.none() | st.floats(1e-3, 1e9),
@@ -145,8 +149,8 @@ def test_flags_of_a_configuration_give_it_again(config):
 def test_every_setting_has_a_flag():
     """A new field of a configuration must appear in ``engines`` above, and so in ``engine_flags``."""
     assert {field.name for field in fields(EngineConfig)} == {"model", "cache", "scheduler", "seed"}
-    assert len(fields(ModelConfig)) == 6
-    assert len(fields(CacheConfig)) == 4
+    assert len(fields(ModelConfig)) == 7
+    assert len(fields(CacheConfig)) == 5
     assert len(fields(SchedulerConfig)) == 7
     assert len(fields(ServerConfig)) == 9
 
@@ -212,7 +216,9 @@ def test_a_flag_of_a_feature_that_is_not_built_is_refused_by_name(capsys, flag):
         (["-tp", "2"], "one device"),
         (["--kv-cache-dtype", "fp8"], "'fp8' is not supported: KV has the type of --dtype"),
         (["--load-format", "gguf"], "load_format 'gguf' is not supported; use auto or dummy"),
-        (["--dtype", "float16"], "dtype 'float16' is not supported"),
+        (["--dtype", "fp8"], "dtype 'fp8' is not supported"),
+        (["--device", "tpu"], "device 'tpu' is unknown; use auto, cpu or cuda"),
+        (["--gpu-memory-utilization", "90"], "gpu_memory_utilization 90.0 must be above 0 and at most 1"),
         (["--tokenizer", ""], "tokenizer is empty"),
         (["--queue-timeout", "0"], "queue_timeout_s 0.0 must be a number of seconds above 0"),
         (["--page-size", "many"], "--page-size/--block-size: 'many' is not a whole number"),

@@ -45,7 +45,7 @@ def test_help_of_each_command_names_its_flags_and_none_that_is_refused(command, 
     done = radixkv(command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert all(flag in done.stdout for flag in flags)
-    assert "--gpu-memory-utilization" not in done.stdout
+    assert "--speculative-config" not in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -1,218 +1,87 @@
-"""Plans in, tokens out: the device as the runtime's loop sees it."""
+"""Which device computes, and how it is opened."""
 
 from __future__ import annotations
 
 import logging
-import os
-from collections import deque
+from typing import Literal
 
 import torch
-from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.config import LoadFormat
-from radixkv.errors import ConfigError, DeviceError
-from radixkv.runtime.device.attention.base import Attention
-from radixkv.runtime.device.attention.reference import ReferenceAttention
-from radixkv.runtime.device.batch import Batch, Batcher, Scored
-from radixkv.runtime.device.kvpool import KVPool, PageShape, count_pages
-from radixkv.runtime.device.memory import require
-from radixkv.runtime.device.models.decoder import Decoder
-from radixkv.runtime.device.models.weights import Weights, open_weights
-from radixkv.runtime.device.sampler.sampler import Sampled, Sampler
-from radixkv.runtime.plan import StepPlan, StepResult
-from radixkv.wire import TokenLogprobs
+from radixkv.config import Device, EngineConfig
+from radixkv.runtime.device.cuda.checks import HEAD_SIZES, LEAST_CAPABILITY, check_machine, look
+from radixkv.runtime.device.models.config import DecoderConfig
+from radixkv.runtime.plan import Executor
 
 logger = logging.getLogger(__name__)
 
-_MAX_LOGIT_ROWS = 256
-"""Logits of more tokens are computed lot by lot: together they could take more memory than the rest of a step."""
 
+def choose_device(setting: Device | Literal["auto"], checkpoint: Checkpoint) -> Device:
+    """The device that a setting means on this machine.
 
-class CpuExecutor:
-    """A ``runtime.plan.Executor`` on the CPU.
+    ``auto`` is CUDA where torch sees a GPU, unless that or the size of the model's heads (of toys, mostly) is none
+    that the kernels are built for: then the log says why it is the CPU. What else cannot run is an error on CUDA.
 
-    ``launch`` packs a plan and queues it; ``result`` computes what is queued, up to and with its own step, so that
-    the caller meets the same order of events as with a device that runs beside it.
-
-    In float32 a result does not depend on who else is in a step, on chunks or on hits, to the last bit. In bfloat16
-    weights, activations and KV are bfloat16; sums, norms, rotary angles and attention are computed in float32; the
-    same holds nearly, but is not promised.
-
-    Memory: the weights, the pool, and a workspace that stops growing at the first step of the largest kind.
+    Raises:
+        CheckpointError: ``config.json`` is wrong.
     """
+    if setting != "auto":
+        return setting
+    if not torch.cuda.is_available():
+        return "cpu"
+    capability = torch.cuda.get_device_capability()
+    if capability < LEAST_CAPABILITY:
+        logger.warning("computing on the CPU: the GPU's compute capability is %d.%d; CUDA needs 8.0", *capability)
+        return "cpu"
+    head_dim = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json").head_dim
+    if head_dim not in HEAD_SIZES:
+        logger.warning("computing on the CPU, not on the GPU: heads of size %d are not built for CUDA", head_dim)
+        return "cpu"
+    return "cuda"
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        *,
-        page_size: int,
-        max_rows: int,
-        max_model_len: int,
-        kv_cache_memory_bytes: int,
-        max_total_tokens: int | None,
-        dtype: str = "auto",
-        load_format: LoadFormat = "auto",
-    ) -> None:
-        """Loads the model and fills the pool with zeros.
 
-        Sets torch's threads, for the whole process, to half of the cores: see decision 5.
+def open_executor(config: EngineConfig, checkpoint: Checkpoint, max_model_len: int) -> Executor:
+    """Loads the model on its device and makes the pool. Seconds.
 
-        Args:
-            max_rows: slots; a plan's rows have slots below it.
-            max_total_tokens: the pool in tokens; None lets ``kv_cache_memory_bytes`` decide.
-            dtype: ``float32``, ``bfloat16``, or ``auto``, which is float32.
-            load_format: ``dummy`` takes random weights and reads no file but ``config.json``.
+    Args:
+        config: with its device's defaults filled in.
+        max_model_len: longest prompt and answer together, in tokens.
 
-        Raises:
-            CheckpointError: the checkpoint cannot be run.
-            ConfigError: a size does not fit the checkpoint or the memory.
-        """
-        # Before anything is computed: the tiles are chosen by what has the same bits with this many threads.
-        torch.set_num_threads(max(1, _n_cores() // 2))
-        limit = checkpoint.max_position_embeddings
-        if not 1 <= max_model_len <= limit:
-            raise ConfigError(f"max_model_len {max_model_len} must be between 1 and the checkpoint's {limit}")
-        if page_size < 1 or max_rows < 1:
-            raise ConfigError(f"page_size {page_size} and max_rows {max_rows} must be at least 1")
-        with open_weights(checkpoint, load_format=load_format, dtype=_dtype(dtype)) as weights:
-            config = weights.config
-            page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, weights.dtype)
-            n_pages = count_pages(page, kv_cache_memory_bytes, max_total_tokens)
-            _require_memory(weights, (n_pages + 1) * page.n_bytes)
-            self.model = Decoder(weights, max_model_len)
-        self.pool = KVPool(page, n_pages)
-        windows = [window if window and window < max_model_len else None for window in config.windows]
-        self.attention: Attention = ReferenceAttention(self.pool, n_heads=config.n_heads, windows=windows)
-        self._batcher = Batcher(
-            page_size=page_size, max_rows=max_rows, max_model_len=max_model_len, n_pages=n_pages
+    Raises:
+        CheckpointError: the checkpoint cannot be run.
+        ConfigError: the settings do not fit the checkpoint or the machine.
+    """
+    model, cache, scheduler = config.model, config.cache, config.scheduler
+    assert scheduler.max_num_seqs is not None
+    if model.device == "cuda":
+        assert scheduler.max_num_batched_tokens is not None
+        assert cache.gpu_memory_utilization is not None
+        check_machine(look())
+        # Only now: Triton and FlashInfer, which this imports, may not be there.
+        from radixkv.runtime.device.cuda.opening import open_cuda_executor
+
+        return open_cuda_executor(
+            checkpoint,
+            page_size=cache.page_size,
+            max_rows=scheduler.max_num_seqs,
+            max_tokens=scheduler.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
+            max_total_tokens=cache.max_total_tokens,
+            gpu_memory_utilization=cache.gpu_memory_utilization,
+            dtype=model.dtype,
+            load_format=model.load_format,
         )
-        self._vocab_size = config.vocab_size
-        self._sampler = Sampler(max_rows, config.vocab_size)
-        self._last_tokens = torch.zeros(max_rows, dtype=torch.int64)
-        self._queue: deque[_Step] = deque()
+    from radixkv.runtime.device.cpu import CpuExecutor
 
-    @property
-    def n_pages(self) -> int:
-        """Pages in the pool."""
-        return self.pool.n_pages
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids are below this."""
-        return self._vocab_size
-
-    def launch(self, plan: StepPlan) -> _Step:
-        """Queues a step. Raises ``DeviceError`` for a plan that does not fit, which then was not launched."""
-        step = _Step(self, plan.step, self._batcher.pack(plan))
-        self._queue.append(step)
-        return step
-
-    def compute_until(self, step: _Step) -> None:
-        """Computes the queue's steps in order, until ``step`` is done. A step that fails takes the rest along."""
-        while not step.done:
-            oldest = self._queue.popleft()
-            try:
-                with torch.inference_mode():
-                    oldest.outcome = self._compute(oldest.batch)
-            except Exception as error:  # whatever torch raises is this step's failure
-                oldest.outcome = f"step {oldest.number} failed: {type(error).__name__}: {error}"
-                logger.exception("step %d failed", oldest.number)
-                while self._queue:
-                    later = self._queue.popleft()
-                    later.outcome = f"step {later.number} was built on step {oldest.number}, which failed"
-
-    def _compute(self, batch: Batch) -> StepResult:
-        if batch.copies:
-            self.pool.copy(batch.copies)
-        ids = batch.ids.clone()
-        ids[batch.fed_tokens] = self._last_tokens[batch.fed_slots]
-        self.attention.plan(batch)
-        hidden = self.model(ids, batch.positions, self.attention.run)
-        last = hidden[batch.last]
-        sampled = self._sample(last, batch)
-        scores = {scored.row: self._score(hidden, scored) for scored in batch.scored}
-        sick = {row for rows in (sampled, scores) for row, outcome in rows.items() if outcome is None}
-        finite = [healthy and row not in sick for row, healthy in enumerate(last.isfinite().all(-1).tolist())]
-        chosen = [sampled.get(row) if healthy else None for row, healthy in enumerate(finite)]
-        asks_logprobs = any(asked is not None and asked.n_logprobs is not None for asked in batch.sampling)
-        return StepResult(
-            tokens=tuple(-1 if choice is None else choice.token for choice in chosen),
-            finite=tuple(finite),
-            logprobs=tuple(choice.logprobs if choice else None for choice in chosen) if asks_logprobs else (),
-            scores=tuple(scores.get(row) if finite[row] else None for row in range(len(finite))) if scores else (),
-        )
-
-    def _sample(self, last: Tensor, batch: Batch) -> dict[int, Sampled | None]:
-        """Row: its token, None if its logits are not finite. The slots' next steps start with these tokens."""
-        asked = [(row, sampling) for row, sampling in enumerate(batch.sampling) if sampling is not None]
-        sampled: dict[int, Sampled | None] = {}
-        for start in range(0, len(asked), _MAX_LOGIT_ROWS):
-            rows, sampling = zip(*asked[start : start + _MAX_LOGIT_ROWS], strict=True)
-            slots = batch.slots[list(rows)]
-            choices = self._sampler.sample(self.model.logits(last[list(rows)]), slots.tolist(), sampling)
-            # A step that was launched meanwhile goes on with any token where there is none.
-            tokens = [0 if choice is None else choice.token for choice in choices]
-            self._last_tokens[slots] = torch.tensor(tokens)
-            sampled.update(zip(rows, choices, strict=True))
-        return sampled
-
-    def _score(self, hidden: Tensor, scored: Scored) -> tuple[TokenLogprobs, ...] | None:
-        """None if not all of the logits are finite."""
-        scores: list[TokenLogprobs] = []
-        for start in range(0, len(scored.targets), _MAX_LOGIT_ROWS):
-            targets = scored.targets[start : start + _MAX_LOGIT_ROWS]
-            first = scored.first + start
-            some = self._sampler.score(
-                self.model.logits(hidden[first : first + len(targets)]), targets, scored.n_logprobs
-            )
-            if some is None:
-                return None
-            scores += some
-        return tuple(scores)
-
-
-class _Step:
-    """A launched step: a ``runtime.plan.Pending``."""
-
-    def __init__(self, executor: CpuExecutor, number: int, batch: Batch) -> None:
-        self._executor = executor
-        self.number = number
-        self.batch = batch
-        self.outcome: StepResult | str | None = None
-        """What the step gave, or why it failed. The exception is not kept: its traceback would hold the step's
-        tensors in a cycle, and the runtime's loop has no cyclic collector."""
-
-    @property
-    def done(self) -> bool:
-        return self.outcome is not None
-
-    def result(self) -> StepResult:
-        """Computes this step and those before it. Raises ``DeviceError``, also if one before it failed."""
-        self._executor.compute_until(self)
-        assert self.outcome is not None
-        if isinstance(self.outcome, str):
-            raise DeviceError(self.outcome)
-        return self.outcome
-
-
-def _dtype(name: str) -> torch.dtype:
-    if name not in (choices := {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}):
-        raise ConfigError(f"dtype {name!r} is not supported on the CPU; use float32 or bfloat16")
-    return choices[name]
-
-
-def _require_memory(weights: Weights, pool_bytes: int) -> None:
-    """Before anything is loaded. Raises ``ConfigError``."""
-    is_wide = weights.dtype == torch.float32
-    model = f"a model in {'float32' if is_wide else 'bfloat16'}"
-    require(weights.peak_bytes, model, f"take a smaller one{', or set dtype to bfloat16' if is_wide else ''}")
-    require(
-        weights.peak_bytes + pool_bytes,
-        f"a KV pool of {pool_bytes} bytes beside {model}, a total",
-        "set kv_cache_memory_bytes or max_total_tokens lower, or take a smaller model",
+    assert cache.kv_cache_memory_bytes is not None
+    return CpuExecutor(
+        checkpoint,
+        page_size=cache.page_size,
+        max_rows=scheduler.max_num_seqs,
+        max_model_len=max_model_len,
+        kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
+        max_total_tokens=cache.max_total_tokens,
+        dtype=model.dtype,
+        load_format=model.load_format,
     )
-
-
-def _n_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import ConfigError
-from radixkv.runtime.device.executor import CpuExecutor
+from radixkv.runtime.device.cpu import CpuExecutor
 from radixkv.runtime.plan import StepPlan
 
 Get = Callable[[str], Checkpoint]

@@ -11,7 +11,7 @@ from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.errors import CheckpointError, ConfigError
 from radixkv.runtime.device import memory
 from radixkv.runtime.device.batch import Batcher
-from radixkv.runtime.device.executor import CpuExecutor
+from radixkv.runtime.device.cpu import CpuExecutor
 from radixkv.runtime.device.kvpool import KVPool, PageShape, count_pages
 from radixkv.runtime.device.memory import available_bytes, claim
 from radixkv.runtime.device.models.layers import Rotary

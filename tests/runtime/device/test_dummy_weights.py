@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError, ConfigError
-from radixkv.runtime.device.executor import CpuExecutor
+from radixkv.runtime.device.cpu import CpuExecutor
 from radixkv.runtime.plan import StepPlan
 from support.checkpoints import save_checkpoint
 

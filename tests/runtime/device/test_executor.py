@@ -1,15 +1,17 @@
 import gc
+import time
 from collections.abc import Callable
 
 import pytest
 import torch
 from device_support import GREEDY, OpenDevice, random_ids, row_of, tokens_of
 from msgspec.structs import replace
+from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import ConfigError, DeviceError
-from radixkv.runtime.device import executor as executor_module
-from radixkv.runtime.device.executor import CpuExecutor
+from radixkv.runtime.device import cpu as cpu_module
+from radixkv.runtime.device.cpu import CpuExecutor
 from radixkv.runtime.plan import Pending, Row, StepPlan
 from support.checkpoints import VOCAB
 
@@ -78,6 +80,26 @@ def test_nothing_is_computed_before_the_result(executor: CpuExecutor) -> None:
     assert executor.pool.k[:, TABLE[0]].isfinite().all()
 
 
+def test_a_step_says_how_long_the_attention_of_all_its_layers_took(
+    executor: CpuExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_s, run = 0.02, executor.attention.run
+    layers: list[int] = []
+
+    def slowed(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        layers.append(layer)
+        time.sleep(slow_s)
+        return run(layer, q, k, v)
+
+    monkeypatch.setattr(executor.attention, "run", slowed)
+    for plan in (prompt(), decode(len(IDS))):
+        layers.clear()
+        begun = time.perf_counter()
+        result = executor.launch(StepPlan(0, (plan,))).result()
+        assert len(layers) * slow_s <= result.attention_seconds < time.perf_counter() - begun
+        assert len(layers) > 1
+
+
 def test_tables_change_where_a_row_says_so(checkpoint: Get, executor: CpuExecutor) -> None:
     expected = expected_tokens(checkpoint("grouped"), 2)
     first = Row(1, 0, 8, tokens_of(IDS[:8]), 0, 0, (30, 31), None)
@@ -96,7 +118,7 @@ def test_a_table_change_does_not_reach_the_steps_launched_before(executor: CpuEx
     first = executor.launch(StepPlan(1, (prompt(),)))
     other = row_of(random_ids(20, seed=22), (40, 41, 42, 43, 44), sampling=GREEDY)
     executor.launch(StepPlan(2, (other,))).result()
-    assert first.result() == alone
+    assert first.result().tokens == alone.tokens
     assert executor.pool.k[:, 40].isfinite().all()
 
 
@@ -225,7 +247,7 @@ def test_failed_steps_leave_no_tensors_behind_without_the_collector(
 
     monkeypatch.setattr(executor.model, "logits", breaks)
     # pytest keeps log records, and with them tracebacks
-    monkeypatch.setattr(executor_module.logger, "disabled", True)
+    monkeypatch.setattr(cpu_module.logger, "disabled", True)
     gc.collect()
     gc.disable()
     try:

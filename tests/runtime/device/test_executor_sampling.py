@@ -12,7 +12,7 @@ from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import DeviceError
-from radixkv.runtime.device.executor import CpuExecutor
+from radixkv.runtime.device.cpu import CpuExecutor
 from radixkv.runtime.plan import History, Row, RowSampling, Scoring, StepPlan
 from radixkv.wire import TokenLogprobs
 from support.checkpoints import VOCAB

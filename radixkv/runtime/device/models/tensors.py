@@ -22,27 +22,28 @@ _DTYPES = ("F32", "F16", "BF16")
 class TensorSource(Protocol):
     """Gives tensors by name."""
 
-    def read(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A contiguous tensor of its own memory. Raises ``CheckpointError``."""
+    def fill(self, name: str, out: Tensor) -> None:
+        """Writes the tensor, of ``out``'s shape, over ``out``, which is contiguous and may have another dtype.
+        Raises ``CheckpointError``."""
         ...
 
 
 class RandomTensors:
     """Numbers in place of a checkpoint's: norms are 1, biases 0, matrices keep the size of what they multiply.
 
-    The same names in the same order give the same numbers.
+    The same names in the same order on the same kind of device give the same numbers.
     """
 
-    def __init__(self) -> None:
-        self._generator = torch.Generator().manual_seed(0)
+    def __init__(self, device: torch.device) -> None:
+        self._generator = torch.Generator(device).manual_seed(0)
 
-    def read(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """As in ``TensorSource``."""
-        tensor = torch.empty(tuple(shape), dtype=dtype)
-        if len(shape) == 1:
-            return tensor.fill_(0.0 if name.endswith(".bias") else 1.0)
-        bound = math.sqrt(3 / shape[-1])
-        return tensor.uniform_(-bound, bound, generator=self._generator)
+    def fill(self, name: str, out: Tensor) -> None:
+        """As in ``TensorSource``; ``out`` is on the generator's device."""
+        if out.ndim == 1:
+            out.fill_(0.0 if name.endswith(".bias") else 1.0)
+        else:
+            bound = math.sqrt(3 / out.shape[-1])
+            out.uniform_(-bound, bound, generator=self._generator)
 
 
 class SafetensorsFiles:
@@ -99,13 +100,18 @@ class SafetensorsFiles:
                     f"this release reads {', '.join(_DTYPES)}"
                 )
 
-    def read(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def fill(self, name: str, out: Tensor) -> None:
         """As in ``TensorSource``; the shape was checked."""
+        out.copy_(self.view(name))
+
+    def view(self, name: str) -> Tensor:
+        """The tensor as it lies in the file, whose pages are read when they are touched. Threads may call it.
+        Raises ``CheckpointError``."""
         try:
             tensor: Tensor = self._file_of[name].get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{name} in {self._path_of[name]} cannot be read: {error}") from error
-        return tensor.to(dtype, copy=True).contiguous()
+        return tensor
 
 
 def _paths(folder: Path) -> list[Path]:

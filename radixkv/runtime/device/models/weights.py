@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -13,8 +13,10 @@ from torch import Tensor
 from radixkv.checkpoints import Checkpoint
 from radixkv.config import LoadFormat
 from radixkv.runtime.device.models.config import DecoderConfig
+from radixkv.runtime.device.models.reads import N_LANES, ParallelReads, PinnedLane
 from radixkv.runtime.device.models.tensors import RandomTensors, SafetensorsFiles, TensorSource
 
+_CPU = torch.device("cpu")
 Shapes = dict[str, tuple[int, ...]]
 """By full name."""
 
@@ -57,17 +59,26 @@ class LayerWeights:
 
 
 class Weights:
-    """A decoder's tensors, each read when it is asked for, so that one layer at a time is held twice."""
+    """A decoder's tensors, each read when it is asked for, into memory of its own: no part is held twice."""
 
-    def __init__(self, config: DecoderConfig, source: TensorSource, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: DecoderConfig, source: TensorSource, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.config = config
         self.dtype = dtype
+        self._device = device
         self._source = source
         self._shapes = _shapes(config)
 
     @property
+    def n_bytes(self) -> int:
+        """All tensors together; a tied head is the embedding."""
+        return sum(math.prod(shape) for shape in self._shapes.values()) * self.dtype.itemsize
+
+    @property
     def peak_bytes(self) -> int:
-        """Memory that a decoder takes while it is made of them: all tensors, and the largest part twice."""
+        """Memory that a decoder on the CPU takes while it is made of them: all tensors, and the largest part twice,
+        since it turns its matrices; a tied head is turned, too."""
         config = self.config
         parts = [
             sum(math.prod(shape) for shape in _layer_shapes(config, i).values()) for i in range(config.n_layers)
@@ -124,23 +135,37 @@ class Weights:
         )
 
     def _linear(self, *parts: str) -> LinearWeights:
-        weights = [self._read(f"{name}.weight") for name in parts]
-        biases = [self._read(f"{name}.bias") for name in parts if f"{name}.bias" in self._shapes]
-        return LinearWeights(_stacked(weights), _stacked(biases) if biases else None)
+        biases = [f"{name}.bias" for name in parts if f"{name}.bias" in self._shapes]
+        return LinearWeights(
+            self._stacked([f"{name}.weight" for name in parts]), self._stacked(biases) if biases else None
+        )
 
     def _read(self, name: str) -> Tensor:
-        return self._source.read(name, self._shapes[name], self.dtype)
+        return self._stacked([name])
+
+    def _stacked(self, names: Sequence[str]) -> Tensor:
+        """One tensor whose first rows are those of the first name, and so on."""
+        shapes = [self._shapes[name] for name in names]
+        n_rows = [shape[0] for shape in shapes]
+        whole = torch.empty((sum(n_rows), *shapes[0][1:]), dtype=self.dtype, device=self._device)
+        for name, part in zip(names, whole.split(n_rows), strict=True):
+            self._source.fill(name, part)
+        return whole
 
 
 @contextmanager
-def open_weights(checkpoint: Checkpoint, *, load_format: LoadFormat, dtype: torch.dtype) -> Iterator[Weights]:
+def open_weights(
+    checkpoint: Checkpoint, *, load_format: LoadFormat, dtype: torch.dtype, device: torch.device = _CPU
+) -> Iterator[Weights]:
     """The checkpoint's tensors, all of whose headers were checked; or random ones of the shapes that its
     ``config.json`` asks for, whatever files there are. Nothing is allocated yet.
 
     The files are ``model.safetensors``, or those that ``model.safetensors.index.json`` names. Cost: O(tensors).
+    A GPU's tensors are read side by side: they hold their numbers when the ``with`` block has ended.
 
     Args:
         dtype: what the tensors are converted to.
+        device: where they lie.
 
     Raises:
         CheckpointError: ``config.json`` is wrong or asks for what is not supported; or a file or tensor is
@@ -149,12 +174,16 @@ def open_weights(checkpoint: Checkpoint, *, load_format: LoadFormat, dtype: torc
     config = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
     with ExitStack() as stack:
         if load_format == "dummy":
-            yield Weights(config, RandomTensors(), dtype)
+            yield Weights(config, RandomTensors(device), dtype, device)
             return
         files = SafetensorsFiles(checkpoint.folder, stack)
         files.check_layers(config.names.layers, config.n_layers)
         files.check(_shapes(config), _optional(config))
-        yield Weights(config, files, dtype)
+        if device.type == "cpu":
+            yield Weights(config, files, dtype, device)
+            return
+        with ParallelReads(files, [PinnedLane(device) for _ in range(N_LANES)]) as reads:
+            yield Weights(config, reads, dtype, device)
 
 
 def _shapes(config: DecoderConfig) -> Shapes:
@@ -210,7 +239,3 @@ def _layer_shapes(config: DecoderConfig, layer: int) -> Shapes:
 def _optional(config: DecoderConfig) -> frozenset[str]:
     unused = {name.format(layer=layer) for name in config.names.unused for layer in range(config.n_layers)}
     return frozenset(unused | {f"{config.names.head}.weight"}) if config.tied_head else frozenset(unused)
-
-
-def _stacked(tensors: list[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)

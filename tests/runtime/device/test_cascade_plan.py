@@ -1,0 +1,266 @@
+"""Decode rows as work items: played as the kernels play them, a row reads each of its positions exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from radixkv.runtime.device.cuda.attention.decode import DecodePlanner, DecodeStep, Geometry, Variant
+from radixkv.runtime.device.cuda.attention.schedule import TileSchedule, causal_tiles
+from radixkv.runtime.device.cuda.attention.sharing import SharingChoice, SharingCosts
+from radixkv.runtime.device.cuda.attention.work import WorkFields
+from radixkv.runtime.device.cuda.staging import Layout, Staged
+from radixkv.runtime.plan import SharedRun
+
+Ints = NDArray[np.int32]
+PAGE = 16
+WIDTH = 300
+MAX_ROWS = 300
+ZERO_PAGE = 10**6
+
+H200 = Geometry(
+    n_heads=32, n_kv_heads=8, page_size=PAGE, token_bytes=4096, small_tile=16, large_tile=128, n_processors=132
+)
+
+
+class Played:
+    """A planner with block tables; ``reads`` is what the kernels would do."""
+
+    def __init__(self, geometry: Geometry = H200, windows: Sequence[int | None] = (None,)) -> None:
+        self.geometry = geometry
+        self.layout = Layout()
+        self.planner = DecodePlanner(geometry, windows, max_rows=MAX_ROWS, layout=self.layout, costs=SharingCosts())
+        self.tables = np.full((MAX_ROWS + 1, WIDTH), ZERO_PAGE, np.int32)
+
+    def plan(
+        self,
+        slots: Ints,
+        lengths: Ints,
+        shared: Sequence[SharedRun] = (),
+        bucket: int | None = None,
+        variant: Variant | None = None,
+    ) -> DecodeStep:
+        self.staged = Staged(torch.full((self.layout.size,), -77, dtype=torch.int32))
+        return self.planner.plan(self.staged, slots, lengths, WIDTH, shared, bucket, variant)
+
+    def items(
+        self, fields: WorkFields, n_items: int, *, is_masked: bool, window: int | None = None
+    ) -> list[tuple[int, int, list[tuple[int, int]], int]]:
+        """(first query, queries, lines, result) of each item."""
+        numbers, entries = self.staged[fields.field], self.tables.ravel()
+        assert not n_items or numbers[fields.page_indptr + 2 * fields.capacity] == entries.size
+        is_item = numbers[fields.is_item : fields.merge_indptr].view(np.uint8)
+        part_tokens = int(numbers[fields.constants])
+        found = []
+        for index in range(n_items):
+            if is_masked and not is_item[index]:
+                continue
+            request = int(numbers[fields.requests + index])
+            part = int(numbers[fields.parts + index])
+            assert numbers[fields.zeros + index] == 0
+            first, last = numbers[fields.query_indptr + request : fields.query_indptr + request + 2].tolist()
+            begin, end = numbers[fields.page_indptr + request : fields.page_indptr + request + 2].tolist()
+            length = 0
+            if begin != end:
+                length = (end - begin - 1) * PAGE + int(numbers[fields.last_page_lens + request])
+            start = 0 if window is None else max(length - window, 0)
+            assert part == 0 if not is_masked else last > first
+            seen = (
+                range(start, length)[part * part_tokens : (part + 1) * part_tokens]
+                if is_masked
+                else range(start, length)
+            )
+            lines = [(int(entries[begin + at // PAGE]), at % PAGE) for at in seen]
+            found.append((first, last - first, lines, int(numbers[fields.results + request]) + part))
+        return found
+
+    def reads(self, step: DecodeStep, window: int | None = None) -> list[list[tuple[int, int]]]:
+        """By row of the batch: the (page, offset) that its output is computed from."""
+        planner, is_whole = self.planner, step.variant == "whole"
+        work = planner.work[window]
+        small = self.items(work, step.n_items, is_masked=not is_whole, window=window)
+        assert all(n * self.geometry.group <= self.geometry.small_tile for _, n, _, _ in small)
+        rows: list[list[tuple[int, int]]] = [[] for _ in range(step.n_rows)]
+        if is_whole:
+            for first, n, lines, result in small:
+                assert n == 1
+                assert first == result
+                rows[first] += lines
+            return rows
+        is_shared = step.variant == "shared" and window is None
+        large = self.items(planner.large_work, step.n_large_items, is_masked=True) if is_shared else []
+        assert all(n * self.geometry.group <= self.geometry.large_tile for _, n, _, _ in large)
+        results: dict[int, tuple[int, list[tuple[int, int]]]] = {}
+        for first, n, lines, result in small + large:
+            for offset in range(n):
+                assert result + offset not in results
+                assert result + offset < planner.n_results
+                results[result + offset] = first + offset, lines
+        numbers = self.staged[work.field]
+        assert numbers[work.constants + 1] == (0 if is_shared else step.n_rows), "who merges"
+        order = self.staged[planner.order][: step.n_rows].tolist() if is_shared else range(step.n_rows)
+        assert sorted(order) == list(range(step.n_rows))
+        indptr = numbers[work.merge_indptr : work.merge_indptr + step.n_rows + 1].tolist()
+        listed = self.staged[planner.merge_results].tolist() if is_shared else range(len(results))
+        for place, row in enumerate(order):
+            for result in listed[indptr[place] : indptr[place + 1]]:
+                query, lines = results.pop(result)
+                assert query == place
+                rows[row] += lines
+        assert not results, "each result is merged"
+        return rows
+
+    def check(self, step: DecodeStep, slots: Ints, lengths: Ints, window: int | None = None) -> None:
+        reads = self.reads(step, window)
+        for row, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
+            seen = range(0 if window is None else max(length - window, 0), length)
+            expected = [(int(self.tables[slot, at // PAGE]), at % PAGE) for at in seen]
+            assert sorted(reads[row]) == sorted(expected), f"row {row}"
+        for row in range(len(slots), step.n_rows):
+            assert reads[row] == [(ZERO_PAGE, 0)], "rows of padding read the zero page"
+
+
+def ragged(played: Played, seed: int, n_rows: int, longest: int) -> tuple[Ints, Ints]:
+    random = np.random.default_rng(seed)
+    played.tables[:MAX_ROWS] = random.permutation(MAX_ROWS * WIDTH).reshape(MAX_ROWS, WIDTH)
+    slots = random.permutation(MAX_ROWS)[:n_rows].astype(np.int32)
+    return slots, random.integers(1, longest + 1, n_rows).astype(np.int32)
+
+
+def share(
+    played: Played, slots: Ints, lengths: Ints, seed: int, first_page: int, rows: list[int], depth: int = 0
+) -> list[SharedRun]:
+    """Random nested runs, parents first; tables and lengths are made to fit."""
+    random = np.random.default_rng(seed)
+    n_pages = int(random.integers(1, 60))
+    end = first_page + n_pages
+    if len(rows) < 2 or end * PAGE >= WIDTH * PAGE - 400 or depth > 3:
+        return []
+    for row in rows:
+        played.tables[slots[row], first_page:end] = played.tables[slots[rows[0]], first_page:end]
+        lengths[row] = max(lengths[row], end * PAGE + int(random.integers(1, 300)))
+    runs = [SharedRun(tuple(sorted(rows)), first_page, n_pages)]
+    shuffled = random.permutation(rows).tolist()
+    while len(shuffled) > 3:
+        size = int(random.integers(2, len(shuffled)))
+        runs += share(played, slots, lengths, int(random.integers(1 << 30)), end, shuffled[:size], depth + 1)
+        shuffled = shuffled[size:]
+    return runs
+
+
+@pytest.mark.parametrize("variant", ["whole", "split", "shared", None])
+@pytest.mark.parametrize(("n_rows", "longest"), [(1, 4800), (3, 40), (33, 4800), (200, 700)])
+def test_every_row_reads_each_of_its_positions_once(n_rows: int, longest: int, variant: Variant | None) -> None:
+    played = Played()
+    slots, lengths = ragged(played, n_rows, n_rows, longest)
+    played.check(played.plan(slots, lengths, variant=variant), slots, lengths)
+    played.check(played.plan(slots, lengths, bucket=n_rows + 7, variant=variant), slots, lengths)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nested_runs(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    groups = [(32, 8, 16), (28, 4, 16), (64, 2, 64)]
+    n_heads, n_kv_heads, small_tile = groups[seed % 3]
+    played = Played(Geometry(n_heads, n_kv_heads, PAGE, 512 * n_kv_heads, small_tile, 128, 132))
+    n_rows = int(random.integers(2, 250))
+    slots, lengths = ragged(played, seed, n_rows, 300)
+    rows = random.permutation(n_rows).tolist()
+    half = int(random.integers(1, n_rows + 1))
+    runs = share(played, slots, lengths, seed, 0, rows[:half]) + share(
+        played, slots, lengths, seed + 1, 0, rows[half:]
+    )
+    bucket = None if seed % 2 else min(n_rows + 16, MAX_ROWS)
+    played.check(played.plan(slots, lengths, runs, bucket), slots, lengths)
+
+
+def test_a_large_prefix_is_read_once_a_tile() -> None:
+    played = Played()
+    slots, lengths = np.arange(256, dtype=np.int32), np.full(256, 3300, np.int32)
+    played.tables[:256, :192] = played.tables[0, :192]
+    step = played.plan(slots, lengths, [SharedRun(tuple(range(256)), 0, 192)], 256)
+    assert step.variant == "shared"
+    items = played.items(played.planner.work[None], step.n_items, is_masked=True)
+    items += played.items(played.planner.large_work, step.n_large_items, is_masked=True)
+    n_read = sum(len(lines) for _, _, lines, _ in items)
+    assert n_read == 256 * (3300 - 3072) + 3072 * 256 * 4 // 128
+
+
+def test_little_is_not_shared() -> None:
+    played = Played()
+    slots, lengths = np.arange(32, dtype=np.int32), np.full(32, 512, np.int32)
+    assert played.plan(slots, lengths, [SharedRun(tuple(range(32)), 0, 16)], 32).variant == "whole"
+
+
+def test_one_long_row_among_short_ones_is_cut() -> None:
+    played = Played()
+    slots, lengths = np.arange(256, dtype=np.int32), np.full(256, 300, np.int32)
+    assert played.plan(slots, lengths, bucket=256).variant == "whole"
+    lengths[100] = 4800
+    step = played.plan(slots, lengths, bucket=256)
+    assert step.variant == "split"
+    items = played.items(played.planner.work[None], step.n_items, is_masked=True)
+    longest = max(len(lines) for _, _, lines, _ in items)
+    assert longest < 1500
+
+
+@pytest.mark.parametrize("variant", ["whole", "split", None])
+@pytest.mark.parametrize("windows", [(None, 100), (100, 777)])
+def test_layers_with_windows(windows: tuple[int | None, ...], variant: Variant | None) -> None:
+    for n_rows in (2, 20, 90):
+        played = Played(windows=windows)
+        slots, lengths = ragged(played, n_rows, n_rows, 2000)
+        step = played.plan(slots, lengths, bucket=n_rows + 4, variant=variant)
+        for window in windows:
+            played.check(step, slots, lengths, window)
+
+
+def test_a_gap_before_a_run_leaves_it_out() -> None:
+    choice = SharingChoice(SharingCosts(), page_size=PAGE, token_bytes=4096, group=4, small_tile=16, large_tile=128)
+    assert choice.choose([SharedRun(tuple(range(64)), 5, 200)], 64, 16, 4) is None
+    assert choice.choose([SharedRun(tuple(range(64)), 0, 200)], 64, 16, 4) is not None
+
+
+def test_a_tile_schedule_has_every_tile_of_every_head_once_and_is_even() -> None:
+    random = np.random.default_rng(0)
+    n_tokens = random.integers(1, 2000, 12).astype(np.int32)
+    lengths = n_tokens + random.integers(0, 3000, 12).astype(np.int32)
+    firsts = (np.cumsum(n_tokens) - n_tokens).astype(np.int32)
+    entries = (np.arange(12) * WIDTH).astype(np.int32)
+    made = TileSchedule.of(firsts, n_tokens, lengths, entries, n_heads=32, tile=128, n_processors=132)
+    starts = [start // 4 for start in made.plan[:-1]]
+    assert made.plan[-1] == 0
+    ends = made.numbers[starts[6] : starts[6] + 133]
+    tiles, queries, pages, n_queries, reads, heads = (
+        made.numbers[start : start + ends[-1]].tolist() for start in starts[:6]
+    )
+    batch = made.numbers[starts[7] : starts[7] + ends[-1]].tolist()
+    found = sorted(zip(batch, tiles, heads, strict=True))
+    expected = [(row, tile, h) for row in range(12) for tile in range(-(-n_tokens[row] // 128)) for h in range(32)]
+    assert found == expected
+    assert queries == firsts[batch].tolist()
+    assert pages == entries[batch].tolist()
+    assert n_queries == n_tokens[batch].tolist()
+    assert reads == lengths[batch].tolist()
+    costs = [min(r - n + (t + 1) * 128, r) + 256 for r, n, t in zip(reads, n_queries, tiles, strict=True)]
+    loads = [sum(costs[ends[i] : ends[i + 1]]) for i in range(132)]
+    assert max(loads) < 1.05 * sum(loads) / 132 + max(costs) / 2
+
+
+def test_causal_tiles_end_at_their_last_query() -> None:
+    n_tokens, lengths = np.array([70, 1, 32], np.int32), np.array([70, 9, 132], np.int32)
+    firsts = np.array([0, 70, 71], np.int32)
+    items = causal_tiles(firsts, n_tokens, lengths, np.array([0, 300, 600], np.int32), tile=32, page_size=PAGE)
+    seen = set()
+    for index in range(len(items)):
+        first, n = int(items.first_queries[index]), int(items.n_queries[index])
+        row = int(items.first_entries[index]) // 300
+        assert items.results[index] == first
+        reads = int((items.n_pages[index] - 1) * PAGE + items.last_page_lens[index])
+        assert reads == lengths[row] - n_tokens[row] + first - firsts[row] + n
+        seen |= set(range(first, first + n))
+    assert seen == set(range(103))

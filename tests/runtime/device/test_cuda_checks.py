@@ -1,0 +1,219 @@
+"""What keeps CUDA from being used is one line that names it, found by functions of made-up facts."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from radixkv.errors import ConfigError
+from radixkv.runtime.device.cuda.checks import (
+    HEAD_SIZES,
+    PACKAGES,
+    PAGE_SIZES,
+    Gpu,
+    Machine,
+    check_compiled,
+    check_machine,
+    check_max_model_len,
+    check_model,
+    check_page_size,
+    check_weights_fit,
+    choose_dtype,
+    look,
+    version,
+)
+from radixkv.runtime.device.models.config import DecoderConfig
+
+GIB = 1 << 30
+GPU = Gpu("NVIDIA H100", (9, 0), 80 * GIB, 70 * GIB)
+MACHINE = Machine(
+    torch="2.11.0+cu130",
+    torch_cuda=(13, 0),
+    driver_cuda=(13, 0),
+    gpu=GPU,
+    problem="",
+    packages={"flashinfer-python": "0.6.12", "triton": "3.6.0"},
+    nvcc=None,
+    c_compiler="/usr/bin/gcc",
+)
+MODEL: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 256,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "rms_norm_eps": 1e-5,
+}
+MIXTRAL = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+def parse(changes: dict[str, Any]) -> DecoderConfig:
+    return DecoderConfig.parse(MODEL | changes, Path("/some/config.json"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"driver_cuda": (13, 2)},
+        {"torch": "2.11.0+cu126", "torch_cuda": (12, 6)},
+        {"torch": "2.11.0+cu129", "torch_cuda": (12, 9), "driver_cuda": (12, 4)},
+        {"gpu": replace(GPU, capability=(8, 0))},
+        {"gpu": replace(GPU, capability=(12, 0))},
+        {"packages": {"flashinfer-python": "0.6.12.post1", "triton": "3.7.1"}},
+    ],
+)
+def test_a_machine_that_will_do(changes: dict[str, Any]) -> None:
+    machine = replace(MACHINE, **changes)
+    assert check_machine(machine) is machine.gpu
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"torch": "2.11.0+cpu", "torch_cuda": None}, "torch 2.11.0[+]cpu is built without CUDA; .*device to cpu"),
+        ({"driver_cuda": None}, "no NVIDIA driver .* was found; install one, or set device to cpu"),
+        (
+            {"driver_cuda": (12, 8)},
+            "driver runs CUDA up to 12.8, and torch 2.11.0[+]cu130 needs 13.0; update the driver, .* for CUDA 12",
+        ),
+        (
+            {"gpu": None, "problem": "No CUDA GPUs are available"},
+            "cannot be used: No CUDA GPUs are available; make",
+        ),
+        (
+            {"gpu": Gpu("Tesla T4", (7, 5), GIB, GIB)},
+            "Tesla T4 has compute capability 7.5; this release needs 8.0 .*set device to cpu",
+        ),
+        (
+            {"packages": {"flashinfer-python": None, "triton": "3.6.0"}},
+            r"flashinfer-python is not .*radixkv\[cuda\]",
+        ),
+        (
+            {"packages": {"flashinfer-python": "0.6.12", "triton": None}},
+            r"triton is not .*install 'radixkv\[cuda\]'",
+        ),
+        (
+            {"packages": {"flashinfer-python": "0.6.11", "triton": "3.6.0"}},
+            r"flashinfer-python 0.6.11 is installed; .* at least 0.6.12 and below 0.6.13: pip install 'radixkv",
+        ),
+        ({"packages": {"flashinfer-python": "0.6.13", "triton": "3.6.0"}}, "flashinfer-python 0.6.13 is installed"),
+        ({"packages": {"flashinfer-python": "0.6.12", "triton": "3.8.0"}}, "triton 3.8.0 is .* and below 3.8"),
+        ({"c_compiler": None}, "Triton needs a C compiler, and neither gcc nor clang .* set device to cpu"),
+    ],
+)
+def test_what_a_machine_lacks_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_machine(replace(MACHINE, **changes))
+
+
+def test_the_versions_are_those_of_the_extra() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    ranges = {
+        f"{name}>={'.'.join(map(str, least))},<{'.'.join(map(str, below))}"
+        for name, (least, below) in PACKAGES.items()
+    }
+    assert set(project["optional-dependencies"]["cuda"]) == ranges
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("2.11.0+cu130", (2, 11, 0)),
+        ("0.6.12.post1", (0, 6, 12)),
+        ("3.7.0rc2", (3, 7, 0)),
+        ("13.0", (13, 0)),
+        ("x", ()),
+    ],
+)
+def test_versions(text: str, numbers: tuple[int, ...]) -> None:
+    assert version(text) == numbers
+
+
+def test_kernels_that_must_be_compiled_need_a_compiler(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        check_compiled([], MACHINE)
+        assert caplog.messages == []
+        check_compiled(["batch_decode", "batch_prefill"], replace(MACHINE, nvcc="/usr/local/cuda/bin/nvcc"))
+    assert caplog.messages == ["FlashInfer compiles 2 of its kernels, once; that takes minutes"]
+    with pytest.raises(
+        ConfigError, match="compile 2 of its kernels.*minutes.*no nvcc.*flashinfer-jit-cache.*batch_de"
+    ):
+        check_compiled(["batch_decode", "batch_prefill"], MACHINE)
+
+
+@pytest.mark.parametrize("page_size", [2, 8, 128])
+def test_page_sizes(page_size: int) -> None:
+    for known in PAGE_SIZES:
+        check_page_size(known)
+    with pytest.raises(ConfigError, match=f"page_size {page_size} is not supported on CUDA; use 1, 16, 32 or 64"):
+        check_page_size(page_size)
+
+
+@pytest.mark.parametrize("max_model_len", [0, 8193])
+def test_a_context_that_the_checkpoint_does_not_have(max_model_len: int) -> None:
+    check_max_model_len(1, 8192)
+    check_max_model_len(8192, 8192)
+    with pytest.raises(ConfigError, match=f"max_model_len {max_model_len} must be between 1 and .* 8192"):
+        check_max_model_len(max_model_len, 8192)
+
+
+def test_models_that_only_the_cpu_runs() -> None:
+    for head_dim in HEAD_SIZES:
+        check_model(parse({"head_dim": head_dim}))
+    with pytest.raises(ConfigError, match="heads of size 80; .* built for 64, 128 and 256; set device to cpu"):
+        check_model(parse({"head_dim": 80}))
+    with pytest.raises(ConfigError, match="this MixtralForCausalLM has experts, .* set device to cpu"):
+        check_model(parse(MIXTRAL))
+
+
+@pytest.mark.parametrize(
+    ("setting", "config", "dtype"),
+    [
+        ("auto", {"torch_dtype": "float16"}, torch.float16),
+        ("auto", {"dtype": "float16"}, torch.float16),
+        ("auto", {"torch_dtype": "bfloat16"}, torch.bfloat16),
+        ("auto", {"torch_dtype": "float32"}, torch.bfloat16),
+        ("auto", {"torch_dtype": ["odd"]}, torch.bfloat16),
+        ("auto", {}, torch.bfloat16),
+        ("float16", {"torch_dtype": "bfloat16"}, torch.float16),
+        ("bfloat16", {"torch_dtype": "float16"}, torch.bfloat16),
+    ],
+)
+def test_dtypes(setting: str, config: dict[str, Any], dtype: torch.dtype) -> None:
+    assert choose_dtype(setting, config) is dtype
+
+
+def test_float32_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="dtype 'float32' is not supported on CUDA .*bfloat16 or float16"):
+        choose_dtype("float32", {})
+
+
+def test_weights_larger_than_what_is_free() -> None:
+    check_weights_fit(70 * GIB, GPU)
+    with pytest.raises(
+        ConfigError, match=r"weights take 70.5 GiB; NVIDIA H100 has 70.0 GiB free of 80.0; .*smaller"
+    ):
+        check_weights_fit(70 * GIB + GIB // 2, GPU)
+
+
+def test_this_machine_without_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init() -> None:
+        raise RuntimeError("No CUDA GPUs are available.\nAnd more")
+
+    before = set(sys.modules)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    machine = look()
+    assert (machine.gpu, machine.problem) == (None, "No CUDA GPUs are available")
+    assert machine.torch == torch.__version__
+    assert not {"triton", "flashinfer"} & (set(sys.modules) - before)
+    with pytest.raises(ConfigError):
+        check_machine(machine)

@@ -1,0 +1,106 @@
+"""Plans as arrays for the GPU: exact, and refused before anything could write out of bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import numpy as np
+import pytest
+
+from radixkv.errors import DeviceError
+from radixkv.runtime.device.cuda.packing import Packer
+from radixkv.runtime.plan import Row, StepPlan
+from radixkv.wire import pack_tokens
+
+
+def make_packer() -> Packer:
+    return Packer(page_size=4, max_rows=4, max_tokens=16, max_model_len=32, n_pages=20)
+
+
+def row(slot: int = 0, **changes: object) -> Row:
+    fields: dict[str, object] = {
+        "slot": slot,
+        "start": 0,
+        "n_tokens": 5,
+        "tokens": pack_tokens([7, 8, 9, 10, 11]),
+        "write_start": 0,
+        "table_start": 0,
+        "table_pages": (3, 4),
+        "sampling": None,
+    }
+    return msgspec.convert(fields | changes, Row)
+
+
+def test_rows_become_arrays() -> None:
+    packer = make_packer()
+    packer.pack(StepPlan(0, (row(2),)))
+    decode = row(2, start=5, n_tokens=1, tokens=None, write_start=5, table_start=2, table_pages=())
+    step = packer.pack(StepPlan(1, (decode, row(1, table_pages=(9, 8)))))
+    assert step.n_decode == 1
+    found = {
+        field.name: value.tolist()
+        for field in dataclasses.fields(step)
+        if isinstance(value := getattr(step, field.name), np.ndarray)
+    }
+    assert found == {
+        "slots": [2, 1],
+        "starts": [5, 0],
+        "n_tokens": [1, 5],
+        "firsts": [0, 1],
+        "write_starts": [5, 0],
+        "table_starts": [2, 0],
+        "update_firsts": [0, 0],
+        "update_counts": [0, 2],
+        "ids": [-1, 7, 8, 9, 10, 11],
+        "updates": [9, 8],
+    }
+    assert step.lengths.tolist() == [6, 5]
+
+
+def test_a_row_of_one_token_behind_a_longer_one_does_not_lead() -> None:
+    one = row(0, n_tokens=1, tokens=pack_tokens([5]), table_pages=(1,))
+    step = make_packer().pack(StepPlan(0, (one, row(1), row(2, n_tokens=1, tokens=pack_tokens([5])))))
+    assert step.n_decode == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"slot": 4}, "4 slots"),
+        ({"slot": -1}, "4 slots"),
+        ({"n_tokens": 0, "tokens": b""}, "no tokens"),
+        ({"start": -1}, "below 0"),
+        ({"tokens": None}, "as many ids"),
+        ({"tokens": b"abc"}, "as many ids"),
+        ({"start": 28}, "max_model_len"),
+        ({"table_start": -1}, "table entries"),
+        ({"table_pages": (1,) * 9}, "table entries"),
+        ({"table_pages": (1, 20)}, "pool's 20"),
+        ({"table_pages": (1, -1)}, "pool's 20"),
+        ({"table_pages": (1,)}, "no page is known"),
+        ({"table_start": 1}, "a hole"),
+        ({"table_pages": ()}, "no page is known"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_refused(changes: dict[str, object], problem: str) -> None:
+    packer = make_packer()
+    with pytest.raises(DeviceError, match=problem):
+        packer.pack(StepPlan(0, (row(3), row(**{"slot": 0} | changes))))  # type: ignore[arg-type]
+    packer.pack(StepPlan(0, (row(3),)))
+    with pytest.raises(DeviceError, match="no page is known"):  # the refused plan has left nothing
+        packer.pack(StepPlan(1, (row(0, table_pages=()),)))
+
+
+def test_a_plan_that_does_not_fit_is_refused() -> None:
+    packer = make_packer()
+    with pytest.raises(DeviceError, match="0 rows"):
+        packer.pack(StepPlan(0, ()))
+    with pytest.raises(DeviceError, match="one slot"):
+        packer.pack(StepPlan(0, (row(1), row(1))))
+    with pytest.raises(DeviceError, match="20 tokens; the device takes 16"):
+        packer.pack(StepPlan(0, tuple(row(slot) for slot in range(4))))
+    with pytest.raises(DeviceError, match="copies pages 1 to 20"):
+        packer.pack(StepPlan(0, (row(),), copies=((1, 20),)))
+    with pytest.raises(DeviceError, match="two pages to one"):
+        packer.pack(StepPlan(0, (row(),), copies=((1, 2), (3, 2))))
