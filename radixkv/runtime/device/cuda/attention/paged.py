@@ -1,0 +1,254 @@
+"""Attention over the paged pool on one GPU: planned on the host by arrays, enqueued without waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from radixkv.runtime.device.cuda.attention.decode import DecodePlanner, DecodeStep, Geometry, Variant
+from radixkv.runtime.device.cuda.attention.kernels import ItemKernel, Launch, Results, Shape, TileKernel
+from radixkv.runtime.device.cuda.attention.merge import gather, merge
+from radixkv.runtime.device.cuda.attention.schedule import TileSchedule, causal_tiles, tile_queries
+from radixkv.runtime.device.cuda.attention.sharing import SharingCosts
+from radixkv.runtime.device.cuda.attention.work import Ints, WorkFields
+from radixkv.runtime.device.cuda.staging import Layout, Staged, Staging
+from radixkv.runtime.plan import SharedRun
+
+
+@dataclass(frozen=True)
+class PromptStep:
+    """A step's prompt rows, planned; their numbers are on the way to the device."""
+
+    numbers: Tensor
+    """Int32: a ``TileSchedule`` on Hopper, else items."""
+    plan: tuple[int, ...]
+    work: WorkFields | None
+    n_items: int
+
+
+class PagedAttention:
+    """Attention of one model on one GPU.
+
+    Decode rows come first in a batch. Block tables are read by the kernels themselves, so that they must be up to
+    date before a step's first layer; entries behind a row's last page are never followed.
+
+    Memory: partial results, about 80 MB at 1,024 rows of 32 heads of 128 in bfloat16.
+
+    Args:
+        shape: heads, page size and dtype: float16 or bfloat16.
+        windows: by layer, how many positions a token sees, its own included; None for all.
+        max_rows: rows of a step; their slots are below it, and that of padding is it.
+        layout: gets the fields.
+        device: where.
+        costs: what decides whether shared pages are read once for many rows.
+        prompt_kernel: None for FA3 on Hopper, and FA2 elsewhere.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        windows: Sequence[int | None],
+        *,
+        max_rows: int,
+        layout: Layout,
+        device: torch.device,
+        costs: SharingCosts | None = None,
+        prompt_kernel: Literal["fa2", "fa3"] | None = None,
+    ) -> None:
+        properties = torch.cuda.get_device_properties(device)
+        self._shape = shape
+        self._windows = tuple(windows)
+        self._device = device
+        is_hopper = (properties.major, properties.minor) == (9, 0)
+        self._uses_tiles = (prompt_kernel or ("fa3" if is_hopper else "fa2")) == "fa3"
+        self._geometry = Geometry(
+            n_heads=shape.n_heads,
+            n_kv_heads=shape.n_kv_heads,
+            page_size=shape.page_size,
+            token_bytes=2 * shape.n_kv_heads * shape.head_dim * shape.dtype.itemsize,
+            small_tile=next(tile for tile in (16, 64, 128) if tile >= shape.group),
+            large_tile=64 if shape.head_dim > 128 else 128,
+            n_processors=properties.multi_processor_count,
+        )
+        self._max_rows = max_rows
+        self._decode = DecodePlanner(
+            self._geometry, windows, max_rows=max_rows, layout=layout, costs=costs or SharingCosts()
+        )
+
+    def connect(self, staging: Staging, tables: Tensor) -> None:
+        """Binds the device's memory and loads the kernels, which compile for minutes where they are not prebuilt.
+
+        Args:
+            staging: of the complete layout.
+            tables: [max_rows + 1, width] int32; stays where it is.
+        """
+        shape, distinct = self._shape, set(self._windows)
+        self._staging = staging
+        self._width = tables.shape[1]
+        self._item_kernels = {window: ItemKernel(shape, window, tables) for window in distinct}
+        self._tile_kernels = (
+            {window: TileKernel(shape, window, tables) for window in distinct} if self._uses_tiles else {}
+        )
+        self._results = Results.of(self._decode.n_results, shape, self._device)
+        self._ordered = torch.zeros(
+            self._max_rows, shape.n_heads, shape.head_dim, dtype=shape.dtype, device=self._device
+        )
+
+    def variants(self, bucket: int) -> list[Variant]:
+        """The ways in which a bucket's graph may compute."""
+        return self._decode.variants(bucket)
+
+    def plan_decode(
+        self,
+        staged: Staged,
+        slots: Ints,
+        lengths: Ints,
+        shared: Sequence[SharedRun] = (),
+        bucket: int | None = None,
+        variant: Variant | None = None,
+    ) -> DecodeStep:
+        """Chooses how to compute a step's decode rows, and stages it.
+
+        Args:
+            slots: [rows].
+            lengths: [rows], positions that each row reads, its own included.
+            shared: what rows share, see ``StepPlan.shared``.
+            bucket: rows of the graph that will run, in the variant that the step says; None runs without a graph.
+            variant: None for the best.
+        """
+        return self._decode.plan(staged, slots, lengths, self._width, shared, bucket, variant)
+
+    def plan_capture(self, staged: Staged, bucket: int, variant: Variant) -> DecodeStep:
+        """Stages a bucket of padding, for a graph to be captured."""
+        none = np.empty(0, np.int32)
+        return self.plan_decode(staged, none, none, bucket=bucket, variant=variant)
+
+    def plan_prompts(self, slots: Ints, starts: Ints, n_tokens: Ints) -> PromptStep:
+        """Schedules the prompt rows, and sends the schedule on the current stream.
+
+        Args:
+            slots, starts, n_tokens: [rows]; a row's tokens follow on those of the row before it.
+        """
+        firsts = np.cumsum(n_tokens, dtype=np.int32) - n_tokens
+        entries, lengths = slots * np.int32(self._width), starts + n_tokens
+        if self._uses_tiles:
+            schedule = TileSchedule.of(
+                firsts,
+                n_tokens,
+                lengths,
+                entries,
+                n_heads=self._shape.n_heads,
+                tile=tile_queries(self._shape.head_dim),
+                n_processors=self._geometry.n_processors,
+            )
+            return PromptStep(self._sent(schedule.numbers), tuple(schedule.plan), None, 0)
+        tile = self._geometry.large_tile // self._geometry.group
+        items = causal_tiles(firsts, n_tokens, lengths, entries, tile=tile, page_size=self._shape.page_size)
+        layout = Layout()
+        work = WorkFields.place(len(items), 0, layout)
+        host = Staged(torch.empty(layout.size, dtype=torch.int32, pin_memory=True))
+        work.fill(host, items, len(items), (self._max_rows + 1) * self._width)
+        return PromptStep(host.buffer.to(self._device, non_blocking=True), (), work, len(items))
+
+    def step(self, decode: DecodeStep | None, prompts: PromptStep | None) -> StepAttention:
+        """The planned step, as the decoder runs it."""
+        distinct = set(self._windows)
+        return StepAttention(
+            self._windows,
+            0 if decode is None else decode.n_rows,
+            {} if decode is None else {window: self._decode_launch(decode, window) for window in distinct},
+            {} if prompts is None else {window: self._prompt_launch(prompts, window) for window in distinct},
+        )
+
+    def _decode_launch(self, step: DecodeStep, window: int | None) -> _Enqueue:
+        plan, view = self._decode, self._staging.view
+        kernel, small = self._item_kernels[window], self._geometry.small_tile
+        work = plan.work[window]
+        numbers = view(work.field)
+        results = None if step.variant == "whole" else self._results
+        if window is not None or step.variant != "shared":
+            return kernel.launch(work, numbers, step.n_items, small, step.n_rows, results=results)
+        launches = [kernel.launch(work, numbers, step.n_items, small, step.n_rows, results=results, merges=False)]
+        if step.n_large_items:
+            large, tile, n_items = plan.large_work, self._geometry.large_tile, step.n_large_items
+            launches.append(
+                kernel.launch(large, view(large.field), n_items, tile, step.n_rows, results=results, merges=False)
+            )
+        return _SharedDecode(
+            launches,
+            self._results,
+            order=view(plan.order)[: step.n_rows],
+            ordered=self._ordered[: step.n_rows],
+            indptr=numbers[work.merge_indptr : work.merge_indptr + step.n_rows + 1],
+            listed=view(plan.merge_results),
+        )
+
+    def _prompt_launch(self, step: PromptStep, window: int | None) -> _Enqueue:
+        if step.work is None:
+            return self._tile_kernels[window].launch(step.numbers, list(step.plan))
+        kernel, tile = self._item_kernels[window], self._geometry.large_tile
+        return kernel.launch(step.work, step.numbers, step.n_items, tile, 0, is_causal=True)
+
+    def _sent(self, numbers: Ints) -> Tensor:
+        host = torch.empty(len(numbers), dtype=torch.int32, pin_memory=True)
+        host.numpy()[:] = numbers
+        return host.to(self._device, non_blocking=True)
+
+
+class StepAttention:
+    """One planned step: decode rows first, then prompt rows.
+
+    Args:
+        windows: by layer.
+        n_decode: rows.
+        decode, prompts: by window; empty for no such rows.
+    """
+
+    def __init__(
+        self,
+        windows: Sequence[int | None],
+        n_decode: int,
+        decode: Mapping[int | None, _Enqueue],
+        prompts: Mapping[int | None, _Enqueue],
+    ) -> None:
+        self._windows = windows
+        self._n_decode = n_decode
+        self._decode = decode
+        self._prompts = prompts
+
+    def run(self, layer: int, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
+        """As in ``LayerAttention``: q and out are [tokens, heads, head_dim]."""
+        window, n = self._windows[layer], self._n_decode
+        if self._decode:
+            self._decode[window](q[:n], k_cache, v_cache, out[:n])
+        if self._prompts:
+            self._prompts[window](q[n:], k_cache, v_cache, out[n:])
+
+
+class _Enqueue(Protocol):
+    """Enqueues one layer; q and out are [queries, heads, head_dim]."""
+
+    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None: ...
+
+
+@dataclass(frozen=True)
+class _SharedDecode:
+    """Rows in an order in which those that share pages are neighbours; their results, merged."""
+
+    launches: Sequence[Launch]
+    results: Results
+    order: Tensor
+    ordered: Tensor
+    indptr: Tensor
+    listed: Tensor
+
+    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
+        gather(q, self.order, self.ordered)
+        for launch in self.launches:
+            launch(self.ordered, k_cache, v_cache, out)
+        merge(self.results.values, self.results.lse, self.indptr, self.listed, self.order, out)

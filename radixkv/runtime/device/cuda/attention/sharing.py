@@ -1,0 +1,205 @@
+"""Which runs of shared pages are worth reading once for all their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from radixkv.runtime.device.cuda.attention.work import Ints
+from radixkv.runtime.plan import SharedRun
+
+
+@dataclass(frozen=True)
+class SharingCosts:
+    """What reading shared pages costs, in nanoseconds, fitted to one H200 with 32 heads, 8 KV heads of 128, bf16.
+
+    From FlashInfer 0.6.12 over pages of 16 tokens: flat decode of 256 rows x 1664 tokens, 1536 of them shared in 4
+    groups, takes 224 µs, of 256 x 4096 with 3072 shared 563 µs, and 256 x 1024 unshared 257 µs; two-level cascade
+    117 and 333 µs. So a row's token costs 1.0 ns (4 KiB of HBM), but 0.4 ns if other rows of the step read it too
+    (the L2 cache), and a token for one large tile of 128 (row, head) pairs about 2.6 ns (200 TFLOP/s).
+    """
+
+    token_ns: float = 1.0
+    cached_token_ns: float = 0.4
+    large_tile_token_ns: float = 2.6
+    launches_ns: float = 18_000.0
+    """What a layer pays for any sharing: queries are put in order, large tiles launched, results merged."""
+    run_ns: float = 300.0
+    """What a run must save: its results are merged."""
+
+    def saved_ns(self, n_rows: int, n_tokens: float, n_small: int, n_large: int) -> tuple[float, bool]:
+        """What one run saves, and whether large tiles are better; without ``launches_ns``.
+
+        Args:
+            n_small: small tiles that the rows fill.
+            n_large: large ones.
+        """
+        flat = n_tokens * (self.token_ns + (n_rows - 1) * self.cached_token_ns)
+        small = n_tokens * (self.token_ns + (n_small - 1) * self.cached_token_ns)
+        large = n_tokens * n_large * self.large_tile_token_ns
+        return flat - min(small, large) - self.run_ns, large < small
+
+
+@dataclass(frozen=True)
+class UsedRun:
+    """A run that is read once a tile of rows."""
+
+    first_row: int
+    """Place in the order of ``Sharing``."""
+    n_rows: int
+    first_page: int
+    n_pages: int
+    is_large: bool
+    """In large tiles."""
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """A step's decode rows in an order in which each used run's rows are neighbours."""
+
+    order: Ints
+    """[rows]: place in the batch."""
+    covered_pages: Ints
+    """[rows], in that order: pages from the first on that the used runs read for the row."""
+    runs: tuple[UsedRun, ...]
+
+
+class SharingChoice:
+    """Chooses runs.
+
+    Args:
+        page_size: tokens a page.
+        token_bytes: K and V of one token in one layer; ``costs`` are for 4 KiB.
+        group: heads that share a KV head.
+        small_tile, large_tile: (row, head) pairs that a tile holds.
+    """
+
+    def __init__(
+        self,
+        costs: SharingCosts,
+        *,
+        page_size: int,
+        token_bytes: int,
+        group: int,
+        small_tile: int,
+        large_tile: int,
+    ) -> None:
+        self._costs = costs
+        self._page_tokens = page_size * token_bytes / 4096
+        self._small_rows = small_tile // group
+        self._large_rows = large_tile // group
+        self._asked: tuple[Sequence[SharedRun], int] = (), 0
+        self._chosen: Sharing | None = None
+
+    def choose(
+        self, shared: Sequence[SharedRun], n_rows: int, max_small_tiles: int, max_large_tiles: int
+    ) -> Sharing | None:
+        """The runs to use; None if none pays. O(rows of all runs), and O(1) for the very object of the last call.
+
+        A run that is not used leaves its pages to the runs behind it, so that the used ones of a row read its pages
+        from the first on without a gap.
+
+        Args:
+            n_rows: decode rows, which are the first of the plan.
+            max_small_tiles, max_large_tiles: how many tiles the used runs may fill; they follow from ``n_rows``.
+        """
+        if self._asked[0] is not shared or self._asked[1] != n_rows:
+            self._asked = shared, n_rows
+            self._chosen = self._choose(shared, n_rows, max_small_tiles, max_large_tiles)
+        return self._chosen
+
+    def _choose(
+        self, shared: Sequence[SharedRun], n_rows: int, max_small_tiles: int, max_large_tiles: int
+    ) -> Sharing | None:
+        nodes, owners = _forest(shared, n_rows)
+        for node in nodes:
+            node.absorb()
+            n_tokens = (node.end - node.first_page) * self._page_tokens
+            node.saved_ns, node.is_large = self._costs.saved_ns(node.n_rows, n_tokens, *self._tiles(node))
+            node.is_used = node.saved_ns > 0
+        left = {False: max_small_tiles, True: max_large_tiles}
+        for node in sorted(nodes, key=lambda node: -node.saved_ns):
+            n_tiles = self._tiles(node)[node.is_large]
+            node.is_used = node.is_used and n_tiles <= left[node.is_large]
+            left[node.is_large] -= n_tiles if node.is_used else 0
+        if sum(node.saved_ns for node in nodes if node.is_used) <= self._costs.launches_ns:
+            return None
+        return _in_order(nodes, owners)
+
+    def _tiles(self, node: _Node) -> tuple[int, int]:
+        """Small and large tiles that its rows fill."""
+        return -(-node.n_rows // self._small_rows), -(-node.n_rows // self._large_rows)
+
+
+class _Node:
+    """A run with its place among the others."""
+
+    def __init__(self, run: SharedRun, parent: _Node | None) -> None:
+        self.n_rows = len(run.rows)
+        self.first_page = run.first_page
+        self.end = run.first_page + run.n_pages
+        self.parent = parent
+        self.children: list[_Node] = []
+        self.n_own_rows = 0
+        """Rows that are in no run behind it."""
+        self.is_used = False
+        self.is_large = False
+        self.saved_ns = 0.0
+        self.place = 0
+        """In the order in which each run comes before those behind it, and they before its neighbours."""
+        self.covered = 0
+        """Pages from the first on that used runs read for its rows."""
+
+    def absorb(self) -> None:
+        """Takes over the pages of runs before it that are not used."""
+        if self.parent is not None:
+            self.first_page = self.parent.end if self.parent.is_used else self.parent.first_page
+
+
+def _forest(shared: Sequence[SharedRun], n_rows: int) -> tuple[list[_Node], list[_Node | None]]:
+    """Runs that begin at the first page, or where the run of more rows before them ends; and each row's last one.
+
+    Others are left out, as are those with rows behind the ``n_rows`` first.
+    """
+    nodes: list[_Node] = []
+    owners: list[_Node | None] = [None] * n_rows
+    for run in shared:
+        if len(run.rows) < 2 or run.rows[-1] >= n_rows:
+            continue
+        parent = owners[run.rows[0]]
+        begin = 0 if parent is None else parent.end
+        if run.first_page != begin or any(owners[row] is not parent for row in run.rows):
+            continue
+        node = _Node(run, parent)
+        nodes.append(node)
+        if parent is not None:
+            parent.children.append(node)
+        for row in run.rows:
+            owners[row] = node
+    return nodes, owners
+
+
+def _in_order(nodes: list[_Node], owners: list[_Node | None]) -> Sharing:
+    for owner in owners:
+        if owner is not None:
+            owner.n_own_rows += 1
+    runs: list[UsedRun] = []
+    first_row = sum(1 for owner in owners if owner is None)
+    pending = [node for node in reversed(nodes) if node.parent is None]
+    place = 0
+    while pending:
+        node = pending.pop()
+        place += 1
+        node.place = place
+        node.absorb()
+        node.covered = node.end if node.is_used else 0 if node.parent is None else node.parent.covered
+        if node.is_used:
+            runs.append(UsedRun(first_row, node.n_rows, node.first_page, node.end - node.first_page, node.is_large))
+        first_row += node.n_own_rows
+        pending.extend(reversed(node.children))
+    places = np.array([0 if owner is None else owner.place for owner in owners])
+    covered = np.array([0 if owner is None else owner.covered for owner in owners], dtype=np.int32)
+    order = np.argsort(places, kind="stable").astype(np.int32)
+    return Sharing(order, covered[order], tuple(runs))

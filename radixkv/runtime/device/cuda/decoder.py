@@ -1,0 +1,175 @@
+"""The dense transformer decoder over fused kernels: what ``models.decoder`` is to the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from radixkv.errors import ConfigError
+from radixkv.runtime.device.cuda.kernels.activation import silu_and_multiply
+from radixkv.runtime.device.cuda.kernels.linear import linear
+from radixkv.runtime.device.cuda.kernels.norm import add_rms_norm, rms_norm
+from radixkv.runtime.device.cuda.kernels.rotary import rotate_and_store
+from radixkv.runtime.device.cuda.pool import CudaPool
+from radixkv.runtime.device.cuda.rows import Places
+from radixkv.runtime.device.models.config import DecoderConfig
+from radixkv.runtime.device.models.rope import Rope
+from radixkv.runtime.device.models.weights import LayerWeights, LinearWeights, MlpWeights, Weights
+
+
+class LayerAttention(Protocol):
+    """Attention of a planned step."""
+
+    def run(self, layer: int, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
+        """Every token reads its sequence up to itself; the step's own K and V are stored already.
+
+        Args:
+            layer: its index.
+            q: [tokens, heads, head_dim], rotated.
+            k_cache: [pages + 1, page_size, kv_heads, head_dim] of the layer.
+            v_cache: the same.
+            out: [tokens, heads, head_dim], filled.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The tokens whose states are wanted: no more than these go through the last layer's attention and MLP."""
+
+    tokens: Tensor
+    """[wanted] int32, places in the batch."""
+    attention: Callable[[], LayerAttention]
+    """Gives attention of these tokens; called when everything before it is enqueued."""
+
+
+class CudaDecoder:
+    """Token ids to hidden states to logits.
+
+    The residual stream is kept apart from what the layers add to it, so that each addition is one kernel with the
+    norm that follows it.
+
+    Raises:
+        CheckpointError: the weights cannot be read.
+        ConfigError: a layer has experts.
+    """
+
+    def __init__(self, weights: Weights, max_positions: int, device: torch.device) -> None:
+        config = weights.config
+        self._config = config
+        self._cosine_sine = _angles(config.rope, config.head_dim, max_positions).to(device)
+        self._embedding = weights.embedding()
+        self._layers = [_layer(config, index, weights.layer(index)) for index in range(config.n_layers)]
+        self._final_norm = weights.final_norm()
+        self._head = self._embedding if config.tied_head else weights.head()
+
+    @property
+    def n_layers(self) -> int:
+        """Calls of attention in a step."""
+        return self._config.n_layers
+
+    def __call__(
+        self, places: Places, pool: CudaPool, attention: LayerAttention, wanted: Wanted | None = None
+    ) -> Tensor:
+        """The last layer's normed states, [tokens, hidden]; K and V of all tokens are stored on the way.
+
+        Args:
+            wanted: the tokens whose states are returned, [wanted, hidden]; None for all.
+        """
+        residual = embedding(places.ids, self._embedding)
+        normed = torch.empty_like(residual)
+        rms_norm(residual, self._layers[0].attention_norm, self._config.norm_eps, normed)
+        norms = [layer.attention_norm for layer in self._layers[1:]] + [self._final_norm]
+        for index, (layer, next_norm) in enumerate(zip(self._layers, norms, strict=True)):
+            caches = pool.layer(index)
+            q = self._store(layer, normed, places, *caches)
+            if wanted is not None and index == len(self._layers) - 1:
+                # Nothing reads what this layer would compute of other tokens.
+                q, residual = (x.index_select(0, wanted.tokens) for x in (q, residual))
+                normed = torch.empty_like(residual)
+                attention = wanted.attention()
+            attended = torch.empty_like(q)
+            attention.run(index, q, *caches, attended)
+            added = _product(attended.view(len(q), -1), layer.output)
+            add_rms_norm(added, residual, layer.mlp_norm, self._config.norm_eps, normed)
+            gate_up = _product(normed, layer.gate_up)
+            inner = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+            silu_and_multiply(gate_up, inner)
+            add_rms_norm(_product(inner, layer.down), residual, next_norm, self._config.norm_eps, normed)
+        return normed
+
+    def _store(self, layer: _Layer, normed: Tensor, places: Places, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        """Puts K and V into the pool; the rotated queries, [tokens, heads, head_dim]."""
+        config = self._config
+        q = normed.new_empty(len(normed), config.n_heads, config.head_dim)
+        rotate_and_store(
+            _product(normed, layer.query_key_value),
+            places.positions,
+            places.lines,
+            self._cosine_sine,
+            k_cache,
+            v_cache,
+            q,
+            query_norm=layer.query_norm,
+            key_norm=layer.key_norm,
+            eps=config.norm_eps,
+        )
+        return q
+
+    def empty_logits(self, n_rows: int) -> Tensor:
+        """Room for ``logits``: [n_rows, vocab]."""
+        return self._head.new_empty(n_rows, len(self._head))
+
+    def logits(self, hidden: Tensor, out: Tensor) -> None:
+        """[rows, hidden] -> ``out`` [rows, vocab], in the weights' dtype."""
+        linear(hidden, self._head, out)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    attention_norm: Tensor
+    query_key_value: LinearWeights
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    output: LinearWeights
+    mlp_norm: Tensor
+    gate_up: LinearWeights
+    down: LinearWeights
+
+
+def _layer(config: DecoderConfig, index: int, weights: LayerWeights) -> _Layer:
+    if not isinstance(weights.mlp, MlpWeights):
+        raise ConfigError(
+            f"layer {index} of this {config.architecture} has experts, which this release does not run on CUDA; "
+            "use --device cpu"
+        )
+    return _Layer(
+        attention_norm=weights.attention_norm,
+        query_key_value=weights.query_key_value,
+        query_norm=weights.query_norm,
+        key_norm=weights.key_norm,
+        output=weights.output,
+        mlp_norm=weights.mlp_norm,
+        gate_up=weights.mlp.gate_up,
+        down=weights.mlp.down,
+    )
+
+
+def _product(x: Tensor, weights: LinearWeights) -> Tensor:
+    out = x.new_empty(len(x), len(weights.weight))
+    if weights.bias is None:
+        linear(x, weights.weight, out)
+    else:
+        torch.addmm(weights.bias, x, weights.weight.t(), out=out)
+    return out
+
+
+def _angles(rope: Rope, head_dim: int, max_positions: int) -> Tensor:
+    """[max_positions, head_dim] float32: cosines, then sines, each of half the head's dimensions."""
+    angles = torch.arange(max_positions).float()[:, None] * rope.frequencies(head_dim)
+    return torch.cat([angles.cos() * rope.amplitude, angles.sin() * rope.amplitude], -1)

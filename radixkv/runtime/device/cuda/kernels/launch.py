@@ -1,0 +1,28 @@
+"""How kernels are launched: one after another, each starting while the one before it ends."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+
+def overlapping(x: Tensor) -> dict[str, bool]:
+    """Launch options of a kernel on ``x``'s device that takes the constant ``OVERLAP``.
+
+    From Hopper on a kernel may start before the one ahead of it has ended, and waits inside (``gdc_wait``) before
+    it touches what others write. Every kernel that is launched so must wait, or those behind it could pass it.
+    """
+    if not x.is_cuda or torch.cuda.get_device_capability(x.device) < (9, 0):
+        return {"OVERLAP": False}
+    return {"OVERLAP": True, "launch_pdl": True}
+
+
+def power_of_two(n: int) -> int:
+    """The smallest one that is at least ``n``: what tensors inside of kernels measure."""
+    return int(triton.next_power_of_2(n))
+
+
+def warps_for(n_elements: int, per_thread: int = 16) -> int:
+    """Warps of a program over a power of two of elements, 1 to 16."""
+    return min(max(n_elements // (32 * per_thread), 1), 16)

@@ -1,0 +1,116 @@
+"""From a checkpoint and settings to an executor that is ready: checks, weights, memory, graphs."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from radixkv.checkpoints import Checkpoint
+from radixkv.config import LoadFormat
+from radixkv.runtime.device.cuda import checks
+from radixkv.runtime.device.cuda.attention.kernels import Shape
+from radixkv.runtime.device.cuda.attention.paged import PagedAttention
+from radixkv.runtime.device.cuda.decoder import CudaDecoder
+from radixkv.runtime.device.cuda.executor import CudaExecutor
+from radixkv.runtime.device.cuda.graphs import buckets
+from radixkv.runtime.device.cuda.memory import measure, plan_pages
+from radixkv.runtime.device.cuda.packing import Packer
+from radixkv.runtime.device.cuda.rows import RowFields
+from radixkv.runtime.device.cuda.runner import StepRunner
+from radixkv.runtime.device.cuda.sampler.sampler import CudaSampler
+from radixkv.runtime.device.cuda.staging import Layout
+from radixkv.runtime.device.kvpool import PageShape
+from radixkv.runtime.device.models.weights import open_weights
+
+logger = logging.getLogger(__name__)
+
+_GIB = 1 << 30
+_GRAPH_BYTES = 2 << 20
+"""What the driver keeps of a graph of some 400 kernels."""
+
+
+def open_cuda_executor(
+    checkpoint: Checkpoint,
+    *,
+    page_size: int,
+    max_rows: int,
+    max_tokens: int,
+    max_model_len: int,
+    kv_cache_memory_bytes: int | None,
+    max_total_tokens: int | None,
+    gpu_memory_utilization: float,
+    dtype: str,
+    load_format: LoadFormat,
+) -> CudaExecutor:
+    """Loads the model onto the current GPU, captures its graphs and makes a pool of what memory is left.
+
+    Args:
+        max_rows: slots; a plan's rows have slots below it.
+        max_tokens: most tokens of a step.
+        kv_cache_memory_bytes: the pool's size; None takes what is left.
+        max_total_tokens: the pool in tokens, instead.
+        gpu_memory_utilization: the share of the GPU's memory that may be used in all.
+        dtype: ``bfloat16``, ``float16``, or ``auto``.
+        load_format: ``dummy`` takes random weights and reads no file but ``config.json``.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be run.
+        ConfigError: a setting, the checkpoint or the machine does not fit.
+    """
+    machine = checks.look()
+    gpu = checks.check_machine(machine)
+    checks.check_page_size(page_size)
+    checks.check_max_model_len(max_model_len, checkpoint.max_position_embeddings)
+    device = torch.device("cuda", torch.cuda.current_device())
+    stream = torch.cuda.Stream(device)
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        numbers = checks.choose_dtype(dtype, checkpoint.config)
+        with open_weights(checkpoint, load_format=load_format, dtype=numbers, device=device) as weights:
+            checks.check_model(weights.config)
+            checks.check_weights_fit(weights.n_bytes, gpu)
+            logger.info("loading %.1f GiB of weights onto %s", weights.n_bytes / _GIB, gpu.name)
+            decoder = CudaDecoder(weights, max_model_len, device)
+            config = weights.config
+        layout = Layout()
+        rows = RowFields(max_rows, layout)
+        width = -(-max_model_len // page_size)
+        attention = PagedAttention(
+            Shape(config.n_heads, config.n_kv_heads, config.head_dim, page_size, numbers),
+            [window if window and window < max_model_len else None for window in config.windows],
+            max_rows=max_rows,
+            layout=layout,
+            device=device,
+        )
+        runner = StepRunner(decoder, attention, rows, layout, width=width, stream=stream)
+        sampler = CudaSampler(max_rows, config.vocab_size, device)
+        sampler.warm_up(numbers)
+        page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, numbers)
+        n_pages = plan_pages(
+            page,
+            measure(device, _later_bytes(runner, page, max_rows, max_tokens, max_model_len)),
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            max_total_tokens=max_total_tokens,
+            gpu_memory_utilization=gpu_memory_utilization,
+            max_model_len=max_model_len,
+        )
+        logger.info("the KV pool holds %d tokens", n_pages * page_size)
+        runner.open_pool(page, n_pages)
+        runner.capture(buckets(max_rows))
+    packer = Packer(
+        page_size=page_size, max_rows=max_rows, max_tokens=max_tokens, max_model_len=max_model_len, n_pages=n_pages
+    )
+    return CudaExecutor(runner, packer, sampler, vocab_size=config.vocab_size, stream=stream)
+
+
+def _later_bytes(runner: StepRunner, page: PageShape, max_rows: int, max_tokens: int, max_model_len: int) -> int:
+    """What the largest step and all graphs will take, by trying the largest of each."""
+    runner.open_pool(page, 0)
+    step_bytes = runner.measure_largest(max_tokens, max_model_len)
+    torch.cuda.empty_cache()
+    free_before, _ = torch.cuda.mem_get_info()
+    n_graphs = runner.capture([max_rows])
+    free_after, _ = torch.cuda.mem_get_info()
+    runner.open_pool(page, 0)
+    torch.cuda.empty_cache()
+    return step_bytes + max(0, free_before - free_after) + _GRAPH_BYTES * n_graphs * len(buckets(max_rows))

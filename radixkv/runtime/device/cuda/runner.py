@@ -1,0 +1,228 @@
+"""Packed steps -> logits and greedy tokens on the device; steps of one token a row as CUDA graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from radixkv.runtime.device.cuda.attention.decode import DecodeStep, Variant
+from radixkv.runtime.device.cuda.attention.paged import PagedAttention, PromptStep
+from radixkv.runtime.device.cuda.decoder import CudaDecoder, LayerAttention, Wanted
+from radixkv.runtime.device.cuda.graphs import DecodeGraphs
+from radixkv.runtime.device.cuda.kernels.argmax import argmax, argmax_scratch
+from radixkv.runtime.device.cuda.packing import Ints, PackedStep
+from radixkv.runtime.device.cuda.pool import CudaPool
+from radixkv.runtime.device.cuda.rows import RowFields, RowState
+from radixkv.runtime.device.cuda.staging import Layout, Staging
+from radixkv.runtime.device.cuda.timer import AttentionTimer
+from radixkv.runtime.device.kvpool import PageShape
+from radixkv.runtime.plan import StepPlan
+
+N_TIMES = 4
+"""Int32 numbers that two times take."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a step leaves on the device, until the next one is enqueued."""
+
+    logits: Tensor
+    """[rows, vocab], of each row's last token."""
+    report: Tensor
+    """[``N_TIMES`` + 2 * rows] int32: the attention timer's times, then ``choice``, for one copy to the host."""
+    hidden: Tensor | None = None
+    """[tokens, hidden], of a step that was not a graph."""
+
+    @property
+    def choice(self) -> Tensor:
+        """[2, rows] int32: each row's likeliest token, and 1 where all its logits are finite."""
+        return self.report[N_TIMES:].view(2, -1)
+
+
+class StepRunner:
+    """Decoder, attention, pool and the slots' state on one GPU. Everything is enqueued; nothing waits.
+
+    Args:
+        decoder: the model.
+        attention: of the same sizes; its fields are in ``layout``.
+        rows: the rows' fields in ``layout``.
+        layout: complete.
+        width: entries of a block table.
+        stream: what everything is enqueued on; it must be the current one.
+    """
+
+    def __init__(
+        self,
+        decoder: CudaDecoder,
+        attention: PagedAttention,
+        rows: RowFields,
+        layout: Layout,
+        *,
+        width: int,
+        stream: torch.cuda.Stream,
+    ) -> None:
+        self._decoder = decoder
+        self._attention = attention
+        self._rows = rows
+        self._width = width
+        self._stream = stream
+        self._device = stream.device
+        self._staging = Staging(layout, self._device)
+        self._logits = decoder.empty_logits(rows.max_rows)
+        self._scratch = argmax_scratch(rows.max_rows, self._logits.shape[1], self._device)
+        self._report = torch.zeros(N_TIMES + 2 * rows.max_rows, dtype=torch.int32, device=self._device)
+        self.timer = AttentionTimer(decoder.n_layers, self._report[:N_TIMES].view(torch.int64))
+        """Of every step."""
+        self._pool: CudaPool | None = None
+        self._graphs = DecodeGraphs(stream)
+
+    @property
+    def pool(self) -> CudaPool:
+        """The pool that was opened last."""
+        assert self._pool is not None, "a runner is of use once it has a pool"
+        return self._pool
+
+    def open_pool(self, page: PageShape, n_pages: int) -> None:
+        """Makes a pool in place of the one before, and forgets graphs and block tables."""
+        self._graphs.clear()
+        self._pool = None  # its memory is needed for the next
+        self._pool = CudaPool(page, n_pages, self._device)
+        self._state = RowState(
+            self._rows,
+            self._staging,
+            width=self._width,
+            zero_page=self._pool.zero_page,
+            page_size=page.page_size,
+            device=self._device,
+        )
+        self._attention.connect(self._staging, self._state.tables)
+
+    def capture(self, sizes: list[int]) -> int:
+        """Captures the graphs of these many rows, over the pool; how many. Up to seconds."""
+        return self._graphs.capture(sizes, self._attention.variants, self._stage_padding, self._decode)
+
+    def measure_largest(self, max_tokens: int, max_model_len: int) -> int:
+        """Bytes that a step of so many tokens takes at its peak. It reads and writes nothing of worth. Waits."""
+        n_rows = min(self._rows.max_rows, -(-max_tokens // max_model_len))
+        n_tokens = np.full(n_rows, min(max_tokens // n_rows, max_model_len), np.int32)
+        zeros = np.zeros(n_rows, np.int32)
+        ends = np.cumsum(n_tokens, dtype=np.int32)
+        step = PackedStep(
+            plan=StepPlan(0, ()),
+            n_decode=0,
+            slots=np.full(n_rows, self._rows.max_rows, np.int32),
+            starts=zeros,
+            n_tokens=n_tokens,
+            firsts=ends - n_tokens,
+            write_starts=n_tokens,
+            table_starts=zeros,
+            update_firsts=zeros,
+            update_counts=zeros,
+            ids=np.zeros(int(ends[-1]), np.int32),
+            updates=zeros[:0],
+        )
+        before = torch.cuda.memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._run(step)
+        self._stream.synchronize()
+        return torch.cuda.max_memory_allocated(self._device) - before
+
+    def enqueue(self, step: PackedStep) -> Outputs:
+        """One step."""
+        if step.plan.copies:
+            self.pool.copy(step.plan.copies)
+        bucket = None
+        if self._rows.fits(step) and not any(row.scoring for row in step.plan.rows):
+            bucket = self._graphs.bucket(step.n_rows)
+        return self._run(step) if bucket is None else self._replay(step, bucket)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] -> [rows, vocab], in memory of their own."""
+        logits = self._decoder.empty_logits(len(hidden))
+        self._decoder.logits(hidden, logits)
+        return logits
+
+    def keep(self, rows: Tensor, tokens: Tensor) -> None:
+        """These, not the likeliest tokens, are what the slots of staged rows sampled: [n] int64, [n] int32."""
+        slots = self._state.slots(self._rows.max_rows).index_select(0, rows)
+        self._state.last_tokens.index_copy_(0, slots.long(), tokens)
+
+    def _replay(self, step: PackedStep, bucket: int) -> Outputs:
+        staged = self._staging.stage()
+        self._rows.fill_decode(staged, step, bucket)
+        decode = self._attention.plan_decode(staged, step.slots, step.lengths, step.plan.shared, bucket)
+        self._staging.send(staged)
+        self._graphs.replay(bucket, decode.variant)
+        return self._outputs(bucket)
+
+    def _run(self, step: PackedStep) -> Outputs:
+        n_decode = step.n_decode
+        staged = self._staging.stage()
+        self._rows.fill(staged, step, step.n_rows)
+        decode = prompts = None
+        if n_decode:
+            slots, lengths = step.slots[:n_decode], step.lengths[:n_decode]
+            decode = self._attention.plan_decode(staged, slots, lengths, step.plan.shared, None)
+        self._staging.send(staged)
+        if len(step.updates):
+            self._state.update(step.n_rows, self._sent(step.updates))
+        if n_decode < step.n_rows:
+            prompts = self._attention.plan_prompts(
+                step.slots[n_decode:], step.starts[n_decode:], step.n_tokens[n_decode:]
+            )
+        places = self._state.place(step.n_rows, self._sent(step.ids), int(step.n_tokens.max()))
+        attention = self._planned(decode, prompts)
+        lasts = self._sent(step.firsts + step.n_tokens - 1)
+        if any(row.scoring for row in step.plan.rows):
+            hidden = self._decoder(places, self.pool, attention)
+            self._choose(hidden.index_select(0, lasts))
+            return self._outputs(step.n_rows, hidden)
+        wanted = Wanted(lasts, lambda: self._last_tokens_attention(step))
+        self._choose(self._decoder(places, self.pool, attention, wanted))
+        return self._outputs(step.n_rows)
+
+    def _planned(self, decode: DecodeStep | None, prompts: PromptStep | None) -> LayerAttention:
+        return self.timer.timed(self._attention.step(decode, prompts))
+
+    def _last_tokens_attention(self, step: PackedStep) -> LayerAttention:
+        """Of each row's last token. It takes the place of the staged step's, which must be enqueued by now."""
+        staged = self._staging.stage()
+        self._rows.fill(staged, step, step.n_rows)
+        decode = self._attention.plan_decode(staged, step.slots, step.lengths)
+        self._staging.send(staged)
+        return self._planned(decode, None)
+
+    def _sent(self, numbers: Ints) -> Tensor:
+        """On the device, without waiting."""
+        pinned = torch.empty(len(numbers), dtype=torch.int32, pin_memory=True)
+        pinned.numpy()[:] = numbers
+        return pinned.to(self._device, non_blocking=True)
+
+    def _stage_padding(self, bucket: int, variant: Variant) -> DecodeStep:
+        """Makes a step of rows that only pad, for a capture."""
+        staged = self._staging.stage()
+        self._rows.pad(staged, 0, bucket)
+        decode = self._attention.plan_capture(staged, bucket, variant)
+        self._staging.send(staged)
+        return decode
+
+    def _decode(self, step: DecodeStep) -> None:
+        """What a graph holds."""
+        self._state.update(step.n_rows)
+        places = self._state.place_decode(step.n_rows)
+        self._choose(self._decoder(places, self.pool, self._planned(step, None)))
+
+    def _choose(self, last: Tensor) -> None:
+        """Logits and the likeliest token of each row, which the slots' next steps start with."""
+        n_rows = len(last)
+        outputs = self._outputs(n_rows)
+        self._decoder.logits(last, outputs.logits)
+        tokens, finite = outputs.choice
+        argmax(outputs.logits, tokens, finite, self._scratch[:n_rows])
+        self._state.last_tokens.index_copy_(0, self._state.slots(n_rows).long(), tokens)
+
+    def _outputs(self, n_rows: int, hidden: Tensor | None = None) -> Outputs:
+        return Outputs(self._logits[:n_rows], self._report[: N_TIMES + 2 * n_rows], hidden)

@@ -1,0 +1,121 @@
+"""A pool, block tables and rows for attention's GPU tests, and the oracle: float32 torch, one row at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from radixkv.runtime.device.cuda.attention.decode import Variant
+from radixkv.runtime.device.cuda.attention.kernels import Shape
+from radixkv.runtime.device.cuda.attention.paged import PagedAttention
+from radixkv.runtime.device.cuda.staging import Layout, Staging
+from radixkv.runtime.plan import SharedRun
+
+Ints = NDArray[np.int32]
+
+
+class World:
+    """One layer a window. Pages that no row was given hold NaN, as does what comes behind a row's last token."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        windows: Sequence[int | None] = (None,),
+        *,
+        max_rows: int = 64,
+        width: int = 64,
+        n_pages: int = 4096,
+        seed: int = 0,
+        prompt_kernel: Literal["fa2", "fa3"] | None = None,
+    ) -> None:
+        self.shape = shape
+        self.windows = windows
+        self.max_rows = max_rows
+        self.device = torch.device("cuda")
+        self.random = np.random.default_rng(seed)
+        torch.manual_seed(seed)
+        pool = (n_pages + 1, shape.page_size, shape.n_kv_heads, shape.head_dim)
+        self.k = torch.full(pool, math.nan, dtype=shape.dtype, device="cuda")
+        self.v = torch.full(pool, math.nan, dtype=shape.dtype, device="cuda")
+        self.k[n_pages] = 0
+        self.v[n_pages] = 0
+        self.tables = torch.full((max_rows + 1, width), n_pages, dtype=torch.int32, device="cuda")
+        self.free = self.random.permutation(n_pages).astype(np.int32).tolist()
+        layout = Layout()
+        self.attention = PagedAttention(
+            shape, windows, max_rows=max_rows, layout=layout, device=self.device, prompt_kernel=prompt_kernel
+        )
+        self.staging = Staging(layout, self.device)
+        self.attention.connect(self.staging, self.tables)
+
+    def fill(self, slot: int, length: int, shared: Sequence[int] = ()) -> list[int]:
+        """Gives a slot pages for ``length`` positions, the first of them given, and writes random K and V."""
+        size = self.shape.page_size
+        pages = list(shared)
+        while len(pages) * size < length:
+            pages.append(self.free.pop())
+        own = torch.tensor(pages[len(shared) :], dtype=torch.int64, device="cuda")
+        for cache in (self.k, self.v):
+            cache[own] = torch.randn(len(own), *cache.shape[1:], device="cuda").to(cache.dtype)
+            if length % size and len(own):
+                cache[own[-1], length % size :] = math.nan
+        self.tables[slot, : len(pages)] = torch.tensor(pages, dtype=torch.int32, device="cuda")
+        return pages
+
+    def queries(self, n: int) -> Tensor:
+        """[n, heads, head_dim], random."""
+        return torch.randn(n, self.shape.n_heads, self.shape.head_dim, device="cuda").to(self.shape.dtype)
+
+    def decode(
+        self,
+        slots: Ints,
+        lengths: Ints,
+        q: Tensor,
+        shared: Sequence[SharedRun] = (),
+        *,
+        layer: int = 0,
+        variant: Variant | None = None,
+    ) -> Tensor:
+        """Eager decode."""
+        staged = self.staging.stage()
+        step = self.attention.plan_decode(staged, slots, lengths, shared, variant=variant)
+        self.staging.send(staged)
+        out = torch.full_like(q, math.nan)
+        self.attention.step(step, None).run(layer, q, self.k, self.v, out)
+        return out
+
+    def expected(self, slots: Ints, lengths: Ints, n_tokens: Ints, q: Tensor, *, layer: int = 0) -> Tensor:
+        """What rows of the last ``n_tokens`` positions of ``lengths`` give."""
+        outs, first = [], 0
+        window, group = self.windows[layer], self.shape.group
+        for slot, length, n in zip(slots.tolist(), lengths.tolist(), n_tokens.tolist(), strict=True):
+            pages = self.tables[slot, : -(-length // self.shape.page_size)].long()
+            k, v = (cache[pages].flatten(0, 1)[:length].float() for cache in (self.k, self.v))
+            k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+            rows = q[first : first + n].float()
+            scores = torch.einsum("qhd,khd->hqk", rows, k) * self.shape.head_dim**-0.5
+            position = torch.arange(length - n, length, device="cuda")[:, None]
+            key = torch.arange(length, device="cuda")[None, :]
+            seen = key <= position
+            if window is not None:
+                seen &= key > position - window
+            scores.masked_fill_(~seen, -math.inf)
+            outs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v))
+            first += n
+        return torch.cat(outs)
+
+
+def assert_close(out: Tensor, expected: Tensor) -> None:
+    """To the rounding of bfloat16, partial results included."""
+    torch.testing.assert_close(out.float(), expected, rtol=2e-2, atol=1e-2)
+
+
+def ints(values: Sequence[int]) -> Ints:
+    """An int32 array."""
+    return np.array(values, dtype=np.int32)

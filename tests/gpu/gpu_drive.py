@@ -1,0 +1,114 @@
+"""Requests on a loop, a turn at a time, with everything checked after each."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from radixkv import LLM, SamplingParams
+from radixkv.runtime.loop import Loop
+from radixkv.runtime.plan import Executor, Pending, StepPlan
+from radixkv.wire import Cancel, Done, Failed, FromRuntime, Stats, Submit, Tokens, pack_tokens, unpack_tokens
+
+
+def loop_of(llm: LLM) -> Loop:
+    return llm._live
+
+
+def executor_of(llm: LLM) -> Executor:
+    return loop_of(llm)._executor
+
+
+@dataclass
+class Drive:
+    """One loop and what it said.
+
+    Args:
+        llm: only this drives it.
+        checks: whether every invariant is checked after every turn.
+    """
+
+    llm: LLM
+    checks: bool = True
+    answers: dict[str, list[int]] = field(default_factory=dict)
+    """Tokens of each request's first choice."""
+    ends: dict[str, str] = field(default_factory=dict)
+    """How each request ended."""
+
+    def submit(self, name: str, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        self.answers[name] = []
+        self._take(loop_of(self.llm).receive(Submit(name, pack_tokens(prompt), sampling)))
+
+    def cancel(self, name: str) -> None:
+        self._take(loop_of(self.llm).receive(Cancel(name)))
+
+    def turn(self) -> None:
+        loop = loop_of(self.llm)
+        self._take(loop.turn())
+        if self.checks:
+            loop.check()
+
+    def run(self, cancels: random.Random | None = None, share: float = 0.0) -> None:
+        """To the end; after each turn, with the odds of ``share``, a request that runs or waits is cancelled."""
+        while loop_of(self.llm).has_work:
+            self.turn()
+            if cancels is not None and cancels.random() < share:
+                live = [name for name in self.answers if name not in self.ends]
+                if live:
+                    self.cancel(cancels.choice(live))
+
+    def check_all_ended(self) -> Stats:
+        """Each request has ended once, and no page is held; gives the counters."""
+        assert self.ends.keys() == self.answers.keys(), "a request has no terminal message"
+        loop_of(self.llm).check()
+        stats = self.llm.get_metrics()
+        assert (stats.n_running, stats.n_waiting) == (0, 0)
+        assert stats.n_pages_free + stats.n_pages_evictable == stats.n_pages
+        return stats
+
+    def _take(self, messages: Sequence[FromRuntime]) -> None:
+        for message in messages:
+            match message:
+                case Tokens():
+                    for item in message.items:
+                        assert item.id not in self.ends, "tokens after the terminal message"
+                        if item.choice == 0:
+                            self.answers[item.id] += unpack_tokens(item.tokens)
+                case Done() | Failed():
+                    assert message.id not in self.ends, "a second terminal message"
+                    self.ends[message.id] = (
+                        message.finish_reason if isinstance(message, Done) else f"{message.code}: {message.text}"
+                    )
+
+
+class Recorder:
+    """An executor that keeps the plans that it is given."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.plans: list[StepPlan] = []
+        self._executor = executor
+
+    @property
+    def n_pages(self) -> int:
+        return self._executor.n_pages
+
+    @property
+    def vocab_size(self) -> int:
+        return self._executor.vocab_size
+
+    @property
+    def wants_shared_runs(self) -> bool:
+        return self._executor.wants_shared_runs
+
+    def launch(self, plan: StepPlan) -> Pending:
+        self.plans.append(plan)
+        return self._executor.launch(plan)
+
+
+def record(llm: LLM) -> Recorder:
+    """From now on the engine's plans are kept."""
+    loop = loop_of(llm)
+    recorder = Recorder(loop._executor)
+    loop._executor = recorder
+    return recorder

@@ -1,0 +1,49 @@
+"""What the tests of the kernels share. Without a CUDA device they run in Triton's interpreter, if asked for:
+``TRITON_INTERPRET=1 pytest --noconftest -W ignore::RuntimeWarning tests/gpu/test_gpu_kernels*``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+triton = pytest.importorskip("triton", reason="the kernels need Triton, which comes with the extra 'cuda'")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+RELATIVE = {torch.bfloat16: 2.0**-7 if DEVICE == "cuda" else 2.0**-5, torch.float16: 2.0**-10, torch.float32: 1e-5}
+"""Two units in the last place; for float32 what a sum's order changes. The interpreter truncates to bfloat16."""
+
+on_kernels = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        DEVICE == "cpu" and not triton.knobs.runtime.interpret, reason="needs a CUDA device, or TRITON_INTERPRET=1"
+    ),
+]
+on_device_only = pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+
+
+def normal(*shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    """Fresh numbers."""
+    return (torch.randn(shape, device=DEVICE) * scale).to(dtype)
+
+
+def integers(values: object) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+
+def poisoned(*shape: int, dtype: torch.dtype) -> Tensor:
+    """NaN, or a number that no test expects: what is not written shows."""
+    return torch.full(
+        shape, -77 if dtype in (torch.int32, torch.int64) else float("nan"), dtype=dtype, device=DEVICE
+    )
+
+
+def check_close(found: Tensor, expected: Tensor, *, slack: float = 0.1) -> None:
+    """Each number is within two units of ``found``'s type of the float32 or float64 oracle's.
+
+    Args:
+        slack: what is allowed besides, in units of a number of typical size: sums of rounded numbers cancel.
+    """
+    relative = RELATIVE[found.dtype]
+    typical = float(expected.double().square().mean().sqrt())
+    torch.testing.assert_close(found.double(), expected.double(), rtol=relative, atol=slack * relative * typical)

@@ -1,0 +1,108 @@
+"""What the device says that attention took, against CUDA's events and the engine's own clock."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gpu_drive import Drive, executor_of
+from gpu_support import family, greedy, opened, save
+from torch import Tensor
+
+from radixkv.runtime.plan import Pending, StepPlan
+
+pytest.importorskip("triton", reason="the device's clock is read in a Triton kernel")
+pytest.importorskip("flashinfer", reason="attention on CUDA is FlashInfer's")
+
+N_ROWS, LENGTH = 32, 8000
+N_LAYERS = 5
+SLEEP_CYCLES = 5_000_000
+"""Some milliseconds, in which the host enqueues what is to be timed: then it runs without gaps."""
+
+
+@pytest.mark.parametrize("is_graph", [False, True])
+def test_attention_seconds_are_those_of_cuda_events(is_graph: bool) -> None:
+    """Of long decode rows; in a graph, of replays that are all enqueued before the first number is read."""
+    from attention_world import World, ints
+
+    from radixkv.runtime.device.cuda.attention.kernels import Shape
+    from radixkv.runtime.device.cuda.timer import AttentionTimer
+
+    world = World(
+        Shape(32, 8, 128, 16, torch.bfloat16), [None] * N_LAYERS, max_rows=N_ROWS, width=512, n_pages=16_384
+    )
+    for slot in range(N_ROWS):
+        world.fill(slot, LENGTH)
+    times = torch.zeros(2, dtype=torch.int64, device="cuda")
+    timer = AttentionTimer(N_LAYERS, times)
+    q = world.queries(N_ROWS)
+    out = torch.empty_like(q)
+    slots = ints(range(N_ROWS))
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+
+    with torch.cuda.stream(stream):
+        staged = world.staging.stage()
+        step = world.attention.plan_decode(staged, slots, np.full_like(slots, LENGTH))
+        world.staging.send(staged)
+        attention = timer.timed(world.attention.step(step, None))
+
+        def body() -> None:
+            for layer in range(N_LAYERS):
+                attention.run(layer, q, world.k, world.v, out)
+
+        body()
+        stream.synchronize()
+        run = body
+        if is_graph:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                body()
+            run = graph.replay
+
+        torch.cuda._sleep(SLEEP_CYCLES)
+        copies: list[Tensor] = []
+        events = [torch.cuda.Event(enable_timing=True)]
+        events[0].record(stream)
+        for _ in range(10):
+            run()
+            copies.append(torch.empty(2, dtype=torch.int64, pin_memory=True).copy_(times, non_blocking=True))
+            events.append(torch.cuda.Event(enable_timing=True))
+            events[-1].record(stream)
+        stream.synchronize()
+
+    told = [timer.seconds(copy.numpy()) for copy in copies]
+    seen = [one.elapsed_time(other) / 1e3 for one, other in pairwise(events)]
+    assert told == pytest.approx(seen, rel=0.3)
+
+
+@pytest.mark.parametrize("n_layers", [1, 4])
+def test_overlapping_steps_each_say_what_their_attention_took(
+    tmp_path: Path, n_layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs and steps with prompts: never negative, and in all what is counted, less than turns take."""
+    steps: list[Pending] = []
+    with opened(save(tmp_path, num_hidden_layers=n_layers)) as llm:
+        launch = executor_of(llm).launch
+
+        def kept(plan: StepPlan) -> Pending:
+            steps.append(launch(plan))
+            return steps[-1]
+
+        monkeypatch.setattr(executor_of(llm), "launch", kept)
+        drive = Drive(llm, checks=False)
+        for number, prompt in enumerate(family(60, seed=2)):
+            drive.submit(f"{number}", prompt, greedy(100))
+            for _ in range(3):
+                drive.turn()
+        drive.run()
+        stats = drive.check_all_ended()
+        seconds = [step.result().attention_seconds for step in steps]
+    assert len(seconds) == stats.steps_total > 200
+    assert min(seconds) >= 0
+    assert len(set(seconds)) > 20, "steps tell of another one's attention"
+    assert sum(seconds) == pytest.approx(stats.attention_seconds)
+    assert 0 < stats.attention_seconds < stats.step_seconds

@@ -1,0 +1,211 @@
+"""The kernels over hidden states, against torch in float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernel_support import DEVICE, RELATIVE, check_close, integers, normal, on_kernels, poisoned
+from torch import Tensor
+
+from radixkv.runtime.device.cuda.kernels.activation import silu_and_multiply
+from radixkv.runtime.device.cuda.kernels.argmax import argmax, argmax_scratch
+from radixkv.runtime.device.cuda.kernels.norm import add_rms_norm, rms_norm
+from radixkv.runtime.device.cuda.kernels.rotary import rotate_and_store
+
+pytestmark = on_kernels
+DTYPES = list(RELATIVE)
+EPS = 1e-5
+
+
+def normed(x: Tensor, weight: Tensor) -> Tensor:
+    """As Transformers does: rounded before the weight."""
+    full = x.float()
+    scaled = full * torch.rsqrt(full.square().mean(-1, keepdim=True) + EPS)
+    return scaled.to(x.dtype).float() * weight.float()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n_rows", "size"), [(1, 4096), (7, 4096), (3, 1000), (2, 64), (5, 5120), (1, 16384)])
+def test_rms_norm(n_rows: int, size: int, dtype: torch.dtype) -> None:
+    x, weight = normal(n_rows, size, dtype=dtype, scale=3), normal(size, dtype=dtype)
+    out = poisoned(n_rows, size, dtype=dtype)
+    rms_norm(x, weight, EPS, out)
+    check_close(out, normed(x, weight))
+
+
+def test_rms_norm_of_strided_rows_in_place() -> None:
+    wide, weight = normal(6, 3000, dtype=torch.bfloat16), normal(1000, dtype=torch.bfloat16)
+    x, before = wide[:, 1000:2000], wide.clone()
+    rms_norm(x, weight, EPS, x)
+    check_close(x, normed(before[:, 1000:2000], weight))
+    assert torch.equal(wide[:, :1000], before[:, :1000])
+    assert torch.equal(wide[:, 2000:], before[:, 2000:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n_rows", "size"), [(1, 4096), (9, 2048), (3, 1000)])
+def test_add_rms_norm(n_rows: int, size: int, dtype: torch.dtype) -> None:
+    x, residual, weight = (normal(*shape, dtype=dtype) for shape in ((n_rows, size), (n_rows, size), (size,)))
+    out, total = poisoned(n_rows, size, dtype=dtype), x + residual
+    add_rms_norm(x, residual, weight, EPS, out)
+    check_close(residual, total)
+    check_close(out, normed(total, weight))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n_rows", "size"), [(1, 14336), (5, 2048), (3, 1001), (2, 24)])
+def test_silu_and_multiply(n_rows: int, size: int, dtype: torch.dtype) -> None:
+    gate_up, out = normal(n_rows, 2 * size, dtype=dtype, scale=4), poisoned(n_rows, size, dtype=dtype)
+    gate_up[0, 0], gate_up[0, 1] = -300.0, 300.0
+    silu_and_multiply(gate_up, out)
+    gate, up = gate_up.double().chunk(2, -1)
+    check_close(out, torch.nn.functional.silu(gate) * up)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n_rows", "vocab_size"), [(1, 128_256), (3, 50_257), (4, 100), (2, 4097), (40, 33_000)])
+def test_argmax(n_rows: int, vocab_size: int, dtype: torch.dtype) -> None:
+    logits = normal(n_rows, vocab_size, dtype=dtype, scale=3)
+    check_argmax(logits, logits.float().argmax(-1).tolist(), [1] * n_rows)
+
+
+def test_argmax_takes_the_first_of_equals() -> None:
+    logits = torch.full((6, 9000), -5.0, device=DEVICE, dtype=torch.bfloat16)
+    logits[0, [4100, 4096, 8999]] = 2.0
+    logits[1, [3, 8000]] = 2.0
+    logits[2] = 0.0
+    logits[2, :5000] = -0.0
+    logits[3] = -3e38
+    logits[4, 8999] = -4.5
+    logits[5, 17] = 3e38
+    check_argmax(logits, [4096, 3, 0, 0, 8999, 17], [1] * 6)
+
+
+def test_argmax_takes_the_first_of_equals_of_many_rows() -> None:
+    logits = torch.full((40, 20_000), -5.0, device=DEVICE, dtype=torch.bfloat16)
+    for row in range(40):
+        logits[row, [100 * row + 7, 4096 + row, 19_999]] = float(row - 20)
+    check_argmax(logits, [min(100 * row + 7, 4096 + row) if row > 15 else 0 for row in range(40)], [1] * 40)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_argmax_tells_what_is_not_finite(wrong: float) -> None:
+    logits = normal(4, 9001, dtype=torch.bfloat16)
+    logits[0, 0] = logits[2, 9000] = wrong
+    logits[1, 77], logits[3, 5000] = 50.0, 50.0
+    check_argmax(logits, [0, 77, 0, 5000], [0, 1, 0, 1])
+    logits[3] = wrong
+    check_argmax(logits, [0, 77, 0, 0], [0, 1, 0, 0])
+    many = normal(50, 33_000, dtype=torch.bfloat16)
+    ids = many.float().argmax(-1).tolist()
+    many[17, 32_999], many[23, 16_000] = wrong, wrong
+    ids[17] = ids[23] = 0
+    check_argmax(many, ids, [int(row not in (17, 23)) for row in range(50)])
+
+
+def test_argmax_of_strided_rows() -> None:
+    wide = normal(8, 5000, dtype=torch.float32)
+    logits = wide[::2, 100:4200]
+    check_argmax(logits, logits.argmax(-1).tolist(), [1] * 4)
+
+
+def test_argmax_keeps_what_the_slots_chose() -> None:
+    logits, last_tokens = normal(3, 500, dtype=torch.bfloat16), integers([-1] * 6)
+    ids, finite = (poisoned(3, dtype=torch.int32) for _ in range(2))
+    logits[1, 3] = float("nan")
+    scratch = argmax_scratch(3, 500, logits.device)
+    argmax(logits, ids, finite, scratch, slots=integers([4, 0, 2]), last_tokens=last_tokens)
+    best = logits.float().argmax(-1).tolist()
+    assert last_tokens.tolist() == [0, -1, best[2], -1, best[0], -1]
+
+
+def check_argmax(logits: Tensor, ids: list[int], finite: list[int]) -> None:
+    n_rows, vocab_size = logits.shape
+    ids_out, finite_out = (poisoned(n_rows, dtype=torch.int32) for _ in range(2))
+    scratch = argmax_scratch(n_rows + 3, vocab_size, logits.device)
+    argmax(logits, ids_out, finite_out, scratch)
+    assert ids_out.tolist() == ids
+    assert finite_out.tolist() == finite
+
+
+@pytest.mark.parametrize(
+    ("n_heads", "n_kv_heads", "head_dim"), [(32, 8, 128), (14, 2, 64), (28, 4, 128), (8, 8, 64), (16, 1, 256)]
+)
+@pytest.mark.parametrize("norms", [False, True])
+def test_rotate_and_store(n_heads: int, n_kv_heads: int, head_dim: int, norms: bool) -> None:
+    for dtype in DTYPES:
+        check_rotation(5, n_heads, n_kv_heads, head_dim, norms, dtype)
+
+
+def test_rotate_and_store_one_token() -> None:
+    check_rotation(1, 32, 8, 128, False, torch.bfloat16)
+
+
+def check_rotation(
+    n_tokens: int, n_heads: int, n_kv_heads: int, head_dim: int, norms: bool, dtype: torch.dtype
+) -> None:
+    """Strided rows, one token in three not written, other lines of the pool untouched."""
+    n_lines, width = 4 * n_tokens, (n_heads + 2 * n_kv_heads) * head_dim
+    qkv = normal(n_tokens, width + 32, dtype=dtype)[:, :width]
+    weights = [normal(head_dim, dtype=dtype) if norms else None for _ in range(2)]
+    positions = torch.randint(100, (n_tokens,), device=DEVICE, dtype=torch.int32)
+    lines = torch.randperm(n_lines, device=DEVICE)[:n_tokens].int()
+    lines[1::3] = -1
+    angles = 100 * torch.rand(100, head_dim // 2, device=DEVICE)
+    k_cache, v_cache = (poisoned(n_lines // 4, 4, n_kv_heads, head_dim, dtype=dtype) for _ in range(2))
+    q_out = poisoned(n_tokens, n_heads, head_dim, dtype=dtype)
+    rotate_and_store(
+        qkv,
+        positions,
+        lines,
+        torch.cat([angles.cos(), angles.sin()], -1),
+        k_cache,
+        v_cache,
+        q_out,
+        query_norm=weights[0],
+        key_norm=weights[1],
+        eps=EPS,
+    )
+    heads = qkv.unflatten(1, (-1, head_dim))
+    q, k, v = heads.split([n_heads, n_kv_heads, n_kv_heads], 1)
+    if weights[0] is not None and weights[1] is not None:
+        q, k = normed(q, weights[0]).to(dtype), normed(k, weights[1]).to(dtype)
+    slack = 4.0 if norms else 0.1
+    check_close(q_out, turned(q, angles[positions.long()]), slack=slack)
+    written = lines >= 0
+    k_lines, v_lines = k_cache.view(n_lines, n_kv_heads, head_dim), v_cache.view(n_lines, n_kv_heads, head_dim)
+    targets = lines[written].long()
+    check_close(k_lines[targets], turned(k, angles[positions.long()])[written], slack=slack)
+    assert torch.equal(v_lines[targets], v[written])
+    others = torch.ones(n_lines, dtype=torch.bool, device=DEVICE).index_fill_(0, targets, False)
+    assert k_lines[others].isnan().all()
+    assert v_lines[others].isnan().all()
+
+
+def turned(x: Tensor, angles: Tensor) -> Tensor:
+    first, second = x.float().chunk(2, -1)
+    cosine, sine = angles.cos()[:, None], angles.sin()[:, None]
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
+
+
+def test_rotary_positions_are_integers_of_rows() -> None:
+    """Position 0 turns nothing: what goes in comes out."""
+    qkv = normal(2, 3 * 64, dtype=torch.bfloat16)
+    k_cache, v_cache = (poisoned(2, 1, 1, 64, dtype=torch.bfloat16) for _ in range(2))
+    q_out = poisoned(2, 1, 64, dtype=torch.bfloat16)
+    table = torch.cat([torch.ones(1, 32), torch.zeros(1, 32)], -1).to(DEVICE)
+    rotate_and_store(
+        qkv,
+        integers([0, 0]),
+        integers([1, 0]),
+        table,
+        k_cache,
+        v_cache,
+        q_out,
+        query_norm=None,
+        key_norm=None,
+        eps=EPS,
+    )
+    assert torch.equal(q_out[:, 0], qkv[:, :64])
+    assert torch.equal(k_cache[:, 0, 0].flip(0), qkv[:, 64:128])
+    assert torch.equal(v_cache[:, 0, 0].flip(0), qkv[:, 128:])

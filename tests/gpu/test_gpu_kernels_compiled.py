@@ -1,0 +1,112 @@
+"""Nothing is compiled between steps: a compilation takes a hundred milliseconds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernel_support import DEVICE, integers, normal, on_device_only, on_kernels, poisoned, triton
+from torch import Tensor
+
+from radixkv.runtime.device.cuda.kernels.argmax import argmax, argmax_scratch
+from radixkv.runtime.device.cuda.kernels.linear import gated_linear
+from radixkv.runtime.device.cuda.kernels.norm import rms_norm
+from radixkv.runtime.device.cuda.kernels.residual import add_linear_and_norm
+from radixkv.runtime.device.cuda.kernels.rotary import rotate_and_store
+from radixkv.runtime.device.cuda.kernels.step import gather_pages, place_tokens, update_tables
+
+pytestmark = [*on_kernels, on_device_only]
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 512, 4, 2, 128, 1024
+
+
+def test_steps_of_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def note(*, repr: str, **_: object) -> None:
+        compiled.append(repr)
+
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", note)
+    step = Step()
+    for n_rows, n_tokens in ((1, 1), (2, 1), (40, 1), (2, 30)):
+        step.run(n_rows, n_tokens, shift=0)
+    compiled.clear()
+    for n_rows, n_tokens in (
+        (3, 1),
+        (16, 1),
+        (17, 1),
+        (33, 1),
+        (64, 1),
+        (1, 7),
+        (1, 16),
+        (5, 100),
+        (2, 513),
+        (1, 900),
+    ):
+        for shift in range(4):
+            step.run(n_rows, n_tokens, shift)
+    assert not compiled
+
+
+class Step:
+    """All kernels of a step, over fields that begin anywhere."""
+
+    def __init__(self) -> None:
+        dtype = torch.bfloat16
+        self.x = normal(2048, HIDDEN, dtype=dtype)
+        self.norm = normal(HIDDEN, dtype=dtype)
+        self.gate_up, self.down = normal(2048, HIDDEN, dtype=dtype), normal(HIDDEN, 1024, dtype=dtype)
+        self.qkv = normal(2048, (HEADS + 2 * KV_HEADS) * HEAD_DIM, dtype=dtype)
+        self.caches = [normal(2048, 1, KV_HEADS, HEAD_DIM, dtype=dtype) for _ in range(2)]
+        self.angles = torch.randn(2048, HEAD_DIM, device=DEVICE)
+        self.logits = normal(128, VOCAB, dtype=dtype)
+        self.scratch = argmax_scratch(128, VOCAB, self.logits.device)
+        self.tables, self.last_tokens = integers([[0] * 300] * 128), integers([0] * 128)
+        self.numbers, self.chosen = integers([0] * 100_000), integers([0] * 200)
+
+    def run(self, n_rows: int, n_tokens: int, shift: int) -> None:
+        total = n_rows * n_tokens
+
+        def field(n: int) -> Tensor:
+            nonlocal shift
+            shift += n + 1
+            return self.numbers[shift : shift + n]
+
+        slots, positions, lines = field(n_rows), field(total), field(total)
+        update_tables(self.tables, slots, *(field(n_rows) for _ in range(3)), field(9))
+        place_tokens(
+            self.tables,
+            self.last_tokens,
+            slots,
+            *(field(n_rows) for _ in range(4)),
+            field(total),
+            page_size=16,
+            max_n_tokens=n_tokens,
+            ids_out=field(total),
+            positions_out=positions,
+            lines_out=lines,
+        )
+        gather_pages(self.tables, slots, field(n_rows), field(n_rows + 1), field(9))
+        x, residual, normed = (self.x[shift % 7 :][:total] for _ in range(3))
+        inner = normal(total, 1024, dtype=x.dtype)
+        rms_norm(x, self.norm, 1e-5, normed)
+        gated_linear(normed, self.gate_up, inner)
+        add_linear_and_norm(inner, self.down, residual.clone(), self.norm, 1e-5, normed.clone())
+        q = poisoned(total, HEADS, HEAD_DIM, dtype=x.dtype)
+        rotate_and_store(
+            self.qkv[:total],
+            positions,
+            lines,
+            self.angles,
+            *self.caches,
+            q,
+            query_norm=None,
+            key_norm=None,
+            eps=1e-5,
+        )
+        argmax(
+            self.logits[shift % 3 :][:n_rows],
+            self.chosen[shift % 4 :][:n_rows],
+            self.chosen[100 + shift % 4 :][:n_rows],
+            self.scratch[:n_rows],
+            slots=slots,
+            last_tokens=self.last_tokens,
+        )

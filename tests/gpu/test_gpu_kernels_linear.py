@@ -1,0 +1,175 @@
+"""Products of a step's rows, and chains of kernels that overlap, against torch in float64 and one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from kernel_support import DEVICE, check_close, integers, normal, on_device_only, on_kernels, poisoned
+from torch import Tensor
+
+from radixkv.runtime.device.cuda.kernels.gated import multiply_gated
+from radixkv.runtime.device.cuda.kernels.linear import add_linear, gated_linear, linear
+from radixkv.runtime.device.cuda.kernels.norm import add_rms_norm, rms_norm
+from radixkv.runtime.device.cuda.kernels.residual import add_linear_and_norm
+from radixkv.runtime.device.cuda.kernels.rotary import rotate_and_store
+
+pytestmark = on_kernels
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("n_out", "n_in"), [(34, 4096), (131, 1000), (8, 264), (10, 14336)])
+def test_linear_of_one_row(n_out: int, n_in: int, dtype: torch.dtype) -> None:
+    check_linear(1, n_out, n_in, dtype)
+
+
+@pytest.mark.parametrize("n_rows", [2, 5, 16, 17])
+@pytest.mark.parametrize(("n_out", "n_in"), [(192, 1024), (64, 128), (72, 264)])
+def test_linear_of_few_rows(n_rows: int, n_out: int, n_in: int) -> None:
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter's products have no bfloat16
+    check_linear(n_rows, n_out, n_in, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("n_rows", [1, 3])
+@pytest.mark.parametrize(("n_inner", "n_in"), [(32, 500), (131, 1000), (10, 4352)])
+def test_gated_linear(n_rows: int, n_inner: int, n_in: int, dtype: torch.dtype) -> None:
+    x, weight = normal(n_rows, n_in, dtype=dtype), normal(2 * n_inner, n_in, dtype=dtype, scale=2 * n_in**-0.5)
+    out = poisoned(n_rows, n_inner, dtype=dtype)
+    gated_linear(x, weight, out)
+    gate, up = (x.double() @ weight.double().t()).to(dtype).double().chunk(2, -1)
+    check_close(out, torch.nn.functional.silu(gate) * up, slack=4.0)
+
+
+@pytest.mark.parametrize(("n_rows", "n_inner", "n_in"), [(17, 200, 136), (130, 128, 64), (256, 264, 320)])
+def test_multiply_gated(n_rows: int, n_inner: int, n_in: int) -> None:
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter's products have no bfloat16
+    check_gated(n_rows, n_inner, n_in, dtype)
+
+
+@on_device_only
+def test_multiply_gated_of_model_size() -> None:
+    check_gated(300, 14336, 4096, torch.bfloat16)
+
+
+def check_gated(n_rows: int, n_inner: int, n_in: int, dtype: torch.dtype) -> None:
+    x, weight = normal(n_rows, n_in, dtype=dtype), normal(2 * n_inner, n_in, dtype=dtype, scale=2 * n_in**-0.5)
+    out = poisoned(n_rows, n_inner, dtype=dtype)
+    multiply_gated(x, weight, out)
+    gate, up = (x.double() @ weight.double().t()).to(dtype).double().chunk(2, -1)
+    check_close(out, torch.nn.functional.silu(gate) * up, slack=4.0)
+
+
+@on_device_only
+@pytest.mark.parametrize("n_rows", [1, 2, 3, 16, 33])
+@pytest.mark.parametrize(("n_out", "n_in"), [(6144, 4096), (4096, 14336)])
+def test_linear_of_model_size(n_rows: int, n_out: int, n_in: int) -> None:
+    check_linear(n_rows, n_out, n_in, torch.bfloat16)
+
+
+def check_linear(n_rows: int, n_out: int, n_in: int, dtype: torch.dtype) -> None:
+    x, weight = normal(n_rows, n_in, dtype=dtype), normal(n_out, n_in, dtype=dtype)
+    expected = x.double() @ weight.double().t()
+    out, again = (poisoned(n_rows, n_out, dtype=dtype) for _ in range(2))
+    linear(x, weight, out)
+    linear(x, weight, again)
+    # cuBLAS may round parts of a sum before it adds them.
+    slack = 0.1 if n_rows == 1 else 2.0
+    check_close(out, expected, slack=slack)
+    assert torch.equal(out, again)
+    total = normal(n_rows, n_out, dtype=dtype, scale=n_in**0.5)
+    expected += total.double()
+    add_linear(x, weight, total)
+    check_close(total, expected, slack=slack)
+
+
+@pytest.mark.parametrize("n_rows", [1, 5, 1024])
+def test_add_linear_and_norm(n_rows: int) -> None:
+    x, residual = (normal(n_rows, size, dtype=torch.float16) for size in (72, 96))
+    weight, norm_weight = normal(96, 72, dtype=torch.float16, scale=0.1), normal(96, dtype=torch.float16)
+    total, out = residual.double() + x.double() @ weight.double().t(), poisoned(n_rows, 96, dtype=torch.float16)
+    add_linear_and_norm(x, weight, residual, norm_weight, 1e-5, out)
+    check_close(residual, total, slack=1.0)
+    expected = torch.nn.functional.rms_norm(residual.double(), (96,), norm_weight.double(), 1e-5)
+    check_close(out, expected, slack=1.0)
+
+
+@on_device_only
+@pytest.mark.parametrize("n_rows", [1, 8, 64])
+def test_kernels_that_overlap_see_what_the_ones_before_them_wrote(n_rows: int) -> None:
+    """A replayed graph of layers, each of which reads what the last ones wrote, gives what lone kernels give."""
+    layers = Layers(n_rows)
+    alone = layers.run(torch.cuda.synchronize)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        layers.run(lambda: None)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = layers.run(lambda: None)
+    for _ in range(20):
+        replayed.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(replayed, alone)
+
+
+class Layers:
+    """Decoder layers whose attention is the identity."""
+
+    N_LAYERS, HEADS, KV_HEADS, HEAD_DIM, INNER = 8, 32, 8, 128, 5120
+
+    def __init__(self, n_rows: int) -> None:
+        hidden, dtype = self.HEADS * self.HEAD_DIM, torch.bfloat16
+        shapes = (
+            ((self.HEADS + 2 * self.KV_HEADS) * self.HEAD_DIM, hidden),
+            (hidden, hidden),
+            (2 * self.INNER, hidden),
+            (hidden, self.INNER),
+        )
+        self.weights = [
+            [normal(*shape, dtype=dtype, scale=shape[1] ** -0.5) for shape in shapes] for _ in range(self.N_LAYERS)
+        ]
+        self.norm = 1 + normal(hidden, dtype=dtype, scale=0.1)
+        self.x = normal(n_rows, hidden, dtype=dtype)
+        self.positions, self.lines = integers(range(n_rows)), integers(range(n_rows))
+        angles = torch.rand(n_rows, self.HEAD_DIM // 2, device=DEVICE)
+        self.table = torch.cat([angles.cos(), angles.sin()], -1)
+        self.cache = [poisoned(n_rows, 1, self.KV_HEADS, self.HEAD_DIM, dtype=dtype) for _ in range(2)]
+
+    def run(self, after_each: Callable[[], object]) -> Tensor:
+        residual, normed = self.x.clone(), torch.empty_like(self.x)
+        n_rows = len(residual)
+        rms_norm(residual, self.norm, 1e-5, normed)
+        for qkv_weight, output, gate_up_weight, down in self.weights:
+            qkv, q = (
+                residual.new_empty(n_rows, len(qkv_weight)),
+                residual.new_empty(n_rows, self.HEADS, self.HEAD_DIM),
+            )
+            added, inner = torch.empty_like(residual), residual.new_empty(n_rows, self.INNER)
+            linear(normed, qkv_weight, qkv)
+            after_each()
+            rotate_and_store(
+                qkv,
+                self.positions,
+                self.lines,
+                self.table,
+                *self.cache,
+                q,
+                query_norm=None,
+                key_norm=None,
+                eps=1e-5,
+            )
+            after_each()
+            linear(q.view(n_rows, -1), output, added)
+            after_each()
+            add_rms_norm(added, residual, self.norm, 1e-5, normed)
+            after_each()
+            gated_linear(normed, gate_up_weight, inner)
+            after_each()
+            add_linear(inner, down, residual)
+            after_each()
+            rms_norm(residual, self.norm, 1e-5, normed)
+            after_each()
+        return normed

@@ -1,0 +1,141 @@
+"""Weights arrive on the GPU as they are in the files, without a second copy; what the machine says of itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from radixkv.checkpoints import Checkpoint, resolve
+from radixkv.errors import CheckpointError
+from radixkv.runtime.device.cuda.checks import check_machine, look
+from radixkv.runtime.device.cuda.memory import measure
+from radixkv.runtime.device.models import weights as weights_module
+from radixkv.runtime.device.models.weights import MlpWeights, Weights, open_weights
+
+pytestmark = pytest.mark.gpu
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 40_003,
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": False,
+}
+"""The embedding is larger than what is read at once."""
+
+
+@pytest.fixture
+def gpu() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float16, torch.float32], ids=str)
+def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpoint:
+    """Of three files, in each of the dtypes that are read."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    drawn = resolve(str(tmp_path), load_format="dummy")
+    with open_weights(drawn, load_format="dummy", dtype=torch.float32) as weights:
+        tensors = {name: torch.randn(shape) for name, shape in weights_module._shapes(weights.config).items()}
+    files = {name: f"model-{i % 3}.safetensors" for i, name in enumerate(tensors)}
+    for file in set(files.values()):
+        some = {name: tensor.to(request.param) for name, tensor in tensors.items() if files[name] == file}
+        save_file(some, tmp_path / file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    return resolve(str(tmp_path), load_format="dummy")
+
+
+def tensors_of(weights: Weights) -> Iterator[Tensor]:
+    yield from (weights.embedding(), weights.head(), weights.final_norm())
+    for index in range(weights.config.n_layers):
+        layer = weights.layer(index)
+        assert layer.query_norm is not None
+        assert layer.key_norm is not None
+        assert isinstance(layer.mlp, MlpWeights)
+        yield from (layer.attention_norm, layer.query_norm, layer.key_norm, layer.mlp_norm)
+        yield from (layer.query_key_value.weight, layer.output.weight)
+        yield from (layer.mlp.gate_up.weight, layer.mlp.down.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_gpu_has_what_the_cpu_reads(checkpoint: Checkpoint, gpu: torch.device, dtype: torch.dtype) -> None:
+    with open_weights(checkpoint, load_format="auto", dtype=dtype) as weights:
+        expected = list(tensors_of(weights))
+    stream = torch.cuda.Stream(gpu)
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        with open_weights(checkpoint, load_format="auto", dtype=dtype, device=gpu) as weights:
+            found = list(tensors_of(weights))
+        same = [torch.equal(one, other.to(gpu)) for one, other in zip(found, expected, strict=True)]
+    assert all(same)
+    assert {tensor.device for tensor in found} == {gpu}
+
+
+def test_no_tensor_is_held_twice(checkpoint: Checkpoint, gpu: torch.device) -> None:
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with open_weights(checkpoint, load_format="auto", dtype=torch.bfloat16, device=gpu) as weights:
+        found = list(tensors_of(weights))
+        n_bytes = weights.n_bytes
+    rounding = 512 * len(found)
+    assert n_bytes <= torch.cuda.memory_allocated() - before <= n_bytes + rounding
+    # Beside all of them there was at most what eight threads convert at once.
+    assert torch.cuda.max_memory_allocated() - before <= n_bytes + rounding + 8 * (16 << 20)
+
+
+def test_a_file_that_ends_too_early(checkpoint: Checkpoint, gpu: torch.device) -> None:
+    path = checkpoint.folder / "model-1.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with (
+        pytest.raises(CheckpointError, match="not a whole safetensors file"),
+        open_weights(checkpoint, load_format="auto", dtype=torch.bfloat16, device=gpu),
+    ):
+        pass
+
+
+def test_random_weights_are_made_on_the_gpu(tmp_path: Path, gpu: torch.device) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    checkpoint = resolve(str(tmp_path), load_format="dummy")
+
+    def make() -> list[Tensor]:
+        with open_weights(checkpoint, load_format="dummy", dtype=torch.bfloat16, device=gpu) as weights:
+            return list(tensors_of(weights))
+
+    once, again = make(), make()
+    assert all(torch.equal(one, other) for one, other in zip(once, again, strict=True))
+    for tensor in once:
+        if tensor.ndim == 1:
+            assert torch.equal(tensor, torch.ones_like(tensor))
+        else:
+            # Uniform, so that a row multiplied with numbers of size 1 has size 1.
+            assert tensor.float().std().item() * tensor.shape[1] ** 0.5 == pytest.approx(1.0, abs=0.02)
+            assert tensor.abs().max().item() <= (3 / tensor.shape[1]) ** 0.5 * 1.01
+    assert not torch.equal(once[0], once[1])
+
+
+def test_this_machine_will_do() -> None:
+    gpu = check_machine(look())
+    assert 0 < gpu.free_bytes < gpu.total_bytes
+    assert gpu.name == torch.cuda.get_device_name()
+
+
+def test_what_is_taken_is_missed(gpu: torch.device) -> None:
+    torch.cuda.empty_cache()
+    before = measure(gpu, later_bytes=5)
+    taken = torch.empty(1 << 30, dtype=torch.uint8, device=gpu)
+    after = measure(gpu)
+    assert before.later_bytes == 5
+    assert before.free_bytes - after.free_bytes == taken.nbytes
+    assert before.total_bytes == after.total_bytes

@@ -1,0 +1,98 @@
+"""The dense architectures on CUDA against Transformers in the same dtype, both measured against float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu_support import (
+    deviation,
+    engine_scores,
+    greedy,
+    opened,
+    oracle_scores,
+    random_ids,
+    save,
+    sequence_of,
+)
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 512,
+}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {"rope_parameters": LLAMA3},
+    "llama-tied-whole": {"num_key_value_heads": 8, "tie_word_embeddings": True},
+    "mistral": {"model_type": "mistral", "sliding_window": None},
+    "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen3": {"model_type": "qwen3"},
+    "llama-head-64": {"head_dim": 64},
+    "qwen3-head-64": {"model_type": "qwen3", "head_dim": 64, "num_attention_heads": 12, "num_key_value_heads": 4},
+    "llama-head-256": {"head_dim": 256, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "mistral-window": {"model_type": "mistral", "sliding_window": 100},
+}
+"""The first five need the kernels of head size 128 alone, which is what most models have."""
+
+LENGTHS = (900, 1, 333, 64, 17)
+N_NEW = 40
+N_TOP = 8
+NOISE = 1.5
+"""Of Transformers' own distance from float32, how much ours may be."""
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_scores_are_as_near_to_float32_as_those_of_transformers(name: str, tmp_path: Path) -> None:
+    compare(save(tmp_path, **ARCHITECTURES[name]), "bfloat16")
+
+
+@pytest.mark.parametrize("page_size", [1, 32, 64])
+def test_scores_with_other_page_sizes(page_size: int, tmp_path: Path) -> None:
+    compare(save(tmp_path, **ARCHITECTURES["llama"]), "bfloat16", page_size=page_size)
+
+
+def test_scores_in_float16(tmp_path: Path) -> None:
+    compare(save(tmp_path, **ARCHITECTURES["qwen3"]), "float16")
+
+
+def compare(folder: Path, dtype: str, **settings: Any) -> None:
+    """Ragged prompts in chunks, then decode rows: both kinds of scores against two runs of Transformers."""
+    prompts = [random_ids(n, seed=n) for n in LENGTHS]
+    with opened(folder, dtype=dtype, max_num_batched_tokens=512, **settings) as llm:
+        outputs = llm.generate(prompts, greedy(N_NEW, logprobs=20, prompt_logprobs=20), use_tqdm=False)
+    sequences = [sequence_of(output) for output in outputs]
+    exact = oracle_scores(folder, sequences, torch.float32)
+    rounded = oracle_scores(folder, sequences, getattr(torch, dtype))
+    for part in (0, 1):  # of the prompt, of the answer
+        ours: list[float] = []
+        theirs: list[float] = []
+        n_wanted = 0
+        for output, wanted, near in zip(outputs, exact, rounded, strict=True):
+            found = engine_scores(output)[part]
+            for place in {place for place, _ in found}:
+                # Chosen by the exact scores: ours would prefer those that our own noise has raised.
+                for token in wanted[place].topk(N_TOP).indices.tolist():
+                    n_wanted += 1
+                    if (place, token) in found:
+                        ours.append(found[place, token] - float(wanted[place][token]))
+                        theirs.append(float(near[place][token] - wanted[place][token]))
+        assert len(ours) > 0.99 * n_wanted, "the likeliest tokens are not among those reported"
+        print(f"part {part}: {deviation(ours):.5f} of {deviation(theirs):.5f}, most {max(map(abs, ours)):.4f}")
+        assert deviation(ours) <= NOISE * deviation(theirs)
+        assert max(map(abs, ours)) <= 2 * NOISE * max(map(abs, theirs))
+
+
+def test_scores_in_float32_are_those_of_transformers(tmp_path: Path) -> None:
+    folder = save(tmp_path, **ARCHITECTURES["qwen3"])
+    prompts = [random_ids(n, seed=n) for n in (300, 40)]
+    with opened(folder, dtype="float32") as llm:
+        outputs = llm.generate(prompts, greedy(8, logprobs=5, prompt_logprobs=5), use_tqdm=False)
+    exact = oracle_scores(folder, [sequence_of(output) for output in outputs], torch.float32)
+    for output, wanted in zip(outputs, exact, strict=True):
+        for found in engine_scores(output):
+            assert max(abs(score - float(wanted[place][token])) for (place, token), score in found.items()) < 1e-3
