@@ -1,0 +1,231 @@
+"""Attention of one layer on the GPU: decode in CUDA graphs, flat and shared, prompts, and what planning costs.
+
+Usage: python bench/attention.py [--only NAME ...] [--heads 32] [--kv-heads 8] [--page-size 16]
+
+One JSON line a case: milliseconds of each way to compute it, and which one the planner chooses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from radixkv.runtime.device.cuda.attention.decode import Variant
+from radixkv.runtime.device.cuda.attention.kernels import Shape
+from radixkv.runtime.device.cuda.attention.paged import PagedAttention
+from radixkv.runtime.device.cuda.attention.sharing import SharingCosts
+from radixkv.runtime.device.cuda.staging import Layout, Staging
+from radixkv.runtime.plan import SharedRun
+
+Ints = NDArray[np.int32]
+Kernel = Literal["fa2", "fa3"]
+_REPEATS = 8
+"""Layers in one graph."""
+
+
+@dataclass
+class Case:
+    """Rows by length, and what they share: (rows, first token, tokens)."""
+
+    name: str
+    lengths: Sequence[int]
+    shared: Sequence[tuple[Sequence[int], int, int]] = ()
+    n_tokens: int = 1
+    ways: Sequence[Variant] = ("whole", "split", "shared")
+    """Of decode."""
+
+
+def groups(n_rows: int, n_groups: int) -> list[range]:
+    """Neighbouring rows."""
+    size = n_rows // n_groups
+    return [range(i * size, (i + 1) * size) for i in range(n_groups)]
+
+
+def agents() -> Case:
+    """Tree search: a prompt, what groups of four share behind it, and what is their own."""
+    random = np.random.default_rng(0)
+    shared: list[tuple[Sequence[int], int, int]] = [(range(256), 0, 3072)]
+    lengths: list[int] = []
+    for group in groups(256, 64):
+        more = int(random.integers(16, 53)) * 16
+        shared.append((group, 3072, more))
+        lengths += (3072 + more + random.integers(200, 301, 4)).tolist()
+    return Case("agents", lengths, shared)
+
+
+def decode_cases() -> list[Case]:
+    """What performance goals name, and batches of one long row."""
+    flat: Sequence[Variant] = ("whole", "split")
+    return [
+        Case("decode 1x192", [192], ways=flat),
+        Case("decode 1x2048", [2048], ways=flat),
+        Case("decode 16x512", [512] * 16, ways=flat),
+        Case("decode 32x512, 256 shared", [512] * 32, [(range(32), 0, 256)]),
+        Case("decode 40x8192", [8192] * 40, ways=flat),
+        Case("decode 64x1024", [1024] * 64, ways=flat),
+        Case("decode 256x320", [320] * 256, ways=flat),
+        Case("decode 128x700", [700] * 128, ways=flat),
+        Case("decode 512x320", [320] * 512, ways=flat),
+        Case("decode 256x1024", [1024] * 256, ways=flat),
+        Case("decode 512x1024", [1024] * 512, ways=flat),
+        Case("decode 256x1664, 1536 in 4", [1664] * 256, [(g, 0, 1536) for g in groups(256, 4)]),
+        Case("decode 512x1664, 1536 in 4", [1664] * 512, [(g, 0, 1536) for g in groups(512, 4)]),
+        Case("decode 256x4096, 3072 shared", [4096] * 256, [(range(256), 0, 3072)]),
+        Case("decode 64x8192, 8064 in 4", [8192] * 64, [(g, 0, 8064) for g in groups(64, 4)]),
+        Case("decode 256x1024, 512 in 64", [1024] * 256, [(g, 0, 512) for g in groups(256, 64)]),
+        Case("decode 256x1024, 512 in 16", [1024] * 256, [(g, 0, 512) for g in groups(256, 16)]),
+        Case("decode 128x1100, 512 shared", [1100] * 128, [(range(128), 0, 512)]),
+        Case("decode 1x32768 among 255x512", [512] * 100 + [32768] + [512] * 155, ways=flat),
+        Case("decode ragged 256, 64..4000", np.random.default_rng(1).integers(64, 4000, 256).tolist(), ways=flat),
+        agents(),
+    ]
+
+
+def prompt_cases() -> list[Case]:
+    """Whole prompts, and rows that go on behind a cached prefix."""
+    return [
+        Case("prefill 8x2048", [2048] * 8, n_tokens=2048),
+        Case("prefill 16x512", [512] * 16, n_tokens=512),
+        Case("extend 64x96 over 1536", [1632] * 64, n_tokens=96),
+        Case("extend 8x64 over 2048", [2112] * 8, n_tokens=64),
+        Case("extend 1x32 over 16384", [16416], n_tokens=32),
+        Case("extend 1x512 over 32768", [33280], n_tokens=512),
+    ]
+
+
+class Bench:
+    """One layer with random K and V."""
+
+    def __init__(self, shape: Shape, n_pages: int) -> None:
+        self.shape = shape
+        pool = (n_pages + 1, shape.page_size, shape.n_kv_heads, shape.head_dim)
+        self.k = torch.randn(pool, device="cuda", dtype=shape.dtype)
+        self.v = torch.randn(pool, device="cuda", dtype=shape.dtype)
+        self.n_pages = n_pages
+        self.stream = torch.cuda.Stream()
+
+    def attention(
+        self, case: Case, kernel: Kernel | None = None, costs: SharingCosts | None = None
+    ) -> tuple[PagedAttention, Staging, list[SharedRun]]:
+        """The case's tables, filled; pages are scattered."""
+        size, n_rows = self.shape.page_size, len(case.lengths)
+        layout, device = Layout(), torch.device("cuda")
+        attention = PagedAttention(
+            self.shape, [None], max_rows=n_rows, layout=layout, device=device, costs=costs, prompt_kernel=kernel
+        )
+        staging = Staging(layout, device)
+        free = np.random.default_rng(0).permutation(self.n_pages).astype(np.int32)
+        width = -(-max(case.lengths) // size)
+        tables = np.full((n_rows + 1, width), self.n_pages, np.int32)
+        used = 0
+        for row, length in enumerate(case.lengths):
+            count = -(-length // size)
+            tables[row, :count] = free[used : used + count]
+            used += count
+        runs = []
+        for rows, first, n_tokens in case.shared:
+            begin, end = first // size, (first + n_tokens) // size
+            tables[list(rows), begin:end] = tables[rows[0], begin:end]
+            runs.append(SharedRun(tuple(rows), begin, end - begin))
+        attention.connect(staging, torch.from_numpy(tables).cuda())
+        torch.cuda.synchronize()
+        return attention, staging, runs
+
+    def time(self, body: Callable[[], None]) -> float:
+        """Milliseconds of one ``body`` within a graph of several: the median of five."""
+        body()
+        self.stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.stream):
+            for _ in range(_REPEATS):
+                body()
+        return timed(graph.replay) / _REPEATS
+
+    def decode(self, case: Case) -> dict[str, object]:
+        """Each way, and what planning costs."""
+        attention, staging, runs = self.attention(case)
+        n_rows = len(case.lengths)
+        slots, lengths = np.arange(n_rows, dtype=np.int32), np.array(case.lengths, dtype=np.int32)
+        q = torch.randn(n_rows, self.shape.n_heads, self.shape.head_dim, device="cuda").to(self.shape.dtype)
+        out = torch.empty_like(q)
+        staged = staging.stage()
+        chosen = attention.plan_decode(staged, slots, lengths, runs, n_rows).variant
+        begun = time.perf_counter()
+        for _ in range(20):
+            attention.plan_decode(staged, slots, lengths, runs, n_rows)
+        plan_ms = (time.perf_counter() - begun) * 1000 / 20
+        times: dict[str, float] = {}
+        for way in case.ways:
+            if way == "shared":
+                attention, staging, runs = self.attention(case, costs=SharingCosts(launches_ns=0))
+            staged = staging.stage()
+            variant = None if way == "shared" else way
+            step = attention.plan_decode(staged, slots, lengths, runs, n_rows, variant)
+            staging.send(staged)
+            times[step.variant] = self.time(partial(attention.step(step, None).run, 0, q, self.k, self.v, out))
+        return {"chosen": chosen, "plan_ms": round(plan_ms, 3), **{way: round(ms, 4) for way, ms in times.items()}}
+
+    def prompts(self, case: Case) -> dict[str, object]:
+        """Each kernel."""
+        found: dict[str, object] = {}
+        n_rows = len(case.lengths)
+        slots, n_tokens = np.arange(n_rows, dtype=np.int32), np.full(n_rows, case.n_tokens, np.int32)
+        starts = np.array(case.lengths, dtype=np.int32) - n_tokens
+        q = torch.randn(int(n_tokens.sum()), self.shape.n_heads, self.shape.head_dim, device="cuda")
+        q = q.to(self.shape.dtype)
+        out = torch.empty_like(q)
+        kernels: Sequence[Kernel] = ("fa2", "fa3")
+        for way in kernels:
+            attention, _, _ = self.attention(case, way)
+            begun = time.perf_counter()
+            step = attention.plan_prompts(slots, starts, n_tokens)
+            found[f"plan_{way}_ms"] = round((time.perf_counter() - begun) * 1000, 3)
+            ms = self.time(partial(attention.step(None, step).run, 0, q, self.k, self.v, out))
+            found[way] = round(ms, 4)
+        return found
+
+
+def timed(run: Callable[[], None]) -> float:
+    """Milliseconds, the median of five."""
+    times: list[float] = []
+    run()
+    for _ in range(5):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return median(times)
+
+
+def main() -> None:
+    """Prints one JSON line a case."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--heads", type=int, default=32)
+    parser.add_argument("--kv-heads", type=int, default=8)
+    parser.add_argument("--page-size", type=int, default=16)
+    arguments = parser.parse_args()
+    shape = Shape(arguments.heads, arguments.kv_heads, 128, arguments.page_size, torch.bfloat16)
+    bench = Bench(shape, 1_100_000 // arguments.page_size)
+    with torch.cuda.stream(bench.stream):
+        for case in decode_cases() + prompt_cases():
+            if arguments.only and not any(name in case.name for name in arguments.only):
+                continue
+            found = bench.decode(case) if case.n_tokens == 1 else bench.prompts(case)
+            print(json.dumps({"case": case.name, **found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,291 @@
+"""The six token workloads through the offline ``LLM``, on dummy weights of the shape of Llama 3.1 8B.
+
+Prints a row of a table for each workload, and appends a JSON line for each to ``--output-file``. The workloads are
+functions in ``--workloads-file`` (a Python file with ``ALL``: name -> function that gives a list of phases, each a
+list of (token ids, number of new tokens)). A warm-up of 8 requests of 300 tokens comes first; the prefix cache is
+flushed before each workload; answers are greedy and ignore the end of sequence; the time is that of all phases.
+
+In the same call the model's matrix products are timed alone (``roof.py``), so that runs on different machines can
+be compared: `adjusted` is the time on a machine whose products take what they took where the peers ran.
+
+    python bench/engine.py --workloads-file token_workloads.py --output-file bench/results/engine.jsonl
+    python bench/engine.py --workloads-file token_workloads.py --workloads decode,agents --cache off
+    python bench/engine.py --workloads-file token_workloads.py --workloads none --profile fewshot
+    python bench/engine.py --workloads-file token_workloads.py --small --device cpu      # tries the code
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+import json
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_environment import gpu_environment
+from peers import GEMM_MS, GEMM_OF, PEERS
+from power import watched_power
+from roof import measure
+from shapes import LLAMA_8B, SMALL, write_model
+from traces import recorded, table
+
+from radixkv import LLM, SamplingParams
+from radixkv.wire import Stats
+
+Phases = Sequence[Sequence[tuple[list[int], int]]]
+Workloads = Mapping[str, Callable[..., Phases]]
+
+CACHE_COUNTERS = ("cache_seconds", "schedule_seconds", "step_seconds")
+SMALL_SIZES: Mapping[str, Mapping[str, int]] = {
+    "single": {"prompt": 8, "output": 8},
+    "decode": {"requests": 4, "prompt": 8, "output": 8},
+    "unshared": {"requests": 4, "prompt": 32, "output": 4},
+    "fewshot": {"requests": 8, "shared": 48, "question": 8, "output": 4},
+    "multiturn": {"sessions": 3, "turns": 2, "system": 32, "user": 8, "output": 4},
+    "agents": {"tasks": 2, "width": 2, "depth": 2, "system": 48, "step": 16, "output": 4},
+}
+"""What ``--small`` makes of the workloads."""
+
+
+def main() -> None:
+    arguments = parsed()
+    known = load_workloads(arguments.workloads_file)
+    names = chosen(arguments.workloads, known)
+    config = SMALL if arguments.small else LLAMA_8B
+    if arguments.device == "cuda":
+        torch.cuda.synchronize()  # the context is part of the engine's start, the products are not
+    begun = time.perf_counter()
+    gemm_ms = measure(config, arguments.device)
+    roof_s = time.perf_counter() - begun
+    print(f"GEMM alone: {json.dumps(gemm_ms)}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        llm = open_llm(arguments, write_model(config, Path(folder)))
+        llm.generate([[17] * 8], greedy(1), use_tqdm=False)
+        start = {"first_token_s": round(seconds_since_start() - roof_s, 2)}
+        print(f"first token {start['first_token_s']} s after the process began", flush=True)
+    warm_up(llm)
+    common = {
+        "mode": "offline",
+        "cache": arguments.cache,
+        "model": "small" if arguments.small else "llama-3.1-8b, dummy weights",
+        "settings": arguments.settings,
+        **start,
+        **gemm_ms,
+        "date": date.today().isoformat(),
+        "environment": gpu_environment(arguments.device, arguments.commit),
+    }
+    if names:
+        print(HEADER)
+    for name in names:
+        for _ in range(arguments.repeat):
+            phases = made(known[name], name, is_small=arguments.small)
+            with watched_power(arguments.watch_power) as power:
+                figures = run(llm, phases)
+            line = {"workload": name, **figures, **power, **common}
+            if not arguments.small:
+                line |= compared(name, line["duration"], gemm_ms)
+            print(row(line), flush=True)
+            write(arguments.output_file, line)
+    for name in chosen(arguments.profile, known):
+        phases = made(known[name], name, is_small=arguments.small)
+        report = profiled(llm, phases, arguments.profile_output)
+        print(
+            f"profile of {name}, answers of at most {arguments.profile_output} tokens:\n{table(report)}", flush=True
+        )
+        write(arguments.output_file, {"workload": name, "profile": report, **common})
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads-file", type=Path, required=True)
+    parser.add_argument("--workloads", default="all", metavar="NAMES", help="comma-separated, all or none")
+    parser.add_argument("--profile", default="none", metavar="NAMES", help="workloads to run under the profiler")
+    parser.add_argument("--profile-output", type=int, default=24, metavar="TOKENS", help="longest answer there")
+    parser.add_argument("--cache", choices=("on", "off"), default="on")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--small", action="store_true", help="a small model and small workloads")
+    parser.add_argument("--repeat", type=int, default=1, metavar="TIMES")
+    parser.add_argument("--watch-power", action="store_true", help="record the GPU's clock and power too")
+    parser.add_argument("--commit", help="what is checked out, where there is no .git")
+    parser.add_argument("--output-file", type=Path)
+    parser.add_argument(
+        "--setting",
+        dest="settings",
+        type=setting,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of LLM, its value in JSON",
+    )
+    arguments = parser.parse_args()
+    if arguments.profile != "none" and arguments.device != "cuda":
+        parser.error("--profile records what a GPU does; leave it out with --device cpu")
+    arguments.settings = dict(arguments.settings)
+    return arguments
+
+
+def setting(text: str) -> tuple[str, Any]:
+    name, _, value = text.partition("=")
+    return name, json.loads(value)
+
+
+def load_workloads(path: Path) -> Workloads:
+    """``ALL`` of a Python file that need not be in any package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None, f"{path} is no Python file"
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    workloads: Workloads = module.ALL
+    return workloads
+
+
+def chosen(text: str, known: Workloads) -> list[str]:
+    if text in ("all", "none"):
+        return list(known) if text == "all" else []
+    names = text.split(",")
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise SystemExit(f"no workload {', '.join(unknown)}; there are {', '.join(known)}, all and none")
+    return names
+
+
+def made(workload: Callable[..., Phases], name: str, *, is_small: bool) -> Phases:
+    """The workload; in small only where that is asked for."""
+    return workload(**SMALL_SIZES[name]) if is_small else workload()
+
+
+def open_llm(arguments: argparse.Namespace, folder: Path) -> LLM:
+    settings: dict[str, Any] = {
+        "device": arguments.device,
+        "dtype": "bfloat16",
+        "load_format": "dummy",
+        "enable_prefix_caching": arguments.cache == "on",
+    }
+    return LLM(folder, **(settings | arguments.settings))
+
+
+def greedy(n_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=n_tokens, ignore_eos=True)
+
+
+def warm_up(llm: LLM, n_requests: int = 8, n_tokens: int = 300) -> None:
+    rng = random.Random(1)
+    prompts = [[rng.randrange(10, 32_000) for _ in range(n_tokens)] for _ in range(n_requests)]
+    llm.generate(prompts, greedy(16), use_tqdm=False)
+
+
+def run(llm: LLM, phases: Phases) -> dict[str, Any]:
+    """Seconds of all phases from an empty cache, and what the engine counted meanwhile."""
+    llm.flush_cache()
+    gc.collect()
+    before = llm.get_metrics()
+    begun = time.perf_counter()
+    n_answers = 0
+    for phase in phases:
+        prompts = [prompt for prompt, _ in phase]
+        answers = llm.generate(prompts, [greedy(n_new) for _, n_new in phase], use_tqdm=False)
+        for answer, (_, n_new) in zip(answers, phase, strict=True):
+            assert len(answer.outputs[0].token_ids) == n_new, "an answer has not the length that was asked for"
+        n_answers += len(answers)
+    duration = time.perf_counter() - begun
+    return {"duration": round(duration, 4), "requests": n_answers, **counted(before, llm.get_metrics(), duration)}
+
+
+def counted(before: Stats, after: Stats, duration: float) -> dict[str, Any]:
+    def grown(name: str) -> float:
+        return float(getattr(after, name) - getattr(before, name))
+
+    prompt, output = int(grown("prompt_tokens_total")), int(grown("generation_tokens_total"))
+    queries, step_s = grown("prefix_queries_total"), grown("step_seconds")
+    return {
+        "prompt_tokens": prompt,
+        "output_tokens": output,
+        "output_tokens_per_s": round(output / duration, 1),
+        "total_tokens_per_s": round((prompt + output) / duration, 1),
+        "hit_rate_pct": round(100 * grown("prefix_hits_total") / queries, 2) if queries else 0.0,
+        "steps": int(grown("steps_total")),
+        "preemptions": int(grown("preemptions_total")),
+        "pages": after.n_pages,
+        **{name: round(grown(name), 4) for name in CACHE_COUNTERS},
+        "cache_pct_of_step": round(100 * grown("cache_seconds") / step_s, 3) if step_s else 0.0,
+    }
+
+
+def compared(name: str, duration: float, gemm_ms: Mapping[str, float]) -> dict[str, Any]:
+    """The time in units of the matrix products, and beside the peers'."""
+    compared: dict[str, Any] = {
+        f"duration_per_{gemm.removesuffix('_ms')}": round(1e3 * duration / time_ms, 2)
+        for gemm, time_ms in gemm_ms.items()
+    }
+    peers, gemm = PEERS.get(name), GEMM_OF.get(name)
+    if peers is None or gemm is None:
+        return compared
+    adjusted = duration * GEMM_MS[gemm] / gemm_ms[gemm]
+    return compared | {
+        "adjusted_duration": round(adjusted, 4),
+        "must": peers.must,
+        "goal": peers.goal,
+        "best_peer": peers.best,
+        "times_faster_than_best_peer": round(peers.best / adjusted, 3),
+    }
+
+
+HEADER = (
+    f"{'workload':<10} {'seconds':>8} {'adjusted':>8} {'must':>6} {'goal':>6} {'peer':>6} {'peer/us':>7} "
+    f"{'hits %':>6} {'steps':>6} {'out tok/s':>10} {'sched s':>8} {'cache %':>7}"
+)
+
+
+def row(line: Mapping[str, Any]) -> str:
+    reached = "-"
+    power = f" {line['clock_mhz']:.0f} MHz {line['power_w']:.0f} W" if "power_w" in line else ""
+    if "must" in line:
+        adjusted = line["adjusted_duration"]
+        reached = "goal" if adjusted <= line["goal"] else "must" if adjusted <= line["must"] else "behind"
+    return (
+        f"{line['workload']:<10} {line['duration']:>8.3f} {line.get('adjusted_duration', 0):>8.3f} "
+        f"{line.get('must', 0):>6} {line.get('goal', 0):>6} {line.get('best_peer', 0):>6} "
+        f"{line.get('times_faster_than_best_peer', 0):>7} {line['hit_rate_pct']:>6.1f} {line['steps']:>6} "
+        f"{line['output_tokens_per_s']:>10.0f} {line['schedule_seconds']:>8.3f} {line['cache_pct_of_step']:>7.3f} "
+        f"{reached}{power}"
+    )
+
+
+def profiled(llm: LLM, phases: Phases, n_output: int) -> dict[str, Any]:
+    """What the GPU did for the workload with shorter answers, per step of the engine."""
+    llm.flush_cache()
+    before = llm.get_metrics().steps_total
+
+    def work() -> None:
+        for phase in phases:
+            settings = [greedy(min(n_new, n_output)) for _, n_new in phase]
+            llm.generate([prompt for prompt, _ in phase], settings, use_tqdm=False)
+
+    trace = recorded(work)
+    return trace.report(llm.get_metrics().steps_total - before)
+
+
+def seconds_since_start() -> float:
+    """How long this process has been there."""
+    fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+
+
+def write(path: Path | None, line: Mapping[str, Any]) -> None:
+    if path is not None:
+        with path.open("a", encoding="utf-8") as output:
+            output.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()

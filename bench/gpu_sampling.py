@@ -1,0 +1,149 @@
+"""What choosing a step's tokens costs on the GPU: milliseconds a step, by the options of its rows.
+
+Appends one JSON line a case, shape of the logits and number of rows. `ms` is the device's time, `host_ms` what the
+host takes to enqueue a step; with steps that overlap, the larger one counts. Every slot has its history already.
+
+    greedy            the likeliest token and the check for what is not finite, which is in all of them
+    temperature       temperature 0.8; so have all below
+    top_k_and_top_p   50 and 0.9
+    top_p             0.9
+    min_p             0.05
+    large_top_k       1,000
+    penalties         repetition, frequency and presence, after 1,000 tokens
+    logprobs          20
+    all               top_k, top_p, min_p, penalties, 300 biases, three tokens banned, 20 log-probabilities
+
+Logits are bf16, normal with a deviation of 3 (`spread`: top_p keeps thousands of tokens), or the same with 40
+tokens raised by 8 to 16 (`peaked`: top_p keeps a dozen or so).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from random import Random
+from statistics import median
+
+import torch
+from gpu_environment import gpu_environment
+from msgspec.structs import replace
+from torch import Tensor
+
+from radixkv.runtime.device.cuda.kernels.argmax import argmax, argmax_scratch
+from radixkv.runtime.device.cuda.sampler.sampler import CudaSampler
+from radixkv.runtime.plan import History, RowSampling
+
+VOCAB = 128_256
+DEVICE = torch.device("cuda")
+GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0, index=0)
+DRAWN = replace(GREEDY, temperature=0.8)
+PENALISED = replace(DRAWN, repetition_penalty=1.1, frequency_penalty=0.2, presence_penalty=0.1)
+BIASES = tuple((token, 0.5) for token in Random(1).sample(range(VOCAB), 300))
+CASES = {
+    "greedy": GREEDY,
+    "temperature": DRAWN,
+    "top_k_and_top_p": replace(DRAWN, top_k=50, top_p=0.9),
+    "top_p": replace(DRAWN, top_p=0.9),
+    "min_p": replace(DRAWN, min_p=0.05),
+    "large_top_k": replace(DRAWN, top_k=1000),
+    "penalties": PENALISED,
+    "logprobs": replace(DRAWN, n_logprobs=20),
+    "all": replace(PENALISED, top_k=50, top_p=0.9, min_p=0.05, logit_bias=BIASES, banned=(1, 2, 3), n_logprobs=20),
+}
+
+
+@dataclass
+class Step:
+    """Everything that chooses one step's tokens."""
+
+    sampler: CudaSampler
+    logits: Tensor
+
+    def __post_init__(self) -> None:
+        n_rows = len(self.logits)
+        self.choice = torch.zeros(2, n_rows, dtype=torch.int32, device=DEVICE)
+        self.scratch = argmax_scratch(n_rows, VOCAB, DEVICE)
+        self.slots = range(n_rows)
+
+    def run(self, rows: Sequence[RowSampling]) -> None:
+        greedy, finite = self.choice
+        argmax(self.logits, greedy, finite, self.scratch)
+        if rows[0].temperature:
+            self.sampler.sample(self.logits, self.slots, rows, greedy, finite)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output-file", type=Path, required=True)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 256, 512])
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--commit")
+    arguments = parser.parse_args()
+    about = {
+        "date": date.today().isoformat(),
+        "rounds": arguments.rounds,
+        "vocab": VOCAB,
+        "environment": gpu_environment("cuda", arguments.commit),
+    }
+    with arguments.output_file.open("a", encoding="utf-8") as output, torch.inference_mode():
+        sampler = CudaSampler(max(arguments.rows), VOCAB, DEVICE)
+        for n_rows in arguments.rows:
+            for line in measure(sampler, n_rows, arguments.rounds):
+                print(json.dumps(line), flush=True)
+                output.write(json.dumps(line | about) + "\n")
+
+
+def measure(sampler: CudaSampler, n_rows: int, n_rounds: int) -> Iterator[dict[str, object]]:
+    """The lines, one after another."""
+    for shape in ("spread", "peaked"):
+        step = Step(sampler, make_logits(shape, n_rows))
+        for name, kind in CASES.items():
+            rows = [replace(kind, seed=seed) for seed in range(n_rows)]
+            if kind.has_penalties:
+                step.run([replace(row, history=history(row.seed)) for row in rows])
+            device_ms, host_ms = time_ms(step, rows, n_rounds)
+            yield {"case": name, "rows": n_rows, "logits": shape, "ms": device_ms, "host_ms": host_ms}
+
+
+def time_ms(step: Step, rows: Sequence[RowSampling], n_rounds: int) -> tuple[float, float]:
+    """Medians of a step's time on the device, behind work that hides the host's, and of the host's."""
+    step.run(rows)
+    device, host = [], []
+    for index in range(n_rounds):
+        rows = [replace(row, index=index) for row in rows]
+        torch.cuda.synchronize()
+        torch.cuda._sleep(20_000_000)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        started = time.perf_counter()
+        begin.record()
+        step.run(rows)
+        end.record()
+        host.append(1e3 * (time.perf_counter() - started))
+        end.synchronize()
+        device.append(begin.elapsed_time(end))
+    return round(median(device), 4), round(median(host), 4)
+
+
+def make_logits(shape: str, n_rows: int) -> Tensor:
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    logits = torch.randn(n_rows, VOCAB, generator=generator, device=DEVICE) * 3.0
+    if shape == "peaked":
+        places = torch.randint(VOCAB, (n_rows, 40), generator=generator, device=DEVICE)
+        raised = 8.0 + 8.0 * torch.rand(n_rows, 40, generator=generator, device=DEVICE)
+        logits.scatter_add_(1, places, raised)
+    return logits.bfloat16()
+
+
+def history(seed: int) -> History:
+    tokens = array("i", Random(seed).choices(range(VOCAB), k=1000))
+    return History(tokens.tobytes(), 500)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Few-shot prompts and chats by many clients over HTTP, on dummy weights of the shape of Llama 3.1 8B.
+
+One server with the prefix cache, one without; each answers both workloads of `radixkv bench` with 256 requests in
+flight at once. Prints a table and appends a JSON line a run, with time to first token, time between tokens and
+throughput as clients see them. The tokenizer is the embedded model's: the dummy model's answers are mostly ids that
+it does not have, and so no text.
+
+    python bench/gpu_server.py --output-file bench/results/gpu_server.jsonl
+    python bench/gpu_server.py --small --device cpu      # tries the code
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from engine import write
+from gpu_environment import gpu_environment
+from shapes import LLAMA_8B, SMALL, write_model
+
+from radixkv.bench.run import Bench
+from radixkv.bench.server import started_server
+from radixkv.bench.workloads import WorkloadChanges, load_workload
+
+Cache = Literal["on", "off"]
+WORKLOADS: Mapping[str, Mapping[str, int]] = {
+    "fewshot": {"num_prompts": 768, "num_shots": 9, "output_len": 32, "max_concurrency": 256},
+    "multiturn": {"num_sessions": 256, "num_turns": 3, "num_shots": 3, "output_len": 64, "max_concurrency": 256},
+}
+"""About 1,560 tokens a prompt, 1,480 of them shared; and chats that begin with 560 shared ones."""
+SMALL_WORKLOADS: Mapping[str, Mapping[str, int]] = {
+    "fewshot": {"num_prompts": 12, "num_shots": 2, "output_len": 4, "max_concurrency": 4},
+    "multiturn": {"num_sessions": 4, "num_turns": 2, "num_shots": 1, "output_len": 4, "max_concurrency": 4},
+}
+HEADER = (
+    f"{'workload':<10} {'cache':<5} {'seconds':>8} {'req/s':>7} {'out tok/s':>9} {'TTFT ms':>8} {'p99':>8} "
+    f"{'ITL ms':>7} {'p99':>7} {'hits %':>6} {'optimum':>7} {'failed':>6}"
+)
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", default="fewshot,multiturn", metavar="NAMES", help="comma-separated")
+    parser.add_argument("--cache", choices=("both", "on", "off"), default="both")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--small", action="store_true", help="a small model and small workloads")
+    parser.add_argument(
+        "--flag", action="append", default=[], metavar="FLAG=VALUE", help="more flags of the server"
+    )
+    parser.add_argument("--commit", help="what is checked out, where there is no .git")
+    parser.add_argument("--output-file", type=Path)
+    arguments = parser.parse_args()
+    benches = [made(name, is_small=arguments.small) for name in arguments.workloads.split(",")]
+    environment = gpu_environment(arguments.device, arguments.commit)
+    caches: tuple[Cache, ...] = ("on", "off") if arguments.cache == "both" else (arguments.cache,)
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_model(SMALL if arguments.small else LLAMA_8B, Path(folder))
+        print(HEADER, flush=True)
+        for cache in caches:
+            begun = time.perf_counter()
+            async with started_server([*flags(model, arguments.device, cache), *arguments.flag]) as address:
+                ready_s = round(time.perf_counter() - begun, 1)
+                for bench in benches:
+                    outcome = await bench.run(address, cache=cache)
+                    more = {"mode": "server", "ready_s": ready_s, "environment": environment}
+                    line: dict[str, Any] = outcome.figures | more
+                    print(row(line), *set(outcome.errors), flush=True)
+                    write(arguments.output_file, line)
+
+
+def made(name: str, *, is_small: bool) -> Bench:
+    sizes = (SMALL_WORKLOADS if is_small else WORKLOADS)[name]
+    return Bench.make(name, load_workload(name, WorkloadChanges(**sizes)), warmup_requests=8)
+
+
+def flags(model: Path, device: str, cache: Cache) -> list[str]:
+    fixed = [f"--model={model}", "--served-model-name=dummy", "--load-format=dummy", "--tokenizer=tiny"]
+    fixed += ["--dtype=bfloat16", f"--device={device}"]
+    return fixed if cache == "on" else [*fixed, "--no-enable-prefix-caching"]
+
+
+def row(line: Mapping[str, Any]) -> str:
+    report = line["cache_report"]
+    return (
+        f"{line['workload']:<10} {line['cache']:<5} {line['duration']:>8.2f} {line['request_throughput']:>7.1f} "
+        f"{line['output_throughput']:>9.0f} {shown(line['mean_ttft_ms']):>8} {shown(line['p99_ttft_ms']):>8} "
+        f"{shown(line['mean_itl_ms']):>7} {shown(line['p99_itl_ms']):>7} "
+        f"{shown(report['cache_hit_rate_pct']):>6} {shown(report['optimum_pct']):>7} {line['failed']:>6}"
+    )
+
+
+def shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,241 @@
+"""Thousands of requests of all kinds through one engine on a GPU: do pages, memory and terminal messages add up?
+
+A small model (random weights) and a pool for a part of what runs at once, so that pages are evicted and requests
+retracted all the time. Requests share prefixes, have several choices, are drawn or greedy, ask for
+log-probabilities, penalties, biases; some are cancelled at any moment, waiting or running. Every ``--every``
+requests the load pauses: then each request must have ended exactly once, free and evictable pages must be the pool,
+every invariant of pages and tree must hold, a greedy answer must be what it was at first, and the GPU's memory,
+which is noted, must not have grown since the first pause. Appends one JSON line.
+
+    python bench/gpu_soak.py --requests 20000 --output-file bench/results/gpu_soak.jsonl
+    python bench/gpu_soak.py --requests 200 --every 50 --device cpu
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from engine import write
+from gpu_environment import gpu_environment
+from shapes import SMALL, write_model
+
+from radixkv import SamplingParams
+from radixkv.checkpoints import resolve
+from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from radixkv.runtime.loop import Loop, build_loop
+from radixkv.wire import Cancel, Done, Failed, Flush, FromRuntime, GetStats, Stats, Submit, Tokens, pack_tokens
+
+VOCAB = 32_000
+MOST_TOKENS = 600
+CANCEL_SHARE = 0.25
+"""The odds that a turn cancels a request."""
+BURST_EVERY, BURST_AT, N_BURST = 1000, 200, 120
+"""Requests that begin short and end long come together, and outgrow the pool."""
+MOST_GROWTH_BYTES = 64 << 20
+"""By which the GPU's memory may differ between pauses: logits of the longest prompt that was scored so far."""
+
+
+class SoakFailed(Exception):
+    """Something is not as it was."""
+
+
+@dataclass
+class Traffic:
+    """Draws requests. The same seed draws the same ones."""
+
+    rng: Random
+    made: Counter[str] = field(default_factory=Counter)
+    n_drawn: int = 0
+
+    def __post_init__(self) -> None:
+        self._stems = [self._ids(self.rng.randint(10, 150)) for _ in range(20)]
+
+    def draw(self) -> tuple[list[int], SamplingParams]:
+        """A prompt and how it is answered."""
+        self.n_drawn += 1
+        if BURST_AT < self.n_drawn % BURST_EVERY <= BURST_AT + N_BURST:
+            self.made["long"] += 1
+            return self._ids(4), SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True)
+        stem = self.rng.choice(self._stems) if self.rng.random() < 0.8 else []
+        if self.rng.random() < 0.02:
+            self._stems[self.rng.randrange(len(self._stems))] = self._ids(self.rng.randint(10, 150))
+        prompt = stem + self._ids(self.rng.randint(1, 40))
+        kind = self.rng.choices(("greedy", "drawn", "shaped", "scored"), (40, 30, 20, 10))[0]
+        self.made[kind] += 1
+        return prompt, SamplingParams(
+            max_tokens=self.rng.randint(1, self.rng.choice((20, 60))),
+            n=self.rng.choice((1, 1, 1, 1, 2, 4)),
+            seed=self.rng.randrange(1000),
+            ignore_eos=True,
+            **self._options(kind),
+        )
+
+    def _options(self, kind: str) -> dict[str, Any]:
+        match kind:
+            case "drawn":
+                return {"temperature": self.rng.choice((0.3, 1.0)), "top_p": 0.9, "top_k": self.rng.choice((0, 40))}
+            case "shaped":
+                return {
+                    "temperature": 0.8,
+                    "min_p": 0.01,
+                    "presence_penalty": 0.5,
+                    "repetition_penalty": 1.1,
+                    "logit_bias": {5: -100.0, 17: 1.5},
+                    "min_tokens": 1,
+                    "stop_token_ids": (7, 8, 9),
+                }
+            case "scored":
+                return {"temperature": 0.0, "logprobs": 5, "prompt_logprobs": self.rng.choice((None, 3))}
+        return {"temperature": 0.0}
+
+    def _ids(self, n: int) -> list[int]:
+        return [self.rng.randrange(10, VOCAB) for _ in range(n)]
+
+
+@dataclass
+class Soak:
+    """A loop under traffic, and what was seen of it."""
+
+    loop: Loop
+    traffic: Traffic
+    n_clients: int
+    n_sent: int = 0
+    live: set[str] = field(default_factory=set)
+    ends: Counter[str] = field(default_factory=Counter)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    canary: list[int] = field(default_factory=list)
+
+    def run(self, n_requests: int, every: int) -> None:
+        """All requests, with a look after each ``every``. Raises ``SoakFailed``."""
+        rng = self.traffic.rng
+        while self.n_sent < n_requests:
+            goal = min(self.n_sent + every, n_requests)
+            while self.n_sent < goal or self.loop.has_work:
+                while self.n_sent < goal and len(self.live) < self.n_clients:
+                    self._send()
+                self._take(self.loop.turn())
+                if self.live and rng.random() < CANCEL_SHARE:
+                    self._take(self.loop.receive(Cancel(rng.choice(sorted(self.live)))))
+            self._look()
+
+    def _send(self) -> None:
+        prompt, sampling = self.traffic.draw()
+        name = f"r{self.n_sent}"
+        self.n_sent += 1
+        self.live.add(name)
+        self._take(self.loop.receive(Submit(name, pack_tokens(prompt), sampling)))
+
+    def _take(self, messages: list[FromRuntime]) -> None:
+        for message in messages:
+            match message:
+                case Tokens():
+                    if strangers := {item.id for item in message.items} - self.live:
+                        raise SoakFailed(f"tokens for {strangers}, which had ended")
+                case Done() | Failed():
+                    if message.id not in self.live:
+                        raise SoakFailed(f"a second terminal message for {message.id}: {message}")
+                    if isinstance(message, Failed):
+                        raise SoakFailed(f"{message.id} failed with {message.code}: {message.text}")
+                    self.live.remove(message.id)
+                    self.ends[message.finish_reason] += 1
+
+    def _look(self) -> None:
+        if self.live:
+            raise SoakFailed(f"the loop is idle, but {sorted(self.live)[:5]} have not ended")
+        if sum(self.ends.values()) != self.n_sent:
+            raise SoakFailed(f"{self.n_sent} requests, but {dict(self.ends)} ends")
+        self.loop.check()
+        stats = self._stats()
+        if stats.n_pages_free + stats.n_pages_evictable != stats.n_pages:
+            raise SoakFailed(f"pages are missing: {stats}")
+        self._check_canary()
+        used, reserved = gpu_bytes()
+        sample = {"requests": self.n_sent, "gpu_used_bytes": used, "torch_reserved_bytes": reserved}
+        print(json.dumps(sample), flush=True)
+        if self.samples and used > self.samples[0]["gpu_used_bytes"] + MOST_GROWTH_BYTES:
+            raise SoakFailed(f"the GPU's memory has grown from {self.samples[0]} to {sample}")
+        self.samples.append(sample)
+
+    def _check_canary(self) -> None:
+        """A greedy answer, alone and from an empty cache, so that it is computed in the same way each time."""
+        self.loop.receive(Flush("flush"))
+        sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+        self.loop.receive(Submit("canary", pack_tokens(range(100, 400)), sampling))
+        answer = b""
+        while self.loop.has_work:
+            for message in self.loop.turn():
+                if isinstance(message, Tokens):
+                    answer += b"".join(item.tokens for item in message.items)
+        tokens = list(answer)
+        if self.canary and tokens != self.canary:
+            raise SoakFailed(f"after {self.n_sent} requests the canary is {tokens}, not {self.canary}")
+        self.canary = tokens
+
+    def _stats(self) -> Stats:
+        (stats,) = self.loop.receive(GetStats("stats"))
+        assert isinstance(stats, Stats)
+        return stats
+
+    def line(self) -> dict[str, Any]:
+        """What is recorded."""
+        stats = self._stats()
+        names = ("generation_tokens_total", "prefix_hits_total", "pages_evicted_total", "preemptions_total")
+        return {
+            "case": "gpu_soak",
+            "requests": self.n_sent,
+            "ends": dict(self.ends),
+            "kinds": dict(self.traffic.made),
+            **{name: getattr(stats, name) for name in names},
+            "steps": stats.steps_total,
+            "samples": self.samples,
+        }
+
+
+def gpu_bytes() -> tuple[int, int]:
+    """In use on the device, by all; and what torch holds. 0 without a GPU."""
+    if not torch.cuda.is_available():
+        return 0, 0
+    free, total = torch.cuda.mem_get_info()
+    return total - free, torch.cuda.memory_reserved()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--every", type=int, default=1000)
+    parser.add_argument("--clients", type=int, default=256)
+    parser.add_argument("--pool-tokens", type=int, default=8192)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--commit", help="what is checked out, where there is no .git")
+    parser.add_argument("--output-file", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = str(write_model(SMALL, Path(folder)))
+        config = EngineConfig(
+            ModelConfig(model, None, "bfloat16", MOST_TOKENS, "dummy", None, arguments.device),
+            CacheConfig(max_total_tokens=arguments.pool_tokens),
+            SchedulerConfig(max_num_seqs=128, max_num_batched_tokens=2048),
+        )
+        loop = build_loop(config, resolve(model, load_format="dummy"))
+    begun = time.monotonic()
+    soak = Soak(loop, Traffic(Random(arguments.seed)), arguments.clients)
+    soak.run(arguments.requests, arguments.every)
+    line = soak.line() | {"duration_s": round(time.monotonic() - begun, 1)}
+    print(json.dumps(line))
+    environment = gpu_environment(arguments.device, arguments.commit)
+    write(arguments.output_file, line | {"date": date.today().isoformat(), "environment": environment})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,254 @@
+"""What the CUDA device's kernels cost, beside torch's plain operations and beside what the memory allows.
+
+Appends one JSON line a kernel and size. Each time is the median replay of a CUDA graph of many calls, divided by
+their number; calls take turns among enough buffers that the 60 MB of an H200's cache hold none. Bytes are those
+that must move, each once.
+
+    gemm     all matrix products of the model's layers, and the head, by cuBLAS; `linear` the same by our choice
+    others   one kernel each, `torch` the same by torch's plain operations
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from radixkv.bench.environment import environment
+from radixkv.runtime.device.cuda.kernels.activation import silu_and_multiply
+from radixkv.runtime.device.cuda.kernels.argmax import argmax, argmax_scratch
+from radixkv.runtime.device.cuda.kernels.linear import gated_linear, linear
+from radixkv.runtime.device.cuda.kernels.norm import add_rms_norm, rms_norm
+from radixkv.runtime.device.cuda.kernels.residual import add_linear_and_norm
+from radixkv.runtime.device.cuda.kernels.rotary import rotate_and_store
+
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, LAYERS, VOCAB = 4096, 32, 8, 128, 14336, 32, 128_256
+"""An 8B model's shape."""
+WIDTH = (HEADS + 2 * KV_HEADS) * HEAD_DIM
+SHAPES = {
+    "qkv": torch.Size((WIDTH, HIDDEN)),
+    "o": torch.Size((HIDDEN, HEADS * HEAD_DIM)),
+    "gate_up": torch.Size((2 * INNER, HIDDEN)),
+    "down": torch.Size((HIDDEN, INNER)),
+    "head": torch.Size((VOCAB, HIDDEN)),
+}
+CACHE_BYTES = 200 * 10**6
+"""Buffers in turns measure more than this together."""
+DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
+Call = Callable[[], object]
+Product = Callable[[Tensor, Tensor, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel at one size."""
+
+    kernel: str
+    rows: int
+    n_bytes: int
+    """That a call must move."""
+    calls: Sequence[Call]
+    """The same work on different buffers."""
+    n_flops: int = 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output-file", type=Path, required=True)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256, 1024, 8192])
+    parser.add_argument("--gemm-rows", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256, 512, 8192])
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    about = {"date": date.today().isoformat(), "gpu": torch.cuda.get_device_name(), "environment": environment()}
+    with arguments.output_file.open("a", encoding="utf-8") as output, torch.inference_mode():
+        for line in measure(arguments.rows, arguments.gemm_rows, arguments.rounds):
+            print(json.dumps(line), flush=True)
+            output.write(json.dumps(line | about) + "\n")
+
+
+def measure(rows: Sequence[int], gemm_rows: Sequence[int], n_rounds: int) -> Iterator[dict[str, object]]:
+    """The lines, one after another."""
+    for n_rows in rows:
+        for make in (norms, rotations, activations, choices):
+            for case in make(n_rows):
+                yield line_of(case, time_us(case.calls, n_rounds))
+    weights = {name: [normal(*shape) for _ in range(copies(2 * shape.numel()))] for name, shape in SHAPES.items()}
+    for n_rows in gemm_rows:
+        for name, multiply in (("gemm", cublas), ("linear", linear)):
+            if name == "linear" and n_rows > 16:
+                continue  # the same
+            yield from products(name, n_rows, weights, multiply, n_rounds)
+        for case in endings(n_rows, weights):
+            yield line_of(case, time_us(case.calls, n_rounds))
+
+
+def products(
+    name: str, n_rows: int, weights: dict[str, list[Tensor]], multiply: Product, n_rounds: int
+) -> Iterator[dict[str, object]]:
+    """Each matrix by itself, then the sum over the model."""
+    total_us = 0.0
+    for part, matrices in weights.items():
+        n_out, n_in = SHAPES[part]
+        n_in_use = min(n_rows, 1024) if part == "head" else n_rows
+        x, out = normal(n_in_use, n_in), torch.empty(n_in_use, n_out, dtype=DTYPE, device=DEVICE)
+        calls = [partial(multiply, x, matrix, out) for matrix in matrices]
+        case = Case(
+            f"{name}_{part}",
+            n_in_use,
+            2 * (n_out * n_in + n_in_use * (n_out + n_in)),
+            calls,
+            2 * n_in_use * n_out * n_in,
+        )
+        us = time_us(calls, n_rounds)
+        yield line_of(case, us)
+        total_us += us if part == "head" else LAYERS * us
+    yield {"kernel": f"{name}_all", "rows": n_rows, "ms": round(total_us / 1e3, 3)}
+
+
+def endings(n_rows: int, weights: dict[str, list[Tensor]]) -> list[Case]:
+    """Products with what follows them, in one call and in two or three kernels."""
+    x, inner, norm = normal(n_rows, HIDDEN), normal(n_rows, INNER), normal(HIDDEN)
+    product, residual, gate_up = normal(n_rows, HIDDEN), normal(n_rows, HIDDEN), normal(n_rows, 2 * INNER)
+
+    def add_apart(weight: Tensor) -> None:
+        cublas(inner, weight, product)
+        add_rms_norm(product, residual, norm, 1e-5, x)
+
+    def gate_apart(weight: Tensor) -> None:
+        cublas(x, weight, gate_up)
+        silu_and_multiply(gate_up, inner)
+
+    def case(name: str, part: str, call: Callable[[Tensor], None]) -> Case:
+        size = SHAPES[part].numel()
+        return Case(name, n_rows, 2 * size, [partial(call, weight) for weight in weights[part]], 2 * n_rows * size)
+
+    return [
+        case("gated_linear", "gate_up", lambda weight: gated_linear(x, weight, inner)),
+        case("gated_linear_cublas", "gate_up", gate_apart),
+        case(
+            "add_linear_and_norm",
+            "down",
+            lambda weight: add_linear_and_norm(inner, weight, residual, norm, 1e-5, x),
+        ),
+        case("add_linear_and_norm_cublas", "down", add_apart),
+    ]
+
+
+def line_of(case: Case, us: float) -> dict[str, object]:
+    line: dict[str, object] = {"kernel": case.kernel, "rows": case.rows, "us": round(us, 2)}
+    line["tb_per_s"] = round(case.n_bytes / us / 1e6, 2)
+    if case.n_flops:
+        line["tflop_per_s"] = round(case.n_flops / us / 1e6, 1)
+    return line
+
+
+def time_us(calls: Sequence[Call], n_rounds: int) -> float:
+    """Median time of one call, in a graph of at least 20 and of each buffer as often as any other."""
+    n_calls = len(calls) * -(-20 // len(calls))
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        calls[0]()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for index in range(n_calls):
+                calls[index % len(calls)]()
+        graph.replay()
+        times = []
+        for _ in range(n_rounds):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) * 1e3 / n_calls)
+    return median(times)
+
+
+def copies(n_bytes: int) -> int:
+    return max(2, min(-(-CACHE_BYTES // n_bytes), 64))
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=DTYPE, device=DEVICE)
+
+
+def cublas(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    torch.mm(x, weight.t(), out=out)
+
+
+def norms(n_rows: int) -> list[Case]:
+    n_bytes = 2 * n_rows * HIDDEN
+    weight = normal(HIDDEN)
+    sets = [[normal(n_rows, HIDDEN) for _ in range(3)] for _ in range(copies(3 * n_bytes))]
+
+    def plain(x: Tensor, residual: Tensor, out: Tensor) -> None:
+        residual += x
+        out.copy_(torch.nn.functional.rms_norm(residual, (HIDDEN,), weight, 1e-5))
+
+    return [
+        Case("rms_norm", n_rows, 2 * n_bytes, [lambda s=s: rms_norm(s[0], weight, 1e-5, s[2]) for s in sets]),
+        Case(
+            "add_rms_norm",
+            n_rows,
+            4 * n_bytes,
+            [lambda s=s: add_rms_norm(s[0], s[1], weight, 1e-5, s[2]) for s in sets],
+        ),
+        Case("add_rms_norm_torch", n_rows, 4 * n_bytes, [lambda s=s: plain(*s) for s in sets]),
+    ]
+
+
+def rotations(n_rows: int) -> list[Case]:
+    n_bytes = 4 * n_rows * WIDTH
+    weight = normal(HEAD_DIM)
+    table = torch.randn(8192, HEAD_DIM, device=DEVICE)
+    sets = []
+    for _ in range(copies(n_bytes)):
+        caches = [normal(n_rows // 16 + 1, 16, KV_HEADS, HEAD_DIM) for _ in range(2)]
+        positions = torch.randint(8192, (n_rows,), dtype=torch.int32, device=DEVICE)
+        lines = torch.randperm(16 * (n_rows // 16 + 1), device=DEVICE)[:n_rows].int()
+        sets.append((normal(n_rows, WIDTH), positions, lines, table, *caches, normal(n_rows, HEADS, HEAD_DIM)))
+
+    def case(name: str, norm: Tensor | None) -> Case:
+        calls = [lambda s=s: rotate_and_store(*s, query_norm=norm, key_norm=norm, eps=1e-5) for s in sets]
+        return Case(name, n_rows, n_bytes, calls)
+
+    return [case("rotate_and_store", None), case("rotate_and_store_norms", weight)]
+
+
+def activations(n_rows: int) -> list[Case]:
+    n_bytes = 6 * n_rows * INNER
+    sets = [(normal(n_rows, 2 * INNER), normal(n_rows, INNER)) for _ in range(copies(n_bytes))]
+
+    def plain(gate_up: Tensor, out: Tensor) -> None:
+        torch.mul(torch.nn.functional.silu(gate_up[:, :INNER]), gate_up[:, INNER:], out=out)
+
+    return [
+        Case("silu_and_multiply", n_rows, n_bytes, [lambda s=s: silu_and_multiply(*s) for s in sets]),
+        Case("silu_and_multiply_torch", n_rows, n_bytes, [lambda s=s: plain(*s) for s in sets]),
+    ]
+
+
+def choices(n_rows: int) -> list[Case]:
+    if n_rows > 1024:
+        return []
+    n_bytes = 2 * n_rows * VOCAB
+    sets = [normal(n_rows, VOCAB) for _ in range(copies(n_bytes))]
+    ids, finite = (torch.empty(n_rows, dtype=torch.int32, device=DEVICE) for _ in range(2))
+    scratch = argmax_scratch(n_rows, VOCAB, DEVICE)
+    return [
+        Case("argmax", n_rows, n_bytes, [lambda s=s: argmax(s, ids, finite, scratch) for s in sets]),
+        Case("argmax_torch", n_rows, n_bytes, [lambda s=s: (s.argmax(-1), s.isfinite().all(-1)) for s in sets]),
+    ]
+
+
+if __name__ == "__main__":
+    main()

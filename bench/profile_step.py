@@ -1,0 +1,125 @@
+"""Where the time of one step goes: kernels, gaps and the host, on dummy weights of the shape of Llama 3.1 8B.
+
+The device alone: plans are made here, as the scheduler would make them, over pages that nothing was computed for.
+Steps overlap as in the engine: one is launched before the result of the one before is taken. Each case is timed
+without the profiler, then recorded with it, and gives one JSON line: milliseconds a step, the host's share of them,
+and microseconds by kind and name of kernel.
+
+    decode 256x1650          a step of 256 rows, each the 1650th token of its sequence
+    decode 256x1650 shared   the same; each quarter of the rows shares its first 1536 tokens
+    prompts 8x1024           8 whole prompts
+    extend 64x128+1536       64 prompts of which 1536 tokens were found
+    mixed 256x1024 8x960     decode rows beside prompts
+
+    python bench/profile_step.py --output-file profile.jsonl
+    python bench/profile_step.py --small --device cpu --no-profile        # tries the code
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections import deque
+from datetime import date
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from engine import write
+from gpu_environment import gpu_environment
+from shapes import LLAMA_8B, SMALL, write_model
+from step_plans import CASES, MAX_MODEL_LEN, MOST_STEPS, PAGE_SIZE, SMALL_CASES, Plans
+from traces import recorded, table
+
+from radixkv.checkpoints import resolve
+from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, with_defaults
+from radixkv.runtime.device.executor import open_executor
+from radixkv.runtime.plan import Executor, Pending
+
+
+def main() -> None:
+    arguments = parsed()
+    config = SMALL if arguments.small else LLAMA_8B
+    with tempfile.TemporaryDirectory() as folder:
+        executor = opened(arguments, write_model(config, Path(folder)))
+    common = {
+        "max_num_seqs": arguments.max_num_seqs,
+        "date": date.today().isoformat(),
+        "environment": gpu_environment(arguments.device, arguments.commit),
+    }
+    first_step = 0
+    for case in SMALL_CASES if arguments.small else CASES:
+        if arguments.only in case.name:
+            plans = Plans(case, executor.n_pages, first_step)
+            first_step += MOST_STEPS
+            line = {"case": case.name, "tokens": case.n_tokens, **timed(executor, plans, arguments.steps)}
+            print(f"{case.name}: {line['ms_per_step']} ms, host {line['launch_ms']} ms", flush=True)
+            if not arguments.no_profile:
+                line["profile"] = profiled(executor, plans, min(arguments.steps, 10))
+                print(table(line["profile"], arguments.kernels), flush=True)
+            write(arguments.output_file, line | common)
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--small", action="store_true", help="a small model and small steps")
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose names hold this")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--no-profile", action="store_true")
+    parser.add_argument("--kernels", type=int, default=12, metavar="COUNT", help="to print; the file has more")
+    parser.add_argument("--commit", help="what is checked out, where there is no .git")
+    parser.add_argument("--output-file", type=Path)
+    parser.add_argument("--max-num-seqs", type=int, help="most rows a step (default: the device's)")
+    arguments = parser.parse_args()
+    if arguments.device != "cuda" and not arguments.no_profile:
+        parser.error("the profiler records what a GPU does; with --device cpu give --no-profile")
+    return arguments
+
+
+def opened(arguments: argparse.Namespace, folder: Path) -> Executor:
+    """The device with a pool of all that it gives, as ``LLM`` would open it."""
+    config = EngineConfig(
+        ModelConfig(str(folder), dtype="bfloat16", load_format="dummy", device=arguments.device),
+        CacheConfig(page_size=PAGE_SIZE),
+        SchedulerConfig(max_num_seqs=arguments.max_num_seqs),
+    )
+    checkpoint = resolve(config.model.model, load_format="dummy")
+    return open_executor(with_defaults(config, arguments.device), checkpoint, MAX_MODEL_LEN)
+
+
+def timed(executor: Executor, plans: Plans, n_steps: int) -> dict[str, Any]:
+    """Milliseconds of overlapping steps, after some that do not count."""
+    overlapped(executor, plans, 5)
+    begun = time.perf_counter()
+    launch_s = overlapped(executor, plans, n_steps)
+    duration_s = time.perf_counter() - begun
+    return {
+        "ms_per_step": round(1e3 * duration_s / n_steps, 3),
+        "launch_ms": round(1e3 * sum(launch_s) / n_steps, 3),
+        "longest_launch_ms": round(1e3 * max(launch_s), 3),
+    }
+
+
+def profiled(executor: Executor, plans: Plans, n_steps: int) -> dict[str, Any]:
+    """What the GPU does in those steps."""
+    return recorded(lambda: overlapped(executor, plans, n_steps)).report(n_steps)
+
+
+def overlapped(executor: Executor, plans: Plans, n_steps: int) -> list[float]:
+    """Runs steps, each launched before the result of the one before is taken; seconds that each launch took."""
+    launched: deque[Pending] = deque()
+    times_s = []
+    for plan in islice(plans, n_steps):
+        begun = time.perf_counter()
+        launched.append(executor.launch(plan))
+        times_s.append(time.perf_counter() - begun)
+        if len(launched) > 1:
+            launched.popleft().result()
+    launched.popleft().result()
+    return times_s
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Models that exist as a ``config.json`` only; their weights are random (``load_format="dummy"``)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+Config = dict[str, Any]
+
+LLAMA_8B: Config = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128_256,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+}
+"""Llama 3.1 8B."""
+
+SMALL: Config = LLAMA_8B | {
+    "vocab_size": 32_000,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+}
+"""The same in small, to try a benchmark where there is no GPU."""
+
+
+def write_model(config: Config, folder: Path) -> Path:
+    """Makes the model's folder; gives it back."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def layer_matrices(config: Config) -> list[tuple[int, int]]:
+    """A layer's matrices, [out, in], stacked as they are multiplied: query-key-value, output, gate-up, down."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    query = config["num_attention_heads"] * config["head_dim"]
+    key = config["num_key_value_heads"] * config["head_dim"]
+    return [(query + 2 * key, hidden), (hidden, query), (2 * inner, hidden), (hidden, inner)]

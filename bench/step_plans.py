@@ -1,0 +1,141 @@
+"""Steps made by hand, as the scheduler would make them, over pages that nothing was computed for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+from radixkv.runtime.plan import Row, RowSampling, SharedRun, StepPlan
+from radixkv.wire import pack_tokens
+
+PAGE_SIZE = 16
+MAX_MODEL_LEN = 16_384
+MOST_STEPS = 128
+"""That a case may be asked for."""
+GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0, index=0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows of one kind, the same in each step, beside decode rows.
+
+    Decode rows are given by count and length; prompts by count, new tokens, and tokens that were found.
+    """
+
+    name: str
+    n_decode: int = 0
+    length: int = 0
+    n_shared: int = 0
+    """Tokens that each quarter of the decode rows has in common."""
+    n_prompts: int = 0
+    n_new: int = 0
+    n_found: int = 0
+
+    @property
+    def n_tokens(self) -> int:
+        """Of one step."""
+        return self.n_decode + self.n_prompts * self.n_new
+
+
+CASES = (
+    Case("decode 1x192", 1, 192),
+    Case("decode 1x2048", 1, 2048),
+    Case("decode 16x512", 16, 512),
+    Case("decode 64x1024", 64, 1024),
+    Case("decode 256x320", 256, 320),
+    Case("decode 256x1650", 256, 1650),
+    Case("decode 256x1650 shared", 256, 1650, n_shared=1536),
+    Case("decode 512x1024", 512, 1024),
+    Case("decode 512x1650 shared", 512, 1650, n_shared=1536),
+    Case("prompts 8x1024", n_prompts=8, n_new=1024),
+    Case("extend 64x128+1536", n_prompts=64, n_new=128, n_found=1536),
+    Case("mixed 256x1024 8x960", 256, 1024, n_prompts=8, n_new=960),
+)
+SMALL_CASES = (
+    Case("decode 4x40", 4, 40),
+    Case("decode 4x80 shared", 4, 80, n_shared=48),
+    Case("prompts 2x32", n_prompts=2, n_new=32),
+    Case("mixed 4x40 2x24", 4, 40, n_prompts=2, n_new=24),
+)
+
+
+class Plans:
+    """The steps of one case, one after another.
+
+    Args:
+        case: the rows.
+        n_pages: of the pool. Raises ``SystemExit`` if it is too small.
+        first_step: number of the first plan.
+    """
+
+    def __init__(self, case: Case, n_pages: int, first_step: int) -> None:
+        self._case = case
+        self._step = first_step
+        self._rng = Random(first_step)
+        self._free = iter(range(n_pages))
+        self._n_pages = n_pages
+        n_groups = min(4, case.n_decode)
+        shared = [self._pages(case.n_shared) for _ in range(n_groups)]
+        self._tables = [
+            (*shared[row * n_groups // case.n_decode], *self._pages(case.length + MOST_STEPS - case.n_shared))
+            for row in range(case.n_decode)
+        ]
+        self._tables += [self._pages(case.n_found + case.n_new) for _ in range(case.n_prompts)]
+        groups = [
+            [row for row in range(case.n_decode) if row * n_groups // case.n_decode == group]
+            for group in range(n_groups)
+        ]
+        self._runs = tuple(
+            SharedRun(tuple(rows), 0, case.n_shared // PAGE_SIZE)
+            for rows in groups
+            if len(rows) > 1 and case.n_shared >= PAGE_SIZE
+        )
+        self._n_done = 0
+
+    def __iter__(self) -> Iterator[StepPlan]:
+        return self
+
+    def __next__(self) -> StepPlan:
+        """The next plan; decode rows grow by a token, prompts are the same size each time."""
+        case, is_first = self._case, self._n_done == 0
+        rows = [
+            Row(
+                slot=slot,
+                start=(start := case.length - 1 + self._n_done),
+                n_tokens=1,
+                tokens=self._ids(1) if is_first else None,
+                write_start=start,
+                table_start=0,
+                table_pages=table if is_first else (),
+                sampling=GREEDY,
+            )
+            for slot, table in enumerate(self._tables[: case.n_decode])
+        ]
+        rows += [
+            Row(
+                slot=slot,
+                start=case.n_found,
+                n_tokens=case.n_new,
+                tokens=self._ids(case.n_new),
+                write_start=case.n_found,
+                table_start=0,
+                table_pages=table,
+                sampling=GREEDY,
+            )
+            for slot, table in enumerate(self._tables[case.n_decode :], case.n_decode)
+        ]
+        plan = StepPlan(self._step, tuple(rows), shared=self._runs)
+        self._step += 1
+        self._n_done += 1
+        return plan
+
+    def _pages(self, n_tokens: int) -> tuple[int, ...]:
+        n_wanted = -(-n_tokens // PAGE_SIZE)
+        pages = tuple(page for page, _ in zip(self._free, range(n_wanted), strict=False))
+        if len(pages) < n_wanted:
+            raise SystemExit(f"the pool's {self._n_pages} pages are too few for {self._case.name}; leave it out")
+        return pages
+
+    def _ids(self, n: int) -> bytes:
+        return pack_tokens([self._rng.randrange(10, 32_000) for _ in range(n)])
