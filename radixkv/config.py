@@ -107,7 +107,8 @@ class CacheConfig:
     """The pool in tokens; None lets ``kv_cache_memory_bytes`` decide."""
     enable_prefix_caching: bool = True
     gpu_memory_utilization: float | None = None
-    """Of the GPU's memory, what all of this may take: weights, pool, workspace. None: 0.9. CUDA only."""
+    """Of the GPU's memory, what all of this may take: weights, pool, workspace. None: 0.9. CUDA only. A pool whose
+    size is given may take more."""
 
     def __post_init__(self) -> None:
         _at_least(1, "page_size", self.page_size)

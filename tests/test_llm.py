@@ -13,8 +13,10 @@ import pytest
 
 import radixkv
 from radixkv.errors import CheckpointError, ConfigError, ContextLengthExceeded, InvalidRequest, UnsupportedFeature
-from radixkv.llm import LLM
+from radixkv.llm import LLM, engine
+from radixkv.runtime.device import executor
 from radixkv.runtime.device.cpu import CpuExecutor
+from radixkv.runtime.device.cuda.checks import Machine
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.plan import StepPlan
 from radixkv.sampling import SamplingParams
@@ -325,3 +327,31 @@ def test_bytes_are_no_prompt(llm: LLM, prompts: object) -> None:
 def test_a_model_may_be_a_path(tmp_path: Path) -> None:
     save_llama(tmp_path)
     assert LLM(tmp_path, max_total_tokens=256).generate([1, 2], GREEDY)[0].finished
+
+
+def test_the_lowest_priority_goes_first_of_however_many_prompts() -> None:
+    llm = LLM("tiny", device="cpu", max_total_tokens=4096, max_model_len=256, max_num_seqs=1)
+    priorities = [5] * 200
+    priorities[150], priorities[190] = -1, 0
+    outputs = llm.generate([TEXT] * 200, SamplingParams(max_tokens=1), priority=priorities)
+    assert [place for place, output in enumerate(outputs) if output.num_cached_tokens == 0] == [150]
+
+
+def test_a_device_that_is_not_there_is_said_before_a_checkpoint_is_fetched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Fetched(Exception):
+        pass
+
+    def resolve(*args: object, **options: object) -> None:
+        raise Fetched
+
+    def look() -> Machine:
+        return Machine("2.11.0", (13, 0), None, None, "", {}, None, None)
+
+    monkeypatch.setattr(engine, "resolve", resolve)
+    monkeypatch.setattr(executor, "look", look)
+    with pytest.raises(ConfigError, match="no NVIDIA driver"):
+        LLM("some/model", device="cuda")
+    with pytest.raises(Fetched):
+        LLM("some/model", device="cpu")

@@ -140,7 +140,7 @@ def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
     model.add_argument(
         "--enforce-eager",
         action="store_true",
-        help="accepted, and changes nothing: the CPU has no graphs, and CUDA always uses them",
+        help="accepted, and changes nothing: the CPU and float32 have no graphs, and else CUDA always uses them",
     )
     _add_cache_flags(parser.add_argument_group("prefix cache and memory"))
     scheduler = parser.add_argument_group("scheduler")

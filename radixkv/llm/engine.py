@@ -26,6 +26,7 @@ from radixkv.llm.interrupts import held_interrupts
 from radixkv.llm.outputs import RequestOutput
 from radixkv.llm.prompts import Encoder, Message, Prompt, each, several_conversations, several_prompts
 from radixkv.progress import Progress
+from radixkv.runtime.device.executor import check_device
 from radixkv.runtime.loop import Loop, build_loop
 from radixkv.sampling import SamplingParams
 from radixkv.wire import (
@@ -113,6 +114,7 @@ class LLM:
             SchedulerConfig(max_num_seqs, max_num_batched_tokens, schedule_policy),
             seed,
         )
+        check_device(config.model.device)  # before weights are fetched
         checkpoint = resolve(model, revision, load_format=load_format)
         folder = checkpoint.folder if tokenizer is None else resolve_tokenizer(tokenizer)
         template = None if chat_template is None else Path(chat_template)
@@ -148,18 +150,19 @@ class LLM:
             "sampling_params", SamplingParams, sampling_params, self.get_default_sampling_params(), listed
         )
         priorities = each("priority", int, priority, 0, listed)
-        answers: list[Answer] = []
+        answers: dict[int, Answer] = {}
 
         def asked() -> Iterator[Answer]:
-            for one in zip(listed, sampling, priorities, strict=True):
-                answers.append(self._answer(*one))
-                yield answers[-1]
+            # What is not sent yet does not wait in the loop's queue, where priorities count.
+            for place in sorted(range(len(listed)), key=priorities.__getitem__):
+                answers[place] = self._answer(listed[place], sampling[place], priorities[place])
+                yield answers[place]
 
         progress = Progress("prompts", len(listed), is_wanted=use_tqdm)
         with paused_collector(), progress, closing(self._run(asked())) as run:
             for n_done, n_tokens in run:
                 progress.show(n_done, n_tokens)
-        return [answer.output() for answer in answers]
+        return [answers[place].output() for place in range(len(listed))]
 
     def chat(
         self,

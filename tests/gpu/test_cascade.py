@@ -68,7 +68,7 @@ def test_a_shared_graph_serves_other_runs():
         q = world.queries(n_rows)
         out = torch.zeros_like(q)
         staged = world.staging.stage()
-        step = world.attention.plan_capture(staged, n_rows, "shared")
+        step = world.attention.plan_decode(staged, ints([]), ints([]), bucket=n_rows, variant="shared")
         world.staging.send(staged)
         world.attention.step(step, None).run(0, q, world.k, world.v, out)
         stream.synchronize()

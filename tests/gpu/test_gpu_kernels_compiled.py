@@ -26,7 +26,7 @@ def test_steps_of_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", note)
     step = Step()
-    for n_rows, n_tokens in ((1, 1), (2, 1), (40, 1), (2, 30)):
+    for n_rows, n_tokens in ((1, 1), (2, 1), (40, 1), (100, 1), (2, 30)):
         step.run(n_rows, n_tokens, shift=0)
     compiled.clear()
     for n_rows, n_tokens in (

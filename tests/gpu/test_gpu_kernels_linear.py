@@ -9,7 +9,7 @@ import torch
 from kernel_support import DEVICE, check_close, integers, normal, on_device_only, on_kernels, poisoned
 from torch import Tensor
 
-from radixkv.runtime.device.cuda.kernels.gated import multiply_gated
+from radixkv.runtime.device.cuda.kernels.gated import gated_tile, multiply_gated
 from radixkv.runtime.device.cuda.kernels.linear import add_linear, gated_linear, linear
 from radixkv.runtime.device.cuda.kernels.norm import add_rms_norm, rms_norm
 from radixkv.runtime.device.cuda.kernels.residual import add_linear_and_norm
@@ -49,14 +49,15 @@ def test_multiply_gated(n_rows: int, n_inner: int, n_in: int) -> None:
 
 
 @on_device_only
-def test_multiply_gated_of_model_size() -> None:
-    check_gated(300, 14336, 4096, torch.bfloat16)
+@pytest.mark.parametrize("n_rows", [24, 64, 100, 256])
+def test_multiply_gated_of_model_size(n_rows: int) -> None:
+    check_gated(n_rows, 14336, 4096, torch.bfloat16)
 
 
 def check_gated(n_rows: int, n_inner: int, n_in: int, dtype: torch.dtype) -> None:
     x, weight = normal(n_rows, n_in, dtype=dtype), normal(2 * n_inner, n_in, dtype=dtype, scale=2 * n_in**-0.5)
     out = poisoned(n_rows, n_inner, dtype=dtype)
-    multiply_gated(x, weight, out)
+    multiply_gated(x, weight, out, gated_tile(n_rows))
     gate, up = (x.double() @ weight.double().t()).to(dtype).double().chunk(2, -1)
     check_close(out, torch.nn.functional.silu(gate) * up, slack=4.0)
 
@@ -96,7 +97,7 @@ def test_add_linear_and_norm(n_rows: int) -> None:
 
 
 @on_device_only
-@pytest.mark.parametrize("n_rows", [1, 8, 64])
+@pytest.mark.parametrize("n_rows", [1, 8, 64, 128])
 def test_kernels_that_overlap_see_what_the_ones_before_them_wrote(n_rows: int) -> None:
     """A replayed graph of layers, each of which reads what the last ones wrote, gives what lone kernels give."""
     layers = Layers(n_rows)

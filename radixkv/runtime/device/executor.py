@@ -9,18 +9,32 @@ import torch
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.config import Device, EngineConfig
-from radixkv.runtime.device.cuda.checks import HEAD_SIZES, LEAST_CAPABILITY, check_machine, look
+from radixkv.errors import ConfigError
+from radixkv.runtime.device.cuda.checks import (
+    HEAD_SIZES,
+    LEAST_CAPABILITY,
+    Machine,
+    check_machine,
+    look,
+)
 from radixkv.runtime.device.models.config import DecoderConfig
 from radixkv.runtime.plan import Executor
 
 logger = logging.getLogger(__name__)
 
 
+def check_device(setting: Device | Literal["auto"]) -> None:
+    """Raises ``ConfigError`` if this machine cannot compute on CUDA and that was asked for. A second at most."""
+    if setting == "cuda":
+        check_machine(look())
+
+
 def choose_device(setting: Device | Literal["auto"], checkpoint: Checkpoint) -> Device:
     """The device that a setting means on this machine.
 
     ``auto`` is CUDA where torch sees a GPU, unless that or the size of the model's heads (of toys, mostly) is none
-    that the kernels are built for: then the log says why it is the CPU. What else cannot run is an error on CUDA.
+    that the kernels are built for: then the log says why it is the CPU, and also where there is a driver but torch
+    sees no GPU. What else cannot run is an error on CUDA.
 
     Raises:
         CheckpointError: ``config.json`` is wrong.
@@ -28,6 +42,7 @@ def choose_device(setting: Device | Literal["auto"], checkpoint: Checkpoint) -> 
     if setting != "auto":
         return setting
     if not torch.cuda.is_available():
+        _say_why_not(look())
         return "cpu"
     capability = torch.cuda.get_device_capability()
     if capability < LEAST_CAPABILITY:
@@ -56,22 +71,28 @@ def open_executor(config: EngineConfig, checkpoint: Checkpoint, max_model_len: i
     if model.device == "cuda":
         assert scheduler.max_num_batched_tokens is not None
         assert cache.gpu_memory_utilization is not None
-        check_machine(look())
+        check_device(model.device)
         # Only now: Triton and FlashInfer, which this imports, may not be there.
         from radixkv.runtime.device.cuda.opening import open_cuda_executor
 
-        return open_cuda_executor(
-            checkpoint,
-            page_size=cache.page_size,
-            max_rows=scheduler.max_num_seqs,
-            max_tokens=scheduler.max_num_batched_tokens,
-            max_model_len=max_model_len,
-            kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
-            max_total_tokens=cache.max_total_tokens,
-            gpu_memory_utilization=cache.gpu_memory_utilization,
-            dtype=model.dtype,
-            load_format=model.load_format,
-        )
+        try:
+            return open_cuda_executor(
+                checkpoint,
+                page_size=cache.page_size,
+                max_rows=scheduler.max_num_seqs,
+                max_tokens=scheduler.max_num_batched_tokens,
+                max_model_len=max_model_len,
+                kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
+                max_total_tokens=cache.max_total_tokens,
+                gpu_memory_utilization=cache.gpu_memory_utilization,
+                dtype=model.dtype,
+                load_format=model.load_format,
+            )
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"the GPU has too little memory: {str(error).splitlines()[0].rstrip('.')}; set max_num_seqs, "
+                "max_num_batched_tokens or max_model_len lower, take a smaller model, or end what else uses the GPU"
+            ) from None
     from radixkv.runtime.device.cpu import CpuExecutor
 
     assert cache.kv_cache_memory_bytes is not None
@@ -85,3 +106,13 @@ def open_executor(config: EngineConfig, checkpoint: Checkpoint, max_model_len: i
         dtype=model.dtype,
         load_format=model.load_format,
     )
+
+
+def _say_why_not(machine: Machine) -> None:
+    """Where there is a driver the user may think that its GPU computes."""
+    if machine.driver_cuda is None:
+        return
+    try:
+        check_machine(machine)
+    except ConfigError as error:
+        logger.warning("computing on the CPU: %s", error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from radixkv.runtime.device.cuda.attention.decode import DecodePlanner, DecodeStep, Geometry, Variant
 from radixkv.runtime.device.cuda.attention.schedule import TileSchedule, causal_tiles
 from radixkv.runtime.device.cuda.attention.sharing import SharingChoice, SharingCosts
-from radixkv.runtime.device.cuda.attention.work import WorkFields
+from radixkv.runtime.device.cuda.attention.work import N_COLUMNS
 from radixkv.runtime.device.cuda.staging import Layout, Staged
 from radixkv.runtime.plan import SharedRun
 
@@ -29,6 +30,14 @@ H200 = Geometry(
 
 class Played:
     """A planner with block tables; ``reads`` is what the kernels would do."""
+
+    @dataclass
+    class Item:
+        """Rows of the batch, the (page, offset) that they read, and where the first one's result goes."""
+
+        rows: list[int]
+        lines: list[tuple[int, int]]
+        result: int
 
     def __init__(self, geometry: Geometry = H200, windows: Sequence[int | None] = (None,)) -> None:
         self.geometry = geometry
@@ -47,69 +56,67 @@ class Played:
         self.staged = Staged(torch.full((self.layout.size,), -77, dtype=torch.int32))
         return self.planner.plan(self.staged, slots, lengths, WIDTH, shared, bucket, variant)
 
-    def items(
-        self, fields: WorkFields, n_items: int, *, is_masked: bool, window: int | None = None
-    ) -> list[tuple[int, int, list[tuple[int, int]], int]]:
-        """(first query, queries, lines, result) of each item."""
+    def items(self, step: DecodeStep, window: int | None = None) -> list[Played.Item]:
+        """What ``rows.attend`` would do for each item."""
+        fields = self.planner.work[window].items
+        columns = self.staged[fields.field].reshape(N_COLUMNS, fields.capacity)[:, : step.n_items].T.tolist()
+        order = self.staged[self.planner.order][: step.n_rows].tolist()
+        entries, found = self.tables.ravel(), []
+        for first, n_queries, first_entry, begin, end, result in columns:
+            assert n_queries * self.geometry.group <= self.geometry.small_tile
+            lines = [(int(entries[first_entry + at // PAGE]), at % PAGE) for at in range(begin, end)]
+            if n_queries:
+                found.append(Played.Item(order[first : first + n_queries], lines, result))
+        return found
+
+    def large_items(self, step: DecodeStep) -> list[Played.Item]:
+        """What FlashInfer would do for each item of shared pages."""
+        fields = self.planner.large_work
         numbers, entries = self.staged[fields.field], self.tables.ravel()
-        assert not n_items or numbers[fields.page_indptr + 2 * fields.capacity] == entries.size
-        is_item = numbers[fields.is_item : fields.merge_indptr].view(np.uint8)
-        part_tokens = int(numbers[fields.constants])
+        order = self.staged[self.planner.order][: step.n_rows].tolist()
+        assert not step.n_large_items or numbers[fields.page_indptr + 2 * fields.capacity] == entries.size
+        is_item = numbers[fields.is_item :].view(np.uint8)
         found = []
-        for index in range(n_items):
-            if is_masked and not is_item[index]:
+        for index in range(step.n_large_items):
+            if not is_item[index]:
                 continue
             request = int(numbers[fields.requests + index])
-            part = int(numbers[fields.parts + index])
             assert numbers[fields.zeros + index] == 0
             first, last = numbers[fields.query_indptr + request : fields.query_indptr + request + 2].tolist()
+            assert 0 < (last - first) * self.geometry.group <= self.geometry.large_tile
             begin, end = numbers[fields.page_indptr + request : fields.page_indptr + request + 2].tolist()
-            length = 0
-            if begin != end:
-                length = (end - begin - 1) * PAGE + int(numbers[fields.last_page_lens + request])
-            start = 0 if window is None else max(length - window, 0)
-            assert part == 0 if not is_masked else last > first
-            seen = (
-                range(start, length)[part * part_tokens : (part + 1) * part_tokens]
-                if is_masked
-                else range(start, length)
-            )
-            lines = [(int(entries[begin + at // PAGE]), at % PAGE) for at in seen]
-            found.append((first, last - first, lines, int(numbers[fields.results + request]) + part))
+            length = (end - begin - 1) * PAGE + int(numbers[fields.last_page_lens + request])
+            lines = [(int(entries[begin + at // PAGE]), at % PAGE) for at in range(length)]
+            found.append(Played.Item(order[first:last], lines, int(numbers[fields.results + request])))
         return found
 
     def reads(self, step: DecodeStep, window: int | None = None) -> list[list[tuple[int, int]]]:
         """By row of the batch: the (page, offset) that its output is computed from."""
-        planner, is_whole = self.planner, step.variant == "whole"
-        work = planner.work[window]
-        small = self.items(work, step.n_items, is_masked=not is_whole, window=window)
-        assert all(n * self.geometry.group <= self.geometry.small_tile for _, n, _, _ in small)
         rows: list[list[tuple[int, int]]] = [[] for _ in range(step.n_rows)]
-        if is_whole:
-            for first, n, lines, result in small:
-                assert n == 1
-                assert first == result
-                rows[first] += lines
-            return rows
-        is_shared = step.variant == "shared" and window is None
-        large = self.items(planner.large_work, step.n_large_items, is_masked=True) if is_shared else []
-        assert all(n * self.geometry.group <= self.geometry.large_tile for _, n, _, _ in large)
         results: dict[int, tuple[int, list[tuple[int, int]]]] = {}
-        for first, n, lines, result in small + large:
-            for offset in range(n):
-                assert result + offset not in results
-                assert result + offset < planner.n_results
-                results[result + offset] = first + offset, lines
-        numbers = self.staged[work.field]
-        assert numbers[work.constants + 1] == (0 if is_shared else step.n_rows), "who merges"
-        order = self.staged[planner.order][: step.n_rows].tolist() if is_shared else range(step.n_rows)
+        large = self.large_items(step) if window is None and step.variant == "shared" else []
+        for item in self.items(step, window) + large:
+            for offset, row in enumerate(item.rows):
+                if item.result < 0:
+                    assert not rows[row], "two items write one output"
+                    rows[row] += item.lines
+                else:
+                    assert step.variant != "whole", "nothing would be merged"
+                    assert item.result + offset not in results
+                    assert item.result + offset < self.planner.n_results
+                    results[item.result + offset] = row, item.lines
+        if step.variant == "whole":
+            return rows
+        fields = self.planner.work[window]
+        order = self.staged[self.planner.order][: step.n_rows].tolist()
         assert sorted(order) == list(range(step.n_rows))
-        indptr = numbers[work.merge_indptr : work.merge_indptr + step.n_rows + 1].tolist()
-        listed = self.staged[planner.merge_results].tolist() if is_shared else range(len(results))
+        indptr = self.staged[fields.merge_indptr].tolist()
         for place, row in enumerate(order):
-            for result in listed[indptr[place] : indptr[place + 1]]:
+            listed = self.staged[fields.merge_listed][indptr[place] : indptr[place + 1]].tolist()
+            assert not (listed and rows[row]), "the merge overwrites an output"
+            for result in listed:
                 query, lines = results.pop(result)
-                assert query == place
+                assert query == row
                 rows[row] += lines
         assert not results, "each result is merged"
         return rows
@@ -184,9 +191,7 @@ def test_a_large_prefix_is_read_once_a_tile() -> None:
     played.tables[:256, :192] = played.tables[0, :192]
     step = played.plan(slots, lengths, [SharedRun(tuple(range(256)), 0, 192)], 256)
     assert step.variant == "shared"
-    items = played.items(played.planner.work[None], step.n_items, is_masked=True)
-    items += played.items(played.planner.large_work, step.n_large_items, is_masked=True)
-    n_read = sum(len(lines) for _, _, lines, _ in items)
+    n_read = sum(len(item.lines) for item in played.items(step) + played.large_items(step))
     assert n_read == 256 * (3300 - 3072) + 3072 * 256 * 4 // 128
 
 
@@ -201,11 +206,11 @@ def test_one_long_row_among_short_ones_is_cut() -> None:
     slots, lengths = np.arange(256, dtype=np.int32), np.full(256, 300, np.int32)
     assert played.plan(slots, lengths, bucket=256).variant == "whole"
     lengths[100] = 4800
+    lengths[:100] = 100
+    lengths[101:] = 100
     step = played.plan(slots, lengths, bucket=256)
     assert step.variant == "split"
-    items = played.items(played.planner.work[None], step.n_items, is_masked=True)
-    longest = max(len(lines) for _, _, lines, _ in items)
-    assert longest < 1500
+    assert max(len(item.lines) for item in played.items(step)) < 1500
 
 
 @pytest.mark.parametrize("variant", ["whole", "split", None])
@@ -254,13 +259,13 @@ def test_a_tile_schedule_has_every_tile_of_every_head_once_and_is_even() -> None
 def test_causal_tiles_end_at_their_last_query() -> None:
     n_tokens, lengths = np.array([70, 1, 32], np.int32), np.array([70, 9, 132], np.int32)
     firsts = np.array([0, 70, 71], np.int32)
-    items = causal_tiles(firsts, n_tokens, lengths, np.array([0, 300, 600], np.int32), tile=32, page_size=PAGE)
-    seen = set()
+    items = causal_tiles(firsts, n_tokens, lengths, np.array([0, 300, 600], np.int32), tile=32)
+    seen: list[int] = []
     for index in range(len(items)):
         first, n = int(items.first_queries[index]), int(items.n_queries[index])
         row = int(items.first_entries[index]) // 300
-        assert items.results[index] == first
-        reads = int((items.n_pages[index] - 1) * PAGE + items.last_page_lens[index])
-        assert reads == lengths[row] - n_tokens[row] + first - firsts[row] + n
-        seen |= set(range(first, first + n))
-    assert seen == set(range(103))
+        assert items.begins[index] == 0
+        assert items.ends[index] == lengths[row] - n_tokens[row] + first - firsts[row] + n
+        assert n <= 32
+        seen += range(first, first + n)
+    assert sorted(seen) == list(range(103))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ import torch
 from radixkv.checkpoints import Checkpoint
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, with_defaults
 from radixkv.errors import ConfigError
+from radixkv.runtime.device import executor
 from radixkv.runtime.device.cpu import CpuExecutor
+from radixkv.runtime.device.cuda.checks import PACKAGES, Gpu, Machine
 from radixkv.runtime.device.executor import choose_device, open_executor
 from radixkv.runtime.loop import build_loop
 
@@ -72,9 +76,9 @@ def test_auto_says_why_it_leaves_an_old_gpu(gpu: See, usual: Checkpoint, caplog:
 
 def test_the_cpu_is_opened_with_its_defaults(small: Checkpoint) -> None:
     config = with_defaults(EngineConfig(cache=CacheConfig(max_total_tokens=160)), "cpu")
-    executor = open_executor(config, small, 64)
-    assert isinstance(executor, CpuExecutor)
-    assert (executor.n_pages, executor.pool.k.dtype) == (10, torch.float32)
+    opened = open_executor(config, small, 64)
+    assert isinstance(opened, CpuExecutor)
+    assert (opened.n_pages, opened.pool.k.dtype) == (10, torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -95,3 +99,66 @@ def test_what_the_cpu_does_not_have_is_refused(small: Checkpoint, config: Engine
 def test_a_frontend_learns_how_many_rows_there_are(small: Checkpoint) -> None:
     config = EngineConfig(ModelConfig(device="cpu"), CacheConfig(max_total_tokens=160))
     assert build_loop(config, small).ready.max_num_seqs == 256
+
+
+OLD_DRIVER = Machine(
+    torch="2.11.0+cu130",
+    torch_cuda=(13, 0),
+    driver_cuda=(12, 4),
+    gpu=None,
+    problem="The NVIDIA driver on your system is too old",
+    packages={},
+    nvcc=None,
+    c_compiler=None,
+)
+
+
+def test_auto_says_why_a_driver_is_of_no_use(
+    gpu: See, usual: Checkpoint, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu(None)
+    monkeypatch.setattr(executor, "look", lambda: OLD_DRIVER)
+    assert choose_device("auto", usual) == "cpu"
+    (line,) = caplog.messages
+    assert line.startswith("computing on the CPU: the NVIDIA driver runs CUDA up to 12.4, and torch")
+
+
+@pytest.fixture
+def opening(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine, Callable[..., object]], None]:
+    """Puts a machine, and what opens its GPU, in place of this one's."""
+
+    def put(machine: Machine, open_it: Callable[..., object]) -> None:
+        monkeypatch.setattr(executor, "look", lambda: machine)
+        module = SimpleNamespace(open_cuda_executor=open_it)
+        monkeypatch.setitem(sys.modules, "radixkv.runtime.device.cuda.opening", module)
+
+    return put
+
+
+Put = Callable[[Machine, Callable[..., object]], None]
+
+
+def test_what_the_machine_lacks_is_said_before_the_gpu_is_opened(opening: Put, usual: Checkpoint) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("the GPU was opened")
+
+    opening(OLD_DRIVER, never)
+    with pytest.raises(ConfigError, match="update the driver"):
+        open_executor(with_defaults(EngineConfig(), "cuda"), usual, 64)
+
+
+def test_too_little_memory_at_the_start_is_one_line(opening: Put, usual: Checkpoint) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nMore about it")
+
+    machine = replace(
+        OLD_DRIVER,
+        driver_cuda=(13, 0),
+        gpu=Gpu("NVIDIA H100", (9, 0), 80 << 30, 70 << 30),
+        packages={name: ".".join(map(str, least)) for name, (least, _) in PACKAGES.items()},
+        c_compiler="/usr/bin/gcc",
+    )
+    opening(machine, full)
+    with pytest.raises(ConfigError, match=r"too little memory: .* 20.00 GiB; set max_num_seqs") as raised:
+        open_executor(with_defaults(EngineConfig(), "cuda"), usual, 64)
+    assert "\n" not in str(raised.value)

@@ -19,6 +19,7 @@ from radixkv.runtime.device.cuda.checks import (
     PAGE_SIZES,
     Gpu,
     Machine,
+    check_block_tables,
     check_compiled,
     check_machine,
     check_max_model_len,
@@ -166,13 +167,21 @@ def test_a_context_that_the_checkpoint_does_not_have(max_model_len: int) -> None
         check_max_model_len(max_model_len, 8192)
 
 
-def test_models_that_only_the_cpu_runs() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_models_that_only_the_cpu_runs(dtype: torch.dtype) -> None:
     for head_dim in HEAD_SIZES:
-        check_model(parse({"head_dim": head_dim}))
-    with pytest.raises(ConfigError, match="heads of size 80; .* built for 64, 128 and 256; set device to cpu"):
-        check_model(parse({"head_dim": 80}))
+        check_model(parse({"head_dim": head_dim}), dtype)
+    with pytest.raises(ConfigError, match="heads of size 80; .* 64, 128 and 256, and .* of two; set device to cpu"):
+        check_model(parse({"head_dim": 80}), dtype)
     with pytest.raises(ConfigError, match="this MixtralForCausalLM has experts, .* set device to cpu"):
-        check_model(parse(MIXTRAL))
+        check_model(parse(MIXTRAL), dtype)
+
+
+@pytest.mark.parametrize("head_dim", [2, 16, 32, 512])
+def test_models_that_cuda_runs_in_float32_only(head_dim: int) -> None:
+    check_model(parse({"head_dim": head_dim}), torch.float32)
+    with pytest.raises(ConfigError, match=f"heads of size {head_dim}; .*set dtype to float32, or device to cpu"):
+        check_model(parse({"head_dim": head_dim}), torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -186,15 +195,11 @@ def test_models_that_only_the_cpu_runs() -> None:
         ("auto", {}, torch.bfloat16),
         ("float16", {"torch_dtype": "bfloat16"}, torch.float16),
         ("bfloat16", {"torch_dtype": "float16"}, torch.bfloat16),
+        ("float32", {"torch_dtype": "float16"}, torch.float32),
     ],
 )
 def test_dtypes(setting: str, config: dict[str, Any], dtype: torch.dtype) -> None:
     assert choose_dtype(setting, config) is dtype
-
-
-def test_float32_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="dtype 'float32' is not supported on CUDA .*bfloat16 or float16"):
-        choose_dtype("float32", {})
 
 
 def test_weights_larger_than_what_is_free() -> None:
@@ -217,3 +222,21 @@ def test_this_machine_without_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not {"triton", "flashinfer"} & (set(sys.modules) - before)
     with pytest.raises(ConfigError):
         check_machine(machine)
+
+
+def test_free_is_what_an_engine_before_has_given_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    cached = [60 * GIB]
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", cached.clear)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (70 * GIB - sum(cached), 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: GPU.name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: GPU.capability)
+    assert look().gpu == GPU
+
+
+def test_block_tables_that_int32_cannot_number() -> None:
+    check_block_tables(512, 131_072, 1)
+    check_block_tables(16_382, 131_072, 1)
+    check_block_tables(16_384, 131_072, 16)
+    with pytest.raises(ConfigError, match="max_num_seqs 16383 .*max_model_len 131072 .*pages of 1 .*higher"):
+        check_block_tables(16_383, 131_072, 1)

@@ -25,12 +25,16 @@ logger = logging.getLogger(__name__)
 LEAST_CAPABILITY = (8, 0)
 """Of a GPU: Ampere. Older ones have no bfloat16."""
 HEAD_SIZES = (64, 128, 256)
+"""That attention is built for in 16 bits."""
 PAGE_SIZES = (1, 16, 32, 64)
 """That attention is built for."""
+MAX_ENTRIES = (1 << 31) - 1
+"""Of all block tables: kernels number them in int32."""
 PACKAGES = {"flashinfer-python": ((0, 6, 12), (0, 6, 13)), "triton": ((3, 6), (3, 8))}
 """What the extra ``cuda`` brings: from a version on, and below another. As in pyproject.toml."""
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_SHORT = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = {**_SHORT, "float32": torch.float32}
 _INSTALL = "pip install 'radixkv[cuda]'"
 _USE_CPU = "set device to cpu"
 _GIB = 1 << 30
@@ -159,13 +163,25 @@ def check_page_size(page_size: int) -> None:
         )
 
 
-def check_model(config: DecoderConfig) -> None:
-    """Raises ``ConfigError`` for a checkpoint that runs on the CPU only."""
-    if config.head_dim not in HEAD_SIZES:
-        *some, last = HEAD_SIZES
+def check_block_tables(max_rows: int, max_model_len: int, page_size: int) -> None:
+    """Raises ``ConfigError`` for more entries of block tables than int32 can number, one row that pads included."""
+    if (max_rows + 1) * -(-max_model_len // page_size) > MAX_ENTRIES:
         raise ConfigError(
-            f"this {config.architecture} has heads of size {config.head_dim}; CUDA's kernels are built for "
-            f"{', '.join(map(str, some))} and {last}; {_USE_CPU}"
+            f"max_num_seqs {max_rows} block tables of max_model_len {max_model_len} in pages of {page_size} have "
+            f"more than {MAX_ENTRIES} entries; set one of the first two lower, or page_size higher"
+        )
+
+
+def check_model(config: DecoderConfig, dtype: torch.dtype) -> None:
+    """Raises ``ConfigError`` for a checkpoint that runs on the CPU only, or in float32 only."""
+    head_dim = config.head_dim
+    is_power_of_two = head_dim & (head_dim - 1) == 0
+    if head_dim not in HEAD_SIZES and not (dtype is torch.float32 and is_power_of_two):
+        *some, last = HEAD_SIZES
+        remedy = "set dtype to float32, or device to cpu" if is_power_of_two else _USE_CPU
+        raise ConfigError(
+            f"this {config.architecture} has heads of size {head_dim}; CUDA's kernels are built for "
+            f"{', '.join(map(str, some))} and {last}, and in float32 for powers of two; {remedy}"
         )
     if any(config.experts_of(layer) for layer in range(config.n_layers)):
         raise ConfigError(
@@ -178,17 +194,10 @@ def choose_dtype(setting: str, config: Mapping[str, Any]) -> torch.dtype:
 
     Args:
         config: the checkpoint's ``config.json``.
-
-    Raises:
-        ConfigError: not on CUDA.
     """
     if setting == "auto":
         own = config.get("dtype") or config.get("torch_dtype")  # Transformers 5 and 4
-        return _DTYPES.get(str(own), torch.bfloat16)
-    if setting not in _DTYPES:
-        raise ConfigError(
-            f"dtype {setting!r} is not supported on CUDA in this release; use bfloat16 or float16, or {_USE_CPU}"
-        )
+        return _SHORT.get(str(own), torch.bfloat16)
     return _DTYPES[setting]
 
 
@@ -219,6 +228,7 @@ def _dotted(numbers: Version) -> str:
 
 
 def _gpu() -> Gpu:
+    torch.cuda.empty_cache()  # what an engine before this one had in this process is free
     free_bytes, total_bytes = torch.cuda.mem_get_info()
     return Gpu(torch.cuda.get_device_name(), torch.cuda.get_device_capability(), total_bytes, free_bytes)
 

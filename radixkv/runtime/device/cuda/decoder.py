@@ -4,38 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
 from radixkv.errors import ConfigError
+from radixkv.runtime.device.cuda.attention.base import LayerAttention
 from radixkv.runtime.device.cuda.kernels.activation import silu_and_multiply
-from radixkv.runtime.device.cuda.kernels.linear import linear
+from radixkv.runtime.device.cuda.kernels.linear import gated_linear, linear
 from radixkv.runtime.device.cuda.kernels.norm import add_rms_norm, rms_norm
+from radixkv.runtime.device.cuda.kernels.residual import add_linear_and_norm
 from radixkv.runtime.device.cuda.kernels.rotary import rotate_and_store
 from radixkv.runtime.device.cuda.pool import CudaPool
 from radixkv.runtime.device.cuda.rows import Places
 from radixkv.runtime.device.models.config import DecoderConfig
 from radixkv.runtime.device.models.rope import Rope
 from radixkv.runtime.device.models.weights import LayerWeights, LinearWeights, MlpWeights, Weights
-
-
-class LayerAttention(Protocol):
-    """Attention of a planned step."""
-
-    def run(self, layer: int, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
-        """Every token reads its sequence up to itself; the step's own K and V are stored already.
-
-        Args:
-            layer: its index.
-            q: [tokens, heads, head_dim], rotated.
-            k_cache: [pages + 1, page_size, kv_heads, head_dim] of the layer.
-            v_cache: the same.
-            out: [tokens, heads, head_dim], filled.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -95,12 +80,8 @@ class CudaDecoder:
                 attention = wanted.attention()
             attended = torch.empty_like(q)
             attention.run(index, q, *caches, attended)
-            added = _product(attended.view(len(q), -1), layer.output)
-            add_rms_norm(added, residual, layer.mlp_norm, self._config.norm_eps, normed)
-            gate_up = _product(normed, layer.gate_up)
-            inner = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-            silu_and_multiply(gate_up, inner)
-            add_rms_norm(_product(inner, layer.down), residual, next_norm, self._config.norm_eps, normed)
+            self._add(attended.view(len(q), -1), layer.output, residual, layer.mlp_norm, normed)
+            self._add(_gated(normed, layer.gate_up), layer.down, residual, next_norm, normed)
         return normed
 
     def _store(self, layer: _Layer, normed: Tensor, places: Places, k_cache: Tensor, v_cache: Tensor) -> Tensor:
@@ -120,6 +101,13 @@ class CudaDecoder:
             eps=config.norm_eps,
         )
         return q
+
+    def _add(self, x: Tensor, weights: LinearWeights, residual: Tensor, norm: Tensor, normed: Tensor) -> None:
+        """Adds a product to the residual stream, and norms the sum."""
+        if weights.bias is None:
+            add_linear_and_norm(x, weights.weight, residual, norm, self._config.norm_eps, normed)
+        else:
+            add_rms_norm(_product(x, weights), residual, norm, self._config.norm_eps, normed)
 
     def empty_logits(self, n_rows: int) -> Tensor:
         """Room for ``logits``: [n_rows, vocab]."""
@@ -158,6 +146,15 @@ def _layer(config: DecoderConfig, index: int, weights: LayerWeights) -> _Layer:
         gate_up=weights.mlp.gate_up,
         down=weights.mlp.down,
     )
+
+
+def _gated(x: Tensor, weights: LinearWeights) -> Tensor:
+    out = x.new_empty(len(x), len(weights.weight) // 2)
+    if weights.bias is None:
+        gated_linear(x, weights.weight, out)
+    else:
+        silu_and_multiply(_product(x, weights), out)
+    return out
 
 
 def _product(x: Tensor, weights: LinearWeights) -> Tensor:

@@ -190,10 +190,24 @@ def _asks_for_more(sampling: RowSampling) -> bool:
 
 @contextmanager
 def _translated(step: int) -> Iterator[None]:
-    """CUDA's errors as ours. All but a lack of memory are for good: the driver refuses every later call."""
+    """CUDA's errors as ours. All but a lack of memory are for good: the driver refuses every later call.
+
+    Triton, FlashInfer and cuBLAS raise a type for them that others have too: whether the GPU answers decides.
+    """
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise DeviceError(f"step {step}: the device is out of memory: {error}") from None
-    except torch.AcceleratorError as error:
-        raise DeviceLost(f"step {step}: the GPU failed, and must be opened anew: {error}") from error
+    except RuntimeError as error:
+        if isinstance(error, torch.AcceleratorError) or not _answers():
+            first_line = str(error).partition("\n")[0]  # torch's others are advice on debugging
+            raise DeviceLost(f"step {step}: the GPU failed, and must be opened anew: {first_line}") from error
+        raise
+
+
+def _answers() -> bool:
+    try:
+        torch.cuda.synchronize()
+    except torch.AcceleratorError:
+        return False
+    return True

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
+from typing import Any
 
 import torch
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.config import LoadFormat
 from radixkv.runtime.device.cuda import checks
-from radixkv.runtime.device.cuda.attention.kernels import Shape
+from radixkv.runtime.device.cuda.attention.base import Attention
+from radixkv.runtime.device.cuda.attention.kernels import Shape, not_compiled
 from radixkv.runtime.device.cuda.attention.paged import PagedAttention
+from radixkv.runtime.device.cuda.attention.reference import ReferenceAttention
 from radixkv.runtime.device.cuda.decoder import CudaDecoder
 from radixkv.runtime.device.cuda.executor import CudaExecutor
 from radixkv.runtime.device.cuda.graphs import buckets
-from radixkv.runtime.device.cuda.memory import measure, plan_pages
+from radixkv.runtime.device.cuda.memory import Room, measure, plan_pages
 from radixkv.runtime.device.cuda.packing import Packer
 from radixkv.runtime.device.cuda.rows import RowFields
 from radixkv.runtime.device.cuda.runner import StepRunner
@@ -51,7 +55,7 @@ def open_cuda_executor(
         kv_cache_memory_bytes: the pool's size; None takes what is left.
         max_total_tokens: the pool in tokens, instead.
         gpu_memory_utilization: the share of the GPU's memory that may be used in all.
-        dtype: ``bfloat16``, ``float16``, or ``auto``.
+        dtype: ``bfloat16``, ``float16``, ``float32``, which is slow, or ``auto``.
         load_format: ``dummy`` takes random weights and reads no file but ``config.json``.
 
     Raises:
@@ -61,39 +65,44 @@ def open_cuda_executor(
     machine = checks.look()
     gpu = checks.check_machine(machine)
     checks.check_page_size(page_size)
+    checks.check_block_tables(max_rows, max_model_len, page_size)
     checks.check_max_model_len(max_model_len, checkpoint.max_position_embeddings)
     device = torch.device("cuda", torch.cuda.current_device())
     stream = torch.cuda.Stream(device)
     with torch.inference_mode(), torch.cuda.stream(stream):
         numbers = checks.choose_dtype(dtype, checkpoint.config)
         with open_weights(checkpoint, load_format=load_format, dtype=numbers, device=device) as weights:
-            checks.check_model(weights.config)
+            checks.check_model(weights.config, numbers)
             checks.check_weights_fit(weights.n_bytes, gpu)
+            config = weights.config
+            shape = Shape(config.n_heads, config.n_kv_heads, config.head_dim, page_size, numbers)
+            windows = [window if window and window < max_model_len else None for window in config.windows]
+            if numbers is not torch.float32:
+                checks.check_compiled(not_compiled(shape, windows, gpu.capability), machine)
+            page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, numbers)
+            plan = partial(
+                plan_pages,
+                page,
+                kv_cache_memory_bytes=kv_cache_memory_bytes,
+                max_total_tokens=max_total_tokens,
+                gpu_memory_utilization=gpu_memory_utilization,
+                max_model_len=max_model_len,
+            )
+            plan(Room(gpu.total_bytes, gpu.free_bytes - weights.n_bytes))  # what cannot fit is not loaded first
             logger.info("loading %.1f GiB of weights onto %s", weights.n_bytes / _GIB, gpu.name)
             decoder = CudaDecoder(weights, max_model_len, device)
-            config = weights.config
         layout = Layout()
         rows = RowFields(max_rows, layout)
         width = -(-max_model_len // page_size)
-        attention = PagedAttention(
-            Shape(config.n_heads, config.n_kv_heads, config.head_dim, page_size, numbers),
-            [window if window and window < max_model_len else None for window in config.windows],
-            max_rows=max_rows,
-            layout=layout,
-            device=device,
-        )
+        attention: Attention[Any, Any]
+        if numbers is torch.float32:
+            attention = ReferenceAttention(shape, windows, device=device)
+        else:
+            attention = PagedAttention(shape, windows, max_rows=max_rows, layout=layout, device=device)
         runner = StepRunner(decoder, attention, rows, layout, width=width, stream=stream)
         sampler = CudaSampler(max_rows, config.vocab_size, device)
         sampler.warm_up(numbers)
-        page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, numbers)
-        n_pages = plan_pages(
-            page,
-            measure(device, _later_bytes(runner, page, max_rows, max_tokens, max_model_len)),
-            kv_cache_memory_bytes=kv_cache_memory_bytes,
-            max_total_tokens=max_total_tokens,
-            gpu_memory_utilization=gpu_memory_utilization,
-            max_model_len=max_model_len,
-        )
+        n_pages = plan(measure(device, _later_bytes(runner, page, max_rows, max_tokens, max_model_len)))
         logger.info("the KV pool holds %d tokens", n_pages * page_size)
         runner.open_pool(page, n_pages)
         runner.capture(buckets(max_rows))

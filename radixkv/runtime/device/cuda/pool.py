@@ -10,6 +10,9 @@ from torch import Tensor
 
 from radixkv.runtime.device.kvpool import PageShape
 
+_COPIED_AT_ONCE = 64
+"""Pages: they take memory of their own on the way, 64 MiB for those of an 8B model."""
+
 
 class CudaPool:
     """Paged K and V of all layers.
@@ -36,11 +39,12 @@ class CudaPool:
         return self.n_pages
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copies pages (source, destination) in all layers, as if all at once; on the current stream."""
-        numbers = torch.tensor(pairs, dtype=torch.int64, pin_memory=True).t()
-        sources, destinations = numbers.to(self.k.device, non_blocking=True)
-        for cache in (self.k, self.v):
-            cache.index_copy_(1, destinations, cache.index_select(1, sources))
+        """Copies pages (source, destination) in all layers, on the current stream; no source is a destination."""
+        for first in range(0, len(pairs), _COPIED_AT_ONCE):
+            lot = torch.tensor(pairs[first : first + _COPIED_AT_ONCE], dtype=torch.int64, pin_memory=True).t()
+            sources, destinations = lot.to(self.k.device, non_blocking=True)
+            for cache in (self.k, self.v):
+                cache.index_copy_(1, destinations, cache.index_select(1, sources))
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V of one layer, [pages + 1, page_size, kv_heads, head_dim] each."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from radixkv.runtime.device.cuda.attention.base import Attention, LayerAttention
 from radixkv.runtime.device.cuda.attention.decode import DecodeStep, Variant
-from radixkv.runtime.device.cuda.attention.paged import PagedAttention, PromptStep
-from radixkv.runtime.device.cuda.decoder import CudaDecoder, LayerAttention, Wanted
+from radixkv.runtime.device.cuda.decoder import CudaDecoder, Wanted
 from radixkv.runtime.device.cuda.graphs import DecodeGraphs
 from radixkv.runtime.device.cuda.kernels.argmax import argmax, argmax_scratch
 from radixkv.runtime.device.cuda.packing import Ints, PackedStep
@@ -47,7 +48,7 @@ class StepRunner:
 
     Args:
         decoder: the model.
-        attention: of the same sizes; its fields are in ``layout``.
+        attention: of the same sizes; its fields, if it has any, are in ``layout``. What it plans goes back to it.
         rows: the rows' fields in ``layout``.
         layout: complete.
         width: entries of a block table.
@@ -57,7 +58,7 @@ class StepRunner:
     def __init__(
         self,
         decoder: CudaDecoder,
-        attention: PagedAttention,
+        attention: Attention[Any, Any],
         rows: RowFields,
         layout: Layout,
         *,
@@ -101,7 +102,8 @@ class StepRunner:
         self._attention.connect(self._staging, self._state.tables)
 
     def capture(self, sizes: list[int]) -> int:
-        """Captures the graphs of these many rows, over the pool; how many. Up to seconds."""
+        """Captures the graphs of these many rows, over the pool, if attention can be captured; how many. Up to
+        seconds."""
         return self._graphs.capture(sizes, self._attention.variants, self._stage_padding, self._decode)
 
     def measure_largest(self, max_tokens: int, max_model_len: int) -> int:
@@ -184,7 +186,7 @@ class StepRunner:
         self._choose(self._decoder(places, self.pool, attention, wanted))
         return self._outputs(step.n_rows)
 
-    def _planned(self, decode: DecodeStep | None, prompts: PromptStep | None) -> LayerAttention:
+    def _planned(self, decode: object, prompts: object) -> LayerAttention:
         return self.timer.timed(self._attention.step(decode, prompts))
 
     def _last_tokens_attention(self, step: PackedStep) -> LayerAttention:
@@ -205,7 +207,8 @@ class StepRunner:
         """Makes a step of rows that only pad, for a capture."""
         staged = self._staging.stage()
         self._rows.pad(staged, 0, bucket)
-        decode = self._attention.plan_capture(staged, bucket, variant)
+        nobody = np.empty(0, np.int32)
+        decode: DecodeStep = self._attention.plan_decode(staged, nobody, nobody, bucket=bucket, variant=variant)
         self._staging.send(staged)
         return decode
 
@@ -221,8 +224,14 @@ class StepRunner:
         outputs = self._outputs(n_rows)
         self._decoder.logits(last, outputs.logits)
         tokens, finite = outputs.choice
-        argmax(outputs.logits, tokens, finite, self._scratch[:n_rows])
-        self._state.last_tokens.index_copy_(0, self._state.slots(n_rows).long(), tokens)
+        argmax(
+            outputs.logits,
+            tokens,
+            finite,
+            self._scratch[:n_rows],
+            slots=self._state.slots(n_rows),
+            last_tokens=self._state.last_tokens,
+        )
 
     def _outputs(self, n_rows: int, hidden: Tensor | None = None) -> Outputs:
         return Outputs(self._logits[:n_rows], self._report[: N_TIMES + 2 * n_rows], hidden)

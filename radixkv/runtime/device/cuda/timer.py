@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from radixkv.runtime.device.cuda.decoder import LayerAttention
+from radixkv.runtime.device.cuda.attention.base import LayerAttention
 from radixkv.runtime.device.cuda.kernels.clock import stamp
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -9,21 +10,23 @@ from typing import Literal
 import numpy as np
 
 from radixkv.runtime.device.cuda.attention.sharing import Sharing, SharingChoice, SharingCosts
-from radixkv.runtime.device.cuda.attention.work import Ints, Items, Spans, WorkFields, results_by_query
-from radixkv.runtime.device.cuda.staging import Layout, Staged
+from radixkv.runtime.device.cuda.attention.work import Ints, ItemFields, Items, Merge, RequestFields
+from radixkv.runtime.device.cuda.staging import Field, Layout, Staged
 from radixkv.runtime.plan import SharedRun
 
 Variant = Literal["whole", "split", "shared"]
 """How rows are computed: each by one item; long ones by several, merged; shared pages once for many rows."""
 
-_MIN_CHUNK = 128
-"""Tokens that an item reads at least, where a row is cut."""
-_SPLIT_COST = 160
-"""What splitting costs, in tokens that one block of threads reads in that time: about 5 µs a layer."""
-
-
+_MIN_PART = 128
+"""Tokens that an item reads at least, where a row is cut; parts are multiples of it."""
 _UNCUT = 1 << 30
 """Tokens of a part that is a whole row."""
+_READ_NS = 1.0
+"""A token of 4 KiB, as fast as an H200 reads."""
+_ALONE_NS = 25.0
+"""A token, as fast as one block of threads goes from one to the next."""
+_SPLIT_NS = 3000.0
+"""What cutting costs a layer: results are merged."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +43,16 @@ class Geometry:
     large_tile: int
     """Those that an item of many rows' pages holds."""
     n_processors: int
-    """Multiprocessors; each runs two blocks of threads at a time."""
+    """Multiprocessors."""
 
     @property
     def group(self) -> int:
         """Heads that share a KV head."""
         return self.n_heads // self.n_kv_heads
 
-    @property
-    def wave(self) -> int:
-        """Items that run at a time."""
-        return max(2 * self.n_processors // self.n_kv_heads, 1)
+    def items_at_once(self, blocks: int) -> int:
+        """Items that give each multiprocessor so many blocks of threads."""
+        return max(blocks * self.n_processors // self.n_kv_heads, 1)
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,21 @@ class DecodeStep:
     n_large_items: int
 
 
+@dataclass(frozen=True)
+class WindowFields:
+    """Where the items of the layers of one window are staged."""
+
+    items: ItemFields
+    merge_indptr: Field
+    merge_listed: Field
+
+
 class DecodePlanner:
     """Cuts decode rows into items, chooses which shared pages are read once, and stages the result.
 
-    Above some 33 rows (with 8 KV heads) one item a row fills the GPU, unless one row is far longer than the others:
-    then, and below, rows are cut so that no block of threads has much more to read than the mean. All items of a
-    layer whose queries fit the small tile run in one launch; shared pages of more rows are a second one.
+    One item a row is best where there are many rows of about one length. Rows are cut where they are few, or where
+    one is far longer than the others. Pages that rows share are read once for as many as fit a tile: of few rows
+    along with the rows' own pages, of many in large tiles, which are a launch of their own.
 
     Args:
         windows: all layers', None for all positions.
@@ -89,7 +100,7 @@ class DecodePlanner:
         self._geometry = geometry
         self._max_rows = max_rows
         self._reads_all = None in windows
-        self._longest = 1 << 30 if self._reads_all else max(window for window in windows if window is not None)
+        self._longest = _UNCUT if self._reads_all else max(window for window in windows if window is not None)
         self._choice = SharingChoice(
             costs,
             page_size=geometry.page_size,
@@ -103,14 +114,16 @@ class DecodePlanner:
         small_rows, large_rows = geometry.small_tile // geometry.group, geometry.large_tile // geometry.group
         self.n_results = n_small * small_rows + n_large * large_rows
         """Results that are merged, at most."""
-        distinct = sorted(set(windows), key=lambda window: window or 0)
-        self.work = {window: WorkFields.place(n_small, max_rows, layout) for window in distinct}
+        self.work = {
+            window: WindowFields(
+                ItemFields.place(n_small, layout), layout.field(max_rows + 1), layout.field(self.n_results)
+            )
+            for window in sorted(set(windows), key=lambda window: window or 0)
+        }
         """By window."""
-        self.large_work = WorkFields.place(n_large, 0, layout)
+        self.large_work = RequestFields.place(n_large, layout)
         self.order = layout.field(max_rows)
-        """[rows]: which row of the batch each query is; in variant "shared"."""
-        self.merge_results = layout.field(self.n_results)
-        """Query by query, as ``work.merge_indptr`` says; in variant "shared"."""
+        """[rows]: which row of the batch each query is."""
 
     def variants(self, bucket: int) -> list[Variant]:
         """The ways in which a bucket's graph may compute."""
@@ -144,52 +157,47 @@ class DecodePlanner:
         if variant is None:
             sharing = self._choice.choose(shared, n_rows, *self._max_tiles(n_rows)) if self._reads_all else None
             variant = "shared" if sharing is not None else "split" if self._pays_to_split(lengths) else "whole"
+        order = np.arange(n_rows, dtype=np.int32) if sharing is None else sharing.order
+        staged[self.order][:n_rows] = order
+        slots, lengths = slots[order], lengths[order]
         n_items, n_large_items = self._n_items(n_rows, variant), 0
         for window, fields in self.work.items():
-            if window is None and variant == "shared":
-                is_graph = bucket is not None
-                n_large_items = self._stage_shared(staged, slots, lengths, width, sharing, is_graph)
+            small, large = self._spans(slots, lengths, width, window, sharing if window is None else None)
+            if variant == "whole":
+                fields.items.fill(staged, small.cut(_UNCUT), np.full(n_rows, -1, np.int32), n_items)
                 continue
-            part_tokens = _UNCUT if variant == "whole" else self._part_tokens(lengths, window)
-            items, indptr = self._rows_in_parts(slots, lengths, width, window, part_tokens)
-            fields.fill(staged, items, n_items, self._n_entries(width), part_tokens=part_tokens)
-            fields.fill_merge(staged, indptr, is_flashinfers=True)
+            small = small.cut(self._part(small, self._n_cuts(n_rows), _MIN_PART))
+            large = large.cut(self._part(large, self._geometry.items_at_once(4), _MIN_PART))
+            merge = Merge.of(n_rows, Items.joined(small, large))
+            fields.items.fill(staged, small, merge.results[: len(small)], n_items)
+            staged[fields.merge_indptr][: n_rows + 1] = merge.indptr
+            staged[fields.merge_listed][: len(merge.listed)] = merge.listed
+            if window is None and variant == "shared":
+                n_large_items = self._n_large_items(n_rows) if bucket is not None else len(large)
+                self._fill_large(staged, large, merge.results[len(small) :], n_large_items, width)
         return DecodeStep(n_rows, variant, n_items, n_large_items)
 
-    def _stage_shared(
-        self, staged: Staged, slots: Ints, lengths: Ints, width: int, sharing: Sharing | None, is_graph: bool
-    ) -> int:
-        """Layers without a window in variant "shared"; how many large items. ``sharing`` None: no row shares."""
-        n_rows, n_entries, work = len(slots), self._n_entries(width), self.work[None]
-        order = np.arange(n_rows, dtype=np.int32) if sharing is None else sharing.order
-        spans, large_spans = self._spans(slots[order], lengths[order], width, sharing)
-        items = self._cut(spans, self._n_cuts(n_rows), _MIN_CHUNK, 0)
-        work.fill(staged, items, self._n_items(n_rows, "shared"), n_entries)
-        large_items = self._cut(large_spans, 2 * self._geometry.wave, 2 * _MIN_CHUNK, int(items.n_queries.sum()))
-        n_large_items = self._n_large_items(n_rows) if is_graph else len(large_items)
-        if n_large_items:
-            self.large_work.fill(staged, large_items, n_large_items, n_entries)
-        indptr, results = results_by_query(n_rows, items, large_items)
-        work.fill_merge(staged, indptr, is_flashinfers=False)
-        staged[self.order][:n_rows] = order
-        staged[self.merge_results][: len(results)] = results
-        return n_large_items
-
-    def _n_entries(self, width: int) -> int:
-        return (self._max_rows + 1) * width
+    def _fill_large(self, staged: Staged, items: Items, results: Ints, n_padded: int, width: int) -> None:
+        if n_padded:
+            n_entries = (self._max_rows + 1) * width
+            page_size = self._geometry.page_size
+            self.large_work.fill(staged, items, results, n_padded, page_size=page_size, n_entries=n_entries)
 
     def _pays_to_split(self, lengths: Ints) -> bool:
-        """Whether the longest rows, or too few of them, hold up the step by more than cutting costs."""
-        lengths = np.minimum(lengths, self._longest)
-        n_rows, longest, total, wave = len(lengths), int(lengths.max()), int(lengths.sum()), self._geometry.wave
-        even = total / wave
-        whole = longest if n_rows <= wave else max(longest, even + total / n_rows / 2)
-        return whole > even + max(total / self._n_cuts(n_rows), _MIN_CHUNK) / 2 + _SPLIT_COST
+        """Whether the longest rows, or uneven numbers of rows, hold up the step by more than cutting costs."""
+        lengths, geometry = np.minimum(lengths, self._longest), self._geometry
+        n_rows, total = len(lengths), int(lengths.sum())
+        blocks = n_rows * geometry.n_kv_heads / geometry.n_processors
+        unevenness = math.ceil(blocks) / blocks if 1 < blocks <= 4 else 1.0
+        read = total * _READ_NS * geometry.token_bytes / 4096
+        part = max(total / self._n_cuts(n_rows), _MIN_PART)
+        whole = max(read * (1 + unevenness) / 2, int(lengths.max()) * _ALONE_NS)
+        return whole > max(read, part * _ALONE_NS) + _SPLIT_NS
 
     def _n_cuts(self, n_rows: int) -> int:
-        """Items that cutting may add: as many as run at a time, or so many that they share out evenly."""
-        wave = self._geometry.wave
-        return wave - n_rows if 2 * n_rows <= wave else 4 * wave
+        """Items that cutting may add: so that all run at a time, or share out evenly."""
+        wave = self._geometry.items_at_once(8)
+        return wave - n_rows if 2 * n_rows <= wave else wave
 
     def _n_items(self, n_rows: int, variant: Variant) -> int:
         """Items launched, enough for any lengths: each row's last, each shared tile's last, and what cuts add."""
@@ -199,69 +207,36 @@ class DecodePlanner:
         return n_rows + n_shared + self._n_cuts(n_rows)
 
     def _n_large_items(self, n_rows: int) -> int:
-        return self._max_tiles(n_rows)[1] + 2 * self._geometry.wave
+        return self._max_tiles(n_rows)[1] + self._geometry.items_at_once(4)
 
     def _max_tiles(self, n_rows: int) -> tuple[int, int]:
         """Small and large tiles that shared runs may fill."""
         return max(n_rows // 4, 1), max(2 * n_rows * self._geometry.group // self._geometry.large_tile, 1)
 
-    def _cut(self, spans: Spans, n_cuts: int, min_tokens: int, first_result: int) -> Items:
-        """Items of equal size, at most ``n_cuts`` more than spans; what is left of a span is a smaller one."""
-        page_size = self._geometry.page_size
-        chunk_pages = max(-(-int(spans.n_pages.sum()) // n_cuts), -(-min_tokens // page_size))
-        return spans.cut(chunk_pages, page_size, first_result)
+    def _part(self, items: Items, n_cuts: int, least: int) -> int:
+        """Tokens of a part, a multiple of ``least``, so that cutting adds no more than ``n_cuts`` items."""
+        n_tokens = int((items.ends - items.begins).sum())
+        return max(-(-n_tokens // (n_cuts * least)), 1) * least
 
-    def _spans(self, slots: Ints, lengths: Ints, width: int, sharing: Sharing | None) -> tuple[Spans, Spans]:
-        """What small tiles read: rows' own pages and those of few rows; and what large tiles do."""
+    def _spans(
+        self, slots: Ints, lengths: Ints, width: int, window: int | None, sharing: Sharing | None
+    ) -> tuple[Items, Items]:
+        """What small tiles read, rows' own pages and those that few rows share; and what large tiles do."""
         page_size, group = self._geometry.page_size, self._geometry.group
-        covered = np.zeros_like(lengths) if sharing is None else sharing.covered_pages
         rows = np.arange(len(slots), dtype=np.int32)
-        own = Spans(
-            first_queries=rows,
-            n_queries=np.ones_like(rows),
-            first_entries=slots * np.int32(width) + covered,
-            n_pages=-(-lengths // page_size) - covered,
-            last_page_lens=(lengths - 1) % page_size + 1,
-        )
-        runs = () if sharing is None else sharing.runs
+        begins = np.zeros_like(lengths) if window is None else np.maximum(lengths - np.int32(window), 0)
+        if sharing is not None:
+            begins = sharing.covered_pages * np.int32(page_size)
+        own = Items(rows, np.ones_like(rows), slots * np.int32(width), begins, lengths)
         tiles: dict[bool, list[tuple[int, int, int, int, int]]] = {False: [], True: []}
-        for run in runs:
+        for run in () if sharing is None else sharing.runs:
             size = (self._geometry.large_tile if run.is_large else self._geometry.small_tile) // group
-            first_entry = int(slots[run.first_row]) * width + run.first_page
-            end = run.first_row + run.n_rows
+            first_entry = int(slots[run.first_row]) * width
+            begin, end = run.first_page * page_size, (run.first_page + run.n_pages) * page_size
+            last_row = run.first_row + run.n_rows
             tiles[run.is_large] += [
-                (first, min(size, end - first), first_entry, run.n_pages, page_size)
-                for first in range(run.first_row, end, size)
+                (first, min(size, last_row - first), first_entry, begin, end)
+                for first in range(run.first_row, last_row, size)
             ]
         small, large = (np.array(tiles[is_large], dtype=np.int32).reshape(-1, 5).T for is_large in (False, True))
-        return Spans.joined(own, Spans(*small)), Spans(*large)
-
-    def _part_tokens(self, lengths: Ints, window: int | None) -> int:
-        """Positions of a part, whole tiles of them, so that cutting adds no more items than it may."""
-        reads = lengths if window is None else np.minimum(lengths, window)
-        parts = self._n_cuts(len(lengths)) * _MIN_CHUNK
-        return -(-int(reads.sum()) // parts) * _MIN_CHUNK
-
-    def _rows_in_parts(
-        self, slots: Ints, lengths: Ints, width: int, window: int | None, part_tokens: int
-    ) -> tuple[Items, Ints]:
-        """Each row's items, which FlashInfer cuts, the longest first; and where each row's results are."""
-        page_size = self._geometry.page_size
-        firsts, reads = np.zeros_like(lengths), lengths
-        if window is not None:
-            firsts, reads = np.maximum(lengths - window, 0) // page_size, np.minimum(lengths, window)
-        indptr = np.zeros(len(slots) + 1, dtype=np.int32)
-        np.cumsum(-(-reads // part_tokens), out=indptr[1:])
-        rows = np.repeat(np.arange(len(slots), dtype=np.int32), np.diff(indptr))
-        results = indptr[rows]
-        parts = np.arange(len(rows), dtype=np.int32) - results
-        items = Items(
-            first_queries=rows,
-            n_queries=np.ones_like(rows),
-            first_entries=slots[rows] * np.int32(width) + firsts[rows],
-            n_pages=(-(-lengths // page_size) - firsts)[rows],
-            last_page_lens=((lengths - 1) % page_size + 1)[rows],
-            results=results,
-            parts=parts,
-        )
-        return items.take(np.argsort(parts * part_tokens - reads[rows], kind="stable")), indptr
+        return Items.joined(own, Items(*small)) if tiles[False] else own, Items(*large)

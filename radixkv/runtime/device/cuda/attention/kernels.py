@@ -6,13 +6,14 @@ arguments. ``checks.PACKAGES`` holds it to the releases where both were read and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.cuda.attention.work import WorkFields
+from radixkv.runtime.device.cuda.attention.work import RequestFields
 
 _NHD = 0
 _MASKS = {False: 0, True: 1}
@@ -38,10 +39,28 @@ def load(backend: Literal["fa2", "fa3"], shape: Shape, is_windowed: bool) -> Any
     """FlashInfer's module; compiles for minutes where it is not prebuilt."""
     from flashinfer.prefill import get_batch_prefill_module
 
+    return get_batch_prefill_module(backend, *_module(shape, is_windowed))
+
+
+def not_compiled(shape: Shape, windows: Sequence[int | None], capability: tuple[int, ...]) -> list[str]:
+    """Names of the modules that ``load`` would have to compile for layers of these windows, on such a GPU."""
+    from flashinfer.jit import gen_batch_prefill_module
+
+    wanted = {(prompt_backend(capability), window is not None) for window in windows}
+    if None in windows:
+        wanted.add(("fa2", False))  # for pages that many rows share
+    specs = [gen_batch_prefill_module(backend, *_module(shape, windowed)) for backend, windowed in sorted(wanted)]
+    return [spec.name for spec in specs if not spec.is_compiled]
+
+
+def prompt_backend(capability: tuple[int, ...]) -> Literal["fa2", "fa3"]:
+    """FA3 is Hopper's alone."""
+    return "fa3" if capability == (9, 0) else "fa2"
+
+
+def _module(shape: Shape, is_windowed: bool) -> tuple[Any, ...]:
     dtype, dim = shape.dtype, shape.head_dim
-    return get_batch_prefill_module(
-        backend, dtype, dtype, dtype, torch.int32, dim, dim, 0, is_windowed, False, False
-    )
+    return dtype, dtype, dtype, torch.int32, dim, dim, 0, is_windowed, False, False
 
 
 @dataclass(frozen=True)
@@ -88,7 +107,7 @@ class Launch:
         self.module.paged_run(*self.workspaces, q, k_cache, v_cache, *self.positions, out, *self.options)
 
 
-class ItemKernel:
+class RequestKernel:
     """FlashInfer's FA2 kernel over work items.
 
     Args:
@@ -105,14 +124,12 @@ class ItemKernel:
 
     def launch(
         self,
-        fields: WorkFields,
+        fields: RequestFields,
         numbers: Tensor,
         n_items: int,
         tile: int,
-        n_queries: int,
         *,
         results: Results | None = None,
-        merges: bool = True,
         is_causal: bool = False,
     ) -> Launch:
         """A launch of items.
@@ -122,26 +139,25 @@ class ItemKernel:
             n_items: the grid, padding included.
             tile: 16, 64 or 128 (query, head) pairs; no item has more.
             results: where the items' results go; None: to the launch's ``out``, and padding costs more.
-            merges: whether FlashInfer is to merge them to ``out``, as ``fill_merge`` says.
             is_causal: whether an item's queries are the last positions of what it reads; else they see all of it.
         """
-        is_merged = results is not None
+        is_partial = int(results is not None)
         plan = [
             n_items,
-            n_queries if merges else 1,  # the merge is launched anyhow
+            1,
             4 * (fields.constants + 1),
             tile,
             4 * fields.requests,
             4 * fields.zeros,
-            4 * fields.parts,
-            4 * fields.merge_indptr,
+            4 * fields.zeros,
+            4 * fields.zeros,
             4 * fields.results,
             4 * fields.constants,
             0,
             0 if results is None else results.values.nbytes,
             4 * fields.is_item,
-            int(is_merged),  # FlashInfer's padding of a graph: the blocks that ``is_item`` rules out end at once
-            int(is_merged),
+            is_partial,  # FlashInfer's padding of a graph: the blocks that ``is_item`` rules out end at once
+            is_partial,  # FlashInfer then merges as many queries as ``constants`` says: none
         ]
         positions = (
             numbers[fields.query_indptr :],
@@ -156,7 +172,7 @@ class ItemKernel:
 
 
 class TileKernel:
-    """FlashInfer's FA3 kernel, for prompts on Hopper. Arguments as ``ItemKernel``'s."""
+    """FlashInfer's FA3 kernel, for prompts on Hopper. Arguments as ``RequestKernel``'s."""
 
     def __init__(self, shape: Shape, window: int | None, tables: Tensor) -> None:
         self._module = load("fa3", shape, window is not None)

@@ -9,7 +9,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixkv.runtime.device.cuda.kernels.launch import overlapping, power_of_two
 
-
 _FEW = 4096
 """(Query, head) pairs, below which each has a block of threads of its own."""
 

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.cuda.attention.decode import DecodePlanner, DecodeStep, Geometry, Variant
-from radixkv.runtime.device.cuda.attention.kernels import ItemKernel, Launch, Results, Shape, TileKernel
+from radixkv.runtime.device.cuda.attention.kernels import Launch, RequestKernel, Results, Shape, TileKernel
 from radixkv.runtime.device.cuda.attention.merge import gather, merge
+from radixkv.runtime.device.cuda.attention.rows import attend
 from radixkv.runtime.device.cuda.attention.schedule import TileSchedule, causal_tiles, tile_queries
 from radixkv.runtime.device.cuda.attention.sharing import SharingCosts
-from radixkv.runtime.device.cuda.attention.work import Ints, WorkFields
+from radixkv.runtime.device.cuda.attention.work import N_COLUMNS, Ints, RequestFields
 from radixkv.runtime.device.cuda.staging import Layout, Staged, Staging
 from radixkv.runtime.plan import SharedRun
 
@@ -27,7 +28,7 @@ class PromptStep:
     numbers: Tensor
     """Int32: a ``TileSchedule`` on Hopper, else items."""
     plan: tuple[int, ...]
-    work: WorkFields | None
+    work: RequestFields | None
     n_items: int
 
 
@@ -71,7 +72,7 @@ class PagedAttention:
             n_kv_heads=shape.n_kv_heads,
             page_size=shape.page_size,
             token_bytes=2 * shape.n_kv_heads * shape.head_dim * shape.dtype.itemsize,
-            small_tile=next(tile for tile in (16, 64, 128) if tile >= shape.group),
+            small_tile=next(tile for tile in (16, 32, 64, 128) if tile >= shape.group),
             large_tile=64 if shape.head_dim > 128 else 128,
             n_processors=properties.multi_processor_count,
         )
@@ -89,11 +90,13 @@ class PagedAttention:
         """
         shape, distinct = self._shape, set(self._windows)
         self._staging = staging
-        self._width = tables.shape[1]
-        self._item_kernels = {window: ItemKernel(shape, window, tables) for window in distinct}
-        self._tile_kernels = (
-            {window: TileKernel(shape, window, tables) for window in distinct} if self._uses_tiles else {}
-        )
+        self._tables = tables
+        if self._uses_tiles:
+            self._tile_kernels = {window: TileKernel(shape, window, tables) for window in distinct}
+        else:
+            self._request_kernels = {window: RequestKernel(shape, window, tables) for window in distinct}
+        if None in distinct:
+            self._large_kernel = RequestKernel(shape, None, tables)
         self._results = Results.of(self._decode.n_results, shape, self._device)
         self._ordered = torch.zeros(
             self._max_rows, shape.n_heads, shape.head_dim, dtype=shape.dtype, device=self._device
@@ -121,12 +124,7 @@ class PagedAttention:
             bucket: rows of the graph that will run, in the variant that the step says; None runs without a graph.
             variant: None for the best.
         """
-        return self._decode.plan(staged, slots, lengths, self._width, shared, bucket, variant)
-
-    def plan_capture(self, staged: Staged, bucket: int, variant: Variant) -> DecodeStep:
-        """Stages a bucket of padding, for a graph to be captured."""
-        none = np.empty(0, np.int32)
-        return self.plan_decode(staged, none, none, bucket=bucket, variant=variant)
+        return self._decode.plan(staged, slots, lengths, self._tables.shape[1], shared, bucket, variant)
 
     def plan_prompts(self, slots: Ints, starts: Ints, n_tokens: Ints) -> PromptStep:
         """Schedules the prompt rows, and sends the schedule on the current stream.
@@ -135,7 +133,7 @@ class PagedAttention:
             slots, starts, n_tokens: [rows]; a row's tokens follow on those of the row before it.
         """
         firsts = np.cumsum(n_tokens, dtype=np.int32) - n_tokens
-        entries, lengths = slots * np.int32(self._width), starts + n_tokens
+        entries, lengths = slots * np.int32(self._tables.shape[1]), starts + n_tokens
         if self._uses_tiles:
             schedule = TileSchedule.of(
                 firsts,
@@ -148,11 +146,12 @@ class PagedAttention:
             )
             return PromptStep(self._sent(schedule.numbers), tuple(schedule.plan), None, 0)
         tile = self._geometry.large_tile // self._geometry.group
-        items = causal_tiles(firsts, n_tokens, lengths, entries, tile=tile, page_size=self._shape.page_size)
+        items = causal_tiles(firsts, n_tokens, lengths, entries, tile=tile)
         layout = Layout()
-        work = WorkFields.place(len(items), 0, layout)
+        work = RequestFields.place(len(items), layout)
         host = Staged(torch.empty(layout.size, dtype=torch.int32, pin_memory=True))
-        work.fill(host, items, len(items), (self._max_rows + 1) * self._width)
+        page_size, n_entries = self._shape.page_size, self._tables.numel()
+        work.fill(host, items, items.first_queries, len(items), page_size=page_size, n_entries=n_entries)
         return PromptStep(host.buffer.to(self._device, non_blocking=True), (), work, len(items))
 
     def step(self, decode: DecodeStep | None, prompts: PromptStep | None) -> StepAttention:
@@ -165,34 +164,31 @@ class PagedAttention:
             {} if prompts is None else {window: self._prompt_launch(prompts, window) for window in distinct},
         )
 
-    def _decode_launch(self, step: DecodeStep, window: int | None) -> _Enqueue:
-        plan, view = self._decode, self._staging.view
-        kernel, small = self._item_kernels[window], self._geometry.small_tile
-        work = plan.work[window]
-        numbers = view(work.field)
-        results = None if step.variant == "whole" else self._results
-        if window is not None or step.variant != "shared":
-            return kernel.launch(work, numbers, step.n_items, small, step.n_rows, results=results)
-        launches = [kernel.launch(work, numbers, step.n_items, small, step.n_rows, results=results, merges=False)]
-        if step.n_large_items:
-            large, tile, n_items = plan.large_work, self._geometry.large_tile, step.n_large_items
-            launches.append(
-                kernel.launch(large, view(large.field), n_items, tile, step.n_rows, results=results, merges=False)
-            )
-        return _SharedDecode(
-            launches,
-            self._results,
-            order=view(plan.order)[: step.n_rows],
+    def _decode_launch(self, step: DecodeStep, window: int | None) -> _DecodeLaunch:
+        fields, view, large = self._decode.work[window], self._staging.view, None
+        if window is None and step.n_large_items:
+            work, tile = self._decode.large_work, self._geometry.large_tile
+            numbers = view(work.field)
+            large = self._large_kernel.launch(work, numbers, step.n_large_items, tile, results=self._results)
+        return _DecodeLaunch(
+            tables=self._tables,
+            items=view(fields.items.field).view(N_COLUMNS, fields.items.capacity),
+            n_items=step.n_items,
+            tile=self._geometry.small_tile,
+            order=view(self._decode.order)[: step.n_rows],
+            is_merged=step.variant != "whole",
+            merge_indptr=view(fields.merge_indptr)[: step.n_rows + 1],
+            merge_listed=view(fields.merge_listed),
+            results=self._results,
+            large=large,
             ordered=self._ordered[: step.n_rows],
-            indptr=numbers[work.merge_indptr : work.merge_indptr + step.n_rows + 1],
-            listed=view(plan.merge_results),
         )
 
-    def _prompt_launch(self, step: PromptStep, window: int | None) -> _Enqueue:
+    def _prompt_launch(self, step: PromptStep, window: int | None) -> Launch:
         if step.work is None:
             return self._tile_kernels[window].launch(step.numbers, list(step.plan))
-        kernel, tile = self._item_kernels[window], self._geometry.large_tile
-        return kernel.launch(step.work, step.numbers, step.n_items, tile, 0, is_causal=True)
+        kernel, tile = self._request_kernels[window], self._geometry.large_tile
+        return kernel.launch(step.work, step.numbers, step.n_items, tile, is_causal=True)
 
     def _sent(self, numbers: Ints) -> Tensor:
         host = torch.empty(len(numbers), dtype=torch.int32, pin_memory=True)
@@ -237,18 +233,40 @@ class _Enqueue(Protocol):
 
 
 @dataclass(frozen=True)
-class _SharedDecode:
-    """Rows in an order in which those that share pages are neighbours; their results, merged."""
+class _DecodeLaunch:
+    """A layer's decode rows."""
 
-    launches: Sequence[Launch]
-    results: Results
+    tables: Tensor
+    items: Tensor
+    n_items: int
+    tile: int
     order: Tensor
+    is_merged: bool
+    merge_indptr: Tensor
+    merge_listed: Tensor
+    results: Results
+    large: Launch | None
+    """Of pages that many rows share, for queries in order."""
     ordered: Tensor
-    indptr: Tensor
-    listed: Tensor
 
     def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
-        gather(q, self.order, self.ordered)
-        for launch in self.launches:
-            launch(self.ordered, k_cache, v_cache, out)
-        merge(self.results.values, self.results.lse, self.indptr, self.listed, self.order, out)
+        results = self.results
+        if self.large is not None:
+            gather(q, self.order, self.ordered)
+            self.large(self.ordered, k_cache, v_cache, out)
+        attend(
+            q,
+            k_cache,
+            v_cache,
+            self.tables,
+            self.items,
+            self.order,
+            out,
+            results.values,
+            results.lse,
+            n_items=self.n_items,
+            tile=self.tile,
+            is_even=not self.is_merged,
+        )
+        if self.is_merged:
+            merge(results.values, results.lse, self.merge_indptr, self.merge_listed, self.order, out)

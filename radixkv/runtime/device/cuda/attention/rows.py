@@ -1,7 +1,8 @@
 """The kernel of decode rows: work items of few queries each.
 
-FlashInfer's kernel reaches 3.2 TB/s at 256 rows of 320 tokens on an H200, and 4.1 at 1,024; this one 4.0 and 4.3: its
-blocks of threads are small, so that several on each multiprocessor hide how long page numbers and first tokens take.
+On an H200, FlashInfer's FA2 kernel reads 3.2 TB/s at 256 rows of 320 tokens and 4.1 at 1,024; this one 4.0 and 4.3.
+Its blocks of threads are small, so that several on each multiprocessor hide how long page numbers and first tokens
+take.
 """
 
 from __future__ import annotations
@@ -14,8 +15,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from radixkv.runtime.device.cuda.kernels.launch import overlapping
 
 _LOG2_E = 1.4426950408889634
-_FULL = 1024
-"""Blocks of threads that fill a GPU; fewer ones read more ahead."""
+
+
+def _block(n_blocks: int, head_dim: int, is_even: bool) -> tuple[int, int, int]:
+    """Tokens at a time, stages and warps of a block of threads, as measured: many small blocks where all have about
+    the same to do; where few of them run, or some have far more to do than others, each must be fast alone."""
+    if is_even and n_blocks >= 1024:
+        return 32, 2, 2
+    if head_dim > 128:
+        return 64, 2, 4
+    return (128, 3, 4) if n_blocks <= 264 else (64, 3, 4)
 
 
 def attend(
@@ -31,6 +40,7 @@ def attend(
     *,
     n_items: int,
     tile: int,
+    is_even: bool,
 ) -> None:
     """Enqueues work items.
 
@@ -45,11 +55,12 @@ def attend(
         lse: [results, heads] float32: gets log2 of that sum.
         n_items: the grid, padding included.
         tile: (query, head) pairs of an item at most: 16, 32, 64.
+        is_even: whether items are about as long as each other.
     """
     n_heads, head_dim = q.shape[1:]
     n_kv_heads, page_size = k_cache.shape[2], k_cache.shape[1]
-    is_full = n_items * n_kv_heads >= _FULL
-    _attend[n_items, n_kv_heads](
+    n_tokens, n_stages, n_warps = _block(n_items * n_kv_heads, head_dim, is_even)
+    _attend[n_kv_heads, n_items](  # all heads of the first items, which are the longest, come first
         q,
         k_cache,
         v_cache,
@@ -68,9 +79,9 @@ def attend(
         DIM=head_dim,
         PAGE=page_size,
         TILE=tile,
-        TOKENS=32 if is_full else 64,
-        STAGES=2 if is_full or head_dim > 128 else 4,
-        num_warps=2,
+        TOKENS=n_tokens,
+        STAGES=n_stages,
+        num_warps=n_warps,
         **overlapping(q),
     )
 
@@ -99,8 +110,8 @@ def _attend(
     STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    item = items + tl.program_id(0)
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(0)
+    item = items + tl.program_id(1)
     first_query = tl.load(item)
     n_queries = tl.load(item + column)
     first_entry = tl.load(item + 2 * column)
@@ -145,4 +156,3 @@ def _attend(
         target = (result + query).to(tl.int64) * n_heads + head
         tl.store(values + target[:, None] * DIM + dim[None, :], attended, is_pair[:, None])
         tl.store(lse + target, tl.log2(total) + highest, is_pair)
-

@@ -89,9 +89,7 @@ def _balanced(costs: NDArray[np.int64], n_processors: int) -> NDArray[np.int64]:
     return owners
 
 
-def causal_tiles(
-    firsts: Ints, n_tokens: Ints, lengths: Ints, first_entries: Ints, *, tile: int, page_size: int
-) -> Items:
+def causal_tiles(firsts: Ints, n_tokens: Ints, lengths: Ints, first_entries: Ints, *, tile: int) -> Items:
     """Items of ``tile`` queries, each of which is the last positions of what it reads; the longest first.
 
     Args:
@@ -101,14 +99,7 @@ def causal_tiles(
     rows = np.repeat(np.arange(len(n_tokens)), n_tiles)
     begins = (np.arange(len(rows)) - np.repeat(np.cumsum(n_tiles) - n_tiles, n_tiles)) * tile
     n_queries = np.minimum(n_tokens[rows] - begins, tile)
-    reads = lengths[rows] - n_tokens[rows] + begins + n_queries
-    columns = (
-        firsts[rows] + begins,
-        n_queries,
-        first_entries[rows],
-        -(-reads // page_size),
-        (reads - 1) % page_size + 1,
-        firsts[rows] + begins,
-    )
-    items = Items(*(column.astype(np.int32) for column in columns))
-    return items.take(np.argsort(-reads, kind="stable"))
+    ends = lengths[rows] - n_tokens[rows] + begins + n_queries
+    order = np.argsort(-ends, kind="stable")
+    columns = (firsts[rows] + begins, n_queries, first_entries[rows], np.zeros_like(ends), ends)
+    return Items(*(column[order].astype(np.int32) for column in columns))

@@ -15,18 +15,18 @@ from radixkv.runtime.plan import SharedRun
 class SharingCosts:
     """What reading shared pages costs, in nanoseconds, fitted to one H200 with 32 heads, 8 KV heads of 128, bf16.
 
-    From FlashInfer 0.6.12 over pages of 16 tokens: flat decode of 256 rows x 1664 tokens, 1536 of them shared in 4
-    groups, takes 224 µs, of 256 x 4096 with 3072 shared 563 µs, and 256 x 1024 unshared 257 µs; two-level cascade
-    117 and 333 µs. So a row's token costs 1.0 ns (4 KiB of HBM), but 0.4 ns if other rows of the step read it too
-    (the L2 cache), and a token for one large tile of 128 (row, head) pairs about 2.6 ns (200 TFLOP/s).
+    Measured with bench/attention.py: flat decode of 256 rows x 1664 tokens, 1536 of them shared in 4 groups, takes
+    as long as reading each row's own tokens (1.0 ns each, 4 KiB of HBM), each group's once, and 0.35 to 0.47 ns
+    for each token that another row reads too (the L2 cache). Large tiles take 15 µs, and 1.3 ns for a token of a
+    tile of 128 (row, head) pairs: 18 µs for 128 rows x 512, 30 for 4 x 64 x 1536, 47 for 256 x 3072.
     """
 
     token_ns: float = 1.0
-    cached_token_ns: float = 0.4
-    large_tile_token_ns: float = 2.6
-    launches_ns: float = 18_000.0
+    cached_token_ns: float = 0.35
+    large_tile_token_ns: float = 1.3
+    launches_ns: float = 23_000.0
     """What a layer pays for any sharing: queries are put in order, large tiles launched, results merged."""
-    run_ns: float = 300.0
+    run_ns: float = 100.0
     """What a run must save: its results are merged."""
 
     def saved_ns(self, n_rows: int, n_tokens: float, n_small: int, n_large: int) -> tuple[float, bool]:

@@ -1,7 +1,7 @@
-"""Work items: which rows' queries read which positions of which block table, and where their results go.
+"""Work items: which queries read which positions of which block table, and where their results go.
 
-One item is one block of threads a KV head. Long rows and pages that rows share are cut into items here, on the host;
-an item that is a row's only one gives the row's output, the results of others are merged.
+One item is one block of threads a KV head. Long rows and pages that rows share are cut into items here, on the
+host. An item that is a row's only one gives the row's output; the results of others are merged.
 """
 
 from __future__ import annotations
@@ -122,10 +122,10 @@ class ItemFields:
 class RequestFields:
     """Where items are staged for FlashInfer's FA2 kernel: one field, cut into its arrays (places within it).
 
-    It takes a *request* as a span of queries and a span of page numbers, and numbers both by prefix sums ("indptr").
-    Only entries r and r + 1 of a sum are read for request r, so requests that use the even numbers alone are free:
-    any queries against any pages of any block table, as often as wanted. An item is such a request; FlashInfer's own
-    planner is not used (it copies from pinned memory without a fence).
+    It takes a *request* as a span of queries and a span of page numbers, and numbers both by prefix sums
+    ("indptr"). Only entries r and r + 1 of a sum are read for request r, so requests that use the even numbers
+    alone are free: any queries against any pages of any block table, as often as wanted. An item is such a request;
+    FlashInfer's own planner is not used (it copies from pinned memory without a fence).
     """
 
     capacity: int

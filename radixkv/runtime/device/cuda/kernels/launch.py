@@ -13,9 +13,12 @@ def overlapping(x: Tensor) -> dict[str, bool]:
     From Hopper on a kernel may start before the one ahead of it has ended, and waits inside (``gdc_wait``) before
     it touches what others write. Every kernel that is launched so must wait, or those behind it could pass it.
     """
-    if not x.is_cuda or torch.cuda.get_device_capability(x.device) < (9, 0):
-        return {"OVERLAP": False}
-    return {"OVERLAP": True, "launch_pdl": True}
+    return {"OVERLAP": True, "launch_pdl": True} if is_hopper(x) else {"OVERLAP": False}
+
+
+def is_hopper(x: Tensor) -> bool:
+    """Whether ``x`` is on a GPU of compute capability 9.0 or above."""
+    return x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)
 
 
 def power_of_two(n: int) -> int:

@@ -7,8 +7,9 @@ from torch import Tensor
 from radixkv.runtime.device.cuda.kernels.linear import add_linear, linear
 from radixkv.runtime.device.cuda.kernels.norm import add_rms_norm, rms_norm
 
-_MANY_ROWS = 1024
-"""From here on it is faster that the product adds to the residual stream, and the norm reads that alone."""
+_MANY_ROWS = 256
+"""From here on it is faster that the product adds to the residual stream, and the norm reads that alone: by 1 to 3%
+at 256 rows of an 8B model, by 3 to 6% at 8192."""
 
 
 def add_linear_and_norm(

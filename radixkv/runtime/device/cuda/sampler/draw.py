@@ -156,9 +156,11 @@ def _draw_open(
         wanted = share * tl.sum(sums, 0)
         sums, _ = _above(values, top, scale, weight, size, N_PARTS, SIZE, STEP)
         n_rounds = 1
-        while (tl.sum(sums, 0) >= wanted) & (n_rounds < _MAX_ROUNDS):
+        heavier = tl.sum(sums, 0)
+        while (heavier >= wanted) & (heavier > 0.0) & (n_rounds < _MAX_ROUNDS):
             token, weight = _draw(values, top, scale, weight, sums, seed, index, n_rounds, size, SIZE)
             sums, _ = _above(values, top, scale, weight, size, N_PARTS, SIZE, STEP)
+            heavier = tl.sum(sums, 0)
             n_rounds += 1
     tl.store(tokens + tl.load(targets + row), token)
 

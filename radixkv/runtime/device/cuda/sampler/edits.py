@@ -71,7 +71,7 @@ class Edits:
             DeviceError: token ids are outside the vocabulary, all of it is banned, or penalties have no history.
                 Then no history has changed.
         """
-        histories = []
+        histories, has_history = [], [row.history is not None or row.has_penalties for row in sampling]
         for slot, row in zip(slots, sampling, strict=True):
             if row.history is not None:
                 tokens = np.frombuffer(row.history.tokens, _TOKEN)
@@ -80,8 +80,8 @@ class Edits:
             elif row.has_penalties and not self._has_history[slot]:
                 raise DeviceError(f"slot {slot} has penalties and no history; send one with its first row")
             self._adopt_lists(slot, row)
-        for slot, row in zip(slots, sampling, strict=True):
-            self._has_history[slot] = row.history is not None or row.has_penalties
+        for slot, has in zip(slots, has_history, strict=True):
+            self._has_history[slot] = has
         if histories:
             self._fill(histories)
 

@@ -113,8 +113,12 @@ class CudaSampler:
         """
         self._edits.adopt(slots, sampling)
         tokens = greedy.clone()
-        edited = [row for row, each in enumerate(sampling) if has_edits(each)]
-        plain = [row for row, each in enumerate(sampling) if not has_edits(each) and not is_greedy(each)]
+        edited, plain = [], []
+        for row, each in enumerate(sampling):
+            if has_edits(each):
+                edited.append(row)
+            elif not is_greedy(each):
+                plain.append(row)
         if plain:
             self._draw(logits, plain, plain, sampling, tokens)
         for first in range(0, len(edited), LOT):
@@ -159,16 +163,18 @@ class CudaSampler:
     ) -> None:
         """Rows ``sources`` of ``values`` give ``tokens[targets]``."""
         top_ks = [top_k_of(sampling[row], self._vocab_size) for row in targets]
-        order = sorted(range(len(top_ks)), key=lambda place: not 0 < top_ks[place] <= MAX_LISTED)
+        listed = [place for place, top_k in enumerate(top_ks) if 0 < top_k <= MAX_LISTED]
+        others = [place for place, top_k in enumerate(top_ks) if not 0 < top_k <= MAX_LISTED]
+        order = listed + others
         settings = DrawSettings.send(
             [sampling[targets[place]] for place in order],
+            [top_ks[place] for place in order],
             [sources[place] for place in order],
             [targets[place] for place in order],
-            self._vocab_size,
             self._device,
         )
-        listed = [top_k for top_k in top_ks if 0 < top_k <= MAX_LISTED]
         if listed:
-            draw_listed(values, settings.narrow(0, len(listed)), max(listed), tokens)
-        if len(listed) < len(order):
+            width = max(top_ks[place] for place in listed)
+            draw_listed(values, settings.narrow(0, len(listed)), width, tokens)
+        if others:
             draw_open(values, settings.narrow(len(listed), len(order)), tokens)

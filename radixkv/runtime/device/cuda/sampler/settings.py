@@ -82,12 +82,12 @@ class DrawSettings:
     def send(
         cls,
         sampling: Sequence[RowSampling],
+        top_ks: Sequence[int],
         sources: Sequence[int],
         targets: Sequence[int],
-        vocab_size: int,
         device: torch.device,
     ) -> DrawSettings:
-        """In one copy."""
+        """In one copy; ``top_ks`` are those of ``top_k_of``."""
         n = len(sampling)
         buffer = np.empty((2 + _N_NUMBERS) * n, dtype=np.int32)
         buffer[: 2 * n].view(np.uint64)[:] = [row.seed & _SEED_MASK for row in sampling]
@@ -96,8 +96,10 @@ class DrawSettings:
         numbers[0] = sources
         numbers[1] = targets
         numbers[2] = [row.index for row in sampling]
-        numbers[3] = [top_k_of(row, vocab_size) for row in sampling]
-        floats[0] = [1.0 if is_greedy(row) else LOG2_E / row.temperature for row in sampling]
+        numbers[3] = top_ks
+        floats[0] = [
+            1.0 if top_k == 1 else LOG2_E / row.temperature for top_k, row in zip(top_ks, sampling, strict=True)
+        ]
         floats[1] = [row.min_p for row in sampling]
         floats[1] = np.where(floats[1] > 0.0, np.nextafter(floats[1], np.float32(0.0)), 0.0)
         floats[2] = [row.top_p for row in sampling]

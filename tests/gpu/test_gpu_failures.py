@@ -1,0 +1,143 @@
+"""What a step without memory, a lost GPU and an engine after another one mean to who asked."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from gpu_support import DEVICE, greedy, opened, random_ids, save
+
+from radixkv import LLM
+from radixkv.errors import ConfigError, DeviceFailure
+from radixkv.runtime.device.cuda.checks import look
+
+MIB = 1 << 20
+WIDE = 32_768
+"""Of the MLP, so that a prompt of 2,000 tokens needs some 400 MB while it is computed."""
+
+LOST = """
+import os, sys, torch
+from radixkv import LLM, SamplingParams
+from radixkv.errors import DeviceLost
+llm = LLM(sys.argv[1], device="cuda", dtype="bfloat16", max_model_len=256, max_total_tokens=4096, max_num_seqs=8)
+llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4))
+torch.zeros(4, device="cuda")[torch.tensor([1 << 20], device="cuda")]
+for _ in range(2):
+    try:
+        llm.generate([[1, 2, 3], [4, 5]], SamplingParams(max_tokens=4))
+    except DeviceLost as error:
+        print("LOST", repr(str(error)), flush=True)
+os._exit(0)  # what was on the GPU cannot be taken down any more
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("wide"), intermediate_size=WIDE)
+
+
+@contextmanager
+def room_for(n_bytes: int) -> Iterator[None]:
+    """Lets torch take no more than so many bytes beside what is in use."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    _, total = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + n_bytes) / total)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_a_step_without_memory_is_retried_in_halves_and_then_fails_alone(folder: Path) -> None:
+    prompts = [random_ids(2000, seed) for seed in range(4)]
+    with opened(folder, max_num_batched_tokens=8192) as llm:
+        expected = [llm.generate([prompt], greedy(8))[0].outputs[0].token_ids for prompt in prompts]
+        llm.flush_cache()
+        n_steps = llm.get_metrics().steps_total
+        with room_for(700 * MIB):
+            retried = [output.outputs[0].token_ids for output in llm.generate(prompts, greedy(8))]
+        assert llm.get_metrics().steps_total > n_steps + 8
+        assert sum(one[0] == other[0] for one, other in zip(retried, expected, strict=True)) >= 3
+        llm.flush_cache()
+        in_use = torch.cuda.memory_allocated()
+        with room_for(50 * MIB), pytest.raises(DeviceFailure, match="again when it ran alone"):
+            llm.generate(prompts[:1], greedy(8))
+        assert torch.cuda.memory_allocated() <= in_use + MIB
+        (canary,) = llm.generate(prompts[:1], greedy(8))
+        assert canary.outputs[0].token_ids == expected[0]
+        llm.flush_cache()
+        metrics = llm.get_metrics()
+        assert metrics.n_pages_free == metrics.n_pages
+
+
+@pytest.fixture
+def unread(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """What opens the GPU, which fails if it comes as far as the weights."""
+    from radixkv.runtime.device.cuda import opening
+
+    def never(*_: object) -> None:
+        raise AssertionError("weights are read")
+
+    monkeypatch.setattr(opening, "CudaDecoder", never)
+    return opening
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"kv_cache_memory_bytes": 1 << 40}, {"max_total_tokens": 1 << 32}, {"gpu_memory_utilization": 0.001}],
+)
+def test_a_pool_that_cannot_fit_is_refused_before_weights_are_read(
+    folder: Path, settings: dict[str, Any], unread: ModuleType
+) -> None:
+    with pytest.raises(ConfigError, match="KV pool"):
+        LLM(folder, device=DEVICE, max_model_len=256, **settings)
+
+
+def test_kernels_that_cannot_be_compiled_are_named_before_weights_are_read(
+    folder: Path, unread: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = replace(look(), nvcc=None)
+    monkeypatch.setattr(unread.checks, "look", lambda: machine)
+    monkeypatch.setattr(unread, "not_compiled", lambda *_: ["some_kernel"])
+    with pytest.raises(ConfigError, match="no nvcc was found; .* the first is some_kernel"):
+        LLM(folder, device=DEVICE, dtype="bfloat16", max_model_len=256, max_total_tokens=4096)
+
+
+def test_a_lost_gpu_is_said_in_one_line_again_and_again(tmp_path: Path) -> None:
+    folder = save(tmp_path / "small")
+    done = subprocess.run([sys.executable, "-c", LOST, folder], capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("LOST")]
+    assert len(lines) == 2, done.stderr[-2000:]
+    assert all("the GPU failed, and must be opened anew" in line and "\\n" not in line for line in lines)
+
+
+def test_engines_one_after_another_have_the_same_room_and_no_collector_is_needed(folder: Path) -> None:
+    def one() -> tuple[int, int]:
+        """Pages, and bytes that are left in use afterwards."""
+        llm = LLM(folder, device=DEVICE, dtype="bfloat16", max_model_len=4096, max_num_seqs=64)
+        llm.generate([random_ids(300, 0), random_ids(20, 1)], greedy(8), use_tqdm=False)
+        n_pages = llm.get_metrics().n_pages
+        llm.shutdown()
+        return n_pages, torch.cuda.memory_allocated()
+
+    gc.collect()
+    torch.cuda.empty_cache()
+    gc.disable()
+    try:
+        first, second = one(), one()
+    finally:
+        gc.enable()
+        torch.cuda.empty_cache()
+    # A stream keeps the workspace that cuBLAS had on it.
+    assert abs(second[1] - first[1]) < 64 * MIB
+    assert abs(second[0] - first[0]) < 0.01 * first[0]

@@ -1,0 +1,80 @@
+"""float32 on CUDA against Transformers and against the CPU: to rounding, with heads of any power of two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu_support import engine_scores, greedy, opened, oracle_scores, random_ids, save, sequence_of
+
+from radixkv import LLM
+from radixkv.config import Device
+from radixkv.llm.outputs import RequestOutput
+
+pytestmark = pytest.mark.gpu
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama-head-32-tied": {"head_dim": 32, "num_key_value_heads": 8, "tie_word_embeddings": True},
+    "qwen2-head-16": {"model_type": "qwen2", "hidden_size": 128, "head_dim": 16},
+    "qwen3-head-256": {"model_type": "qwen3", "head_dim": 256, "num_attention_heads": 4},
+    "mistral-window": {"model_type": "mistral", "sliding_window": 100},
+}
+LENGTHS = (600, 1, 333, 64, 17)
+ROUNDING = 1e-4
+"""Of a score; products in TF32 would miss it by ten times."""
+
+
+@pytest.mark.parametrize(
+    ("name", "page_size"), [*((name, 16) for name in ARCHITECTURES), ("llama", 1), ("mistral-window", 64)]
+)
+def test_scores_are_those_of_transformers(name: str, page_size: int, tmp_path: Path) -> None:
+    """Prompts in chunks beside decode rows, and the same again, of which most is in the cache."""
+    folder = save(tmp_path, **ARCHITECTURES[name])
+    prompts = [random_ids(n, seed=n) for n in LENGTHS]
+    with opened(folder, dtype="float32", page_size=page_size, max_num_batched_tokens=200) as llm:
+        cold = llm.generate(prompts, greedy(24, logprobs=5, prompt_logprobs=5), use_tqdm=False)
+        warm = llm.generate(prompts, greedy(24, logprobs=5), use_tqdm=False)
+    assert sum(output.num_cached_tokens for output in warm) > 850
+    check(folder, [*cold, *warm])
+
+
+def test_a_decode_step_of_many_rows(tmp_path: Path) -> None:
+    folder = save(tmp_path, **ARCHITECTURES["llama"])
+    prompts = [random_ids(5 + 7 * i, seed=i) for i in range(64)]
+    with opened(folder, dtype="float32") as llm:
+        check(folder, llm.generate(prompts, greedy(16, logprobs=5), use_tqdm=False))
+
+
+def check(folder: Path, outputs: Sequence[RequestOutput]) -> None:
+    """Scores are right, and each token is the likeliest one but for rounding."""
+    exact = oracle_scores(folder, [sequence_of(output) for output in outputs], torch.float32)
+    misses = []
+    for output, wanted in zip(outputs, exact, strict=True):
+        for found in engine_scores(output):
+            misses += [abs(score - float(wanted[place][token])) for (place, token), score in found.items()]
+        for place, token in enumerate(output.outputs[0].token_ids, len(output.prompt_token_ids)):
+            assert float(wanted[place].max() - wanted[place][token]) < 2 * ROUNDING
+    print(f"{len(misses)} scores, off by at most {max(misses):.1e}")
+    assert max(misses) < ROUNDING
+
+
+def test_the_embedded_model_says_what_it_says_on_the_cpu() -> None:
+    """Its heads have 32 dimensions, which CUDA computes in float32 only."""
+    prompts = [random_ids(40 + 100 * i, seed=i) for i in range(4)]
+    assert first_scores("cuda", prompts) == pytest.approx(first_scores("cpu", prompts), abs=1e-3)
+
+
+def first_scores(device: Device, prompts: Sequence[Sequence[int]]) -> list[float]:
+    """Of the likeliest tokens of each answer's first place, which no near-tie has parted yet."""
+    llm = LLM("tiny", device=device, dtype="float32", max_total_tokens=8192, max_num_seqs=8)
+    try:
+        outputs = llm.generate(prompts, greedy(2, logprobs=5), use_tqdm=False)
+    finally:
+        llm.shutdown()
+    firsts = [(output.outputs[0].logprobs or [{}])[0] for output in outputs]
+    assert all(firsts)
+    return [each.logprob for first in firsts for each in first.values()]

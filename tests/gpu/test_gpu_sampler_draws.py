@@ -1,0 +1,167 @@
+"""The device's sampler draws every token as often as a plain oracle says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from kernel_support import on_device_only, on_kernels
+from msgspec.structs import replace
+from numpy.typing import NDArray
+from sampler_support import DRAWN, VOCAB, history, normal, peaked, sample
+from torch import Tensor
+
+from radixkv.runtime.plan import RowSampling
+from radixkv.wire import unpack_tokens
+
+pytestmark = on_kernels
+
+N_DRAWS = 20_000
+
+
+def edited(logits: Tensor, row: RowSampling) -> Tensor:
+    """[vocab] float64 after biases, bans and penalties."""
+    changed = logits.double().clone()
+    for token, bias in row.logit_bias:
+        changed[token] += bias
+    changed[list(row.banned)] = -torch.inf
+    if row.history is not None:
+        ids = torch.tensor(unpack_tokens(row.history.tokens))
+        said = torch.bincount(ids[row.history.n_prompt :], minlength=len(logits))
+        seen = torch.bincount(ids, minlength=len(logits)) > 0
+        penalised = torch.where(changed > 0, changed / row.repetition_penalty, changed * row.repetition_penalty)
+        changed = torch.where(seen, penalised, changed)
+        changed -= row.frequency_penalty * said + row.presence_penalty * (said > 0)
+    return changed
+
+
+def distribution(logits: Tensor, row: RowSampling) -> NDArray[np.float64]:
+    """[vocab]: what a token of the row is drawn from, the plain way."""
+    order = edited(logits, row).sort(descending=True, stable=True)
+    weights = torch.exp((order.values - order.values[0]) / row.temperature)
+    if row.top_k:
+        weights[row.top_k :] = 0.0
+    weights[weights < row.min_p] = 0.0
+    before = weights.cumsum(0) - weights
+    if row.top_p < 1.0:
+        weights[before >= row.top_p * weights.sum()] = 0.0
+    probabilities = torch.zeros_like(weights)
+    probabilities[order.indices] = weights / weights.sum()
+    return probabilities.numpy()
+
+
+def draws(logits: Tensor, row: RowSampling, n: int = N_DRAWS) -> list[int]:
+    """Of as many requests, half of them told apart by their seed, half by their index."""
+    tokens: list[int] = []
+    for first in range(0, n, 1000):
+        rows = [
+            replace(row, seed=31 * i if i % 2 else 7, index=5 if i % 2 else i)
+            for i in range(first, min(first + 1000, n))
+        ]
+        tokens += sample(logits.expand(len(rows), -1).contiguous(), rows)[0]
+    return tokens
+
+
+def surprise(tokens: Sequence[int], expected: NDArray[np.float64]) -> float:
+    """How many standard deviations above its mean chi-square is; rare tokens count as one."""
+    counts = np.bincount(np.array(tokens), minlength=len(expected))
+    assert not counts[expected == 0.0].any(), "a token was drawn that may not be"
+    wanted = expected * len(tokens)
+    common = wanted >= 5.0
+    found = np.append(counts[common], counts[~common].sum())
+    wanted = np.append(wanted[common], wanted[~common].sum())
+    found, wanted = found[wanted > 0.0], wanted[wanted > 0.0]
+    n = len(wanted) - 1
+    assert n >= 3, "too few kinds of tokens to judge"
+    chi_square = float((np.square(found - wanted) / wanted).sum())
+    spread = 2.0 / (9.0 * n)
+    return float(((chi_square / n) ** (1 / 3) - (1.0 - spread)) / spread**0.5)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.8},
+    "hot": {"temperature": 1.7},
+    "top_p": {"top_p": 0.9},
+    "small top_p": {"top_p": 0.5},
+    "top_k": {"top_k": 20},
+    "large top_k": {"top_k": 300, "temperature": 3.0},
+    "min_p": {"min_p": 0.05},
+    "top_k and top_p": {"top_k": 50, "top_p": 0.8, "temperature": 1.2},
+    "large top_k and top_p": {"top_k": 200, "top_p": 0.97, "temperature": 3.0},
+    "min_p and top_p": {"min_p": 0.02, "top_p": 0.9},
+    "all": {"top_k": 100, "top_p": 0.95, "min_p": 0.01, "temperature": 1.1},
+}
+
+
+@on_device_only
+@pytest.mark.parametrize("name", CASES)
+def test_tokens_are_drawn_as_often_as_they_should(name: str) -> None:
+    logits = peaked()
+    row = replace(DRAWN, **CASES[name])
+    assert surprise(draws(logits, row), distribution(logits, row)) < 4.0
+
+
+@on_device_only
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_logits(dtype: torch.dtype) -> None:
+    logits = peaked().to(dtype)
+    row = replace(DRAWN, temperature=0.9)
+    assert surprise(draws(logits, row), distribution(logits, row)) < 4.0
+
+
+@on_device_only
+def test_a_wrong_distribution_would_be_seen() -> None:
+    logits = peaked()
+    found = draws(logits, replace(DRAWN, temperature=1.5))
+    assert surprise(found, distribution(logits, DRAWN)) > 4.0
+
+
+@on_device_only
+@pytest.mark.parametrize("top_k", [0, 30])
+def test_edits_come_before_the_draw(top_k: int) -> None:
+    logits = peaked()
+    likely = logits.argsort(descending=True).tolist()
+    row = replace(
+        DRAWN,
+        top_k=top_k,
+        top_p=0.95,
+        repetition_penalty=1.1,
+        frequency_penalty=0.2,
+        presence_penalty=0.3,
+        logit_bias=((likely[5], 1.0), (likely[60], 9.0), (likely[4], -2.0)),
+        banned=(likely[0], likely[3]),
+        history=history(likely[:10] * 2, likely[5:9] * 3),
+    )
+    assert surprise(draws(logits, row, N_DRAWS // 4), distribution(logits, row)) < 4.0
+
+
+@on_device_only
+def test_equal_weights_are_in_or_out_together_above_what_is_listed() -> None:
+    """The 200th largest is one of 300 that are equal: all of them are kept."""
+    logits = torch.zeros(VOCAB)
+    logits[:100] = 9.0
+    logits[5000:5300] = 8.0
+    found = set(draws(logits, replace(DRAWN, top_k=200, temperature=8.0), 3000))
+    assert found <= {*range(100), *range(5000, 5300)}
+    assert max(found) >= 5200
+
+
+def test_the_least_top_p_leaves_the_likeliest() -> None:
+    logits = normal(6)
+    likeliest = logits.argmax(-1).tolist()
+    rows = [replace(DRAWN, top_p=top_p, top_k=top_k) for top_p in (1e-3, 1e-30, 1e-300) for top_k in (0, 9)]
+    assert sample(logits, rows)[0] == likeliest
+
+
+def test_a_seed_gives_its_token_again_and_others_others() -> None:
+    logits = torch.zeros(1, VOCAB)
+    drawn = [
+        replace(DRAWN, seed=seed, index=index) for seed in (0, 1, 1 << 40, (1 << 64) - 1) for index in range(5)
+    ]
+    tokens = sample(logits.expand(20, -1).contiguous(), drawn)[0]
+    assert tokens == sample(logits.expand(20, -1).contiguous(), drawn)[0]
+    assert Counter(tokens).most_common(1)[0][1] <= 2
