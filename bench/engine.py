@@ -6,7 +6,9 @@ list of (token ids, number of new tokens)). A warm-up of 8 requests of 300 token
 flushed before each workload; answers are greedy and ignore the end of sequence; the time is that of all phases.
 
 In the same call the model's matrix products are timed alone (``roof.py``), so that runs on different machines can
-be compared: `adjusted` is the time on a machine whose products take what they took where the peers ran.
+be compared: `adjusted` is the time on a machine whose products take what they took where the peers ran. By the
+engine's own counters, `cache %` is the share of tree and pool work in step time, and `mgmt %` the scheduler's time,
+that work included, over the device's time in attention.
 
     python bench/engine.py --workloads-file token_workloads.py --output-file bench/results/engine.jsonl
     python bench/engine.py --workloads-file token_workloads.py --workloads decode,agents --cache off
@@ -43,7 +45,7 @@ from radixkv.wire import Stats
 Phases = Sequence[Sequence[tuple[list[int], int]]]
 Workloads = Mapping[str, Callable[..., Phases]]
 
-CACHE_COUNTERS = ("cache_seconds", "schedule_seconds", "step_seconds")
+CACHE_COUNTERS = ("cache_seconds", "schedule_seconds", "step_seconds", "attention_seconds")
 SMALL_SIZES: Mapping[str, Mapping[str, int]] = {
     "single": {"prompt": 8, "output": 8},
     "decode": {"requests": 4, "prompt": 8, "output": 8},
@@ -206,6 +208,7 @@ def counted(before: Stats, after: Stats, duration: float) -> dict[str, Any]:
 
     prompt, output = int(grown("prompt_tokens_total")), int(grown("generation_tokens_total"))
     queries, step_s = grown("prefix_queries_total"), grown("step_seconds")
+    attention_s = grown("attention_seconds")
     return {
         "prompt_tokens": prompt,
         "output_tokens": output,
@@ -217,6 +220,9 @@ def counted(before: Stats, after: Stats, duration: float) -> dict[str, Any]:
         "pages": after.n_pages,
         **{name: round(grown(name), 4) for name in CACHE_COUNTERS},
         "cache_pct_of_step": round(100 * grown("cache_seconds") / step_s, 3) if step_s else 0.0,
+        "schedule_pct_of_attention": (
+            round(100 * grown("schedule_seconds") / attention_s, 3) if attention_s else None
+        ),
     }
 
 
@@ -241,7 +247,7 @@ def compared(name: str, duration: float, gemm_ms: Mapping[str, float]) -> dict[s
 
 HEADER = (
     f"{'workload':<10} {'seconds':>8} {'adjusted':>8} {'must':>6} {'goal':>6} {'peer':>6} {'peer/us':>7} "
-    f"{'hits %':>6} {'steps':>6} {'out tok/s':>10} {'sched s':>8} {'cache %':>7}"
+    f"{'hits %':>6} {'steps':>6} {'out tok/s':>10} {'sched s':>8} {'cache %':>7} {'mgmt %':>6}"
 )
 
 
@@ -256,7 +262,7 @@ def row(line: Mapping[str, Any]) -> str:
         f"{line.get('must', 0):>6} {line.get('goal', 0):>6} {line.get('best_peer', 0):>6} "
         f"{line.get('times_faster_than_best_peer', 0):>7} {line['hit_rate_pct']:>6.1f} {line['steps']:>6} "
         f"{line['output_tokens_per_s']:>10.0f} {line['schedule_seconds']:>8.3f} {line['cache_pct_of_step']:>7.3f} "
-        f"{reached}{power}"
+        f"{line['schedule_pct_of_attention'] or 0.0:>6.2f} {reached}{power}"
     )
 
 

@@ -15,13 +15,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 KINDS = (
-    ("attention", r"prefill|decode|attention|merge|cascade|flash::|fmha"),
-    ("GEMM", r"gemm|nvjet|cutlass|xmma|cublas|splitk|gemv|_multiply_(vector|thin)"),
+    ("attention", r"attend|prefill|decode|attention|merge|cascade|flash::|fmha|^_gather$"),
+    ("GEMM", r"gemm|nvjet|cutlass|xmma|cublas|splitk|gemv|_multiply_"),
     ("norm", r"norm"),
     ("rotary+store", r"rotat|rotary|rope"),
     ("activation", r"silu|swiglu|activation"),
-    ("sampling", r"argmax|best_of|sampl|softmax|top_?k|penal|gumbel"),
-    ("fields", r"update_tables|place_tokens|gather_pages"),
+    ("sampling", r"argmax|best_of|sampl|softmax|top_?k|penal|_draw|_edit_|_list_largest|_group_maxima|_weigh"),
+    ("fields", r"update_tables|place_tokens|gather_pages|_stamp"),
     ("copies", r"memcpy|memset|copy|fill"),
 )
 """Kinds of kernels by what their names hold, first come first served."""
