@@ -21,7 +21,7 @@ KINDS = (
     ("rotary+store", r"rotat|rotary|rope"),
     ("activation", r"silu|swiglu|activation"),
     ("sampling", r"argmax|best_of|sampl|softmax|top_?k|penal|_draw|_edit_|_list_largest|_group_maxima|_weigh"),
-    ("fields", r"update_tables|place_tokens|gather_pages|_stamp"),
+    ("fields", r"update_tables|place_tokens|_stamp"),
     ("copies", r"memcpy|memset|copy|fill"),
 )
 """Kinds of kernels by what their names hold, first come first served."""

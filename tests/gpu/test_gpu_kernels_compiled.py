@@ -12,7 +12,7 @@ from radixkv.runtime.device.cuda.kernels.linear import gated_linear
 from radixkv.runtime.device.cuda.kernels.norm import rms_norm
 from radixkv.runtime.device.cuda.kernels.residual import add_linear_and_norm
 from radixkv.runtime.device.cuda.kernels.rotary import rotate_and_store
-from radixkv.runtime.device.cuda.kernels.step import gather_pages, place_tokens, update_tables
+from radixkv.runtime.device.cuda.kernels.step import place_tokens, update_tables
 
 pytestmark = [*on_kernels, on_device_only]
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 512, 4, 2, 128, 1024
@@ -84,7 +84,6 @@ class Step:
             positions_out=positions,
             lines_out=lines,
         )
-        gather_pages(self.tables, slots, field(n_rows), field(n_rows + 1), field(9))
         x, residual, normed = (self.x[shift % 7 :][:total] for _ in range(3))
         inner = normal(total, 1024, dtype=x.dtype)
         rms_norm(x, self.norm, 1e-5, normed)

@@ -175,6 +175,9 @@ def test_models_that_only_the_cpu_runs(dtype: torch.dtype) -> None:
         check_model(parse({"head_dim": 80}), dtype)
     with pytest.raises(ConfigError, match="this MixtralForCausalLM has experts, .* set device to cpu"):
         check_model(parse(MIXTRAL), dtype)
+    check_model(parse({"head_dim": 64, "num_attention_heads": 64, "num_key_value_heads": 1}), dtype)
+    with pytest.raises(ConfigError, match="65 heads for 1 KV heads; .* up to 64"):
+        check_model(parse({"head_dim": 64, "num_attention_heads": 65, "num_key_value_heads": 1}), dtype)
 
 
 @pytest.mark.parametrize("head_dim", [2, 16, 32, 512])

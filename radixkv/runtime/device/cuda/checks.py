@@ -28,6 +28,8 @@ HEAD_SIZES = (64, 128, 256)
 """That attention is built for in 16 bits."""
 PAGE_SIZES = (1, 16, 32, 64)
 """That attention is built for."""
+MOST_HEADS_A_KV_HEAD = 64
+"""As many as fit a tile with heads of 256."""
 MAX_ENTRIES = (1 << 31) - 1
 """Of all block tables: kernels number them in int32."""
 PACKAGES = {"flashinfer-python": ((0, 6, 12), (0, 6, 13)), "triton": ((3, 6), (3, 8))}
@@ -182,6 +184,11 @@ def check_model(config: DecoderConfig, dtype: torch.dtype) -> None:
         raise ConfigError(
             f"this {config.architecture} has heads of size {head_dim}; CUDA's kernels are built for "
             f"{', '.join(map(str, some))} and {last}, and in float32 for powers of two; {remedy}"
+        )
+    if config.n_heads // config.n_kv_heads > MOST_HEADS_A_KV_HEAD:
+        raise ConfigError(
+            f"this {config.architecture} has {config.n_heads} heads for {config.n_kv_heads} KV heads; CUDA's "
+            f"kernels are built for up to {MOST_HEADS_A_KV_HEAD} heads a KV head; {_USE_CPU}"
         )
     if any(config.experts_of(layer) for layer in range(config.n_layers)):
         raise ConfigError(

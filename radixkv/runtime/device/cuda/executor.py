@@ -15,12 +15,11 @@ from radixkv.errors import DeviceError, DeviceLost
 from radixkv.runtime.device.cuda.packing import PackedStep, Packer
 from radixkv.runtime.device.cuda.runner import N_TIMES, Outputs, StepRunner
 from radixkv.runtime.device.cuda.sampler.sampler import CudaSampler, SampledRows, ScoredTokens
+from radixkv.runtime.device.cuda.sampler.settings import LEAST_TEMPERATURE
 from radixkv.runtime.device.cuda.timer import AttentionTimer
 from radixkv.runtime.plan import RowSampling, StepPlan, StepResult
 from radixkv.wire import TokenLogprobs
 
-_LEAST_TEMPERATURE = 1e-5
-"""Below it the likeliest token is taken, as on the CPU."""
 _MAX_SCORED_ROWS = 256
 """Logits of more tokens are computed lot by lot."""
 
@@ -180,7 +179,7 @@ class CudaStep:
 def _asks_for_more(sampling: RowSampling) -> bool:
     """Whether the likeliest token is not all that a row wants to know."""
     return not (
-        sampling.temperature < _LEAST_TEMPERATURE
+        sampling.temperature < LEAST_TEMPERATURE
         and sampling.n_logprobs is None
         and not sampling.logit_bias
         and not sampling.banned

@@ -113,7 +113,7 @@ def open_cuda_executor(
 
 
 def _later_bytes(runner: StepRunner, page: PageShape, max_rows: int, max_tokens: int, max_model_len: int) -> int:
-    """What the largest step and all graphs will take, by trying the largest of each."""
+    """What the largest step, its sampling and all graphs will take, by trying the largest of each."""
     runner.open_pool(page, 0)
     step_bytes = runner.measure_largest(max_tokens, max_model_len)
     torch.cuda.empty_cache()
@@ -122,4 +122,5 @@ def _later_bytes(runner: StepRunner, page: PageShape, max_rows: int, max_tokens:
     free_after, _ = torch.cuda.mem_get_info()
     runner.open_pool(page, 0)
     torch.cuda.empty_cache()
-    return step_bytes + max(0, free_before - free_after) + _GRAPH_BYTES * n_graphs * len(buckets(max_rows))
+    graph_bytes = max(0, free_before - free_after) + _GRAPH_BYTES * n_graphs * len(buckets(max_rows))
+    return step_bytes + runner.logits_bytes + graph_bytes

@@ -86,6 +86,11 @@ class StepRunner:
         assert self._pool is not None, "a runner is of use once it has a pool"
         return self._pool
 
+    @property
+    def logits_bytes(self) -> int:
+        """Of one step's logits: those of the rows that are sampled are copied if not all are."""
+        return self._logits.nbytes
+
     def open_pool(self, page: PageShape, n_pages: int) -> None:
         """Makes a pool in place of the one before, and forgets graphs and block tables."""
         self._graphs.clear()

@@ -1,6 +1,6 @@
 """Matrix products of a step's rows: few rows by kernels that stream the weight, more by cuBLAS.
 
-The kernels start to read the weight while the kernel ahead of them, which makes ``x``, still runs.
+That of one row starts to read the weight while the kernel ahead of it, which makes ``x``, still runs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Tile:
 
 
 def linear(x: Tensor, weight: Tensor, out: Tensor) -> None:
-    """``out = x @ weight.T``, accumulated in float32; the same bits every time.
+    """``out = x @ weight.T``; the same bits every time. Up to 16 rows are summed in float32; for more, torch lets
+    cuBLAS round partial sums.
 
     Args:
         x: [rows, in], contiguous.
