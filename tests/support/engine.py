@@ -54,6 +54,11 @@ class PoisoningList(list[int]):
         return self
 
 
+def prompt(n_tokens: int, first: int = 1) -> list[int]:
+    """Token ids that depend on ``first``; one prompt is the beginning of a longer one."""
+    return [(first * 7919 + i * 31) % 97 for i in range(n_tokens)]
+
+
 @dataclass
 class Engine:
     """Steps by hand: ``launch`` and ``collect`` are separate, and every check runs after each."""

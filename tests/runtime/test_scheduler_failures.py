@@ -1,0 +1,139 @@
+"""What the scheduler makes of steps that fail, and of rows that are not finite."""
+
+from __future__ import annotations
+
+from radixkv.tree.node import Namespace
+from support.engine import Engine, prompt
+
+
+def test_a_failed_step_is_undone_and_its_requests_run_again() -> None:
+    engine = Engine()
+    engine.add(prompt(17), max_tokens=6)
+    engine.turn()
+    engine.add(prompt(16) + [3], max_tokens=6)
+    engine.turn()
+    engine.device.fail_steps = {engine.pending[0][0].step}
+    engine.run()
+    assert {ended.reason for ended in engine.ended.values()} == {"length"}
+    engine.check_answers()
+    engine.check_idle()
+
+
+def test_what_a_failed_step_was_to_write_is_never_read() -> None:
+    engine = Engine()
+    engine.add(prompt(17), max_tokens=6)
+    engine.launch()
+    assert engine.cache.tree.match(Namespace(), bytes(engine.requests["r0"].tokens)) == 16
+    engine.device.fail_steps = {0}
+    engine.collect()
+    assert engine.cache.tree.match(Namespace(), bytes(engine.requests["r0"].tokens)) == 0
+    engine.run()
+    engine.check_answers()
+
+
+def test_a_request_whose_step_fails_alone_and_again_ends_in_error() -> None:
+    engine = Engine()
+    engine.add(prompt(17), max_tokens=6)
+    engine.device.fail_steps = {0, 1, 2, 3}
+    engine.run()
+    assert engine.ended["r0"].reason == "device_error"
+    engine.check_idle()
+
+
+def test_a_request_that_breaks_its_steps_takes_no_other_along() -> None:
+    engine = Engine()
+    requests = [engine.add(prompt(9 + i, first=i), max_tokens=6) for i in range(7)]
+    engine.breaking = {requests[3].id}
+    engine.run()
+    assert engine.ended.pop(requests[3].id).reason == "device_error"
+    assert {ended.reason for ended in engine.ended.values()} == {"length"}
+    engine.check_answers()
+    engine.check_idle()
+
+
+def test_a_request_is_not_blamed_for_the_step_of_one_that_was_cancelled() -> None:
+    engine = Engine()
+    culprit, other = (engine.add(prompt(9, first=i), max_tokens=6) for i in range(2))
+    engine.breaking = {culprit.id}
+    while not (culprit.trial_rows == other.trial_rows == 1 and culprit.n_in_flight):
+        engine.turn()
+    engine.abort(culprit)
+    engine.launch()
+    assert other.n_in_flight, "it takes the place while the cancelled one's step is still to fail"
+    engine.run()
+    assert engine.ended[other.id].reason == "length"
+    engine.check_answers()
+    engine.check_idle()
+
+
+def test_a_refused_launch_keeps_the_step_before() -> None:
+    engine = Engine()
+    engine.add(prompt(17), max_tokens=6)
+    engine.turn()
+    engine.device.refuse_launches = 1
+    engine.run()
+    engine.check_answers()
+    engine.check_idle()
+    assert engine.ended["r0"].reason == "length"
+
+
+def test_a_row_with_nan_kv_takes_its_readers_back_to_the_queue_and_is_retried_alone() -> None:
+    engine = Engine()
+    writer = engine.add(prompt(17), max_tokens=6)
+    reader = engine.add(prompt(16) + [3], max_tokens=6)
+    other = engine.add(prompt(20, first=5), max_tokens=6)
+    engine.launch()
+    engine.device.nan_slots = {writer.slot}
+    engine.collect()
+    assert engine.output(other), "a request that does not share the path goes on"
+    engine.run()
+    engine.check_answers()
+    engine.check_idle()
+    assert writer.private
+    assert not reader.private
+    assert {ended.reason for ended in engine.ended.values()} == {"length"}
+
+
+def test_nan_logits_over_kv_that_a_finite_row_has_covered_leave_the_tree_alone() -> None:
+    engine = Engine()
+    engine.add(prompt(17), max_tokens=1)
+    engine.run()
+    second = engine.add(prompt(17), max_tokens=3)
+    engine.launch()
+    engine.device.nan_logits_slots = {second.slot}
+    engine.collect()
+    assert engine.cache.tree.match(Namespace(), bytes(second.tokens)) == 16
+    engine.run()
+    engine.check_answers()
+
+
+def test_a_finite_row_does_not_vouch_for_a_page_that_replaced_its_own_after_its_launch() -> None:
+    engine = Engine()
+    first = engine.add(prompt(15), max_tokens=8)
+    engine.launch()
+    engine.collect()
+    engine.launch()  # writes the first token of the answer, and with it fills a page
+    second = engine.add([*prompt(15), engine.output(first)[0], 5], max_tokens=2)
+    engine.launch()  # the second request commits the same page, which this step writes
+    engine.device.nan_slots = {second.slot}
+    engine.collect()
+    assert first.holding is not None
+    assert second.holding is not None
+    assert first.holding.table[3] == second.holding.table[3], "the first request's page was a duplicate"
+    engine.collect()
+    engine.run()
+    engine.check_answers()
+    engine.check_quarantine()
+    engine.check_idle()
+
+
+def test_a_second_nan_is_the_requests_error() -> None:
+    engine = Engine()
+    request = engine.add(prompt(17), max_tokens=6)
+    for _ in range(2):
+        engine.launch()
+        engine.device.nan_slots = {request.slot}
+        engine.collect()
+    assert engine.ended[request.id].reason == "numerical_error"
+    engine.run()
+    engine.check_idle()
