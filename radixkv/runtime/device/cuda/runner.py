@@ -14,11 +14,12 @@ from radixkv.runtime.device.cuda.attention.decode import DecodeStep, Variant
 from radixkv.runtime.device.cuda.decoder import CudaDecoder, Wanted
 from radixkv.runtime.device.cuda.graphs import DecodeGraphs
 from radixkv.runtime.device.cuda.kernels.argmax import argmax, argmax_scratch
-from radixkv.runtime.device.cuda.packing import Ints, PackedStep
+from radixkv.runtime.device.cuda.packing import PackedStep
 from radixkv.runtime.device.cuda.pool import CudaPool
 from radixkv.runtime.device.cuda.rows import RowFields, RowState
 from radixkv.runtime.device.cuda.staging import Layout, Staging
 from radixkv.runtime.device.cuda.timer import AttentionTimer
+from radixkv.runtime.device.cuda.transfer import to_device
 from radixkv.runtime.device.kvpool import PageShape
 from radixkv.runtime.plan import StepPlan
 
@@ -175,14 +176,14 @@ class StepRunner:
             decode = self._attention.plan_decode(staged, slots, lengths, step.plan.shared, None)
         self._staging.send(staged)
         if len(step.updates):
-            self._state.update(step.n_rows, self._sent(step.updates))
+            self._state.update(step.n_rows, to_device(step.updates, self._device))
         if n_decode < step.n_rows:
             prompts = self._attention.plan_prompts(
                 step.slots[n_decode:], step.starts[n_decode:], step.n_tokens[n_decode:]
             )
-        places = self._state.place(step.n_rows, self._sent(step.ids), int(step.n_tokens.max()))
+        places = self._state.place(step.n_rows, to_device(step.ids, self._device), int(step.n_tokens.max()))
         attention = self._planned(decode, prompts)
-        lasts = self._sent(step.firsts + step.n_tokens - 1)
+        lasts = to_device(step.firsts + step.n_tokens - 1, self._device)
         if any(row.scoring for row in step.plan.rows):
             hidden = self._decoder(places, self.pool, attention)
             self._choose(hidden.index_select(0, lasts))
@@ -201,12 +202,6 @@ class StepRunner:
         decode = self._attention.plan_decode(staged, step.slots, step.lengths)
         self._staging.send(staged)
         return self._planned(decode, None)
-
-    def _sent(self, numbers: Ints) -> Tensor:
-        """On the device, without waiting."""
-        pinned = torch.empty(len(numbers), dtype=torch.int32, pin_memory=True)
-        pinned.numpy()[:] = numbers
-        return pinned.to(self._device, non_blocking=True)
 
     def _stage_padding(self, bucket: int, variant: Variant) -> DecodeStep:
         """Makes a step of rows that only pad, for a capture."""

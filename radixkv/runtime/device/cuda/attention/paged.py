@@ -18,6 +18,7 @@ from radixkv.runtime.device.cuda.attention.schedule import TileSchedule, causal_
 from radixkv.runtime.device.cuda.attention.sharing import SharingCosts
 from radixkv.runtime.device.cuda.attention.work import N_COLUMNS, Ints, RequestFields
 from radixkv.runtime.device.cuda.staging import Layout, Staged, Staging
+from radixkv.runtime.device.cuda.transfer import to_device
 from radixkv.runtime.plan import SharedRun
 
 
@@ -144,7 +145,7 @@ class PagedAttention:
                 tile=tile_queries(self._shape.head_dim),
                 n_processors=self._geometry.n_processors,
             )
-            return PromptStep(self._sent(schedule.numbers), tuple(schedule.plan), None, 0)
+            return PromptStep(to_device(schedule.numbers, self._device), tuple(schedule.plan), None, 0)
         tile = self._geometry.large_tile // self._geometry.group
         items = causal_tiles(firsts, n_tokens, lengths, entries, tile=tile)
         layout = Layout()
@@ -189,11 +190,6 @@ class PagedAttention:
             return self._tile_kernels[window].launch(step.numbers, list(step.plan))
         kernel, tile = self._request_kernels[window], self._geometry.large_tile
         return kernel.launch(step.work, step.numbers, step.n_items, tile, is_causal=True)
-
-    def _sent(self, numbers: Ints) -> Tensor:
-        host = torch.empty(len(numbers), dtype=torch.int32, pin_memory=True)
-        host.numpy()[:] = numbers
-        return host.to(self._device, non_blocking=True)
 
 
 class StepAttention:

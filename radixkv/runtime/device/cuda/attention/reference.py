@@ -14,6 +14,7 @@ from radixkv.runtime.device.cuda.attention.decode import Variant
 from radixkv.runtime.device.cuda.attention.kernels import Shape
 from radixkv.runtime.device.cuda.attention.work import Ints
 from radixkv.runtime.device.cuda.staging import Staged, Staging
+from radixkv.runtime.device.cuda.transfer import to_device
 from radixkv.runtime.plan import SharedRun
 
 _MAX_QUERIES = 64
@@ -73,7 +74,8 @@ class ReferenceAttention:
         """Cuts the rows, and sends the tiles on the current stream."""
         rows = np.concatenate([part for part in (decode, prompts) if part is not None], axis=1)
         tiles = list(self._lots(rows))
-        sent = self._sent(np.concatenate([numbers for _, numbers in tiles], axis=1))
+        joined = np.concatenate([numbers for _, numbers in tiles], axis=1)
+        sent = to_device(joined.astype(np.int64), self._device)
         lots, first = [], 0
         for size, numbers in tiles:
             end = first + numbers.shape[1]
@@ -96,12 +98,6 @@ class ReferenceAttention:
         first_pages = 0 if window is None else np.maximum(positions - window + 1, 0) // self._shape.page_size
         n_pages = (positions + size - 1) // self._shape.page_size + 1 - first_pages
         return -(-int(n_pages.max()) // _block_pages(self._shape))
-
-    def _sent(self, numbers: Ints) -> Tensor:
-        """On the device as int64, without waiting."""
-        host = torch.empty(numbers.shape, dtype=torch.int64, pin_memory=self._device.type == "cuda")
-        host.numpy()[:] = numbers
-        return host.to(self._device, non_blocking=True)
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,7 @@ def _attend(
     STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
+    # Items and order come by a copy, which no kernel overlaps; they may be read before the wait.
     kv_head = tl.program_id(0)
     item = items + tl.program_id(1)
     first_query = tl.load(item)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from radixkv.errors import DeviceError
 from radixkv.runtime.device.cuda.sampler.edit import count_tokens, edit_rows, edit_tokens
-from radixkv.runtime.device.cuda.sampler.transfer import to_device
+from radixkv.runtime.device.cuda.transfer import to_device
 from radixkv.runtime.plan import RowSampling
 
 LOT = 128

@@ -11,7 +11,6 @@ import triton.language as tl
 from torch import Tensor
 
 from radixkv.runtime.device.cuda.sampler.shortlist import list_largest
-from radixkv.runtime.device.cuda.sampler.transfer import to_device, to_host
 from radixkv.runtime.device.cuda.sampler.weights import (
     LOG2_E,
     PART,
@@ -20,6 +19,7 @@ from radixkv.runtime.device.cuda.sampler.weights import (
     weigh_parts,
     weights_of,
 )
+from radixkv.runtime.device.cuda.transfer import to_device, to_host
 from radixkv.wire import TokenLogprobs
 
 _LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)

@@ -16,7 +16,7 @@ from radixkv.runtime.device.cuda.sampler.draw import draw_listed, draw_open
 from radixkv.runtime.device.cuda.sampler.edits import LOT, Edits, has_edits
 from radixkv.runtime.device.cuda.sampler.logprobs import Logprobs
 from radixkv.runtime.device.cuda.sampler.settings import MAX_LISTED, DrawSettings, is_greedy, top_k_of
-from radixkv.runtime.device.cuda.sampler.transfer import to_device
+from radixkv.runtime.device.cuda.transfer import to_device
 from radixkv.runtime.plan import History, RowSampling
 from radixkv.wire import TokenLogprobs
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.cuda.sampler.transfer import to_device
 from radixkv.runtime.device.cuda.sampler.weights import LOG2_E
+from radixkv.runtime.device.cuda.transfer import to_device
 from radixkv.runtime.plan import RowSampling
 
 MAX_LISTED = 128

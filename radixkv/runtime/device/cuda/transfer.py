@@ -15,10 +15,10 @@ def to_device(numbers: NDArray[Any], device: torch.device) -> Tensor:
 
     Torch's pinned allocator gives the memory between to nobody until the copy has run.
     """
-    host = torch.from_numpy(np.ascontiguousarray(numbers))
-    if device.type != "cuda":
-        return host.clone()
-    return host.pin_memory().to(device, non_blocking=True)
+    dtype = torch.from_numpy(np.empty(0, numbers.dtype)).dtype
+    host = torch.empty(numbers.shape, dtype=dtype, pin_memory=device.type == "cuda")
+    host.numpy()[...] = numbers
+    return host.to(device, non_blocking=True)
 
 
 def to_host(numbers: Tensor) -> Tensor:
