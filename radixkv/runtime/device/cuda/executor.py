@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from types import TracebackType
 
 import numpy as np
 import torch
@@ -73,7 +73,7 @@ class CudaExecutor:
             DeviceLost: the device answers no more.
         """
         step = self._packer.pack(plan)
-        with _translated(plan.step), torch.inference_mode(), torch.cuda.stream(self._stream):
+        with _Translated(plan.step), torch.inference_mode(), torch.cuda.stream(self._stream):
             outputs = self._runner.enqueue(step)
             sampled = self._sample(step, outputs)
             scored = [
@@ -147,7 +147,7 @@ class CudaStep:
 
     def result(self) -> StepResult:
         """Waits for this step. Raises ``DeviceError`` or ``DeviceLost``."""
-        with _translated(self._plan.step):
+        with _Translated(self._plan.step):
             self._done.synchronize()
         rows = self._plan.rows
         times, choice = np.split(self._report.numpy(), [N_TIMES])
@@ -187,21 +187,30 @@ def _asks_for_more(sampling: RowSampling) -> bool:
     )
 
 
-@contextmanager
-def _translated(step: int) -> Iterator[None]:
-    """CUDA's errors as ours. All but a lack of memory are for good: the driver refuses every later call.
+class _Translated:
+    """CUDA's errors as ours, within a ``with``. All but a lack of memory are for good: the driver refuses every
+    later call.
 
     Triton, FlashInfer and cuBLAS raise a type for them that others have too: whether the GPU answers decides.
+
+    No generator: from Python 3.12 on its frame and the error would hold each other, and with them what the failed
+    step has on the device, until the cyclic collector runs, which is off.
     """
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise DeviceError(f"step {step}: the device is out of memory: {error}") from None
-    except RuntimeError as error:
-        if isinstance(error, torch.AcceleratorError) or not _answers():
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise DeviceError(f"step {self._step}: the device is out of memory: {error}") from None
+        if isinstance(error, RuntimeError) and (isinstance(error, torch.AcceleratorError) or not _answers()):
             first_line = str(error).partition("\n")[0]  # torch's others are advice on debugging
-            raise DeviceLost(f"step {step}: the GPU failed, and must be opened anew: {first_line}") from error
-        raise
+            raise DeviceLost(f"step {self._step}: the GPU failed, and must be opened anew: {first_line}") from error
 
 
 def _answers() -> bool:
