@@ -20,6 +20,7 @@ if torch.cuda.is_available():
     from attention_world import World, assert_close, ints
 
     from radixkv.runtime.device.cuda.attention.kernels import Shape
+    from radixkv.runtime.device.cuda.kernels.linear import linear
 
 
 def nested_world(page_size=16, n_groups=8, group_rows=6, root=2048, branch=512):
@@ -82,6 +83,40 @@ def test_a_shared_graph_serves_other_runs():
             step = world.attention.plan_decode(staged, slots, lengths, some, n_rows, variant)
             assert step.variant == "shared"
             world.staging.send(staged)
+            out.fill_(math.nan)
+            graph.replay()
+            assert_close(out, expected)
+
+
+def test_padding_lets_nothing_pass_the_queries():
+    """A shared graph without shared runs: kernels that have nothing to do must keep the order of the others."""
+    world, slots, lengths, _ = nested_world(n_groups=1, group_rows=4)
+    n_rows, width = len(slots), world.shape.n_heads * world.shape.head_dim
+    n_inputs = 1 << 16  # so that the product takes a while
+    x = torch.randn(n_rows, n_inputs, dtype=torch.bfloat16, device="cuda") / 256
+    weight = torch.randn(width, n_inputs, dtype=torch.bfloat16, device="cuda")
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        q = torch.empty(n_rows, width, dtype=torch.bfloat16, device="cuda")
+        heads = q.view(n_rows, world.shape.n_heads, world.shape.head_dim)
+        out = torch.zeros_like(heads)
+        staged = world.staging.stage()
+        step = world.attention.plan_decode(staged, slots, lengths, (), n_rows, "shared")
+        world.staging.send(staged)
+
+        def work():
+            linear(x, weight, q)
+            world.attention.step(step, None).run(0, heads, world.k, world.v, out)
+
+        work()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            work()
+        expected = world.expected(slots, lengths, np.ones_like(slots), heads)
+        for _ in range(20):
+            q.fill_(math.nan)
             out.fill_(math.nan)
             graph.replay()
             assert_close(out, expected)
