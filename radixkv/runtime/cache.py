@@ -43,13 +43,16 @@ class PageCache:
         n_pages: pages in the pool.
         page_size: tokens a page.
         shares: whether prompts share pages; False makes every holding private.
+        clock: the tree's, by which it evicts; None evicts what was used least recently.
     """
 
-    def __init__(self, n_pages: int, page_size: int, *, shares: bool = True) -> None:
+    def __init__(
+        self, n_pages: int, page_size: int, *, shares: bool = True, clock: Callable[[], int] | None = None
+    ) -> None:
         self.n_pages = n_pages
         self.page_size = page_size
         self.shares = shares
-        self.tree = RadixTree(page_size)
+        self.tree = RadixTree(page_size, clock=clock)
         self.seconds = 0.0
         """Wall time spent in here since the start."""
         self.n_evicted = 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from operator import attrgetter
 
 from sortedcontainers import SortedKeyList
@@ -20,7 +21,7 @@ class Forest:
     evicted, from the leaves up; a detached node has a lease, or it is gone.
     """
 
-    def __init__(self, width: int, digest: Digest) -> None:
+    def __init__(self, width: int, digest: Digest, clock: Callable[[], int] | None = None) -> None:
         self.width = width
         """Bytes of a page's tokens."""
         self.roots: dict[Namespace, Node] = {}
@@ -32,13 +33,12 @@ class Forest:
         self.version = 0
         """Changes whenever a match could."""
         self._digest = digest
-        self._n_ticks = 0
+        self._clock = count(1).__next__ if clock is None else clock
         self._n_serials = 0
 
     def tick(self) -> int:
         """The logical clock's next value. O(1)."""
-        self._n_ticks += 1
-        return self._n_ticks
+        return self._clock()
 
     def root(self, namespace: Namespace) -> Node:
         """The namespace's root, made if it is missing. O(1)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from radixkv.errors import InvariantError
@@ -43,12 +43,22 @@ class RadixTree:
     ``InvariantError`` if it was released. No method recurses, and none leaves work to the cyclic collector.
     """
 
-    def __init__(self, page_size: int, *, digest: Digest = chained_xxh3_64) -> None:
-        """``page_size`` in tokens. ``digest`` names evicted runs; what is shared does not depend on it."""
+    def __init__(
+        self, page_size: int, *, digest: Digest = chained_xxh3_64, clock: Callable[[], int] | None = None
+    ) -> None:
+        """An empty tree.
+
+        Args:
+            page_size: in tokens.
+            digest: names evicted runs; what is shared does not depend on it.
+            clock: asked at each ``lease`` and ``release`` for the path's tick; None counts upwards. What has the
+                least goes first, so that other orders than last use can be had. Whenever ``evict`` or ``check`` is
+                called, no run may have less than those below it.
+        """
         self._page_size = page_size
         self._width = 4 * page_size
         self._digest = digest
-        self._forest = Forest(self._width, digest)
+        self._forest = Forest(self._width, digest, clock)
         self._leases: set[Lease] = set()
         self._evicted = RecentDigests(_EVICTED_RUNS_REMEMBERED)
 

@@ -1,0 +1,46 @@
+"""A tree whose order of eviction is the caller's."""
+
+from __future__ import annotations
+
+from struct import pack
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from radixkv.runtime.cache import PageCache
+from radixkv.tree.node import Namespace
+from radixkv.tree.radix import RadixTree
+
+NAMESPACE = Namespace()
+
+
+@given(st.permutations(range(8)))
+def test_what_the_clock_gives_the_least_is_evicted_first(ticks):
+    now = 0
+    tree = RadixTree(1, clock=lambda: now)
+    for page, tick in enumerate(ticks):
+        now = tick
+        lease = tree.lease(NAMESPACE, b"")
+        tree.commit(lease, pack("<i", page), [page], 1)
+        tree.settle(lease, 1)
+        tree.release(lease)
+        now = 8  # of the root, through which all lead
+        tree.release(tree.lease(NAMESPACE, b""))
+        tree.check()
+    gone = [page for _ in ticks for run in tree.evict(1) for page in run.pages]
+    assert [ticks[page] for page in gone] == sorted(ticks)
+
+
+def test_a_cache_evicts_by_the_clock_that_it_was_given():
+    now = 5
+    cache = PageCache(2, 1, clock=lambda: now)
+    for token in (1, 2):
+        holding = cache.open(NAMESPACE, pack("<i", token))
+        assert cache.reserve(holding, 1)
+        cache.commit(holding, bytearray(pack("<i", token)), 1, step=0, last_read=-1)
+        cache.settle(holding, 1, step=0)
+        cache.close(holding)
+        now = 3
+    holding = cache.open(NAMESPACE, pack("<i", 3))
+    assert cache.reserve(holding, 1)
+    assert cache.matches([(NAMESPACE, pack("<i", token)) for token in (1, 2)]) == [1, 0]
