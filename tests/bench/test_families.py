@@ -1,0 +1,154 @@
+"""The families of made problems: right, different, and the same for the same seed."""
+
+from __future__ import annotations
+
+import ast
+import json
+import operator
+import re
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from radixkv.bench.families.arithmetic import made_problems
+from radixkv.bench.families.chat import made_chats
+from radixkv.bench.families.layout import asked, worked
+from radixkv.bench.families.lookup import about, made_documents
+from radixkv.bench.families.problem import Problem, result_of
+from radixkv.bench.families.tools import made_errands
+from radixkv.errors import ConfigError
+
+MAKERS: dict[str, Callable[[int], Iterator[Any]]] = {
+    "arithmetic": made_problems,
+    "lookup": lambda seed: made_documents(seed, n_facts=20, n_problems=3),
+    "tools": lambda seed: made_errands(seed, n_turns=3),
+    "chat": lambda seed: made_chats(seed, n_turns=4),
+}
+
+
+def calculated(text: str) -> int:
+    node = ast.parse(text.strip(), mode="eval").body
+    assert isinstance(node, ast.BinOp)
+    kinds = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+    value = kinds[type(node.op)](ast.literal_eval(node.left), ast.literal_eval(node.right))
+    assert value == int(value)
+    return int(value)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_seed_decides_what_is_made(name: str) -> None:
+    first, again, other = (list(islice(MAKERS[name](seed), 50)) for seed in (3, 3, 4))
+    assert first == again
+    assert not any(item in other for item in first)
+
+
+def test_every_step_of_arithmetic_is_right_and_small_and_the_last_is_the_result() -> None:
+    for problem in islice(made_problems(1), 3000):
+        steps = re.findall(r"(\d+ [*/+-] \d+) = \$?(\d+)", problem.answer)
+        assert len(steps) == len(problem.answer.splitlines()) - 1
+        for left, right in steps:
+            assert calculated(left) == int(right) < 1000, problem
+            if "*" in left:
+                one, _, two = left.split()
+                assert int(one) <= 12 >= int(two) or min(len(one), len(two)) == 1, problem
+        assert result_of(problem.answer) == steps[-1][1]
+
+
+def test_arithmetic_uses_numbers_of_its_question_and_of_earlier_steps() -> None:
+    for problem in islice(made_problems(2), 1000):
+        known = {*re.findall(r"\d+", problem.question), "2"}  # twice the sides of a rectangle
+        for left, right in re.findall(r"(\d+ [*/+-] \d+) = \$?(\d+)", problem.answer):
+            assert set(re.findall(r"\d+", left)) <= known, problem
+            known.add(right)
+
+
+def test_questions_of_arithmetic_are_as_long_as_those_of_schoolbooks_and_never_asked_twice() -> None:
+    problems = list(islice(made_problems(0), 20_000))
+    assert len({problem.question for problem in problems}) == len(problems)
+    assert 40 <= sum(len(problem.question.split()) for problem in problems) / len(problems) <= 60
+
+
+def test_the_result_of_a_look_up_stands_in_one_sentence_of_the_document() -> None:
+    for document in islice(made_documents(5, n_facts=120, n_problems=40), 20):
+        sentences = re.split(r"(?<=\.)\s|:\n|\n", document.text)
+        assert len(sentences) == 121  # the title is one more
+        for problem in document.problems:
+            sentence, _, rest = problem.answer.partition("\n")
+            assert sentences.count(sentence) == 1
+            assert result_of(problem.answer) == rest.removeprefix("#### ").removeprefix("$")
+            assert rest.removeprefix("#### ") in sentence
+            assert problem.question.endswith("?")
+
+
+def test_what_a_look_up_asks_for_has_one_answer() -> None:
+    """The words of a question that tell its fact from others stand together in no other sentence."""
+    for document in islice(made_documents(6, n_facts=300, n_problems=300), 3):
+        assert len({problem.question for problem in document.problems}) == 300
+        keys: set[str] = set()
+        for problem in document.problems:
+            sentence = problem.answer.partition("\n")[0]
+            result = problem.answer.rpartition("#### ")[2]
+            keys.add(sentence.replace(result, "_"))
+        assert len(keys) == 300
+
+
+def test_documents_refuse_more_questions_than_facts_and_more_facts_than_there_are() -> None:
+    with pytest.raises(ConfigError, match="5 questions need as many facts; there are 4"):
+        made_documents(0, 4, 5)
+    with pytest.raises(ConfigError, match="1 to 2000 facts, not 2001"):
+        made_documents(0, 2001, 1)
+
+
+def test_a_call_copies_its_arguments_from_the_user_and_the_answer_tells_the_result() -> None:
+    for errand in islice(made_errands(1, n_turns=3), 300):
+        assert len(errand.turns) == 3
+        for turn in errand.turns:
+            call = json.loads(turn.call)
+            assert list(call) == ["name", "arguments"]
+            assert f"- {call['name']}({', '.join(call['arguments'])})" in errand.system
+            for value in call["arguments"].values():
+                assert re.search(rf"\b{re.escape(str(value))}\b", turn.user), turn
+            for value in json.loads(turn.result).values():
+                assert value is True or str(value) in turn.answer, turn
+
+
+def test_a_chat_answers_from_what_was_told_before() -> None:
+    n_recalled = 0
+    for chat in islice(made_chats(2, n_turns=12), 200):
+        said = ""
+        for user, assistant in chat.turns:
+            if match := re.fullmatch(
+                r"(?:Your (?:name|favourite food|\w+) is|You live in|.*\bto) ([\w ]+)\.", assistant
+            ):
+                assert match[1].removeprefix("called ") in said, chat
+                n_recalled += 1
+            if match := re.fullmatch(r"What is (\d+) (plus|minus) (\d+)\?", user):
+                sign = "+" if match[2] == "plus" else "-"
+                assert assistant.endswith(f"= {calculated(f'{match[1]} {sign} {match[3]}')}.")
+            said += user + "\n"
+    assert n_recalled > 100
+
+
+def test_the_layout_puts_worked_examples_before_an_open_question() -> None:
+    one, two = Problem("1 + 1?", "2\n#### 2"), Problem("Who?", "She.\n#### She")
+    assert worked([one, two]) + asked(two) == (
+        "Question: 1 + 1?\nAnswer: 2\n#### 2\n\nQuestion: Who?\nAnswer: She.\n#### She\n\nQuestion: Who?\nAnswer:"
+    )
+    document = next(made_documents(0, 3, 1))
+    assert about(document) == document.text + "\n\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ("6 * 7 = 42.\n#### 42\n\nQuestion: 1\n#### 3", "42"),
+        ("#### $1,024.", "1024"),
+        ("#### garden shed ", "garden shed"),
+        ("####", None),
+        ("42", None),
+    ],
+)
+def test_the_first_result_counts(text: str, result: str | None) -> None:
+    assert result_of(text) == result

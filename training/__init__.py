@@ -1,0 +1,1 @@
+"""Trains the embedded model; not part of the package."""

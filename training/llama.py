@@ -1,0 +1,206 @@
+"""A Llama in plain torch, with the names that checkpoints have."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The model's sizes."""
+
+    vocab_size: int
+    hidden_size: int = 256
+    intermediate_size: int = 704
+    n_layers: int = 8
+    n_heads: int = 4
+    n_kv_heads: int = 2
+    head_dim: int = 64
+    context_length: int = 8192
+    rope_theta: float = 50000.0
+    rms_norm_eps: float = 1e-5
+
+    def config(self) -> dict[str, object]:
+        """The entries of config.json that describe the shape."""
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "torch_dtype": "bfloat16",
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.n_layers,
+            "num_attention_heads": self.n_heads,
+            "num_key_value_heads": self.n_kv_heads,
+            "head_dim": self.head_dim,
+            "max_position_embeddings": self.context_length,
+            "rope_theta": self.rope_theta,
+            "rms_norm_eps": self.rms_norm_eps,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "tie_word_embeddings": True,
+        }
+
+
+class Cache:
+    """Keys and values of a batch, for generation: ``n_layers`` of ``[batch, n_kv_heads, length, head_dim]``."""
+
+    def __init__(self, shape: Shape, batch: int, length: int, like: Tensor) -> None:
+        sizes = (shape.n_layers, 2, batch, shape.n_kv_heads, length, shape.head_dim)
+        self.keys_values = torch.zeros(sizes, dtype=like.dtype, device=like.device)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary embedding."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.q_proj = nn.Linear(shape.hidden_size, shape.n_heads * shape.head_dim, bias=False)
+        self.k_proj = nn.Linear(shape.hidden_size, shape.n_kv_heads * shape.head_dim, bias=False)
+        self.v_proj = nn.Linear(shape.hidden_size, shape.n_kv_heads * shape.head_dim, bias=False)
+        self.o_proj = nn.Linear(shape.n_heads * shape.head_dim, shape.hidden_size, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Causal over the rows of ``x`` ``[batch, length, hidden]``."""
+        q, k, v = self.heads(x, cos, sin)
+        k, v = self.for_each_query(k), self.for_each_query(v)
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+    def heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries and keys, and values: ``[batch, heads, length, head_dim]``."""
+        q, k, v = (
+            linear(x).unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2)
+            for linear in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return rotated(q, cos, sin), rotated(k, cos, sin), v
+
+    def for_each_query(self, heads: Tensor) -> Tensor:
+        """Keys or values, repeated so that every query head has its own: not all of torch's kernels group them."""
+        return heads.repeat_interleave(self.shape.n_heads // self.shape.n_kv_heads, dim=1)
+
+
+class MLP(nn.Module):
+    """The gated one."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., hidden]`` to the same."""
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm, calculated in float32 whatever the input is."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of the last dimension; the input's dtype."""
+        full = x.float()
+        full = full * torch.rsqrt(full.square().mean(-1, keepdim=True) + self.eps)
+        return (full * self.weight).to(x.dtype)
+
+
+class Layer(nn.Module):
+    """Attention and MLP, each behind its norm."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.self_attn = Attention(shape)
+        self.mlp = MLP(shape)
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """``[batch, length, hidden]`` to the same."""
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Body(nn.Module):
+    """All but the head."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.n_layers))
+        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+
+
+class Llama(nn.Module):
+    """The model; the head is the embedding's weight."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.model = Body(shape)
+        for name, weight in self.named_parameters():
+            if weight.ndim == 2:
+                ends_branch = name.endswith(("o_proj.weight", "down_proj.weight"))
+                nn.init.normal_(weight, std=0.02 / (math.sqrt(2 * shape.n_layers) if ends_branch else 1))
+
+    def forward(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Hidden states before the head, ``[batch, length, hidden]`` in ``dtype``, for ids ``[batch, length]``."""
+        x = self.model.embed_tokens(ids).to(dtype)
+        cos, sin = (part.to(dtype) for part in rotation(self.shape, torch.arange(ids.shape[1], device=ids.device)))
+        for layer in self.model.layers:
+            x = layer(x, cos, sin)
+        return self.model.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[..., vocab_size]``."""
+        return functional.linear(hidden, self.model.embed_tokens.weight)
+
+    def cached(self, ids: Tensor, starts: Tensor, cache: Cache) -> Tensor:
+        """Hidden states of ``ids`` ``[batch, length]`` that stand from ``starts`` ``[batch]`` on; fills the cache.
+
+        With ``length`` above 1, all starts must be 0.
+        """
+        batch, length = ids.shape
+        places = starts[:, None] + torch.arange(length, device=ids.device)
+        cos, sin = (part[:, None] for part in rotation(self.shape, places))
+        rows = torch.arange(batch, device=ids.device)[:, None]
+        n_used = int(places.max()) + 1
+        seen = torch.arange(n_used, device=ids.device) <= starts[:, None, None, None]
+        x = self.model.embed_tokens(ids)
+        for layer, (keys, values) in zip(self.model.layers, cache.keys_values, strict=True):
+            q, k, v = layer.self_attn.heads(layer.input_layernorm(x), cos.to(x.dtype), sin.to(x.dtype))
+            keys.transpose(1, 2)[rows, places] = k.transpose(1, 2)
+            values.transpose(1, 2)[rows, places] = v.transpose(1, 2)
+            if length == 1:
+                k, v = keys[:, :, :n_used], values[:, :, :n_used]
+            k, v = layer.self_attn.for_each_query(k), layer.self_attn.for_each_query(v)
+            mask = seen if length == 1 else None
+            out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=length > 1)
+            x = x + layer.self_attn.o_proj(out.transpose(1, 2).flatten(2))
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return self.model.norm(x)
+
+
+def rotation(shape: Shape, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine for places of any shape: ``[..., head_dim]`` each, float32."""
+    powers = torch.arange(0, shape.head_dim, 2, device=places.device, dtype=torch.float32) / shape.head_dim
+    angles = places[..., None].float() * shape.rope_theta**-powers
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding by halves, as Transformers has it."""
+    one, two = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-two, one), dim=-1) * sin
