@@ -1,0 +1,238 @@
+import gzip
+import json
+import os
+import threading
+
+import pytest
+
+from radixkv.bench.datasets.conversations import read_conversations
+from radixkv.bench.datasets.documents import read_documents
+from radixkv.bench.datasets.gsm8k import read_problems
+from radixkv.bench.datasets.lines import MAX_LINE_BYTES
+from radixkv.bench.datasets.mooncake import read_trace
+from radixkv.errors import ConfigError
+
+PROBLEM = {"question": "How many?", "answer": "Two.\n#### 2"}
+REQUEST = {"timestamp": 5, "input_length": 513, "output_length": 9, "hash_ids": [0, 7]}
+MESSAGES = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+SHAREGPT = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
+DOCUMENT = {"text": "The key is red.", "questions": [{"question": "Which colour?", "answer": "red"}]}
+
+READERS = [
+    (read_problems, PROBLEM),
+    (read_trace, REQUEST),
+    (read_conversations, MESSAGES),
+    (read_conversations, SHAREGPT),
+    (read_documents, DOCUMENT),
+]
+FORMATS = ["problems", "trace", "messages", "sharegpt", "documents"]
+
+
+def written(folder, *lines, name="data.jsonl"):
+    """A file of these lines, each an object or the very bytes."""
+    path = folder / name
+    path.write_bytes(
+        b"".join((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n" for line in lines)
+    )
+    return path
+
+
+def refusal(reader, path, **settings):
+    with pytest.raises(ConfigError) as caught:
+        reader(path, **settings)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def test_problems_are_read_as_they_stand(tmp_path):
+    path = written(tmp_path, PROBLEM, {**PROBLEM, "answer": "#### 3", "more": [1]})
+    read = read_problems(path)
+    assert [(each.question, each.answer) for each in read.items] == [
+        ("How many?", "Two.\n#### 2"),
+        ("How many?", "#### 3"),
+    ]
+    assert read.n_bad_lines == 0
+
+
+def test_a_trace_is_read_in_order(tmp_path):
+    (first, second) = read_trace(written(tmp_path, REQUEST, {**REQUEST, "hash_ids": [3, 4]})).items
+    assert (first.timestamp, first.input_length, first.output_length, first.hash_ids) == (5.0, 513, 9, [0, 7])
+    assert second.hash_ids == [3, 4]
+
+
+def test_sharegpt_becomes_openai_messages(tmp_path):
+    said = [
+        {"from": "system", "value": "Be kind."},
+        {"from": "human", "value": "Hi"},
+        {"from": "gpt", "value": "Hello"},
+        {"from": "USER", "value": "Bye"},
+    ]
+    (conversation,) = read_conversations(written(tmp_path, {"id": "a", "conversations": said})).items
+    assert conversation.messages == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "Bye"},
+    ]
+
+
+def test_openai_messages_keep_their_calls(tmp_path):
+    call = {"id": "call_1", "type": "function", "function": {"name": "find", "arguments": '{"key": "red"}'}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "Find it."}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "name": "find", "content": "in the attic"},
+        {"role": "assistant", "content": "It is in the attic."},
+    ]
+    (conversation,) = read_conversations(written(tmp_path, {"task_id": 3, "messages": messages})).items
+    assert conversation.messages == messages
+
+
+@pytest.mark.parametrize("field", ["text", "context", "document"])
+def test_documents_come_with_their_problems(tmp_path, field):
+    questions = [*DOCUMENT["questions"], {"question": "And now?", "answer": "It is.\n#### blue"}]
+    (document,) = read_documents(written(tmp_path, {field: "The key is red.", "questions": questions})).items
+    assert document.text == "The key is red."
+    assert [problem.answer for problem in document.problems] == ["#### red", "It is.\n#### blue"]
+
+
+@pytest.mark.parametrize(("reader", "line"), READERS, ids=FORMATS)
+def test_how_lines_end_and_begin_makes_no_difference(tmp_path, reader, line):
+    text = json.dumps(line).encode()
+    plain = reader(written(tmp_path, text, text)).items
+    odd = tmp_path / "odd.jsonl"
+    odd.write_bytes(b"\xef\xbb\xbf\r\n\r\n" + text + b"\r\n  \t\r\n" + text)
+    assert reader(odd).items == plain
+    array = tmp_path / "array.json"
+    array.write_text(json.dumps([line, line], indent=2))
+    assert reader(array).items == plain
+
+
+def test_a_pipe_is_read_as_a_file_is(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_text, args=(json.dumps(PROBLEM),))
+    writer.start()
+    assert len(read_problems(path).items) == 1
+    writer.join()
+
+
+BAD = [
+    (read_problems, PROBLEM, b"{", "truncated"),
+    (read_problems, PROBLEM, b"How many?", "JSON is malformed"),
+    (read_problems, PROBLEM, b'{"question": "\xff", "answer": ""}', "utf-8"),
+    (read_problems, PROBLEM, b"\0" * 20, "JSON is malformed"),
+    (read_problems, PROBLEM, b"[" * 9, "Expected `object`, got `array`"),
+    (read_problems, PROBLEM, {"question": "How many?"}, "missing required field `answer`"),
+    (read_problems, PROBLEM, {**PROBLEM, "answer": 2}, "Expected `str`, got `int` - at `$.answer`"),
+    (read_trace, REQUEST, {**REQUEST, "input_length": -5}, "`int` >= 1 - at `$.input_length`"),
+    (read_trace, REQUEST, {**REQUEST, "input_length": 0, "hash_ids": []}, "`int` >= 1 - at `$.input_length`"),
+    (read_trace, REQUEST, {**REQUEST, "output_length": 10**30}, " - at `$.output_length`"),
+    (read_trace, REQUEST, {**REQUEST, "output_length": 1.5}, "Expected `int`, got `float`"),
+    (read_trace, REQUEST, {**REQUEST, "hash_ids": [0]}, "makes 2 blocks of 512 tokens, but there are 1 hash_ids"),
+    (read_trace, REQUEST, {**REQUEST, "hash_ids": [0, 1, 2]}, "there are 3 hash_ids"),
+    (read_trace, REQUEST, {**REQUEST, "hash_ids": [0, -1]}, "`int` >= 0 - at `$.hash_ids[1]`"),
+    (read_trace, REQUEST, {**REQUEST, "timestamp": "now"}, "Expected `float`, got `str` - at `$.timestamp`"),
+    (read_trace, REQUEST, {**REQUEST, "timestamp": 4}, "timestamp 4 is before 5, that of the request above"),
+    (read_trace, REQUEST, {"timestamp": 5, "input_length": 1, "output_length": 1}, "required field `hash_ids`"),
+    (read_conversations, MESSAGES, {"messages": "Hi"}, "got `str` - at `$.messages`"),
+    (read_conversations, MESSAGES, {"messages": [{"content": "Hi"}]}, "messages[0].role must be a text"),
+    (read_conversations, MESSAGES, {"messages": [{"role": "user"}]}, "messages[0].content is missing"),
+    (read_conversations, MESSAGES, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content must"),
+    (read_conversations, MESSAGES, {"text": "Hi"}, "must have one of messages and conversations"),
+    (read_conversations, MESSAGES, {**MESSAGES, **SHAREGPT}, "must have one of messages and conversations"),
+    (
+        read_conversations,
+        SHAREGPT,
+        {"conversations": [{"from": "cat", "value": ""}]},
+        "from 'cat' is none of human",
+    ),
+    (read_conversations, SHAREGPT, {"conversations": [{"from": "gpt"}]}, "required field `value`"),
+    (read_documents, DOCUMENT, {**DOCUMENT, "context": "more"}, "one of text, context and document"),
+    (read_documents, DOCUMENT, {"questions": DOCUMENT["questions"]}, "one of text, context and document"),
+    (read_documents, DOCUMENT, {"text": "The key is red.", "questions": []}, "it has no questions"),
+]
+
+
+@pytest.mark.parametrize(("reader", "good", "bad", "fault"), BAD)
+def test_a_bad_line_names_file_line_and_fault_or_is_counted(tmp_path, reader, good, bad, fault):
+    path = written(tmp_path, good, b"", bad, good)
+    message = refusal(reader, path)
+    assert message.startswith(f"line 3 of {path} is not {{")
+    assert fault in message
+    read = reader(path, skip_bad_lines=True)
+    assert (len(read.items), read.n_bad_lines) == (2, 1)
+    assert read.items == reader(written(tmp_path, good, good)).items
+
+
+def test_a_bad_item_of_an_array_has_its_number(tmp_path):
+    path = tmp_path / "data.json"
+    path.write_text(json.dumps([SHAREGPT, {"conversations": 3}], indent=1))
+    assert refusal(read_conversations, path).startswith(f"item 2 of {path} is not ")
+    assert read_conversations(path, skip_bad_lines=True).n_bad_lines == 1
+
+
+def test_an_array_that_breaks_off_is_refused_where_it_does(tmp_path):
+    path = tmp_path / "data.json"
+    path.write_text("\n[\n" + json.dumps(SHAREGPT) + ",\n{]")
+    assert "is not a JSON array: line 4: " in refusal(read_conversations, path, skip_bad_lines=True)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf", b"[]"])
+def test_nothing_is_refused(tmp_path, content):
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(content)
+    assert " is empty; give a file of " in refusal(read_trace, path, skip_bad_lines=True)
+
+
+def test_nothing_but_bad_lines_is_refused(tmp_path):
+    path = written(tmp_path, {"question": 1}, {"question": 2})
+    fault = refusal(read_problems, path, skip_bad_lines=True)
+    assert f"nothing else than bad lines: line 1 of {path} is not" in fault
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path):
+    assert "cannot read the data set" in refusal(read_problems, tmp_path / "none.jsonl")
+    assert "Is a directory" in refusal(read_problems, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (gzip.compress(b"{}"), "compressed by gzip; unpack it"),
+        (b"PAR1 and so on", "a Parquet file"),
+        (json.dumps(PROBLEM).encode("utf-16"), "in UTF-16; save it in UTF-8"),
+    ],
+)
+def test_other_kinds_of_files_are_named(tmp_path, content, what):
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(content)
+    assert f"{path} is {what}" in refusal(read_problems, path, skip_bad_lines=True)
+
+
+def test_an_endless_line_is_not_read_to_its_end(tmp_path):
+    path = tmp_path / "data.jsonl"
+    with path.open("wb") as file:
+        file.write(b" {")
+        file.truncate(4 * MAX_LINE_BYTES)  # takes no room on the disk
+    assert "line 1 of" in refusal(read_problems, path)
+
+
+@pytest.mark.parametrize(("reader", "wanted"), READERS, ids=FORMATS)
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        (REQUEST, "a Mooncake trace; use --workload trace,"),
+        (PROBLEM, "a file of problems; use --workload fewshot,"),
+        (MESSAGES, "a file of OpenAI messages; use --workload agents,"),
+        (SHAREGPT, "a file of ShareGPT's kind; use --workload agents,"),
+        (DOCUMENT, "a file of documents; use --workload long-document-qa,"),
+    ],
+    ids=FORMATS,
+)
+def test_a_file_of_another_format_is_named(tmp_path, reader, wanted, line, named):
+    path = written(tmp_path, line, line)
+    if line is wanted or {*line, *wanted} == {"messages", "conversations"}:
+        assert len(reader(path).items) == 2
+    else:
+        assert f"{path} is {named}" in refusal(reader, path, skip_bad_lines=True)
