@@ -11,11 +11,31 @@ from string import ascii_lowercase
 
 import msgspec
 
-from radixkv.bench.kinds import FewShot, MultiTurn, Unshared
-from radixkv.bench.load import Session
+from radixkv.bench.kinds.agents import Agents
+from radixkv.bench.kinds.chat import Chat
+from radixkv.bench.kinds.fewshot import FewShot
+from radixkv.bench.kinds.judge import Judge
+from radixkv.bench.kinds.long_document_qa import LongDocumentQA
+from radixkv.bench.kinds.multiturn import MultiTurn
+from radixkv.bench.kinds.self_consistency import SelfConsistency
+from radixkv.bench.kinds.trace import Trace
+from radixkv.bench.kinds.tree_of_thought import TreeOfThought
+from radixkv.bench.kinds.unshared import Unshared
+from radixkv.bench.session import Request, Session, lone
 from radixkv.errors import ConfigError
 
-Workload = FewShot | MultiTurn | Unshared
+Workload = (
+    FewShot
+    | MultiTurn
+    | Unshared
+    | Chat
+    | Agents
+    | TreeOfThought
+    | SelfConsistency
+    | Judge
+    | LongDocumentQA
+    | Trace
+)
 """Every kind."""
 
 
@@ -26,6 +46,12 @@ class WorkloadChanges(msgspec.Struct, frozen=True, kw_only=True):
     num_sessions: int | None = None
     num_turns: int | None = None
     num_shots: int | None = None
+    num_samples: int | None = None
+    num_documents: int | None = None
+    num_questions: int | None = None
+    num_facts: int | None = None
+    width: int | None = None
+    depth: int | None = None
     output_len: int | None = None
     max_concurrency: int | None = None
 
@@ -60,13 +86,14 @@ def workload_names() -> list[str]:
     return sorted(entry.name[: -len(".toml")] for entry in _shipped().iterdir() if entry.name.endswith(".toml"))
 
 
-def warmup_sessions(count: int, seed: int, words: int = 200) -> list[Session]:
+def warmup_sessions(count: int, seed: int, n_words: int = 200, output_len: int = 32) -> list[Session]:
     """Texts that share no page with any workload, for the first requests of a fresh server."""
     rng = Random(seed)
-    return [
-        (" ".join("".join(rng.choices(ascii_lowercase, k=rng.randint(2, 9))) for _ in range(words)),)
+    texts = (
+        " ".join("".join(rng.choices(ascii_lowercase, k=rng.randint(2, 9))) for _ in range(n_words))
         for _ in range(count)
-    ]
+    )
+    return [lone(Request(text, output_len)) for text in texts]
 
 
 def _text(name: str) -> str:

@@ -1,0 +1,47 @@
+"""Many sampled answers to each question, of which the most frequent counts."""
+
+from __future__ import annotations
+
+from random import Random
+
+from radixkv.bench.families.layout import asked, worked
+from radixkv.bench.kinds.answers import mostly_right_result
+from radixkv.bench.kinds.parameters import Answered
+from radixkv.bench.kinds.questions import problems_of
+from radixkv.bench.kinds.sampled import TEMPERATURE, sampling_seed
+from radixkv.bench.kinds.source import Made, Source
+from radixkv.bench.session import Request, lone
+
+
+class SelfConsistency(Answered, frozen=True, kw_only=True, tag="self-consistency"):
+    """Worked examples that all prompts share, then one question each, answered several times with sampling.
+
+    A prompt is right if most of its answers are.
+    """
+
+    num_prompts: int = 24
+    num_samples: int = 4
+    """Choices of a request."""
+    num_shots: int = 4
+
+    def make(self, source: Source) -> Made:
+        """As ``FewShot.make``."""
+        problems, counts = problems_of(source, self.num_shots + self.num_prompts)
+        shots = worked(problems[: self.num_shots])
+        rng = Random(source.seed)
+        return Made(
+            [
+                lone(
+                    Request(
+                        shots + asked(problem),
+                        self.output_len,
+                        n=self.num_samples,
+                        temperature=TEMPERATURE,
+                        seed=sampling_seed(rng),
+                        is_right=mostly_right_result(problem),
+                    )
+                )
+                for problem in problems[self.num_shots :]
+            ],
+            counts,
+        )

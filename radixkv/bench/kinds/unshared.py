@@ -1,0 +1,29 @@
+"""Prompts that share nothing."""
+
+from __future__ import annotations
+
+from radixkv.bench.families.layout import asked, worked
+from radixkv.bench.kinds.answers import right_result
+from radixkv.bench.kinds.parameters import Answered
+from radixkv.bench.kinds.questions import groups, problems_of
+from radixkv.bench.kinds.source import Made, Source
+from radixkv.bench.session import Request, lone
+
+
+class Unshared(Answered, frozen=True, kw_only=True, tag="unshared"):
+    """Prompts that share nothing: each has its number, worked examples of its own, and a question.
+
+    What the prefix cache costs where it cannot help.
+    """
+
+    num_prompts: int = 64
+    num_shots: int = 4
+
+    def make(self, source: Source) -> Made:
+        """As ``FewShot.make``."""
+        problems, counts = problems_of(source, self.num_prompts * (self.num_shots + 1))
+        sessions = []
+        for number, (*shots, last) in enumerate(groups(problems, self.num_shots + 1), 1):
+            prompt = f"{number}. {worked(shots)}{asked(last)}"
+            sessions.append(lone(Request(prompt, self.output_len, is_right=right_result(last))))
+        return Made(sessions, counts)

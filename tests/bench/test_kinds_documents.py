@@ -1,0 +1,124 @@
+"""The kinds that ask about documents."""
+
+import json
+from itertools import groupby
+
+import pytest
+
+from radixkv.bench.families.lookup import about, made_documents
+from radixkv.bench.kinds.source import Source
+from radixkv.bench.workloads import WorkloadChanges, load_workload
+from radixkv.errors import ConfigError
+from support.sessions import requests_of, turns_of
+
+MADE = Source()
+
+
+def make(name, source=MADE, **changes):
+    return load_workload(name, WorkloadChanges(**changes)).make(source)
+
+
+def document_of(prompt):
+    return prompt.partition("\n\nQuestion: ")[0]
+
+
+def test_rubrics_of_an_article_are_sent_together_and_share_it():
+    sessions = make("judge").sessions
+    assert len(sessions) == 8
+    articles = set()
+    for session in sessions:
+        (turn,) = turns_of(session)
+        (article,) = {document_of(request.prompt) for request in turn}
+        articles.add(article)
+        assert article.count(". ") + article.count(".\n") + 1 == 40
+        assert len({request.prompt for request in turn}) == 8
+        for request in turn:
+            assert request.prompt.startswith(article + "\n\nQuestion: ")
+            assert request.prompt.endswith("?\nAnswer:")
+    assert len(articles) == 8
+
+
+def test_questions_about_long_documents_come_in_an_order_that_mixes_them():
+    requests = requests_of(make("long-document-qa").sessions)
+    documents = [document_of(request.prompt) for request in requests]
+    assert {documents.count(document) for document in documents} == {6}
+    assert len(set(documents)) == 4
+    assert len(list(groupby(documents))) > 12
+    assert documents != [document_of(r.prompt) for r in requests_of(make("long-document-qa", Source(1)).sessions)]
+    assert len(documents[0].split()) > 700
+    assert len(make("long-document-qa", num_facts=300).sessions[0].turns().send(None)[0].prompt.split()) > 1800
+
+
+@pytest.mark.parametrize(("name", "shape"), [("judge", (8, 40, 8)), ("long-document-qa", (4, 120, 6))])
+def test_the_right_answer_is_right_and_that_of_another_question_is_not(name, shape):
+    n_documents, n_facts, n_problems = shape
+    documents = [next(made) for made in [made_documents(0, n_facts, n_problems)] for _ in range(n_documents)]
+    answers = {
+        f"{about(document)}Question: {problem.question}\nAnswer:": problem.answer
+        for document in documents
+        for problem in document.problems
+    }
+    requests = requests_of(make(name).sessions)
+    assert {request.prompt for request in requests} == answers.keys()
+    for request in requests:
+        sentence, result = answers[request.prompt].split("\n#### ")
+        assert request.is_right([f" {sentence}\n#### {result}\n\nQuestion: Who?\nAnswer: Nobody.\n#### nobody"])
+        assert request.is_right([f" {sentence}"])
+        assert request.is_right([f" It is {result.upper()}!"])
+        assert not request.is_right([f" It is another.\n{sentence}"])
+        assert not request.is_right([f" {sentence}\n#### another"])
+        assert not request.is_right([f" It is {result}x."])
+        wrong = [answer for answer in answers.values() if answer.split("#### ")[1] != result]
+        assert not any(request.is_right([f" {answer}"]) for answer in wrong)
+
+
+def write(folder, counts):
+    """Documents with so many questions each."""
+    path = folder / "documents.jsonl"
+    with path.open("w") as file:
+        for number, count in enumerate(counts):
+            questions = [{"question": f"q{number}.{n}?", "answer": f"a{number}.{n}"} for n in range(count)]
+            file.write(json.dumps({"text": f"Text {number}.", "questions": questions}) + "\n")
+    return path
+
+
+def test_a_data_set_gives_its_first_documents_and_questions(tmp_path):
+    source = Source(3, write(tmp_path, [3, 1, 2, 2]))
+    made = make("judge", source, num_documents=3, num_questions=2)
+    turns = [[request.prompt for request in turn] for session in made.sessions for turn in turns_of(session)]
+    assert turns == [
+        [f"Text {number}.\n\nQuestion: q{number}.{n}?\nAnswer:" for n in range(count)]
+        for number, count in enumerate([2, 1, 2])
+    ]
+    assert made.counts == {"missing_questions": 1}
+    mixed = make("long-document-qa", source, num_documents=3, num_questions=2)
+    assert sorted(request.prompt for request in requests_of(mixed.sessions)) == sorted(sum(turns, []))  # noqa: RUF017
+    (request, *_) = requests_of(made.sessions)
+    assert request.is_right([" I think a0.0, of course."])
+    assert request.is_right([" #### A0.0"])
+    assert not request.is_right([" a0.01"])
+
+
+def test_the_seed_decides_the_order_of_a_data_set(tmp_path):
+    path = write(tmp_path, [6, 6, 6, 6])
+    orders = {
+        tuple(r.prompt for r in requests_of(make("long-document-qa", Source(n, path)).sessions)) for n in range(9)
+    }
+    assert len(orders) == 9
+    assert len({frozenset(order) for order in orders}) == 1
+
+
+@pytest.mark.parametrize("name", ["judge", "long-document-qa"])
+def test_a_data_set_that_is_too_short_or_another_is_refused(tmp_path, name):
+    path = write(tmp_path, [2, 2])
+    with pytest.raises(ConfigError, match="has 2 documents; the workload needs 3"):
+        make(name, Source(0, path), num_documents=3)
+    path.write_text('{"question": "q", "answer": "a"}\n')
+    with pytest.raises(ConfigError, match="use --workload fewshot"):
+        make(name, Source(0, path))
+
+
+@pytest.mark.parametrize("name", ["judge", "long-document-qa"])
+def test_more_questions_than_facts_are_refused(name):
+    with pytest.raises(ConfigError, match="20 questions need as many facts; there are 10"):
+        make(name, num_questions=20, num_facts=10)

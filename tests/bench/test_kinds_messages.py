@@ -1,0 +1,208 @@
+"""The kinds that send messages of a chat."""
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from radixkv.bench.families.chat import made_chats
+from radixkv.bench.families.tools import made_errands
+from radixkv.bench.kinds.source import Source
+from radixkv.bench.workloads import WorkloadChanges, load_workload
+from radixkv.errors import ConfigError
+from support.sessions import requests_of, turns_of
+
+MADE = Source()
+
+
+def make(name, source=MADE, **changes):
+    return load_workload(name, WorkloadChanges(**changes)).make(source)
+
+
+def chats_of(made, answer):
+    """The messages of the only request of each turn."""
+    for session in made.sessions:
+        turns = turns_of(session, answer)
+        assert {len(turn) for turn in turns} == {1}
+        yield [turn[0] for turn in turns]
+
+
+def last_user(request):
+    return next(message["content"] for message in reversed(request.prompt) if message["role"] == "user")
+
+
+ERRANDS = {
+    turn.user: turn for errand, _ in zip(made_errands(0, 3), range(8), strict=False) for turn in errand.turns
+}
+
+
+def run_errand(request):
+    """The right call or answer, with chatter."""
+    turn = ERRANDS[last_user(request)]
+    return [(turn.call if request.prompt[-1]["role"] == "user" else turn.answer) + "user\n\nThanks!"]
+
+
+def test_agents_with_the_same_tools_share_the_system_prompt_and_the_errands_before():
+    firsts = [chat[0].prompt for chat in chats_of(make("agents"), run_errand)]
+    assert len(firsts) == 8
+    heads = {}
+    for messages in firsts:
+        assert [message["role"] for message in messages] == [
+            "system",
+            *["user", "assistant", "tool", "assistant"] * 12,
+            "user",
+        ]
+        heads.setdefault(messages[0]["content"], []).append(messages)
+    assert 2 <= len(heads) <= 4
+    for shared in heads.values():
+        assert all(messages[:-1] == shared[0][:-1] for messages in shared)
+    assert all(len(json.dumps(messages)) > 4000 for messages in firsts)
+
+
+def test_an_agent_calls_hears_the_result_and_answers():
+    for chat in chats_of(make("agents"), run_errand):
+        assert len(chat) == 6
+        for call, answer in zip(chat[::2], chat[1::2], strict=True):
+            turn = ERRANDS[last_user(call)]
+            assert answer.prompt == [
+                *call.prompt,
+                {"role": "assistant", "content": turn.call},
+                {"role": "tool", "content": turn.result},
+            ]
+            assert call.is_right([turn.call])
+            assert call.is_right([json.dumps(json.loads(turn.call), separators=(",", ":"))])
+            assert call.is_right([turn.call + "user\n\n{}"])
+            assert not call.is_right([turn.answer])
+            assert not call.is_right([turn.call[:-1]])
+            assert not call.is_right([turn.call.replace('"name": "', '"name": "un')])
+            assert answer.is_right([turn.answer])
+            assert not answer.is_right([turn.call])
+        for answer, call in zip(chat[1::2], chat[2::2], strict=False):
+            assert call.prompt[:-2] == answer.prompt
+            assert call.prompt[-2] == {"role": "assistant", "content": ERRANDS[last_user(answer)].answer}
+
+
+def test_wrong_calls_stay_in_the_chat_by_their_first_line():
+    for chat in chats_of(make("agents", num_shots=0), lambda _: ["\nnonsense \n{}"]):
+        said = [message["content"] for message in chat[-1].prompt if message["role"] == "assistant"]
+        assert said == ["nonsense "] * 5
+
+
+def test_chats_are_asked_turn_by_turn_behind_the_own_answers():
+    chats = list(chats_of(make("chat"), lambda _: ["Well.\nMore."]))
+    made = [chat for chat, _ in zip(made_chats(0, 8), range(32), strict=False)]
+    assert len(chats) == len(made) == 32
+    for requests, chat in zip(chats, made, strict=True):
+        assert [last_user(request) for request in requests] == [user for user, _ in chat.turns]
+        system = [{"role": "system", "content": chat.system}] if chat.system else []
+        assert requests[0].prompt[:-1] == system
+        for before, after in pairwise(requests):
+            assert after.prompt[:-1] == [*before.prompt, {"role": "assistant", "content": "Well."}]
+        for request, (_, answer) in zip(requests, chat.turns, strict=True):
+            assert request.is_right([answer])
+            assert request.is_right([answer + "user\n\nHello!"])
+            assert not request.is_right([answer[:-1]])
+            assert not request.is_right(["Well. " + answer])
+
+
+RECORDED = [
+    ("system", "Be kind."),
+    ("user", "u1"),
+    ("assistant", "a1"),
+    ("tool", "t1"),
+    ("assistant", "a2"),
+    ("user", "u2"),
+    ("assistant", "a3"),
+    ("user", "u3"),
+    ("assistant", "a4"),
+]
+
+
+def write(folder, *conversations):
+    path = folder / "recorded.jsonl"
+    lines = ({"messages": [{"role": role, "content": text} for role, text in each]} for each in conversations)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def texts(request):
+    return [message["content"] for message in request.prompt]
+
+
+def test_recorded_agents_are_replayed_with_their_own_messages(tmp_path):
+    path = write(tmp_path, RECORDED, RECORDED[1:3], [("system", "s"), ("user", "x" * 20000), ("assistant", "a")])
+    made = make("agents", Source(0, path), num_sessions=3, num_turns=2)
+    recorded = [text for _, text in RECORDED]
+    assert [texts(request) for request in requests_of(made.sessions)] == [
+        recorded[:2],
+        recorded[:4],
+        recorded[:6],
+        ["u1"],
+    ]
+    assert made.counts == {"too_long": 1}
+    assert all(request.is_right is None for request in requests_of(made.sessions))
+
+
+def test_recordings_without_anything_to_ask_are_refused(tmp_path):
+    path = write(tmp_path, RECORDED[:2], [("user", "x" * 20000), ("assistant", "a")])
+    with pytest.raises(ConfigError, match=r"first 2 conversations of .* nothing can be asked: .*too_long': 1"):
+        make("agents", Source(0, path), num_sessions=2)
+
+
+def test_the_users_of_recorded_chats_get_the_models_own_answers(tmp_path):
+    path = write(tmp_path, RECORDED, [("assistant", "Hello!")], RECORDED[1:])
+    made = make("chat", Source(0, path), num_sessions=2, num_turns=3)
+    first, second = chats_of(made, lambda _: ["Yes.\nMore."])
+    assert texts(first[-1]) == ["Be kind.", "u1", "Yes.\nMore.", "u2", "Yes.\nMore.", "u3"]
+    assert texts(second[-1]) == texts(first[-1])[1:]
+    assert len(first) == len(second) == 3
+    shorter = make("chat", Source(0, path), num_sessions=2, num_turns=2)
+    assert [session.n_requests for session in shorter.sessions] == [2, 2]
+
+
+def test_a_file_of_sharegpt_s_kind_is_as_good(tmp_path):
+    path = tmp_path / "sharegpt.json"
+    said = [{"from": "human", "value": "u1"}, {"from": "gpt", "value": "a1"}, {"from": "human", "value": "u2"}]
+    path.write_text(json.dumps([{"id": "x", "conversations": said}]))
+    (chat,) = chats_of(make("chat", Source(0, path), num_sessions=1), lambda _: ["Yes."])
+    assert texts(chat[-1]) == ["u1", "Yes.", "u2"]
+    (replay,) = chats_of(make("agents", Source(0, path), num_sessions=1), lambda _: ["Yes."])
+    assert [texts(request) for request in replay] == [["u1"]]
+
+
+@pytest.mark.parametrize("name", ["chat", "agents"])
+def test_a_data_set_that_is_too_short_or_another_is_refused(tmp_path, name):
+    path = write(tmp_path, RECORDED)
+    with pytest.raises(ConfigError, match=r"has 1 conversations.*; the workload needs 2"):
+        make(name, Source(0, path), num_sessions=2)
+    path.write_text('{"text": "t", "questions": []}\n')
+    with pytest.raises(ConfigError, match="use --workload long-document-qa"):
+        make(name, Source(0, path))
+    path.write_text('{"messages": [{"role": "user"}]}\n')
+    with pytest.raises(ConfigError, match=r"line 1 of .*recorded\.jsonl is not .*content is missing"):
+        make(name, Source(0, path))
+
+
+def test_bad_lines_are_counted_if_wanted(tmp_path):
+    path = write(tmp_path, RECORDED)
+    path.write_text(path.read_text() + "oops\n")
+    for name in ("chat", "agents"):
+        assert make(name, Source(0, path, skip_bad_lines=True), num_sessions=1).counts == {"bad_lines": 1}
+
+
+def test_errands_before_depend_on_the_seed_alone():
+    """Neither on the number of sessions nor on that of turns; and they are not those that are asked for."""
+
+    def heads(seed, **changes):
+        sessions = make("agents", Source(seed), **changes).sessions
+        firsts = [turns_of(session)[0][0].prompt for session in sessions]
+        return {first[0]["content"]: json.dumps(first[:-1]) for first in firsts}
+
+    few, many, other = heads(0, num_sessions=2), heads(0, num_sessions=20, num_turns=5), heads(1, num_sessions=20)
+    assert few.items() <= many.items()
+    assert many.keys() == other.keys()
+    assert not {*many.values()} & {*other.values()}
+    same_length = make("agents", num_shots=3, num_turns=3).sessions
+    for session in same_length:
+        *before, last = turns_of(session)[0][0].prompt
+        assert last not in before

@@ -1,0 +1,214 @@
+"""The kinds that ask word problems."""
+
+import json
+import re
+from collections import Counter
+from itertools import islice, pairwise
+
+import pytest
+
+from radixkv.bench.families.arithmetic import made_problems
+from radixkv.bench.kinds.source import Source
+from radixkv.bench.kinds.tree_of_thought import best
+from radixkv.bench.session import Request
+from radixkv.bench.workloads import WorkloadChanges, load_workload
+from radixkv.errors import ConfigError
+from support.sessions import requests_of, shared_beginning, turns_of
+
+ANSWERS = {problem.question: problem.answer for problem in islice(made_problems(0), 1000)}
+
+MADE = Source()
+
+
+def make(name, source=MADE, **changes):
+    return load_workload(name, WorkloadChanges(**changes)).make(source)
+
+
+def prompts_of(name, source=MADE, **changes):
+    return [request.prompt for request in requests_of(make(name, source, **changes).sessions)]
+
+
+def question_of(request: Request):
+    return re.fullmatch(r".*Question: (.*)\nAnswer:.*?", request.prompt, re.DOTALL).group(1)
+
+
+def right(request: Request):
+    """The answer that the problem came with."""
+    return ANSWERS[question_of(request)]
+
+
+def test_prompts_share_the_shots_and_ask_different_questions():
+    prompts = prompts_of("fewshot")
+    shots = prompts[0][: prompts[0].rindex("Question: ")]
+    assert all(prompt.startswith(shots) for prompt in prompts)
+    questions = [prompt[len(shots) :] for prompt in prompts]
+    assert len(set(questions)) == 48
+    assert all(q.startswith("Question: ") and q.endswith("\nAnswer:") and q.count("\n") == 1 for q in questions)
+    assert len(re.findall(r"^#### -?[\d.]+$", shots, re.MULTILINE)) == shots.count("Question: ") == 8
+    assert not any(question.removesuffix("\nAnswer:") in shots for question in questions)
+
+
+def test_chats_share_the_system_prompt_and_ask_different_questions():
+    sessions = make("multiturn").sessions
+    chats = [[turn[0].prompt for turn in turns_of(session, lambda _: [" The answer."])] for session in sessions]
+    assert (len(chats), {len(chat) for chat in chats}) == (16, {4})
+    system = chats[0][0][: chats[0][0].rindex("Question: ")]
+    assert system.count("Question: ") == system.count("\n#### ") == 3
+    assert all(chat[0].startswith(system) for chat in chats)
+    for chat in chats:
+        for before, after in pairwise(chat):
+            assert after.startswith(before + " The answer.\n\nQuestion: ")
+    questions = [chat[-1][len(system) :].split(" The answer.\n\n") for chat in chats]
+    assert len({question for asked in questions for question in asked}) == 64
+
+
+def test_prompts_that_share_nothing_differ_from_the_first_word():
+    prompts = prompts_of("unshared")
+    assert len(prompts) == len({prompt.split()[0] for prompt in prompts}) == 64
+    assert {prompt.count("Question: ") for prompt in prompts} == {5}
+    lines = [line for prompt in prompts for line in prompt.split("Question: ")[1:]]
+    assert len({line.split("\n")[0] for line in lines}) == 64 * 5
+
+
+def test_samples_of_one_prompt_are_choices_with_a_seed_of_their_own():
+    requests = requests_of(make("self-consistency", num_samples=3).sessions)
+    assert len(requests) == 24
+    assert {(request.n, request.temperature) for request in requests} == {(3, 0.7)}
+    assert len({request.seed for request in requests}) == 24
+    shared = shared_beginning([request.prompt for request in requests])
+    assert shared.count("#### ") == 4
+
+
+@pytest.mark.parametrize("name", ["fewshot", "multiturn", "unshared"])
+def test_the_right_answer_is_right_and_that_of_another_question_is_not(name):
+    for request in requests_of(make(name).sessions):
+        answer, result = right(request), float(right(request).split("#### ")[1])
+        assert request.is_right([f" {answer}\n\nQuestion: And then?\nAnswer: #### 5"])
+        assert request.is_right([f" ####  ${result:,.2f}.\n"])
+        assert not request.is_right([f" {answer.split('####')[0]}"])
+        assert not request.is_right([f" {answer}1"])
+        assert request.output_len == 48
+
+
+def test_most_samples_decide():
+    (request, *_) = requests_of(make("self-consistency", num_samples=5).sessions)
+    answer = right(request)
+    wrong, other = answer + "0", answer + "00"
+    assert request.is_right([answer, wrong, answer, other, other + "0"])
+    assert request.is_right([answer, "no idea", "no idea", "no idea", "no idea"])
+    assert request.is_right([answer, wrong, "", "", ""])
+    assert not request.is_right([wrong, answer, "", "", ""])
+    assert not request.is_right([answer, wrong, wrong, other, other + "0"])
+    assert not request.is_right([""] * 5)
+
+
+def step(request: Request):
+    """The next line of the right answer; an odd seed gets it wrong. What follows is chatter."""
+    said = request.prompt.rpartition("\nAnswer:")[2]
+    lines = (" " + right(request)).splitlines(keepends=True)
+    line = lines[min(said.count("\n"), len(lines) - 1)].rstrip("\n")
+    return [line + ("?" if request.seed % 2 else "") + "\nchatter"]
+
+
+def test_a_search_goes_on_from_the_thoughts_that_it_kept():
+    workload = load_workload("tree-of-thought")
+    for session in workload.make(Source()).sessions:
+        turns = turns_of(session, step)
+        assert [len(turn) for turn in turns] == [4, 8, 8, 8]
+        heads = {request.prompt for request in turns[0]}
+        assert len(heads) == 1
+        (head,) = heads
+        for before, after in pairwise(turns):
+            grown = [request.prompt + step(request)[0].split("\n")[0] + "\n" for request in before]
+            kept = list(dict.fromkeys(request.prompt for request in after))
+            assert kept == list(dict.fromkeys(best(grown, 2)))
+            assert [request.prompt for request in after] == [prompt for prompt in best(grown, 2) for _ in range(4)]
+        assert all(prompt.startswith(head) for turn in turns for prompt in [request.prompt for request in turn])
+        assert len({request.seed for turn in turns for request in turn}) == 28
+
+
+def test_tasks_of_a_search_share_worked_examples():
+    heads = [turns_of(session)[0][0].prompt for session in make("tree-of-thought").sessions]
+    assert len(set(heads)) == 4
+    assert shared_beginning(heads).count("#### ") == 4
+
+
+def test_a_search_is_right_where_its_last_branch_is():
+    (session, *_) = make("tree-of-thought", num_prompts=1).sessions
+    *others, last = turns_of(session, lambda request: [" #### 5\n" if request.seed % 2 else " thinking\n"])
+    assert all(request.is_right is None for turn in others for request in turn)
+    result = right(last[0]).split("#### ")[1]
+    for request in last:
+        said = request.prompt.rpartition("\nAnswer:")[2]
+        assert request.is_right([f"\n#### {result}"]) == ("####" not in said)
+    (session, *_) = make("tree-of-thought", num_prompts=1).sessions
+    for request in turns_of(session, lambda _: [f" #### {result}\n"])[-1]:
+        assert request.is_right(["anything"])
+
+
+def test_the_best_branches_are_those_that_most_agree_on():
+    assert best(list("abcbcc"), 2) == ["c", "b"]
+    assert best(list("abcd"), 3) == ["a", "b", "c"]
+    assert best(list("aaaa"), 2) == ["a", "a"]
+    assert best(list("aaba"), 3) == ["a", "b", "a"]
+    branches = list("mississippi")
+    assert Counter(best(branches, len(branches))) == Counter(branches)
+
+
+def test_a_search_of_any_shape_sends_what_it_says():
+    for width, depth in ((2, 1), (3, 2), (5, 3)):
+        for session in make("tree-of-thought", width=width, depth=depth).sessions:
+            assert session.n_requests == width * (1 + 2 * (depth - 1))
+            assert [len(turn) for turn in turns_of(session)] == [width, *[2 * width] * (depth - 1)]
+    with pytest.raises(ConfigError, match="beam 2 must be at most width 1"):
+        load_workload("tree-of-thought", WorkloadChanges(width=1))
+
+
+def write(folder, count):
+    path = folder / "problems.jsonl"
+    problems = ({"question": f"q{n}?", "answer": f"a{n}\n#### {n}", "more": 1} for n in range(count))
+    path.write_text("".join(json.dumps(problem) + "\n" for problem in problems))
+    return path
+
+
+def test_a_data_set_gives_its_first_problems_as_shots(tmp_path):
+    source = Source(7, write(tmp_path, 5))
+    shots = "Question: q0?\nAnswer: a0\n#### 0\n\nQuestion: q1?\nAnswer: a1\n#### 1\n\n"
+    prompts = prompts_of("fewshot", source, num_prompts=3, num_shots=2)
+    assert prompts == [f"{shots}Question: q{n}?\nAnswer:" for n in (2, 3, 4)]
+    assert prompts_of("self-consistency", source, num_prompts=3, num_shots=2) == prompts
+    sessions = make("multiturn", source, num_sessions=2, num_turns=2, num_shots=1).sessions
+    (first, second), (third, fourth) = ([turn[0].prompt for turn in turns_of(session)] for session in sessions)
+    assert first.endswith("Question: q0?\nAnswer: a0\n#### 0\n\nQuestion: q1?\nAnswer:")
+    assert second == first + "Yes.\n\nQuestion: q2?\nAnswer:"
+    assert third == first.replace("q1", "q3")
+    assert fourth == third + "Yes.\n\nQuestion: q4?\nAnswer:"
+    assert prompts_of("unshared", source, num_prompts=2, num_shots=1) == [
+        "1. Question: q0?\nAnswer: a0\n#### 0\n\nQuestion: q1?\nAnswer:",
+        "2. Question: q2?\nAnswer: a2\n#### 2\n\nQuestion: q3?\nAnswer:",
+    ]
+    assert {
+        request.prompt for request in turns_of(make("tree-of-thought", source, num_prompts=1).sessions[0])[0]
+    } == {"".join(f"Question: q{n}?\nAnswer: a{n}\n#### {n}\n\n" for n in range(4)) + "Question: q4?\nAnswer:"}
+
+
+@pytest.mark.parametrize(
+    ("name", "n_needed"),
+    [("fewshot", 56), ("multiturn", 67), ("unshared", 320), ("self-consistency", 28), ("tree-of-thought", 8)],
+)
+def test_a_data_set_that_is_too_short_names_both_counts(tmp_path, name, n_needed):
+    make(name, Source(0, write(tmp_path, n_needed)))
+    with pytest.raises(ConfigError, match=f"has {n_needed - 1} problems; the workload needs {n_needed}"):
+        make(name, Source(0, write(tmp_path, n_needed - 1)))
+
+
+def test_bad_lines_are_refused_or_counted(tmp_path):
+    path = write(tmp_path, 60)
+    path.write_text('{"question": "q?"}\n' + path.read_text() + "{oops\n")
+    with pytest.raises(ConfigError, match=r"line 1 of .*problems\.jsonl is not"):
+        make("fewshot", Source(0, path))
+    made = make("fewshot", Source(0, path, skip_bad_lines=True))
+    assert made.counts == {"bad_lines": 2}
+    assert requests_of(made.sessions)[0].prompt.startswith("Question: q0?")
+    with pytest.raises(ConfigError, match=r"cannot read the data set .*none\.jsonl: No such file"):
+        make("fewshot", Source(0, tmp_path / "none.jsonl"))

@@ -1,0 +1,61 @@
+"""docs/workloads.md says what is so."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from radixkv.bench.kinds.source import Source
+from radixkv.bench.workloads import WorkloadChanges, load_workload, workload_names
+from support.sessions import requests_of
+
+TEXT = (Path(__file__).parents[2] / "docs" / "workloads.md").read_text()
+
+
+def parameters():
+    """Kind, names and documented default of each row of the table of parameters."""
+    kind = None
+    for row in re.findall(
+        r"^\|(.*)\|(.*)\|(.*)\|.*\|$", TEXT.partition("## Parameters")[2].partition("\n## ")[0], re.M
+    ):
+        first, names, default = (cell.strip() for cell in row)
+        if not (names := re.findall(r"`(\w+)`", names)):
+            continue
+        kind = first.strip("`") or kind
+        yield kind, names, default
+
+
+def test_the_table_has_every_parameter_with_its_default():
+    documented = {}
+    for kind, names, default in parameters():
+        values = [value.replace(",", "") for value in re.findall(r'"\w+"|none|\d[\d,]*\d|\d', default)]
+        values = [None if value == "none" else ast.literal_eval(value) for value in values]
+        documented.setdefault(kind, {}).update(zip(names, values, strict="shipped" not in default))
+    assert sorted(documented) == workload_names()
+    for name, values in documented.items():
+        kind = type(load_workload(name))()
+        values["max_concurrency"] = 8
+        assert values == {field: getattr(kind, field) for field in kind.__struct_fields__}
+
+
+@pytest.mark.parametrize("command", re.findall(r"^radixkv bench (--workload .*--num.*)$", TEXT, re.M))
+def test_the_large_sizes_can_be_made(command):
+    words = command.split()
+    flags = dict(zip(words[::2], words[1::2], strict=True))
+    name = flags.pop("--workload")
+    changes = {flag[2:].replace("-", "_"): int(value) for flag, value in flags.items()}
+    assert load_workload(name, WorkloadChanges(**changes)).make(Source()).sessions
+
+
+def test_the_example_sends_what_is_said(tmp_path):
+    (toml,) = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+    (problems,) = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
+    (tmp_path / "support.toml").write_text(toml)
+    (tmp_path / "support.jsonl").write_text(problems)
+    made = load_workload(str(tmp_path / "support.toml")).make(Source(0, tmp_path / "support.jsonl"))
+    first, *_ = requests = requests_of(made.sessions)
+    assert len(requests) == 3
+    assert first.prompt.count("#### ") == 2
+    assert first.is_right([" 2 + 4 = 6 parcels.\n#### 6"])
+    assert made.counts == {}
