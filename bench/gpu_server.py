@@ -17,21 +17,26 @@ import asyncio
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+import uvloop
 from engine import write
 from gpu_environment import gpu_environment
 from shapes import LLAMA_8B, SMALL, write_model
 
-from radixkv.bench.figures import figures
-from radixkv.bench.load import Load, LoadGenerator, Session
-from radixkv.bench.record import Measurement, Record
+from radixkv.bench.load.arrivals import Load
+from radixkv.bench.load.client import Client
+from radixkv.bench.load.generator import LoadGenerator
+from radixkv.bench.load.record import Measurement, Record
+from radixkv.bench.report.figures import figures
 from radixkv.bench.run import Bench
-from radixkv.bench.server import started_server
+from radixkv.bench.started import started_server
 from radixkv.bench.workloads import WorkloadChanges, load_workload, warmup_sessions
 
 Cache = Literal["on", "off"]
@@ -76,7 +81,7 @@ async def main() -> None:
             async with started_server([*flags(model, arguments.device, cache), *arguments.flag]) as address:
                 ready_s = round(time.perf_counter() - begun, 1)
                 for bench in benches:
-                    line = await measured(bench, address, arguments.processes)
+                    line = await measured(bench, address, arguments.processes, is_small=arguments.small)
                     line |= {"cache": cache, "mode": "server", "ready_s": ready_s, "environment": environment}
                     print(row(line), flush=True)
                     write(arguments.output_file, line)
@@ -87,45 +92,58 @@ def made(name: str, *, is_small: bool) -> Bench:
     return Bench.make(name, load_workload(name, WorkloadChanges(**sizes)))
 
 
-async def measured(bench: Bench, address: str, n_processes: int) -> dict[str, Any]:
+async def measured(bench: Bench, address: str, n_processes: int, *, is_small: bool) -> dict[str, Any]:
     """The workload from a cold cache, by all clients at once."""
-    async with LoadGenerator(address) as generator:
-        model = await generator.model()
-        await generator.run(warmup_sessions(8, seed=0), Load(model, output_len=8, max_concurrency=8))
-        flushed = await generator.flush()
-    workload, sessions = bench.workload, bench.sessions
-    load = Load(model, workload.output_len, workload.max_concurrency // n_processes)
+    async with Client(address) as client:
+        model = await client.model()
+        await LoadGenerator(client).run(warmup_sessions(8, seed=0, output_len=8), Load(model, max_concurrency=8))
+        flushed = await client.flush() is not None
+    load = Load(model, max_concurrency=bench.workload.max_concurrency // n_processes)
     with ProcessPoolExecutor(n_processes, multiprocessing.get_context("spawn")) as pool:
         list(pool.map(time.sleep, [0.5] * n_processes))  # until all of them are there
-        parts = list(pool.map(asked, [(address, sessions[i::n_processes], load) for i in range(n_processes)]))
-    by_session = [part.pop(0) for i in range(len(sessions)) for part in [parts[i % n_processes]]]
-    records = [record for answers in by_session for record in answers]
+        parts = [Part(bench.name, is_small, address, load, i, n_processes) for i in range(n_processes)]
+        records = [record for answers in pool.map(asked, parts) for record in answers]
     if failed := {record.error for record in records if record.error is not None}:
         raise SystemExit(f"{bench.name}: requests failed: {sorted(failed)[:3]}")
-    duration = max(r.started + r.latency for r in records) - min(r.started for r in records)
+    records.sort(key=lambda record: (record.session, record.turn))
+    began = min(record.started for record in records)
+    duration = max(record.started + record.latency for record in records) - began
     return {
         "workload": bench.name,
         "num_prompts": len(records),
-        "max_concurrency": workload.max_concurrency,
-        "output_len": workload.output_len,
-        "num_shots": workload.num_shots,
+        **msgspec.structs.asdict(bench.workload),
         "cache_flushed": flushed,
         "client_processes": n_processes,
         "date": date.today().isoformat(),
-        **figures(Measurement(records, duration)),
+        **figures(Measurement(records, duration, began)),
     }
 
 
-def asked(work: tuple[str, Sequence[Session], Load]) -> list[list[Record]]:
-    """What the sessions met, one after another."""
-    address, sessions, load = work
+@dataclass(frozen=True)
+class Part:
+    """Every so-manieth session of a workload, which one process sends."""
+
+    name: str
+    is_small: bool
+    address: str
+    load: Load
+    first: int
+    step: int
+
+
+def asked(part: Part) -> list[Record]:
+    """What the sessions met; they cannot be handed to a process, but are made the same again."""
+    sessions = made(part.name, is_small=part.is_small).sessions[part.first :: part.step]
 
     async def ask() -> Measurement:
-        async with LoadGenerator(address) as generator:
-            return await generator.run(sessions, load)
+        async with Client(part.address) as client:
+            return await LoadGenerator(client).run(sessions, part.load)
 
-    records = iter(asyncio.run(ask()).records)
-    return [[next(records) for _ in session] for session in sessions]
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        records = runner.run(ask()).records
+    for record in records:
+        record.session = part.first + record.session * part.step
+    return list(records)
 
 
 def flags(model: Path, device: str, cache: Cache) -> list[str]:

@@ -23,7 +23,7 @@ from statistics import median
 import httpx
 
 from radixkv.bench.environment import environment
-from radixkv.bench.server import started_server
+from radixkv.bench.started import started_server
 
 FLAGS = ("--max-total-tokens", "65536")
 

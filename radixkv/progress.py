@@ -40,16 +40,17 @@ class Progress:
         if self._has_written:
             self._write("")
 
-    def show(self, n_done: int, n_tokens: int) -> None:
-        """So much is done by now. Cheap: most calls write nothing."""
+    def show(self, n_done: int, n_tokens: int, more: str = "") -> None:
+        """So much is done by now, and what else is to be told. Cheap: most calls write nothing."""
         now = time.monotonic()
         if self._is_shown and now >= self._next:
             self._next = now + EVERY_S
             seconds = now - self._begun
             rate = n_tokens / seconds
-            self._write(
+            line = (
                 f"{n_done}/{self._total} {self._what}, {n_tokens} new tokens, {seconds:.0f} s, {rate:.0f} tokens/s"
             )
+            self._write(f"{line}, {more}" if more else line)
 
     def _write(self, line: str) -> None:
         self._stream.write(f"\r\x1b[K{line}")

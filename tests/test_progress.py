@@ -33,6 +33,14 @@ def test_long_work_has_one_line_that_is_gone_in_the_end(clock: list[float]) -> N
     assert lines[-2:] == ["8/9 prompts, 80 new tokens, 4 s, 18 tokens/s", ""]
 
 
+def test_more_can_be_told(clock: list[float]) -> None:
+    terminal = Terminal()
+    with Progress("requests", 9, stream=terminal) as shown:
+        clock[0] += 2
+        shown.show(4, 30, "3 in flight")
+    assert terminal.getvalue().split("\r\x1b[K")[1] == "4/9 requests, 30 new tokens, 2 s, 15 tokens/s, 3 in flight"
+
+
 def test_not_every_call_writes(clock: list[float]) -> None:
     terminal = Terminal()
     clock[0] += 5

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import radixkv
 
-PACKAGES = ("torch", "numpy", "tokenizers", "msgspec", "pyzmq", "fastapi", "uvicorn", "httpx")
+PACKAGES = ("torch", "numpy", "tokenizers", "msgspec", "pyzmq", "fastapi", "uvicorn", "aiohttp", "uvloop")
 
 
 def environment() -> dict[str, object]:

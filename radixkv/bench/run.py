@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
-import dataclasses
+import asyncio
 import datetime
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import msgspec
 
 from radixkv.bench.environment import environment
-from radixkv.bench.figures import Figures, figures
-from radixkv.bench.load import Load, LoadGenerator, Session
-from radixkv.bench.record import BadReply
+from radixkv.bench.kinds.source import Source
+from radixkv.bench.load.accounting import Tokens, accounting, counted_by_metrics
+from radixkv.bench.load.arrivals import Load
+from radixkv.bench.load.client import Client
+from radixkv.bench.load.encoding import PromptEncoder
+from radixkv.bench.load.generator import LoadGenerator, RunInterrupted
+from radixkv.bench.load.record import Measurement
+from radixkv.bench.report.figures import Figures, figures
+from radixkv.bench.session import Session, lone
 from radixkv.bench.workloads import Workload, warmup_sessions
-from radixkv.errors import ConfigError
+from radixkv.errors import ConfigError, RadixKVError
 from radixkv.progress import Progress
+
+SETTLES_S = 1.0
+"""Some servers count a moment after they have answered."""
+
+
+class WarmUpFailed(RadixKVError):
+    """The server does not answer what the run begins with."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run's figures, and why requests failed."""
+    """What came of a run."""
 
     figures: Figures
-    errors: Sequence[str]
+    measurement: Measurement
+    is_interrupted: bool = False
+    """Whether the run was cancelled."""
+
+    @property
+    def errors(self) -> list[str]:
+        """Why requests failed."""
+        return [record.error for record in self.measurement.records if record.error is not None]
 
 
 @dataclass(frozen=True)
@@ -36,40 +55,79 @@ class Bench:
     name: str
     workload: Workload
     sessions: Sequence[Session]
-    seed: int = 0
-    dataset: Path | None = None
-    request_rate: float = math.inf
+    left_out: Mapping[str, int]
+    """What of the data set was left out or changed, by reason."""
+    source: Source
+    max_concurrency: int | None = None
+    request_rate: float | None = None
+    speed: float = 1.0
     warmup_requests: int = 2
     goodput: Mapping[str, float] = field(default_factory=dict)
-    """Limits in milliseconds for ``ttft``, ``tpot``, ``e2el``."""
+    encoder: PromptEncoder | None = None
+    has_extensions: bool = True
 
     @classmethod
     def make(
         cls,
         name: str,
         workload: Workload,
+        source: Source | None = None,
         *,
-        seed: int = 0,
-        dataset: Path | None = None,
-        request_rate: float = math.inf,
+        max_concurrency: int | None = None,
+        request_rate: float | None = None,
+        speed: float | None = None,
         warmup_requests: int = 2,
         goodput: Mapping[str, float] | None = None,
+        encoder: PromptEncoder | None = None,
+        has_extensions: bool = True,
     ) -> Bench:
-        """Makes the texts. Raises ``ConfigError`` for a bad data set or setting."""
-        if not request_rate > 0:
-            raise ConfigError(f"request_rate {request_rate} must be above 0")
+        """Makes the sessions.
+
+        Args:
+            name: of the workload, for the report.
+            workload: what is asked.
+            source: of its texts; its seed is also that of arrival times.
+            max_concurrency: most requests in flight. None: the workload's in a closed loop, any in an open one.
+            request_rate: as in ``Load``.
+            speed: of the data set's clock; None: as it is.
+            warmup_requests: unrelated requests before the run.
+            goodput: limits in milliseconds for ``ttft``, ``tpot``, ``e2el``.
+            encoder: makes token ids of all prompts.
+            has_extensions: as in ``Load``.
+
+        Raises:
+            ConfigError: a bad data set or setting.
+        """
+        for what, value in (("request_rate", request_rate), ("speed", speed), ("max_concurrency", max_concurrency)):
+            if value is not None and not value > 0:
+                raise ConfigError(f"{what} {value} must be above 0")
         if warmup_requests < 0:
             raise ConfigError(f"warmup_requests {warmup_requests} must be at least 0")
+        source = source or Source()
+        made = workload.make(source)
+        load = Load("", request_rate=request_rate)
+        is_open = load.arrivals(made.sessions) is not None
+        if speed is not None and not (is_open and request_rate is None):
+            raise ConfigError(f"speed {speed} needs a workload with a clock of its own, which {name} has not")
         return cls(
             name=name,
             workload=workload,
-            sessions=workload.sessions(seed, dataset),
-            seed=seed,
-            dataset=dataset,
+            sessions=made.sessions,
+            left_out=made.counts,
+            source=source,
+            max_concurrency=max_concurrency or (None if is_open else workload.max_concurrency),
             request_rate=request_rate,
+            speed=1.0 if speed is None else speed,
             warmup_requests=warmup_requests,
             goodput=goodput or {},
+            encoder=encoder,
+            has_extensions=has_extensions,
         )
+
+    @property
+    def n_requests(self) -> int:
+        """Of all sessions."""
+        return sum(session.n_requests for session in self.sessions)
 
     async def run(
         self,
@@ -83,6 +141,7 @@ class Bench:
         """Measures the server at ``address`` from a cold cache.
 
         The warm-up's text is unrelated to the workload, and the cache is flushed after it where the server can.
+        Cancelled while it measures, it returns what there is, as when the server goes away.
 
         Args:
             model: what the requests name; None takes the first that the server serves.
@@ -92,39 +151,104 @@ class Bench:
 
         Raises:
             ConfigError: no OpenAI-compatible server answers there.
-            BadReply: a warm-up request failed.
+            WarmUpFailed: a warm-up request failed.
         """
-        async with LoadGenerator(address, api_key=api_key, use_environment=use_environment) as generator:
+        async with Client(address, api_key=api_key, use_environment=use_environment) as client:
             load = Load(
-                model=model or await generator.model(),
-                output_len=self.workload.output_len,
-                max_concurrency=self.workload.max_concurrency,
+                model=model or await client.model(),
+                max_concurrency=self.max_concurrency,
                 request_rate=self.request_rate,
-                seed=self.seed,
+                speed=self.speed,
+                seed=self.source.seed,
+                has_extensions=self.has_extensions,
             )
-            at_once = dataclasses.replace(load, request_rate=math.inf)
-            warmup = await generator.run(warmup_sessions(self.warmup_requests, self.seed), at_once)
-            for record in warmup.records:
-                if record.error is not None:
-                    raise BadReply(f"a warm-up request to {address} failed: {record.error}")
-            flushed = await generator.flush()
-            n_requests = sum(map(len, self.sessions))
-            with Progress("requests", n_requests) as progress:
-                measurement = await generator.run(self.sessions, load, progress)
-        line: Figures = {
+            generator = LoadGenerator(client, self.encoder)
+            await self._warm_up(generator, address, load)
+            flushed = await client.flush()
+            before = await _counted(client)
+            measurement, is_interrupted = await self._measured(generator, load)
+            counts = await _accounting(client, measurement, before)
+        line = self._settings(load) | {"cache": cache, "cache_flushed": flushed is not None}
+        line |= figures(measurement, self.goodput)
+        line["left_out"] = dict(self.left_out)
+        line["accounting"] = counts
+        line["environment"] = environment()
+        return Outcome(line, measurement, is_interrupted)
+
+    async def _warm_up(self, generator: LoadGenerator, address: str, load: Load) -> None:
+        sessions = warmup_sessions(self.warmup_requests, self.source.seed)
+        if self._begins_with_a_chat():
+            sessions = [_as_chat(session) for session in sessions]  # a server may have no other endpoint
+        closed = replace(load, max_concurrency=self.workload.max_concurrency, request_rate=math.inf)
+        warmup = await generator.run(sessions, closed)
+        for record in warmup.records:
+            if record.error is not None:
+                hint = "; --plain-requests leaves out what is not OpenAI's" if self.has_extensions else ""
+                is_refused = record.error_kind in ("http_400", "http_422")
+                raise WarmUpFailed(
+                    f"a warm-up request to {address} failed: {record.error}{hint if is_refused else ''}"
+                )
+
+    def _begins_with_a_chat(self) -> bool:
+        requests = next(self.sessions[0].turns(), ()) if self.sessions else ()
+        return any(isinstance(request.prompt, list) for request in requests)
+
+    async def _measured(self, generator: LoadGenerator, load: Load) -> tuple[Measurement, bool]:
+        """Whether it was interrupted, too."""
+        with Progress("requests", self.n_requests) as progress:
+            try:
+                return await generator.run(self.sessions, load, progress), False
+            except RunInterrupted as interruption:
+                task = asyncio.current_task()
+                assert task is not None
+                task.uncancel()
+                return interruption.measurement, True
+
+    def _settings(self, load: Load) -> Figures:
+        """What the line says of what was asked for."""
+        is_open = load.arrivals(self.sessions) is not None
+        rate: float | str = "inf"
+        if is_open:
+            rate = "trace" if self.request_rate is None else self.request_rate
+        return {
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "workload": self.name,
             "model": load.model,
-            "cache": cache,
-            "cache_flushed": flushed,
-            "num_prompts": n_requests,
+            "num_prompts": self.n_requests,
             **msgspec.structs.asdict(self.workload),
-            "request_rate": self.request_rate if math.isfinite(self.request_rate) else "inf",
+            "num_requests": self.n_requests,
+            "max_concurrency": load.max_concurrency,
+            "request_rate": rate,
+            "speed": self.speed if rate == "trace" else None,
+            "prompt_form": "text" if self.encoder is None else "tokens",
+            "plain_requests": not self.has_extensions,
             "warmup_requests": self.warmup_requests,
-            "seed": self.seed,
-            "dataset": self.dataset.name if self.dataset else None,
+            "goodput": dict(self.goodput) or None,
+            "seed": self.source.seed,
+            "dataset": self.source.dataset.name if self.source.dataset else None,
         }
-        line |= figures(measurement, self.goodput)
-        line["environment"] = environment()
-        errors = [record.error for record in measurement.records if record.error is not None]
-        return Outcome(figures=line, errors=errors)
+
+
+def _as_chat(session: Session) -> Session:
+    """The same text, as a user's message."""
+    (request,) = next(session.turns())
+    return lone(replace(request, prompt=[{"role": "user", "content": request.prompt}]))
+
+
+async def _accounting(client: Client, measurement: Measurement, before: Tokens | None) -> Figures:
+    """The run's tokens; ``before`` is what the metrics said when it began."""
+    counts = accounting(measurement.records, None)
+    if before is None or measurement.aborted is not None:
+        return counts
+    for pause_s in (0.0, SETTLES_S):
+        await asyncio.sleep(pause_s)
+        after = await _counted(client)
+        counts = accounting(measurement.records, None if after is None else after - before)
+        if counts["agree"] is not False:
+            break
+    return counts
+
+
+async def _counted(client: Client) -> Tokens | None:
+    text = await client.metrics()
+    return None if text is None else counted_by_metrics(text)

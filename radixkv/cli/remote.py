@@ -9,8 +9,8 @@ from typing import Any, Self
 import httpx
 import msgspec
 
-from radixkv.bench.events import EventReader
-from radixkv.bench.load import server_address
+from radixkv.bench.load.address import server_address
+from radixkv.bench.load.events import EventReader
 from radixkv.errors import ConfigError, RadixKVError
 
 SILENCE_LIMIT_S = 600.0

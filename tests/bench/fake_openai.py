@@ -2,27 +2,40 @@
 
 import hashlib
 import json
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+FLUSHES = (("POST", "/flush_cache"),)
+
 
 class QuietServer(ThreadingHTTPServer):
     """Says nothing of clients that leave."""
+
+    request_queue_size = 128
 
     def handle_error(self, request, client_address):
         pass
 
 
 class FakeServer:
-    """Tokens of a prompt are its bytes. Settings may be changed between runs."""
+    """Tokens of a prompt are its ids, or the bytes of its text or JSON. Settings may be changed between runs."""
 
     def __init__(self):
         self.returns_ids = True
         self.reports_cached = True
-        self.has_flush = True
+        self.flushes_at = FLUSHES
+        """Methods and paths that empty the cache."""
+        self.metrics = None
+        """What ``/metrics`` says, if anything; ``{prompt}``, ``{generated}`` and ``{cached}`` are the counts."""
         self.fault = None
-        """``http_500``, ``no_done``, ``error_event``, ``no_usage``, ``not_json``, ``cut``: if "FAULT" is asked."""
+        """``http_500``, ``http_429``, ``truncated``, ``error_event``, ``no_usage``, ``no_output``, ``not_json``,
+        ``cut``, ``cut_early``, ``silent``: if "FAULT" is asked."""
+        self.says_done = True
+        """Whether streams end with ``[DONE]``."""
+        self.known_fields = None
+        """Those that a request may have; None: any."""
         self.odd_bytes = False
         """Whether the stream comes in CRLF lines, comments and pieces that split characters."""
         self.ends_apart = True
@@ -30,43 +43,61 @@ class FakeServer:
         self.empty_events = 0
         """How many events without text and tokens come before each one that has them."""
         self.delay = 0.0
+        """Seconds after each token."""
+        self.stall = 0.0
+        """For so many seconds after the first request nothing is answered."""
+        self.dies_at = None
+        """The number of the request with which the server goes away, if it does."""
         self.key = None
         """What requests must show, if anything."""
         self.bodies = []
-        self.flushes = 0
+        self.paths = []
+        self.flushed = []
+        self.counts = {"prompt": 0, "generated": 0, "cached": 0}
         self.in_flight = 0
         self.most_in_flight = 0
         self.seen = []
+        self.connections = []
+        self.opens_at = None
         self.lock = threading.Lock()
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
+            def setup(self):
+                super().setup()
+                fake.connections.append(self.connection)
+
             def do_GET(self):
                 if not self.may_enter():
                     return self.reply(401, {"error": {"message": "no key"}})
                 if self.path == "/v1/models":
                     return self.reply(200, {"object": "list", "data": [{"id": "fake-model"}]})
-                return self.reply(404, {"error": {"message": "no such path"}})
+                if self.path == "/metrics" and fake.metrics is not None:
+                    return self.reply(200, fake.metrics.format(**fake.counts))
+                return self.flush("GET")
 
             def do_POST(self):
                 body = self.rfile.read(int(self.headers.get("content-length") or 0))
                 if not self.may_enter():
                     return self.reply(401, {"error": {"message": "no key"}})
-                if self.path == "/flush_cache" and fake.has_flush:
-                    fake.flushes += 1
-                    fake.seen = []
-                    return self.reply(200, {})
-                if self.path == "/v1/completions":
+                if self.path in ("/v1/completions", "/v1/chat/completions"):
                     return fake.complete(self, json.loads(body))
-                return self.reply(404, {"error": {"message": "no such path"}})
+                return self.flush("POST")
+
+            def flush(self, method):
+                if (method, self.path) not in fake.flushes_at:
+                    return self.reply(404, {"error": {"message": "no such path"}})
+                fake.flushed.append((method, self.path))
+                fake.seen = []
+                return self.reply(200, {})
 
             def may_enter(self):
                 return fake.key is None or self.headers.get("authorization") == f"Bearer {fake.key}"
 
             def reply(self, status, value):
-                text = json.dumps(value).encode()
+                text = (value if isinstance(value, str) else json.dumps(value)).encode()
                 self.send_response(status)
                 self.send_header("content-type", "application/json")
                 self.send_header("content-length", str(len(text)))
@@ -93,74 +124,142 @@ class FakeServer:
         self.thread.join()
         self.server.server_close()
 
+    def die(self):
+        """Goes away, as a process that is killed."""
+        self.server.shutdown()
+        self.server.socket.close()
+        for connection in self.connections:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue
+
     def complete(self, handler, body):
         with self.lock:
             self.bodies.append(body)
+            self.paths.append(handler.path)
             self.in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self.in_flight)
-            prompt = list(body["prompt"].encode())
+            self.opens_at = self.opens_at or time.monotonic() + self.stall
+            prompt = prompt_ids(body)
             cached = max((common(prompt, other) for other in self.seen), default=0)
             cached = min(cached, len(prompt) - 1)
             self.seen.append(prompt)
+            dies = len(self.bodies) == self.dies_at
         try:
-            self.stream(handler, body, prompt, cached)
+            if dies:
+                self.die()
+            time.sleep(max(0.0, self.opens_at - time.monotonic()))
+            Stream(self, handler, body, prompt, cached).run()
         finally:
             with self.lock:
                 self.in_flight -= 1
 
-    def stream(self, handler, body, prompt, cached):
-        fault = self.fault if "FAULT" in body["prompt"] else None
-        if fault == "http_500":
-            return handler.reply(500, {"error": {"message": "it broke"}})
+
+class Stream:
+    """One answer."""
+
+    def __init__(self, fake, handler, body, prompt, cached):
+        self.fake, self.handler, self.body, self.prompt, self.cached = fake, handler, body, prompt, cached
+        self.is_chat = "messages" in body
+        self.n = body.get("n", 1)
+        self.count = body["max_tokens"]
+        self.fault = fake.fault if "FAULT" in json.dumps(body) else None
+
+    def run(self):
+        fake, handler, fault = self.fake, self.handler, self.fault
+        if fake.known_fields is not None and (unknown := self.body.keys() - fake.known_fields):
+            return handler.reply(422, {"detail": f"Unexpected fields in the request: {sorted(unknown)}"})
+        if fault in ("http_500", "http_429"):
+            return handler.reply(int(fault[5:]), {"error": {"message": "it broke"}})
+        if fault == "cut_early":
+            handler.close_connection = True
+            return None
         handler.send_response(200)
         handler.send_header("content-type", "text/event-stream")
         handler.send_header("transfer-encoding", "chunked")
         handler.end_headers()
-        ids = output_ids(body["prompt"], body["max_tokens"])
-        for place, token in enumerate(ids):
-            choice = {"index": 0, "text": output_text(token)}
-            if self.returns_ids:
-                choice["token_ids"] = [token]
-                if place == 0:
-                    choice["prompt_token_ids"] = prompt
-            if not self.ends_apart and place == len(ids) - 1:
-                choice["finish_reason"] = "length"
-            for _ in range(self.empty_events):
-                self.event(handler, {"choices": [{"index": 0, "text": "", "token_ids": []}]})
-            self.event(handler, {"choices": [choice], "usage": None})
-            time.sleep(self.delay)
+        if self.is_chat:
+            self.begin_chat()
+        for place in range(0 if fault == "no_output" else self.count):
+            for index in range(self.n):
+                self.token(index, place)
+            time.sleep(fake.delay)
             if fault == "error_event":
-                self.event(handler, {"error": {"message": "the runtime died"}})
+                self.event({"error": {"message": "the runtime died"}})
             if fault == "not_json":
                 handler.piece(b"data: {oops\n\n")
-            if fault == "cut":
+            if fault == "silent":
+                time.sleep(2.0)
+            if fault in ("cut", "error_event"):
                 handler.close_connection = True
                 return None
-        if self.ends_apart:
-            self.event(handler, {"choices": [{"index": 0, "text": "", "finish_reason": "length"}]})
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids)}
-        if self.reports_cached:
-            usage["prompt_tokens_details"] = {"cached_tokens": cached}
-        if fault != "no_usage":
-            self.event(handler, {"choices": [], "usage": usage})
-        self.event(handler, {"choices": [], "usage": None})
-        if fault != "no_done":
-            handler.piece(b"data: [DONE]\n\n")
-        handler.piece(b"")
+        if fault == "truncated":
+            return handler.piece(b"")
+        if fake.ends_apart and fault != "no_output":
+            for index in range(self.n):
+                self.event({"choices": [self.choice(index, "", finish_reason="length")]})
+        self.end()
         return None
 
-    def event(self, handler, value):
+    def begin_chat(self):
+        head = {"prompt_token_ids": self.prompt} if self.fake.returns_ids else {}
+        for index in range(self.n):
+            role = {"index": index, "delta": {"role": "assistant", "content": ""}}
+            self.event({"choices": [role]} | (head if index == 0 else {}))
+
+    def token(self, index, place):
+        fake = self.fake
+        token = output_ids(self.body, self.count, index)[place]
+        choice = self.choice(index, output_text(token))
+        if fake.returns_ids:
+            choice["token_ids"] = [token]
+            if place == 0 and not self.is_chat:
+                choice["prompt_token_ids"] = self.prompt
+        if not fake.ends_apart and place == self.count - 1:
+            choice["finish_reason"] = "length"
+        for _ in range(fake.empty_events):
+            self.event({"choices": [self.choice(index, "", token_ids=[])]})
+        self.event({"choices": [choice], "usage": None})
+
+    def choice(self, index, text, **more):
+        said = {"delta": {"content": text}} if self.is_chat else {"text": text}
+        return {"index": index, **said, **more}
+
+    def end(self):
+        fake, n_generated = self.fake, self.n * self.count
+        usage = {"prompt_tokens": len(self.prompt), "completion_tokens": n_generated}
+        if fake.reports_cached:
+            usage["prompt_tokens_details"] = {"cached_tokens": self.cached}
+        for name, count in (("prompt", len(self.prompt)), ("generated", n_generated), ("cached", self.cached)):
+            fake.counts[name] += count
+        if self.fault != "no_usage":
+            self.event({"choices": [], "usage": usage})
+        self.event({"choices": [], "usage": None})
+        if self.fake.says_done:
+            self.handler.piece(b"data: [DONE]\n\n")
+        self.handler.piece(b"")
+
+    def event(self, value):
         text = json.dumps(value, ensure_ascii=False).encode()
-        if not self.odd_bytes:
-            return handler.piece(b"data: " + text + b"\n\n")
+        if not self.fake.odd_bytes:
+            return self.handler.piece(b"data: " + text + b"\n\n")
         text = b": a comment\r\nevent: message\r\ndata:" + text + b"\r\n\r\n"
         for start in range(0, len(text), 7):
-            handler.piece(text[start : start + 7])
+            self.handler.piece(text[start : start + 7])
         return None
 
 
-def output_ids(prompt, count):
-    digest = hashlib.sha256(prompt.encode()).digest()
+def prompt_ids(body):
+    """The tokens of a request's prompt."""
+    prompt = body["prompt"] if "prompt" in body else json.dumps(body["messages"])
+    return list(prompt.encode()) if isinstance(prompt, str) else list(prompt)
+
+
+def output_ids(body, count, index=0):
+    """What a request, or one with this prompt, is answered as its choice of this index."""
+    prompt = prompt_ids(body if isinstance(body, dict) else {"prompt": body})
+    digest = hashlib.sha256(json.dumps([prompt, index]).encode()).digest()
     return [digest[place % 32] for place in range(count)]
 
 

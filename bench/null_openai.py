@@ -1,0 +1,102 @@
+"""An OpenAI-compatible server that computes nothing: every chunk says when it was sent.
+
+Each request streams ``max_tokens`` chunks, one every so often from its arrival on. A chunk's text is the request's
+arrival and this moment, in nanoseconds of the clock that all processes of a machine share. Prints its port.
+
+    argv: seconds between chunks
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import cast
+
+import msgspec
+import uvloop
+
+HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+    b"cache-control: no-cache\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+MODELS = b'{"object":"list","data":[{"id":"null"}]}'
+
+
+class Body(msgspec.Struct):
+    """What is read of a request."""
+
+    max_tokens: int
+
+
+class Connection(asyncio.Protocol):
+    """One client's, with one request at a time."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._received = b""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        arrived_ns = time.monotonic_ns()
+        self._received += data
+        head, end, body = self._received.partition(b"\r\n\r\n")
+        if not end or len(body) < _content_length(head):
+            return
+        self._received = b""
+        if head.startswith(b"POST /v1/completions "):
+            n_chunks = msgspec.json.decode(body, type=Body).max_tokens
+            self._transport.write(HEAD)
+            self._next_at = asyncio.get_running_loop().time()
+            self._send(arrived_ns, n_chunks, n_chunks)
+        elif head.startswith(b"GET /v1/models "):
+            self._transport.write(_whole(b"200 OK", MODELS))
+        else:
+            self._transport.write(_whole(b"404 Not Found", b"{}"))
+
+    def _send(self, arrived_ns: int, n_left: int, n_chunks: int) -> None:
+        is_last = n_left == 1
+        reason = b'"length"' if is_last else b"null"
+        event = b'data: {"choices":[{"index":0,"text":"%d:%d ","finish_reason":%s}],"usage":null}\n\n'
+        self._write(event % (arrived_ns, time.monotonic_ns(), reason))
+        if not is_last:
+            self._next_at += self._every_s
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(self._next_at, self._send, arrived_ns, n_left - 1, n_chunks)
+            return
+        usage = b'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":%d}}\n\n' % n_chunks
+        self._write(usage + b"data: [DONE]\n\n")
+        self._transport.write(b"0\r\n\r\n")
+
+    def _write(self, piece: bytes) -> None:
+        self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+
+
+def _content_length(head: bytes) -> int:
+    _, _, rest = head.lower().partition(b"content-length:")
+    return int(rest.partition(b"\r")[0] or 0)
+
+
+def _whole(status: bytes, body: bytes) -> bytes:
+    kind = b"content-type: application/json\r\ncontent-length: %d" % len(body)
+    return b"HTTP/1.1 " + status + b"\r\n" + kind + b"\r\n\r\n" + body
+
+
+async def serve(every_s: float) -> None:
+    """Until the process ends."""
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Connection(every_s), "127.0.0.1", 0, backlog=4096)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(float(sys.argv[1])))

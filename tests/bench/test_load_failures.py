@@ -1,0 +1,137 @@
+"""Requests that fail, servers that go away, and runs that are interrupted."""
+
+import asyncio
+import re
+import socket
+import threading
+
+import pytest
+from loads import ask, chat, send, sessions_of
+
+from radixkv.bench.load.arrivals import Load
+from radixkv.bench.load.client import Client
+from radixkv.bench.load.generator import LoadGenerator, RunInterrupted
+from radixkv.bench.session import Request, Session
+from radixkv.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "reason"),
+    [
+        ("http_500", "http_500", "HTTP status 500: .*it broke"),
+        ("http_429", "http_429", "HTTP status 429: .*it broke"),
+        ("truncated", "stream", "the stream ended early"),
+        ("error_event", "server", "the server reported .*the runtime died"),
+        ("no_usage", "stream", "brought no usage"),
+        ("no_output", "stream", "brought no output"),
+        ("not_json", "stream", "not a completion chunk"),
+        ("cut", "disconnect", "ClientPayloadError"),
+        ("cut_early", "disconnect", "ServerDisconnectedError"),
+        ("silent", "timeout", "Timeout"),
+    ],
+)
+def test_a_failed_request_is_noted_by_kind_and_the_others_go_on(fake, fault, kind, reason):
+    fake.fault = fault
+    measurement = send(fake.address, ["one", "FAULT", "two"], silence_limit_s=0.5 if fault == "silent" else 30.0)
+    records = measurement.records
+    assert [record.error_kind for record in records] == [None, kind, None]
+    assert [record.error is None for record in records] == [True, False, True]
+    assert re.search(reason, records[1].error)
+    assert measurement.aborted is None
+
+
+def test_a_turn_that_fails_ends_its_session_and_no_other(fake):
+    fake.fault = "http_500"
+    sessions = [chat("one", "FAULT", "never", "nor this"), chat("uno", "due", "tre")]
+    records = send(fake.address, sessions).records
+    assert [record.error_kind for record in records] == [None, "http_500", "not_sent", "not_sent", None, None, None]
+    assert records[2].error == "not sent: the turn before it failed"
+    assert not any("never" in body["prompt"] for body in fake.bodies)
+
+
+def test_a_session_is_closed_when_it_fails(fake):
+    fake.fault = "http_500"
+    ends = []
+
+    def turns():
+        try:
+            yield [Request("FAULT", 1)]
+        finally:
+            ends.append("closed")
+
+    kept = turns()  # so that nothing but closing it ends it
+    send(fake.address, [Session(lambda: kept, n_requests=1)])
+    assert ends == ["closed"]
+
+
+def free_address():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_a_server_that_is_not_there_ends_the_run():
+    measurement = send(free_address(), ["one", "two", chat("uno", "due")], max_concurrency=1)
+    assert [record.error_kind for record in measurement.records] == ["connect", *["not_sent"] * 3]
+    assert re.match("the server at http://127.* is gone: ClientConnectorError: ", measurement.aborted)
+    with pytest.raises(ConfigError, match="does not answer: ClientConnectorError.*is the server running"):
+        ask(free_address(), Client.model)
+
+
+@pytest.mark.parametrize("settings", [{"max_concurrency": 2}, {"max_concurrency": None, "request_rate": 100.0}])
+def test_a_server_that_goes_away_ends_the_run_with_what_there_is(fake, settings):
+    fake.dies_at = 11
+    fake.delay = 0.002
+    measurement = send(fake.address, [f"prompt {n}" for n in range(400)], **settings)
+    kinds = [record.error_kind for record in measurement.records]
+    assert re.match("the server at http://127.* is gone: ", measurement.aborted)
+    assert len(kinds) == 400
+    assert 5 <= kinds.count(None) <= 11
+    assert "not_sent" in kinds
+    assert set(kinds) <= {None, "connect", "disconnect", "not_sent", "stopped"}
+    assert measurement.duration < 30.0
+
+
+def test_a_run_that_is_cancelled_tells_what_there_was(fake):
+    fake.delay = 0.1
+
+    async def go():
+        async with Client(fake.address) as client:
+            sessions = sessions_of([Request("short", 1), Request("long", 1000), Request("later", 1)])
+            work = asyncio.create_task(LoadGenerator(client).run(sessions, Load("fake-model", max_concurrency=2)))
+            while len(fake.bodies) < 3:
+                await asyncio.sleep(0.01)
+            work.cancel()
+            with pytest.raises(RunInterrupted) as caught:
+                await work
+            return caught.value.measurement
+
+    measurement = asyncio.run(go())
+    assert [record.error_kind for record in measurement.records] == [None, "stopped", "stopped"]
+    assert measurement.aborted == "it was interrupted"
+
+
+def test_what_a_workload_raises_ends_the_run(fake):
+    def turns():
+        yield [Request("one", 1)]
+        raise ConfigError("no second turn")
+
+    with pytest.raises(ConfigError, match="no second turn"):
+        send(fake.address, [Session(turns, n_requests=2), *["other"] * 5])
+
+
+def test_a_kept_connection_that_the_server_closed_is_not_used_again(fake):
+    """The client drops idle connections before servers do; a new one is made."""
+
+    async def go():
+        async with Client(fake.address) as client:
+            generator, load = LoadGenerator(client), Load("fake-model")
+            first = await generator.run(sessions_of(["one"]), load)
+            for connection in fake.connections:
+                connection.shutdown(socket.SHUT_RDWR)
+            await asyncio.sleep(0.1)
+            second = await generator.run(sessions_of(["two"]), load)
+            return [*first.records, *second.records]
+
+    assert [record.error for record in asyncio.run(go())] == [None, None]
+    assert threading.active_count() < 50
