@@ -6,46 +6,63 @@ import hashlib
 import math
 import statistics
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from radixkv.bench.optimum import optimum_cached_tokens
-from radixkv.bench.record import Measurement, Record
+from radixkv.bench.load.record import Measurement, Record
+from radixkv.bench.report.optimum import optimum_cached_tokens
 
 Figures = dict[str, Any]
 """The object of a JSON line; None where the server did not tell, or nothing was measured."""
 
 
 def figures(measurement: Measurement, goodput: Mapping[str, float] | None = None) -> Figures:
-    """Counts, throughput, latencies in milliseconds, cache report and the outputs' digest of a run.
+    """Counts, throughput, latencies in milliseconds, accuracy, cache report and the outputs' digest of a run.
 
-    Failed requests count in ``failed`` alone. ``goodput`` has limits in milliseconds for ``ttft``, ``tpot`` and
-    ``e2el``: a request counts as good when it keeps them all.
+    Failed requests, those that were never sent among them, count in ``failed`` and by their kind in ``errors``
+    alone. A run that ended early says why in ``aborted``; its other figures are of what it did until then.
+
+    In an open loop latencies count from when a request should have been sent, and ``lateness`` is how much later
+    it was. ``goodput`` has limits in milliseconds for ``ttft``, ``tpot`` and ``e2el``: a request counts as good
+    when it keeps them all.
     """
     records, duration = measurement.records, measurement.duration
     good = [record for record in records if record.error is None]
+    checked = [record.is_right for record in good if record.is_right is not None]
     prompt_tokens = sum(record.n_prompt_tokens for record in good)
     output_tokens = sum(record.n_output_tokens for record in good)
     result: Figures = {
         "completed": len(good),
         "failed": len(records) - len(good),
+        "errors": error_counts(records),
+        "aborted": measurement.aborted,
         "duration": duration,
         "total_input_tokens": prompt_tokens,
         "total_output_tokens": output_tokens,
+        "total_choices": sum(len(record.answers) for record in good),
         "request_throughput": len(good) / duration,
         "request_goodput": _goodput(good, goodput, duration) if goodput else None,
         "input_throughput": prompt_tokens / duration,
         "output_throughput": output_tokens / duration,
         "total_throughput": (prompt_tokens + output_tokens) / duration,
-        "concurrency": sum(record.latency for record in good) / duration,
+        "concurrency": sum(record.latency - record.waited for record in good) / duration,
+        "accuracy_pct": _share(sum(checked), len(checked)),
+        "n_checked": len(checked),
     }
     result |= summary("ttft", [record.ttft for record in good])
     result |= summary("tpot", [record.tpot for record in good if record.tpot is not None])
     result |= summary("itl", [gap for record in good for gap in record.itl])
     result |= summary("e2e_latency", [record.latency for record in good])
-    result["cache_report"] = cache_report(good)
+    result |= summary("lateness", [record.waited for record in good if record.scheduled is not None])
+    result["cache_report"] = cache_report(records)
     result["outputs_sha256"] = outputs_sha256(records)
     return result
+
+
+def error_counts(records: Sequence[Record]) -> dict[str, int]:
+    """How many requests failed, by kind, the most frequent first."""
+    return dict(Counter(record.error_kind or "unknown" for record in records if record.error).most_common())
 
 
 def summary(name: str, seconds: Sequence[float]) -> Figures:
@@ -72,29 +89,42 @@ def percentile(ordered: Sequence[float], percent: float) -> float | None:
 
 
 def cache_report(records: Sequence[Record]) -> Figures:
-    """How many prompt tokens were not computed, and how many an infinite cache could have saved (see ``optimum``).
+    """How many prompt tokens were not computed, and how many an infinite cache could have saved.
 
-    The optimum is over the token ids that the server returned, in the order of sessions and their turns.
+    Both are over the requests that succeeded. None where the server does not say for all of them: without token
+    ids there is no optimum, since what two texts share says little about what their tokens do.
     """
-    total = sum(record.n_prompt_tokens for record in records)
-    counts = [record.n_cached_tokens for record in records if record.n_cached_tokens is not None]
-    cached = sum(counts) if records and len(counts) == len(records) else None
-    ids = [
-        (record.prompt_token_ids, record.token_ids)
-        for record in records
-        if record.prompt_token_ids is not None and record.token_ids is not None
-    ]
-    optimum = optimum_cached_tokens(ids) if records and len(ids) == len(records) else None
+    good = [record for record in records if record.error is None]
+    total = sum(record.n_prompt_tokens for record in good)
+    counts = [record.n_cached_tokens for record in good if record.n_cached_tokens is not None]
+    cached = sum(counts) if good and len(counts) == len(good) else None
+    optimum = optimum_of(records)
+    best = None if optimum is None else sum(count for _, count in optimum)
     return {
         "total_prompt_tokens": total,
         "total_cached_tokens": cached,
         "cache_hit_rate_pct": _share(cached, total),
-        "optimum_pct": _share(optimum, total),
+        "optimum_pct": _share(best, total),
     }
 
 
+def optimum_of(records: Sequence[Record]) -> list[tuple[Record, int]] | None:
+    """Each request that succeeded, and what an infinite cache could have saved of it (see ``optimum``).
+
+    They are taken in the order in which they were sent, whatever session they belong to. What is known of failed
+    requests counts as seen. None without requests, or if the server does not return token ids.
+    """
+    sent = sorted(records, key=lambda record: record.started)
+    known = [record for record in sent if record.prompt_token_ids is not None]
+    good = [record for record in sent if record.error is None]
+    if not good or any(record.prompt_token_ids is None or record.token_ids is None for record in good):
+        return None
+    counts = optimum_cached_tokens([(record.prompt_token_ids or (), record.token_ids or ()) for record in known])
+    return [pair for pair in zip(known, counts, strict=True) if pair[0].error is None]
+
+
 def outputs_sha256(records: Sequence[Record]) -> str | None:
-    """SHA-256 over all output token ids as little-endian int32, in the requests' order.
+    """SHA-256 over all output token ids as little-endian int32, in the order of requests and their choices.
 
     None if a request failed or the server does not return token ids.
     """
@@ -102,7 +132,8 @@ def outputs_sha256(records: Sequence[Record]) -> str | None:
     for record in records:
         if record.error is not None or record.token_ids is None:
             return None
-        digest.update(array("i", record.token_ids).tobytes())
+        for ids in record.token_ids:
+            digest.update(array("i", ids).tobytes())
     return digest.hexdigest()
 
 

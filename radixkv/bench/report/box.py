@@ -1,0 +1,161 @@
+"""Reports for people: the familiar box, and two runs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from radixkv.bench.report.figures import Figures
+
+WIDTH = 50
+
+_COUNTS = (
+    ("Successful requests:", "completed"),
+    ("Failed requests:", "failed"),
+    ("Sessions:", "num_sessions"),
+    ("Maximum request concurrency:", "max_concurrency"),
+    ("Request rate configured (req/s):", "request_rate"),
+    ("Benchmark duration (s):", "duration"),
+    ("Total input tokens:", "total_input_tokens"),
+    ("Total generated tokens:", "total_output_tokens"),
+    ("Request throughput (req/s):", "request_throughput"),
+    ("Request goodput (req/s):", "request_goodput"),
+    ("Output token throughput (tok/s):", "output_throughput"),
+    ("Total token throughput (tok/s):", "total_throughput"),
+    ("Achieved concurrency:", "concurrency"),
+)
+
+_TIMES = (
+    ("Time to First Token", "TTFT", "ttft"),
+    ("Time per Output Token (excl. 1st token)", "TPOT", "tpot"),
+    ("Inter-token Latency", "ITL", "itl"),
+    ("End-to-end Latency", "E2E", "e2e_latency"),
+)
+
+_WORDS = (("Mean", "mean"), ("Median", "median"), ("P99", "p99"))
+
+_COMPARED = (
+    ("Request throughput (req/s)", "request_throughput", True),
+    ("Output throughput (tok/s)", "output_throughput", True),
+    ("Mean TTFT (ms)", "mean_ttft_ms", False),
+    ("P99 TTFT (ms)", "p99_ttft_ms", False),
+    ("Mean TPOT (ms)", "mean_tpot_ms", False),
+    ("Mean E2E (ms)", "mean_e2e_latency_ms", False),
+    ("Accuracy (%)", "accuracy_pct", True),
+)
+"""Label, key, and whether more is better."""
+
+Rows = list[tuple[str, str]]
+
+
+def box(figures: Figures) -> str:
+    """One run, as other engines' benchmarks print it, and the prefix cache."""
+    lines: list[str] = []
+    for heading, rows in parts(figures):
+        lines.append(heading.center(WIDTH, "-") if lines else f" {heading} ".center(WIDTH, "="))
+        lines += [f"{label:<40} {value:<10}".rstrip() for label, value in rows]
+    return "\n".join([*lines, *remarks(figures), "=" * WIDTH])
+
+
+def parts(figures: Figures) -> list[tuple[str, Rows]]:
+    """The box's parts: a heading, and its lines as label and value."""
+    times = [
+        (title, [_row(f"{word} {short} (ms):", figures[f"{key}_{name}_ms"]) for word, key in _WORDS])
+        for title, short, name in _TIMES
+    ]
+    report = figures["cache_report"]
+    cache = [
+        _row("Cache:", figures["cache"] or "as the server has it"),
+        _row("Cached prompt tokens:", report["total_cached_tokens"]),
+        _row("Cache hit rate (%):", report["cache_hit_rate_pct"]),
+        _row("Optimum, infinite cache (%):", report["optimum_pct"]),
+    ]
+    if figures["outputs_sha256"] is not None:
+        cache.append(_row("Outputs, SHA-256:", figures["outputs_sha256"][:16]))
+    return [("Serving Benchmark Result", _counts(figures)), *times, ("Prefix Cache", cache)]
+
+
+def remarks(figures: Figures) -> list[str]:
+    """What a reader of the figures must know, in sentences."""
+    lines = []
+    if figures["aborted"] is not None:
+        lines.append(f"The run ended early: {figures['aborted']}. The figures are of what was done until then.")
+    if (figures.get("accounting") or {}).get("agree") is False:
+        lines.append(
+            "The client, the answers' usage and the server's metrics count different tokens: see accounting."
+        )
+    if not figures["cache_flushed"]:
+        lines.append("The server has no endpoint that empties its cache: it may not have been cold.")
+    report = figures["cache_report"]
+    if report["optimum_pct"] is None and figures["completed"]:
+        lines.append("No optimum: the server returns no token ids, and texts do not tell what tokens share.")
+    if figures["outputs_sha256"] is None:
+        reason = "a request failed" if figures["failed"] else "the server returns no token ids"
+        lines.append(f"No digest of the outputs: {reason}.")
+    return lines
+
+
+def outputs_equal(off: Figures, on: Figures) -> bool:
+    """Whether both runs gave the same tokens; False also when a run did not tell them."""
+    return off["outputs_sha256"] is not None and off["outputs_sha256"] == on["outputs_sha256"]
+
+
+def comparison(off: Figures, on: Figures) -> str:
+    """The same requests with the cache off and on."""
+    lines = [" Prefix cache off and on ".center(WIDTH + 10, "="), f"{'':<30}{'off':>10}{'on':>10}{'better':>10}"]
+    for label, key, more_is_better in _COMPARED:
+        if off[key] is not None or on[key] is not None:
+            better = ratio(on[key], off[key]) if more_is_better else ratio(off[key], on[key])
+            times = "n/a" if better is None else f"{better:.2f}x"
+            lines.append(f"{label:<30}{_text(off[key]):>10}{_text(on[key]):>10}{times:>10}")
+    report = on["cache_report"]
+    of_optimum = ratio(report["cache_hit_rate_pct"], report["optimum_pct"])
+    lines.append(
+        f"Cache hit rate {_text(report['cache_hit_rate_pct'])}%, optimum {_text(report['optimum_pct'])}%: "
+        f"{_text(None if of_optimum is None else 100 * of_optimum)}% of it"
+    )
+    lines.append(f"Outputs equal: {'yes' if outputs_equal(off, on) else 'NO'}")
+    lines.append("=" * (WIDTH + 10))
+    return "\n".join(lines)
+
+
+def failures(errors: Sequence[str]) -> str:
+    """The failed requests' reasons, each once with its count."""
+    counts: dict[str, int] = {}
+    for error in errors:
+        counts[error] = counts.get(error, 0) + 1
+    return "\n".join(f"{count} x {error}" for error, count in counts.items())
+
+
+def ratio(more: float | None, less: float | None) -> float | None:
+    """How many times ``less`` goes into ``more``; None where that says nothing."""
+    return None if more is None or not less else more / less
+
+
+def _counts(figures: Figures) -> Rows:
+    rows = []
+    for label, key in _COUNTS:
+        if figures.get(key) is not None:
+            rows.append(_row(label, figures[key]))
+        if key == "failed":
+            rows += [_row(f"  {kind}:", count) for kind, count in figures["errors"].items()]
+    for reason, count in (figures.get("left_out") or {}).items():
+        rows.append(_row(f"Of the data set, {reason}:", count))
+    if figures["total_choices"] != figures["completed"]:
+        rows.append(_row("Choices of successful requests:", figures["total_choices"]))
+    if figures["mean_lateness_ms"] is not None:
+        rows.append(_row("Mean lateness of sending (ms):", figures["mean_lateness_ms"]))
+        rows.append(_row("P99 lateness of sending (ms):", figures["p99_lateness_ms"]))
+    if figures["n_checked"]:
+        rows.append(_row("Answers checked:", figures["n_checked"]))
+        rows.append(_row("Accuracy (%):", figures["accuracy_pct"]))
+    return rows
+
+
+def _row(label: str, value: object) -> tuple[str, str]:
+    return label, _text(value)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "n/a"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,246 @@
+"""The charts of a run's page, each a section with its picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from radixkv.bench.report.box import ratio
+from radixkv.bench.report.figures import Figures, percentile
+from radixkv.bench.report.pictures import BLUE, GREEN, INK, ORANGE, QUIET, Section, label_ends, new_figure, style
+from radixkv.bench.report.samples import Samples
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_POINTS = 2000
+"""Of a drawn distribution."""
+LEAST_MS = 0.01
+"""Shorter times are drawn as this: pieces that come in one read have no time between them."""
+
+_BARS = (
+    ("Requests/s", "request_throughput", True),
+    ("Output tokens/s", "output_throughput", True),
+    ("Accuracy (%)", "accuracy_pct", True),
+    ("Mean TTFT (ms)", "mean_ttft_ms", False),
+    ("Mean TPOT (ms)", "mean_tpot_ms", False),
+    ("Mean E2E (ms)", "mean_e2e_latency_ms", False),
+)
+"""Label, key, and whether more is better."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is drawn of a run, in which some request succeeded."""
+
+    figures: Figures
+    samples: Samples
+
+    @property
+    def name(self) -> str:
+        cache = self.figures["cache"]
+        return "the server" if cache is None else f"cache {cache}"
+
+    @property
+    def colour(self) -> str:
+        return {"off": ORANGE, "on": BLUE}.get(self.figures["cache"], GREEN)
+
+
+def off_on(off: Run, on: Run) -> Section:
+    """The main figures with the cache off and on, as bars."""
+    figure = new_figure(9, 3.6)
+    rows = [row for row in _BARS if off.figures[row[1]] is not None and on.figures[row[1]] is not None]
+    n_columns = 3 if len(rows) > 4 else 2
+    for place, (label, key, more_is_better) in enumerate(rows, 1):
+        axes = figure.add_subplot(math.ceil(len(rows) / n_columns), n_columns, place)
+        values = [off.figures[key], on.figures[key]]
+        better = ratio(values[1], values[0]) if more_is_better else ratio(values[0], values[1])
+        style(axes, title=label)
+        axes.title.set_fontsize(10)
+        axes.barh([1, 0], values, height=0.8, color=[off.colour, on.colour])
+        axes.set_yticks([1, 0], [off.name, on.name])
+        axes.set_xticks([])
+        axes.grid(False)
+        axes.spines["bottom"].set_visible(False)
+        axes.set_xlim(0, 1.45 * max(*values, 1e-9))
+        for y, value in zip((1, 0), values, strict=True):
+            better_text = f"   {better:.2f}× as good" if y == 0 and better is not None else ""
+            axes.annotate(
+                f"{_short(value)}{better_text}",
+                (value, y),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=9,
+                color=INK,
+            )
+    speed = ratio(on.figures["request_throughput"], off.figures["request_throughput"])
+    title = f"With the prefix cache on: {speed or 0:.2f} times the requests per second"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
+    return Section(
+        "Cache off against on",
+        "The same requests, one run each.",
+        figure=figure,
+        file="off_on.png",
+        described=title,
+    )
+
+
+def ttft(runs: Sequence[Run]) -> Section:
+    """How the times to the first token are distributed."""
+    values = [[1000 * value for value in run.samples.ttft_s] for run in runs]
+    title = f"First token: {_medians(runs, values)} in the median"
+    figure = _distribution(runs, values, title, "time to first token (ms, logarithmic)", "requests (%)")
+    return Section(
+        "Time to first token",
+        "The share of requests whose first token was there after so long. The dots are the median and the 99th "
+        "percentile.",
+        figure=figure,
+        file="ttft.png",
+        described=title,
+    )
+
+
+def itl(runs: Sequence[Run]) -> Section:
+    """How the gaps between pieces are distributed. Each run has some."""
+    values = [[1000 * value for value in run.samples.itl_s] for run in runs]
+    title = f"Between pieces: {_medians(runs, values)} in the median"
+    figure = _distribution(runs, values, title, "time between two pieces (ms, logarithmic)", "gaps (%)")
+    return Section(
+        "Inter-token latency",
+        "The share of gaps between two streamed pieces of one answer that were at most so long. A piece is a token "
+        f"or more, as the server sends them. Pieces that came together are drawn at {LEAST_MS} ms.",
+        figure=figure,
+        file="itl.png",
+        described=title,
+    )
+
+
+def _distribution(
+    runs: Sequence[Run], values: Sequence[Sequence[float]], title: str, x_title: str, y_title: str
+) -> Figure:
+    figure = new_figure(8, 4)
+    axes = figure.subplots()
+    style(axes, title=title, x_title=x_title, y_title=y_title)
+    axes.set_xscale("log")
+    leftmost = min(range(len(runs)), key=lambda place: percentile(values[place], 50) or 0.0)
+    for place, (run, ordered) in enumerate(zip(runs, values, strict=True)):
+        _curve(axes, run, ordered, is_labelled_left=place == leftmost)
+    tenths = [max(percentile(ordered, 10) or 0.0, LEAST_MS) for ordered in values]
+    axes.set_xlim(left=max(axes.get_xlim()[0], min(tenths) / 3))  # few gaps of next to nothing would stretch it
+    axes.set_ylim(0, 103)
+    axes.set_yticks([0, 25, 50, 75, 99])
+    _plain_logarithm(axes)
+    return figure
+
+
+def _curve(axes: Axes, run: Run, ordered: Sequence[float], *, is_labelled_left: bool) -> None:
+    n_points = min(len(ordered), MOST_POINTS)
+    shares = [100 * (place + 1) / n_points for place in range(n_points)]
+    xs = [ordered[math.ceil(share / 100 * len(ordered)) - 1] for share in shares]
+    xs = [max(x, LEAST_MS) for x in xs]
+    axes.plot([xs[0], *xs], [0, *shares], drawstyle="steps-post", color=run.colour, linewidth=1.8)
+    for share in (50, 99):
+        axes.plot([percentile(xs, share) or 0.0], [share], "o", color=run.colour, markersize=5)
+    share, offset, side = (62, -8, "right") if is_labelled_left else (38, 8, "left")
+    axes.annotate(
+        run.name,
+        (percentile(xs, share) or 0.0, share),
+        xytext=(offset, 0),
+        textcoords="offset points",
+        ha=side,
+        va="center",
+        color=run.colour,
+        fontsize=10,
+    )
+
+
+def _plain_logarithm(axes: Axes) -> None:
+    """Plain numbers as ticks: 1, 2 and 5 times powers of ten, unless the axis is too short or too long for that."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+    low, high = axes.get_xlim()
+    steps = (1.0, 2.0, 5.0) if high / low < 3000 else (1.0,)
+    axes.xaxis.set_major_locator(LogLocator(subs=steps) if high / low > 5 else MaxNLocator(6))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlim(low, high)
+
+
+def throughput(runs: Sequence[Run]) -> Section:
+    """Output tokens per second over the run."""
+    figure = new_figure(8, 3.6)
+    axes = figure.subplots()
+    title = f"Output tokens per second: {_each(runs, [run.figures['output_throughput'] for run in runs])}"
+    style(axes, title=title, x_title="seconds since the first request", y_title="output tokens per second")
+    ends = []
+    for run in runs:
+        series, width = run.samples.output_tokens_per_s, run.samples.interval_s
+        edges = [width * place for place in range(len(series) + 1)]
+        axes.stairs(series, edges, color=run.colour, linewidth=1.8)
+        axes.stairs(series, edges, color=run.colour, fill=True, alpha=0.1)
+        ends.append((edges[-1], series[-1], run.name, run.colour))
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    label_ends(axes, ends)
+    return Section(
+        "Throughput over time",
+        "Output tokens by when they came, over intervals of "
+        + " and ".join(f"{_short(run.samples.interval_s)} s" for run in runs)
+        + ". A request's tokens are spread evenly over its pieces.",
+        figure=figure,
+        file="throughput.png",
+        described=title,
+    )
+
+
+def hit_rate(run: Run) -> Section:
+    """The hit rate over the run, beside the infinite cache's. The run has one."""
+    figure = new_figure(8, 3.6)
+    axes = figure.subplots()
+    samples, report = run.samples, run.figures["cache_report"]
+    title = f"{report['cache_hit_rate_pct']:.1f}% of prompt tokens came from the cache"
+    if report["optimum_pct"] is not None:
+        title += f"; {report['optimum_pct']:.1f}% were possible"
+    style(axes, title=title, x_title="when the request was sent (s)", y_title="prompt tokens from the cache (%)")
+    ends = []
+    for series, name, colour, dashes in (
+        (samples.optimum_pct, "infinite cache", QUIET, "--"),
+        (samples.hit_rate_pct, run.name, run.colour, "-"),
+    ):
+        known = [(samples.interval_s * (place + 0.5), y) for place, y in enumerate(series) if y is not None]
+        if known:
+            axes.plot(*zip(*known, strict=True), dashes, color=colour, linewidth=1.8, marker="o", markersize=3.5)
+            ends.append((*known[-1], name, colour))
+    axes.set_ylim(0, 103)
+    axes.set_xlim(left=0)
+    label_ends(axes, ends)
+    return Section(
+        "Hit rate over time",
+        "Of the prompt tokens sent in each interval, those that were not computed; dashed: those that an infinite "
+        "cache would have had of the very same requests."
+        + ("" if report["optimum_pct"] is not None else " The server returns no token ids, so that is not known."),
+        figure=figure,
+        file="hit_rate.png",
+        described=title,
+    )
+
+
+def _medians(runs: Sequence[Run], values: Sequence[Sequence[float]]) -> str:
+    return _each(runs, [percentile(ordered, 50) or 0.0 for ordered in values], " ms")
+
+
+def _each(runs: Sequence[Run], values: Sequence[float], unit: str = "") -> str:
+    """A value a run, with the runs' names if there are several."""
+    if len(runs) == 1:
+        return f"{_short(values[0])}{unit}"
+    return ", ".join(f"{_short(value)}{unit} ({run.name})" for run, value in zip(runs, values, strict=True))
+
+
+def _short(value: float) -> str:
+    """Three figures, or all before the point."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"

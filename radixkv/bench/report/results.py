@@ -1,0 +1,131 @@
+"""Files of results: the runs that `radixkv bench --output-file` wrote, grouped by what they asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from radixkv.bench.load.record import Measurement
+from radixkv.bench.report.figures import Figures, figures
+from radixkv.errors import ConfigError
+
+ABOUT = frozenset({"date", "cache_flushed", "accounting", "environment"})
+"""Keys of a line that say neither what was asked nor what was measured."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure that is compared."""
+
+    label: str
+    key: str
+    more_is_better: bool
+    of_cache: bool = False
+    """Whether it stands in the line's ``cache_report``."""
+
+    def of(self, run: Figures) -> float | None:
+        """None where the run does not have it, or did not measure it."""
+        table = run.get("cache_report") or {} if self.of_cache else run
+        value: float | None = table.get(self.key)
+        return value
+
+
+METRICS = (
+    Metric("Request throughput (req/s)", "request_throughput", True),
+    Metric("Request goodput (req/s)", "request_goodput", True),
+    Metric("Output throughput (tok/s)", "output_throughput", True),
+    Metric("Mean TTFT (ms)", "mean_ttft_ms", False),
+    Metric("P99 TTFT (ms)", "p99_ttft_ms", False),
+    Metric("Mean TPOT (ms)", "mean_tpot_ms", False),
+    Metric("Mean ITL (ms)", "mean_itl_ms", False),
+    Metric("P99 ITL (ms)", "p99_itl_ms", False),
+    Metric("Mean E2E (ms)", "mean_e2e_latency_ms", False),
+    Metric("P99 E2E (ms)", "p99_e2e_latency_ms", False),
+    Metric("Cache hit rate (%)", "cache_hit_rate_pct", True, of_cache=True),
+    Metric("Accuracy (%)", "accuracy_pct", True),
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of a file that asked the same."""
+
+    file: str
+    parameters: dict[str, Any]
+    """What was asked: workload, its parameters, model, load, ``cache``."""
+    runs: list[Figures] = field(default_factory=list)
+
+    @property
+    def cache(self) -> str | None:
+        value: str | None = self.parameters.get("cache")
+        return value
+
+
+def read_groups(path: Path) -> list[Group]:
+    """A file's runs, in the order in which each group begins. Raises ``ConfigError``."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    groups: list[Group] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        run = _run(line, f"{path}, line {number}")
+        parameters = parameters_of(run)
+        group = next((each for each in groups if each.parameters == parameters), None)
+        if group is None:
+            group = Group(str(path), parameters)
+            groups.append(group)
+        group.runs.append(run)
+    if not groups:
+        raise ConfigError(f"{path} has no runs; give a file that `radixkv bench --output-file` wrote")
+    return groups
+
+
+def parameters_of(run: Figures) -> dict[str, Any]:
+    """What a line says was asked, how the cache was set among it."""
+    measured = figures(Measurement([], duration=1.0)).keys() | ABOUT
+    return {key: value for key, value in run.items() if key not in measured}
+
+
+def _run(line: bytes, place: str) -> Figures:
+    try:
+        run: Figures = msgspec.json.decode(line, type=dict[str, Any])
+        msgspec.convert(run, _Shape)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{place} is not a run of `radixkv bench`: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{place} is not JSON: {error}") from None
+    if all(metric.of(run) is None for metric in METRICS):
+        raise ConfigError(f"{place} has none of a run's figures, such as {METRICS[0].key}; give another file")
+    return run
+
+
+class _CacheReport(msgspec.Struct):
+    cache_hit_rate_pct: float | None = None
+
+
+class _Environment(msgspec.Struct):
+    processor: str | None = None
+    cores: int | None = None
+
+
+_Shape = msgspec.defstruct(
+    "_Shape",
+    [
+        ("workload", str),
+        ("cache", str | None, None),
+        ("failed", int | None, None),
+        ("aborted", str | None, None),
+        ("total_input_tokens", int | None, None),
+        ("outputs_sha256", str | None, None),
+        ("cache_report", _CacheReport | None, None),
+        ("environment", _Environment | None, None),
+        *((metric.key, float | None, None) for metric in METRICS if not metric.of_cache),
+    ],
+)
+"""What is read of a line, and of which types it is."""
