@@ -8,11 +8,9 @@ import sys
 from collections.abc import Sequence
 
 from radixkv import __version__
-from radixkv.cli import bench, chat, explain, generate, serve
+from radixkv.cli import bench, chat, explain, generate, serve, simulate
 from radixkv.cli.arguments import Parser
 from radixkv.errors import RadixKVError
-
-NOT_BUILT = ("simulate",)
 
 EXAMPLES = """\
 examples:
@@ -23,6 +21,8 @@ examples:
   radixkv explain --file prompt.txt               how much of a prompt the server has cached, and why no more
   radixkv bench --workload fewshot --compare-cache
                                                   measure the prefix cache
+  radixkv simulate --trace FILE --capacity 0.5M,5M,15M
+                                                  what caches of other sizes would find of recorded requests
 """
 
 
@@ -33,10 +33,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     parser = _parser()
-    if arguments and arguments[0] in NOT_BUILT:
-        parser.error(
-            f"the command {arguments[0]!r} is not part of this release; use serve, chat, generate, explain or bench"
-        )
     args, unknown = parser.parse_known_args(arguments)
     command: Parser = args.parser
     if unknown:
@@ -64,6 +60,6 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"radixkv {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
-    for command in (serve, chat, generate, explain, bench):
+    for command in (serve, chat, generate, explain, bench, simulate):
         command.add(commands)
     return parser

@@ -53,7 +53,7 @@ def test_help_of_each_command_names_its_flags_and_none_that_is_refused(command, 
     [
         ([], "COMMAND", "radixkv"),
         (["fly"], "invalid choice: 'fly'", "radixkv"),
-        (["simulate", "--trace", "x"], "the command 'simulate' is not part of this release", "radixkv"),
+        (["simulate", "--trace", "x"], "the following arguments are required: --capacity", "radixkv simulate"),
         (["serve", "--speed", "9"], "unknown arguments: --speed", "radixkv serve"),
         (["serve", "one", "two"], "unknown arguments: two", "radixkv serve"),
         (["generate", "text", "--api-key", "x"], "unknown arguments: --api-key x", "radixkv generate"),
@@ -121,7 +121,7 @@ try:
     main([{command!r}, "--help"])
 except SystemExit:
     pass
-import radixkv.bench.run, radixkv.bench.server, radixkv.bench.report, radixkv.cli.remote
+import radixkv.bench.run, radixkv.bench.started, radixkv.bench.report.box, radixkv.cli.remote
 if {command!r} == "serve":
     import radixkv.frontend.server
 print([name for name in ("torch", "transformers") if name in sys.modules], file=sys.stderr)

@@ -1,0 +1,216 @@
+"""``radixkv simulate`` as a user has it."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+import pytest
+
+from radixkv.cli import main
+
+BLOCK = 512
+
+
+def mooncake(timestamp, n_tokens, hash_ids):
+    line = {"timestamp": timestamp, "input_length": n_tokens, "output_length": 5, "hash_ids": hash_ids}
+    return json.dumps(line) + "\n"
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """Requests that come back in a random order; block 0 begins them all."""
+    random = Random(0)
+    file = tmp_path / "trace.jsonl"
+    chats = [[0, *range(10 * chat + 1, 10 * chat + random.randrange(3, 8))] for chat in range(8)]
+    file.write_text("".join(mooncake(n, BLOCK * len(c) - 9, c) for n, c in enumerate(random.choices(chats, k=80))))
+    return file
+
+
+def simulate(*flags):
+    return main(["simulate", *map(str, flags)])
+
+
+def test_table_lines_and_pictures_say_the_same(trace, tmp_path, capsys):
+    file, folder = tmp_path / "results.jsonl", tmp_path / "pictures"
+    flags = ("--trace", trace, "--output-file", file, "--plot", folder, "--kv-bytes-per-token", 1 << 20)
+    assert simulate(*flags, "--capacity", "5.12k,0.01024M,1M") == 0
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    order = [(row["capacity_tokens"], row["policy"]) for row in rows]
+    finite = [(capacity, policy) for capacity in (5120, 10240, 1_000_000) for policy in ("lru", "oracle")]
+    assert order == [*finite, (None, "lru")]
+    rates = dict(zip(order, (row["hit_rate_pct"] for row in rows), strict=True))
+    assert 0 < rates[5120, "lru"] < rates[10240, "lru"] < rates[None, "lru"]
+    assert all(rates[capacity, "lru"] < rates[capacity, "oracle"] for capacity in (5120, 10240))
+    assert rates[1_000_000, "lru"] == rates[1_000_000, "oracle"] == rates[None, "lru"]
+
+    requests = [json.loads(line) for line in trace.read_text().splitlines()]
+    n_prompt_tokens = sum(request["input_length"] for request in requests)
+    for row in rows:
+        assert row["hit_rate_pct"] == round(100 * row["n_cached_tokens"] / n_prompt_tokens, 3)
+        assert (row["n_requests"], row["n_prompt_tokens"]) == (80, n_prompt_tokens)
+        assert (row["rule"], row["page_size"], row["trace"]) == ("blocks", 512, "trace.jsonl")
+        assert row["n_evicted_tokens"] == BLOCK * row["n_evicted_pages"]
+        assert row["evicted_bytes"] == row["n_evicted_tokens"] << 20
+        assert row["most_cached_tokens"] <= (row["capacity_tokens"] or 10**9)
+    assert rows[0]["capacity_bytes"] == 5120 << 20
+    assert rows[-1]["capacity_bytes"] is None
+    assert rows[0]["environment"]["versions"]["radixkv"]
+
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith(
+        f"trace.jsonl: 80 requests, {n_prompt_tokens:,} prompt tokens; rule blocks, pages of"
+    )
+    table = [line.split() for line in printed[2:9]]
+    assert [line[2] for line in table] == [f"{row['hit_rate_pct']:.1f}%" for row in rows]
+    assert [line[0] for line in table[::2]] == ["5.12k", "10.24k", "1M", "infinite"]
+    page = (folder / "index.html").read_text()
+    assert all(f"<td>{rate:.1f}%</td>" in page for rate in rates.values())
+    assert (folder / "hit_rate_by_capacity.png").read_bytes().startswith(b"\x89PNG")
+
+    assert simulate(*flags, "--capacity", "5120", "--policy", "oracle") == 0
+    more = [json.loads(line) for line in file.read_text().splitlines()]
+    assert more[: len(rows)] == rows, "results are appended"
+    assert [(row["capacity_tokens"], row["policy"]) for row in more[len(rows) :]] == [
+        (5120, "oracle"),
+        (None, "oracle"),
+    ]
+
+
+def test_the_rule_of_the_engine_refuses_what_its_pool_cannot_hold(trace, tmp_path, capsys):
+    file = tmp_path / "results.jsonl"
+    assert simulate("--trace", trace, "--capacity", "3k,100k", "--rule", "engine", "--output-file", file) == 0
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    lengths = [json.loads(line)["input_length"] for line in trace.read_text().splitlines()]
+    n_too_large = sum(length > 3000 // 16 * 16 for length in lengths)
+    assert 0 < n_too_large < len(lengths)
+    assert [row["n_too_large"] for row in rows] == [n_too_large, n_too_large, 0, 0, 0]
+    assert {row["page_size"] for row in rows} == {16}
+    remark = (
+        f"{n_too_large} of the requests do not fit into 3k tokens (the largest has {max(lengths):,}): the engine"
+    )
+    assert remark in capsys.readouterr().out
+
+
+def test_several_in_flight_are_replayed_by_the_rule_of_the_engine(trace, tmp_path, capsys):
+    file = tmp_path / "results.jsonl"
+    flags = ("--trace", trace, "--capacity", "6k", "--output-file", file)
+    assert simulate(*flags, "--concurrency", 16) == 0
+    assert ", pages of 16 tokens, 16 in flight\n" in capsys.readouterr().out
+    assert simulate(*flags, "--rule", "engine", "--policy", "lru") == 0
+    together, all_of_them, alone, _ = (json.loads(line) for line in file.read_text().splitlines())
+    assert (together["rule"], together["policy"], together["concurrency"]) == ("engine", "lru", 16)
+    assert alone["hit_rate_pct"] < together["hit_rate_pct"] < all_of_them["hit_rate_pct"]
+    assert simulate(*flags, "--concurrency", 2, "--rule", "blocks") == 1
+    assert "several requests in flight share the engine's pool; use --rule engine" in capsys.readouterr().err
+    assert simulate(*flags, "--concurrency", 2, "--max-num-batched-tokens", 1000) == 1
+    assert "max_num_batched_tokens 1000 is not one or more pages of 16" in capsys.readouterr().err
+
+
+def test_a_model_gives_the_bytes_of_its_tokens(trace, tmp_path, capsys):
+    file = tmp_path / "results.jsonl"
+    flags = ("--trace", trace, "--capacity", "1M", "--output-file", file, "--policy", "lru")
+    assert simulate(*flags, "--model", "tiny") == 0
+    assert simulate(*flags) == 0
+    given, _, unknown, _ = (json.loads(line) for line in file.read_text().splitlines())
+    from radixkv.checkpoints import resolve
+
+    config = resolve("tiny").config
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    n_bytes = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim
+    assert given["kv_bytes_per_token"] == n_bytes
+    assert given["capacity_bytes"] == n_bytes * (1_000_000 // 512 * 512)
+    assert unknown["kv_bytes_per_token"] is unknown["capacity_bytes"] is unknown["evicted_bytes"] is None
+    assert "GiB" not in capsys.readouterr().out.rpartition("trace.jsonl:")[2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--capacity", "5Q"], "'5Q' is no whole number of tokens; write 500000, 512k or 0.5M"),
+        (["--capacity", "1M,,2M"], "'' is no whole number of tokens"),
+        (["--capacity", "0"], "'0' is no whole number of tokens"),
+        (["--capacity", "0.0001k"], "'0.0001k' is no whole number of tokens"),
+        (["--capacity", "1M", "--policy", "lru,lfu"], "'lfu' is no policy; use lru, oracle or lru,oracle"),
+        (["--capacity", "1M", "--rule", "mine"], "invalid choice: 'mine'"),
+        (["--capacity", "1M", "--page-size", "0"], "page_size 0 must be at least 1"),
+        (["--capacity", "1M", "--kv-bytes-per-token", "-1"], "kv_bytes_per_token -1 must be at least 1"),
+        (["--capacity", "1M", "--concurrency", "0"], "concurrency 0 must be at least 1"),
+        (
+            ["--capacity", "1M", "--concurrency", "2", "--policy", "lru,oracle"],
+            "use --policy lru with --concurrency",
+        ),
+        (["--capacity", "1M", "--max-num-batched-tokens", "512"], "is for several requests in flight; give --con"),
+        (["--capacity", "1M", "--model", "tiny", "--kv-bytes-per-token", "1"], "not allowed with argument --model"),
+        ([], "the following arguments are required: --capacity"),
+    ],
+)
+def test_wrong_usage_is_refused_in_a_line(trace, flags, message, capsys):
+    with pytest.raises(SystemExit) as left:
+        simulate("--trace", trace, *flags)
+    assert left.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+GOOD = mooncake(0, 700, [1, 2])
+REFUSED_FILES = [
+    (GOOD + "{broken\n", [], "line 2 of "),
+    (GOOD + mooncake(1, 700, [1, 2, 3]), [], "700 makes 2 blocks of 512 tokens, but there are 3 hash_ids"),
+    ("{broken\n" + GOOD, [], "line 1 of "),
+    ("", [], "is no trace: in its first 0 bytes there is none of the fields hash_ids (Mooncake)"),
+    ('{"question": "?", "answer": "1"}\n', [], "there is none of the fields hash_ids (Mooncake), prompt_token_ids"),
+    ('{"prompt_token_ids": [1, 2]}\n{"prompt_token_ids": []}\n', [], "line 2 of "),
+    ('{"prompt_token_ids": [1, 4294967296]}\n', [], "line 1 of "),
+    ('{"prompt_token_ids": [1]}\n', ["--rule", "blocks"], "rule blocks is for traces of blocks"),
+    ('{"prompt_token_ids": [1]}\n', ["--tokenizer", "tiny"], "has no texts for tokenizer 'tiny' to encode"),
+    ('{"messages": [{"role": "user", "content": "hi"}]}\n', [], "say which tokenizer encodes them (--tokenizer)"),
+    (
+        '{"messages": [{"role": "user", "content": "hi"}]}\n',
+        ["--tokenizer", "tiny"],
+        "no conversation of",
+    ),
+    ('{"messages": [{"content": "hi"}]}\n', ["--tokenizer", "tiny"], "line 1 of "),
+    (GOOD, ["--page-size", "48"], "page_size 48 does not divide the trace's blocks of 512 tokens"),
+    (GOOD, ["--capacity", "511"], "capacity 511 holds no page of 512 tokens"),
+    (GOOD, ["--model", "no/such/model"], "no/such/model"),
+]
+
+
+@pytest.mark.parametrize(("text", "flags", "message"), REFUSED_FILES)
+def test_what_cannot_be_replayed_is_named_before_anything_runs(text, flags, message, tmp_path, capsys):
+    file, output = tmp_path / "trace.jsonl", tmp_path / "results.jsonl"
+    file.write_text(text)
+    assert simulate("--trace", file, "--capacity", "1M", "--output-file", output, *flags) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert output.read_text() == ""
+
+
+def test_bad_lines_are_counted_where_that_is_asked_for(tmp_path, capsys):
+    file, output = tmp_path / "trace.jsonl", tmp_path / "results.jsonl"
+    file.write_text("{broken\n" + GOOD + mooncake(1, 700, [1]) + GOOD)
+    assert simulate("--trace", file, "--capacity", "1M", "--output-file", output, "--skip-bad-lines") == 0
+    row = json.loads(output.read_text().splitlines()[0])
+    assert (row["n_bad_lines"], row["n_requests"], row["hit_rate_pct"]) == (2, 2, 50.0)
+    assert "2 bad lines left out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"), [("--output-file", "cannot write --output-file"), ("--plot", "cannot write to --plot")]
+)
+def test_an_output_that_cannot_be_written_is_refused_before_the_trace_is_read(flag, message, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    flags = ("--trace", tmp_path / "missing", "--capacity", "1M", flag, tmp_path / "file" / "below")
+    assert simulate(*flags) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_trace_that_is_not_there_or_no_file_is_named(tmp_path, capsys):
+    assert simulate("--trace", tmp_path / "missing", "--capacity", "1M") == 1
+    assert "cannot read the trace" in capsys.readouterr().err
+    assert simulate("--trace", tmp_path, "--capacity", "1M") == 1
+    assert "it is not a regular file" in capsys.readouterr().err
