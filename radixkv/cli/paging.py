@@ -1,0 +1,250 @@
+"""``radixkv bench paging``: what pages bring, beside contiguous reservation."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, engine_flags, whole_number
+from radixkv.config import EngineConfig
+from radixkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from radixkv.bench.paging.study import Figures, Settings
+
+WORKLOADS = ("uniform-short", "variable-length", "shared-prefix", "multi-turn", "parallel-sampling")
+PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+POOL_TOKENS = 65_536
+MAX_MODEL_LEN = 2048
+
+STUDY_FLAGS = ("--model=", "--revision=", "--tokenizer=", "--max-model-len=", "--page-size=", "--max-total-tokens=")
+"""Engine flags that mean something without an engine: the tokenizer counts the tokens of texts."""
+
+
+def add(commands: argparse._SubParsersAction[Parser]) -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "paging",
+        help="what pages bring: memory beside contiguous reservation",
+        description="Serve five workloads from the engine's own page cache and from contiguous memory, without a "
+        "model, and print what memory is used for while requests wait for it. Pool: --max-total-tokens (default: "
+        f"{POOL_TOKENS}); longest sequence: --max-model-len (default: {MAX_MODEL_LEN}).",
+    )
+    study = parser.add_argument_group("study")
+    study.add_argument(
+        "--workloads",
+        type=_workloads,
+        default=list(WORKLOADS),
+        metavar="NAMES",
+        help=f"of {', '.join(WORKLOADS)}, separated by commas (default: all)",
+    )
+    study.add_argument(
+        "--dataset-path",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="real lengths instead of published ones: problems for uniform-short and shared-prefix, a trace or "
+        "conversations for variable-length and parallel-sampling, conversations for multi-turn; once for each file",
+    )
+    study.add_argument(
+        "--skip-bad-lines", action="store_true", help="count lines of the data that cannot be read, and go on"
+    )
+    study.add_argument(
+        "--page-sizes",
+        type=_page_sizes,
+        default=list(PAGE_SIZES),
+        metavar="SIZES",
+        help="of the curve of waste by page size, separated by commas, or none (default: 1,2,4 to 256)",
+    )
+    study.add_argument(
+        "--num-prompts",
+        type=whole_number,
+        metavar="COUNT",
+        help="requests, or chats, of each workload (default: as many as fill the pool four times)",
+    )
+    study.add_argument("--seed", type=whole_number, default=0, help="of lengths and arrivals (default: 0)")
+    study.add_argument(
+        "--measure",
+        action="store_true",
+        help="also run the engine on a GPU with pages and with reservation, and compare throughput",
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument("--output-file", type=Path, metavar="FILE", help="append a JSON line a result")
+    output.add_argument("--plot", type=Path, metavar="FOLDER", help="write a page with pictures into this folder")
+    add_engine_flags(parser)
+    parser.set_defaults(parser=parser, run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the tables, workload by workload, as they are done; the exit code."""
+    config = engine_config(args)
+    _check_flags(args, config)
+    _check_outputs(args)
+    from radixkv.bench.paging.recorded import recorded_lengths
+    from radixkv.bench.paging.study import Settings
+
+    if args.measure:
+        from radixkv.bench.paging.measure import check_gpu
+
+        check_gpu(config, args.workloads)
+    model = config.model
+    recorded = recorded_lengths(
+        args.dataset_path, model.tokenizer or model.model, model.revision, skip_bad_lines=args.skip_bad_lines
+    )
+    if recorded.n_bad_lines:
+        print(f"{recorded.n_bad_lines} bad lines of the data were left out")
+    settings = Settings(
+        recorded.lengths,
+        workloads=args.workloads,
+        page_size=args.page_size,
+        page_sizes=args.page_sizes,
+        pool_tokens=POOL_TOKENS if args.max_total_tokens is None else args.max_total_tokens,
+        max_model_len=MAX_MODEL_LEN if args.max_model_len is None else args.max_model_len,
+        n_conversations=args.num_prompts,
+        seed=args.seed,
+    )
+    by_scheme = _compare_schemes(settings, args.output_file)
+    by_page_size = _compare_page_sizes(settings, args.output_file)
+    if args.plot is not None:
+        from radixkv.bench.paging.pictures import plot
+
+        plot(by_scheme, by_page_size, args.plot)
+        print(f"\npictures: {args.plot / 'index.html'}")
+    if args.measure:
+        _measure(config, settings, args.output_file)
+    return 0
+
+
+def _check_flags(args: argparse.Namespace, config: EngineConfig) -> None:
+    parser: Parser = args.parser
+    if not args.measure:
+        flags = [flag for flag in engine_flags(config) if not flag.startswith(STUDY_FLAGS)]
+        if flags:
+            parser.error(f"{' '.join(flags)} is for the engine that --measure runs; leave it out, or add --measure")
+    elif not config.cache.enable_prefix_caching:
+        parser.error("--measure runs with pages shared and with none shared; leave out --no-enable-prefix-caching")
+    if args.seed < 0:
+        parser.error(f"seed {args.seed} must be at least 0")
+    if args.skip_bad_lines and not args.dataset_path:
+        parser.error("--skip-bad-lines is for data; give a --dataset-path, or leave it out")
+
+
+def _check_outputs(args: argparse.Namespace) -> None:
+    """What cannot be written shows before the run, not after it. Raises ``ConfigError``."""
+    if args.output_file is not None:
+        _append(args.output_file, [])
+    if args.plot is not None:
+        from radixkv.bench.report.pictures import require_folder, require_matplotlib
+
+        require_matplotlib()
+        require_folder(args.plot, "--plot")
+
+
+def _compare_schemes(settings: Settings, output: Path | None) -> list[Figures]:
+    from radixkv.bench.paging.study import compare_schemes
+    from radixkv.bench.paging.tables import (
+        SCHEME_COLUMNS,
+        SCHEME_LEGEND,
+        scheme_cells,
+        scheme_heading,
+        table,
+        target_lines,
+        targets,
+    )
+
+    print(SCHEME_LEGEND)
+    lines: list[Figures] = []
+    for _, group in groupby(compare_schemes(settings), lambda line: line["workload"]):
+        of_workload = list(group)
+        print(f"\n{scheme_heading(of_workload)}")
+        print(table(SCHEME_COLUMNS, [scheme_cells(line) for line in of_workload]))
+        print("\n".join(target_lines(targets(of_workload))), flush=True)
+        _append(output, of_workload)
+        lines += of_workload
+    return lines
+
+
+def _compare_page_sizes(settings: Settings, output: Path | None) -> list[Figures]:
+    from radixkv.bench.paging.study import compare_page_sizes
+    from radixkv.bench.paging.tables import (
+        COST_COLUMNS,
+        COST_LEGEND,
+        LOST_LEGEND,
+        cost_rows,
+        least_lost,
+        lost_columns,
+        lost_rows,
+        table,
+    )
+
+    lines: list[Figures] = []
+    for line in compare_page_sizes(settings):
+        _append(output, [line | {"study": "page_size"}])
+        lines.append(line)
+    if lines:
+        print(f"\n{LOST_LEGEND}")
+        print(table(lost_columns(lines), lost_rows(lines)))
+        print(f"\n{COST_LEGEND}")
+        print(table(COST_COLUMNS, cost_rows(lines)))
+        print(least_lost(lines), flush=True)
+    return lines
+
+
+def _measure(config: EngineConfig, settings: Settings, output: Path | None) -> None:
+    from radixkv.bench.paging.measure import measure
+    from radixkv.bench.paging.tables import (
+        measured_cells,
+        measured_columns,
+        measured_targets,
+        table,
+        target_lines,
+    )
+
+    lines: list[Figures] = []
+    for line in measure(
+        config,
+        settings.lengths,
+        settings.workloads,
+        max_model_len=settings.max_model_len,
+        n_conversations=settings.n_conversations,
+        seed=settings.seed,
+    ):
+        _append(output, [line | {"study": "measure"}])
+        lines.append(line)
+    print("\nThe engine on the GPU, all requests sent at once:")
+    print(table(measured_columns(), [measured_cells(line) for line in lines]))
+    half = len(lines) // 2
+    for paged, reserving in zip(lines[:half], lines[half:], strict=True):
+        print("\n".join([f"{paged['workload']}:", *target_lines(measured_targets(paged, reserving))]))
+
+
+def _append(path: Path | None, lines: Sequence[Figures]) -> None:
+    if path is None:
+        return
+    import msgspec
+
+    from radixkv.bench.environment import environment
+
+    known: dict[str, Any] = {"bench": "paging"}
+    about = {"environment": environment()} if lines else {}
+    try:
+        with path.open("ab") as file:
+            file.writelines(msgspec.json.encode(known | line | about) + b"\n" for line in lines)
+    except OSError as error:
+        raise ConfigError(f"cannot write --output-file {path}: {error.strerror}") from None
+
+
+def _workloads(text: str) -> list[str]:
+    names = list(dict.fromkeys(text.split(",")))
+    unknown = [name for name in names if name not in WORKLOADS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(map(repr, unknown))} is none of {', '.join(WORKLOADS)}")
+    return names
+
+
+def _page_sizes(text: str) -> list[int]:
+    return [] if text == "none" else sorted({whole_number(each) for each in text.split(",")})

@@ -1,0 +1,154 @@
+"""``radixkv bench paging`` from the command line, in small; and its engine measurement, on the CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixkv.bench.paging.lengths import AllLengths, Lengths, Pair, published_lengths
+from radixkv.bench.paging.measure import measure
+from radixkv.bench.paging.tables import measured_targets, targets
+from radixkv.cli import main
+from radixkv.config import CacheConfig, EngineConfig, ModelConfig
+
+SMALL = ("--max-total-tokens", "2048", "--max-model-len", "512", "--num-prompts", "40", "--page-sizes", "1,16")
+
+
+def run(*arguments: str) -> int:
+    return main(["bench", "paging", *arguments])
+
+
+def test_tables_lines_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output, pictures = tmp_path / "lines.jsonl", tmp_path / "pictures"
+    names = "variable-length,multi-turn"
+    code = run(*SMALL, "--workloads", names, "--output-file", str(output), "--plot", str(pictures))
+    printed = capsys.readouterr().out
+    assert code == 0
+    assert "variable-length: 40 sequences" in printed
+    assert "largest batch / that of reserving the maximum > 4" in printed
+    lines: list[dict[str, Any]] = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    by_scheme = [line for line in lines if "study" not in line]
+    assert [(line["workload"], line["scheme"]) for line in by_scheme] == [
+        (workload, scheme)
+        for workload in ("variable-length", "multi-turn")
+        for scheme in ("reserve-maximum", "reserve-power-of-two", "oracle", "oracle-best-fit", "paged")
+    ]
+    for line in lines:
+        shares = ("occupied", "reserved", "internal", "external", "free", "cached")
+        assert sum(line[f"{share}_pct"] for share in shares) == pytest.approx(100, abs=0.01)
+        assert 0 < line["utilisation_pct"] <= 100
+        assert {"duplicate_pct", "largest_batch", "environment", "seed", "pool_tokens"} <= line.keys()
+    maximum, paged = by_scheme[0], by_scheme[4]
+    assert maximum["largest_batch"] == 2048 // 512
+    assert paged["largest_batch"] > maximum["largest_batch"]
+    assert [line["page_size"] for line in lines if line.get("study") == "page_size"] == [1, 16] * 2
+    assert {path.name for path in pictures.iterdir()} == {
+        "index.html",
+        "waste.png",
+        "utilisation.png",
+        "page_size.png",
+    }
+    page = (pictures / "index.html").read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64,") == 3
+    assert "oracle-best-fit" in page
+
+
+def test_runs_are_repeatable_and_bring_no_torch(capsys: pytest.CaptureFixture[str]) -> None:
+    script = (
+        "import sys; from radixkv.cli import main; code = main(sys.argv[1:]); "
+        "assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    arguments = ["bench", "paging", *SMALL[:-1], "none", "--workloads", "parallel-sampling"]
+    command = [sys.executable, "-c", script, *arguments]
+    in_another_process = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == in_another_process
+    assert "paged, 16" in in_another_process
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--workloads", "short"), "'short' is none of uniform-short"),
+        (("--page-sizes", "1,x"), "'x' is not a whole number"),
+        (("--gpu-memory-utilization", "0.5"), "--gpu-memory-utilization=0.5 is for the engine that --measure runs"),
+        (("--no-enable-prefix-caching", "--measure"), "leave out --no-enable-prefix-caching"),
+        (("--seed", "-1"), "seed -1 must be at least 0"),
+        (("--skip-bad-lines",), "--skip-bad-lines is for data"),
+    ],
+)
+def test_wrong_usage(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(*arguments)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--page-sizes", "0,4"), "page size 0 is not between 1 and --max-model-len 512"),
+        (("--page-size", "1024"), "page size 1024 is not between 1 and --max-model-len 512"),
+        (("--max-total-tokens", "100"), "--max-total-tokens 100 is less than 528"),
+        (("--num-prompts", "0"), "--num-prompts 0 must be at least 1"),
+        (("--num-prompts", "2"), "memory never ran out in uniform-short, with 2 sequences"),
+        (("--dataset-path", "none.jsonl"), "cannot read --dataset-path none.jsonl"),
+        (("--output-file", "none/out.jsonl"), "cannot write --output-file none/out.jsonl"),
+        (("--measure", "--device", "cpu"), "--measure runs the engine on a GPU; leave out --device cpu"),
+    ],
+)
+def test_settings_that_cannot_work(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*SMALL, *arguments) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_without_a_gpu_measuring_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert run(*SMALL, "--measure") == 1
+    assert "--measure runs the engine on a GPU, but" in capsys.readouterr().err
+
+
+def test_measuring_runs_both_engines() -> None:
+    lengths = Lengths("made", lambda rng: Pair(rng.randint(5, 20), rng.randint(2, 8)))
+    config = EngineConfig(model=ModelConfig(device="cpu"), cache=CacheConfig(max_total_tokens=512))
+    paged, reserving = measure(
+        config,
+        AllLengths(lengths, lengths, published_lengths().chats),
+        ["uniform-short", "multi-turn"],
+        max_model_len=128,
+        n_conversations=12,
+    )
+    assert (paged["scheme"], reserving["scheme"]) == ("paged", "reserve-maximum")
+    assert reserving["max_num_seqs"] == 512 // 128
+    assert paged["pool_tokens"] == reserving["pool_tokens"] == 512
+    assert paged["output_tokens"] == reserving["output_tokens"] > 0
+    assert paged["steps"] < reserving["steps"], "fewer rows take more steps"
+    for line in (paged, reserving):
+        assert line["management_pct_of_attention"] == pytest.approx(
+            100 * line["management_seconds"] / line["attention_seconds"], rel=0.01
+        )
+
+
+def test_targets() -> None:
+    reserving = {"scheme": "reserve-maximum", "largest_batch": 10, "output_throughput": 100.0}
+    paged = {
+        "scheme": "paged",
+        "largest_batch": 40,
+        "utilisation_pct": 95.1,
+        "fragmentation_pct": 5.0,
+        "duplicate_pct": 2.9,
+        "output_throughput": 201.0,
+        "management_pct_of_attention": 4.9,
+    }
+    assert [target.is_met for target in targets([reserving, paged])] == [True, False, True, False]
+    assert [target.is_met for target in measured_targets(paged, reserving)] == [True, True]

@@ -1,0 +1,214 @@
+"""The study's workloads: what they ask, and lengths from files."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from radixkv.bench.paging.lengths import (
+    N_TURNS,
+    SHAREGPT_MEANS,
+    AllLengths,
+    Chat,
+    Lengths,
+    Pair,
+    at_quantile,
+    published_lengths,
+)
+from radixkv.bench.paging.recorded import recorded_lengths
+from radixkv.bench.paging.workloads import N_PREFIXES, N_SAMPLES, WORKLOADS, Workload, make_workload
+from radixkv.checkpoints import resolve_tokenizer
+from radixkv.errors import ConfigError
+from radixkv.text.tokenizer import Tokenizer
+
+
+def made(name: str, lengths: AllLengths | None = None, *, seed: int = 0, max_model_len: int = 2048) -> Workload:
+    return make_workload(
+        name,
+        published_lengths() if lengths is None else lengths,
+        pool_tokens=8192,
+        max_model_len=max_model_len,
+        n_conversations=200,
+        seed=seed,
+    )
+
+
+def lines(path: Path, items: list[object]) -> Path:
+    path.write_text("".join(json.dumps(item) + "\n" for item in items), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(resolve_tokenizer("tiny"))
+
+
+def count(tokenizer: Tokenizer, text: str) -> int:
+    return len(tokenizer.encode(text, adds_special_tokens=False)) // 4
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_equal_seeds_give_equal_workloads_within_the_context(name: str) -> None:
+    def shape(workload: Workload) -> list[object]:
+        return [
+            [[(sequence.prompt, sequence.answer) for sequence in turn.sequences] for turn in conversation]
+            for conversation in workload.conversations
+        ]
+
+    first, second, other = made(name), made(name), made(name, seed=1)
+    assert (shape(first), first.arrivals) == (shape(second), second.arrivals)
+    assert shape(first) != shape(other)
+    assert len(first.conversations) == len(first.arrivals) == 200
+    assert first.arrivals == sorted(first.arrivals)
+    for conversation in first.conversations:
+        for turn in conversation:
+            for sequence in turn.sequences:
+                assert sequence.n_prompt + sequence.answer.n_tokens <= 2048
+                assert sequence.n_prompt >= 1
+                assert sequence.answer.n_tokens >= 1
+
+
+def test_enough_is_asked_to_fill_the_pool_four_times() -> None:
+    workload = make_workload("uniform-short", published_lengths(), pool_tokens=8192, max_model_len=2048)
+    slots = sum(s.n_prompt + s.answer.n_tokens / 2 for c in workload.conversations for t in c for s in t.sequences)
+    assert 4 * 8192 <= slots < 4 * 8192 + 2048
+
+
+def test_arrivals_are_a_quarter_more_than_can_be_served() -> None:
+    lengths = Lengths("fixed", lambda rng: Pair(50, 100))
+    workload = make_workload(
+        "uniform-short",
+        AllLengths(lengths, lengths, published_lengths().chats),
+        pool_tokens=10_000,
+        max_model_len=2048,
+        n_conversations=4000,
+    )
+    # 100 sequences of 100 slots on average fit, each of which runs for 100 steps: one ends in a step.
+    assert workload.arrivals[-1] / 4000 == pytest.approx(1 / 1.25, rel=0.05)
+
+
+def test_few_prefixes_are_shared_by_all() -> None:
+    workload = made("shared-prefix")
+    beginnings = Counter(conversation[0].sequences[0].prompt[0] for conversation in workload.conversations)
+    assert len(beginnings) == N_PREFIXES
+    assert all(prefix.n_tokens > 8 * (34 + 50) for prefix in beginnings)
+
+
+def test_turns_of_a_chat_continue_all_that_was_said() -> None:
+    for conversation in made("multi-turn").conversations:
+        said = conversation[0].sequences[0].prompt[:1]
+        for turn in conversation:
+            (sequence,) = turn.sequences
+            assert sequence.prompt[:-1] == said
+            said = (*sequence.prompt, sequence.answer)
+
+
+def test_samples_have_the_prompt_in_common() -> None:
+    for conversation in made("parallel-sampling").conversations:
+        (turn,) = conversation
+        assert len({sequence.prompt for sequence in turn.sequences}) == 1
+        assert len({sequence.answer for sequence in turn.sequences}) == N_SAMPLES
+
+
+def test_what_is_too_long_is_counted() -> None:
+    def alternating(rng: Random) -> Pair:
+        return rng.choice((Pair(10, 10), Pair(90, 11)))
+
+    lengths = Lengths("made", alternating)
+    workload = made("variable-length", AllLengths(lengths, lengths, published_lengths().chats), max_model_len=100)
+    assert all(c[0].sequences[0].n_prompt == 10 for c in workload.conversations)
+    assert workload.n_left_out == pytest.approx(200, abs=60)
+    chats = Lengths("made", lambda rng: Chat("", 10, (Pair(10, 30), Pair(10, 30), Pair(10, 30))))
+    workload = made("multi-turn", AllLengths(lengths, lengths, chats), max_model_len=100)
+    assert {len(conversation) for conversation in workload.conversations} == {2}
+    assert workload.n_left_out == 200
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_context_that_holds_nothing_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="--max-model-len 2 holds none of"):
+        made(name, max_model_len=2)
+
+
+def test_published_lengths_have_their_means() -> None:
+    draw, rng = published_lengths().requests.draw, Random(0)
+    pairs = [draw(rng) for _ in range(20_000)]
+    for place, mean in enumerate(SHAREGPT_MEANS):
+        assert sum(pair[place] for pair in pairs) / len(pairs) == pytest.approx(mean, rel=0.05)
+
+
+def test_quantiles() -> None:
+    assert [at_quantile(N_TURNS, share) for share in (0.0, 0.05, 0.5, 0.99, 1.0)] == [2, 5, 11, 30, 30]
+    assert at_quantile(((0.0, 0), (0.5, 10), (1.0, 110)), 0.75) == 60
+
+
+def test_lengths_of_files(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    problems = lines(tmp_path / "p.jsonl", [{"question": "How many apples are there?", "answer": "Two. #### 2"}])
+    trace = lines(
+        tmp_path / "t.jsonl", [{"timestamp": 0, "input_length": 513, "output_length": 7, "hash_ids": [1, 2]}]
+    )
+    messages = [
+        {"role": "system", "content": "Be kind to all."},
+        {"role": "assistant", "content": "Hello, what is it?"},
+        {"role": "user", "content": "Book a flight to Rome."},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "book", "arguments": "{}"}}]},
+        {"role": "assistant", "content": "One moment."},
+        {"role": "tool", "content": "booked"},
+        {"role": "assistant", "content": "It is booked."},
+        {"role": "user", "content": "Thank you"},
+    ]
+    chats = lines(tmp_path / "m.jsonl", [{"messages": messages}])
+    found = recorded_lengths([trace, problems, chats], "tiny").lengths
+    rng = Random(0)
+    assert found.problems.source == "p.jsonl"
+    assert found.problems.draw(rng) == (
+        count(tokenizer, "How many apples are there?"),
+        count(tokenizer, "Two. #### 2"),
+    )
+    assert (found.requests.source, found.requests.draw(rng)) == ("t.jsonl", (513, 7))
+    chat = found.chats.draw(rng)
+    assert chat.n_system == count(tokenizer, "Be kind to all.")
+    calls = json.dumps(messages[3]["tool_calls"])
+    assert chat.turns == (
+        (
+            count(tokenizer, "Hello, what is it?") + count(tokenizer, "Book a flight to Rome."),
+            count(tokenizer, calls) + count(tokenizer, "One moment."),
+        ),
+        (count(tokenizer, "booked"), count(tokenizer, "It is booked.")),
+    )
+    without_trace = recorded_lengths([chats], "tiny").lengths
+    assert without_trace.requests.draw(rng) == (chat.n_system + chat.turns[0].prompt, chat.turns[0].answer)
+    assert without_trace.problems.source.startswith("uniform")
+
+
+def test_an_array_of_sharegpt(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path = tmp_path / "s.json"
+    said = [{"from": "human", "value": "Hello there"}, {"from": "gpt", "value": "Good morning"}]
+    path.write_text(json.dumps([{"conversations": said}, {"conversations": said[:1]}], indent=1), encoding="utf-8")
+    chat = recorded_lengths([path], "tiny").lengths.chats.draw(Random(0))
+    assert chat.turns == ((count(tokenizer, "Hello there"), count(tokenizer, "Good morning")),)
+
+
+def test_wrong_files(tmp_path: Path) -> None:
+    good = {"question": "a", "answer": "b"}
+    bad = lines(tmp_path / "bad.jsonl", [good, {"question": "a"}])
+    with pytest.raises(ConfigError, match=r"line 2 of .*bad\.jsonl"):
+        recorded_lengths([bad], "tiny")
+    assert recorded_lengths([bad], "tiny", skip_bad_lines=True).n_bad_lines == 1
+    other = lines(tmp_path / "other.jsonl", [good])
+    with pytest.raises(ConfigError, match=r"bad\.jsonl and .*other\.jsonl are both a file of problems"):
+        recorded_lengths([bad, other], "tiny")
+    with pytest.raises(ConfigError, match=r"cannot read --dataset-path .*none\.jsonl: No such file"):
+        recorded_lengths([tmp_path / "none.jsonl"], "tiny")
+    with pytest.raises(ConfigError, match="has nothing of"):
+        recorded_lengths([lines(tmp_path / "unknown.jsonl", [{"a": 1}])], "tiny")
+    documents = lines(tmp_path / "d.jsonl", [{"text": "a", "questions": [good]}])
+    with pytest.raises(ConfigError, match="is a file of documents, and none of"):
+        recorded_lengths([documents], "tiny")
+    silent = lines(tmp_path / "silent.jsonl", [{"messages": [{"role": "user", "content": "hello"}]}])
+    with pytest.raises(ConfigError, match=r"no conversation of .*silent\.jsonl has an answer"):
+        recorded_lengths([silent], "tiny")
