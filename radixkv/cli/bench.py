@@ -3,72 +3,34 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import math
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, engine_flags, number, whole_number
+from radixkv.cli import compare, paging
+from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, engine_flags
+from radixkv.cli.load_flags import add_load_flags, check_load_ranges
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError
 
 if TYPE_CHECKING:
+    from radixkv.bench.load.encoding import PromptEncoder
     from radixkv.bench.run import Bench, Outcome
-
-COUNTS = (
-    ("--num-prompts", "requests, of fewshot and unshared"),
-    ("--num-sessions", "chats, of multiturn"),
-    ("--num-turns", "questions a chat, of multiturn"),
-    ("--num-shots", "worked examples a prompt"),
-    ("--output-len", "tokens of each answer"),
-    ("--max-concurrency", "most requests in flight at once"),
-)
-"""What a workload counts, as ``WorkloadChanges`` has it."""
-
-GOODPUT_NAMES = ("ttft", "tpot", "e2el")
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Adds the command."""
+    """Adds the command, and those below it."""
     parser = commands.add_parser(
         "bench",
         help="measure a server, and what the prefix cache brings",
         description="Measure a server that is started for it, or one that is running.",
     )
-    load = parser.add_argument_group("workload and load")
-    load.add_argument(
-        "--workload",
-        default="fewshot",
-        metavar="NAME",
-        help="fewshot (prompts that share worked examples), multiturn (chats whose next question waits for the "
-        "answer), unshared (prompts that share nothing), or a TOML file (default: fewshot)",
-    )
-    for flag, what in COUNTS:
-        load.add_argument(flag, type=whole_number, metavar="COUNT", help=f"{what} (default: the workload's)")
-    load.add_argument(
-        "--request-rate",
-        type=number,
-        default=math.inf,
-        help="requests, or sessions, that begin in a second, Poisson (default: inf, all at once)",
-    )
-    load.add_argument(
-        "--dataset-path", type=Path, metavar="FILE", help="problems in GSM8K's format instead of made ones"
-    )
-    load.add_argument("--seed", type=whole_number, default=0, help="of the made texts and arrivals (default: 0)")
-    load.add_argument(
-        "--warmup-requests", type=whole_number, default=2, help="unrelated requests first (default: %(default)s)"
-    )
-    load.add_argument(
-        "--goodput",
-        nargs="+",
-        type=_limit,
-        default=[],
-        metavar="NAME:MS",
-        help="count requests that keep these limits, such as ttft:200 tpot:50 e2el:3000",
-    )
+    more = parser.add_subparsers(title="other measurements", metavar="COMMAND", parser_class=Parser)
+    for command in (compare, paging):
+        command.add(more)
+    add_load_flags(parser.add_argument_group("workload and load"))
     output = parser.add_argument_group("server and output")
     output.add_argument("--base-url", metavar="URL", help="a running OpenAI-compatible server")
     output.add_argument("--api-key", metavar="KEY", help="the key that this server asks for")
@@ -76,16 +38,75 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         "--compare-cache", action="store_true", help="the same requests with the cache off, then on"
     )
     output.add_argument("--output-file", type=Path, metavar="FILE", help="append a JSON line a run")
+    output.add_argument("--plot", type=Path, metavar="FOLDER", help="write a page with pictures into this folder")
     add_engine_flags(parser)
     parser.set_defaults(parser=parser, run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the report; 1 if a request failed, or if outputs depend on the cache."""
-    parser: Parser = args.parser
+    """Prints the report of each run and saves its line, as soon as it is over.
+
+    Returns:
+        1 if a request failed, the server went away, or outputs depend on the cache; 130 if the run was interrupted.
+    """
     config = engine_config(args)
-    _check_combination(args, config, parser)
-    _check_ranges(args, parser)
+    _check_combination(args, config)
+    check_load_ranges(args)
+    _check_outputs(args)
+    bench = _bench(args, config)
+    code = 0
+    outcomes: list[Outcome] = []
+    for work in _works(args, bench, config):
+        outcome = _run(work)
+        outcomes.append(outcome)
+        code = max(code, _report(outcome, args.output_file))
+        if outcome.figures["aborted"] is not None:
+            break
+    if args.compare_cache and len(outcomes) == 2:
+        code = max(code, _compare(outcomes))
+    if args.plot is not None:
+        _plot(outcomes, args.plot)
+    return code
+
+
+def _check_combination(args: argparse.Namespace, config: EngineConfig) -> None:
+    parser: Parser = args.parser
+    if args.base_url is None and args.api_key is not None:
+        parser.error("--api-key is for a running server; give its --base-url, or leave out --api-key")
+    if args.base_url is not None:
+        if args.compare_cache:
+            parser.error("--compare-cache starts servers of its own; leave out --base-url")
+        if args.prompt_form == "tokens" and args.tokenizer is None:
+            parser.error("--prompt-form tokens needs the --tokenizer of the server at --base-url; give its folder")
+        own = ("--model=", "--tokenizer=") if args.prompt_form == "tokens" else ("--model=",)
+        flags = [flag for flag in engine_flags(config) if not flag.startswith(own)]
+        if flags:
+            parser.error(
+                f"{' '.join(flags)} cannot change the server at --base-url, which is running; leave it out"
+            )
+    if args.compare_cache and not config.cache.enable_prefix_caching:
+        parser.error("--compare-cache measures with the cache off and on; leave out --no-enable-prefix-caching")
+    if args.speed is not None and args.request_rate is not None:
+        parser.error("--speed is of the data set's own clock, which --request-rate replaces; leave one out")
+    if args.skip_bad_lines and args.dataset_path is None:
+        parser.error("--skip-bad-lines is for a data set; give its --dataset-path, or leave it out")
+
+
+def _check_outputs(args: argparse.Namespace) -> None:
+    """A path that cannot be written shows before the run, not after it. Raises ``ConfigError``."""
+    if args.output_file is not None:
+        _append(args.output_file, "")
+    if args.plot is not None:
+        from radixkv.bench.report.pictures import require_folder, require_matplotlib
+
+        require_matplotlib()
+        require_folder(args.plot, "--plot")
+
+
+def _bench(args: argparse.Namespace, config: EngineConfig) -> Bench:
+    """What is to be asked; a change that the workload cannot take is wrong usage."""
+    parser: Parser = args.parser
+    from radixkv.bench.kinds.source import Source
     from radixkv.bench.run import Bench
     from radixkv.bench.workloads import WorkloadChanges, load_workload
 
@@ -95,54 +116,44 @@ def run(args: argparse.Namespace) -> int:
         workload = load_workload(args.workload, changes)
     except ConfigError as error:  # the workload itself is in order
         parser.error(str(error))
-    bench = Bench.make(
+    return Bench.make(
         args.workload,
         workload,
-        seed=args.seed,
-        dataset=args.dataset_path,
+        Source(args.seed, args.dataset_path, args.skip_bad_lines),
+        max_concurrency=args.max_concurrency,
         request_rate=args.request_rate,
+        speed=args.speed,
         warmup_requests=args.warmup_requests,
         goodput=dict(args.goodput),
+        encoder=_encoder(config) if args.prompt_form == "tokens" else None,
+        has_extensions=not args.plain_requests,
     )
-    if args.output_file is not None:
-        _append(args.output_file, "")  # a path that cannot be written shows before the run, not after it
+
+
+def _encoder(config: EngineConfig) -> PromptEncoder:
+    """Of the tokenizer that the server has."""
+    from radixkv.bench.load.encoding import PromptEncoder
+    from radixkv.checkpoints.resolve import resolve_tokenizer
+
+    model = config.model
+    return PromptEncoder(resolve_tokenizer(model.tokenizer or model.model, model.revision))
+
+
+def _works(args: argparse.Namespace, bench: Bench, config: EngineConfig) -> Iterator[Coroutine[Any, Any, Outcome]]:
+    """The runs, one after another."""
     if args.base_url is not None:
-        outcomes = [_run(bench.run(args.base_url, model=args.model, api_key=args.api_key, use_environment=True))]
-    elif args.compare_cache:
-        off = replace(config, cache=replace(config.cache, enable_prefix_caching=False))
-        outcomes = [_run(_with_server(bench, each)) for each in (off, config)]
-    else:
-        outcomes = [_run(_with_server(bench, config))]
-    return _report(args, outcomes)
-
-
-def _check_combination(args: argparse.Namespace, config: EngineConfig, parser: Parser) -> None:
-    if args.base_url is None and args.api_key is not None:
-        parser.error("--api-key is for a running server; give its --base-url, or leave out --api-key")
-    if args.base_url is not None:
-        if args.compare_cache:
-            parser.error("--compare-cache starts servers of its own; leave out --base-url")
-        flags = [flag for flag in engine_flags(config) if not flag.startswith("--model=")]
-        if flags:
-            parser.error(
-                f"{' '.join(flags)} cannot change the server at --base-url, which is running; leave it out"
-            )
-    if args.compare_cache and not config.cache.enable_prefix_caching:
-        parser.error("--compare-cache measures with the cache off and on; leave out --no-enable-prefix-caching")
-
-
-def _check_ranges(args: argparse.Namespace, parser: Parser) -> None:
-    for name, is_in_range, limit in (
-        ("seed", args.seed >= 0, "at least 0"),
-        ("warmup_requests", args.warmup_requests >= 0, "at least 0"),
-        ("request_rate", args.request_rate > 0, "above 0"),
-    ):
-        if not is_in_range:
-            parser.error(f"{name} {vars(args)[name]} must be {limit}")
+        yield bench.run(args.base_url, model=args.model, api_key=args.api_key, use_environment=True)
+        return
+    if args.compare_cache:
+        yield _with_server(bench, replace(config, cache=replace(config.cache, enable_prefix_caching=False)))
+    yield _with_server(bench, config)
 
 
 def _run(work: Coroutine[Any, Any, Outcome]) -> Outcome:
     """Runs it; a termination signal is taken as Ctrl-C is, so that a started server is stopped first."""
+    import asyncio
+
+    import uvloop
 
     async def stoppable() -> Outcome:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -153,37 +164,55 @@ def _run(work: Coroutine[Any, Any, Outcome]) -> Outcome:
         return await work
 
     try:
-        return asyncio.run(stoppable())
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(stoppable())
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 
 
 async def _with_server(bench: Bench, config: EngineConfig) -> Outcome:
-    from radixkv.bench.server import started_server
+    from radixkv.bench.started import ServerFailed, started_server
 
-    async with started_server(engine_flags(config)) as address:
-        return await bench.run(address, cache="on" if config.cache.enable_prefix_caching else "off")
+    outcome: Outcome | None = None
+    try:
+        async with started_server(engine_flags(config)) as address:
+            outcome = await bench.run(address, cache="on" if config.cache.enable_prefix_caching else "off")
+    except ServerFailed as error:
+        if outcome is None:
+            raise
+        outcome.figures["aborted"] = str(error)
+    return outcome
 
 
-def _report(args: argparse.Namespace, outcomes: list[Outcome]) -> int:
+def _report(outcome: Outcome, path: Path | None) -> int:
     import msgspec
 
-    from radixkv.bench.report import box, comparison, failures, outputs_equal
+    from radixkv.bench.report.box import box, failures
 
-    code = 0
-    for outcome in outcomes:
-        print(box(outcome.figures))
-        if outcome.errors:
-            print(failures(outcome.errors))
-            code = 1
-        if args.output_file is not None:
-            _append(args.output_file, msgspec.json.encode(outcome.figures).decode() + "\n")
-    if args.compare_cache:
-        off, on = (outcome.figures for outcome in outcomes)
-        print(comparison(off, on))
-        if not outputs_equal(off, on):
-            code = 1
-    return code
+    if path is not None:
+        _append(path, msgspec.json.encode(outcome.figures).decode() + "\n")
+    print(box(outcome.figures))
+    if outcome.errors:
+        print(failures(outcome.errors))
+    if outcome.is_interrupted:
+        return 130
+    return 1 if outcome.errors or outcome.figures["aborted"] is not None else 0
+
+
+def _compare(outcomes: Sequence[Outcome]) -> int:
+    from radixkv.bench.report.box import comparison, outputs_equal
+
+    off, on = (outcome.figures for outcome in outcomes)
+    print(comparison(off, on))
+    return 0 if outputs_equal(off, on) else 1
+
+
+def _plot(outcomes: Sequence[Outcome], folder: Path) -> None:
+    from radixkv.bench.report.plot import Run, plot
+    from radixkv.bench.report.samples import samples_of
+
+    plot([Run(outcome.figures, samples_of(outcome.measurement)) for outcome in outcomes], folder)
+    print(f"Pictures: {folder / 'index.html'}")
 
 
 def _append(path: Path, text: str) -> None:
@@ -192,16 +221,3 @@ def _append(path: Path, text: str) -> None:
             file.write(text)
     except OSError as error:
         raise ConfigError(f"cannot write --output-file {path}: {error.strerror}") from None
-
-
-def _limit(text: str) -> tuple[str, float]:
-    name, _, value = text.partition(":")
-    if name not in GOODPUT_NAMES:
-        raise argparse.ArgumentTypeError(f"{text!r} names none of {', '.join(GOODPUT_NAMES)}; write ttft:200")
-    try:
-        limit = float(value)
-    except ValueError:
-        limit = math.nan
-    if not limit > 0:  # also catches NaN
-        raise argparse.ArgumentTypeError(f"{text!r} has no limit above 0 ms; write {name}:200")
-    return name, limit

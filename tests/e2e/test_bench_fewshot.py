@@ -1,16 +1,19 @@
 """``radixkv bench`` with the servers that it starts, and ``radixkv generate``, as people run them."""
 
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
-from support.live import is_running
+from support.live import is_running, wait_for
 
 POOL = ["--max-total-tokens", "16384"]
 SMALL = ["--num-prompts", "6", "--num-shots", "3", "--output-len", "4", "--warmup-requests", "1"]
@@ -20,16 +23,8 @@ def command(*flags):
     return [sys.executable, "-m", "radixkv.cli", *map(str, flags)]
 
 
-@pytest.fixture
-def environment(cache):
-    return {**os.environ, "XDG_CACHE_HOME": str(cache)}
-
-
-@pytest.fixture
-def run(environment):
-    return lambda *flags: subprocess.run(
-        command(*flags), capture_output=True, text=True, timeout=120, env=environment
-    )
+def run(*flags):
+    return subprocess.run(command(*flags), capture_output=True, text=True, timeout=120)
 
 
 def children(pid):
@@ -44,7 +39,25 @@ def children(pid):
     return found
 
 
-def test_the_cache_off_and_on_gives_the_same_tokens_and_nearly_the_optimum(run, tmp_path):
+def listening_port(pid):
+    """0 while it does not listen."""
+    sockets = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+            return int(fields[1].rpartition(":")[2], 16)
+    return 0
+
+
+def n_generated(pid):
+    """Tokens that the server has generated."""
+    with contextlib.suppress(OSError, httpx.HTTPError):
+        text = httpx.get(f"http://127.0.0.1:{listening_port(pid)}/metrics", timeout=5).text
+        return float(re.search(r"^radixkv:generation_tokens_total (\S+)$", text, re.MULTILINE)[1])
+    return 0
+
+
+def test_the_cache_off_and_on_gives_the_same_tokens_and_nearly_the_optimum(tmp_path):
     path = tmp_path / "lines.jsonl"
     done = run("bench", "--workload", "fewshot", "--compare-cache", *SMALL, *POOL, "--output-file", path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -63,13 +76,12 @@ def test_the_cache_off_and_on_gives_the_same_tokens_and_nearly_the_optimum(run, 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_the_end_of_a_run_is_that_of_the_server_it_started(environment, number):
+def test_the_end_of_a_run_is_that_of_the_server_it_started(number):
     with subprocess.Popen(
         command("bench", "--num-prompts", 400, "--output-len", 200, *POOL),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment,
     ) as bench:
         deadline = time.monotonic() + 60
         servers = []
@@ -87,8 +99,30 @@ def test_the_end_of_a_run_is_that_of_the_server_it_started(environment, number):
         time.sleep(0.05)
 
 
-def test_generate_prints_the_same_answer_for_the_same_seed(run):
-    flags = ["generate", "The rain in Spain", "--max-tokens", "8", *POOL]
+def test_a_server_that_is_killed_ends_the_run_with_the_partial_result_saved(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    flags = ["--num-prompts", 2000, "--num-shots", 1, "--output-len", 4, "--max-concurrency", 4]
+    begun = command("bench", *flags, *POOL, "--output-file", path)
+    with subprocess.Popen(begun, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as bench:
+        try:
+            wait_for(lambda: children(bench.pid), "no server", 60)
+            (server,) = children(bench.pid)
+            wait_for(lambda: n_generated(server) > 2 * 32 + 100, "no more than the warm-up", 60)
+            os.kill(server, signal.SIGKILL)
+            output, errors = bench.communicate(timeout=60)
+        finally:
+            bench.kill()
+    assert (bench.returncode, errors) == (1, "")
+    assert "The run ended early: " in output
+    line = json.loads(path.read_text())
+    assert line["aborted"] is not None
+    assert line["completed"] > 0
+    assert line["errors"]["not_sent"] > 0
+    assert line["completed"] + line["failed"] == line["num_prompts"] == 2000
+
+
+def test_generate_prints_the_same_answer_for_the_same_seed(sensitive):
+    flags = ["generate", "The rain in Spain", "--model", sensitive, "--max-tokens", "8", *POOL]
     one, same = (run(*flags, "--seed", "5") for _ in range(2))
     assert (one.returncode, one.stderr) == (0, "")
     assert one.stdout.strip()
