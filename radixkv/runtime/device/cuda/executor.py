@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from radixkv.errors import DeviceError, DeviceLost
 from radixkv.runtime.device.cuda.packing import PackedStep, Packer
 from radixkv.runtime.device.cuda.runner import N_TIMES, Outputs, StepRunner
 from radixkv.runtime.device.cuda.sampler.sampler import CudaSampler, SampledRows, ScoredTokens
 from radixkv.runtime.device.cuda.sampler.settings import LEAST_TEMPERATURE
 from radixkv.runtime.device.cuda.timer import AttentionTimer
+from radixkv.runtime.device.cuda.translation import Translation
 from radixkv.runtime.plan import RowSampling, StepPlan, StepResult
 from radixkv.wire import TokenLogprobs
 
@@ -54,6 +53,7 @@ class CudaExecutor:
         self._sampler = sampler
         self._vocab_size = vocab_size
         self._stream = stream
+        self._errors = Translation()
 
     @property
     def n_pages(self) -> int:
@@ -73,13 +73,13 @@ class CudaExecutor:
             DeviceLost: the device answers no more.
         """
         step = self._packer.pack(plan)
-        with _Translated(plan.step), torch.inference_mode(), torch.cuda.stream(self._stream):
+        with self._errors.of(plan.step), torch.inference_mode(), torch.cuda.stream(self._stream):
             outputs = self._runner.enqueue(step)
             sampled = self._sample(step, outputs)
             scored = [
                 (row, scores) for row in range(step.n_rows) for scores in self._score(step, row, outputs.hidden)
             ]
-            return CudaStep(plan, outputs.report, self._runner.timer, sampled, scored, self._stream)
+            return CudaStep(plan, outputs.report, self._runner.timer, sampled, scored, self._stream, self._errors)
 
     def _sample(self, step: PackedStep, outputs: Outputs) -> _Sampled | None:
         """Rows whose token is not just the likeliest one, or that ask for more than it."""
@@ -135,8 +135,10 @@ class CudaStep:
         sampled: _Sampled | None,
         scored: list[tuple[int, ScoredTokens]],
         stream: torch.cuda.Stream,
+        errors: Translation,
     ) -> None:
         self._plan = plan
+        self._errors = errors
         self._timer = timer
         self._sampled = sampled
         self._scored = scored
@@ -147,7 +149,7 @@ class CudaStep:
 
     def result(self) -> StepResult:
         """Waits for this step. Raises ``DeviceError`` or ``DeviceLost``."""
-        with _Translated(self._plan.step):
+        with self._errors.of(self._plan.step):
             self._done.synchronize()
         rows = self._plan.rows
         times, choice = np.split(self._report.numpy(), [N_TIMES])
@@ -185,37 +187,3 @@ def _asks_for_more(sampling: RowSampling) -> bool:
         and not sampling.banned
         and not sampling.has_penalties
     )
-
-
-class _Translated:
-    """CUDA's errors as ours, within a ``with``. All but a lack of memory are for good: the driver refuses every
-    later call.
-
-    Triton, FlashInfer and cuBLAS raise a type for them that others have too: whether the GPU answers decides.
-
-    No generator: from Python 3.12 on its frame and the error would hold each other, and with them what the failed
-    step has on the device, until the cyclic collector runs, which is off.
-    """
-
-    def __init__(self, step: int) -> None:
-        self._step = step
-
-    def __enter__(self) -> None:
-        """Nothing to prepare."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise DeviceError(f"step {self._step}: the device is out of memory: {error}") from None
-        if isinstance(error, RuntimeError) and (isinstance(error, torch.AcceleratorError) or not _answers()):
-            first_line = str(error).partition("\n")[0]  # torch's others are advice on debugging
-            raise DeviceLost(f"step {self._step}: the GPU failed, and must be opened anew: {first_line}") from error
-
-
-def _answers() -> bool:
-    try:
-        torch.cuda.synchronize()
-    except torch.AcceleratorError:
-        return False
-    return True
