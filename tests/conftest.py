@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
+
+from support.sensitive_checkpoint import save_sensitive
 
 
 def pytest_configure() -> None:
@@ -22,3 +25,11 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} was skipped; only tests marked gpu may be"
     return report
+
+
+@pytest.fixture(scope="session")
+def sensitive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a checkpoint whose answers depend on every page, and on nothing that was trained."""
+    folder = tmp_path_factory.mktemp("sensitive")
+    save_sensitive(folder)
+    return folder

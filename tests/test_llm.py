@@ -1,4 +1,4 @@
-"""``LLM`` with the embedded model."""
+"""``LLM``, what it answers and what it refuses."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ TEXT = "A farmer has 12 hens, and each of them lays 5 eggs a week. How many eggs
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    llm = LLM("tiny", max_total_tokens=4096, max_model_len=1024)
+def llm(sensitive: Path) -> Iterator[LLM]:
+    llm = LLM(sensitive, max_total_tokens=4096, max_model_len=1024)
     yield llm
     llm.shutdown()
 
@@ -239,7 +239,7 @@ def test_wrong_settings_name_themselves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("enforce_eager", [True, False])
-def test_settings_of_other_engines_that_ask_for_nothing(llm: LLM, enforce_eager: bool) -> None:
+def test_settings_of_other_engines_that_ask_for_nothing(llm: LLM, sensitive: Path, enforce_eager: bool) -> None:
     neutral = {
         "tensor_parallel_size": 1,
         "trust_remote_code": False,
@@ -248,9 +248,8 @@ def test_settings_of_other_engines_that_ask_for_nothing(llm: LLM, enforce_eager:
     }
     sampling = SamplingParams(temperature=0.0, max_tokens=4)
     (expected,) = llm.generate(TEXT, sampling)
-    (answer,) = LLM("tiny", device="cpu", max_total_tokens=4096, enforce_eager=enforce_eager, **neutral).generate(
-        TEXT, sampling
-    )
+    again = LLM(sensitive, device="cpu", max_total_tokens=4096, enforce_eager=enforce_eager, **neutral)
+    (answer,) = again.generate(TEXT, sampling)
     assert answer.outputs[0].token_ids == expected.outputs[0].token_ids
 
 
@@ -329,8 +328,8 @@ def test_a_model_may_be_a_path(tmp_path: Path) -> None:
     assert LLM(tmp_path, max_total_tokens=256).generate([1, 2], GREEDY)[0].finished
 
 
-def test_the_lowest_priority_goes_first_of_however_many_prompts() -> None:
-    llm = LLM("tiny", device="cpu", max_total_tokens=4096, max_model_len=256, max_num_seqs=1)
+def test_the_lowest_priority_goes_first_of_however_many_prompts(sensitive: Path) -> None:
+    llm = LLM(sensitive, device="cpu", max_total_tokens=4096, max_model_len=256, max_num_seqs=1)
     priorities = [5] * 200
     priorities[150], priorities[190] = -1, 0
     outputs = llm.generate([TEXT] * 200, SamplingParams(max_tokens=1), priority=priorities)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from radixkv.checkpoints import resolve
 from radixkv.errors import InvalidRequest
 from radixkv.llm import LLM
 from radixkv.sampling import SamplingParams
@@ -22,15 +21,15 @@ CHAT = [
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    llm = LLM("tiny", max_total_tokens=4096, max_model_len=1024)
+def llm(sensitive: Path) -> Iterator[LLM]:
+    llm = LLM(sensitive, max_total_tokens=4096, max_model_len=1024)
     yield llm
     llm.shutdown()
 
 
 @pytest.fixture(scope="module")
-def oracle() -> AutoTokenizer:
-    return AutoTokenizer.from_pretrained(resolve("tiny").folder)
+def oracle(sensitive: Path) -> AutoTokenizer:
+    return AutoTokenizer.from_pretrained(sensitive)
 
 
 def test_a_chat_is_the_template_and_generate(llm: LLM, oracle: AutoTokenizer) -> None:
@@ -76,13 +75,12 @@ def test_the_last_message_can_be_continued(llm: LLM, oracle: AutoTokenizer) -> N
         llm.chat(begun, GREEDY, continue_final_message=True)
 
 
-def test_another_template_and_what_it_reads(tmp_path: Path) -> None:
+def test_another_template_and_what_it_reads(sensitive: Path, oracle: AutoTokenizer, tmp_path: Path) -> None:
     path = tmp_path / "mine.jinja"
     path.write_text("{{ tone }}:{% for message in messages %}{{ message.content }}{% endfor %}")
-    llm = LLM("tiny", chat_template=str(path), max_total_tokens=512, max_model_len=256)
+    llm = LLM(sensitive, chat_template=str(path), max_total_tokens=512, max_model_len=256)
     (output,) = llm.chat([{"role": "user", "content": "Hens"}], GREEDY, chat_template_kwargs={"tone": "kind"})
-    tokenizer = AutoTokenizer.from_pretrained(resolve("tiny").folder)
-    assert output.prompt_token_ids == tokenizer.encode("kind:Hens", add_special_tokens=False)
+    assert output.prompt_token_ids == oracle.encode("kind:Hens", add_special_tokens=False)
 
 
 @pytest.mark.parametrize(
@@ -103,19 +101,19 @@ def test_wrong_conversations_are_named(llm: LLM, messages: object, word: str) ->
         llm.chat(messages, GREEDY)
 
 
-def test_a_checkpoint_without_tokenizer_or_template_says_so(tmp_path: Path) -> None:
+def test_a_checkpoint_without_tokenizer_or_template_says_so(sensitive: Path, tmp_path: Path) -> None:
     save_llama(tmp_path)
     with pytest.raises(InvalidRequest, match="no tokenizer"):
         LLM(str(tmp_path), max_total_tokens=256).chat(CHAT)
-    (tmp_path / "tokenizer.json").write_bytes((resolve("tiny").folder / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer.json").write_bytes((sensitive / "tokenizer.json").read_bytes())
     with pytest.raises(InvalidRequest, match="no chat template"):
         LLM(str(tmp_path), max_total_tokens=256).chat(CHAT)
 
 
-def test_another_tokenizer_can_be_used(tmp_path: Path) -> None:
+def test_another_tokenizer_can_be_used(llm: LLM, sensitive: Path, tmp_path: Path) -> None:
     save_llama(tmp_path)
-    llm = LLM(str(tmp_path), tokenizer=str(resolve("tiny").folder), max_total_tokens=256)
-    assert llm.chat_prompt(CHAT) == LLM("tiny", max_total_tokens=256, max_model_len=256).chat_prompt(CHAT)
+    other = LLM(str(tmp_path), tokenizer=str(sensitive), max_total_tokens=256)
+    assert other.chat_prompt(CHAT) == llm.chat_prompt(CHAT)
 
 
 @pytest.mark.parametrize("kwargs", [3, {"messages": []}, {"add_generation_prompt": False}])

@@ -11,46 +11,50 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from radixkv.checkpoints import resolve
 from radixkv.llm import LLM, Logprob, RequestOutput
 from radixkv.sampling import SamplingParams
 
 TEXT = "A farmer has 12 hens, and each of them lays 5 eggs a week. How many eggs does he get in a month?"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-TOKENIZER = AutoTokenizer.from_pretrained(resolve("tiny").folder)
 END_OF_TURN = 4095
 HEADER = 4094
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    llm = LLM("tiny", max_total_tokens=4096, max_model_len=1024)
+def llm(sensitive: Path) -> Iterator[LLM]:
+    llm = LLM(sensitive, max_total_tokens=4096, max_model_len=1024)
     yield llm
     llm.shutdown()
 
 
+class Oracle:
+    """Transformers with the same checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = LlamaForCausalLM.from_pretrained(folder).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def logprobs(self, ids: list[int]) -> torch.Tensor:
+        """Of the token after each one: [len(ids), vocabulary]."""
+        with torch.no_grad():
+            return torch.log_softmax(self.model(torch.tensor([ids])).logits[0].float(), dim=-1)
+
+    def check(self, found: dict[int, Logprob], token: int, expected: torch.Tensor, n_likeliest: int) -> None:
+        assert next(iter(found)) == token
+        likeliest = expected.topk(n_likeliest).indices.tolist() if n_likeliest else []
+        assert set(found) == {token, *likeliest}
+        for token_id, entry in found.items():
+            assert entry.logprob == pytest.approx(expected[token_id].item(), abs=1e-4)
+            assert entry.rank == (expected > expected[token_id]).sum().item() + 1
+            assert entry.decoded_token == self.tokenizer.decode([token_id])
+
+
 @pytest.fixture(scope="module")
-def oracle() -> LlamaForCausalLM:
-    return LlamaForCausalLM.from_pretrained(resolve("tiny").folder).eval()
+def oracle(sensitive: Path) -> Oracle:
+    return Oracle(sensitive)
 
 
-def expected_logprobs(oracle: LlamaForCausalLM, ids: list[int]) -> torch.Tensor:
-    """Of the token after each one: [len(ids), vocabulary]."""
-    with torch.no_grad():
-        return torch.log_softmax(oracle(torch.tensor([ids])).logits[0].float(), dim=-1)
-
-
-def check_logprobs(found: dict[int, Logprob], token: int, expected: torch.Tensor, n_likeliest: int) -> None:
-    assert next(iter(found)) == token
-    likeliest = expected.topk(n_likeliest).indices.tolist() if n_likeliest else []
-    assert set(found) == {token, *likeliest}
-    for token_id, entry in found.items():
-        assert entry.logprob == pytest.approx(expected[token_id].item(), abs=1e-4)
-        assert entry.rank == (expected > expected[token_id]).sum().item() + 1
-        assert entry.decoded_token == TOKENIZER.decode([token_id])
-
-
-def test_logprobs_are_those_of_the_unchanged_logits(llm: LLM, oracle: LlamaForCausalLM) -> None:
+def test_logprobs_are_those_of_the_unchanged_logits(llm: LLM, oracle: Oracle) -> None:
     settings = SamplingParams(
         seed=3,
         max_tokens=8,
@@ -63,11 +67,11 @@ def test_logprobs_are_those_of_the_unchanged_logits(llm: LLM, oracle: LlamaForCa
     )
     (output,) = llm.generate(TEXT, settings)
     (answer,) = output.outputs
-    expected = expected_logprobs(oracle, output.prompt_token_ids + answer.token_ids)
+    expected = oracle.logprobs(output.prompt_token_ids + answer.token_ids)
     n_prompt = len(output.prompt_token_ids)
     assert len(answer.logprobs) == 8
     for place, (token, found) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
-        check_logprobs(found, token, expected[n_prompt - 1 + place], 4)
+        oracle.check(found, token, expected[n_prompt - 1 + place], 4)
     own = [found[token].logprob for token, found in zip(answer.token_ids, answer.logprobs, strict=True)]
     assert answer.cumulative_logprob == pytest.approx(sum(own))
 
@@ -80,7 +84,7 @@ def test_no_logprobs_unless_they_are_asked_for(llm: LLM) -> None:
     assert [list(found) for found in output.outputs[0].logprobs] == [[t] for t in output.outputs[0].token_ids]
 
 
-def test_the_prompts_logprobs_do_not_read_the_cache_but_fill_it(llm: LLM, oracle: LlamaForCausalLM) -> None:
+def test_the_prompts_logprobs_do_not_read_the_cache_but_fill_it(llm: LLM, oracle: Oracle) -> None:
     llm.flush_cache()
     settings = SamplingParams(temperature=0.0, max_tokens=2, prompt_logprobs=2)
     cold, warm = (llm.generate(TEXT, settings)[0] for _ in range(2))
@@ -90,10 +94,10 @@ def test_the_prompts_logprobs_do_not_read_the_cache_but_fill_it(llm: LLM, oracle
     assert warm.prompt_logprobs == cold.prompt_logprobs
     first, *rest = cold.prompt_logprobs
     assert first is None
-    expected = expected_logprobs(oracle, cold.prompt_token_ids)
+    expected = oracle.logprobs(cold.prompt_token_ids)
     assert len(rest) == len(cold.prompt_token_ids) - 1
     for place, found in enumerate(rest):
-        check_logprobs(found, cold.prompt_token_ids[place + 1], expected[place], 2)
+        oracle.check(found, cold.prompt_token_ids[place + 1], expected[place], 2)
 
 
 def answers(output: RequestOutput) -> list[tuple[str, list[int]]]:
@@ -171,8 +175,8 @@ def test_special_tokens_are_in_the_text_if_that_is_asked_for(llm: LLM) -> None:
     assert shown.outputs[0].text == "<|end_header_id|>" * 2
 
 
-def test_the_checkpoints_defaults_are_used_where_no_settings_are_given(tmp_path: Path) -> None:
-    folder = shutil.copytree(resolve("tiny").folder, tmp_path / "model")
+def test_the_checkpoints_defaults_are_used_where_no_settings_are_given(sensitive: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(sensitive, tmp_path / "model")
     generation = json.loads((folder / "generation_config.json").read_text())
     generation |= {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1, "max_new_tokens": 7}
     (folder / "generation_config.json").write_text(json.dumps(generation))

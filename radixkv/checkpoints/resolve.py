@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from radixkv.checkpoints.embedded import embedded_folder
 from radixkv.checkpoints.files import is_integer, read_object
 from radixkv.checkpoints.generation import read_generation
 from radixkv.config import LoadFormat
@@ -88,15 +89,13 @@ def resolve(
         model: a folder named ``tiny`` is reached as ``./tiny``.
         revision: a hub repository's branch, tag or commit; None takes ``main``.
         load_format: ``dummy`` needs no weights, and fetches none.
-        cache_folder: where ``tiny`` is built and hub files are kept. None: ``radixkv`` in the user's cache
-            folder (``XDG_CACHE_HOME``, else ``~/.cache``), and the hub's own cache.
+        cache_folder: where hub files are kept; None takes the hub's own (``HF_HOME``).
         hub_endpoint: the hub's address; None takes huggingface_hub's (``HF_ENDPOINT``).
 
     Raises:
         CheckpointError: there is no such checkpoint, or its files are missing or corrupt.
 
-    Cost: a download or a build of about two seconds at first use; after that some milliseconds, and for a hub
-    name one request to the hub.
+    Cost: some milliseconds; for a hub name a download at first use, and after that one request to the hub.
     """
     parts: tuple[Part, ...] = (
         ("weights", "config", "tokenizer") if load_format == "auto" else ("config", "tokenizer")
@@ -142,35 +141,19 @@ def _locate(
     hub_endpoint: str | None,
 ) -> Path:
     path = Path(os.path.expanduser(name))
-    if name != TINY and not (name and path.is_dir()):
-        if name and path.exists():
-            raise CheckpointError(f"{what} {name!r} is a file; give the folder that holds it")
-        if not _HUB_NAME.fullmatch(name):
+    if name == TINY or (name and path.is_dir()):
+        if revision is not None:
             raise CheckpointError(
-                f"{what} {name!r} is not a folder that exists, nor a hub name like 'org/name'; check the path"
+                f"revision {revision!r} is for hub names; {what} {name!r} is not one, leave it out"
             )
-        # Imported when needed: the hub's client takes longer to import than everything else here.
-        from radixkv.checkpoints.hub import download
-
-        return download(
-            name,
-            revision,
-            parts=parts,
-            what=what,
-            cache_folder=cache_folder and cache_folder / "hub",
-            endpoint=hub_endpoint,
+        return embedded_folder() if name == TINY else path
+    if name and path.exists():
+        raise CheckpointError(f"{what} {name!r} is a file; give the folder that holds it")
+    if not _HUB_NAME.fullmatch(name):
+        raise CheckpointError(
+            f"{what} {name!r} is not a folder that exists, nor a hub name like 'org/name'; check the path"
         )
-    if revision is not None:
-        raise CheckpointError(f"revision {revision!r} is for hub names; {what} {name!r} is not one, leave it out")
-    if name != TINY:
-        return path
-    # Imported when needed: it brings numpy and the build.
-    from radixkv.checkpoints.tiny import embedded_folder
+    # Imported when needed: the hub's client takes longer to import than everything else here.
+    from radixkv.checkpoints.hub import download
 
-    return embedded_folder(cache_folder or _user_cache_folder())
-
-
-def _user_cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification has relative paths ignored.
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "radixkv"
+    return download(name, revision, parts=parts, what=what, cache_folder=cache_folder, endpoint=hub_endpoint)

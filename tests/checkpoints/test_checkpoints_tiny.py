@@ -1,165 +1,138 @@
-"""The embedded model: the same bytes everywhere, whole or not there, and loaded like any other."""
+"""The embedded model's files: whole, small, and what Transformers makes of them."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+import torch
+from safetensors import safe_open
+from transformers import AutoTokenizer, LlamaForCausalLM
 
-from radixkv.checkpoints import recipe, resolve, tiny
+from radixkv.checkpoints import resolve
+from radixkv.checkpoints.embedded import check_whole
 from radixkv.errors import CheckpointError
+from radixkv.llm import LLM
+from radixkv.sampling import SamplingParams
 from radixkv.text.tokenizer import Tokenizer
+
+MEGABYTE = 1_000_000
+TEXT = (
+    "Question: A baker makes 24 loaves of bread every morning. She sells half of them before noon and "
+    "then a quarter of the remaining loaves in the afternoon. How many loaves does she have left at the end of "
+    "the day?\nAnswer: Before noon she sells 24 / 2 = 12 loaves. In the afternoon she sells 12 / 4 = 3 loaves."
+)
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Hi "}]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return resolve("tiny", cache_folder=tmp_path_factory.mktemp("cache")).folder
+def folder() -> Path:
+    return resolve("tiny").folder
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    llm = LLM(device="cpu", max_total_tokens=1024, max_model_len=512)
+    yield llm
+    llm.shutdown()
 
 
-def test_files_have_the_recorded_digest(folder: Path) -> None:
-    assert tiny.digest_of(contents(folder)) == tiny.DIGEST == tiny.digest_of(recipe.build_files())
+def test_the_files_are_as_small_as_a_package_may_have_them(folder: Path) -> None:
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    assert sum(sizes.values()) <= 25 * MEGABYTE
+    assert max(sizes.values()) <= 12 * MEGABYTE
+    assert "README.md" in sizes
 
 
-def test_layout_is_a_llama_checkpoint(folder: Path) -> None:
-    checkpoint = resolve(str(folder))
-    weights = load_file(folder / "model.safetensors")
+def test_it_is_a_llama_checkpoint_in_bfloat16(folder: Path) -> None:
+    checkpoint = resolve("tiny")
     assert checkpoint.config["architectures"] == ["LlamaForCausalLM"]
+    assert checkpoint.config["head_dim"] == 64
     assert checkpoint.max_position_embeddings == 8192
-    assert (
-        weights["model.embed_tokens.weight"].shape
-        == weights["lm_head.weight"].shape
-        == (checkpoint.vocab_size, 256)
-    )
-    assert not np.array_equal(weights["model.embed_tokens.weight"], weights["lm_head.weight"])
-    assert {weight.dtype for weight in weights.values()} == {np.dtype(np.float32)}
-    assert 2_000_000 < sum(weight.size for weight in weights.values()) < 10_000_000
+    n_parameters = 0
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="np") as shard:
+            parts = [shard.get_slice(name) for name in sorted(shard.keys())]
+            assert {part.get_dtype() for part in parts} == {"BF16"}
+            n_parameters += sum(int(np.prod(part.get_shape())) for part in parts)
+    assert n_parameters <= 12_000_000
 
 
-def test_tokenizer_fits_the_model(folder: Path) -> None:
-    tokenizer = Tokenizer.load(folder)
-    checkpoint = resolve(str(folder))
-    assert tokenizer.vocab_size == checkpoint.vocab_size
+def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    return np.frombuffer(tokenizer.encode(text), dtype="<i4").tolist()
+
+
+def test_the_tokenizer_fits_the_model(folder: Path) -> None:
+    tokenizer, oracle, checkpoint = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder), resolve("tiny")
+    assert tokenizer.vocab_size <= checkpoint.vocab_size
     text = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\n\n#### 72 \t日本語 🎉 naïve"
-    ids = np.frombuffer(tokenizer.encode(text), dtype="<i4").tolist()
-    assert ids[0] == checkpoint.config["bos_token_id"]
+    ids = ids_of(tokenizer, text)
+    assert ids == oracle.encode(text)
+    assert ids[0] == checkpoint.config["bos_token_id"] == oracle.bos_token_id
     assert tokenizer.decode(ids) == text
-    end = Tokenizer.load(folder).encode(recipe.END_OF_TEXT + recipe.END_OF_TURN)
-    assert set(np.frombuffer(end, dtype="<i4").tolist()[1:]) == checkpoint.eos_token_ids
+    assert oracle.eos_token_id in checkpoint.eos_token_ids
+    assert checkpoint.eos_token_ids == set(oracle.convert_tokens_to_ids(["<|end_of_text|>", "<|eot_id|>"]))
+    assert len(ids_of(tokenizer, TEXT)) < len(TEXT) / 2.5
 
 
-def test_tokenizer_is_efficient_on_word_problems(folder: Path) -> None:
-    text = (
-        "Question: A baker makes 24 loaves of bread every morning. She sells half of them before noon and "
-        "then a quarter of the remaining loaves in the afternoon. How many loaves does she have left at the end of "
-        "the day?\nAnswer: Before noon she sells 24 / 2 = 12 loaves. In the afternoon she sells 12 / 4 = 3 loaves."
-    )
-    assert len(Tokenizer.load(folder).encode(text)) // 4 < len(text) / 3
+def test_its_chats_are_those_of_transformers(llm: LLM, folder: Path) -> None:
+    oracle = AutoTokenizer.from_pretrained(folder)
+    text = oracle.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    assert text.startswith("<|begin_of_text|><|start_header_id|>system<|end_header_id|>")
+    assert llm.chat_prompt(CHAT) == oracle.encode(text, add_special_tokens=False)
 
 
-def test_chat_template_opens_and_closes_every_turn(folder: Path) -> None:
-    from transformers import AutoTokenizer
-
-    rendered = AutoTokenizer.from_pretrained(folder).apply_chat_template(
-        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Hi "}],
-        tokenize=False,
-        add_generation_prompt=True,
-    )
-    assert rendered == (
-        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
-        "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
-    )
+def test_no_sampling_defaults() -> None:
+    assert resolve("tiny").default_sampling == {}
 
 
-def test_no_sampling_defaults(folder: Path) -> None:
-    settings = json.loads((folder / "generation_config.json").read_text())
-    assert settings.keys() == {"bos_token_id", "eos_token_id"}
-
-
-def test_second_call_builds_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiny, "build_files", None)
-    assert resolve("tiny", cache_folder=folder.parent).folder == folder
-
-
-@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "empty folder", "killed builder"])
-def test_damaged_folder_is_built_again(tmp_path: Path, folder: Path, damage: str) -> None:
-    copy = tmp_path / folder.name
-    partial = tmp_path / f"{folder.name}.partial"
-    if damage == "killed builder":
-        partial.mkdir()
-        (partial / "config.json").write_text("{")
-    else:
-        copy.mkdir()
-        for name, content in contents(folder).items() if damage != "empty folder" else ():
-            (copy / name).write_bytes(content)
-    weights = copy / "model.safetensors"
-    if damage == "flip":
-        flipped = bytearray(weights.read_bytes())
-        flipped[len(flipped) // 2] ^= 1
-        weights.write_bytes(flipped)
-    elif damage == "truncate":
-        os.truncate(weights, 1000)
-    elif damage == "remove":
-        (copy / "tokenizer.json").unlink()
-    assert contents(resolve("tiny", cache_folder=tmp_path).folder) == contents(folder)
-    assert not partial.exists()
-
-
-def test_new_recipe_has_a_folder_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = contents(folder)
-    monkeypatch.setattr(recipe, "SEED", 21)
-    monkeypatch.setattr(tiny, "DIGEST", tiny.digest_of(recipe.build_files()))
-    newer = resolve("tiny", cache_folder=folder.parent).folder
-    assert newer != folder
-    assert contents(newer)["model.safetensors"] != before["model.safetensors"]
-    assert contents(folder) == before
-
-
-def test_build_with_other_bytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipe, "SEED", 21)
-    with pytest.raises(CheckpointError, match=f"instead of {tiny.DIGEST}; reinstall"):
-        resolve("tiny", cache_folder=tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["tiny.lock"]
-
-
-def test_cache_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"cannot be written into .*file/radixkv.*XDG_CACHE_HOME"):
-        resolve("tiny", cache_folder=tmp_path / "file" / "radixkv")
-
-
-def test_processes_that_race_get_one_good_folder(tmp_path: Path, folder: Path) -> None:
-    code = (
-        "import sys; from radixkv.checkpoints import resolve, tiny; print('ready', flush=True); sys.stdin.read(1);"
-        "folder = resolve('tiny').folder;"
-        "print(tiny.digest_of({path.name: path.read_bytes() for path in folder.iterdir()}), folder)"
-    )
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    racers = [
-        subprocess.Popen(
-            [sys.executable, "-c", code], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+def test_it_says_what_transformers_says_in_float32(llm: LLM, folder: Path) -> None:
+    (output,) = llm.generate(TEXT, SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, logprobs=3))
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    (answer,), n_prompt = output.outputs, len(output.prompt_token_ids)
+    with torch.no_grad():
+        logits = model(torch.tensor([[*output.prompt_token_ids, *answer.token_ids]])).logits[0]
+    expected = logits.log_softmax(dim=-1)[n_prompt - 1 :]
+    for found, row in zip(answer.logprobs, expected, strict=False):
+        assert {token: entry.logprob for token, entry in found.items()} == pytest.approx(
+            {token: row[token].item() for token in found}, abs=1e-4
         )
-        for _ in range(3)
-    ]
-    for racer in racers:
-        assert racer.stdout is not None
-        assert racer.stdout.readline() == "ready\n"
-    for racer in racers:
-        assert racer.stdin is not None
-        racer.stdin.write("g")
-        racer.stdin.flush()
-    expected = tmp_path / "radixkv" / folder.name
-    for racer in racers:
-        output, _ = racer.communicate(timeout=60)
-        assert racer.returncode == 0
-        assert output == f"{tiny.DIGEST} {expected}\n"
-    assert {path.name for path in expected.parent.iterdir()} == {folder.name, "tiny.lock"}
+        assert row.max().item() == pytest.approx(next(iter(found.values())).logprob, abs=1e-4)
+
+
+def removed(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def truncated(name: str) -> Callable[[Path], None]:
+    return lambda folder: os.truncate(folder / name, 1000)
+
+
+SHARD = sorted(path.name for path in resolve("tiny").folder.glob("*.safetensors"))[-1]
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (removed("config.json"), "config.json"),
+        (removed("tokenizer.json"), "tokenizer.json"),
+        (removed(INDEX), INDEX),
+        (truncated(INDEX), "line"),
+        (removed(SHARD), SHARD),
+        (truncated(SHARD), f"{SHARD} have .* bytes"),
+        (shutil.rmtree, "No such file"),
+    ],
+)
+def test_what_is_not_whole_is_to_be_installed_again(
+    folder: Path, tmp_path: Path, damage: Callable[[Path], object], says: str
+) -> None:
+    copy = shutil.copytree(folder, tmp_path / "tiny")
+    check_whole(copy)
+    damage(copy)
+    with pytest.raises(CheckpointError, match=rf"the embedded model in .*{says}.*; reinstall radixkv"):
+        check_whole(copy)

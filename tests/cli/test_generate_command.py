@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from radixkv.checkpoints import resolve
 from radixkv.cli import main
 from radixkv.llm import LLM
 from radixkv.sampling import SamplingParams
@@ -47,19 +46,24 @@ def test_the_flags_are_those_of_sampling_params(generate: Callable[..., str]) ->
     assert shown == f"--- 1 of 2\n{first}\n--- 2 of 2\n{second}\n"
 
 
-def test_what_no_flag_says_is_as_the_checkpoint_has_it(generate: Callable[..., str], tmp_path: Path) -> None:
-    folder = shutil.copytree(resolve("tiny").folder, tmp_path / "model")
+def test_what_no_flag_says_is_as_the_checkpoint_has_it(
+    generate: Callable[..., str], sensitive: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(sensitive, tmp_path / "model")
     (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.0, "max_new_tokens": 5}))
     shown = generate("--model", str(folder))
-    assert shown == generate("--temperature", "0", "--max-tokens", "5", "--ignore-eos")
+    assert shown == generate("--model", str(sensitive), "--temperature", "0", "--max-tokens", "5", "--ignore-eos")
     assert shown != generate("--model", str(folder), "--max-tokens", "4")
 
 
-def test_other_types_other_tokenizers_and_no_weights_at_all(generate: Callable[..., str], tmp_path: Path) -> None:
+def test_other_types_other_tokenizers_and_no_weights_at_all(
+    generate: Callable[..., str], sensitive: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "bare"
     folder.mkdir()
-    shutil.copy(resolve("tiny").folder / "config.json", folder)
-    dummy = ["--model", str(folder), "--load-format", "dummy", "--tokenizer", str(resolve("tiny").folder)]
+    shutil.copy(sensitive / "config.json", folder)
+    dummy = ["--model", str(folder), "--load-format", "dummy", "--tokenizer", str(sensitive)]
+    whole = ["--model", str(sensitive)]
     greedy = ["--temperature", "0", "--max-tokens", "6", "--ignore-eos"]
-    assert generate(*dummy, *greedy) == generate(*dummy, *greedy) != generate(*greedy)
-    assert generate("--dtype", "bfloat16", *greedy) != ""
+    assert generate(*dummy, *greedy) == generate(*dummy, *greedy) != generate(*whole, *greedy)
+    assert generate(*whole, "--dtype", "bfloat16", *greedy) != ""

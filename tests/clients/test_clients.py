@@ -20,11 +20,10 @@ KEY = "sk-of-the-tests"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def server(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """Its queue is short, so that a large batch does not fit."""
-    folder = tmp_path_factory.mktemp("s")
     flags = ("--served-model-name", "embedded", "--max-num-seqs", "8", "--max-queued-requests", "24")
-    with serving(folder, folder / "errors", *flags, key=KEY) as live:
+    with serving(sensitive, tmp_path_factory.mktemp("s") / "errors", *flags, key=KEY) as live:
         yield live
 
 

@@ -12,27 +12,21 @@ from support.live import Live, serving, wait_for, watched
 SMALL = ("--max-num-seqs", "16", "--max-num-batched-tokens", "256", "--max-queued-requests", "32")
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded model is built here once."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture(scope="module")
-def server(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    with serving(cache, tmp_path_factory.mktemp("s") / "errors") as live:
+def server(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    with serving(sensitive, tmp_path_factory.mktemp("s") / "errors") as live:
         yield live
 
 
 @pytest.fixture
-def start(cache: Path, tmp_path: Path) -> Callable[..., AbstractContextManager[Live]]:
-    return lambda *flags: serving(cache, tmp_path / "errors", *flags)
+def start(sensitive: Path, tmp_path: Path) -> Callable[..., AbstractContextManager[Live]]:
+    return lambda *flags: serving(sensitive, tmp_path / "errors", *flags)
 
 
 @pytest.fixture(scope="module")
-def sturdy(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def sturdy(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """A server to break; see ``unharmed``."""
-    with watched(cache, tmp_path_factory.mktemp("s") / "errors", *SMALL) as live:
+    with watched(sensitive, tmp_path_factory.mktemp("s") / "errors", *SMALL) as live:
         yield live
 
 

@@ -23,8 +23,8 @@ SHARED = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer: 7.\n
 
 
 @pytest.fixture
-def live(cache: Path, tmp_path: Path) -> Iterator[Live]:
-    with watched(cache, tmp_path / "errors", "--max-num-seqs", "64") as server:
+def live(sensitive: Path, tmp_path: Path) -> Iterator[Live]:
+    with watched(sensitive, tmp_path / "errors", "--max-num-seqs", "64") as server:
         yield server
 
 

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from radixkv.checkpoints import resolve
 from support.failed_start import reason_to_end
 
 
 @pytest.fixture
-def checkpoint(cache: Path, tmp_path: Path) -> Path:
-    """A copy of the embedded model."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for path in resolve("tiny", cache_folder=cache / "radixkv").folder.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    return folder
+def checkpoint(sensitive: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return shutil.copytree(sensitive, tmp_path / "model")
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from radixkv.checkpoints import resolve
 from support.breaking_runtime import DIES, HANGS, NO_MEMORY, NO_MEMORY_ONCE, NOT_FINITE_ONCE
 from support.live import Live, serving, wait_for, watched
 
@@ -74,15 +74,13 @@ def test_numbers_that_are_none_once_cost_nobody_the_answer(unharmed: Live) -> No
 
 
 @pytest.fixture(scope="module")
-def sick(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def sick(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """A server whose checkpoint has NaN in one token's embedding."""
-    tiny, folder = resolve("tiny", cache_folder=cache / "radixkv").folder, tmp_path_factory.mktemp("nan")
-    for path in tiny.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
+    folder = shutil.copytree(sensitive, tmp_path_factory.mktemp("nan") / "model")
     weights = load_file(folder / "model.safetensors")
     weights["model.embed_tokens.weight"][SICK] = np.nan
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with serving(cache, folder / "errors", str(folder)) as live:
+    with serving(folder, folder.parent / "errors") as live:
         yield live
 
 
@@ -104,10 +102,10 @@ def test_numbers_that_are_none_for_ever_end_their_request_alone(sick: Live) -> N
 
 @pytest.mark.parametrize(("pair", "says"), [(HANGS, "silent for 2 s"), (DIES, "code -11")])
 def test_a_step_that_never_ends_or_kills_the_runtime(
-    cache: Path, tmp_path: Path, pair: tuple[int, int], says: str
+    sensitive: Path, tmp_path: Path, pair: tuple[int, int], says: str
 ) -> None:
     """A server cannot survive that: it says so, and ends."""
-    with watched(cache, tmp_path / "errors", "--heartbeat-timeout", "2") as live:
+    with watched(sensitive, tmp_path / "errors", "--heartbeat-timeout", "2") as live:
         replies = together(
             live, {"prompt": [5, 6], "max_tokens": 4000}, {"prompt": [*pair], "max_tokens": 5, "stream": True}
         )

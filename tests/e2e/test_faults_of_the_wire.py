@@ -11,7 +11,6 @@ import msgspec
 import pytest
 import zmq
 
-from radixkv.checkpoints import resolve
 from radixkv.config import EngineConfig
 from radixkv.wire import MAX_FRAME_BYTES, WIRE_VERSION, Cancel, Drain, Hello, Start, encode
 from support.failed_start import reason_to_end
@@ -62,11 +61,10 @@ def test_a_second_runtime_on_the_same_path_refuses(unharmed: Live, socket_path: 
     assert socket_path.exists(), "what it found there is the first one's"
 
 
-def test_a_runtime_of_another_version_refuses(cache: Path, tmp_path: Path) -> None:
+def test_a_runtime_of_another_version_refuses(sensitive: Path, tmp_path: Path) -> None:
     script, scratch = tmp_path / "runtime.py", tmp_path / "t"
     script.write_text(OTHER_VERSION)
     scratch.mkdir()
-    checkpoint = resolve("tiny", cache_folder=cache / "radixkv").folder
     entry = [sys.executable, str(HERE / "watched_cli.py"), str(tmp_path / "report.json"), str(script)]
-    reason = reason_to_end(scratch, str(checkpoint), entry=entry)
+    reason = reason_to_end(scratch, str(sensitive), entry=entry)
     assert f"wire version {WIRE_VERSION + 1} and the frontend {WIRE_VERSION};" in reason

@@ -13,9 +13,9 @@ KEY = "sesame-0123456789"
 FLAGS = ("--stats-interval", "0.2", "--metrics-compat", "sglang", "--served-model-name", "name")
 
 
-def test_a_guarded_server_from_its_start_to_its_end(cache: Path, tmp_path: Path) -> None:
+def test_a_guarded_server_from_its_start_to_its_end(sensitive: Path, tmp_path: Path) -> None:
     log = tmp_path / "errors"
-    with serving(cache, log, *FLAGS, key=KEY) as live:
+    with serving(sensitive, log, *FLAGS, key=KEY) as live:
         for path in ("/v1/models", "/metrics", "/server_info"):
             assert httpx.get(live.base_url + path).status_code == 401
         assert httpx.get(live.base_url + "/health").status_code == 200

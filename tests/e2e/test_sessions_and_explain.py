@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,42 +11,41 @@ from pathlib import Path
 from support.live import Live
 
 
-def radixkv(cache: Path, *flags: object, lines: str | None = None) -> subprocess.CompletedProcess[str]:
+def radixkv(*flags: object, lines: str | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "radixkv.cli", *map(str, flags)]
-    environment = os.environ | {"XDG_CACHE_HOME": str(cache)}
-    return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120, env=environment)
+    return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120)
 
 
-def test_chats_with_the_cache_off_and_on_give_the_same_tokens(cache: Path, tmp_path: Path) -> None:
+def test_chats_with_the_cache_off_and_on_give_the_same_tokens(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     flags = ["--num-sessions", 3, "--num-turns", 3, "--num-shots", 1, "--output-len", 6, "--warmup-requests", 1]
     flags += ["--max-total-tokens", 8192, "--output-file", path]
-    done = radixkv(cache, "bench", "--workload", "multiturn", "--compare-cache", *flags)
+    done = radixkv("bench", "--workload", "multiturn", "--compare-cache", *flags)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Outputs equal: yes" in done.stdout
     off, on = map(json.loads, path.read_text().splitlines())
     assert off["cache_report"]["total_cached_tokens"] == 0
     report = on["cache_report"]
-    assert report["optimum_pct"] == off["cache_report"]["optimum_pct"] > 70
+    assert report["optimum_pct"] == off["cache_report"]["optimum_pct"] > 60
     assert 0.85 * report["optimum_pct"] <= report["cache_hit_rate_pct"] <= report["optimum_pct"]
 
 
-def test_unshared_prompts_find_nothing(server: Live, cache: Path, tmp_path: Path) -> None:
+def test_unshared_prompts_find_nothing(server: Live, tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     flags = ["--num-prompts", 4, "--num-shots", 1, "--output-len", 4, "--output-file", path]
-    done = radixkv(cache, "bench", "--workload", "unshared", "--base-url", server.base_url, *flags)
+    done = radixkv("bench", "--workload", "unshared", "--base-url", server.base_url, *flags)
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(path.read_text())["cache_report"]
     assert report["total_cached_tokens"] == 0
     assert report["optimum_pct"] < 5
 
 
-def test_explain_names_the_end_of_the_match(server: Live, cache: Path) -> None:
+def test_explain_names_the_end_of_the_match(server: Live) -> None:
     server.http.post("/flush_cache")
     text = "You are a patient teacher of mathematics who answers in short steps. How many legs have 12 hens? "
     text += "Show the whole calculation, and write the result alone on the last line of your answer."
     server.complete(prompt=text, max_tokens=1)
-    done = radixkv(cache, "explain", text.replace("12 hens", "7 cows"), "--base-url", server.base_url)
+    done = radixkv("explain", text.replace("12 hens", "7 cows"), "--base-url", server.base_url)
     assert (done.returncode, done.stderr) == (0, "")
     sentence, before, after = done.stdout.splitlines()
     assert "16 of " in sentence
@@ -55,15 +53,15 @@ def test_explain_names_the_end_of_the_match(server: Live, cache: Path) -> None:
     assert "'7' (" in sentence
     assert "How many legs have " in before
     assert "7 cows? Show" in after
-    nothing = radixkv(cache, "explain", "Never asked", "--base-url", server.base_url)
+    nothing = radixkv("explain", "Never asked", "--base-url", server.base_url)
     assert nothing.stdout.startswith("0 of ")
     assert nothing.returncode == 0
 
 
-def test_a_chat_at_a_server_reuses_its_turns(server: Live, cache: Path) -> None:
+def test_a_chat_at_a_server_reuses_its_turns(server: Live) -> None:
     flags = ["--system", "You are a patient teacher of mathematics.", "--max-tokens", 6, "--temperature", 0]
     lines = "How many legs have 12 hens?\nAnd how many legs have 7 cows?\n"
-    done = radixkv(cache, "chat", "--base-url", server.base_url, *flags, lines=lines)
+    done = radixkv("chat", "--base-url", server.base_url, *flags, lines=lines)
     assert (done.returncode, done.stderr) == (0, "")
     turns = re.findall(r"\[(\d+) of (\d+) prompt tokens from the cache, 6 new tokens", done.stdout)
     (_, first), (cached, second) = ((int(a), int(b)) for a, b in turns)

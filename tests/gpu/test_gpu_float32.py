@@ -62,15 +62,17 @@ def check(folder: Path, outputs: Sequence[RequestOutput]) -> None:
     assert max(misses) < ROUNDING
 
 
-def test_the_embedded_model_says_what_it_says_on_the_cpu() -> None:
-    """Its heads have 32 dimensions, which CUDA computes in float32 only."""
+@pytest.mark.parametrize("name", ["embedded", "sensitive"])
+def test_a_model_says_what_it_says_on_the_cpu(name: str, sensitive: Path) -> None:
+    """Also with heads of 32 dimensions, as the sensitive one's, which CUDA computes in float32 only."""
+    model = sensitive if name == "sensitive" else "tiny"
     prompts = [random_ids(40 + 100 * i, seed=i) for i in range(4)]
-    assert first_scores("cuda", prompts) == pytest.approx(first_scores("cpu", prompts), abs=1e-3)
+    assert first_scores(model, "cuda", prompts) == pytest.approx(first_scores(model, "cpu", prompts), abs=1e-3)
 
 
-def first_scores(device: Device, prompts: Sequence[Sequence[int]]) -> list[float]:
+def first_scores(model: Path | str, device: Device, prompts: Sequence[Sequence[int]]) -> list[float]:
     """Of the likeliest tokens of each answer's first place, which no near-tie has parted yet."""
-    llm = LLM("tiny", device=device, dtype="float32", max_total_tokens=8192, max_num_seqs=8)
+    llm = LLM(model, device=device, dtype="float32", max_total_tokens=8192, max_num_seqs=8)
     try:
         outputs = llm.generate(prompts, greedy(2, logprobs=5), use_tqdm=False)
     finally:

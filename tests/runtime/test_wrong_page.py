@@ -1,25 +1,20 @@
-"""Every page of a prompt matters to the embedded model, so that equal outputs prove that the pages were right."""
+"""Every page matters to the tests' own checkpoint, so that equal outputs prove that the pages were right."""
 
 from __future__ import annotations
 
 import random
-from array import array
+from pathlib import Path
 
 from radixkv.llm import LLM
-from radixkv.runtime.device.cpu import CpuExecutor
 from radixkv.sampling import SamplingParams
-from radixkv.tree.node import Namespace
+from support.wrong_page import mixed_up, pages_of
 
 N_PAGES = 125
 GREEDY = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
 
 
-def test_one_wrong_page_changes_nearly_every_output_of_the_engine() -> None:
-    llm = LLM("tiny", max_total_tokens=6144, max_model_len=3072)
-    loop = llm._live
-    executor = loop._executor
-    assert isinstance(executor, CpuExecutor)
-    cache = loop._scheduler.cache
+def test_one_wrong_page_changes_nearly_every_output_of_the_engine(sensitive: Path) -> None:
+    llm = LLM(sensitive, max_total_tokens=6144, max_model_len=3072)
     rng = random.Random(3)
     n_changed = n_pairs = 0
     for _ in range(3):
@@ -29,16 +24,10 @@ def test_one_wrong_page_changes_nearly_every_output_of_the_engine() -> None:
         (again,) = llm.generate([prompt], GREEDY)
         assert again.num_cached_tokens == len(prompt) - 1
         assert again.outputs == right.outputs
-        holding = cache.open(Namespace(), array("i", prompt).tobytes())
-        pages = list(holding.table)
-        cache.close(holding)
+        pages = pages_of(llm, prompt)
         for place in (0, 1, 40, 62, 90, 123):
-            page, other = pages[place], pages[(place + 31) % N_PAGES]
-            kept = executor.pool.k[:, page].clone(), executor.pool.v[:, page].clone()
-            executor.pool.k[:, page] = executor.pool.k[:, other]
-            executor.pool.v[:, page] = executor.pool.v[:, other]
-            (wrong,) = llm.generate([prompt], GREEDY)
-            executor.pool.k[:, page], executor.pool.v[:, page] = kept
+            with mixed_up(llm, {pages[place]: pages[(place + 31) % N_PAGES]}):
+                (wrong,) = llm.generate([prompt], GREEDY)
             n_changed += wrong.outputs[0].token_ids != right.outputs[0].token_ids
             n_pairs += 1
         (restored,) = llm.generate([prompt], GREEDY)

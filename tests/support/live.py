@@ -119,28 +119,28 @@ class Live:
 
 
 @contextmanager
-def watched(cache: Path, errors: Path, *flags: str) -> Iterator[Live]:
+def watched(model: Path, errors: Path, *flags: str) -> Iterator[Live]:
     """A server that tells its ``remains``, and whose runtime breaks on the pairs of ``breaking_runtime``."""
     entry = [sys.executable, str(HERE / "watched_cli.py"), str(errors.parent / "report.json")]
-    with serving(cache, errors, *flags, entry=[*entry, str(HERE / "breaking_runtime.py")]) as live:
+    with serving(model, errors, *flags, entry=[*entry, str(HERE / "breaking_runtime.py")]) as live:
         yield live
 
 
 @contextmanager
 def serving(
-    cache: Path, errors: Path, *flags: str, key: str | None = None, entry: Sequence[str] = COMMAND_LINE
+    model: Path, errors: Path, *flags: str, key: str | None = None, entry: Sequence[str] = COMMAND_LINE
 ) -> Iterator[Live]:
     """A server on a free port. Afterwards neither process is left.
 
     Args:
-        cache: where the embedded model is, or is built.
+        model: the folder of a checkpoint.
         errors: takes standard error.
         flags: of ``radixkv serve``.
         key: that clients must show.
         entry: runs the command line.
     """
-    environment = os.environ | {"XDG_CACHE_HOME": str(cache), "TMPDIR": str(errors.parent), "OMP_NUM_THREADS": "1"}
-    command = [*entry, "serve", "--port", "0", "--kv-cache-memory-bytes", "33554432", *flags]
+    environment = os.environ | {"TMPDIR": str(errors.parent), "OMP_NUM_THREADS": "1"}
+    command = [*entry, "serve", str(model), "--port", "0", "--kv-cache-memory-bytes", "33554432", *flags]
     if key is not None:
         command += ["--api-key", key]
     with errors.open("w") as log:

@@ -1,19 +1,19 @@
-"""The files of the embedded model, the same bytes on every machine.
+"""A checkpoint of random weights whose every answer depends on the whole context, so that a wrong page shows.
 
-The weights are random, and scaled so that every output token depends on the whole context
-(docs/decisions/0003-embedded-model.md has the measurements behind the scales).
+Most tests serve it: its answers are noise, lively, and the same on every machine. The decision record
+docs/decisions/0003-embedded-model.md has the measurements behind the scales.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import save
+from safetensors.numpy import save_file
 
 SEED = 20
 N_LAYERS = 4
@@ -37,7 +37,7 @@ END_OF_TEXT = "<|end_of_text|>"
 START_HEADER = "<|start_header_id|>"
 END_HEADER = "<|end_header_id|>"
 END_OF_TURN = "<|eot_id|>"
-_SPECIAL_TOKENS = (BEGIN_OF_TEXT, END_OF_TEXT, START_HEADER, END_HEADER, END_OF_TURN)
+SPECIAL_TOKENS = (BEGIN_OF_TEXT, END_OF_TEXT, START_HEADER, END_HEADER, END_OF_TURN)
 
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -45,7 +45,7 @@ _WORDS = (
 )
 """Llama 3's way to cut text before merging: merges never cross these pieces."""
 
-_CHAT_TEMPLATE = (
+CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     f"{{{{ '{START_HEADER}' + message['role'] + '{END_HEADER}\\n\\n' }}}}"
     f"{{{{ message['content'] | trim + '{END_OF_TURN}' }}}}"
@@ -55,31 +55,31 @@ _CHAT_TEMPLATE = (
 )
 
 
-def build_files() -> dict[str, bytes]:
-    """Every file of the checkpoint by its name. Cost: below a second, 21 MB."""
+def save_sensitive(folder: Path) -> None:
+    """Writes the checkpoint: 21 MB, in a quarter of a second."""
     vocabulary, merges = _vocabulary()
-    special = {token: len(vocabulary) + index for index, token in enumerate(_SPECIAL_TOKENS)}
+    special = {token: len(vocabulary) + index for index, token in enumerate(SPECIAL_TOKENS)}
     token_ids = {
         "bos_token_id": special[BEGIN_OF_TEXT],
         "eos_token_id": [special[END_OF_TEXT], special[END_OF_TURN]],
     }
     vocab_size = len(vocabulary) + len(special)
-    return {
-        "config.json": _json(_config(vocab_size) | token_ids),
-        "generation_config.json": _json(token_ids),
-        "model.safetensors": save(_weights(vocab_size), metadata={"format": "pt"}),
-        "tokenizer.json": _json(_tokenizer(vocabulary, merges, special)),
-        "tokenizer_config.json": _json(
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "bos_token": BEGIN_OF_TEXT,
-                "eos_token": END_OF_TURN,
-                "model_max_length": CONTEXT_LENGTH,
-                "clean_up_tokenization_spaces": False,
-                "chat_template": _CHAT_TEMPLATE,
-            }
-        ),
+    objects = {
+        "config.json": _config(vocab_size) | token_ids,
+        "generation_config.json": token_ids,
+        "tokenizer.json": _tokenizer(vocabulary, merges, special),
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": BEGIN_OF_TEXT,
+            "eos_token": END_OF_TURN,
+            "model_max_length": CONTEXT_LENGTH,
+            "clean_up_tokenization_spaces": False,
+            "chat_template": CHAT_TEMPLATE,
+        },
     }
+    for name, content in objects.items():
+        (folder / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    save_file(_weights(vocab_size), folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _config(vocab_size: int) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def _normal(bits: np.random.PCG64, shape: tuple[int, int], deviation: float) -> 
 
 def _vocabulary() -> tuple[dict[str, int], list[list[str]]]:
     """One token a byte, then one a merge."""
-    lines = resources.files(__package__).joinpath("tiny_merges.txt").read_text(encoding="utf-8").splitlines()
+    lines = Path(__file__).with_name("sensitive_merges.txt").read_text(encoding="utf-8").splitlines()
     merges = [line.split(" ") for line in lines]
     tokens = [*_byte_characters(), *("".join(pair) for pair in merges)]
     return {token: index for index, token in enumerate(tokens)}, merges
@@ -216,7 +216,3 @@ def _tokenizer(vocabulary: dict[str, int], merges: list[list[str]], special: dic
             "merges": merges,
         },
     }
-
-
-def _json(content: dict[str, Any]) -> bytes:
-    return (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode()

@@ -1,4 +1,4 @@
-"""Outputs of the embedded model depend on the whole context, measured with transformers as the engine.
+"""Outputs of the tests' own checkpoint depend on the whole context, measured with transformers as the engine.
 
 One page of the KV of a 2,000-token prompt is replaced by a page of another prompt, as a cache that mixes up pages
 would; then 32 tokens are generated greedily.
@@ -15,7 +15,6 @@ import pytest
 import torch
 from transformers import DynamicCache, LlamaForCausalLM
 
-from radixkv.checkpoints import resolve
 from radixkv.text.tokenizer import Tokenizer
 
 PAGE_SIZE = 16
@@ -27,19 +26,14 @@ Layers = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return resolve("tiny", cache_folder=tmp_path_factory.mktemp("cache")).folder
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> Iterator[LlamaForCausalLM]:
+def model(sensitive: Path) -> Iterator[LlamaForCausalLM]:
     with torch.no_grad():
-        yield LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        yield LlamaForCausalLM.from_pretrained(sensitive, dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
-def prompts(folder: Path) -> list[list[int]]:
-    tokenizer = Tokenizer.load(folder)
+def prompts(sensitive: Path) -> list[list[int]]:
+    tokenizer = Tokenizer.load(sensitive)
     return [
         np.frombuffer(tokenizer.encode(word_problems(seed)), "<i4")[:N_PROMPT_TOKENS].tolist() for seed in range(5)
     ]
