@@ -72,9 +72,9 @@ def test_prompts_that_share_nothing_differ_from_the_first_word():
 
 def test_samples_of_one_prompt_are_choices_with_a_seed_of_their_own():
     requests = requests_of(make("self-consistency", num_samples=3).sessions)
-    assert len(requests) == 24
+    assert len(requests) == 48
     assert {(request.n, request.temperature) for request in requests} == {(3, 0.7)}
-    assert len({request.seed for request in requests}) == 24
+    assert len({request.seed for request in requests}) == 48
     shared = shared_beginning([request.prompt for request in requests])
     assert shared.count("#### ") == 4
 
@@ -129,7 +129,7 @@ def test_a_search_goes_on_from_the_thoughts_that_it_kept():
 
 def test_tasks_of_a_search_share_worked_examples():
     heads = [turns_of(session)[0][0].prompt for session in make("tree-of-thought").sessions]
-    assert len(set(heads)) == 4
+    assert len(set(heads)) == 8
     assert shared_beginning(heads).count("#### ") == 4
 
 
@@ -194,7 +194,7 @@ def test_a_data_set_gives_its_first_problems_as_shots(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "n_needed"),
-    [("fewshot", 56), ("multiturn", 67), ("unshared", 320), ("self-consistency", 28), ("tree-of-thought", 8)],
+    [("fewshot", 56), ("multiturn", 67), ("unshared", 320), ("self-consistency", 52), ("tree-of-thought", 12)],
 )
 def test_a_data_set_that_is_too_short_names_both_counts(tmp_path, name, n_needed):
     make(name, Source(0, write(tmp_path, n_needed)))

@@ -17,7 +17,7 @@ class Judge(Answered, frozen=True, kw_only=True, tag="judge"):
     num_documents: int = 8
     num_questions: int = 8
     """Rubrics of each article."""
-    num_facts: int = 40
+    num_facts: int = 100
     """Of each made article."""
 
     def make(self, source: Source) -> Made:

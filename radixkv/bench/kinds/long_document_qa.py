@@ -16,10 +16,10 @@ from radixkv.bench.session import Request, lone
 class LongDocumentQA(Answered, frozen=True, kw_only=True, tag="long-document-qa"):
     """Long documents with several questions each, all of different users, in an order that mixes the documents."""
 
-    num_documents: int = 4
+    num_documents: int = 6
     num_questions: int = 6
     """About each document."""
-    num_facts: int = 120
+    num_facts: int = 160
     """Of each made document."""
 
     def make(self, source: Source) -> Made:

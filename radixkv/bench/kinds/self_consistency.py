@@ -19,7 +19,7 @@ class SelfConsistency(Answered, frozen=True, kw_only=True, tag="self-consistency
     A prompt is right if most of its answers are.
     """
 
-    num_prompts: int = 24
+    num_prompts: int = 48
     num_samples: int = 4
     """Choices of a request."""
     num_shots: int = 4

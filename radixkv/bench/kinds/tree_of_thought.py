@@ -25,7 +25,7 @@ class TreeOfThought(Answered, frozen=True, kw_only=True, tag="tree-of-thought"):
     question alone. A task sends ``width * (1 + beam * (depth - 1))`` requests.
     """
 
-    num_prompts: int = 4
+    num_prompts: int = 8
     """Tasks."""
     width: int = 4
     """Continuations of a branch."""
