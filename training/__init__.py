@@ -1,1 +1,1 @@
-"""Trains the embedded model; not part of the package."""
+"""Trains the embedded model; not part of the package. README.md says how."""

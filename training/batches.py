@@ -67,7 +67,7 @@ class Batches(IterableDataset[tuple[Tensor, Tensor]]):
             yield torch.tensor(ids, dtype=torch.int32), torch.tensor(weights, dtype=torch.uint8)
 
 
-def load(batches: Batches, n_workers: int) -> Iterator[tuple[Tensor, Tensor]]:
+def load_batches(batches: Batches, n_workers: int) -> Iterator[tuple[Tensor, Tensor]]:
     """The batches from ``n_workers`` processes, or from this one."""
     loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
         batches, batch_size=None, num_workers=n_workers, prefetch_factor=2 if n_workers else None
@@ -94,7 +94,7 @@ def _row(rng: random.Random, texts: Texts, tokenizer: Tokenizer, length: int) ->
     weights: list[int] = []
     while len(ids) < length:
         left = length - len(ids)
-        most = left if left > 150 else 150
+        most = max(left, 150)
         n_tokens = (
             int(math.exp(rng.uniform(math.log(min(60, most)), math.log(most)))) if rng.random() < 0.6 else most
         )

@@ -16,8 +16,8 @@ class Shape:
 
     vocab_size: int
     hidden_size: int = 256
-    intermediate_size: int = 704
-    n_layers: int = 8
+    intermediate_size: int = 768
+    n_layers: int = 5
     n_heads: int = 4
     n_kv_heads: int = 2
     head_dim: int = 64
@@ -72,7 +72,12 @@ class Attention(nn.Module):
         q, k, v = self.heads(x, cos, sin)
         k, v = self.for_each_query(k), self.for_each_query(v)
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+        return self.joined(out)
+
+    def joined(self, out: Tensor) -> Tensor:
+        """What the heads found, ``[batch, n_heads, length, head_dim]``, as ``[batch, length, hidden]``."""
+        joined: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+        return joined
 
     def heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values: ``[batch, heads, length, head_dim]``."""
@@ -98,7 +103,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., hidden]`` to the same."""
-        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
 
 
 class RMSNorm(nn.Module):
@@ -129,7 +135,12 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """``[batch, length, hidden]`` to the same."""
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        return self.behind_mlp(x)
+
+    def behind_mlp(self, x: Tensor) -> Tensor:
+        """The second half of ``forward``."""
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class Body(nn.Module):
@@ -160,7 +171,8 @@ class Llama(nn.Module):
         cos, sin = (part.to(dtype) for part in rotation(self.shape, torch.arange(ids.shape[1], device=ids.device)))
         for layer in self.model.layers:
             x = layer(x, cos, sin)
-        return self.model.norm(x)
+        hidden: Tensor = self.model.norm(x)
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[..., vocab_size]``."""
@@ -179,6 +191,7 @@ class Llama(nn.Module):
         seen = torch.arange(n_used, device=ids.device) <= starts[:, None, None, None]
         x = self.model.embed_tokens(ids)
         for layer, (keys, values) in zip(self.model.layers, cache.keys_values, strict=True):
+            assert isinstance(layer, Layer)
             q, k, v = layer.self_attn.heads(layer.input_layernorm(x), cos.to(x.dtype), sin.to(x.dtype))
             keys.transpose(1, 2)[rows, places] = k.transpose(1, 2)
             values.transpose(1, 2)[rows, places] = v.transpose(1, 2)
@@ -187,9 +200,9 @@ class Llama(nn.Module):
             k, v = layer.self_attn.for_each_query(k), layer.self_attn.for_each_query(v)
             mask = seen if length == 1 else None
             out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=length > 1)
-            x = x + layer.self_attn.o_proj(out.transpose(1, 2).flatten(2))
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
-        return self.model.norm(x)
+            x = layer.behind_mlp(x + layer.self_attn.joined(out))
+        hidden: Tensor = self.model.norm(x)
+        return hidden
 
 
 def rotation(shape: Shape, places: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 
@@ -25,4 +27,9 @@ def result_of(text: str) -> str | None:
     if not mark:
         return None
     line = rest.lstrip(" ").partition("\n")[0].strip()
-    return line.lstrip("$").replace(",", "").rstrip(".") or None
+    return without_grouping(line).lstrip("$").rstrip(".") or None
+
+
+def without_grouping(text: str) -> str:
+    """Without the commas between digits."""
+    return re.sub(r"(?<=\d),(?=\d)", "", text)

@@ -53,6 +53,19 @@ def made_errands(seed: int, n_turns: int) -> Iterator[Errand]:
         yield Errand(system, tuple(rng.choice(tools).ask(rng) for _ in range(n_turns)))
 
 
+def errand_messages(errand: Errand) -> list[dict[str, str]]:
+    """As a client sends them, with calls, results and answers."""
+    messages = [{"role": "system", "content": errand.system}]
+    for turn in errand.turns:
+        messages += [
+            {"role": "user", "content": turn.user},
+            {"role": "assistant", "content": turn.call},
+            {"role": "tool", "content": turn.result},
+            {"role": "assistant", "content": turn.answer},
+        ]
+    return messages
+
+
 def called(name: str, arguments: Mapping[str, str | int]) -> str:
     """The JSON of a call, as the model writes it."""
     return json.dumps({"name": name, "arguments": arguments})

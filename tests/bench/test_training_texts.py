@@ -1,0 +1,124 @@
+"""What the embedded model learns from looks as what workloads send, and has none of the held-out questions."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixkv.bench.families.arithmetic import made_problems
+from radixkv.bench.kinds.agents import Agents
+from radixkv.bench.kinds.chat import Chat
+from radixkv.bench.kinds.fewshot import FewShot
+from radixkv.bench.kinds.long_document_qa import LongDocumentQA
+from radixkv.bench.kinds.source import Made, Source
+from radixkv.bench.session import Prompt, Reply
+from radixkv.checkpoints import resolve
+from radixkv.text.chat import ChatTemplate
+from training.cases import SCORE_SEEDS, SEED
+from training.texts import HELD_OUT_PROBLEMS, HELD_OUT_SEEDS, Texts, held_out_questions
+
+QUESTION = re.compile(r"Question: (.+)\nAnswer: (\S(?:.+\n)*?#### .+)\n\n")
+MESSAGE = re.compile(r"<\|start_header_id\|>(\w+)<\|end_header_id\|>\n\n(.*?)<\|eot_id\|>", re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def learned() -> list[str]:
+    texts = Texts(HELD_OUT_SEEDS.stop + 1, frozenset())
+    return ["".join(piece.text for piece in texts.text(600)) for _ in range(400)]
+
+
+def prompts_of(made: Made, answers: list[str]) -> list[Prompt]:
+    """All that a session sends, when it is answered so."""
+    (session,) = made.sessions
+    turns = session.turns()
+    (request,) = next(turns)
+    prompts = [request.prompt]
+    for answer in answers[:-1]:
+        (request,) = turns.send((Reply((answer,)),))
+        prompts.append(request.prompt)
+    return prompts
+
+
+def source_of(path: Path, *lines: Any) -> Source:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return Source(dataset=path)
+
+
+def conversations(learned: list[str]) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    for text in learned:
+        messages = [{"role": role, "content": content} for role, content in MESSAGE.findall(text)]
+        if messages:
+            yield text, messages
+
+
+def test_worked_examples_are_learned_as_a_workload_sends_them(learned: list[str], tmp_path: Path) -> None:
+    n_learned = 0
+    for text in learned:
+        if text.startswith("<|begin_of_text|>Question: "):
+            found = [{"question": question, "answer": answer} for question, answer in QUESTION.findall(text)]
+            kind = FewShot(num_prompts=1, num_shots=len(found) - 1)
+            (prompt,) = prompts_of(kind.make(source_of(tmp_path / "problems.jsonl", *found)), [""])
+            n_learned += text.startswith(f"<|begin_of_text|>{prompt} {found[-1]['answer']}\n\n")
+    assert n_learned > 40  # others are as a client leaves them that asks for a fixed number of tokens
+
+
+def test_documents_are_learned_as_a_workload_sends_them(learned: list[str], tmp_path: Path) -> None:
+    n_learned = 0
+    for text in learned:
+        head, _, rest = text.removeprefix("<|begin_of_text|>").partition("\n\n")
+        if head.startswith("Notes on"):
+            question, answer = QUESTION.findall(rest)[0]
+            line = {"text": head, "questions": [{"question": question, "answer": answer}]}
+            kind = LongDocumentQA(num_documents=1, num_questions=1)
+            (prompt,) = prompts_of(kind.make(source_of(tmp_path / "documents.jsonl", line)), [""])
+            n_learned += text.startswith(f"<|begin_of_text|>{prompt} {answer}\n\n")
+    assert n_learned > 60
+
+
+def test_chats_are_learned_as_the_template_renders_what_a_workload_sends(
+    learned: list[str], tmp_path: Path
+) -> None:
+    template = ChatTemplate.load(resolve("tiny").folder)
+    assert template is not None
+    n_learned = {"chats": 0, "tools": 0}
+    for text, messages in conversations(learned):
+        source = source_of(tmp_path / "conversation.jsonl", {"messages": messages})
+        answers = [message["content"] for message in messages if message["role"] == "assistant"]
+        if "tool" in {message["role"] for message in messages}:
+            made, name = Agents(num_sessions=1, num_turns=100).make(source), "tools"
+        elif "\n" not in "".join(answers):
+            made, name = Chat(num_sessions=1, num_turns=100).make(source), "chats"
+        else:
+            continue
+        sent = prompts_of(made, answers)
+        assert len(sent) == len(answers)
+        n_learned[name] += all(
+            text.startswith(template.render(prompt, add_generation_prompt=True) + answer + "<|eot_id|>")
+            for prompt, answer in zip(sent, answers, strict=True)
+        )
+    assert n_learned["chats"] > 15
+    assert n_learned["tools"] > 15
+
+
+def test_held_out_questions_are_never_learned() -> None:
+    def questions(held_out: frozenset[str]) -> set[str]:
+        texts = Texts(HELD_OUT_SEEDS.stop + 2, held_out)
+        whole = "".join(piece.text for _ in range(150) for piece in texts.text(400))
+        found = {question for question, _ in QUESTION.findall(whole)}
+        return {question for question in found if len(question) > 150}  # those of look-ups are all shorter
+
+    some = frozenset(sorted(questions(frozenset()))[::2])
+    assert len(some) > 50
+    assert not some & questions(some)
+
+
+def test_what_is_scored_and_what_workloads_ask_first_is_held_out() -> None:
+    assert {0, SEED} <= set(SCORE_SEEDS)
+    asked = {problem.question for seed in (0, SEED) for problem in islice(made_problems(seed), HELD_OUT_PROBLEMS)}
+    assert asked == held_out_questions((0, SEED))

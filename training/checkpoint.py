@@ -1,0 +1,55 @@
+"""The model's files: weights in bfloat16 shards, and the configurations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from training.llama import Llama, Shape
+from training.tokenizer import BEGIN, END, END_OF_TURN
+
+SHARD_BYTES = 11_500_000
+
+
+def save(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
+    """Writes all but the tokenizer's own files."""
+    tensors = {name: weight.detach().to("cpu", torch.bfloat16) for name, weight in model.state_dict().items()}
+    shards: list[dict[str, Tensor]] = [{}]
+    for name, tensor in tensors.items():
+        if sum(other.nbytes for other in shards[-1].values()) + tensor.nbytes > SHARD_BYTES:
+            shards.append({})
+        shards[-1][name] = tensor.contiguous()
+    index: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file_name = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        save_file(shard, folder / file_name, metadata={"format": "pt"})
+        (folder / file_name).chmod(0o644)
+        index |= dict.fromkeys(shard, file_name)
+    ids = {
+        "bos_token_id": tokenizer.token_to_id(BEGIN),
+        "eos_token_id": [tokenizer.token_to_id(END), tokenizer.token_to_id(END_OF_TURN)],
+    }
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    write_json(folder / "config.json", model.shape.config() | ids)
+    write_json(folder / "generation_config.json", ids)
+    write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": index})
+
+
+def load(folder: Path, shape: Shape) -> Llama:
+    """The model as it was written, in float32 on the CPU."""
+    model = Llama(shape)
+    weights: dict[str, Tensor] = {}
+    for file in folder.glob("*.safetensors"):
+        weights |= load_file(file)
+    model.load_state_dict(weights)
+    return model
+
+
+def write_json(path: Path, content: object) -> None:
+    """Writes it with one entry a line."""
+    path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
