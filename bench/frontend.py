@@ -2,13 +2,15 @@
 
 Appends one JSON line a case:
 
-    paced       64 clients stream requests of 16 chunks each, a step every 80 ms: requests a second, and the time
+    paced       64 clients stream requests of 16 tokens each, a step every 80 ms: requests a second, and the time
                 from the runtime's send of a token to the client's read of its chunk
-    saturated   the same with a step every 10 ms: the most requests a second; chunks may hold several steps
     tokenizing  as paced, while two more clients send prompts of 100,000 characters over and over
+    crowd       256 clients stream requests of 32 tokens each, a step every 15 ms, as a GPU gives them
+    saturated   the same with a step every 5 ms: more than the frontend can send, so that chunks hold several tokens
 
-Each has the longest callbacks of the event loop, in milliseconds of its thread's processor time and of wall time;
-wall time has what other processes and threads took of the core.
+Each has the processor time of the frontend's process, for a chunk and for a token, requests included; and the
+longest that its event loop was late. Clients and null runtime run on the same machine, so that of all figures
+processor time depends least on what else that does.
 """
 
 from __future__ import annotations
@@ -16,31 +18,50 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from statistics import median, quantiles
+from typing import cast
 
-from null_runtime import TOKENS_A_STAMP, age_s
+import uvloop
+from null_runtime import age_s
 
 from radixkv.bench.environment import environment
 
 HERE = Path(__file__).parent
-N_CLIENTS = 64
-N_CHUNKS = 16
 N_LONG_CLIENTS = 2
-CASES = {"paced": 0.08, "saturated": 0.01, "tokenizing": 0.08}
-"""Case: seconds a step."""
 LONG_PROMPT = "The rain in Spain stays mainly in the plain; 12 + 30 = 42. " * 1700
 PROMPT = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer:"
+_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is asked, and how fast it is answered."""
+
+    n_clients: int
+    n_tokens: int
+    """Of each answer."""
+    step_s: float
+    n_long_clients: int = 0
+
+
+CASES = {
+    "paced": Case(64, 16, 0.08),
+    "tokenizing": Case(64, 16, 0.08, N_LONG_CLIENTS),
+    "crowd": Case(256, 32, 0.015),
+    "saturated": Case(256, 32, 0.005),
+}
 
 
 @dataclass
@@ -51,14 +72,18 @@ class Server:
     port: int
     report: Path
 
-    def longest_callbacks(self) -> list[list[object]]:
-        """Since the last time: milliseconds of processor and of wall time, and what it was."""
+    def longest_delay_ms(self) -> float:
+        """How late its event loop was at most, since the last time."""
         self.report.unlink(missing_ok=True)
         self.process.send_signal(signal.SIGUSR1)
         while not self.report.exists():
             time.sleep(0.01)
-        longest = json.loads(self.report.read_text())
-        return [[round(cpu_s * 1e3, 2), round(wall_s * 1e3, 2), name] for cpu_s, wall_s, name in longest]
+        return round(float(self.report.read_text()) * 1e3, 2)
+
+    def processor_s(self) -> float:
+        """What it has used, in all its threads, without the runtime's process."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
 
 
 @dataclass
@@ -76,61 +101,73 @@ def main() -> None:
     parser.add_argument("--output-file", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=20.0, help="a case")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--note", help="goes into each line")
     arguments = parser.parse_args()
+    note = {} if arguments.note is None else {"note": arguments.note}
     with arguments.output_file.open("a", encoding="utf-8") as output:
         for case in arguments.cases:
-            line = asyncio.run(measured(case, arguments.seconds))
-            print(json.dumps(line))
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                line = runner.run(measured(case, arguments.seconds)) | note
+            print(json.dumps(line), flush=True)
             output.write(json.dumps(line | {"date": date.today().isoformat(), "environment": environment()}) + "\n")
 
 
-async def measured(case: str, seconds: float) -> dict[str, object]:
+async def measured(name: str, seconds: float) -> dict[str, object]:
     """One case's line."""
-    with started(CASES[case]) as server:
-        await clients(server.port, 2.0, n_long=0)  # the first requests import and allocate
-        server.longest_callbacks()
-        begun = time.perf_counter()
-        figures = await clients(server.port, seconds, n_long=N_LONG_CLIENTS if case == "tokenizing" else 0)
+    case = CASES[name]
+    with started(case.step_s) as server:
+        await clients(server.port, 2.0, case)  # the first requests import and allocate
+        server.longest_delay_ms()
+        begun, processor_s = time.perf_counter(), server.processor_s()
+        figures = await clients(server.port, seconds, case)
         duration = time.perf_counter() - begun
-        longest = server.longest_callbacks()
+        processor_s = server.processor_s() - processor_s
+        longest_delay_ms = server.longest_delay_ms()
     percentiles = quantiles(figures.ages_s, n=100)
     return {
-        "case": case,
-        "clients": N_CLIENTS,
-        "step_ms": CASES[case] * 1e3,
+        "case": name,
+        "clients": case.n_clients,
+        "step_ms": case.step_s * 1e3,
         "duration_s": round(duration, 2),
         "requests": figures.n_requests,
         "requests_per_s": round(figures.n_requests / duration, 1),
-        "chunks_per_request": round(figures.n_chunks / figures.n_requests, 2),
+        "tokens_per_s": round(len(figures.ages_s) / duration),
+        "chunks_per_s": round(figures.n_chunks / duration),
         "long_prompts": figures.n_long,
+        "processor_pct": round(100 * processor_s / duration, 1),
+        "processor_us_per_chunk": round(1e6 * processor_s / figures.n_chunks, 1),
+        "processor_us_per_token": round(1e6 * processor_s / len(figures.ages_s), 1),
         "added_latency_p50_ms": round(median(figures.ages_s) * 1e3, 2),
         "added_latency_p99_ms": round(percentiles[98] * 1e3, 2),
         "added_latency_max_ms": round(max(figures.ages_s) * 1e3, 2),
-        "longest_callbacks_ms": longest,
+        "longest_delay_ms": longest_delay_ms,
     }
 
 
-async def clients(port: int, seconds: float, *, n_long: int) -> Figures:
+async def clients(port: int, seconds: float, case: Case) -> Figures:
     """Streams requests until the time is over; each client ends the request that it has begun."""
     figures = Figures()
     deadline = time.monotonic() + seconds
-    short = request(PROMPT, N_CHUNKS * TOKENS_A_STAMP, stream=True, return_token_ids=True)
-    long = request(LONG_PROMPT, TOKENS_A_STAMP)
+    short = request(PROMPT, case.n_tokens, stream=True, return_token_ids=True)
+    long = request(LONG_PROMPT, 1)
 
     async def client() -> None:
+        reader = await connected(port, figures)
         while time.monotonic() < deadline:
-            await stream(port, short, figures)
+            await reader.ask(short)
             figures.n_requests += 1
+        reader.transport.close()
 
     async def long_client() -> None:
+        reader = await connected(port, Figures())
         while time.monotonic() < deadline:
-            async with connected(port) as (reader, writer):
-                writer.write(long)
-                if not (await reader.read()).startswith(b"HTTP/1.1 200 "):
-                    raise SystemExit("a long prompt was refused")
+            await reader.ask(long)
             figures.n_long += 1
+        reader.transport.close()
 
-    await asyncio.gather(*(client() for _ in range(N_CLIENTS)), *(long_client() for _ in range(n_long)))
+    await asyncio.gather(
+        *(client() for _ in range(case.n_clients)), *(long_client() for _ in range(case.n_long_clients))
+    )
     return figures
 
 
@@ -138,41 +175,54 @@ def request(prompt: str, max_tokens: int, **options: bool) -> bytes:
     """An HTTP request, whole."""
     body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, **options})
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    return f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+    return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
-async def stream(port: int, content: bytes, figures: Figures) -> None:
-    """One request; the age of each stamp when it is read."""
-    async with connected(port) as (reader, writer):
-        writer.write(content)
-        while line := await reader.readline():
-            now_ns = time.monotonic_ns()
-            if line == b"data: [DONE]\n":
-                return
-            if line.startswith(b"data: "):
-                ids = json.loads(line[6:])["choices"][0]["token_ids"]
-                figures.n_chunks += 1
-                for start in range(0, len(ids), TOKENS_A_STAMP):
-                    figures.ages_s.append(age_s(ids[start : start + TOKENS_A_STAMP], now_ns))
-    raise SystemExit("a stream ended without its end; is the server there?")
+class Reader(asyncio.Protocol):
+    """A connection that costs little: chunks are looked at as bytes, and each stamp's age is noted."""
+
+    transport: asyncio.Transport
+    _ids = re.compile(rb'"token_ids":\[([\d,]*)\]')
+
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+        self._rest = b""
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
+
+    async def ask(self, content: bytes) -> None:
+        """One request, to the end of its answer."""
+        self._ended = asyncio.get_running_loop().create_future()
+        self.transport.write(content)
+        await self._ended
+
+    def data_received(self, data: bytes) -> None:
+        now_ns = time.monotonic_ns()
+        whole, _, self._rest = (self._rest + data).rpartition(b"\n")
+        for match in self._ids.finditer(whole):
+            self._figures.n_chunks += 1
+            self._figures.ages_s.extend(age_s(int(token), now_ns) for token in match[1].split(b",") if token)
+        if b"data: [DONE]" in whole or self._rest.endswith(b"}}}"):
+            self._rest = b""
+            self._ended.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._ended.done():
+            self._ended.set_exception(SystemExit("a stream ended without its end; is the server there?"))
 
 
-@asynccontextmanager
-async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        yield reader, writer
-    finally:
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
+async def connected(port: int, figures: Figures) -> Reader:
+    _, reader = await asyncio.get_running_loop().create_connection(lambda: Reader(figures), "127.0.0.1", port)
+    return reader
 
 
 @contextmanager
 def started(step_s: float) -> Iterator[Server]:
     """A server on a free port."""
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.json"
+        report = Path(folder) / "report"
         flags = ["--port", "0", "--stats-interval", "0"]
         process = subprocess.Popen(
             [sys.executable, str(HERE / "watched_frontend.py"), str(report), str(step_s), *flags],

@@ -1,7 +1,7 @@
 """A runtime that computes nothing: what is left of a request's time is the frontend's.
 
-It speaks the wire and gives every running request a few tokens each step. The tokens say when they were sent, in
-microseconds of the clock that all processes of a machine share: five ids, of one visible character each.
+It speaks the wire and gives every running request one token each step. The token says when it was sent, by the
+clock that all processes of a machine share.
 
     argv: seconds a step
 """
@@ -40,9 +40,9 @@ from radixkv.wire import (
     pack_tokens,
 )
 
-TOKENS_A_STAMP = 5
-_FIRST_ID = 48
-_BASE = 64
+_FIRST_ID, _N_IDS = 512, 3584
+"""Most are words, of the sizes that words have."""
+_TICK_NS = 500_000
 READY = Ready(
     version=WIRE_VERSION, vocab_size=4096, max_model_len=1 << 18, page_size=16, n_pages=1 << 16, max_num_seqs=256
 )
@@ -50,17 +50,13 @@ HEARTBEAT_S = 0.5
 
 
 def stamp() -> bytes:
-    """This moment, as tokens."""
-    now = time.monotonic_ns() // 1000
-    return pack_tokens([_FIRST_ID + (now >> shift) % _BASE for shift in (24, 18, 12, 6, 0)])
+    """This moment, as a token."""
+    return pack_tokens([_FIRST_ID + time.monotonic_ns() // _TICK_NS % _N_IDS])
 
 
-def age_s(ids: list[int], now_ns: int) -> float:
-    """How long ago a stamp was made; wrong for those older than a quarter of an hour."""
-    sent = 0
-    for token in ids:
-        sent = sent * _BASE + token - _FIRST_ID
-    return ((now_ns // 1000 - sent) % _BASE**TOKENS_A_STAMP) / 1e6
+def age_s(token: int, now_ns: int) -> float:
+    """How long ago a stamp was made, up to a tick more; wrong for those older than 1.8 s."""
+    return (now_ns - (token - _FIRST_ID) * _TICK_NS) % (_N_IDS * _TICK_NS) / 1e9
 
 
 @dataclass
@@ -121,7 +117,7 @@ class NullRuntime:
         items: list[NewTokens] = []
         ends: list[FromRuntime] = []
         for request_id, request in list(self._running.items()):
-            request.n += TOKENS_A_STAMP
+            request.n += 1
             is_last = request.n >= (request.submit.sampling.max_tokens or 0)
             items.append(NewTokens(request_id, stamp(), finish_reason="length" if is_last else None))
             if is_last:

@@ -1,4 +1,4 @@
-"""``radixkv serve`` over a null runtime, with a watch on the event loop: what each callback takes.
+"""``radixkv serve`` over a null runtime, with a watch on the event loop: how late it comes to what is due.
 
 argv: the file to report to at SIGUSR1, seconds a step of the null runtime, then the flags of ``radixkv serve``
 """
@@ -6,11 +6,9 @@ argv: the file to report to at SIGUSR1, seconds a step of the null runtime, then
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,55 +17,43 @@ from radixkv.frontend import server
 from radixkv.frontend.supervise import Runtime
 
 NULL_RUNTIME = Path(__file__).with_name("null_runtime.py")
-N_SHOWN = 5
+TICK_S = 0.01
 
 
 class _OverNull(Runtime):
     @classmethod
     async def start(cls, *args: Any, **kwargs: Any) -> Any:
-        return await super().start(*args, **kwargs, command=[sys.executable, str(NULL_RUNTIME), sys.argv[1]])
+        LoopWatch(Path(sys.argv[1])).install()
+        return await super().start(*args, **kwargs, command=[sys.executable, str(NULL_RUNTIME), sys.argv[2]])
 
 
 class LoopWatch:
-    """Times every callback of the event loop, in wall and processor time of its thread."""
+    """Is due every few milliseconds, and notes how late it was."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._longest: list[tuple[float, float, str]] = []
+        self._loop = asyncio.get_running_loop()
+        self._longest_s = 0.0
 
     def install(self) -> None:
         """From now on. A report starts the next one from nothing."""
-        run = asyncio.Handle._run
+        self._loop.add_signal_handler(signal.SIGUSR1, self._report)
+        self._wait()
 
-        def timed(handle: asyncio.Handle) -> None:
-            wall, processor = time.perf_counter(), time.thread_time()
-            run(handle)
-            self._take(time.perf_counter() - wall, time.thread_time() - processor, handle)
+    def _wait(self) -> None:
+        self._loop.call_later(TICK_S, self._tick, self._loop.time() + TICK_S)
 
-        asyncio.Handle._run = timed  # type: ignore[method-assign]
-        signal.signal(signal.SIGUSR1, lambda *_: self._report())
-
-    def _take(self, wall_s: float, processor_s: float, handle: asyncio.Handle) -> None:
-        if len(self._longest) < N_SHOWN or processor_s > self._longest[-1][0]:
-            self._longest.append((processor_s, wall_s, _name(handle)))
-            self._longest.sort(reverse=True)
-            del self._longest[N_SHOWN:]
+    def _tick(self, due: float) -> None:
+        self._longest_s = max(self._longest_s, self._loop.time() - due)
+        self._wait()
 
     def _report(self) -> None:
         partial = self._path.with_suffix(".partial")
-        partial.write_text(json.dumps(self._longest))
+        partial.write_text(str(self._longest_s))
         os.replace(partial, self._path)
-        self._longest = []
-
-
-def _name(handle: asyncio.Handle) -> str:
-    task = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]
-    if isinstance(task, asyncio.Task):
-        return str(task.get_coro().__qualname__)  # type: ignore[union-attr]
-    return str(getattr(handle._callback, "__qualname__", handle._callback))  # type: ignore[attr-defined]
+        self._longest_s = 0.0
 
 
 if __name__ == "__main__":
-    LoopWatch(Path(sys.argv.pop(1))).install()
     server.Runtime = _OverNull  # type: ignore[misc]
-    sys.exit(cli.main(["serve", *sys.argv[2:]]))
+    sys.exit(cli.main(["serve", *sys.argv[3:]]))

@@ -9,8 +9,10 @@ import asyncio
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from radixkv.errors import RequestError
 from radixkv.sampling import SamplingParams
@@ -48,48 +50,25 @@ class Prompt:
     priority: int = 0
 
 
-@dataclass(frozen=True)
-class Delta:
-    """What one choice gained since it was last looked at."""
+class Delta(msgspec.Struct):
+    """What one choice gained since it was last looked at; whoever takes it owns it."""
 
     prompt: int
     """The prompt's place in the batch."""
     choice: int
     """Which of the prompt's ``n`` answers."""
-    tokens: bytes = b""
-    logprobs: Sequence[TokenLogprobs] = ()
+    tokens: bytearray = msgspec.field(default_factory=bytearray)
+    """Little-endian int32 ids."""
+    logprobs: list[TokenLogprobs] = []
     """One a token, if the request asks for them."""
     finish_reason: str | None = None
     """``stop``, ``length`` or ``abort``; None while more may come."""
     stop_token_id: int | None = None
     """The token that ended it, if one did; the last of ``tokens``."""
-    prompt_logprobs: Sequence[TokenLogprobs] = ()
+    prompt_logprobs: list[TokenLogprobs] = []
     """Of the prompt's next tokens, in order from the second on; they come with choice 0, before its first token."""
     done: Done | None = None
     """How the whole request ended; with the last delta of its last choice."""
-
-
-@dataclass
-class _Gained:
-    """What a choice gained and nobody took."""
-
-    tokens: bytearray = field(default_factory=bytearray)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_token_id: int | None = None
-
-    def delta(self, prompt: int, choice: int, done: Done | None) -> Delta:
-        return Delta(
-            prompt,
-            choice,
-            bytes(self.tokens),
-            self.logprobs,
-            self.finish_reason,
-            self.stop_token_id,
-            self.prompt_logprobs,
-            done,
-        )
 
 
 class Answer:
@@ -108,17 +87,19 @@ class Answer:
         """Choices that have not ended."""
         self._last_token_at: dict[int, float] = {}
         """By choice."""
-        self._gained: dict[int, _Gained] = {}
-        """By choice."""
+        self._gained: dict[int, Delta] = {}
+        """By choice: what nobody took."""
 
     def gain(self, item: NewTokens, latencies: Latencies) -> None:
         """New tokens of a choice have come, or its end."""
         if item.tokens:
             self._measure(item, latencies)
-        gained = self._gained.setdefault(item.choice, _Gained())
+        gained = self._gained_by(item.choice)
         gained.tokens += item.tokens
-        gained.logprobs += item.logprobs or ()
-        self.n_pending_bytes += len(item.tokens) + _n_bytes(item.logprobs or ())
+        self.n_pending_bytes += len(item.tokens)
+        if item.logprobs:
+            gained.logprobs += item.logprobs
+            self.n_pending_bytes += _n_bytes(item.logprobs)
         if item.finish_reason is not None:
             gained.finish_reason, gained.stop_token_id = item.finish_reason, item.stop_token_id
             self._open.discard(item.choice)
@@ -126,7 +107,7 @@ class Answer:
 
     def gain_prompt(self, item: PromptLogprobs) -> None:
         """The next stretch of the prompt has been scored."""
-        self._gained.setdefault(0, _Gained()).prompt_logprobs += item.items
+        self._gained_by(0).prompt_logprobs += item.items
         self.n_pending_bytes += _n_bytes(item.items)
         self._wake.set()
 
@@ -146,16 +127,17 @@ class Answer:
         """What came since the last time. Raises the error that it ended with."""
         if self.error is not None:
             raise self.error
-        if not self._gained and self.done is not None:
-            self._gained[0] = _Gained()
-        last = len(self._gained) - 1
-        deltas = [
-            gained.delta(self._prompt, choice, self.done if place == last else None)
-            for place, (choice, gained) in enumerate(self._gained.items())
-        ]
-        self._gained = {}
+        if self.done is not None:
+            self._gained_by(next(reversed(self._gained), 0)).done = self.done
+        deltas, self._gained = list(self._gained.values()), {}
         self.n_pending_bytes = 0
         return deltas
+
+    def _gained_by(self, choice: int) -> Delta:
+        gained = self._gained.get(choice)
+        if gained is None:
+            gained = self._gained[choice] = Delta(self._prompt, choice)
+        return gained
 
     def _measure(self, item: NewTokens, latencies: Latencies) -> None:
         now = time.monotonic()

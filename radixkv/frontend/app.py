@@ -15,7 +15,7 @@ from radixkv.frontend.generate.routes import generate_routes
 from radixkv.frontend.http.bodies import Bodies
 from radixkv.frontend.http.failure import MethodNotAllowed, RouteNotFound, error_response
 from radixkv.frontend.http.guard import KeyRequired, LocalOnly
-from radixkv.frontend.http.streaming import ClientGone
+from radixkv.frontend.http.leaving import ClientGone
 from radixkv.frontend.metrics import Metrics
 from radixkv.frontend.native import native_routes
 from radixkv.frontend.openai.routes import openai_routes

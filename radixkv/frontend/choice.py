@@ -83,7 +83,7 @@ class Choice:
         piece = Piece()
         if self.is_ended:
             return piece
-        ids = unpack_tokens(delta.tokens)
+        ids = unpack_tokens(bytes(delta.tokens))
         if self._sampling.stop or self._show is not None:
             piece.text, self.is_ended = self._take_singly(piece, delta, ids)
         else:

@@ -48,6 +48,9 @@ AnswerT = TypeVar("AnswerT", Flushed, Explained, Stats)
 MAX_PENDING_BYTES = 1 << 20
 """Tokens and log-probabilities that wait for an answer's reader; with more than that waiting, new ones end it."""
 ASK_TIMEOUT_S = 10.0
+MAX_BYTES_A_TURN = 1 << 18
+"""Of the runtime's messages that wait, taken together, so that readers who are behind catch up. Far less than may
+wait for a reader, who has no turn meanwhile."""
 
 
 class Batch:
@@ -228,12 +231,16 @@ class Client:
 
     async def _receive(self) -> None:
         while True:
-            frames = await self._socket.recv_multipart()
-            self.n_frames += len(frames)
-            # All at once, so that an answer's last tokens and its end are one delta.
-            for frame in frames:
-                self._apply(frame)
-            await asyncio.sleep(0)  # a message that is there already is received without a turn of the loop
+            n_bytes = 0
+            while n_bytes < MAX_BYTES_A_TURN:
+                # What is there already comes without a turn of the loop, and is applied before any reader wakes:
+                # an answer's last tokens and its end are one delta, and so is what came while readers were behind.
+                frames = await self._socket.recv_multipart()
+                n_bytes += sum(map(len, frames))
+                self.n_frames += len(frames)
+                for frame in frames:
+                    self._apply(frame)
+            await asyncio.sleep(0)
 
     def _apply(self, frame: bytes) -> None:
         try:

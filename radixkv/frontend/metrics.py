@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from radixkv.frontend.compat import Repeat
 from radixkv.frontend.interval import Interval
@@ -26,11 +30,10 @@ class Metrics:
     def __init__(self) -> None:
         self.interval: Interval | None = None
         """The last one that the server looked at, if it looks."""
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._first_token = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _LONG)
-        self._next_token = self._histogram("inter_token_latency_seconds", "Between tokens of an answer.", _SHORT)
-        self._whole = self._histogram("e2e_request_latency_seconds", "Arrival to last token.", _LONG)
-        self._queue = self._histogram("request_queue_time_seconds", "Arrival to first scheduled row.", _LONG)
+        self._first_token = _Durations("time_to_first_token_seconds", "Arrival to first token.", _LONG)
+        self._next_token = _Durations("inter_token_latency_seconds", "Between tokens of an answer.", _SHORT)
+        self._whole = _Durations("e2e_request_latency_seconds", "Arrival to last token.", _LONG)
+        self._queue = _Durations("request_queue_time_seconds", "Arrival to first scheduled row.", _LONG)
 
     def first_token(self, seconds: float) -> None:
         """From the request's arrival to its first token."""
@@ -38,8 +41,7 @@ class Metrics:
 
     def next_tokens(self, seconds: float, count: int) -> None:
         """From an answer's last token to the ``count`` tokens after it."""
-        for _ in range(count):
-            self._next_token.observe(seconds / count)
+        self._next_token.observe(seconds / count, count)
 
     def done(self, seconds: float, queue_seconds: float) -> None:
         """A whole answer, and how long its request had waited."""
@@ -52,15 +54,38 @@ class Metrics:
 
     def render(self, stats: Stats, repeat: Repeat | None = None) -> bytes:
         """Prometheus' text format, repeated under another engine's names if asked for. O(series)."""
-        families = [*self._registry.collect(), *_families(stats)]
+        durations = (self._first_token, self._next_token, self._whole, self._queue)
+        families = [*(each.family() for each in durations), *_families(stats)]
         if repeat is not None:
             families += [*repeat.families(families), *repeat.figures(stats, self.interval)]
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Collected(families))
         return generate_latest(registry)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(PREFIX + name, text, buckets=buckets, registry=self._registry)
+
+class _Durations:
+    """A histogram of one thread: the library's takes locks, which for every token is too slow."""
+
+    def __init__(self, name: str, text: str, bounds: tuple[float, ...]) -> None:
+        self._name = name
+        self._text = text
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+        self._created = time.time()
+
+    def observe(self, seconds: float, count: int = 1) -> None:
+        """``count`` of the same length. O(log buckets)."""
+        self._counts[bisect_left(self._bounds, seconds)] += count
+        self._sum += seconds * count
+
+    def family(self) -> Metric:
+        """What was observed so far."""
+        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
+        buckets = list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
+        family = HistogramMetricFamily(PREFIX + self._name, self._text, buckets, self._sum)
+        family.add_sample(f"{PREFIX}{self._name}_created", {}, self._created)
+        return family
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 
 from radixkv.checkpoints import resolve, resolve_tokenizer
@@ -46,8 +47,11 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
         CheckpointError: there is no such model, or it is corrupt.
         RadixKVError: the runtime ended before it was ready.
     """
-    with claim(server.host, server.port) as listener:
-        return asyncio.run(_serve(engine, server, listener))
+    with (
+        claim(server.host, server.port) as listener,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        return runner.run(_serve(engine, server, listener))
 
 
 def claim(host: str, port: int) -> socket.socket:
@@ -142,7 +146,6 @@ def _uvicorn(app: FastAPI) -> uvicorn.Server:
             app,
             http=Connection,
             ws="none",
-            loop="asyncio",
             lifespan="off",
             log_config=None,
             log_level="error",

@@ -15,7 +15,7 @@ from radixkv.frontend.decoding import BodyDecoder, check_messages, check_prompt
 from radixkv.frontend.encoding import INLINE_CHARACTERS, check_ids, encode, encode_texts, separate
 from radixkv.frontend.explanation import explanation
 from radixkv.frontend.http.bodies import Bodies
-from radixkv.frontend.http.streaming import unless_gone
+from radixkv.frontend.http.leaving import unless_gone
 from radixkv.frontend.openai.conversation import conversation_text
 from radixkv.frontend.openai.prompts import check_model, check_salt
 from radixkv.frontend.served import Served

@@ -34,6 +34,8 @@ class StopStrings:
         """
         if self.met is not None:
             return "", True
+        if not self._stop:
+            return text, False
         text = self._held + text
         n_early = len(text) if is_early else self._n_early
         if (found := self._first(text, n_early)) is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import uvicorn
+import uvloop
 from scripted import ScriptedLoop, Site
 
 from radixkv.config import EngineConfig, ServerConfig
@@ -53,11 +54,15 @@ def running_site(
         await serving
         await client.close()
 
+    def run_http() -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the server does
+            runner.run(serve_http())
+
     with claim("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         threads = [
             threading.Thread(target=serve_runtime),
-            threading.Thread(target=asyncio.run, args=(serve_http(),)),
+            threading.Thread(target=run_http),
         ]
         for thread in threads:
             thread.start()

@@ -27,7 +27,8 @@ from radixkv.frontend.generate.logprobs import (
 from radixkv.frontend.generate.prompts import Asked, asked_prompts
 from radixkv.frontend.generate.schema import GenerateRequest, parse_generate
 from radixkv.frontend.http.bodies import Bodies
-from radixkv.frontend.http.streaming import EventStream, event, unless_gone
+from radixkv.frontend.http.leaving import unless_gone
+from radixkv.frontend.http.streaming import EventStream, event
 from radixkv.frontend.logprobs import ShowToken
 from radixkv.frontend.openai.reply import is_long
 from radixkv.frontend.served import Served

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from radixkv.errors import InvalidRequest, RequestError
 from radixkv.frontend.http.failure import BodyTooLarge, BodyTooSlow
-from radixkv.frontend.http.streaming import ClientGone
+from radixkv.frontend.http.leaving import ClientGone
 
 RequestT = TypeVar("RequestT")
 

@@ -12,18 +12,25 @@ from radixkv.errors import InvalidRequest
 from radixkv.frontend.http.bodies import BODY_S
 from radixkv.frontend.http.failure import error_response
 
+CONNECTION = "connection"
+"""Of a request's state, the connection that it came by."""
 REQUEST_S = BODY_S + 10.0
 """How long a request may take to come, head and body, from the connection's start or its own first byte."""
 
 
 class Connection(H11Protocol):
-    """Closes a connection whose request does not come whole in time, whether or not anybody reads it."""
+    """Closes a connection whose request does not come whole in time, whether or not anybody reads it.
+
+    Replies of many small parts are written past h11 and the layers of the app, which take longer than all else that
+    is done for a part.
+    """
 
     limit_s = REQUEST_S
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._deadline: asyncio.TimerHandle | None = None
+        self.app_state = {**self.app_state, CONNECTION: self}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Starts the clock."""
@@ -39,6 +46,24 @@ class Connection(H11Protocol):
         """Stops the clock."""
         super().connection_lost(exc)
         self._stop_clock()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits for the client to read it that ``drain`` would wait."""
+        return self.flow.write_paused
+
+    def write_part(self, part: bytes) -> None:
+        """Sends the next part of a reply whose head told no length; nothing if the client has left."""
+        if self.transport.is_closing():
+            return
+        if self.conn.their_http_version == b"1.0":
+            self.transport.write(part)
+        else:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+
+    async def drain(self) -> None:
+        """Waits until the client has read most of what was written."""
+        await self.flow.drain()
 
     def send_400_response(self, msg: str) -> None:
         """Refuses what is no HTTP request, and closes; a reply that has begun just ends."""

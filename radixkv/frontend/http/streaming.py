@@ -1,54 +1,32 @@
-"""Replies that notice when their client leaves."""
+"""Server-sent events."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from radixkv.errors import RequestError
+from radixkv.frontend.http.connection import CONNECTION, Connection
 from radixkv.frontend.http.failure import error_body, error_response
+from radixkv.frontend.http.leaving import ClientGone, unless_gone
 
-ResultT = TypeVar("ResultT")
-
-DONE_EVENT = b"data: [DONE]\n\n"
-
-
-class ClientGone(Exception):
-    """The client left before its reply was complete."""
+EVENT_START, EVENT_END = b"data: ", b"\n\n"
+DONE_EVENT = EVENT_START + b"[DONE]" + EVENT_END
 
 
 def event(data: dict[str, Any]) -> bytes:
     """One server-sent event."""
-    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+    return EVENT_START + msgspec.json.encode(data) + EVENT_END
 
 
 def error_event(error: RequestError) -> bytes:
     """A failure in the middle of a stream."""
     return event(error_body(error))
-
-
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """The result of ``work``, which is cancelled when the client leaves.
-
-    The request's body must have been read. Raises ``ClientGone``, or what ``work`` raises.
-    """
-    working = asyncio.create_task(work)
-    leaving = asyncio.create_task(_gone(receive))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientGone
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 class EventStream(Response):
@@ -73,19 +51,15 @@ class EventStream(Response):
                 return
             start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
             await send(start)
-            await _send_body(send, first)
+            connection: Connection = scope["state"][CONNECTION]
+            connection.write_part(first)
             try:
+                # Before more is taken there must be room for it: what waits is bounded where it is gathered.
+                await connection.drain()
                 async for event in events:
-                    await _send_body(send, event)
+                    connection.write_part(event)
+                    if connection.is_full:
+                        await connection.drain()
             except RequestError as error:
-                await _send_body(send, error_event(error))
+                connection.write_part(error_event(error))
         await send({"type": "http.response.body", "body": DONE_EVENT, "more_body": False})
-
-
-async def _send_body(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": True})
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -42,21 +42,21 @@ class ChatShape:
             reply["prompt_logprobs"] = prompt.entries
         return reply | self._prompt_ids(prompt)
 
-    def chunks(self, index: int, piece: Piece, prompt: ScoredPrompt, *, is_first: bool) -> list[dict[str, Any]]:
-        """What a choice of a stream gained; its first chunk has the role alone."""
-        chunks = [self._chunk({"index": index, "delta": {"content": piece.text}, **self._end(piece)})]
-        if is_first:
-            role = {"role": "assistant", "content": ""}
-            begin = {"index": index, "delta": role, "logprobs": None, "finish_reason": None}
-            chunks.insert(0, self._chunk(begin) | self._prompt_ids(prompt))
-        return chunks
-
-    def chunk_without_choices(self) -> dict[str, Any]:
-        """What a chunk is apart from its choices."""
+    @property
+    def chunk_head(self) -> dict[str, Any]:
+        """What every chunk of a stream begins with."""
         return {**self._head, "object": "chat.completion.chunk"}
 
-    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        return {**self.chunk_without_choices(), "choices": [choice]}
+    def chunks(
+        self, index: int, piece: Piece, prompt: ScoredPrompt, *, is_first: bool
+    ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """What a choice of a stream gained, and what is beside it; the first chunk has the role alone."""
+        gained: dict[str, Any] = {"index": index, "delta": {"content": piece.text}, **self._end(piece)}
+        if not is_first:
+            return [(gained, {})]
+        role = {"role": "assistant", "content": ""}
+        begin = {"index": index, "delta": role, "logprobs": None, "finish_reason": None}
+        return [(begin, self._prompt_ids(prompt)), (gained, {})]
 
     def _end(self, piece: Piece) -> dict[str, Any]:
         """What follows a choice's text."""

@@ -39,13 +39,16 @@ class CompletionShape:
         ]
         return {**self._head, "choices": choices}
 
-    def chunks(self, index: int, piece: Piece, prompt: ScoredPrompt, *, is_first: bool) -> list[dict[str, Any]]:
-        """The one object that tells what a choice of a stream gained."""
-        return [{**self._head, "choices": [self._choice(index, piece, prompt, is_first=is_first)]}]
-
-    def chunk_without_choices(self) -> dict[str, Any]:
-        """What a chunk is apart from its choices."""
+    @property
+    def chunk_head(self) -> dict[str, Any]:
+        """What every chunk of a stream begins with."""
         return self._head
+
+    def chunks(
+        self, index: int, piece: Piece, prompt: ScoredPrompt, *, is_first: bool
+    ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """The one chunk that tells what a choice of a stream gained: its choice, and nothing beside it."""
+        return [(self._choice(index, piece, prompt, is_first=is_first), {})]
 
     def _choice(self, index: int, piece: Piece, prompt: ScoredPrompt, *, is_first: bool) -> dict[str, Any]:
         has_logprobs = self._request.n_logprobs is not None

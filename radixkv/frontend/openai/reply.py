@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
@@ -12,8 +11,8 @@ import msgspec
 
 from radixkv.frontend.answers import Delta, Prompt
 from radixkv.frontend.choice import Choice, Piece
-from radixkv.frontend.client import Batch, Client
-from radixkv.frontend.http.streaming import event
+from radixkv.frontend.client import Client
+from radixkv.frontend.http.streaming import EVENT_END, EVENT_START
 from radixkv.frontend.logprobs import ShowToken
 from radixkv.frontend.openai.schema import GenerationRequest
 from radixkv.frontend.scored import ScoredPrompt
@@ -23,6 +22,10 @@ _INLINE_WORK = 256
 """What takes longer than so many tokens without log-probabilities is done in a thread."""
 _WORK_OF_FIGURES = 8
 """A token's log-probabilities, in tokens without."""
+
+
+Chunk = tuple[dict[str, Any], dict[str, Any]]
+"""A choice, and what the chunk has beside it."""
 
 
 class Shape(Protocol):
@@ -37,13 +40,30 @@ class Shape(Protocol):
         """The whole reply, from the answers in order."""
         ...
 
-    def chunks(self, index: int, piece: Piece, prompt: ScoredPrompt, *, is_first: bool) -> list[dict[str, Any]]:
-        """The objects that tell what one choice of a stream gained."""
+    @property
+    def chunk_head(self) -> dict[str, Any]:
+        """What every chunk of a stream begins with."""
         ...
 
-    def chunk_without_choices(self) -> dict[str, Any]:
-        """What a chunk is apart from its choices."""
+    def chunks(self, index: int, piece: Piece, prompt: ScoredPrompt, *, is_first: bool) -> list[Chunk]:
+        """The chunks that tell what one choice of a stream gained."""
         ...
+
+
+class ChunkEvents:
+    """The events of one stream. What all chunks have in common is encoded once, as most of them are short.
+
+    Args:
+        head: the fields that each begins with.
+    """
+
+    def __init__(self, head: dict[str, Any]) -> None:
+        self._start = EVENT_START + msgspec.json.encode(head)[:-1] + b',"choices":'
+
+    def event(self, choices: Sequence[dict[str, Any]], more: dict[str, Any]) -> bytes:
+        """The event of a chunk that has these choices, and more fields after them."""
+        rest = b"," + msgspec.json.encode(more)[1:] if more else b"}"
+        return self._start + msgspec.json.encode(choices) + rest + EVENT_END
 
 
 class Reply:
@@ -104,16 +124,17 @@ class Reply:
 
     async def events(self, client: Client) -> AsyncGenerator[bytes, None]:
         """Server-sent events, without the final one. Raises ``RequestError``; closing it cancels the request."""
+        events = ChunkEvents(self._shape.chunk_head)
         async with aclosing(self._pieces(client)) as pieces:
             async for index, piece, is_first in pieces:
                 prompt = self._prompts[index // self._n]
                 chunks = self._shape.chunks(index, piece, prompt, is_first=is_first)
                 usage = self._usage_of_chunk()
-                yield b"".join(event({**chunk, **usage}) for chunk in chunks)
+                yield b"".join([events.event([choice], more | usage) for choice, more in chunks])
         last = {"usage": self._usage()} if self._request.includes_usage else {}
         last |= self._details()
         if last:
-            yield event({**self._shape.chunk_without_choices(), "choices": [], **last})
+            yield events.event([], last)
 
     async def _pieces(self, client: Client) -> AsyncGenerator[tuple[int, Piece, bool], None]:
         """A choice's index, what it gained, and whether that is the first."""
@@ -122,7 +143,14 @@ class Reply:
         async with client.batch(prompts, arrived=self._arrived) as batch, aclosing(batch.deltas()) as deltas:
             async for delta in deltas:
                 index = delta.prompt * self._n + delta.choice
-                piece = await self._absorb(delta, self._choices[index], batch)
+                choice = self._choices[index]
+                was_ended = choice.is_ended
+                if is_long(delta):
+                    piece = await asyncio.to_thread(self._take, delta, choice)
+                else:
+                    piece = self._take(delta, choice)
+                if choice.is_ended and not was_ended and delta.finish_reason is None:
+                    batch.complete(delta.prompt, delta.choice)
                 if piece.is_empty:
                     continue
                 is_first = index not in begun
@@ -133,27 +161,17 @@ class Reply:
                     piece = beginning
                 yield index, piece, is_first
 
-    async def _absorb(self, delta: Delta, choice: Choice, batch: Batch) -> Piece:
-        if delta.done is not None:
-            self._n_cached += delta.done.n_cached_tokens
-        if self._request.is_only_echo:
-            delta = _without_answer(delta)
-        was_ended = choice.is_ended
-        if is_long(delta):
-            piece = await asyncio.to_thread(self._take, delta, choice)
-        else:
-            piece = self._take(delta, choice)
-        if choice.is_ended and not was_ended and delta.finish_reason is None:
-            batch.complete(delta.prompt, delta.choice)
-        return piece
-
     def _worded(self, gathered: Sequence[Piece]) -> bytes:
         reply = self._shape.whole(gathered, self._prompts)
         return msgspec.json.encode({**reply, "usage": self._usage(), **self._details()})
 
     def _take(self, delta: Delta, choice: Choice) -> Piece:
+        if delta.done is not None:
+            self._n_cached += delta.done.n_cached_tokens
         if delta.prompt_logprobs:
             self._prompts[delta.prompt].absorb(delta.prompt_logprobs)
+        if self._request.is_only_echo:
+            delta = _without_answer(delta)
         return choice.absorb(delta)
 
     def _usage(self) -> dict[str, Any]:
@@ -181,7 +199,7 @@ class Reply:
 def _without_answer(delta: Delta) -> Delta:
     """The delta of a prompt that is only echoed: the one token that it took is not shown."""
     reason = None if delta.finish_reason is None else "length"
-    return dataclasses.replace(delta, tokens=b"", logprobs=(), stop_token_id=None, finish_reason=reason)
+    return msgspec.structs.replace(delta, tokens=bytearray(), logprobs=[], stop_token_id=None, finish_reason=reason)
 
 
 def is_long(delta: Delta) -> bool:

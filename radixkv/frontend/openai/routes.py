@@ -9,7 +9,8 @@ from starlette.responses import JSONResponse, Response
 
 from radixkv.frontend.client import Client
 from radixkv.frontend.http.bodies import Bodies
-from radixkv.frontend.http.streaming import EventStream, unless_gone
+from radixkv.frontend.http.leaving import unless_gone
+from radixkv.frontend.http.streaming import EventStream
 from radixkv.frontend.openai.chat import ChatShape
 from radixkv.frontend.openai.completion import CompletionShape
 from radixkv.frontend.openai.prompts import chat_prompt, check_model, completion_prompts, echoed_texts
