@@ -12,9 +12,10 @@ from typing import Literal
 import msgspec
 
 from radixkv.bench.environment import environment
+from radixkv.bench.kinds.parameters import MOST
 from radixkv.bench.kinds.source import Source
 from radixkv.bench.load.accounting import Tokens, accounting, counted_by_metrics
-from radixkv.bench.load.arrivals import Load
+from radixkv.bench.load.arrivals import Load, is_open_loop
 from radixkv.bench.load.client import Client
 from radixkv.bench.load.encoding import PromptEncoder
 from radixkv.bench.load.generator import LoadGenerator, RunInterrupted
@@ -22,7 +23,7 @@ from radixkv.bench.load.record import Measurement
 from radixkv.bench.report.figures import Figures, figures
 from radixkv.bench.session import Session, lone
 from radixkv.bench.workloads import Workload, warmup_sessions
-from radixkv.errors import ConfigError, RadixKVError
+from radixkv.errors import ConfigError, RadixKVError, shortened
 from radixkv.progress import Progress
 
 SETTLES_S = 1.0
@@ -101,12 +102,11 @@ class Bench:
         for what, value in (("request_rate", request_rate), ("speed", speed), ("max_concurrency", max_concurrency)):
             if value is not None and not value > 0:
                 raise ConfigError(f"{what} {value} must be above 0")
-        if warmup_requests < 0:
-            raise ConfigError(f"warmup_requests {warmup_requests} must be at least 0")
+        if not 0 <= warmup_requests <= MOST:
+            raise ConfigError(f"warmup_requests {warmup_requests} must be between 0 and {MOST}")
         source = source or Source()
         made = workload.make(source)
-        load = Load("", request_rate=request_rate)
-        is_open = load.arrivals(made.sessions) is not None
+        is_open = is_open_loop(request_rate, made.sessions)
         if speed is not None and not (is_open and request_rate is None):
             raise ConfigError(f"speed {speed} needs a workload with a clock of its own, which {name} has not")
         return cls(
@@ -135,6 +135,7 @@ class Bench:
         *,
         model: str | None = None,
         cache: Literal["on", "off"] | None = None,
+        server: Sequence[str] | None = None,
         api_key: str | None = None,
         use_environment: bool = False,
     ) -> Outcome:
@@ -146,13 +147,16 @@ class Bench:
         Args:
             model: what the requests name; None takes the first that the server serves.
             cache: how the server is known to be set; None: not known.
+            server: the flags that it was started with, but for the cache's; None: not known.
             api_key: what the server asks for, if it does.
             use_environment: whether the environment's proxies and certificates apply.
 
         Raises:
-            ConfigError: no OpenAI-compatible server answers there.
+            ConfigError: no OpenAI-compatible server answers there, or ``model`` is no text.
             WarmUpFailed: a warm-up request failed.
         """
+        if model is not None and _encodable(model) != model:
+            raise ConfigError(f"model {shortened(model)} is not UTF-8; give the name that the server has for it")
         async with Client(address, api_key=api_key, use_environment=use_environment) as client:
             load = Load(
                 model=model or await client.model(),
@@ -168,7 +172,9 @@ class Bench:
             before = await _counted(client)
             measurement, is_interrupted = await self._measured(generator, load)
             counts = await _accounting(client, measurement, before)
-        line = self._settings(load) | {"cache": cache, "cache_flushed": flushed is not None}
+        line = self._settings(load)
+        line["server"] = None if server is None else [_encodable(flag) for flag in server]
+        line |= {"cache": cache, "cache_flushed": flushed is not None}
         line |= figures(measurement, self.goodput)
         line["left_out"] = dict(self.left_out)
         line["accounting"] = counts
@@ -206,13 +212,12 @@ class Bench:
 
     def _settings(self, load: Load) -> Figures:
         """What the line says of what was asked for."""
-        is_open = load.arrivals(self.sessions) is not None
         rate: float | str = "inf"
-        if is_open:
+        if is_open_loop(self.request_rate, self.sessions):
             rate = "trace" if self.request_rate is None else self.request_rate
         return {
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "workload": self.name,
+            "workload": _encodable(self.name),
             "model": load.model,
             "num_prompts": self.n_requests,
             **msgspec.structs.asdict(self.workload),
@@ -225,8 +230,13 @@ class Bench:
             "warmup_requests": self.warmup_requests,
             "goodput": dict(self.goodput) or None,
             "seed": self.source.seed,
-            "dataset": self.source.dataset.name if self.source.dataset else None,
+            "dataset": _encodable(self.source.dataset.name) if self.source.dataset else None,
         }
+
+
+def _encodable(name: str) -> str:
+    """A name on the command line may have bytes that are no UTF-8, and JSON may not."""
+    return name.encode("utf-8", "replace").decode()
 
 
 def _as_chat(session: Session) -> Session:

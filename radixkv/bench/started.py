@@ -21,6 +21,10 @@ START_LIMIT_S = 900.0
 """A checkpoint may have to be downloaded first."""
 STOP_LIMIT_S = 20.0
 
+HEAD_BYTES = 1 << 20
+TAIL_BYTES = 1 << 16
+"""Of a server's log: where its address stands, and what its last line is taken from."""
+
 _ADDRESS = re.compile(rb"http://127\.0\.0\.1:[1-9]\d*(?=\D)")
 
 
@@ -63,7 +67,7 @@ async def _ready(process: subprocess.Popen[bytes], log: IO[bytes], limit: float)
         while time.monotonic() < deadline:
             if process.poll() is not None:
                 raise ServerFailed(f"the server ended before it was ready: {_last_line(log)}")
-            found = _ADDRESS.search(_written(log))
+            found = _ADDRESS.search(_written(log, 0, HEAD_BYTES))
             if found and await _healthy(client, found[0].decode()):
                 return found[0].decode()
             await asyncio.sleep(0.05)
@@ -86,10 +90,11 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _written(log: IO[bytes]) -> bytes:
-    return os.pread(log.fileno(), 1 << 20, 0)  # the server appends at the shared offset, which must not move
-
-
 def _last_line(log: IO[bytes]) -> str:
-    lines = _written(log).decode("utf-8", "replace").strip().splitlines()
+    begin = max(os.fstat(log.fileno()).st_size - TAIL_BYTES, 0)
+    lines = _written(log, begin, TAIL_BYTES).decode("utf-8", "replace").strip().splitlines()
     return lines[-1] if lines else "it wrote nothing"
+
+
+def _written(log: IO[bytes], begin: int, size: int) -> bytes:
+    return os.pread(log.fileno(), size, begin)  # the server appends at the shared offset, which must not move

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ examples:
   radixkv serve                                   serve the embedded model on http://127.0.0.1:8000
   radixkv serve meta-llama/Llama-3.2-1B           serve a checkpoint of the hub, or of a folder
   radixkv chat                                    talk to it, and see what each turn reused
-  radixkv generate "The rain in Spain"            one answer, without a server
+  radixkv generate "The dress of Kenji is green. Question: What colour is the dress of Kenji? Answer:"
+                                                  one answer, without a server
   radixkv explain --file prompt.txt               how much of a prompt the server has cached, and why no more
   radixkv bench --workload fewshot --compare-cache
                                                   measure the prefix cache
@@ -37,18 +39,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     command: Parser = args.parser
     if unknown:
         command.error(f"unknown arguments: {' '.join(unknown)}")
+    _check_order(arguments, command)
+    try:
+        code = _run(args, command)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output has seen enough
+        _drop_output()
+        return 1
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _drop_output()
+        print(f"{command.prog}: error: cannot write the output: {error.strerror}", file=sys.stderr)
+        return 1
+    return code
+
+
+def _check_order(arguments: Sequence[str], command: Parser) -> None:
+    """Refuses flags between a command and the one below it: argparse takes them, and nobody would read them."""
+    words = command.prog.split()[1:]
+    for argument, word in zip(arguments, words, strict=False):
+        if argument != word:
+            flag = argument.partition("=")[0]
+            command.error(f"{flag} stands before {word}, which does not read it; give its flags behind {word}")
+
+
+def _run(args: argparse.Namespace, command: Parser) -> int:
     try:
         code: int = args.run(args)
-        sys.stdout.flush()
     except RadixKVError as error:
         print(f"{command.prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read the output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     return code
+
+
+def _drop_output() -> None:
+    """So that what could not be written is not tried again when the process ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> Parser:

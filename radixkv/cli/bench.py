@@ -7,7 +7,7 @@ import signal
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from radixkv.cli import compare, paging
 from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, engine_flags
@@ -86,6 +86,8 @@ def _check_combination(args: argparse.Namespace, config: EngineConfig) -> None:
             )
     if args.compare_cache and not config.cache.enable_prefix_caching:
         parser.error("--compare-cache measures with the cache off and on; leave out --no-enable-prefix-caching")
+    if args.compare_cache and args.plain_requests:
+        parser.error("--compare-cache compares token ids, which --plain-requests leaves out; leave one out")
     if args.speed is not None and args.request_rate is not None:
         parser.error("--speed is of the data set's own clock, which --request-rate replaces; leave one out")
     if args.skip_bad_lines and args.dataset_path is None:
@@ -152,8 +154,13 @@ def _works(args: argparse.Namespace, bench: Bench, config: EngineConfig) -> Iter
 def _run(work: Coroutine[Any, Any, Outcome]) -> Outcome:
     """Runs it; a termination signal is taken as Ctrl-C is, so that a started server is stopped first."""
     import asyncio
+    import resource
 
     import uvloop
+
+    # In an open loop each request that waits has a connection.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
     async def stoppable() -> Outcome:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -174,9 +181,12 @@ async def _with_server(bench: Bench, config: EngineConfig) -> Outcome:
     from radixkv.bench.started import ServerFailed, started_server
 
     outcome: Outcome | None = None
+    flags = engine_flags(config)
+    others = [flag for flag in flags if flag != "--no-enable-prefix-caching"]
     try:
-        async with started_server(engine_flags(config)) as address:
-            outcome = await bench.run(address, cache="on" if config.cache.enable_prefix_caching else "off")
+        async with started_server(flags) as address:
+            cache: Literal["on", "off"] = "on" if config.cache.enable_prefix_caching else "off"
+            outcome = await bench.run(address, cache=cache, server=others)
     except ServerFailed as error:
         if outcome is None:
             raise
@@ -189,11 +199,13 @@ def _report(outcome: Outcome, path: Path | None) -> int:
 
     from radixkv.bench.report.box import box, failures
 
-    if path is not None:
-        _append(path, msgspec.json.encode(outcome.figures).decode() + "\n")
-    print(box(outcome.figures))
-    if outcome.errors:
-        print(failures(outcome.errors))
+    try:
+        if path is not None:
+            _append(path, msgspec.json.encode(outcome.figures).decode() + "\n")
+    finally:  # what cannot be saved, such as on a full disk, is not lost
+        print(box(outcome.figures))
+        if outcome.errors:
+            print(failures(outcome.errors))
     if outcome.is_interrupted:
         return 130
     return 1 if outcome.errors or outcome.figures["aborted"] is not None else 0

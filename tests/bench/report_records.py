@@ -1,5 +1,7 @@
 """Records of requests as tests of the reports write them."""
 
+from array import array
+
 from radixkv.bench.load.chunks import PromptTokensDetails, Usage
 from radixkv.bench.load.record import Answer, Measurement, Record
 from radixkv.bench.report.figures import figures
@@ -28,13 +30,14 @@ def record(
             Answer(token_ids=list(ids) if returns_ids else None, arrivals=list(times)) for times, ids in choices
         ],
         usage=Usage(len(prompt), n_output, None if cached is None else PromptTokensDetails(cached)),
-        prompt_token_ids=list(prompt) if returns_ids else None,
+        prompt_token_ids=array("i", prompt) if returns_ids else None,
         is_right=right,
     )
 
 
 def failed(kind, started=0.0, prompt=None):
-    return Record(started=started, error=f"it broke: {kind}", error_kind=kind, prompt_token_ids=prompt)
+    ids = None if prompt is None else array("i", prompt)
+    return Record(started=started, error=f"it broke: {kind}", error_kind=kind, prompt_token_ids=ids)
 
 
 def line(measurement, cache="on", **keys):

@@ -2,15 +2,18 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from fake_openai import output_ids, output_text
 
-from radixkv.bench.workloads import WorkloadChanges, workload_names
+from radixkv.bench.workloads import WorkloadChanges, load_workload, workload_names
 from radixkv.cli import main
 from radixkv.cli.load_flags import COUNTS, WORKLOADS
 
@@ -144,7 +147,13 @@ def test_a_server_of_another_engine_gives_no_digest(fake, tmp_path, inside):
         (["--base-url", "URL", "--num-prompts", "many"], 2, "'many' is not a whole number"),
         (["--base-url", "URL", "--request-rate", "0"], 2, "request_rate 0.0 must be above 0"),
         (["--base-url", "URL", "--seed", "-1"], 2, "seed -1 must be at least 0"),
-        (["--base-url", "URL", "--warmup-requests", "-1"], 2, "warmup_requests -1 must be at least 0"),
+        (["--base-url", "URL", "--warmup-requests", "-1"], 2, "warmup_requests -1 must be between 0 and 1000000"),
+        (
+            ["--base-url", "URL", "--warmup-requests", "1000001"],
+            2,
+            "warmup_requests 1000001 must be between",
+        ),
+        (["--base-url", "URL", "--model", "\udcff"], 1, r"model '\udcff' is not UTF-8"),
         (["--base-url", "URL", "--num-prompts", "0"], 2, "num_prompts 0 must be between 1 and 1000000"),
         (["--base-url", "URL", "--max-concurrency", "0"], 2, "max_concurrency 0 must be between 1 and 1000000"),
         (["--base-url", "URL", "--request-rate", "nan"], 2, "'nan' is not a number"),
@@ -154,6 +163,7 @@ def test_a_server_of_another_engine_gives_no_digest(fake, tmp_path, inside):
         (["--base-url", "URL", "--dataset-path", "/nowhere.jsonl"], 1, "cannot read the data set /nowhere.jsonl"),
         (["--base-url", "URL", "--output-file", "/nowhere/lines.jsonl"], 1, "cannot write --output-file"),
         (["--base-url", "URL", "--plot", "/proc/pictures"], 1, "cannot write to --plot /proc/pictures"),
+        (["--base-url", "URL", "--plot", "/proc/version"], 1, "--plot /proc/version: it is not a folder"),
         (["--base-url", "URL", "--speed", "2"], 1, "speed 2.0 needs a workload with a clock of its own"),
         (["--base-url", "URL", "--speed", "0"], 2, "speed 0.0 must be above 0"),
         (["--base-url", "URL", "--speed", "2", "--request-rate", "3"], 2, "which --request-rate replaces"),
@@ -171,6 +181,54 @@ def test_wrong_use_is_one_clear_line(fake, inside, flags, code, message):
     assert errors.startswith("radixkv bench: error: ")
     assert errors.count("\n") == 1
     assert fake.bodies == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--plot", "x", "compare", "a", "b"], "--plot stands before compare"),
+        (["--seed=0", "paging"], "--seed stands before paging"),
+        (["--page-size", "32", "paging", "--page-size", "16"], "--page-size stands before paging"),
+    ],
+)
+def test_flags_that_a_command_below_would_not_read_are_refused(inside, flags, said):
+    code, output, errors = inside(*flags)
+    assert (code, output, errors.count("\n")) == (2, "", 1)
+    assert said in errors
+
+
+def test_the_line_says_how_a_server_was_started(fake, tmp_path, inside, monkeypatch):
+    started = []
+
+    @asynccontextmanager
+    async def started_server(flags):
+        started.append(flags)
+        yield fake.address
+
+    monkeypatch.setattr("radixkv.bench.started.started_server", started_server)
+    path = tmp_path / "lines.jsonl"
+    assert inside(*SMALL, "--output-file", path, "--compare-cache", "--page-size", 32)[0] == 0
+    assert inside(*SMALL, "--output-file", path, "--tokenizer", "\udcff")[0] == 0
+    assert inside("--base-url", fake.address, *SMALL, "--output-file", path)[0] == 0
+    told = [(line["cache"], line["server"]) for line in map(json.loads, path.read_text().splitlines())]
+    assert told == [
+        ("off", ["--page-size=32"]),
+        ("on", ["--page-size=32"]),
+        ("on", ["--tokenizer=?"]),
+        (None, None),
+    ]
+    assert started[:2] == [["--page-size=32", "--no-enable-prefix-caching"], ["--page-size=32"]]
+
+
+def test_every_key_of_a_line_is_in_the_docs(fake, tmp_path, inside):
+    path = tmp_path / "lines.jsonl"
+    assert inside("--base-url", fake.address, *SMALL, "--output-file", path)[0] == 0
+    line = json.loads(path.read_text())
+    told = set(re.findall(r"`(\w+)`", (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text("utf-8")))
+    latencies = {key for key in line if key.endswith("_ms")}  # test_figures.py has those
+    parameters = set(load_workload("fewshot").__struct_fields__)  # docs/workloads.md has those
+    assert line.keys() - latencies - parameters <= told
+    assert line["accounting"].keys() | line["environment"].keys() <= told | {"agree"}
 
 
 def test_the_flags_are_those_of_the_workloads():

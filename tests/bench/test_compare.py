@@ -137,6 +137,22 @@ def test_two_groups_cannot_be_forced_upon_one(written):
         compare([a, b], force=True)
 
 
+def test_settings_of_servers_are_compared_and_said(written):
+    a = written("a", run(1.0, server=["--page-size=1"], cache="off"), run(2.0, server=["--page-size=1"]))
+    b = written("b", run(4.0, server=[]), run(3.0, server=[], cache="off"))
+    c = written("c", run(4.0, server=None))
+    off, on = compare([a, b])
+    if off.cache == "on":
+        off, on = on, off
+    assert [each.ratios["request_throughput"].better for each in (off, on)] == [3.0, 2.0]
+    assert on.notes[0] == "the servers differ: one with --page-size=1, and one with no flags"
+    (theirs,) = compare([c, written("ours", run(8.0, server=[]))])
+    assert theirs.notes[0] == "the servers differ: one that was running, and one with no flags"
+    both = written("both", run(1.0, server=[]), run(1.0, server=["--page-size=1"]))
+    with pytest.raises(ConfigError, match=r"server \(\[\] and \['--page-size=32'\]\)"):
+        compare([both, written("d", run(1.0, server=["--page-size=32"]))])
+
+
 def test_which_group_is_meant_must_be_clear(written):
     a = written("a", run(1.0, dataset="x"), run(1.0, dataset="y"))
     b = written("b", run(2.0))  # of a version that does not say
@@ -197,6 +213,7 @@ def test_lines_of_this_version_are_read(written):
         ('{"workload": "x", "request_throughput": "1"}', r"line 1 .*got `str` - at `\$.request_throughput`"),
         ('{"workload": "x", "mean_ttft_ms": true}', r"line 1 .*got `bool` - at `\$.mean_ttft_ms`"),
         ('{"workload": "x", "request_throughput": 1, "failed": "no"}', r"line 1 .*`\$.failed`"),
+        ('{"workload": "x", "request_throughput": 1, "server": 3}', r"line 1 .*`\$.server`"),
         ('{"workload": "x", "request_throughput": 1, "cache_report": 3}', r"line 1 .*`\$.cache_report`"),
     ],
 )
@@ -232,3 +249,10 @@ def test_wrong_use_of_the_command(written, capsys, tmp_path):
     assert main(["bench", "compare", path, str(written("b", run(num_shots=3)))]) == 1
     assert "give --force" in capsys.readouterr().err
     assert main(["bench", "compare", path, str(written("b", run(num_shots=3))), "--force"]) == 0
+
+
+def test_a_line_that_nests_too_deeply_is_no_run(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    path.write_text('{"workload": "fewshot", "more": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(ConfigError, match="line 1 is not JSON: maximum recursion depth"):
+        compare([path, path])

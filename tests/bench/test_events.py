@@ -48,3 +48,9 @@ def test_an_event_without_its_blank_line_comes_at_the_end():
     assert read([b"data: [DONE]"]) == ([], [b"[DONE]"])
     assert read([b"data: [DONE]\r\n"]) == ([], [b"[DONE]"])
     assert read([b"data: x\n\n"]) == ([b"x"], [])
+
+
+def test_an_event_that_ends_in_a_lone_cr_is_given_with_the_next_piece_whatever_that_is():
+    reader = EventReader()
+    assert list(reader.push(b"data: one\r\r")) == []  # an LF may follow
+    assert list(reader.push(b"data: tw")) == [b"one"]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_records import failed, line, measured, record
 
-from radixkv.bench.report.box import box, comparison, failures
+from radixkv.bench.report.box import MOST_REASONS, box, comparison, failures
 from radixkv.bench.report.figures import cache_report, figures, outputs_sha256, summary
 
 API_KEYS = {
@@ -221,7 +221,8 @@ def test_the_comparison_shows_ratios_and_whether_outputs_are_equal():
     assert "Cache hit rate 37.50%, optimum 37.50%: 100.00% of it" in text
     assert "Outputs equal: yes" in text
     assert "Outputs equal: NO" in comparison(off, on | {"outputs_sha256": "other"})
-    assert "Outputs equal: NO" in comparison(off | {"outputs_sha256": None}, on | {"outputs_sha256": None})
+    for told in (off, off | {"outputs_sha256": None}):
+        assert "Outputs equal: not known" in comparison(told, on | {"outputs_sha256": None})
     assert "Accuracy" not in comparison(off | {"accuracy_pct": None}, on | {"accuracy_pct": None})
 
 
@@ -236,3 +237,9 @@ def test_every_key_is_explained_in_the_docs():
         word, _, name = key.partition("_")
         is_latency = {f"{word}_", name} <= told
         assert key in told or is_latency, key
+
+
+def test_reasons_of_failures_are_few_lines():
+    lines = failures(["often"] * 3 + [f"broken\n  id {n}" for n in range(MOST_REASONS + 1)]).splitlines()
+    assert lines[:2] == ["3 x often", "1 x broken id 0"]
+    assert lines[MOST_REASONS:] == ["2 x other reasons"]

@@ -148,3 +148,10 @@ def test_chats_without_a_template_cannot_be_encoded(fake, folder):
     with pytest.raises(CheckpointError, match="has no chat template"):
         send(fake.address, [Request([{"role": "user", "content": "hi"}], 2)], encoder=PromptEncoder(folder))
     assert fake.bodies == []
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "1e400"])
+def test_a_counter_that_is_no_number_is_not_known(value):
+    text = "# TYPE vllm:{0}_total counter\nvllm:{0}_total {1}\n"
+    tokens = counted_by_metrics(text.format("prompt_tokens", 7) + text.format("generation_tokens", value))
+    assert (tokens.prompt, tokens.generated) == (7, None)

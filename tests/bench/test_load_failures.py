@@ -3,7 +3,9 @@
 import asyncio
 import re
 import socket
+import socketserver
 import threading
+from contextlib import contextmanager
 
 import pytest
 from loads import ask, chat, send, sessions_of
@@ -135,3 +137,41 @@ def test_a_kept_connection_that_the_server_closed_is_not_used_again(fake):
 
     assert [record.error for record in asyncio.run(go())] == [None, None]
     assert threading.active_count() < 50
+
+
+@contextmanager
+def listening(reply):
+    """A server that reads a little and says this; None: it never answers."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.recv(1 << 16)
+            if reply is None:
+                ended.wait(10)
+            else:
+                self.request.sendall(reply)
+
+    ended = threading.Event()
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        ended.set()
+        server.shutdown()
+        thread.join()
+
+
+def test_who_answers_in_no_http_is_not_taken_for_gone():
+    with listening(b"\x00garbage\r\n\r\n") as address:
+        measurement = send(address, ["one", "two"])
+    assert [record.error_kind for record in measurement.records] == ["stream", "stream"]
+    assert measurement.aborted is None
+
+
+def test_a_server_that_never_answers_what_a_run_begins_with_is_given_up(monkeypatch):
+    monkeypatch.setattr("radixkv.bench.load.client.WHOLE_LIMIT_S", 0.1)
+    with listening(None) as address:
+        with pytest.raises(ConfigError, match="does not answer: TimeoutError"):
+            ask(address, Client.model)
+        assert ask(address, Client.metrics) is None
+        assert ask(address, Client.is_there)

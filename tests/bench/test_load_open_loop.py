@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 
 import pytest
 from loads import chat, send
@@ -94,3 +95,14 @@ def test_a_later_turn_is_due_when_the_answer_before_it_is_there(fake):
         answered = before.started + before.arrivals[-1]
         assert answered <= after.scheduled < answered + fake.delay + LATE_S
         assert after.waited < LATE_S
+
+
+def test_making_the_next_turn_ready_is_lateness_of_the_client(fake):
+    class Slow:
+        def encode(self, request):
+            time.sleep(0.2)
+            return request
+
+    _, later = send(fake.address, [chat("one:", " two:")], encoder=Slow(), request_rate=100.0).records
+    assert later.waited >= 0.2
+    assert later.ttft >= 0.2

@@ -4,6 +4,7 @@ from report_records import failed, line, measured, record
 
 from radixkv.bench.report.plot import Run, plot
 from radixkv.bench.report.samples import samples_of
+from radixkv.errors import ConfigError
 
 ALL = {"index.html", "off_on.png", "ttft.png", "itl.png", "throughput.png", "hit_rate.png"}
 
@@ -71,6 +72,16 @@ def test_a_run_in_which_nothing_succeeded_has_a_page_that_says_why(tmp_path, cac
     files, page = drawn(tmp_path, run_of(failed("http_500"), cache=cache, environment={}))
     assert files == {"index.html"}
     assert page.cells[page.cells.index("  http_500") + 1] == "1"
+
+
+def test_pictures_of_an_earlier_run_go_and_other_files_stay(tmp_path):
+    for name in ("off_on.png", "hit_rate.png", "mine.png"):
+        (tmp_path / name).write_bytes(PNG)
+    plot([run_of(record([0.1], output=(1,), cached=None))], tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"index.html", "ttft.png", "throughput.png", "mine.png"}
+    (tmp_path / "itl.png").mkdir()
+    with pytest.raises(ConfigError, match="cannot remove .*itl.png: Is a directory"):
+        plot([run_of(record([0.1]))], tmp_path)
 
 
 def test_all_latencies_may_be_the_same(tmp_path):

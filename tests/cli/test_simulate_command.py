@@ -7,7 +7,12 @@ from random import Random
 
 import pytest
 
+from radixkv.bench.simulator import simulation
+from radixkv.bench.simulator.recording import read_recording
+from radixkv.bench.simulator.replay import Replay
+from radixkv.checkpoints import resolve_tokenizer
 from radixkv.cli import main
+from radixkv.errors import ConfigError
 
 BLOCK = 512
 
@@ -50,6 +55,7 @@ def test_table_lines_and_pictures_say_the_same(trace, tmp_path, capsys):
         assert row["hit_rate_pct"] == round(100 * row["n_cached_tokens"] / n_prompt_tokens, 3)
         assert (row["n_requests"], row["n_prompt_tokens"]) == (80, n_prompt_tokens)
         assert (row["rule"], row["page_size"], row["trace"]) == ("blocks", 512, "trace.jsonl")
+        assert (row["bench"], row["tokenizer"]) == ("simulate", None)
         assert row["n_evicted_tokens"] == BLOCK * row["n_evicted_pages"]
         assert row["evicted_bytes"] == row["n_evicted_tokens"] << 20
         assert row["most_cached_tokens"] <= (row["capacity_tokens"] or 10**9)
@@ -77,6 +83,56 @@ def test_table_lines_and_pictures_say_the_same(trace, tmp_path, capsys):
     ]
 
 
+def test_a_result_is_kept_when_a_later_replay_is_interrupted(trace, tmp_path, monkeypatch):
+    file, replays = tmp_path / "results.jsonl", []
+    run = Replay.run
+
+    def interrupted_at_the_fourth(self):
+        replays.append(self)
+        if len(replays) == 4:
+            raise KeyboardInterrupt
+        return run(self)
+
+    monkeypatch.setattr(Replay, "run", interrupted_at_the_fourth)
+    assert simulate("--trace", trace, "--capacity", "5120,10240", "--output-file", file) == 130
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(row["capacity_tokens"], row["policy"]) for row in rows] == [(5120, "lru"), (5120, "oracle")]
+
+
+def test_texts_are_counted_by_a_tokenizer_that_is_named(tmp_path):
+    chats, file = tmp_path / "chats.jsonl", tmp_path / "results.jsonl"
+    said = [{"role": "user", "content": "Hello there"}, {"role": "assistant", "content": "Good morning"}]
+    chats.write_text(json.dumps({"messages": said}) + "\n")
+    folder = resolve_tokenizer("tiny")
+    for tokenizer in ("tiny", folder):
+        assert simulate("--trace", chats, "--capacity", "1k", "--tokenizer", tokenizer, "--output-file", file) == 0
+    named = [json.loads(line)["tokenizer"] for line in file.read_text().splitlines()]
+    assert dict.fromkeys(named) == dict.fromkeys(["tiny", folder.name])
+
+
+def test_one_of_anything_and_small_caches_read_well(tmp_path, capsys):
+    file = tmp_path / "trace.jsonl"
+    file.write_text('{"prompt_token_ids": [7]}\n{broken\n')
+    flags = ("--capacity", "100k", "--kv-bytes-per-token", 768, "--page-size", 1, "--skip-bad-lines")
+    assert simulate("--trace", file, *flags) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(
+        "trace.jsonl: 1 request, 1 prompt token; rule engine, pages of 1 token\n1 bad line left"
+    )
+    lru = printed.splitlines()[3].split()
+    assert lru[-2:] == [f"{768 * 100_000 / 2**30:.3g}", "0"]
+
+
+def test_policies_that_cannot_be_had_are_refused(trace):
+    recording = read_recording(trace, rule="engine", abbreviates=False)
+    for policies, concurrency, message in (
+        (["oracle"], 2, "policies oracle: .* lru alone"),
+        ([], 1, "policies none: give one or more"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            simulation.simulate(recording, [1024], policies, concurrency=concurrency)
+
+
 def test_the_rule_of_the_engine_refuses_what_its_pool_cannot_hold(trace, tmp_path, capsys):
     file = tmp_path / "results.jsonl"
     assert simulate("--trace", trace, "--capacity", "3k,100k", "--rule", "engine", "--output-file", file) == 0
@@ -87,7 +143,7 @@ def test_the_rule_of_the_engine_refuses_what_its_pool_cannot_hold(trace, tmp_pat
     assert [row["n_too_large"] for row in rows] == [n_too_large, n_too_large, 0, 0, 0]
     assert {row["page_size"] for row in rows} == {16}
     remark = (
-        f"{n_too_large} of the requests do not fit into 3k tokens (the largest has {max(lengths):,}): the engine"
+        f"{n_too_large} requests too large for 3k tokens (the largest has {max(lengths):,}): refused by the engine"
     )
     assert remark in capsys.readouterr().out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -45,16 +46,17 @@ def counted_by_metrics(text: str) -> Tokens | None:
     except ValueError:
         return None
     totals = {
-        name: round(sum(sample.value for sample in family.samples if not sample.name.endswith("_created")))
+        name: sum(sample.value for sample in family.samples if not sample.name.endswith("_created"))
         for name, family in found.items()
         if family.type == "counter"
     }
+    counts = {name: round(total) for name, total in totals.items() if math.isfinite(total)}
     for engine, (prompt, generated, cached) in NAMES.items():
-        if f"{engine}:{prompt}" in totals:
-            hits = (totals.get(f"{engine}:{name}") for name in cached)
+        if f"{engine}:{prompt}" in counts:
+            hits = (counts.get(f"{engine}:{name}") for name in cached)
             return Tokens(
-                totals[f"{engine}:{prompt}"],
-                totals.get(f"{engine}:{generated}"),
+                counts[f"{engine}:{prompt}"],
+                counts.get(f"{engine}:{generated}"),
                 next((count for count in hits if count is not None), None),
             )
     return None

@@ -10,6 +10,13 @@ from dataclasses import dataclass
 from radixkv.bench.session import Session
 
 
+def is_open_loop(request_rate: float | None, sessions: Sequence[Session]) -> bool:
+    """Whether these sessions, at this rate as in ``Load``, begin no matter how far the server has come."""
+    if request_rate is None:
+        return bool(sessions) and all(session.arrival_s is not None for session in sessions)
+    return math.isfinite(request_rate)
+
+
 @dataclass(frozen=True)
 class Load:
     """How sessions are sent.
@@ -33,15 +40,16 @@ class Load:
 
     def arrivals(self, sessions: Sequence[Session]) -> list[float] | None:
         """When each begins, in seconds after the run does; None: a closed loop."""
-        if self.request_rate is None:
-            own = [session.arrival_s for session in sessions if session.arrival_s is not None]
-            return [at / self.speed for at in own] if own and len(own) == len(sessions) else None
-        return list(self._poisson(len(sessions))) if math.isfinite(self.request_rate) else None
+        if not is_open_loop(self.request_rate, sessions):
+            return None
+        if self.request_rate is not None:
+            return list(_poisson(self.request_rate, len(sessions), self.seed))
+        return [session.arrival_s / self.speed for session in sessions if session.arrival_s is not None]
 
-    def _poisson(self, count: int) -> Iterator[float]:
-        assert self.request_rate is not None
-        rng = random.Random(self.seed)
-        at = 0.0
-        for _ in range(count):
-            yield at
-            at += rng.expovariate(self.request_rate)
+
+def _poisson(rate: float, count: int, seed: int) -> Iterator[float]:
+    rng = random.Random(seed)
+    at = 0.0
+    for _ in range(count):
+        yield at
+        at += rng.expovariate(rate)

@@ -11,6 +11,9 @@ from radixkv.errors import RadixKVError
 MOST_CHOICES = 1024
 """An index beyond it is not believed."""
 
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
 
 class BadReply(RadixKVError):
     """A server's reply that is an error, or that ends early.
@@ -26,12 +29,12 @@ class BadReply(RadixKVError):
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
-    cached_tokens: int | None = None
+    cached_tokens: Count | None = None
 
 
 class Usage(msgspec.Struct, frozen=True):
-    prompt_tokens: int
-    completion_tokens: int = 0
+    prompt_tokens: Count
+    completion_tokens: Count = 0
     prompt_tokens_details: PromptTokensDetails | None = None
 
 
@@ -50,8 +53,8 @@ class Choice(msgspec.Struct, frozen=True):
     index: Annotated[int, msgspec.Meta(ge=0, lt=MOST_CHOICES)] = 0
     text: str | None = None
     delta: Delta | None = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
+    token_ids: list[TokenId] | None = None
+    prompt_token_ids: list[TokenId] | None = None
     finish_reason: str | None = None
 
     @property
@@ -72,7 +75,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
     choices: list[Choice] = []
     usage: Usage | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: list[TokenId] | None = None
     """In chats; completions have them in the choice."""
     error: Any = None
 
@@ -81,7 +84,7 @@ def read_chunk(data: bytes) -> Chunk:
     """The event. Raises ``BadReply`` if it is none, or tells an error."""
     try:
         chunk = msgspec.json.decode(data, type=Chunk)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadReply("stream", f"an event is not a completion chunk: {error}") from None
     if chunk.error is not None:
         raise BadReply("server", f"the server reported {msgspec.json.encode(chunk.error).decode()[:300]}")

@@ -21,10 +21,12 @@ from radixkv.errors import ConfigError
 
 SILENCE_LIMIT_S = 600.0
 CONNECT_LIMIT_S = 30.0
+WHOLE_LIMIT_S = 30.0
+"""For all that is no completion."""
 KEEP_ALIVE_S = 3.0
 """Servers close connections that are idle for longer, uvicorn after 5 s; a request sent meanwhile would fail."""
 WHOLE_BYTES = 1 << 18
-"""A longer request is not handed over at once."""
+"""A longer request is not handed over at once, and a longer reply is read in a thread."""
 ABSENCE_S = 1.0
 """A server that takes no connection for so long is gone."""
 
@@ -107,7 +109,10 @@ class Client:
             return None
 
     async def is_there(self) -> bool:
-        """Whether anything takes connections there; False after ``ABSENCE_S`` without."""
+        """Whether anything takes connections there; False after ``ABSENCE_S`` without.
+
+        Who takes one and then says nothing, or no HTTP, counts as there.
+        """
         deadline = time.monotonic() + ABSENCE_S
         while time.monotonic() < deadline:
             try:
@@ -147,14 +152,19 @@ class Client:
                         stamped.append((clock(), piece))
         except BadReply as error:
             failure = error
-        _read(stamped, record)  # a server may say why before it breaks off
+        # Also of what failed: a server may say why before it breaks off.
+        if sum(len(piece) for _, piece in stamped) > WHOLE_BYTES:
+            await asyncio.to_thread(_read, stamped, record)
+        else:
+            _read(stamped, record)
         if failure is not None and not record.is_done:
             raise failure
         record.check_whole()
 
     async def _whole(self, method: str, path: str) -> bytes:
         with _failures():
-            async with self._http.request(method, self.address + path) as reply:
+            limit = aiohttp.ClientTimeout(total=min(WHOLE_LIMIT_S, self._silence_limit_s))
+            async with self._http.request(method, self.address + path, timeout=limit) as reply:
                 text = await reply.read()
         if not reply.ok:
             raise _refusal(reply.status, text)
@@ -196,6 +206,8 @@ def _failures() -> Iterator[None]:
         raise BadReply("connect", _reason(error)) from None
     except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError) as error:
         raise BadReply("disconnect", _reason(error)) from None
+    except aiohttp.ClientResponseError as error:  # something answers, but not as HTTP has it
+        raise BadReply("stream", _reason(error)) from None
     except (aiohttp.ClientError, ValueError) as error:
         raise BadReply("connect", _reason(error)) from None
 

@@ -13,24 +13,30 @@ class EventReader:
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest: list[bytes] = []
+        """Of a line whose end has not come; joined once, since a line may be megabytes in many pieces."""
         self._data: list[bytes] = []
 
     def push(self, piece: bytes) -> Iterator[bytes]:
         """The data of each event that ``piece`` completes. O(size)."""
-        text = self._rest + piece
+        has_end = b"\n" in piece or b"\r" in piece or bool(self._rest and self._rest[-1].endswith(b"\r"))
+        self._rest.append(piece)
+        if not has_end:
+            return
+        text = b"".join(self._rest)
         if text.endswith(b"\r"):  # an LF may follow in the next piece
             text, held = text[:-1], b"\r"
         else:
             held = b""
         *lines, last = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        self._rest = last + held
+        self._rest = [last + held]
         for line in lines:
             yield from self._line(line)
 
     def finish(self) -> Iterator[bytes]:
         """What an event without its closing blank line held when the stream ended."""
-        line, self._rest = self._rest.rstrip(b"\r"), b""
+        line = b"".join(self._rest).rstrip(b"\r")
+        self._rest = []
         yield from self._line(line)
         yield from self._line(b"")
 

@@ -79,7 +79,7 @@ class _Run:
         most = load.max_concurrency or max(1, sum(session.n_requests for session in sessions))
         self._room = asyncio.Semaphore(most)
         self._clients = asyncio.Semaphore(most)
-        """Of a closed loop: each has one session."""
+        """Of a closed loop: each has one session. An open loop takes none."""
         self._probing = asyncio.Lock()
         self._records: list[list[Record]] = [[] for _ in sessions]
         self._ended = 0.0
@@ -124,16 +124,17 @@ class _Run:
                 records = [Record(session=place, turn=turn, scheduled=due) for _ in posts]
                 self._records[place] += records  # before they are answered: the run may end meanwhile
                 await self._ask_all(posts, records)
+                due = None if due is None else time.perf_counter()  # making the next turn counts
                 if any(record.error is not None for record in records):
                     return await self._look_for_the_server(records)
                 requests = _next_turn(opened.turns, [Reply(record.texts) for record in records])
                 if requests is None:
                     return None
                 posts = await self._posts(requests)
-                due = None if due is None else time.perf_counter()
         finally:
             opened.turns.close()
-            self._clients.release()
+            if self._arrivals is None:
+                self._clients.release()
 
     async def _ask_all(self, posts: Sequence[Post], records: Sequence[Record]) -> None:
         if len(posts) == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -37,8 +38,8 @@ class Record:
     answers: list[Answer] = field(default_factory=list)
     """One a choice."""
     usage: Usage | None = None
-    prompt_token_ids: list[int] | None = None
-    """None: the server does not return them."""
+    prompt_token_ids: array[int] | None = None
+    """As int32, since a run may have millions. None: the server does not return them."""
     is_done: bool = False
     """Whether its stream said ``[DONE]``, which some servers leave out."""
     is_right: bool | None = None
@@ -122,7 +123,7 @@ class Record:
             return
         chunk = read_chunk(data)
         self.usage = chunk.usage or self.usage
-        self.prompt_token_ids = chunk.prompt_token_ids or self.prompt_token_ids
+        self._note_prompt(chunk.prompt_token_ids)
         for choice in chunk.choices:
             self._add(choice, came)
 
@@ -138,12 +139,15 @@ class Record:
                 "stream", "the stream brought no usage; the server must support stream_options.include_usage"
             )
 
+    def _note_prompt(self, ids: Sequence[int] | None) -> None:
+        if ids:
+            self.prompt_token_ids = array("i", ids)
+
     def _add(self, choice: Choice, came: float) -> None:
         while len(self.answers) <= choice.index:
             self.answers.append(Answer())
         answer = self.answers[choice.index]
-        if choice.prompt_token_ids is not None:
-            self.prompt_token_ids = choice.prompt_token_ids
+        self._note_prompt(choice.prompt_token_ids)
         if choice.token_ids is not None:
             answer.token_ids = answer.token_ids or []
             answer.token_ids += choice.token_ids

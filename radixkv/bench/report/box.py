@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from radixkv.bench.report.figures import Figures
+from radixkv.bench.report.metrics import METRICS, ratio
 
 WIDTH = 50
+MOST_REASONS = 10
+"""Of failures: a server may give each request another text."""
 
 _COUNTS = (
     ("Successful requests:", "completed"),
@@ -33,16 +37,7 @@ _TIMES = (
 
 _WORDS = (("Mean", "mean"), ("Median", "median"), ("P99", "p99"))
 
-_COMPARED = (
-    ("Request throughput (req/s)", "request_throughput", True),
-    ("Output throughput (tok/s)", "output_throughput", True),
-    ("Mean TTFT (ms)", "mean_ttft_ms", False),
-    ("P99 TTFT (ms)", "p99_ttft_ms", False),
-    ("Mean TPOT (ms)", "mean_tpot_ms", False),
-    ("Mean E2E (ms)", "mean_e2e_latency_ms", False),
-    ("Accuracy (%)", "accuracy_pct", True),
-)
-"""Label, key, and whether more is better."""
+_EQUAL = {True: "yes", False: "NO", None: "not known"}
 
 Rows = list[tuple[str, str]]
 
@@ -94,41 +89,38 @@ def remarks(figures: Figures) -> list[str]:
     return lines
 
 
-def outputs_equal(off: Figures, on: Figures) -> bool:
-    """Whether both runs gave the same tokens; False also when a run did not tell them."""
-    return off["outputs_sha256"] is not None and off["outputs_sha256"] == on["outputs_sha256"]
+def outputs_equal(off: Figures, on: Figures) -> bool | None:
+    """Whether both runs gave the same tokens; None if one of them has no digest."""
+    digests = off["outputs_sha256"], on["outputs_sha256"]
+    return None if None in digests else digests[0] == digests[1]
 
 
 def comparison(off: Figures, on: Figures) -> str:
     """The same requests with the cache off and on."""
     lines = [" Prefix cache off and on ".center(WIDTH + 10, "="), f"{'':<30}{'off':>10}{'on':>10}{'better':>10}"]
-    for label, key, more_is_better in _COMPARED:
-        if off[key] is not None or on[key] is not None:
-            better = ratio(on[key], off[key]) if more_is_better else ratio(off[key], on[key])
+    for metric in METRICS:
+        before, after = metric.of(off), metric.of(on)
+        if metric.is_main and not (before is None and after is None):
+            better = metric.better(before, after)
             times = "n/a" if better is None else f"{better:.2f}x"
-            lines.append(f"{label:<30}{_text(off[key]):>10}{_text(on[key]):>10}{times:>10}")
+            lines.append(f"{metric.label:<30}{_text(before):>10}{_text(after):>10}{times:>10}")
     report = on["cache_report"]
     of_optimum = ratio(report["cache_hit_rate_pct"], report["optimum_pct"])
     lines.append(
         f"Cache hit rate {_text(report['cache_hit_rate_pct'])}%, optimum {_text(report['optimum_pct'])}%: "
         f"{_text(None if of_optimum is None else 100 * of_optimum)}% of it"
     )
-    lines.append(f"Outputs equal: {'yes' if outputs_equal(off, on) else 'NO'}")
+    lines.append(f"Outputs equal: {_EQUAL[outputs_equal(off, on)]}")
     lines.append("=" * (WIDTH + 10))
     return "\n".join(lines)
 
 
 def failures(errors: Sequence[str]) -> str:
-    """The failed requests' reasons, each once with its count."""
-    counts: dict[str, int] = {}
-    for error in errors:
-        counts[error] = counts.get(error, 0) + 1
-    return "\n".join(f"{count} x {error}" for error, count in counts.items())
-
-
-def ratio(more: float | None, less: float | None) -> float | None:
-    """How many times ``less`` goes into ``more``; None where that says nothing."""
-    return None if more is None or not less else more / less
+    """The failed requests' most frequent reasons, a line each with its count."""
+    counts = Counter(" ".join(error.split()) for error in errors).most_common()
+    lines = [f"{count} x {error}" for error, count in counts[:MOST_REASONS]]
+    n_others = sum(count for _, count in counts[MOST_REASONS:])
+    return "\n".join([*lines, f"{n_others} x other reasons"] if n_others else lines)
 
 
 def _counts(figures: Figures) -> Rows:

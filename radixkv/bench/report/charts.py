@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from radixkv.bench.report.box import ratio
 from radixkv.bench.report.figures import Figures, percentile
+from radixkv.bench.report.metrics import ratio
 from radixkv.bench.report.pictures import BLUE, GREEN, INK, ORANGE, QUIET, Section, label_ends, new_figure, style
 from radixkv.bench.report.samples import Samples
 
@@ -65,7 +65,7 @@ def off_on(off: Run, on: Run) -> Section:
         axes.set_xticks([])
         axes.grid(False)
         axes.spines["bottom"].set_visible(False)
-        axes.set_xlim(0, 1.45 * max(*values, 1e-9))
+        axes.set_xlim(0, (2.1 if n_columns == 3 else 1.6) * max(*values, 1e-9))  # room for the words
         for y, value in zip((1, 0), values, strict=True):
             better_text = f"   {better:.2f}× as good" if y == 0 and better is not None else ""
             axes.annotate(

@@ -11,8 +11,12 @@ from typing import Any
 import msgspec
 
 from radixkv.bench.report.figures import Figures
-from radixkv.bench.report.results import METRICS, Group, Metric, read_groups
+from radixkv.bench.report.metrics import METRICS, Metric
+from radixkv.bench.report.results import Group, read_groups
 from radixkv.errors import ConfigError, shortened
+
+MAY_DIFFER = tuple(map(frozenset[str], ((), ("server",), ("cache",), ("server", "cache"))))
+"""In what runs that are compared may differ; the nearest are found first."""
 
 
 class Ratio(msgspec.Struct, frozen=True):
@@ -49,7 +53,8 @@ def compare(paths: Sequence[Path], *, force: bool = False) -> list[Comparison]:
     """Every group of runs in the later files against the same group in the first.
 
     Runs belong together when they agree in all parameters that both name, so results of other versions compare as
-    well. If only ``cache`` differs, and nothing else could be meant, that is what is compared.
+    well. If only ``cache`` differs or how the server was started, and nothing else could be meant, that is what is
+    compared.
 
     Args:
         paths: two or more files of JSON lines.
@@ -86,9 +91,9 @@ def table(comparison: Comparison) -> str:
 
 
 def _matched(first: Sequence[Group], other: Sequence[Group], force: bool) -> Iterator[tuple[Group, Group]]:
-    """Pairs of groups: those that agree, then those that differ in the cache alone, then what ``force`` lets by."""
+    """Pairs of groups: those that agree, then those that differ as they may, then what ``force`` lets by."""
     left, rest = list(first), list(other)
-    for may_differ in (frozenset[str](), frozenset({"cache"})):
+    for may_differ in MAY_DIFFER:
         for group in list(rest):
             alike = [each for each in left if not _differences(each, group) - may_differ]
             rivals = [each for each in rest if alike and not _differences(alike[0], each) - may_differ]
@@ -148,8 +153,9 @@ def _ratio(metric: Metric, pairs: Sequence[tuple[Figures, Figures]], first: Grou
     found: list[float] = []
     for run_of_first, run in pairs:
         before, after = metric.of(run_of_first), metric.of(run)
-        if before and after:
-            found.append(after / before if metric.more_is_better else before / after)
+        better = metric.better(before, after)
+        if better:
+            found.append(better)
     is_known = len(found) == len(pairs)
     return Ratio(
         first=_median([metric.of(run) for run in first.runs]),
@@ -179,7 +185,11 @@ def _verdict(ratios: Sequence[float]) -> str:
 
 def _notes(first: Group, group: Group, pairs: Sequence[tuple[Figures, Figures]]) -> Iterator[str]:
     """What a reader must know before believing the ratios."""
-    for key in sorted(_differences(first, group) - {"cache"}):
+    differences = _differences(first, group)
+    if "server" in differences:
+        servers = [_started(each.parameters["server"]) for each in (first, group)]
+        yield f"the servers differ: {servers[0]}, and {servers[1]}"
+    for key in sorted(differences - {"cache", "server"}):
         yield f"{key} differs: {first.parameters[key]} and {group.parameters[key]}"
     for one, other in ((first, group), (group, first)):
         lacking = sorted(one.parameters.keys() - other.parameters.keys())
@@ -203,6 +213,13 @@ def _notes(first: Group, group: Group, pairs: Sequence[tuple[Figures, Figures]])
         yield "outputs are equal"
     elif all(one is not None and other is not None for one, other in digests):
         yield "outputs differ"
+
+
+def _started(flags: Sequence[str] | None) -> str:
+    """How a server was, in words."""
+    if flags is None:
+        return "one that was running"
+    return f"one with {' '.join(flags)}" if flags else "one with no flags"
 
 
 def _listed(values: set[Any]) -> str:

@@ -62,6 +62,8 @@ def require_folder(folder: Path, flag: str) -> None:
         probe = folder / ".writable"
         probe.touch()
         probe.unlink()
+    except FileExistsError:
+        raise ConfigError(f"cannot write to {flag} {folder}: it is not a folder") from None
     except OSError as error:
         raise ConfigError(f"cannot write to {flag} {folder}: {error.strerror}") from None
 

@@ -11,12 +11,16 @@ from radixkv.bench.report.box import parts, remarks
 from radixkv.bench.report.charts import Run, hit_rate, itl, off_on, throughput, ttft
 from radixkv.bench.report.pictures import Section, write_page
 from radixkv.bench.report.results import parameters_of
+from radixkv.errors import ConfigError
 
 __all__ = ["Run", "plot"]
 
+PICTURES = ("off_on.png", "ttft.png", "itl.png", "throughput.png", "hit_rate.png")
+"""All that there may be beside a page."""
+
 
 def plot(runs: Sequence[Run], folder: Path) -> None:
-    """Writes ``index.html``, which needs no other file, and each of its pictures as a PNG.
+    """Writes ``index.html``, which needs no other file, and each of its pictures as a PNG, instead of earlier ones.
 
     A picture of which nothing was measured is left out, and so are runs in which every request failed.
 
@@ -25,11 +29,21 @@ def plot(runs: Sequence[Run], folder: Path) -> None:
         folder: is there, and can be written to.
 
     Raises:
-        ConfigError: a file cannot be written, or matplotlib is not there.
+        ConfigError: a file cannot be written or removed, or matplotlib is not there.
     """
+    _remove_pictures(folder)
     drawn = [run for run in runs if run.figures["completed"]]
     title = f"radixkv bench: {runs[0].figures['workload']}"
     write_page(folder / "index.html", title, [_described(runs), *_charts(drawn), _table(runs)])
+
+
+def _remove_pictures(folder: Path) -> None:
+    """Those of an earlier run: they would pass for this one's where this one has none."""
+    for name in PICTURES:
+        try:
+            (folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot remove {folder / name}: {error.strerror}") from None
 
 
 def _charts(runs: Sequence[Run]) -> Iterator[Section]:
@@ -61,7 +75,7 @@ def _described(runs: Sequence[Run]) -> Section:
         "date": first.get("date"),
         **{key: environment.get(key) for key in ("commit", "processor", "cores")},
     }
-    rows = [(key, _text(value)) for key, value in told.items() if key != "cache" and value not in (None, {})]
+    rows = [(key, _text(value)) for key, value in told.items() if key != "cache" and value not in (None, {}, [])]
     return Section("What was measured", "\n".join(said), rows=rows)
 
 

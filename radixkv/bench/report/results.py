@@ -10,43 +10,14 @@ import msgspec
 
 from radixkv.bench.load.record import Measurement
 from radixkv.bench.report.figures import Figures, figures
+from radixkv.bench.report.metrics import METRICS
 from radixkv.errors import ConfigError
 
 ABOUT = frozenset({"date", "cache_flushed", "accounting", "environment"})
 """Keys of a line that say neither what was asked nor what was measured."""
 
-
-@dataclass(frozen=True)
-class Metric:
-    """A figure that is compared."""
-
-    label: str
-    key: str
-    more_is_better: bool
-    of_cache: bool = False
-    """Whether it stands in the line's ``cache_report``."""
-
-    def of(self, run: Figures) -> float | None:
-        """None where the run does not have it, or did not measure it."""
-        table = run.get("cache_report") or {} if self.of_cache else run
-        value: float | None = table.get(self.key)
-        return value
-
-
-METRICS = (
-    Metric("Request throughput (req/s)", "request_throughput", True),
-    Metric("Request goodput (req/s)", "request_goodput", True),
-    Metric("Output throughput (tok/s)", "output_throughput", True),
-    Metric("Mean TTFT (ms)", "mean_ttft_ms", False),
-    Metric("P99 TTFT (ms)", "p99_ttft_ms", False),
-    Metric("Mean TPOT (ms)", "mean_tpot_ms", False),
-    Metric("Mean ITL (ms)", "mean_itl_ms", False),
-    Metric("P99 ITL (ms)", "p99_itl_ms", False),
-    Metric("Mean E2E (ms)", "mean_e2e_latency_ms", False),
-    Metric("P99 E2E (ms)", "p99_e2e_latency_ms", False),
-    Metric("Cache hit rate (%)", "cache_hit_rate_pct", True, of_cache=True),
-    Metric("Accuracy (%)", "accuracy_pct", True),
-)
+MEASURED = frozenset(figures(Measurement([], duration=1.0)))
+"""Keys of what was measured."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +59,7 @@ def read_groups(path: Path) -> list[Group]:
 
 def parameters_of(run: Figures) -> dict[str, Any]:
     """What a line says was asked, how the cache was set among it."""
-    measured = figures(Measurement([], duration=1.0)).keys() | ABOUT
-    return {key: value for key, value in run.items() if key not in measured}
+    return {key: value for key, value in run.items() if key not in MEASURED | ABOUT}
 
 
 def _run(line: bytes, place: str) -> Figures:
@@ -98,7 +68,7 @@ def _run(line: bytes, place: str) -> Figures:
         msgspec.convert(run, _Shape)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{place} is not a run of `radixkv bench`: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{place} is not JSON: {error}") from None
     if all(metric.of(run) is None for metric in METRICS):
         raise ConfigError(f"{place} has none of a run's figures, such as {METRICS[0].key}; give another file")
@@ -119,6 +89,7 @@ _Shape = msgspec.defstruct(
     [
         ("workload", str),
         ("cache", str | None, None),
+        ("server", list[str] | None, None),
         ("failed", int | None, None),
         ("aborted", str | None, None),
         ("total_input_tokens", int | None, None),

@@ -1,0 +1,85 @@
+"""What disks, names of files and limits of the system do to ``radixkv bench``."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from radixkv.bench.started import ServerFailed, started_server
+from radixkv.cli import main
+
+SMALL = ["--num-prompts", "4", "--num-shots", "1", "--output-len", "2", "--warmup-requests", "0"]
+
+
+def test_what_cannot_be_saved_is_printed(fake, capsys):
+    assert main(["bench", "--base-url", fake.address, *SMALL, "--output-file", "/dev/full"]) == 1
+    output, errors = capsys.readouterr()
+    assert "Successful requests:                     4" in output
+    assert errors == "radixkv bench: error: cannot write --output-file /dev/full: No space left on device\n"
+
+
+@pytest.mark.parametrize("below", [[], ["compare"]])
+def test_output_for_which_there_is_no_room_is_one_line(fake, tmp_path, below):
+    path = tmp_path / "runs.jsonl"
+    flags = ["--base-url", fake.address, *SMALL]
+    assert main(["bench", *flags, "--output-file", str(path)]) == 0
+    command = [sys.executable, "-m", "radixkv.cli", "bench", *([*below, path, path] if below else flags)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    prog = " ".join(["radixkv bench", *below])
+    said = f"{prog}: error: cannot write the output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+def test_a_server_that_says_much_and_fails_is_told_by_its_last_line(tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nhead -c 2000000 /dev/zero | tr '\\0' '\\n'\necho the last word\nexit 3\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+
+    async def start():
+        async with started_server([]):
+            pass
+
+    with pytest.raises(ServerFailed, match="the server ended before it was ready: the last word"):
+        asyncio.run(start())
+
+
+def test_limits_of_several_goodput_flags_all_count(fake, tmp_path):
+    path = tmp_path / "runs.jsonl"
+    limits = ["--goodput", "ttft:1e-9", "--goodput", "e2el:1e9", "tpot:1e9"]
+    assert main(["bench", "--base-url", fake.address, *SMALL, *limits, "--output-file", str(path)]) == 0
+    line = json.loads(path.read_text())
+    assert line["goodput"] == {"ttft": 1e-9, "e2el": 1e9, "tpot": 1e9}
+    assert line["request_goodput"] == 0
+
+
+def test_runs_without_token_ids_cannot_be_compared(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["bench", *SMALL, "--compare-cache", "--plain-requests"])
+    assert "which --plain-requests leaves out" in capsys.readouterr().err
+
+
+def test_names_of_files_may_be_in_no_utf_8(fake, tmp_path):
+    dataset, path = tmp_path / os.fsdecode(b"\xff.jsonl"), tmp_path / "runs.jsonl"
+    dataset.write_text('{"question": "q", "answer": "#### 1"}\n' * 5)
+    flags = ["--dataset-path", str(dataset), "--output-file", str(path)]
+    assert main(["bench", "--base-url", fake.address, *SMALL, *flags]) == 0
+    assert json.loads(path.read_text())["dataset"] == "?.jsonl"
+
+
+def test_an_open_loop_may_have_more_connections_than_files_are_allowed_at_first(fake):
+    fake.stall = 1.0
+    command = f"""
+import resource, sys
+from radixkv.bench.started import ServerFailed, started_server
+from radixkv.cli import main
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+sys.exit(main({["bench", "--base-url", fake.address, *SMALL, "--num-prompts", "60", "--request-rate", "1000"]!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert fake.most_in_flight > 40
