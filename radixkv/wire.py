@@ -246,8 +246,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     cache_seconds: float
     """Of that, tree and pool work."""
     attention_seconds: float
-    """What attention took on the device, beside all this: ``schedule_seconds / attention_seconds`` is what
-    management costs."""
+    """What attention took on the device, beside all this: ``cache_seconds / attention_seconds`` is what managing
+    memory costs."""
     frames_dropped_total: int
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from itertools import groupby
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
     config = engine_config(args)
     _check_flags(args, config)
     _check_outputs(args)
+    from radixkv.bench.counted import counted
     from radixkv.bench.paging.recorded import recorded_lengths
     from radixkv.bench.paging.study import Settings
 
@@ -93,10 +94,14 @@ def run(args: argparse.Namespace) -> int:
         check_gpu(config, args.workloads)
     model = config.model
     recorded = recorded_lengths(
-        args.dataset_path, model.tokenizer or model.model, model.revision, skip_bad_lines=args.skip_bad_lines
+        args.dataset_path,
+        model.tokenizer or model.model,
+        model.revision,
+        workloads=args.workloads,
+        skip_bad_lines=args.skip_bad_lines,
     )
     if recorded.n_bad_lines:
-        print(f"{recorded.n_bad_lines} bad lines of the data were left out")
+        print(f"left out of the data: {counted(recorded.n_bad_lines, 'bad line')}")
     settings = Settings(
         recorded.lengths,
         workloads=args.workloads,
@@ -108,11 +113,11 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     by_scheme = _compare_schemes(settings, args.output_file)
-    by_page_size = _compare_page_sizes(settings, args.output_file)
+    by_page_size, remarks = _compare_page_sizes(settings, args.output_file)
     if args.plot is not None:
         from radixkv.bench.paging.pictures import plot
 
-        plot(by_scheme, by_page_size, args.plot)
+        plot(by_scheme, by_page_size, remarks, args.plot)
         print(f"\npictures: {args.plot / 'index.html'}")
     if args.measure:
         _measure(config, settings, args.output_file)
@@ -158,8 +163,8 @@ def _compare_schemes(settings: Settings, output: Path | None) -> list[Figures]:
 
     print(SCHEME_LEGEND)
     lines: list[Figures] = []
-    for _, group in groupby(compare_schemes(settings), lambda line: line["workload"]):
-        of_workload = list(group)
+    for name in settings.workloads:
+        of_workload = list(compare_schemes(replace(settings, workloads=[name])))
         print(f"\n{scheme_heading(of_workload)}")
         print(table(SCHEME_COLUMNS, [scheme_cells(line) for line in of_workload]))
         print("\n".join(target_lines(targets(of_workload))), flush=True)
@@ -168,16 +173,16 @@ def _compare_schemes(settings: Settings, output: Path | None) -> list[Figures]:
     return lines
 
 
-def _compare_page_sizes(settings: Settings, output: Path | None) -> list[Figures]:
+def _compare_page_sizes(settings: Settings, output: Path | None) -> tuple[list[Figures], list[str]]:
     from radixkv.bench.paging.study import compare_page_sizes
     from radixkv.bench.paging.tables import (
         COST_COLUMNS,
         COST_LEGEND,
         LOST_LEGEND,
         cost_rows,
-        least_lost,
         lost_columns,
         lost_rows,
+        page_size_remarks,
         table,
     )
 
@@ -188,10 +193,13 @@ def _compare_page_sizes(settings: Settings, output: Path | None) -> list[Figures
     if lines:
         print(f"\n{LOST_LEGEND}")
         print(table(lost_columns(lines), lost_rows(lines)))
+    if rows := cost_rows(lines):
         print(f"\n{COST_LEGEND}")
-        print(table(COST_COLUMNS, cost_rows(lines)))
-        print(least_lost(lines), flush=True)
-    return lines
+        print(table(COST_COLUMNS, rows))
+    remarks = page_size_remarks(lines, settings.workloads, settings.page_sizes)
+    if remarks:
+        print("\n".join(["", *remarks]), flush=True)
+    return lines, remarks
 
 
 def _measure(config: EngineConfig, settings: Settings, output: Path | None) -> None:

@@ -12,7 +12,6 @@ from radixkv.cli.arguments import Parser, whole_number
 from radixkv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from radixkv.bench.simulator.recording import Recording
     from radixkv.bench.simulator.replay import Policy
     from radixkv.bench.simulator.simulation import Result
 
@@ -149,16 +148,22 @@ def run(args: argparse.Namespace) -> int:
         concurrency=args.concurrency,
         max_num_batched_tokens=args.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS,
     )
+    environment = _environment(args)
     has_bytes = n_bytes is not None
     print(title(recording, args.concurrency))
     print(line([column.head for column in columns(has_bytes)], has_bytes), flush=True)
     results: list[Result] = []
     for result in replays:
         print(line(cells(result), has_bytes), flush=True)
+        _keep(args, result, environment)
         results.append(result)
     for remark in remarks(results, recording):
         print(remark)
-    _write(args, results, recording)
+    if args.plot is not None:
+        from radixkv.bench.simulator.curve import plot
+
+        plot(results, recording, args.plot)
+        print(f"pictures: {args.plot / 'index.html'}")
     return 0
 
 
@@ -173,26 +178,29 @@ def _check_outputs(args: argparse.Namespace) -> None:
         require_folder(args.plot, "--plot")
 
 
-def _write(args: argparse.Namespace, results: list[Result], recording: Recording) -> None:
-    if args.output_file is not None:
-        import msgspec
+def _environment(args: argparse.Namespace) -> dict[str, object]:
+    """Of the lines, if there are to be any."""
+    if args.output_file is None:
+        return {}
+    from radixkv.bench.environment import environment
 
-        from radixkv.bench.environment import environment
-
-        known = {"environment": environment()}
-        lines = [msgspec.json.encode(msgspec.structs.asdict(result) | known) for result in results]
-        _append(args.output_file, b"".join(line + b"\n" for line in lines))
-    if args.plot is not None:
-        from radixkv.bench.simulator.curve import plot
-
-        plot(results, recording, args.plot)
-        print(f"pictures: {args.plot / 'index.html'}")
+    return environment()
 
 
-def _append(path: Path, lines: bytes) -> None:
+def _keep(args: argparse.Namespace, result: Result, environment: dict[str, object]) -> None:
+    """Appends a line at once: later replays may take long, or be interrupted."""
+    if args.output_file is None:
+        return
+    import msgspec
+
+    known = {"bench": "simulate", **msgspec.structs.asdict(result), "environment": environment}
+    _append(args.output_file, msgspec.json.encode(known) + b"\n")
+
+
+def _append(path: Path, line: bytes) -> None:
     try:
         with path.open("ab") as file:
-            file.write(lines)
+            file.write(line)
     except OSError as error:
         raise ConfigError(f"cannot write --output-file {path}: {error.strerror}") from None
 

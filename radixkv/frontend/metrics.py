@@ -123,7 +123,7 @@ def _families(stats: Stats) -> Iterator[Metric]:
         "cache_seconds": (stats.cache_seconds, "Of step_seconds: tree and pool work."),
         "attention_seconds": (
             stats.attention_seconds,
-            "The device's, for attention; schedule_seconds divided by it is what management costs.",
+            "The device's, for attention; cache_seconds divided by it is what managing memory costs.",
         ),
         "frames_dropped": (stats.frames_dropped_total, "Frames that were no message."),
     }

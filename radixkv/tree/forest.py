@@ -26,7 +26,7 @@ class Forest:
         """Bytes of a page's tokens."""
         self.roots: dict[Namespace, Node] = {}
         self.evictable = SortedKeyList(key=attrgetter("tick", "serial"))
-        """Leaves without a lease, least recently used first; roots are never in it."""
+        """Leaves without a lease, least tick first; roots are never in it."""
         self.n_leased = 0
         self.n_evictable = 0
         self.n_detached = 0

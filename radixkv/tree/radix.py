@@ -51,9 +51,9 @@ class RadixTree:
         Args:
             page_size: in tokens.
             digest: names evicted runs; what is shared does not depend on it.
-            clock: asked at each ``lease`` and ``release`` for the path's tick; None counts upwards. What has the
-                least goes first, so that other orders than last use can be had. Whenever ``evict`` or ``check`` is
-                called, no run may have less than those below it.
+            clock: asked at each ``lease`` and ``release`` for the path's tick. ``evict`` takes the least tick
+                first: None counts upwards, so that this is what was used least recently; another clock gives
+                another order. Whenever ``evict`` or ``check`` is called, no run may have less than those below it.
         """
         self._page_size = page_size
         self._width = 4 * page_size
@@ -254,7 +254,7 @@ class RadixTree:
         return freed
 
     def evict(self, n_pages: int) -> list[EvictedRun]:
-        """Frees ``n_pages``, or all evictable ones if they are fewer: least recently used leaves first, from a
+        """Frees ``n_pages``, or all evictable ones if they are fewer: leaves of the least tick first, from a
         leaf's end. O(pages + log leaves) a run, and a digest of each page kept before it, once.
         """
         forest = self._forest

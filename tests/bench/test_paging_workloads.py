@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
+from itertools import chain, repeat
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from radixkv.bench.datasets.formats import MESSAGES, PROBLEMS, TRACE
 from radixkv.bench.paging.lengths import (
     N_TURNS,
     SHAREGPT_MEANS,
@@ -19,8 +22,8 @@ from radixkv.bench.paging.lengths import (
     at_quantile,
     published_lengths,
 )
-from radixkv.bench.paging.recorded import recorded_lengths
-from radixkv.bench.paging.workloads import N_PREFIXES, N_SAMPLES, WORKLOADS, Workload, make_workload
+from radixkv.bench.paging.recorded import USED_BY, recorded_lengths
+from radixkv.bench.paging.workloads import N_PREFIXES, N_SAMPLES, N_SHOTS, WORKLOADS, Workload, make_workload
 from radixkv.checkpoints import resolve_tokenizer
 from radixkv.errors import ConfigError
 from radixkv.text.tokenizer import Tokenizer
@@ -96,6 +99,19 @@ def test_few_prefixes_are_shared_by_all() -> None:
     beginnings = Counter(conversation[0].sequences[0].prompt[0] for conversation in workload.conversations)
     assert len(beginnings) == N_PREFIXES
     assert all(prefix.n_tokens > 8 * (34 + 50) for prefix in beginnings)
+
+
+def test_worked_examples_that_leave_no_room_are_drawn_again() -> None:
+    workload = made("shared-prefix", seed=1, max_model_len=1400)
+    prefixes = {conversation[0].sequences[0].prompt[0] for conversation in workload.conversations}
+    assert len(prefixes) == N_PREFIXES
+    long, short = Pair(80, 80), Pair(5, 5)
+    problems = chain([long] * N_SHOTS, repeat(short))
+    lengths = Lengths("made", lambda rng: next(problems))
+    chats, requests = published_lengths().chats, published_lengths().requests
+    workload = made("shared-prefix", AllLengths(lengths, requests, chats), max_model_len=8 * 160)
+    assert workload.n_left_out == 1
+    assert {c[0].sequences[0].n_prompt for c in workload.conversations} == {8 * 10 + 5}
 
 
 def test_turns_of_a_chat_continue_all_that_was_said() -> None:
@@ -191,6 +207,53 @@ def test_an_array_of_sharegpt(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path.write_text(json.dumps([{"conversations": said}, {"conversations": said[:1]}], indent=1), encoding="utf-8")
     chat = recorded_lengths([path], "tiny").lengths.chats.draw(Random(0))
     assert chat.turns == ((count(tokenizer, "Hello there"), count(tokenizer, "Good morning")),)
+
+
+def test_the_tokenizer_that_counted_is_named(tmp_path: Path) -> None:
+    problems = lines(tmp_path / "p.jsonl", [{"question": "How many?", "answer": "Two"}])
+    trace = lines(tmp_path / "t.jsonl", [{"timestamp": 0, "input_length": 5, "output_length": 7, "hash_ids": [1]}])
+    found = recorded_lengths([problems, trace], str(resolve_tokenizer("tiny"))).lengths
+    named = {name: made(name, found).tokenizer for name in ("uniform-short", "variable-length", "multi-turn")}
+    folder = resolve_tokenizer("tiny").name
+    assert named == {"uniform-short": folder, "variable-length": None, "multi-turn": None}
+
+
+def test_files_that_no_workload_uses_are_refused(tmp_path: Path) -> None:
+    problems = lines(tmp_path / "p.jsonl", [{"question": "a", "answer": "b"}])
+    trace = lines(tmp_path / "t.jsonl", [{"timestamp": 0, "input_length": 5, "output_length": 7, "hash_ids": [1]}])
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    chats = lines(tmp_path / "c.jsonl", [{"messages": said}])
+    for paths, workload, message in (
+        (
+            [problems],
+            "multi-turn",
+            "p.jsonl is a file of problems, which gives lengths to uniform-short, shared-pr",
+        ),
+        (
+            [problems, trace],
+            "shared-prefix",
+            "t.jsonl is a Mooncake trace, which gives lengths to variable-length, ",
+        ),
+        (
+            [trace, chats],
+            "variable-length",
+            "c.jsonl is a file of OpenAI messages, which gives lengths to multi-turn",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            recorded_lengths(paths, "tiny", workloads=[workload])
+    assert recorded_lengths([chats], "tiny", workloads=["variable-length"]).lengths.requests.source == "c.jsonl"
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_each_workload_draws_from_the_files_that_are_its_own(name: str) -> None:
+    def of(kind: str) -> Lengths[Pair]:
+        return Lengths(kind, lambda rng: Pair(20, 20))
+
+    chats = Lengths(MESSAGES.name, lambda rng: Chat("", 10, (Pair(10, 10),)))
+    for requests in (TRACE.name, MESSAGES.name):
+        drawn_from = made(name, AllLengths(of(PROBLEMS.name), of(requests), chats)).lengths
+        assert name in USED_BY[drawn_from]
 
 
 def test_wrong_files(tmp_path: Path) -> None:

@@ -67,6 +67,16 @@ def test_with_all_in_flight_it_finds_what_the_engine_reports(n_pages):
     assert (sum(together.n_cached_tokens) > sum(alone.n_cached_tokens)) == (n_pages < 400)
 
 
+def test_room_for_all_grows_with_the_prompts_and_not_with_the_clients():
+    prompts = traffic(seed=7, n_prompts=40)
+    recorded = TokenTraffic([pack_tokens(prompt) for prompt in prompts], PAGE_SIZE)
+    most_pages = sum(len(prompt) // PAGE_SIZE + 2 for prompt in prompts)
+    for concurrency in (3, 10_000):
+        crowd = Crowd(recorded, None, concurrency, 2048)
+        assert crowd.cache.n_pages <= 2 * most_pages
+        assert crowd.run().n_evicted_pages == 0
+
+
 def test_conversations_become_the_prompts_that_a_chat_would_send(tmp_path):
     system = {"role": "system", "content": "You are a careful assistant. Answer in one word, and never twice."}
     first = [

@@ -37,6 +37,8 @@ class Lengths(Generic[T]):
     """As a report names it."""
     draw: Callable[[Random], T]
     """The next, at random."""
+    tokenizer: str | None = None
+    """The name of the one that counted tokens, without its folder; None if there were no texts to count."""
 
 
 @dataclass(frozen=True)

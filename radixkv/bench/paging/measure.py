@@ -139,6 +139,7 @@ def _run(llm: LLM, workload: Workload) -> Figures:
     return {
         "workload": workload.name,
         "lengths": workload.lengths,
+        "tokenizer": workload.tokenizer,
         "sequences": len(sequences),
         "left_out": workload.n_left_out,
         "duration": round(duration, 4),
@@ -163,6 +164,7 @@ def _counted(before: Stats, after: Stats, duration: float) -> Figures:
     prompt = after.prompt_tokens_total - before.prompt_tokens_total
     attention = after.attention_seconds - before.attention_seconds
     management = after.schedule_seconds - before.schedule_seconds
+    cache = after.cache_seconds - before.cache_seconds
     return {
         "prompt_tokens": prompt,
         "output_tokens": output,
@@ -172,6 +174,7 @@ def _counted(before: Stats, after: Stats, duration: float) -> Figures:
         "retractions": after.preemptions_total - before.preemptions_total,
         "attention_seconds": round(attention, 6),
         "management_seconds": round(management, 6),
-        "cache_seconds": round(after.cache_seconds - before.cache_seconds, 6),
+        "cache_seconds": round(cache, 6),
         "management_pct_of_attention": round(100 * management / attention, 3),
+        "cache_pct_of_attention": round(100 * cache / attention, 3),
     }

@@ -14,13 +14,13 @@ from radixkv.bench.paging.tables import (
     SCHEME_LEGEND,
     cost_rows,
     host_us,
-    least_lost,
     lost_columns,
     lost_rows,
     scheme_cells,
     scheme_heading,
     target_lines,
     targets,
+    whole_sizes,
 )
 from radixkv.bench.report.pictures import (
     AMBER,
@@ -57,13 +57,16 @@ PARTS = (
 LEAST_LABELLED_PCT = 4.5
 
 
-def plot(by_scheme: Sequence[Figures], by_page_size: Sequence[Figures], folder: Path) -> None:
+def plot(
+    by_scheme: Sequence[Figures], by_page_size: Sequence[Figures], remarks: Sequence[str], folder: Path
+) -> None:
     """Writes ``index.html``, which needs no other file, and its pictures: ``waste.png``, ``utilisation.png`` and
     ``page_size.png``, the last only if page sizes were compared.
 
     Args:
         by_scheme: what ``compare_schemes`` gave.
         by_page_size: what ``compare_page_sizes`` gave.
+        remarks: on page sizes, a line each.
         folder: is there, and can be written to.
 
     Raises:
@@ -100,7 +103,7 @@ def plot(by_scheme: Sequence[Figures], by_page_size: Sequence[Figures], folder: 
         sections += [
             Section(
                 "Page size",
-                least_lost(by_page_size),
+                "\n".join(remarks),
                 lost_columns(by_page_size),
                 lost_rows(by_page_size),
                 curve,
@@ -165,7 +168,7 @@ def _utilisation(lines: Sequence[Figures]) -> Figure:
 
 
 def _page_sizes(lines: Sequence[Figures]) -> Figure:
-    sizes = list(dict.fromkeys(of["page_size"] for of in lines))
+    sizes = sorted({of["page_size"] for of in lines})
     figure = new_figure(9.5, 4.6)
     lost, cost = figure.subplots(1, 2, width_ratios=(1.7, 1))
     style(
@@ -177,11 +180,20 @@ def _page_sizes(lines: Sequence[Figures]) -> Figure:
     labels = []
     for colour, of_workload in zip(COLOURS, _by_workload(lines), strict=False):
         losses = [of["lost_pct"] for of in of_workload]
-        lost.plot(sizes, losses, color=colour, linewidth=2, marker="o", markersize=4, clip_on=False)
-        labels.append((sizes[-1], losses[-1], of_workload[0]["workload"], colour))
+        there = [of["page_size"] for of in of_workload]
+        lost.plot(there, losses, color=colour, linewidth=2, marker="o", markersize=4, clip_on=False)
+        labels.append((there[-1], losses[-1], of_workload[0]["workload"], colour))
     style(cost, title="Host time a token", x_title="page size (tokens)", y_title="scheduler, cache and tree (µs)")
-    times = [host_us([of for of in lines if of["page_size"] == size]) for size in sizes]
-    cost.plot(sizes, times, color=INK, linewidth=2, marker="o", markersize=4, clip_on=False)
+    times = [(size, host_us(group)) for size, group in whole_sizes(lines)]
+    cost.plot(
+        [size for size, _ in times],
+        [time for _, time in times],
+        color=INK,
+        linewidth=2,
+        marker="o",
+        markersize=4,
+        clip_on=False,
+    )
     for axes in (lost, cost):
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [str(size) for size in sizes])

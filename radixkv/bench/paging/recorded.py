@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,19 @@ from radixkv.bench.datasets.formats import MESSAGES, PROBLEMS, SHAREGPT, TRACE, 
 from radixkv.bench.datasets.gsm8k import read_problems
 from radixkv.bench.datasets.mooncake import read_trace
 from radixkv.bench.paging.lengths import AllLengths, Chat, Lengths, Pair, T, published_lengths
+from radixkv.bench.paging.workloads import WORKLOADS
 from radixkv.checkpoints import resolve_tokenizer
 from radixkv.errors import ConfigError
+from radixkv.runtime.request import TOKEN_BYTES
 from radixkv.text.messages import plain_messages
 from radixkv.text.tokenizer import Tokenizer
 
-TOKEN_BYTES = 4
+USED_BY: Mapping[str, Sequence[str]] = {
+    PROBLEMS.name: ("uniform-short", "shared-prefix"),
+    TRACE.name: ("variable-length", "parallel-sampling"),
+    MESSAGES.name: ("variable-length", "multi-turn", "parallel-sampling"),
+}
+"""The workloads that draw lengths from a kind of file; a trace goes before conversations."""
 
 Count = Callable[[str], int]
 """How many tokens a text has."""
@@ -36,7 +43,12 @@ class Recorded:
 
 
 def recorded_lengths(
-    paths: Sequence[Path], tokenizer: str, revision: str | None = None, *, skip_bad_lines: bool = False
+    paths: Sequence[Path],
+    tokenizer: str,
+    revision: str | None = None,
+    *,
+    workloads: Sequence[str] = tuple(WORKLOADS),
+    skip_bad_lines: bool = False,
 ) -> Recorded:
     """The lengths that files have, drawn at random, and published ones where no file has any.
 
@@ -47,10 +59,12 @@ def recorded_lengths(
         paths: at most one of each kind.
         tokenizer: the folder or hub name of the tokenizer that counts, if there are texts to count.
         revision: a hub repository's.
+        workloads: the names of those that the lengths are for.
         skip_bad_lines: count bad lines instead of refusing them.
 
     Raises:
-        ConfigError: a file cannot be read, has a bad line or is of no known kind, or two are of one kind.
+        ConfigError: a file cannot be read, has a bad line, or is of no known kind or one that no workload uses, or
+            two are of one kind.
         CheckpointError: there is no such tokenizer.
     """
     by_format: dict[str, Path] = {}
@@ -59,6 +73,7 @@ def recorded_lengths(
         if name in by_format:
             raise ConfigError(f"{by_format[name]} and {path} are both {name}; give one of them as --dataset-path")
         by_format[name] = path
+    _check_used(by_format, workloads)
     published = published_lengths()
     problems, requests, chats = published.problems, published.requests, published.chats
     n_bad_lines = 0
@@ -66,14 +81,15 @@ def recorded_lengths(
         if name == PROBLEMS.name:
             count = _counter(tokenizer, revision)
             of_problems = read_problems(path, skip_bad_lines=skip_bad_lines)
-            problems = _drawn(path, [_problem(one.question, one.answer, count) for one in of_problems.items])
+            found = [_problem(one.question, one.answer, count) for one in of_problems.items]
+            problems = _drawn(path, found, tokenizer)
             n_bad_lines += of_problems.n_bad_lines
         elif name == MESSAGES.name:
             count = _counter(tokenizer, revision)
             said = read_conversations(path, skip_bad_lines=skip_bad_lines)
             of_chats = _answered(path, [_chat(conversation, count) for conversation in said.items])
-            chats = _drawn(path, of_chats)
-            requests = _drawn(path, [_first_turn(chat) for chat in of_chats])
+            chats = _drawn(path, of_chats, tokenizer)
+            requests = _drawn(path, [_first_turn(chat) for chat in of_chats], tokenizer)
             n_bad_lines += said.n_bad_lines
         else:
             of_trace = read_trace(path, skip_bad_lines=skip_bad_lines)
@@ -87,8 +103,20 @@ def _counter(tokenizer: str, revision: str | None) -> Count:
     return lambda text: len(loaded.encode(text, adds_special_tokens=False)) // TOKEN_BYTES
 
 
-def _drawn(path: Path, found: Sequence[T]) -> Lengths[T]:
-    return Lengths(path.name, lambda rng: rng.choice(found))
+def _check_used(by_format: Mapping[str, Path], workloads: Sequence[str]) -> None:
+    for name, path in by_format.items():
+        used_by = USED_BY[name]
+        if name == MESSAGES.name and TRACE.name in by_format:
+            used_by = [workload for workload in used_by if workload not in USED_BY[TRACE.name]]
+        if not set(used_by) & set(workloads):
+            raise ConfigError(
+                f"--dataset-path {path} is {name}, which gives lengths to {', '.join(used_by)} and not to "
+                f"{', '.join(workloads)}; leave it out, or add one of those to --workloads"
+            )
+
+
+def _drawn(path: Path, found: Sequence[T], tokenizer: str | None = None) -> Lengths[T]:
+    return Lengths(path.name, lambda rng: rng.choice(found), None if tokenizer is None else Path(tokenizer).name)
 
 
 def _problem(question: str, answer: str, count: Count) -> Pair:

@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from itertools import accumulate, count
 from typing import NamedTuple
 
+from radixkv.bench.counted import counted
 from radixkv.bench.paging.memory import Memory, Shares, shares
 from radixkv.bench.paging.scheme import Scheme
 from radixkv.bench.paging.sequences import Sequence, Turn
 from radixkv.bench.paging.workloads import Workload
 from radixkv.errors import ConfigError
+
+
+class NeverFull(ConfigError):
+    """Memory never ran out, so that there is nothing to see."""
 
 
 class Stay(NamedTuple):
@@ -39,7 +44,7 @@ def simulate(scheme: Scheme, workload: Workload) -> Run:
     Each sequence that runs gets one token a step. O(sequences x tokens of their answers).
 
     Raises:
-        ConfigError: memory never ran out, so that there is nothing to see.
+        NeverFull: memory never ran out.
     """
     queue = _Arrivals(workload)
     since: dict[Sequence, int] = {}
@@ -61,8 +66,9 @@ def simulate(scheme: Scheme, workload: Workload) -> Run:
         if queue.is_done:
             break
     if not moments:
-        raise ConfigError(
-            f"memory never ran out in {workload.name}, with {workload.n_sequences} sequences; ask for more of them "
+        n_sequences = counted(workload.n_sequences, "sequence")
+        raise NeverFull(
+            f"memory never ran out in {workload.name}, with {n_sequences}; ask for more of them "
             "(--num-prompts), or give a smaller pool (--max-total-tokens)"
         )
     return Run(shares(moments), n_running / len(moments), most_at_once(stays), step + 1, len(moments))

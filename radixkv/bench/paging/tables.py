@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from radixkv.bench.counted import counted
 from radixkv.bench.paging.study import LARGEST, PAGED, Figures
 
 Cells = list[str]
@@ -38,8 +39,6 @@ are of the pool and add up to 100; copies are of the used. batch: most sequences
 
 LOST_LEGEND = "Pages: of the slots that sequences have, those that are empty or hold a copy, in %, by page size:"
 
-LOST_LEGEND = "Pages: of the slots that sequences have, those that are empty or hold a copy, in %, by page size:"
-
 COST_COLUMNS = ("page size", "entries", "host us", "retracted", "batch")
 COST_LEGEND = """\
 All workloads together: block-table entries for 1,000 tokens, processor time of scheduler, cache and tree for a
@@ -51,7 +50,7 @@ def scheme_heading(lines: Sequence[Figures]) -> str:
     of = lines[-1]
     left_out = f", {of['left_out']:,} too long" if of["left_out"] else ""
     return (
-        f"{of['workload']}: {of['sequences']:,} sequences{left_out}; {of['lengths']}; "
+        f"{of['workload']}: {counted(of['sequences'], 'sequence')}{left_out}; {of['lengths']}; "
         f"pool of {of['pool_tokens']:,} tokens, at most {of['max_model_len']:,} a sequence"
     )
 
@@ -93,12 +92,17 @@ def lost_columns(lines: Sequence[Figures]) -> Cells:
 
 
 def lost_rows(lines: Sequence[Figures]) -> list[Cells]:
-    """By page size: of the slots that sequences have, the share that is empty or holds a copy."""
-    return [[str(size), *(f"{of['lost_pct']:.2f}" for of in group)] for size, group in _by_page_size(lines)]
+    """By page size: of the slots that sequences have, the share that is empty or holds a copy; - if not known."""
+    names = dict.fromkeys(of["workload"] for of in lines)
+    rows: list[Cells] = []
+    for size, group in _by_page_size(lines):
+        shown = {of["workload"]: f"{of['lost_pct']:.2f}" for of in group}
+        rows.append([str(size), *(shown.get(name, "-") for name in names)])
+    return rows
 
 
 def cost_rows(lines: Sequence[Figures]) -> list[Cells]:
-    """By page size: what pages cost, over all workloads."""
+    """By page size at which no workload is missing: what pages cost, over all workloads."""
     return [
         [
             str(size),
@@ -107,7 +111,7 @@ def cost_rows(lines: Sequence[Figures]) -> list[Cells]:
             str(sum(of["retractions"] for of in group)),
             f"{sum(of['mean_batch'] for of in group):.0f}",
         ]
-        for size, group in _by_page_size(lines)
+        for size, group in whole_sizes(lines)
     ]
 
 
@@ -116,21 +120,30 @@ def host_us(group: Sequence[Figures]) -> float:
     return float(sum(of["host_us_per_token"] for of in group) / len(group))
 
 
-def least_lost(lines: Sequence[Figures]) -> str:
-    """What the curve says about the claim that waste is least near 16."""
-    losses = {size: sum(of["lost_pct"] for of in group) / len(group) for size, group in _by_page_size(lines)}
-    costs = {size: host_us(group) for size, group in _by_page_size(lines)}
-    least, cheapest = min(losses, key=losses.__getitem__), min(costs, key=costs.__getitem__)
-    return (
-        f"least is lost at page size {least} ({losses[least]:.2f}% on average over workloads); least host time is "
-        f"spent at {cheapest} ({costs[cheapest]:.2f} us a token, at {least} {costs[least] / costs[cheapest]:.1f} "
-        "times as much)"
-    )
+def whole_sizes(lines: Sequence[Figures]) -> list[tuple[int, list[Figures]]]:
+    """Page sizes, ascending, and their lines; those at which a workload is missing compare with none."""
+    n_workloads = len({of["workload"] for of in lines})
+    return [(size, group) for size, group in _by_page_size(lines) if len(group) == n_workloads]
+
+
+def page_size_remarks(lines: Sequence[Figures], workloads: Sequence[str], page_sizes: Sequence[int]) -> list[str]:
+    """Which points are missing, and what the curve says about the claim that waste is least near 16."""
+    known = {(of["workload"], of["page_size"]) for of in lines}
+    remarks = []
+    for name in workloads:
+        missing = [str(size) for size in page_sizes if (name, size) not in known]
+        if missing:
+            sizes = "size" if len(missing) == 1 else "sizes"
+            remarks.append(f"no figures of {name} at page {sizes} {', '.join(missing)}: memory never ran out")
+    return [*remarks, *_least_lost(lines)]
 
 
 def measured_columns() -> Cells:
     """Of the table of what was measured on a GPU."""
-    return ["scheme", "workload", "rows", "seconds", "output tok/s", "attention s", "management s", "mgmt/attn %"]
+    return [
+        *("scheme", "workload", "rows", "seconds", "output tok/s", "attention s"),
+        *("cache s", "cache/attn %", "scheduling s", "sched/attn %"),
+    ]
 
 
 def measured_cells(of: Figures) -> Cells:
@@ -142,6 +155,8 @@ def measured_cells(of: Figures) -> Cells:
         f"{of['duration']:.2f}",
         f"{of['output_throughput']:.0f}",
         f"{of['attention_seconds']:.3f}",
+        f"{of['cache_seconds']:.3f}",
+        f"{of['cache_pct_of_attention']:.2f}",
         f"{of['management_seconds']:.3f}",
         f"{of['management_pct_of_attention']:.2f}",
     ]
@@ -152,7 +167,7 @@ def measured_targets(paged: Figures, reserving: Figures) -> list[Target]:
     ratio = paged["output_throughput"] / reserving["output_throughput"]
     return [
         _above("throughput / that of reserving the maximum", ratio, 2),
-        _below("management / attention (%)", paged["management_pct_of_attention"], 5),
+        _below("management of memory / attention (%)", paged["cache_pct_of_attention"], 5),
     ]
 
 
@@ -168,8 +183,23 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def _least_lost(lines: Sequence[Figures]) -> list[str]:
+    groups = whole_sizes(lines)
+    if len(groups) < 2:
+        return []  # there is nothing to compare
+    losses = {size: sum(of["lost_pct"] for of in group) / len(group) for size, group in groups}
+    costs = {size: host_us(group) for size, group in groups}
+    least, cheapest = min(losses, key=losses.__getitem__), min(costs, key=costs.__getitem__)
+    where = "there too" if cheapest == least else f"at {cheapest}"
+    beside = "" if cheapest == least else f", at {least} {costs[least] / costs[cheapest]:.1f} times as much"
+    return [
+        f"least is lost at page size {least} ({losses[least]:.2f}% on average over workloads); least host time is "
+        f"spent {where} ({costs[cheapest]:.2f} us a token{beside})"
+    ]
+
+
 def _by_page_size(lines: Sequence[Figures]) -> list[tuple[int, list[Figures]]]:
-    sizes = dict.fromkeys(of["page_size"] for of in lines)
+    sizes = sorted({of["page_size"] for of in lines})
     return [(size, [of for of in lines if of["page_size"] == size]) for size in sizes]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
-from radixkv.bench.paging.lengths import AllLengths, Pair
+from radixkv.bench.paging.lengths import AllLengths, Chat, Lengths, Pair
 from radixkv.bench.paging.sequences import Conversation, Segment, Segments, Sequence, Turn
 from radixkv.errors import ConfigError
 
@@ -36,7 +36,9 @@ class Workload:
     arrivals: list[int]
     """The step before which each conversation's first turn arrives, ascending."""
     n_left_out: int
-    """Requests, or turns of chats, that were drawn and are longer than the model's context."""
+    """Requests, turns of chats, or sets of worked examples, that were drawn and are too long for the context."""
+    tokenizer: str | None = None
+    """Counted the lengths; None if these did not come from texts."""
 
     @property
     def n_sequences(self) -> int:
@@ -67,13 +69,21 @@ class Drawing:
             if n_before + pair.prompt + pair.answer <= self.max_model_len:
                 return pair
             self.n_left_out += 1
-        raise self.nothing_fits()
+        raise self.nothing_fits("prompts with their answers")
 
-    def nothing_fits(self) -> ConfigError:
+    def examples(self, draw: Callable[[Random], Pair]) -> Segment:
+        """The next worked examples behind which a problem of their average length fits; counts the other sets."""
+        for _ in range(MAX_MISFITS):
+            n_tokens = sum(sum(draw(self.rng)) for _ in range(N_SHOTS))
+            if n_tokens + n_tokens / N_SHOTS <= self.max_model_len:
+                return self.segments.new(n_tokens)
+            self.n_left_out += 1
+        raise self.nothing_fits(f"sets of {N_SHOTS} worked examples with a problem behind them")
+
+    def nothing_fits(self, what: str) -> ConfigError:
         """What is wrong if that goes on."""
         return ConfigError(
-            f"--max-model-len {self.max_model_len} holds none of {MAX_MISFITS} prompts with their answers; "
-            "give a larger one"
+            f"--max-model-len {self.max_model_len} holds none of {MAX_MISFITS} {what}; give a larger one"
         )
 
     def turn(self, prompt: tuple[Segment, ...], *answers: int) -> Turn:
@@ -102,9 +112,7 @@ def variable_length(drawing: Drawing) -> Iterator[Drawn]:
 def shared_prefix(drawing: Drawing) -> Iterator[Drawn]:
     """Short questions, each behind one of a few sets of worked examples."""
     draw = drawing.lengths.problems.draw
-    prefixes = [
-        drawing.segments.new(sum(sum(draw(drawing.rng)) for _ in range(N_SHOTS))) for _ in range(N_PREFIXES)
-    ]
+    prefixes = [drawing.examples(draw) for _ in range(N_PREFIXES)]
     while True:
         prefix = drawing.rng.choice(prefixes)
         pair = drawing.fitting(draw, prefix.n_tokens)
@@ -135,7 +143,7 @@ def multi_turn(drawing: Drawing) -> Iterator[Drawn]:
         n_misfits = 0 if turns else n_misfits + 1
         if turns:
             yield Drawn(tuple(turns), chat.n_system)
-    raise drawing.nothing_fits()
+    raise drawing.nothing_fits("chats' first turns")
 
 
 def parallel_sampling(drawing: Drawing) -> Iterator[Drawn]:
@@ -191,12 +199,14 @@ def make_workload(
         if len(conversations) == n_conversations or (n_conversations is None and is_enough):
             break
     steps_between = slot_steps / len(conversations) / pool_tokens / LOAD
+    source = _lengths_of(name, lengths)
     return Workload(
         name,
-        _source(name, lengths),
+        source.source,
         conversations,
         _arrivals(drawing.rng, len(conversations), steps_between),
         drawing.n_left_out,
+        source.tokenizer,
     )
 
 
@@ -231,7 +241,7 @@ def _lone(drawing: Drawing, draw: Callable[[Random], Pair]) -> Iterator[Drawn]:
         yield Drawn((drawing.turn((drawing.segments.new(pair.prompt),), pair.answer),))
 
 
-def _source(name: str, lengths: AllLengths) -> str:
+def _lengths_of(name: str, lengths: AllLengths) -> Lengths[Pair] | Lengths[Chat]:
     if name in ("uniform-short", "shared-prefix"):
-        return lengths.problems.source
-    return lengths.chats.source if name == "multi-turn" else lengths.requests.source
+        return lengths.problems
+    return lengths.chats if name == "multi-turn" else lengths.requests

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from heapq import nlargest
 
 from radixkv.bench.simulator.replay import Replayed
 from radixkv.bench.simulator.traffic import Traffic
@@ -50,8 +51,8 @@ class Crowd:
         self, traffic: Traffic, capacity_pages: int | None, concurrency: int, max_num_batched_tokens: int
     ) -> None:
         check_crowd(traffic, max_num_batched_tokens)
-        largest = -(-max(traffic.n_tokens) // traffic.page_size)
-        n_pages = traffic.n_distinct_pages + concurrency * (largest + 1)  # nothing is evicted of so many
+        in_flight = nlargest(concurrency, (-(-n_tokens // traffic.page_size) + 1 for n_tokens in traffic.n_tokens))
+        n_pages = traffic.n_distinct_pages + sum(in_flight)  # nothing is evicted of so many
         if capacity_pages is not None:
             n_pages = min(n_pages, capacity_pages)
         self._traffic = traffic

@@ -85,7 +85,7 @@ def _curve(results: Sequence[Result]) -> Figure:
             )
     axes.set_xticks(capacities, [short(capacity) for capacity in capacities])
     axes.minorticks_off()
-    axes.set_xlim(capacities[0] / 1.3, capacities[-1] * 1.05)
+    axes.set_xlim(capacities[0] / 1.3, capacities[-1])  # the labels stand behind it
     axes.set_ylim(0, max(1.0, 1.12 * max(result.hit_rate_pct for result in results)))
     label_ends(axes, labels)
     return figure

@@ -50,6 +50,8 @@ class Recording:
     traffic: Traffic
     n_bad_lines: int
     """Left out."""
+    tokenizer: str | None
+    """The name of the one that encoded it, without its folder; None if it held no texts."""
 
 
 def read_recording(
@@ -89,7 +91,7 @@ def read_recording(
         rule = "blocks" if rule is None else rule
         page_size = page_size or (BLOCK_LEN if rule == "blocks" else CacheConfig.page_size)
         blocks = BlockTraffic(trace.items, page_size, rule, abbreviates=abbreviates)
-        return Recording(path.name, blocks, trace.n_bad_lines)
+        return Recording(path.name, blocks, trace.n_bad_lines, None)
     if is_text:
         if tokenizer is None:
             raise ConfigError(f"{path} holds conversations; say which tokenizer encodes them (--tokenizer)")
@@ -100,7 +102,7 @@ def read_recording(
     else:
         prompts = read_lines(path, _token_prompt, wanted=TOKEN_IDS, skip_bad_lines=skip_bad_lines)
     traffic = TokenTraffic(prompts.items, page_size or CacheConfig.page_size)
-    return Recording(path.name, traffic, prompts.n_bad_lines)
+    return Recording(path.name, traffic, prompts.n_bad_lines, None if tokenizer is None else Path(tokenizer).name)
 
 
 def _first_key(path: Path) -> str:

@@ -17,6 +17,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the table. Counts of evictions are in tokens of whole pages."""
 
     trace: str
+    tokenizer: str | None
+    """Of a recording of texts; None: it held none."""
     rule: str
     page_size: int
     concurrency: int
@@ -71,9 +73,15 @@ def simulate(
         max_num_batched_tokens: most tokens a step, if these are several; one alone is computed in one step.
 
     Raises:
-        ConfigError: a capacity that holds no page, or a step that is not of whole pages; before anything runs.
+        ConfigError: a capacity that holds no page, a step that is not of whole pages, no policy, or another one
+            than ``lru`` with several requests in flight; before anything runs.
     """
-    assert concurrency == 1 or tuple(policies) == ("lru",), "who is next is not known before with several in flight"
+    if not policies or (concurrency > 1 and tuple(policies) != ("lru",)):
+        named = ", ".join(policies) or "none"
+        raise ConfigError(
+            f"policies {named}: give one or more, and with several requests in flight lru alone, since who is next "
+            "is not known before"
+        )
     page_size = recording.traffic.page_size
     for capacity in capacities:
         if capacity < page_size:
@@ -115,6 +123,7 @@ class _Simulation:
         most_cached = replayed.most_cached_pages * page_size
         return Result(
             trace=self._recording.name,
+            tokenizer=self._recording.tokenizer,
             rule=traffic.rule,
             page_size=page_size,
             concurrency=self._concurrency,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from radixkv.bench.counted import counted
 from radixkv.bench.simulator.recording import Recording
 from radixkv.bench.simulator.simulation import Result
 
@@ -36,11 +37,12 @@ def title(recording: Recording, concurrency: int) -> str:
     traffic = recording.traffic
     crowd = f", {concurrency} in flight" if concurrency > 1 else ""
     lines = [
-        f"{recording.name}: {len(traffic.n_tokens):,} requests, {sum(traffic.n_tokens):,} prompt tokens; "
-        f"rule {traffic.rule}, pages of {traffic.page_size} tokens{crowd}"
+        f"{recording.name}: {counted(len(traffic.n_tokens), 'request')}, "
+        f"{counted(sum(traffic.n_tokens), 'prompt token')}; "
+        f"rule {traffic.rule}, pages of {counted(traffic.page_size, 'token')}{crowd}"
     ]
     if recording.n_bad_lines:
-        lines.append(f"{recording.n_bad_lines} bad lines left out")
+        lines.append(f"{counted(recording.n_bad_lines, 'bad line')} left out")
     return "\n".join(lines)
 
 
@@ -62,7 +64,7 @@ def cells(result: Result) -> list[str]:
     ]
     if result.kv_bytes_per_token is not None:
         pool = result.most_cached_bytes if result.capacity_bytes is None else result.capacity_bytes
-        shown += [f"{(n_bytes or 0) / _GIB:,.1f}" for n_bytes in (pool, result.evicted_bytes)]
+        shown += [_gib(n_bytes or 0) for n_bytes in (pool, result.evicted_bytes)]
     return shown
 
 
@@ -78,8 +80,8 @@ def remarks(results: Sequence[Result], recording: Recording) -> list[str]:
     largest = max(recording.traffic.n_tokens)
     unfit = {result.capacity_tokens: result.n_too_large for result in results if result.n_too_large}
     return [
-        f"{n_too_large} of the requests do not fit into {short(capacity or 0)} tokens (the largest has "
-        f"{largest:,}): the engine refuses them, and here they count as never cached"
+        f"{counted(n_too_large, 'request')} too large for {short(capacity or 0)} tokens (the largest has "
+        f"{largest:,}): refused by the engine, and counted here as never cached"
         for capacity, n_too_large in unfit.items()
     ]
 
@@ -90,3 +92,9 @@ def short(n_tokens: int) -> str:
         if n_tokens >= unit or (unit == 10**6 and n_tokens >= unit // 2):
             return f"{n_tokens / unit:.4g}{name}"
     return str(n_tokens)
+
+
+def _gib(n_bytes: int) -> str:
+    """Three digits or more: small models have small caches."""
+    gib = n_bytes / _GIB
+    return f"{gib:,.0f}" if gib >= 100 else f"{gib:.3g}"
