@@ -178,6 +178,13 @@ def test_an_array_that_breaks_off_is_refused_where_it_does(tmp_path):
     assert "is not a JSON array: line 4: " in refusal(read_conversations, path, skip_bad_lines=True)
 
 
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"x":' + b"[" * 100_000])
+@pytest.mark.parametrize("reader", [read_problems, read_trace, read_conversations, read_documents])
+def test_what_is_nested_too_deep_is_refused(tmp_path, reader, content):
+    path = written(tmp_path, content)
+    assert "recursion depth" in refusal(reader, path)
+
+
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf", b"[]"])
 def test_nothing_is_refused(tmp_path, content):
     path = tmp_path / "data.jsonl"
@@ -215,7 +222,7 @@ def test_an_endless_line_is_not_read_to_its_end(tmp_path):
     with path.open("wb") as file:
         file.write(b" {")
         file.truncate(4 * MAX_LINE_BYTES)  # takes no room on the disk
-    assert "line 1 of" in refusal(read_problems, path)
+    assert f"line 1 of {path} has more than" in refusal(read_problems, path, skip_bad_lines=True)
 
 
 @pytest.mark.parametrize(("reader", "wanted"), READERS, ids=FORMATS)

@@ -51,6 +51,6 @@ def format_of(item: bytes) -> Format | None:
     """The format that a JSON object is an item of; None: an unknown one, or no object."""
     try:
         fields = msgspec.json.decode(item, type=dict[str, msgspec.Raw]).keys()
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return next((each for each in FORMATS if each.fields <= fields), None)

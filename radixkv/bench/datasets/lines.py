@@ -130,7 +130,7 @@ def _separated(path: Path, file: BufferedReader) -> Iterator[_Text]:
 def _array(path: Path, n_lines_before: int, text: bytes) -> Iterator[_Text]:
     try:
         items = msgspec.json.decode(text, type=list[msgspec.Raw])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not a JSON array: {_place(text, n_lines_before)}{error}") from None
     return (_Text(f"item {number}", bytes(item)) for number, item in enumerate(items, 1))
 
