@@ -12,7 +12,7 @@ from radixkv.bench.families.chat import made_chats
 from radixkv.bench.families.layout import asked, worked
 from radixkv.bench.families.lookup import about, made_documents
 from radixkv.bench.families.problem import Problem, result_of
-from radixkv.bench.families.tools import made_errands
+from radixkv.bench.families.tools import errand_messages, made_errands
 from training.texts import (
     CHAT_TOKENS,
     ERRAND_TOKENS,
@@ -20,7 +20,6 @@ from training.texts import (
     PROBLEM_TOKENS,
     Message,
     chat_messages,
-    errand_messages,
     question_messages,
 )
 

@@ -24,9 +24,9 @@ from radixkv.bench.families.arithmetic import made_problems
 from radixkv.bench.families.chat import made_chats
 from radixkv.bench.families.lookup import made_documents
 from radixkv.bench.families.problem import result_of
-from radixkv.bench.families.tools import made_errands
+from radixkv.bench.families.tools import errand_messages, made_errands
 from training.cases import SEED
-from training.texts import HELD_OUT_SEEDS, chat_messages, errand_messages
+from training.texts import HELD_OUT_SEEDS, chat_messages
 
 N_HELD_OUT = 500
 

@@ -12,7 +12,7 @@ from radixkv.bench.families.chat import SYSTEMS, Chat, made_chats
 from radixkv.bench.families.layout import TEACHER, asked, worked
 from radixkv.bench.families.lookup import about, made_documents
 from radixkv.bench.families.problem import Problem
-from radixkv.bench.families.tools import Errand, made_errands
+from radixkv.bench.families.tools import errand_messages, made_errands
 from training.tokenizer import BEGIN, END, chat_message, header
 
 HELD_OUT_SEEDS = range(1 << 20)
@@ -152,19 +152,6 @@ def chat_messages(chat: Chat) -> list[Message]:
     messages = [{"role": "system", "content": chat.system}] if chat.system else []
     for user, assistant in chat.turns:
         messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
-    return messages
-
-
-def errand_messages(errand: Errand) -> list[Message]:
-    """As a client sends them, with calls, results and answers."""
-    messages = [{"role": "system", "content": errand.system}]
-    for turn in errand.turns:
-        messages += [
-            {"role": "user", "content": turn.user},
-            {"role": "assistant", "content": turn.call},
-            {"role": "tool", "content": turn.result},
-            {"role": "assistant", "content": turn.answer},
-        ]
     return messages
 
 

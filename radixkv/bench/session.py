@@ -6,10 +6,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Messages = Sequence[Mapping[str, Any]]
-"""OpenAI's messages of a chat."""
+Message = Mapping[str, Any]
+"""OpenAI's, of a chat."""
 
-Prompt = str | tuple[int, ...] | list[Mapping[str, Any]]
+Prompt = str | tuple[int, ...] | list[Message]
 """A text or token ids, for ``/v1/completions``; messages, for ``/v1/chat/completions``."""
 
 

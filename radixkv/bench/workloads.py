@@ -52,6 +52,7 @@ class WorkloadChanges(msgspec.Struct, frozen=True, kw_only=True):
     num_facts: int | None = None
     width: int | None = None
     depth: int | None = None
+    beam: int | None = None
     output_len: int | None = None
     max_concurrency: int | None = None
 

@@ -33,11 +33,13 @@ COUNTS = (
     ("--num-facts", "facts in each"),
     ("--width", "branches of each thought"),
     ("--depth", "thoughts one after another"),
+    ("--beam", "thoughts that are kept of each depth, at most the width"),
     ("--output-len", "tokens of each answer"),
     ("--max-concurrency", "most requests in flight at once; in an open loop there is no limit without it"),
 )
 """What workloads count, as ``WorkloadChanges`` has it."""
 
+MOST_WARMUP_REQUESTS = 1_000_000
 GOODPUT_NAMES = ("ttft", "tpot", "e2el")
 
 
@@ -91,6 +93,7 @@ def add_load_flags(load: argparse._ArgumentGroup) -> None:
     load.add_argument(
         "--goodput",
         nargs="+",
+        action="extend",
         type=_limit,
         default=[],
         metavar="NAME:MS",
@@ -103,7 +106,11 @@ def check_load_ranges(args: argparse.Namespace) -> None:
     parser: Parser = args.parser
     for name, is_in_range, limit in (
         ("seed", args.seed >= 0, "at least 0"),
-        ("warmup_requests", args.warmup_requests >= 0, "at least 0"),
+        (
+            "warmup_requests",
+            0 <= args.warmup_requests <= MOST_WARMUP_REQUESTS,
+            f"between 0 and {MOST_WARMUP_REQUESTS}",
+        ),
         ("request_rate", args.request_rate is None or args.request_rate > 0, "above 0"),
         ("speed", args.speed is None or 0 < args.speed < math.inf, "above 0 and finite"),
     ):

@@ -17,6 +17,10 @@ from radixkv.bench.kinds.answers import mostly_right_result, right_mention, righ
         ("18", "180", False),
         ("Garage", "garage", True),
         ("nan", "nan", True),
+        ("Paris, France", "paris, France", True),
+        ("Paris, France", "Paris France", False),
+        ("1, 2 and 13", "1, 2 and 13", True),
+        ("1, 2 and 13", "12 and 13", False),
         ("inf", "infinity", False),
         ("18", "18 apples", False),
     ],
@@ -35,6 +39,53 @@ def test_a_problem_without_a_result_is_not_checked():
 @pytest.mark.parametrize("text", [" $45.", " It costs 45 dollars.", " 45", " See (45)\nnothing"])
 def test_a_mention_is_enough_without_the_mark(text):
     assert right_mention(Problem("How much?", "#### $45"))([text])
+
+
+@pytest.mark.parametrize(
+    ("right", "text"),
+    [
+        ("Paris, France", " It is in Paris, France."),
+        ("paris, france", " #### Paris, France"),
+        ("1,050", " It is 1050."),
+        ("1050", " That makes $1,050 in all"),
+        ("1050", " $1,050.00."),
+        ("18", " It costs $18.00, or 18,500 cents"),
+        ("0.5", " .5 litres"),
+        ("-3", " It is -3 degrees"),
+        ("3", " 10 - 3 - 4 = 3"),
+        ("3", " Of (3)"),
+        ("10:15", " At 10:15."),
+        ("1,5 kg", " 15 kg"),
+        ("C++", " In C++, mostly"),
+        ("nan", " Ask Nan."),
+    ],
+)
+def test_a_mention_is_compared_as_a_result_is(right, text):
+    assert right_mention(Problem("Which?", f"#### {right}"))([text])
+
+
+@pytest.mark.parametrize(
+    ("right", "text"),
+    [
+        ("18", " 18.5"),
+        ("18", " 18,500"),
+        ("18", " 2.18"),
+        ("18", " at 18:30"),
+        ("18", " at 9:18"),
+        ("18", " 18th"),
+        ("3", " It is -3 degrees"),
+        ("3", " -$3"),
+        ("3", " 2026-03-05"),
+        ("-3", " 3"),
+        ("5 kg", " 3.5 kg"),
+        ("10:15", " 10:15:30"),
+        ("Paris, France", " Paris. France"),
+        ("one", " twenty-one"),
+        ("nan", " nano"),
+    ],
+)
+def test_a_part_of_another_word_or_number_is_no_mention(right, text):
+    assert not right_mention(Problem("Which?", f"#### {right}"))([text])
 
 
 @pytest.mark.parametrize("text", ["", " 450", " 145", " four\n45", " 45, but then\n#### 44", " a45"])

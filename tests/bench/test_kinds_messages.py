@@ -7,6 +7,7 @@ import pytest
 
 from radixkv.bench.families.chat import made_chats
 from radixkv.bench.families.tools import made_errands
+from radixkv.bench.kinds.chat import Chat
 from radixkv.bench.kinds.source import Source
 from radixkv.bench.workloads import WorkloadChanges, load_workload
 from radixkv.errors import ConfigError
@@ -156,8 +157,37 @@ def test_the_users_of_recorded_chats_get_the_models_own_answers(tmp_path):
     assert texts(first[-1]) == ["Be kind.", "u1", "Yes.\nMore.", "u2", "Yes.\nMore.", "u3"]
     assert texts(second[-1]) == texts(first[-1])[1:]
     assert len(first) == len(second) == 3
-    shorter = make("chat", Source(0, path), num_sessions=2, num_turns=2)
-    assert [session.n_requests for session in shorter.sessions] == [2, 2]
+    assert made.counts == {"never_asked": 1}
+    for chat in chats_of(make("chat", Source(0, path), num_sessions=2, num_turns=2), lambda _: ["Yes."]):
+        assert texts(chat[-1])[-3:] == ["u1", "Yes.", "u2"]
+        assert len(chat) == 2
+    only = make("chat", Source(0, path), num_sessions=1)
+    assert only.counts == {}  # of conversations behind the last that is needed, nothing is left out
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_recorded_system_prompt_is_sent_as_one(tmp_path, role):
+    path = write(tmp_path, [(role, "Be kind."), ("user", "u1"), (role, "Be brief."), ("user", "u2")])
+    (chat,) = chats_of(make("chat", Source(0, path), num_sessions=1), lambda _: ["Yes."])
+    assert chat[0].prompt == [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "u1"}]
+    assert texts(chat[1]) == ["Be kind.", "u1", "Yes.", "u2"]
+
+
+def test_turns_of_recorded_chats_beyond_the_limit_are_left_out_and_counted(tmp_path):
+    said = [("system", "ä" * 100), ("user", "ö" * 100), ("assistant", "a" * 9000), ("user", "u2"), ("user", "u3")]
+    path = write(tmp_path, said, [("user", "x" * 1000)], said)
+    two = [
+        {"role": "system", "content": "ä" * 100},
+        *({"role": "user", "content": text} for text in ("ö" * 100, "u2")),
+    ]
+    just = len(json.dumps(two, ensure_ascii=False, separators=(",", ":")))
+    for limit, n_turns, n_left_out in ((just, 2, 3), (just - 1, 1, 5)):
+        made = Chat(num_sessions=2, max_characters=limit).make(Source(0, path))
+        assert [session.n_requests for session in made.sessions] == [n_turns] * 2
+        assert made.counts == {"too_long": n_left_out}
+    with pytest.raises(ConfigError, match="has 0 conversations with a user who begins within max_characters 200"):
+        Chat(num_sessions=1, max_characters=200).make(Source(0, path))
+    assert make("chat", Source(0, path), num_sessions=3).counts == {}
 
 
 def test_a_file_of_sharegpt_s_kind_is_as_good(tmp_path):

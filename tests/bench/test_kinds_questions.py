@@ -160,6 +160,8 @@ def test_a_search_of_any_shape_sends_what_it_says():
         for session in make("tree-of-thought", width=width, depth=depth).sessions:
             assert session.n_requests == width * (1 + 2 * (depth - 1))
             assert [len(turn) for turn in turns_of(session)] == [width, *[2 * width] * (depth - 1)]
+    (line, *_) = make("tree-of-thought", width=1, beam=1).sessions
+    assert [len(turn) for turn in turns_of(line)] == [1] * 4
     with pytest.raises(ConfigError, match="beam 2 must be at most width 1"):
         load_workload("tree-of-thought", WorkloadChanges(width=1))
 

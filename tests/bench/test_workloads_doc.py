@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from radixkv.bench.kinds.source import Source
+from radixkv.bench.load.encoding import PromptEncoder
 from radixkv.bench.workloads import WorkloadChanges, load_workload, workload_names
-from support.sessions import requests_of
+from radixkv.checkpoints.resolve import resolve, resolve_tokenizer
+from support.sessions import requests_of, turns_of
 
 TEXT = (Path(__file__).parents[2] / "docs" / "workloads.md").read_text()
 
@@ -40,12 +42,28 @@ def test_the_table_has_every_parameter_with_its_default():
 
 
 @pytest.mark.parametrize("command", re.findall(r"^radixkv bench (--workload .*--num.*)$", TEXT, re.M))
-def test_the_large_sizes_can_be_made(command):
+def test_the_large_sizes_fit_the_embedded_model_or_name_another(command):
     words = command.split()
     flags = dict(zip(words[::2], words[1::2], strict=True))
-    name = flags.pop("--workload")
+    name, model = flags.pop("--workload"), flags.pop("--model", "tiny")
     changes = {flag[2:].replace("-", "_"): int(value) for flag, value in flags.items()}
-    assert load_workload(name, WorkloadChanges(**changes)).make(Source()).sessions
+    sessions = load_workload(name, WorkloadChanges(**changes)).make(Source()).sessions
+    encoder = PromptEncoder(resolve_tokenizer("tiny"))
+    longest = 0
+    for session in sessions[:4]:
+        *_, (request, *_) = turns_of(session, lambda request: ["word " * request.output_len] * request.n)
+        longest = max(longest, len(encoder.encode(request).prompt) + request.output_len)
+    assert (longest <= resolve("tiny").max_position_embeddings) == (model == "tiny")
+
+
+def test_all_but_those_that_are_named_have_a_flag():
+    (sentence,) = re.findall(r"Only `(\w+)`, and all of `(\w+)` but `(\w+)`, have no flag", TEXT)
+    assert sentence == ("max_characters", "trace", "num_prompts")
+    flags = {*WorkloadChanges.__struct_fields__}
+    for name in workload_names():
+        fields = {*load_workload(name).__struct_fields__} - {"max_concurrency"}
+        assert fields - flags <= ({*fields} - {"num_prompts"} if name == "trace" else {"max_characters"})
+        assert name != "trace" or fields & flags == {"num_prompts"}
 
 
 def test_the_example_sends_what_is_said(tmp_path):

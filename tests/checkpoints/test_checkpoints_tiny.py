@@ -112,6 +112,15 @@ def truncated(name: str) -> Callable[[Path], None]:
     return lambda folder: os.truncate(folder / name, 1000)
 
 
+def written(name: str, content: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(content)
+
+
+def zeroed(name: str) -> Callable[[Path], object]:
+    """As a file system may leave a file whose blocks were not written yet."""
+    return lambda folder: (folder / name).write_bytes(bytes((folder / name).stat().st_size))
+
+
 SHARD = sorted(path.name for path in resolve("tiny").folder.glob("*.safetensors"))[-1]
 INDEX = "model.safetensors.index.json"
 
@@ -123,8 +132,15 @@ INDEX = "model.safetensors.index.json"
         (removed("tokenizer.json"), "tokenizer.json"),
         (removed(INDEX), INDEX),
         (truncated(INDEX), "line"),
+        (written(INDEX, "[]"), f"{INDEX} holds a list"),
+        (written(INDEX, '{"weight_map": {}}'), f"{INDEX} is no index: .*metadata"),
+        (written(INDEX, '{"weight_map": {"a": 1}, "metadata": {"total_size": 1}}'), f"{INDEX} is no index"),
         (removed(SHARD), SHARD),
         (truncated(SHARD), f"{SHARD} have .* bytes"),
+        (zeroed(SHARD), f"{SHARD} cannot be read"),
+        (truncated("tokenizer.json"), "tokenizer.json cannot be read"),
+        (written("config.json", "{" * 100_000), "config.json cannot be read"),
+        (written("generation_config.json", "5"), "generation_config.json holds a int, not an object"),
         (shutil.rmtree, "No such file"),
     ],
 )

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Any
 
 from radixkv.bench.datasets.conversations import Conversation, read_conversations
-from radixkv.bench.families.tools import Errand, ErrandTurn, made_errands
+from radixkv.bench.families.tools import Errand, errand_messages, made_errands
 from radixkv.bench.kinds.answers import kept_line, right_beginning, right_call
 from radixkv.bench.kinds.parameters import Answered
 from radixkv.bench.kinds.questions import bad_lines, check_enough
 from radixkv.bench.kinds.replay import replayed
 from radixkv.bench.kinds.source import Made, Source
-from radixkv.bench.session import Request, Session, Turns
+from radixkv.bench.session import Message, Request, Session, Turns
 from radixkv.errors import ConfigError
-
-Message = Mapping[str, Any]
 
 
 class Agents(Answered, frozen=True, kw_only=True, tag="agents"):
@@ -31,7 +27,7 @@ class Agents(Answered, frozen=True, kw_only=True, tag="agents"):
     """Of the user in each session; a recorded one may have fewer."""
     num_shots: int = 12
     """Errands before those that are asked for; not of recorded agents."""
-    max_characters: int = 20_000
+    max_characters: int = 18_000
     """Of a replayed request's messages, as JSON; longer requests are left out, and counted as ``too_long``."""
     output_len: int = 40
 
@@ -68,7 +64,7 @@ class Agents(Answered, frozen=True, kw_only=True, tag="agents"):
             if len(heads) == len(systems):
                 break
             if errand.system in systems:
-                heads.setdefault(errand.system, [_system(errand), *_done(errand.turns)])
+                heads.setdefault(errand.system, [*errand_messages(errand)])
         return heads
 
     def _session(self, head: list[Message], errand: Errand) -> Session:
@@ -83,23 +79,6 @@ class Agents(Answered, frozen=True, kw_only=True, tag="agents"):
                 messages.append({"role": "assistant", "content": kept_line(reply.texts[0], turn.answer)})
 
         return Session(turns, n_requests=2 * len(errand.turns))
-
-
-def _system(errand: Errand) -> Message:
-    return {"role": "system", "content": errand.system}
-
-
-def _done(turns: Iterable[ErrandTurn]) -> list[Message]:
-    return [
-        {"role": role, "content": content}
-        for turn in turns
-        for role, content in (
-            ("user", turn.user),
-            ("assistant", turn.call),
-            ("tool", turn.result),
-            ("assistant", turn.answer),
-        )
-    ]
 
 
 def _cut(conversation: Conversation, n_turns: int) -> Conversation:

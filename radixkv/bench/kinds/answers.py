@@ -8,7 +8,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from radixkv.bench.families.problem import MARK, Problem, result_of
+from radixkv.bench.families.problem import MARK, Problem, result_of, without_grouping
+
+_BEFORE, _BEHIND = r"(?<![\w-])(?<!\d[.:])", r"(?!\w)(?![.:]\d)"
+"""Where a word or number may begin, and where it may end."""
+_NUMBER = re.compile(rf"{_BEFORE}-?\$?(?:\d+(?:\.\d+)?|\.\d+){_BEHIND}")
 
 Check = Callable[[Sequence[str]], bool]
 """``Request.is_right``: takes the choices' texts."""
@@ -57,15 +61,10 @@ def right_mention(problem: Problem) -> Check | None:
 
     For problems that come without worked examples, from which a model could learn to give the mark.
     """
-    right, check = result_of(problem.answer), right_result(problem)
+    right, check = _result(problem.answer), right_result(problem)
     if right is None or check is None:
         return None
-    mention = re.compile(rf"(?<!\w){re.escape(right)}(?!\w)", re.IGNORECASE)
-
-    def is_right(texts: Sequence[str]) -> bool:
-        return bool(mention.search(kept_line(texts[0]))) if MARK not in texts[0] else check(texts)
-
-    return is_right
+    return lambda texts: check(texts) if MARK in texts[0] else _mentions(kept_line(texts[0]), right)
 
 
 def kept_line(text: str, right: str | None = None) -> str:
@@ -76,8 +75,18 @@ def kept_line(text: str, right: str | None = None) -> str:
 
 def _result(text: str) -> float | str | None:
     result = result_of(text)
-    if result is None:
-        return None
+    return None if result is None else _value(result)
+
+
+def _mentions(line: str, right: float | str) -> bool:
+    """Whether it is in the line, not as a part of another word or number."""
+    line = without_grouping(line)
+    if isinstance(right, str):
+        return re.search(f"{_BEFORE}{re.escape(right)}{_BEHIND}", line.casefold()) is not None
+    return any(_value(number.replace("$", "")) == right for number in _NUMBER.findall(line))
+
+
+def _value(result: str) -> float | str:
     try:
         number = float(result)
     except ValueError:

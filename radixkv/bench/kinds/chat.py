@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
-from radixkv.bench.datasets.conversations import read_conversations
+import msgspec
+
+from radixkv.bench.datasets.conversations import Conversation, read_conversations
 from radixkv.bench.families import chat as family
 from radixkv.bench.kinds.answers import kept_line, right_beginning
 from radixkv.bench.kinds.parameters import Answered
 from radixkv.bench.kinds.questions import bad_lines, check_enough
 from radixkv.bench.kinds.source import Made, Source
-from radixkv.bench.session import Request, Session, Turns
+from radixkv.bench.session import Message, Request, Session, Turns
+
+_SYSTEMS = ("system", "developer")
+"""Roles of a system prompt; the second is OpenAI's newer name for it, which few chat templates know."""
 
 
 class Chat(Answered, frozen=True, kw_only=True, tag="chat"):
@@ -25,6 +30,8 @@ class Chat(Answered, frozen=True, kw_only=True, tag="chat"):
     num_sessions: int = 32
     num_turns: int = 8
     """Of each chat; a recorded one may have fewer."""
+    max_characters: int = 14_000
+    """Of what is sent of a recorded chat, as JSON; turns beyond are left out, and counted as ``too_long``."""
     output_len: int = 24
 
     def make(self, source: Source) -> Made:
@@ -37,10 +44,25 @@ class Chat(Answered, frozen=True, kw_only=True, tag="chat"):
             chats = islice(family.made_chats(source.seed, self.num_turns), self.num_sessions)
             return Made([self._session(_made(chat)) for chat in chats])
         read = read_conversations(source.dataset, skip_bad_lines=source.skip_bad_lines)
-        scripts = [_recorded(conversation.messages, self.num_turns) for conversation in read.items]
-        usable = [script for script in scripts if script.users]
-        check_enough(source, "conversations with a user", len(usable), self.num_sessions)
-        return Made([self._session(script) for script in usable[: self.num_sessions]], bad_lines(read.n_bad_lines))
+        scripts, counts = self._recorded(read.items)
+        what = f"conversations with a user who begins within max_characters {self.max_characters}"
+        check_enough(source, what, len(scripts), self.num_sessions)
+        return Made([self._session(script) for script in scripts], {**bad_lines(read.n_bad_lines), **counts})
+
+    def _recorded(self, conversations: Iterable[Conversation]) -> tuple[list[_Script], Counter[str]]:
+        """The first that can be asked; conversations before the last of them count if they cannot."""
+        counts = Counter[str]()
+        scripts: list[_Script] = []
+        for conversation in conversations:
+            if len(scripts) == self.num_sessions:
+                break
+            whole = _script_of(conversation.messages, self.num_turns)
+            script = whole.within(self.max_characters)
+            counts["never_asked"] += not whole.users
+            counts["too_long"] += len(whole.users) - len(script.users)
+            if script.users:
+                scripts.append(script)
+        return scripts, +counts  # without zeros
 
     def _session(self, script: _Script) -> Session:
         def turns() -> Turns:
@@ -59,10 +81,17 @@ class Chat(Answered, frozen=True, kw_only=True, tag="chat"):
 class _Script:
     """What is sent in a chat."""
 
-    head: Sequence[Mapping[str, Any]]
-    users: Sequence[Mapping[str, Any]]
+    head: Sequence[Message]
+    users: Sequence[Message]
     answers: Sequence[str | None]
     """The right one to each of the user's messages, of one line; None: any is."""
+
+    def within(self, max_characters: int) -> _Script:
+        """The turns for which the messages, without answers, have at most so many characters as JSON."""
+        count = len(self.users)
+        while count and len(msgspec.json.encode([*self.head, *self.users[:count]]).decode()) > max_characters:
+            count -= 1
+        return _Script(self.head, self.users[:count], self.answers[:count])
 
 
 def _made(chat: family.Chat) -> _Script:
@@ -73,7 +102,7 @@ def _made(chat: family.Chat) -> _Script:
     )
 
 
-def _recorded(messages: Sequence[Mapping[str, Any]], n_turns: int) -> _Script:
+def _script_of(messages: Sequence[Message], n_turns: int) -> _Script:
     users = [message for message in messages if message["role"] == "user"][:n_turns]
-    head = [message for message in messages[:1] if message["role"] == "system"]
+    head = [{**message, "role": "system"} for message in messages[:1] if message["role"] in _SYSTEMS]
     return _Script(head, users, answers=[None] * len(users))

@@ -27,7 +27,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", fo
     """
 
     max_concurrency: int = 8
-    """Most requests in flight."""
+    """Most requests in flight of a closed loop. An open one, such as a trace's, has no limit of its own."""
 
     def __post_init__(self) -> None:
         for name, value in msgspec.structs.asdict(self).items():
