@@ -12,7 +12,7 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
 .PHONY: demo test lint types imports tests format clean
 
 demo: $(VENV)/.ready
-	$(VENV)/bin/radixkv bench --workload fewshot --compare-cache
+	$(VENV)/bin/radixkv bench --workload fewshot --num-shots 16 --compare-cache
 
 test: lint types imports tests
 
