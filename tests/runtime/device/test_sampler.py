@@ -1,5 +1,4 @@
-from array import array
-from collections.abc import Sequence
+"""What is drawn, against plain torch."""
 
 import numpy as np
 import pytest
@@ -8,83 +7,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from numpy.typing import NDArray
-from torch import Tensor
+from sampler_oracle import (
+    BIASES,
+    DRAWN,
+    GREEDY,
+    PENALISED,
+    VOCAB,
+    N,
+    check_logprobs,
+    edited,
+    history,
+    normal,
+    probabilities,
+    sample,
+    tokens_of,
+)
 
 from radixkv.errors import DeviceError
 from radixkv.runtime.device.sampler.draw import uniforms
 from radixkv.runtime.device.sampler.edits import Edits
-from radixkv.runtime.device.sampler.sampler import Sampled, Sampler
-from radixkv.runtime.plan import History, RowSampling
-from radixkv.wire import TokenLogprobs, unpack_tokens
-
-N = 2000
-VOCAB = 200
-"""Several blocks, and a rest that fills none."""
-
-DRAWN = RowSampling(temperature=1.0, top_k=0, top_p=1.0, seed=0, index=0)
-GREEDY = replace(DRAWN, temperature=0.0)
-BIASES = ((3, 4.0), (17, -100.0), (199, 5.5), (60, 1.5))
-
-
-def history(prompt: Sequence[int], answer: Sequence[int] = ()) -> History:
-    return History(array("i", [*prompt, *answer]).tobytes(), len(prompt))
-
-
-def normal(*shape: int, seed: int = 0, scale: float = 2.0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
-
-
-def sample(logits: Tensor, rows: Sequence[RowSampling], sampler: Sampler | None = None) -> list[Sampled | None]:
-    """One step, a slot a row; what the logits were they must be."""
-    sampler = sampler or Sampler(*logits.shape)
-    before = logits.clone()
-    sampled = sampler.sample(logits, range(len(logits)), rows)
-    assert torch.equal(logits.view(torch.int32), before.view(torch.int32))
-    return sampled
-
-
-def tokens_of(logits: Tensor, rows: Sequence[RowSampling], sampler: Sampler | None = None) -> list[int]:
-    return [-1 if choice is None else choice.token for choice in sample(logits, rows, sampler)]
-
-
-def edited(logits: Tensor, row: RowSampling) -> Tensor:
-    """Bias, bans and penalties the plain way, [vocab] float64; of a row with its history."""
-    changed = logits.double().clone()
-    for token, bias in row.logit_bias:
-        changed[token] += bias
-    changed[list(row.banned)] = -torch.inf
-    if row.history is not None:
-        ids = torch.tensor(unpack_tokens(row.history.tokens), dtype=torch.int64)
-        counts = torch.bincount(ids[row.history.n_prompt :], minlength=len(changed))
-        seen = torch.bincount(ids, minlength=len(changed)) > 0
-        scaled = torch.where(changed > 0, changed / row.repetition_penalty, changed * row.repetition_penalty)
-        changed = torch.where(seen, scaled, changed)
-        changed -= row.frequency_penalty * counts
-        changed -= row.presence_penalty * (counts > 0)
-    return changed
-
-
-def probabilities(logits: Tensor, row: RowSampling) -> Tensor:
-    """The textbook way, [vocab] float64: edit, softmax, then cut by each setting and normalise again."""
-    result = (edited(logits, row) / row.temperature).softmax(-1)
-    result[result < row.min_p * result.max() * (1 - 1e-6)] = 0.0
-    ordered, order = result.sort(descending=True, stable=True)
-    if row.top_k:
-        ordered[row.top_k :] = 0.0
-    ordered /= ordered.sum()
-    ordered[ordered.cumsum(0) - ordered >= row.top_p] = 0.0
-    result = torch.zeros_like(result)
-    result[order] = ordered / ordered.sum()
-    return result
-
-
-PENALISED = replace(
-    DRAWN,
-    repetition_penalty=1.4,
-    frequency_penalty=0.3,
-    presence_penalty=0.5,
-    history=history(range(0, 200, 3), [5, 5, 5, 8, 12]),
-)
+from radixkv.runtime.device.sampler.sampler import Sampler
+from radixkv.runtime.plan import RowSampling
 
 
 @pytest.mark.parametrize(
@@ -169,19 +112,6 @@ def test_what_is_drawn_could_be(data: st.DataObject) -> None:
                     row.top_k or wider[choice.token] > 0 or changed[choice.token] >= changed[wider > 0].min() - 1e-4
                 )
             check_logprobs(choice.logprobs, values, choice.token, row.n_logprobs)
-
-
-def check_logprobs(got: TokenLogprobs | None, logits: Tensor, token: int, n: int | None) -> None:
-    if n is None:
-        assert got is None
-        return
-    assert got is not None
-    expected = logits.double().log_softmax(-1)
-    order = expected.sort(descending=True, stable=True).indices[:n]
-    assert got.logprob == pytest.approx(float(expected[token]), abs=2e-5)
-    assert got.rank == 1 + int((logits > logits[token]).sum())
-    assert np.frombuffer(got.top_ids, "<i4").tolist() == order.tolist()
-    assert np.frombuffer(got.top_logprobs, "<f4") == pytest.approx(expected[order].numpy(), abs=2e-5)
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:
@@ -304,120 +234,3 @@ def test_a_slot_forgets_the_tokens_of_old_biases(monkeypatch: pytest.MonkeyPatch
     for first in range(0, 100, 2):
         tokens_of(logits, [replace(GREEDY, logit_bias=((first, 1.0),), banned=(first + 1,))], sampler)
     assert n_edited == [2] * 50
-
-
-def test_only_one_token_is_left() -> None:
-    logits = normal(1, VOCAB, seed=8)
-    everything_else = tuple(token for token in range(VOCAB) if token != 77)
-    for row in (GREEDY, DRAWN, replace(DRAWN, top_k=5), replace(DRAWN, top_p=0.5), replace(DRAWN, min_p=1.0)):
-        assert tokens_of(logits, [replace(row, banned=everything_else, n_logprobs=2)]) == [77]
-
-
-def test_no_token_is_left() -> None:
-    with pytest.raises(DeviceError, match="all 200 tokens are banned"):
-        tokens_of(normal(1, VOCAB), [replace(GREEDY, banned=tuple(range(VOCAB)))])
-
-
-def test_greedy_takes_the_first_of_equals() -> None:
-    logits = torch.zeros(3, 300)
-    logits[1, 140] = logits[1, 260] = 1.0
-    assert tokens_of(logits, [GREEDY, replace(DRAWN, top_k=1), GREEDY]) == [0, 140, 0]
-    assert {tokens_of(logits[:1], [replace(DRAWN, top_k=4, seed=seed)])[0] for seed in range(60)} == {0, 1, 2, 3}
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        replace(DRAWN, temperature=1e-5),
-        replace(DRAWN, temperature=1e-30),
-        replace(DRAWN, temperature=5e-324),
-        replace(DRAWN, temperature=100.0, min_p=1.0),
-        replace(DRAWN, top_p=5e-324),
-        replace(DRAWN, top_p=1e-6, temperature=100.0),
-        replace(DRAWN, top_p=1e-6, top_k=50),
-    ],
-)
-def test_extreme_settings_take_the_likeliest(row: RowSampling) -> None:
-    logits = normal(20, 300, seed=5)
-    assert tokens_of(logits, [replace(row, seed=i) for i in range(20)]) == logits.argmax(-1).tolist()
-
-
-@pytest.mark.parametrize("penalty", [5e-324, 1e-30, 100.0])
-def test_extreme_penalties(penalty: float) -> None:
-    logits = normal(1, VOCAB, seed=8)
-    best, worst = int(logits.argmax()), int(logits.argmin())
-    row = replace(DRAWN, repetition_penalty=penalty, history=history([best, worst, *range(9)], [best]))
-    for one in (row, replace(row, top_k=1), replace(row, temperature=0.0), replace(row, top_p=0.2)):
-        assert (tokens_of(logits, [one]) == [best]) == (penalty < 1)
-
-
-def test_large_logits() -> None:
-    logits = torch.tensor([[3e38, -3e38, 0.0, 3e38]])
-    assert {tokens_of(logits, [replace(DRAWN, seed=seed)])[0] for seed in range(30)} == {0, 3}
-    assert {tokens_of(logits, [replace(DRAWN, seed=seed, top_k=3)])[0] for seed in range(30)} == {0, 3}
-
-
-@pytest.mark.parametrize(
-    "row", [DRAWN, replace(DRAWN, top_k=5), replace(DRAWN, top_p=0.9), replace(DRAWN, min_p=0.1, top_p=0.9)]
-)
-@pytest.mark.parametrize(("penalty", "seen"), [(1e-30, [7]), (100.0, range(VOCAB))])
-def test_penalties_that_leave_float32(row: RowSampling, penalty: float, seen: Sequence[int]) -> None:
-    """The likeliest becomes infinite, or all do; a draw would not end."""
-    logits = -normal(1, VOCAB, seed=8).abs() * 1e37 - 1e37
-    logits[0, 7] = 1e37 if penalty < 1 else logits[0, 7]
-    asked = replace(row, repetition_penalty=penalty, history=history(seen))
-    (token,) = tokens_of(logits, [asked])
-    assert token == 7 if penalty < 1 else 0 <= token < VOCAB
-
-
-@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("place", [0, 99, 199])
-def test_a_row_that_is_not_finite_beside_good_ones(wrong: float, place: int) -> None:
-    kinds = [GREEDY, DRAWN, replace(DRAWN, top_k=3), replace(DRAWN, top_p=0.5, n_logprobs=1), PENALISED]
-    logits = normal(2 * len(kinds), VOCAB, seed=6)
-    expected = sample(logits, kinds * 2)
-    logits[: len(kinds), place] = wrong
-    assert sample(logits, kinds * 2) == [None] * len(kinds) + expected[len(kinds) :]
-
-
-def test_a_slot_keeps_its_counts_over_a_row_that_is_not_finite() -> None:
-    logits, sampler = normal(1, VOCAB, seed=7), Sampler(1, VOCAB)
-    penalised = replace(GREEDY, presence_penalty=2.0)
-    broken = logits.clone()
-    broken[0, 5] = torch.nan
-    assert sample(broken, [replace(penalised, history=history([], [int(logits.argmax())]))], sampler) == [None]
-    assert tokens_of(logits, [penalised], sampler) == [int(logits[0].argsort(descending=True)[1])]
-
-
-def test_scores() -> None:
-    logits = (normal(50, 700, seed=9) * 3).round() / 3
-    targets = np.array([i * 13 for i in range(50)], dtype=np.int32)
-    for n in (0, 1, 20, 1000):
-        scores = Sampler(1, 700).score(logits, targets, n)
-        assert scores is not None
-        for score, values, target in zip(scores, logits, targets.tolist(), strict=True):
-            check_logprobs(score, values, target, n)
-
-
-def test_scores_of_what_cannot_be_scored() -> None:
-    sampler, logits = Sampler(1, 20), normal(2, 20)
-    for target in (-1, 20):
-        with pytest.raises(DeviceError, match="a token to score is not between 0 and 19"):
-            sampler.score(logits, np.array([3, target]), 1)
-    assert sampler.score(logits[:0], np.array([], dtype=np.int32), 1) == []
-    logits[1, 4] = -torch.inf
-    assert sampler.score(logits, np.array([3, 3]), 1) is None
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        replace(GREEDY, banned=(20,)),
-        replace(GREEDY, logit_bias=((-1, 1.0),)),
-        replace(GREEDY, presence_penalty=1.0, history=history([1, 20])),
-        replace(GREEDY, presence_penalty=1.0, history=history([-1])),
-    ],
-)
-def test_foreign_ids(row: RowSampling) -> None:
-    with pytest.raises(DeviceError, match="not all between 0 and 19"):
-        Sampler(1, 20).sample(normal(1, 20), [0], [row])
