@@ -104,26 +104,30 @@ def generate(n_rows: int) -> tuple[list[float], float]:
     device = NullDevice(n_pages=n_rows * (N_PROMPT + N_OUTPUT) // PAGE_SIZE + 1)
     config = SchedulerConfig(max_num_seqs=n_rows, max_num_batched_tokens=8192)
     scheduler = Scheduler(PageCache(device.n_pages, PAGE_SIZE), config, finds_shared_runs=True)
-    llm._loop = Loop(scheduler, device, max_model_len=N_PROMPT + N_OUTPUT)
+    llm._loop = loop = TimedLoop(scheduler, device, max_model_len=N_PROMPT + N_OUTPUT)
     rng = Random(1)
     prompts = [[rng.randrange(10, VOCAB_SIZE) for _ in range(N_PROMPT)] for _ in range(n_rows)]
-    times_ms = []
-    turn = llm._loop.turn
-    turned_at = 0.0
-
-    def timed() -> list[FromRuntime]:
-        nonlocal turned_at
-        now, turned_at = time.perf_counter() - turned_at, time.perf_counter()
-        if device.n_rows == n_rows:
-            times_ms.append(now * 1e3)
-        return turn()
-
-    llm._loop.turn = timed  # type: ignore[method-assign]
     begun = time.perf_counter()
     outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=N_OUTPUT), use_tqdm=False)
     wall_s = time.perf_counter() - begun
     assert all(len(output.outputs[0].token_ids) == N_OUTPUT for output in outputs)
-    return times_ms, wall_s
+    return [ms for ms, rows in loop.turns if rows == n_rows], wall_s
+
+
+class TimedLoop(Loop):
+    """Notes how long each turn took, with what its caller did before it, and the rows of the plan before."""
+
+    def __init__(self, scheduler: Scheduler, device: NullDevice, *, max_model_len: int) -> None:
+        super().__init__(scheduler, device, max_model_len=max_model_len)
+        self._device = device
+        self._turned_at = 0.0
+        self.turns: list[tuple[float, int]] = []
+        """Milliseconds, rows."""
+
+    def turn(self) -> list[FromRuntime]:
+        passed, self._turned_at = time.perf_counter() - self._turned_at, time.perf_counter()
+        self.turns.append((passed * 1e3, self._device.n_rows))
+        return super().turn()
 
 
 class NullDevice:

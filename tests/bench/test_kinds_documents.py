@@ -1,7 +1,7 @@
 """The kinds that ask about documents."""
 
 import json
-from itertools import groupby
+from itertools import chain, groupby
 
 import pytest
 
@@ -92,7 +92,7 @@ def test_a_data_set_gives_its_first_documents_and_questions(tmp_path):
     ]
     assert made.counts == {"missing_questions": 1}
     mixed = make("long-document-qa", source, num_documents=3, num_questions=2)
-    assert sorted(request.prompt for request in requests_of(mixed.sessions)) == sorted(sum(turns, []))  # noqa: RUF017
+    assert sorted(request.prompt for request in requests_of(mixed.sessions)) == sorted(chain.from_iterable(turns))
     (request, *_) = requests_of(made.sessions)
     assert request.is_right([" I think a0.0, of course."])
     assert request.is_right([" #### A0.0"])

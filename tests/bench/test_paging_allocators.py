@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -62,9 +63,11 @@ def test_next_power_of_two() -> None:
     ]
 
 
-@pytest.mark.parametrize("n_slots", POOLS)
-def test_best_fit_takes_the_smallest_run_that_holds_it(n_slots: int) -> None:
-    rng, allocator, slots = Random(n_slots), BestFit(n_slots), SlotMap(n_slots)
+def churn(
+    allocator: BestFit | Buddy, slots: SlotMap, seed: int, check: Callable[[int, Block | None], None]
+) -> list[Block]:
+    """Allocates and frees at random; each allocation is checked before the map has it. What is left at the end."""
+    rng, n_slots = Random(seed), len(slots.is_free)
     held: list[Block] = []
     for _ in range(600):
         if held and rng.random() < 0.45:
@@ -73,44 +76,45 @@ def test_best_fit_takes_the_smallest_run_that_holds_it(n_slots: int) -> None:
             slots.give(block)
         else:
             wanted = rng.randint(1, max(1, n_slots // 4))
-            fitting = [run for run in slots.runs() if run.n_slots >= wanted]
-            block = allocator.allocate(wanted)
-            if block is None:
-                assert not fitting
-            else:
-                best = min(fitting, key=lambda run: (run.n_slots, run.start))
-                assert block == Block(best.start, wanted)
-                slots.take(block)
-                held.append(block)
+            got = allocator.allocate(wanted)
+            check(wanted, got)
+            if got is not None:
+                slots.take(got)
+                held.append(got)
         assert allocator.n_free == sum(slots.is_free)
-    for block in held:
+    return held
+
+
+@pytest.mark.parametrize("n_slots", POOLS)
+def test_best_fit_takes_the_smallest_run_that_holds_it(n_slots: int) -> None:
+    allocator, slots = BestFit(n_slots), SlotMap(n_slots)
+
+    def check(wanted: int, block: Block | None) -> None:
+        fitting = [run for run in slots.runs() if run.n_slots >= wanted]
+        if block is None:
+            assert not fitting
+        else:
+            best = min(fitting, key=lambda run: (run.n_slots, run.start))
+            assert block == Block(best.start, wanted)
+
+    for block in churn(allocator, slots, n_slots, check):
         allocator.free(block)
     assert allocator.allocate(n_slots) == Block(0, n_slots)
 
 
 @pytest.mark.parametrize("n_slots", POOLS)
 def test_buddy_gives_a_block_wherever_two_halves_are_free(n_slots: int) -> None:
-    rng, allocator, slots = Random(n_slots), Buddy(n_slots), SlotMap(n_slots)
-    held: list[Block] = []
-    for _ in range(600):
-        if held and rng.random() < 0.45:
-            block = held.pop(rng.randrange(len(held)))
-            allocator.free(block)
-            slots.give(block)
+    allocator, slots = Buddy(n_slots), SlotMap(n_slots)
+
+    def check(wanted: int, block: Block | None) -> None:
+        size = next_power_of_two(wanted)
+        free = [place for place in halves_of(n_slots, size) if all(slots.is_free[place.start : place.start + size])]
+        if block is None:
+            assert not free, "halves that are free were not joined"
         else:
-            wanted = rng.randint(1, max(1, n_slots // 4))
-            size = next_power_of_two(wanted)
-            free = [
-                place for place in halves_of(n_slots, size) if all(slots.is_free[place.start : place.start + size])
-            ]
-            block = allocator.allocate(wanted)
-            if block is None:
-                assert not free, "halves that are free were not joined"
-            else:
-                assert block in free
-                slots.take(block)
-                held.append(block)
-        assert allocator.n_free == sum(slots.is_free)
+            assert block in free
+
+    churn(allocator, slots, n_slots, check)
 
 
 @pytest.mark.parametrize("n_slots", POOLS)
