@@ -36,6 +36,7 @@ from radixkv.bench.session import Request, lone
 
 HERE = Path(__file__).parent
 N_CHUNKS = 16
+LONG_EVERY = 100
 MEDIAN_LIMIT_MS = 1.0
 P99_LIMIT_MS = 5.0
 
@@ -47,11 +48,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--every-ms", type=float, default=10.0, help="between a request's chunks")
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument(
+        "--prompt-ids", type=int, default=0, metavar="COUNT", help="that each 100th reply has; 0: none has any"
+    )
     arguments = parser.parse_args()
     is_kept = True
     for _ in range(arguments.runs):
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, started(arguments.every_ms) as address:
-            line = runner.run(measured(address, arguments.rate, arguments.seconds))
+            line = runner.run(measured(address, arguments.rate, arguments.seconds, arguments.prompt_ids))
         line["every_ms"] = arguments.every_ms
         is_kept = is_kept and line["is_kept"]
         print(json.dumps(line), flush=True)
@@ -63,12 +67,15 @@ def main() -> int:
     return 0 if is_kept else 1
 
 
-async def measured(address: str, rate: float, seconds: float) -> dict[str, Any]:
+async def measured(address: str, rate: float, seconds: float, n_prompt_ids: int) -> dict[str, Any]:
     """One run's line."""
     async with Client(address) as client:
         generator = LoadGenerator(client)
         await generator.run([lone(Request("warm", N_CHUNKS))] * 64, Load("null"))
         sessions = [lone(Request("The rain in Spain", N_CHUNKS))] * round(rate * seconds)
+        if n_prompt_ids:
+            long = lone(Request(str(n_prompt_ids), N_CHUNKS))
+            sessions[LONG_EVERY // 2 :: LONG_EVERY] = [long] * len(sessions[LONG_EVERY // 2 :: LONG_EVERY])
         busy_s = time.process_time()
         measurement = await generator.run(sessions, Load("null", request_rate=rate))
         busy_s = time.process_time() - busy_s
@@ -82,6 +89,7 @@ async def measured(address: str, rate: float, seconds: float) -> dict[str, Any]:
         "rate": rate,
         "requests": len(measurement.records),
         "chunks": N_CHUNKS,
+        "prompt_ids_of_each_100th": n_prompt_ids,
         "duration_s": round(measurement.duration, 2),
         "errors": errors[:3],
         **figures,

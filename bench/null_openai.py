@@ -1,7 +1,8 @@
 """An OpenAI-compatible server that computes nothing: every chunk says when it was sent.
 
 Each request streams ``max_tokens`` chunks, one every so often from its arrival on. A chunk's text is the request's
-arrival and this moment, in nanoseconds of the clock that all processes of a machine share. Prints its port.
+arrival and this moment, in nanoseconds of the clock that all processes of a machine share. If the prompt is a
+number, the first chunk also has so many prompt token ids. Prints its port.
 
     argv: seconds between chunks
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from functools import cache
 from typing import cast
 
 import msgspec
@@ -27,6 +29,12 @@ class Body(msgspec.Struct):
     """What is read of a request."""
 
     max_tokens: int
+    prompt: str
+
+    @property
+    def n_prompt_ids(self) -> int:
+        """That the reply is to have."""
+        return int(self.prompt) if self.prompt.isdigit() else 0
 
 
 class Connection(asyncio.Protocol):
@@ -52,20 +60,20 @@ class Connection(asyncio.Protocol):
             return
         self._received = b""
         if head.startswith(b"POST /v1/completions "):
-            n_chunks = msgspec.json.decode(body, type=Body).max_tokens
+            asked = msgspec.json.decode(body, type=Body)
             self._transport.write(HEAD)
             self._next_at = asyncio.get_running_loop().time()
-            self._send(arrived_ns, n_chunks, n_chunks)
+            self._send(arrived_ns, asked.max_tokens, asked.max_tokens, _prompt_ids(asked.n_prompt_ids))
         elif head.startswith(b"GET /v1/models "):
             self._transport.write(_whole(b"200 OK", MODELS))
         else:
             self._transport.write(_whole(b"404 Not Found", b"{}"))
 
-    def _send(self, arrived_ns: int, n_left: int, n_chunks: int) -> None:
+    def _send(self, arrived_ns: int, n_left: int, n_chunks: int, prompt_ids: bytes = b"null") -> None:
         is_last = n_left == 1
         reason = b'"length"' if is_last else b"null"
-        event = b'data: {"choices":[{"index":0,"text":"%d:%d ","finish_reason":%s}],"usage":null}\n\n'
-        self._write(event % (arrived_ns, time.monotonic_ns(), reason))
+        event = b'data: {"choices":[{"prompt_token_ids":%s,"text":"%d:%d ","finish_reason":%s}],"usage":null}\n\n'
+        self._write(event % (prompt_ids, arrived_ns, time.monotonic_ns(), reason))
         if not is_last:
             self._next_at += self._every_s
             loop = asyncio.get_running_loop()
@@ -77,6 +85,12 @@ class Connection(asyncio.Protocol):
 
     def _write(self, piece: bytes) -> None:
         self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+
+
+@cache
+def _prompt_ids(count: int) -> bytes:
+    """As JSON."""
+    return msgspec.json.encode([n % 128_000 for n in range(count)] or None)
 
 
 def _content_length(head: bytes) -> int:

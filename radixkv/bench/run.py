@@ -188,7 +188,7 @@ class Bench:
         closed = replace(load, max_concurrency=self.workload.max_concurrency, request_rate=math.inf)
         warmup = await generator.run(sessions, closed)
         for record in warmup.records:
-            if record.error is not None:
+            if record.error is not None and record.error_kind != "stopped":
                 hint = "; --plain-requests leaves out what is not OpenAI's" if self.has_extensions else ""
                 is_refused = record.error_kind in ("http_400", "http_422")
                 raise WarmUpFailed(

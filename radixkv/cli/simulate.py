@@ -41,7 +41,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     traffic = parser.add_argument_group("traffic")
     traffic.add_argument(
         "--trace",
-        type=Path,
+        type=_trace,
         required=True,
         metavar="FILE",
         help="JSON lines: a Mooncake trace, prompt_token_ids, or conversations (OpenAI messages, ShareGPT)",
@@ -203,6 +203,12 @@ def _append(path: Path, line: bytes) -> None:
             file.write(line)
     except OSError as error:
         raise ConfigError(f"cannot write --output-file {path}: {error.strerror}") from None
+
+
+def _trace(text: str) -> Path:
+    if text == "-":
+        raise argparse.ArgumentTypeError("standard input cannot be read twice; save the trace as a file first")
+    return Path(text)
 
 
 def _capacities(text: str) -> list[int]:

@@ -31,7 +31,8 @@ class FakeServer:
         """What ``/metrics`` says, if anything; ``{prompt}``, ``{generated}`` and ``{cached}`` are the counts."""
         self.fault = None
         """``http_500``, ``http_429``, ``truncated``, ``error_event``, ``no_usage``, ``no_output``, ``not_json``,
-        ``cut``, ``cut_early``, ``silent``: if "FAULT" is asked."""
+        ``cut``, ``cut_early``, ``silent`` (after a token), ``mute``, ``odd_prompt`` (an id that cannot be): if
+        "FAULT" is asked."""
         self.says_done = True
         """Whether streams end with ``[DONE]``."""
         self.known_fields = None
@@ -48,6 +49,8 @@ class FakeServer:
         """For so many seconds after the first request nothing is answered."""
         self.dies_at = None
         """The number of the request with which the server goes away, if it does."""
+        self.hangs_at = None
+        """The number of the request from which on streams begin and bring nothing, if they do."""
         self.key = None
         """What requests must show, if anything."""
         self.bodies = []
@@ -146,11 +149,12 @@ class FakeServer:
             cached = min(cached, len(prompt) - 1)
             self.seen.append(prompt)
             dies = len(self.bodies) == self.dies_at
+            hangs = self.hangs_at is not None and len(self.bodies) >= self.hangs_at
         try:
             if dies:
                 self.die()
             time.sleep(max(0.0, self.opens_at - time.monotonic()))
-            Stream(self, handler, body, prompt, cached).run()
+            Stream(self, handler, body, prompt, cached, hangs).run()
         finally:
             with self.lock:
                 self.in_flight -= 1
@@ -159,12 +163,12 @@ class FakeServer:
 class Stream:
     """One answer."""
 
-    def __init__(self, fake, handler, body, prompt, cached):
+    def __init__(self, fake, handler, body, prompt, cached, hangs):
         self.fake, self.handler, self.body, self.prompt, self.cached = fake, handler, body, prompt, cached
         self.is_chat = "messages" in body
         self.n = body.get("n", 1)
         self.count = body["max_tokens"]
-        self.fault = fake.fault if "FAULT" in json.dumps(body) else None
+        self.fault = "mute" if hangs else fake.fault if "FAULT" in json.dumps(body) else None
 
     def run(self):
         fake, handler, fault = self.fake, self.handler, self.fault
@@ -179,6 +183,8 @@ class Stream:
         handler.send_header("content-type", "text/event-stream")
         handler.send_header("transfer-encoding", "chunked")
         handler.end_headers()
+        if fault == "mute":
+            return time.sleep(1.0)
         if self.is_chat:
             self.begin_chat()
         for place in range(0 if fault == "no_output" else self.count):
@@ -215,7 +221,7 @@ class Stream:
         if fake.returns_ids:
             choice["token_ids"] = [token]
             if place == 0 and not self.is_chat:
-                choice["prompt_token_ids"] = self.prompt
+                choice["prompt_token_ids"] = [1 << 31] if self.fault == "odd_prompt" else self.prompt
         if not fake.ends_apart and place == self.count - 1:
             choice["finish_reason"] = "length"
         for _ in range(fake.empty_events):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from fake_openai import output_ids, output_text
 
+from radixkv.bench.load.client import Client
 from radixkv.bench.workloads import WorkloadChanges, load_workload, workload_names
 from radixkv.cli import main
 from radixkv.cli.load_flags import COUNTS, WORKLOADS
@@ -290,6 +291,18 @@ def test_a_server_that_goes_away_ends_the_run_with_the_partial_result_saved(fake
     assert 5 <= line["completed"] <= 7
     assert line["errors"]["not_sent"] >= 40
     assert line["completed"] + line["failed"] == 50
+
+
+def test_a_server_that_hangs_ends_the_run_and_what_there_is_is_saved(fake, tmp_path, inside, monkeypatch):
+    monkeypatch.setitem(Client.__init__.__kwdefaults__, "silence_limit_s", 0.3)
+    fake.hangs_at = 6
+    path = tmp_path / "lines.jsonl"
+    code, output, errors = inside("--base-url", fake.address, *SMALL, "--output-file", path)
+    assert (code, errors) == (1, "")
+    assert f"The run ended early: the server at {fake.address} answers nobody: " in output
+    line = json.loads(path.read_text())
+    assert line["completed"] == 3  # after 2 that warm up
+    assert line["errors"] == {"timeout": 1, "not_sent": 1}
 
 
 def test_an_open_loop_says_its_rate_and_how_late_requests_were_sent(fake, tmp_path, inside):

@@ -22,7 +22,6 @@ def usage(**counts):
     [
         choice(token_ids=[1 << 31]),
         choice(token_ids=[-1]),
-        choice(prompt_token_ids=[10**30]),
         usage(prompt_tokens=10**400),
         usage(completion_tokens=-2),
         usage(prompt_tokens_details={"cached_tokens": -1}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from random import Random
 
 import pytest
@@ -198,6 +199,10 @@ def test_a_model_gives_the_bytes_of_its_tokens(trace, tmp_path, capsys):
         ),
         (["--capacity", "1M", "--max-num-batched-tokens", "512"], "is for several requests in flight; give --con"),
         (["--capacity", "1M", "--model", "tiny", "--kv-bytes-per-token", "1"], "not allowed with argument --model"),
+        (
+            ["--capacity", "1M", "--trace", "-"],
+            "standard input cannot be read twice; save the trace as a file first",
+        ),
         ([], "the following arguments are required: --capacity"),
     ],
 )
@@ -268,5 +273,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_trace_is_read(fl
 def test_a_trace_that_is_not_there_or_no_file_is_named(tmp_path, capsys):
     assert simulate("--trace", tmp_path / "missing", "--capacity", "1M") == 1
     assert "cannot read the trace" in capsys.readouterr().err
-    assert simulate("--trace", tmp_path, "--capacity", "1M") == 1
-    assert "it is not a regular file" in capsys.readouterr().err
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        assert simulate("--trace", path, "--capacity", "1M") == 1
+        assert f"{path}: it is no regular file, and is read twice; save it as one first" in capsys.readouterr().err

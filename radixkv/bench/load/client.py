@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,6 +60,7 @@ class Client:
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._use_environment = use_environment
         self._silence_limit_s = silence_limit_s
+        self._heard = -math.inf
 
     async def __aenter__(self) -> Self:
         self._http = aiohttp.ClientSession(
@@ -125,6 +127,13 @@ class Client:
                 return True
         return False
 
+    def is_silent_since(self, moment: float) -> bool:
+        """Whether no reply to any request has brought anything since; ``moment`` is of ``time.perf_counter``.
+
+        The head of a stream is nothing: servers send it before they know whether there will be an answer.
+        """
+        return self._heard < moment
+
     async def ask(self, path: str, body: bytes, record: Record) -> None:
         """Sends a request and notes in ``record`` when it was sent, and what streamed back when.
 
@@ -146,10 +155,12 @@ class Client:
                     self.address + path, data=data, headers={"Content-Type": "application/json"}
                 ) as reply:
                     if not reply.ok:
+                        self._heard = clock()
                         raise _refusal(reply.status, await reply.read())
                     content = reply.content
                     while piece := await content.readany():  # to the end, so that the connection can be used again
-                        stamped.append((clock(), piece))
+                        self._heard = came = clock()
+                        stamped.append((came, piece))
         except BadReply as error:
             failure = error
         # Also of what failed: a server may say why before it breaks off.

@@ -25,7 +25,7 @@ LOST = ("connect", "disconnect")
 
 
 class ServerGone(RadixKVError):
-    """Nothing takes connections where the server was."""
+    """Nothing takes connections where the server was, or nothing comes from it."""
 
 
 class RunInterrupted(asyncio.CancelledError):
@@ -52,8 +52,9 @@ class LoadGenerator:
         """Sends every turn of every session and waits for all answers.
 
         The requests of a turn are sent together, when the answers to the turn before are there. A request that
-        fails says so in its record, and ends its session. If the server goes away, the run ends with what there
-        is: the measurement says that it was ``aborted``, and why.
+        fails says so in its record, and ends its session. If the server goes away, or answers nobody while a
+        request waits in vain, the run ends with what there is: the measurement says that it was ``aborted``, and
+        why.
 
         In an open loop a request's latency counts from when it should have been sent: a session's first turn from
         its arrival, a later one from the answers to the turn before. Neither a late client nor waiting for room
@@ -168,6 +169,10 @@ class _Run:
 
     async def _look_for_the_server(self, records: Sequence[Record]) -> None:
         """Raises ``ServerGone`` if that is why they failed."""
+        in_vain = [record for record in records if record.error_kind == "timeout"]
+        if in_vain and self._client.is_silent_since(max(record.started for record in in_vain)):
+            # The others in flight, and all that follow, would wait as long.
+            raise ServerGone(f"the server at {self._client.address} answers nobody: {in_vain[0].error}")
         lost = [record.error for record in records if record.error_kind in LOST]
         if lost:
             async with self._probing:
@@ -175,9 +180,18 @@ class _Run:
                     raise ServerGone(f"the server at {self._client.address} is gone: {lost[0]}")
 
     def _measurement(self, begun: float, aborted: str | None) -> Measurement:
+        self._read_prompts()
         self._note_what_was_not_sent(aborted is not None)
         records = list(itertools.chain.from_iterable(self._records))
         return Measurement(records, max(self._ended - begun, 1e-9), begun, aborted)
+
+    def _read_prompts(self) -> None:
+        for record in itertools.chain.from_iterable(self._records):
+            try:
+                record.read_prompt()
+            except BadReply as error:
+                if record.error is None:
+                    record.error, record.error_kind = str(error), error.kind
 
     def _note_what_was_not_sent(self, is_aborted: bool) -> None:
         reason = "the run ended before" if is_aborted else "the turn before it failed"

@@ -7,7 +7,9 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from radixkv.bench.load.chunks import BadReply, Choice, Usage, read_chunk
+import msgspec
+
+from radixkv.bench.load.chunks import BadReply, Choice, Usage, read_chunk, read_token_ids
 
 
 @dataclass
@@ -39,7 +41,9 @@ class Record:
     """One a choice."""
     usage: Usage | None = None
     prompt_token_ids: array[int] | None = None
-    """As int32, since a run may have millions. None: the server does not return them."""
+    """As int32, since a run may have millions. None: the server does not return them, or they are not read yet."""
+    unread_prompt: bytes | None = None
+    """The same as JSON, until ``read_prompt``."""
     is_done: bool = False
     """Whether its stream said ``[DONE]``, which some servers leave out."""
     is_right: bool | None = None
@@ -139,9 +143,20 @@ class Record:
                 "stream", "the stream brought no usage; the server must support stream_options.include_usage"
             )
 
-    def _note_prompt(self, ids: Sequence[int] | None) -> None:
-        if ids:
-            self.prompt_token_ids = array("i", ids)
+    def read_prompt(self) -> None:
+        """Reads the prompt's token ids, which nobody needs while requests are in flight.
+
+        Raises:
+            BadReply: they are none.
+        """
+        text, self.unread_prompt = self.unread_prompt, None
+        if text is not None:
+            self.prompt_token_ids = read_token_ids(text)
+
+    def _note_prompt(self, ids: msgspec.Raw) -> None:
+        text = bytes(ids)  # the Raw itself would keep all of the event
+        if text not in (b"null", b"[]"):
+            self.unread_prompt = text
 
     def _add(self, choice: Choice, came: float) -> None:
         while len(self.answers) <= choice.index:

@@ -108,7 +108,9 @@ def read_recording(
 def _first_key(path: Path) -> str:
     """The first field that tells what a file is."""
     if path.exists() and not path.is_file():
-        raise ConfigError(f"cannot read the trace {path}: it is not a regular file; save it as one first")
+        raise ConfigError(
+            f"cannot read the trace {path}: it is no regular file, and is read twice; save it as one first"
+        )
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
