@@ -44,7 +44,7 @@ WORKLOADS: Mapping[str, Mapping[str, int]] = {
     "fewshot": {"num_prompts": 768, "num_shots": 9, "output_len": 32, "max_concurrency": 256},
     "multiturn": {"num_sessions": 256, "num_turns": 3, "num_shots": 3, "output_len": 64, "max_concurrency": 256},
 }
-"""About 1,560 tokens a prompt, 1,480 of them shared; and chats that begin with 560 shared ones."""
+"""About 980 tokens a prompt, 910 of them shared; and chats of about 460."""
 SMALL_WORKLOADS: Mapping[str, Mapping[str, int]] = {
     "fewshot": {"num_prompts": 12, "num_shots": 2, "output_len": 4, "max_concurrency": 4},
     "multiturn": {"num_sessions": 4, "num_turns": 2, "num_shots": 1, "output_len": 4, "max_concurrency": 4},
