@@ -8,6 +8,8 @@ host takes to enqueue a step; with steps that overlap, the larger one counts. Ev
     top_k_and_top_p   50 and 0.9
     top_p             0.9
     min_p             0.05
+    top_k_40, _128    listed one by one
+    top_k_129         bounded by a search of the value, as is all above 128
     large_top_k       1,000
     penalties         repetition, frequency and presence, after 1,000 tokens
     logprobs          20
@@ -51,6 +53,9 @@ CASES = {
     "top_k_and_top_p": replace(DRAWN, top_k=50, top_p=0.9),
     "top_p": replace(DRAWN, top_p=0.9),
     "min_p": replace(DRAWN, min_p=0.05),
+    "top_k_40": replace(DRAWN, top_k=40),
+    "top_k_128": replace(DRAWN, top_k=128),
+    "top_k_129": replace(DRAWN, top_k=129),
     "large_top_k": replace(DRAWN, top_k=1000),
     "penalties": PENALISED,
     "logprobs": replace(DRAWN, n_logprobs=20),

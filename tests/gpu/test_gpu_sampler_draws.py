@@ -150,6 +150,18 @@ def test_equal_weights_are_in_or_out_together_above_what_is_listed() -> None:
     assert max(found) >= 5200
 
 
+@on_device_only
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("top_k", "low", "high"), [(129, -90.0, -10.0), (200, -1.0, 1.0), (300, 0.0, 60.0)])
+def test_a_large_top_k_keeps_just_the_likeliest(dtype: torch.dtype, top_k: int, low: float, high: float) -> None:
+    """So hot that each of them is drawn, wherever the last one lies, and whichever are equal to it."""
+    generator = torch.Generator().manual_seed(top_k)
+    logits = torch.linspace(low, high, VOCAB)[torch.randperm(VOCAB, generator=generator)].to(dtype)
+    kept = logits >= logits.sort(descending=True).values[top_k - 1]
+    found = draws(logits, replace(DRAWN, top_k=top_k, temperature=1e3))
+    assert set(found) == set(kept.nonzero()[:, 0].tolist())
+
+
 def test_the_least_top_p_leaves_the_likeliest() -> None:
     logits = normal(6)
     likeliest = logits.argmax(-1).tolist()

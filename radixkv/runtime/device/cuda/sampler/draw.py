@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -15,6 +16,12 @@ SETTINGS = ("targets", "scales", "floors", "shares", "top_ks", "seeds", "indexes
 """Parts of one buffer, at any address."""
 _MAX_ROUNDS: tl.constexpr = tl.constexpr(1000)
 """Of a draw from weights that are not numbers, which would not end."""
+_ZERO_KEY: tl.constexpr = tl.constexpr(0x80000000)
+"""Of ``_float_of``,"""
+_LEAST_KEY: tl.constexpr = tl.constexpr(0x00800000)
+"""and that of the least number that is finite."""
+_N_BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
+"""How many first bits of a float32 tell the values of a type apart, an even number."""
 
 
 def draw_listed(values: Tensor, settings: DrawSettings, width: int, tokens: Tensor) -> None:
@@ -52,10 +59,11 @@ def draw_open(values: Tensor, settings: DrawSettings, tokens: Tensor) -> None:
 
     Nothing is sorted. Equal weights are in or out together: ``top_p`` leaves those for which all heavier ones
     together do not reach the share, ``top_k`` those for which fewer than so many are heavier. A token that turns
-    out to be beyond ``top_p`` is drawn again, from the heavier ones; mostly the first is inside.
+    out to be beyond ``top_p`` is drawn again, from the heavier ones; mostly the first is inside. ``top_k`` reads a
+    row of bfloat16 8 times, of float16 10 times and of float32 16 times.
 
     Args:
-        values: [any, vocab], any float dtype.
+        values: [any, vocab], bfloat16, float16 or float32.
         settings: [n]; ``top_k`` 0 is all.
         tokens: [any] int32; those at ``settings.targets`` are written.
     """
@@ -80,6 +88,7 @@ def draw_open(values: Tensor, settings: DrawSettings, tokens: Tensor) -> None:
         N_PARTS=width,
         SIZE=PART.value,
         STEP=max(PART.value // width, 16),
+        N_BITS=_N_BITS[values.dtype],
         num_warps=8,
     )
 
@@ -133,6 +142,7 @@ def _draw_open(
     N_PARTS: tl.constexpr,
     SIZE: tl.constexpr,
     STEP: tl.constexpr,
+    N_BITS: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     values += tl.load(sources + row).to(tl.int64) * stride
@@ -145,7 +155,7 @@ def _draw_open(
     bound = tl.load(floors + row)
     top_k = tl.load(top_ks + row)
     if top_k > 0:
-        bound = tl.maximum(bound, _bound_of(values, top, scale, top_k, size, N_PARTS, SIZE, STEP))
+        bound = tl.maximum(bound, _bound_of(values, top, scale, top_k, size, N_PARTS, SIZE, STEP, N_BITS))
     if bound > 0.0:
         sums, _ = _above(values, top, scale, bound, size, N_PARTS, SIZE, STEP)
     seed = tl.load(seeds + row)
@@ -175,20 +185,56 @@ def _bound_of(
     N_PARTS: tl.constexpr,
     SIZE: tl.constexpr,
     STEP: tl.constexpr,
+    N_BITS: tl.constexpr,
 ) -> tl.tensor:
     """The largest number that at least ``top_k`` weights are above; 0 if fewer are above 0.
 
-    The bits of positive floats are in the order of the floats.
+    It is the next one below what the ``top_k``-th largest value weighs. Of that value's key two bits are found at
+    each reading of the row, the highest first; the bits behind ``N_BITS`` are those of every value.
     """
-    low = top_k * 0
-    high = low + 0x3F800000
-    while high - low > 1:
-        middle = (low + high) // 2
-        _, counts = _above(values, top, scale, middle.to(tl.float32, bitcast=True), size, N_PARTS, SIZE, STEP)
-        n_above = tl.sum(counts, 0)
-        low = tl.where(n_above >= top_k, middle, low)
-        high = tl.where(n_above > top_k, high, tl.where(n_above == top_k, middle + 1, middle))
-    return low.to(tl.float32, bitcast=True)
+    one = (top_k * 0 + 1).to(tl.uint32)
+    key = one - one
+    for place in range(N_BITS // 2):
+        unit = one << tl.cast(30 - 2 * place, tl.uint32)
+        n_1, n_2, n_3 = _counts_from(values, key, unit, size, N_PARTS, SIZE, STEP)
+        key += unit * ((n_1 >= top_k).to(tl.uint32) + (n_2 >= top_k).to(tl.uint32) + (n_3 >= top_k).to(tl.uint32))
+    is_negative = key < _ZERO_KEY
+    key = tl.where(is_negative, key | (0xFFFFFFFF >> N_BITS), key)
+    weight = weights_of(_float_of(key), top, scale).to(tl.int32, bitcast=True)
+    bound = tl.maximum(weight - 1, 0).to(tl.float32, bitcast=True)
+    return tl.where(key < _LEAST_KEY, 0.0, bound)
+
+
+@triton.jit
+def _counts_from(
+    values: tl.tensor,
+    key: tl.tensor,
+    unit: tl.tensor,
+    size: tl.tensor,
+    N_PARTS: tl.constexpr,
+    SIZE: tl.constexpr,
+    STEP: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """How many values have a key of at least ``key`` and one, two or three units; the row is read once."""
+    counts_1 = tl.zeros((N_PARTS, STEP), tl.int32)
+    counts_2 = tl.zeros((N_PARTS, STEP), tl.int32)
+    counts_3 = tl.zeros((N_PARTS, STEP), tl.int32)
+    least_1 = _float_of(key + unit)
+    least_2 = _float_of(key + unit + unit)
+    least_3 = _float_of(key + unit + unit + unit)
+    first_ids = tl.arange(0, N_PARTS)[:, None] * SIZE + tl.arange(0, STEP)[None, :]
+    for first in range(0, SIZE, STEP):
+        found = load_values(values, first_ids + first, size)
+        counts_1 += (found >= least_1).to(tl.int32)
+        counts_2 += (found >= least_2).to(tl.int32)
+        counts_3 += (found >= least_3).to(tl.int32)
+    return tl.sum(tl.sum(counts_1, 1), 0), tl.sum(tl.sum(counts_2, 1), 0), tl.sum(tl.sum(counts_3, 1), 0)
+
+
+@triton.jit
+def _float_of(key: tl.tensor) -> tl.tensor:
+    """Keys are in the order of their floats, whose first bit is turned over for those above 0, all for others."""
+    return tl.where(key < _ZERO_KEY, key ^ 0xFFFFFFFF, key ^ _ZERO_KEY).to(tl.float32, bitcast=True)
 
 
 @triton.jit
