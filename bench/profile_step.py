@@ -7,6 +7,7 @@ and microseconds by kind and name of kernel.
 
     decode 256x1650          a step of 256 rows, each the 1650th token of its sequence
     decode 256x1650 shared   the same; each quarter of the rows shares its first 1536 tokens
+    prompts 1x64             one small prompt
     prompts 8x1024           8 whole prompts
     extend 64x128+1536       64 prompts of which 1536 tokens were found
     mixed 256x1024 8x960     decode rows beside prompts
@@ -45,12 +46,13 @@ def main() -> None:
         executor = opened(arguments, write_model(config, Path(folder)))
     common = {
         "max_num_seqs": arguments.max_num_seqs,
+        "enforce_eager": arguments.enforce_eager,
         "date": date.today().isoformat(),
         "environment": gpu_environment(arguments.device, arguments.commit),
     }
     first_step = 0
     for case in SMALL_CASES if arguments.small else CASES:
-        if arguments.only in case.name:
+        if any(text in case.name for text in arguments.only.split(",")):
             plans = Plans(case, executor.n_pages, first_step)
             first_step += MOST_STEPS
             line = {"case": case.name, "tokens": case.n_tokens, **timed(executor, plans, arguments.steps)}
@@ -65,12 +67,13 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="a small model and small steps")
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose names hold this")
+    parser.add_argument("--only", default="", metavar="TEXTS", help="cases whose names hold one of these")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--no-profile", action="store_true")
     parser.add_argument("--kernels", type=int, default=12, metavar="COUNT", help="to print; the file has more")
     parser.add_argument("--commit", help="what is checked out, where there is no .git")
     parser.add_argument("--output-file", type=Path)
+    parser.add_argument("--enforce-eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--max-num-seqs", type=int, help="most rows a step (default: the device's)")
     arguments = parser.parse_args()
     if arguments.device != "cuda" and not arguments.no_profile:
@@ -81,7 +84,13 @@ def parsed() -> argparse.Namespace:
 def opened(arguments: argparse.Namespace, folder: Path) -> Executor:
     """The device with a pool of all that it gives, as ``LLM`` would open it."""
     config = EngineConfig(
-        ModelConfig(str(folder), dtype="bfloat16", load_format="dummy", device=arguments.device),
+        ModelConfig(
+            str(folder),
+            dtype="bfloat16",
+            load_format="dummy",
+            device=arguments.device,
+            enforce_eager=arguments.enforce_eager,
+        ),
         CacheConfig(page_size=PAGE_SIZE),
         SchedulerConfig(max_num_seqs=arguments.max_num_seqs),
     )

@@ -44,6 +44,11 @@ def _at_most(most: int, shown: str, name: str, value: object) -> None:
         raise ConfigError(f"{name} {shortened(value)} is not between 0 and {shown}")
 
 
+def _truth(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} {shortened(value)} must be True or False")
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -77,6 +82,8 @@ class ModelConfig:
     """The folder or hub name whose tokenizer and chat template are used; None takes the model's."""
     device: Device | Literal["auto"] = "auto"
     """``auto``: CUDA if there is a GPU that runs the checkpoint, else the CPU."""
+    enforce_eager: bool = False
+    """On CUDA no graphs are captured: a quicker start, and slower steps. The CPU has none anyway."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
@@ -89,6 +96,7 @@ class ModelConfig:
             raise ConfigError(f"load_format {shortened(self.load_format)} is not supported; use auto or dummy")
         if self.device not in ("auto", "cpu", "cuda"):
             raise ConfigError(f"device {shortened(self.device)} is unknown; use auto, cpu or cuda")
+        _truth("enforce_eager", self.enforce_eager)
         _text("revision", self.revision, "a branch, tag or commit")
         _text("tokenizer", self.tokenizer, "a folder or a hub name")
         if self.max_model_len is not None:
@@ -116,10 +124,7 @@ class CacheConfig:
             _at_least(1, "kv_cache_memory_bytes", self.kv_cache_memory_bytes)
         if self.max_total_tokens is not None:
             _at_least(1, "max_total_tokens", self.max_total_tokens)
-        if not isinstance(self.enable_prefix_caching, bool):
-            raise ConfigError(
-                f"enable_prefix_caching {shortened(self.enable_prefix_caching)} must be True or False"
-            )
+        _truth("enable_prefix_caching", self.enable_prefix_caching)
         share = self.gpu_memory_utilization
         if share is not None and not (_is_number(share) and 0 < share <= 1):  # also catches NaN
             raise ConfigError(f"gpu_memory_utilization {shortened(share)} must be above 0 and at most 1")

@@ -119,6 +119,7 @@ def test_a_value_in_a_message(value: Any, text: str) -> None:
             lambda: ModelConfig(dtype="int8"),
             "dtype 'int8' is not supported; use auto, float32, bfloat16 or float16",
         ),
+        (lambda: ModelConfig(enforce_eager=1), "enforce_eager 1 must be True or False"),
         (lambda: ModelConfig(device="cuda:1"), "device 'cuda:1' is unknown; use auto, cpu or cuda"),
         (lambda: CacheConfig(gpu_memory_utilization=0), "gpu_memory_utilization 0 must be above 0 and at most 1"),
         (lambda: CacheConfig(gpu_memory_utilization=1.01), "gpu_memory_utilization 1.01 must be above 0"),

@@ -28,7 +28,6 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "kv_cache_dtype": ("auto",),
     "trust_remote_code": (False,),
     "enable_lora": (False,),
-    "enforce_eager": (False, True),  # the CPU has no graphs; CUDA uses them but in float32
 }
 """Their values that ask for what this engine does anyway."""
 

@@ -94,7 +94,7 @@ def test_one_prompt_has_no_flags_of_a_queue(capsys, flag):
 
 def test_flags_that_exist_for_one_value_change_nothing():
     one = [flag for name in ("--tensor-parallel-size", "-tp", "--tp-size", "--tp") for flag in (name, "1")]
-    assert parse(*one, "--kv-cache-dtype", "auto", "--load-format", "auto", "--enforce-eager") == EngineConfig()
+    assert parse(*one, "--kv-cache-dtype", "auto", "--load-format", "auto") == EngineConfig()
 
 
 def test_no_flag_at_all_is_the_default():
@@ -118,6 +118,7 @@ engines = st.builds(
         load_format=st.sampled_from(["auto", "dummy"]),
         tokenizer=st.none() | st.sampled_from(["org/name", "-odd", "/folder with space"]),
         device=st.sampled_from(["auto", "cpu", "cuda"]),
+        enforce_eager=st.booleans(),
     ),
     cache=st.builds(
         CacheConfig,
@@ -149,7 +150,7 @@ def test_flags_of_a_configuration_give_it_again(config):
 def test_every_setting_has_a_flag():
     """A new field of a configuration must appear in ``engines`` above, and so in ``engine_flags``."""
     assert {field.name for field in fields(EngineConfig)} == {"model", "cache", "scheduler", "seed"}
-    assert len(fields(ModelConfig)) == 7
+    assert len(fields(ModelConfig)) == 8
     assert len(fields(CacheConfig)) == 5
     assert len(fields(SchedulerConfig)) == 7
     assert len(fields(ServerConfig)) == 9

@@ -71,16 +71,12 @@ class CpuExecutor:
         """
         # Before anything is computed: the tiles are chosen by what has the same bits with this many threads.
         torch.set_num_threads(max(1, _n_cores() // 2))
-        limit = checkpoint.max_position_embeddings
-        if not 1 <= max_model_len <= limit:
-            raise ConfigError(f"max_model_len {max_model_len} must be between 1 and the checkpoint's {limit}")
+        _check_max_model_len(max_model_len, checkpoint)
         if page_size < 1 or max_rows < 1:
             raise ConfigError(f"page_size {page_size} and max_rows {max_rows} must be at least 1")
         with open_weights(checkpoint, load_format=load_format, dtype=_dtype(dtype)) as weights:
+            page, n_pages = _plan_pool(weights, page_size, kv_cache_memory_bytes, max_total_tokens)
             config = weights.config
-            page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, weights.dtype)
-            n_pages = count_pages(page, kv_cache_memory_bytes, max_total_tokens)
-            _require_memory(weights, (n_pages + 1) * page.n_bytes)
             self.model = Decoder(weights, max_model_len)
         self.pool = KVPool(page, n_pages)
         windows = [window if window and window < max_model_len else None for window in config.windows]
@@ -113,6 +109,10 @@ class CpuExecutor:
         step = _Step(self, plan.step, self._batcher.pack(plan))
         self._queue.append(step)
         return step
+
+    def close(self) -> None:
+        """Forgets what is queued, which refers back to this object: all memory goes with it."""
+        self._queue.clear()
 
     def compute_until(self, step: _Step) -> None:
         """Computes the queue's steps in order, until ``step`` is done. A step that fails takes the rest along."""
@@ -212,10 +212,42 @@ class _Step:
         return self.outcome
 
 
+def check_for_cpu(
+    checkpoint: Checkpoint,
+    *,
+    page_size: int,
+    max_model_len: int,
+    kv_cache_memory_bytes: int,
+    max_total_tokens: int | None,
+    dtype: str,
+) -> None:
+    """What a ``CpuExecutor`` refuses and can be known without the weights. Raises as it does."""
+    _check_max_model_len(max_model_len, checkpoint)
+    with open_weights(checkpoint, load_format="dummy", dtype=_dtype(dtype)) as weights:
+        _plan_pool(weights, page_size, kv_cache_memory_bytes, max_total_tokens)
+
+
+def _check_max_model_len(max_model_len: int, checkpoint: Checkpoint) -> None:
+    limit = checkpoint.max_position_embeddings
+    if not 1 <= max_model_len <= limit:
+        raise ConfigError(f"max_model_len {max_model_len} must be between 1 and the checkpoint's {limit}")
+
+
 def _dtype(name: str) -> torch.dtype:
     if name not in (choices := {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}):
         raise ConfigError(f"dtype {name!r} is not supported on the CPU; use float32 or bfloat16")
     return choices[name]
+
+
+def _plan_pool(
+    weights: Weights, page_size: int, kv_cache_memory_bytes: int, max_total_tokens: int | None
+) -> tuple[PageShape, int]:
+    """A page, and how many there will be. Raises ``ConfigError`` if they and the weights do not fit into memory."""
+    config = weights.config
+    page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, weights.dtype)
+    n_pages = count_pages(page, kv_cache_memory_bytes, max_total_tokens)
+    _require_memory(weights, (n_pages + 1) * page.n_bytes)
+    return page, n_pages
 
 
 def _require_memory(weights: Weights, pool_bytes: int) -> None:

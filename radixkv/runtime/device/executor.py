@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import traceback
+from contextlib import suppress
 from typing import Literal
 
 import torch
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.config import Device, EngineConfig
+from radixkv.config import Device, EngineConfig, with_defaults
 from radixkv.errors import ConfigError
+from radixkv.runtime.device.cpu import CpuExecutor, check_for_cpu
 from radixkv.runtime.device.cuda.checks import (
     HEAD_SIZES,
     LEAST_CAPABILITY,
@@ -17,6 +21,7 @@ from radixkv.runtime.device.cuda.checks import (
     check_machine,
     look,
 )
+from radixkv.runtime.device.cuda.fit import check_for_cuda
 from radixkv.runtime.device.models.config import DecoderConfig
 from radixkv.runtime.plan import Executor
 
@@ -55,6 +60,48 @@ def choose_device(setting: Device | Literal["auto"], checkpoint: Checkpoint) -> 
     return "cuda"
 
 
+def settle(config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig:
+    """The settings with those of the device filled in, if machine and checkpoint fit them.
+
+    Looks at all that can be known before weights are fetched or read. Up to a second.
+
+    Args:
+        checkpoint: need not have weights yet.
+
+    Raises:
+        CheckpointError: ``config.json`` is wrong, or asks for what is not supported.
+        ConfigError: the settings do not fit it, or the machine.
+    """
+    config = with_defaults(config, choose_device(config.model.device, checkpoint))
+    model, cache, scheduler = config.model, config.cache, config.scheduler
+    max_model_len = model.max_model_len or checkpoint.max_position_embeddings
+    if model.device == "cuda":
+        assert scheduler.max_num_seqs is not None
+        assert cache.gpu_memory_utilization is not None
+        check_for_cuda(
+            checkpoint,
+            check_machine(look()),
+            page_size=cache.page_size,
+            max_rows=scheduler.max_num_seqs,
+            max_model_len=max_model_len,
+            dtype=model.dtype,
+            kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
+            max_total_tokens=cache.max_total_tokens,
+            gpu_memory_utilization=cache.gpu_memory_utilization,
+        )
+        return config
+    assert cache.kv_cache_memory_bytes is not None
+    check_for_cpu(
+        checkpoint,
+        page_size=cache.page_size,
+        max_model_len=max_model_len,
+        kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
+        max_total_tokens=cache.max_total_tokens,
+        dtype=model.dtype,
+    )
+    return config
+
+
 def open_executor(config: EngineConfig, checkpoint: Checkpoint, max_model_len: int) -> Executor:
     """Loads the model on its device and makes the pool. Seconds.
 
@@ -87,14 +134,17 @@ def open_executor(config: EngineConfig, checkpoint: Checkpoint, max_model_len: i
                 gpu_memory_utilization=cache.gpu_memory_utilization,
                 dtype=model.dtype,
                 load_format=model.load_format,
+                enforce_eager=model.enforce_eager,
             )
         except torch.OutOfMemoryError as error:
+            _let_go(error)
             raise ConfigError(
                 f"the GPU has too little memory: {str(error).splitlines()[0].rstrip('.')}; set max_num_seqs, "
                 "max_num_batched_tokens or max_model_len lower, take a smaller model, or end what else uses the GPU"
             ) from None
-    from radixkv.runtime.device.cpu import CpuExecutor
-
+        except BaseException as error:
+            _let_go(error)
+            raise
     assert cache.kv_cache_memory_bytes is not None
     return CpuExecutor(
         checkpoint,
@@ -106,6 +156,14 @@ def open_executor(config: EngineConfig, checkpoint: Checkpoint, max_model_len: i
         dtype=model.dtype,
         load_format=model.load_format,
     )
+
+
+def _let_go(error: BaseException) -> None:
+    """Gives back to the GPU what was loaded before the start failed: else the error's traceback would hold it."""
+    traceback.clear_frames(error.__traceback__)
+    gc.collect()
+    with suppress(torch.AcceleratorError):  # of a lost device nothing is to be had before the process ends
+        torch.cuda.empty_cache()
 
 
 def _say_why_not(machine: Machine) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.cuda.attention.base import LayerAttention
@@ -24,6 +23,24 @@ from radixkv.runtime.device.models.weights import LayerWeights, LinearWeights, M
 
 
 @dataclass(frozen=True)
+class Batch:
+    """A step's tokens on their way through the layers."""
+
+    residual: Tensor
+    """[tokens, hidden]"""
+    normed: Tensor
+    """[tokens, hidden]"""
+    q: Tensor
+    """[tokens, heads, head_dim], rotated: what the next attention asks."""
+    attended: Tensor
+    """[tokens, heads, head_dim]: what it answers."""
+
+    def first(self, n_tokens: int) -> Batch:
+        """The same without the tokens behind."""
+        return Batch(self.residual[:n_tokens], self.normed[:n_tokens], self.q[:n_tokens], self.attended[:n_tokens])
+
+
+@dataclass(frozen=True)
 class Wanted:
     """The tokens whose states are wanted: no more than these go through the last layer's attention and MLP."""
 
@@ -37,7 +54,8 @@ class CudaDecoder:
     """Token ids to hidden states to logits.
 
     The residual stream is kept apart from what the layers add to it, so that each addition is one kernel with the
-    norm that follows it.
+    norm that follows it. A step is ``enter``, then each layer's attention, with ``advance`` between two of them and
+    ``leave`` around the last: what has no attention in it can be a CUDA graph for any step of so many tokens.
 
     Raises:
         CheckpointError: the weights cannot be read.
@@ -58,6 +76,13 @@ class CudaDecoder:
         """Calls of attention in a step."""
         return self._config.n_layers
 
+    def empty_batch(self, n_tokens: int) -> Batch:
+        """Room for so many tokens."""
+        hidden = (n_tokens, self._config.hidden_size)
+        heads = (n_tokens, self._config.n_heads, self._config.head_dim)
+        empty = self._embedding.new_empty
+        return Batch(empty(hidden), empty(hidden), empty(heads), empty(heads))
+
     def __call__(
         self, places: Places, pool: CudaPool, attention: LayerAttention, wanted: Wanted | None = None
     ) -> Tensor:
@@ -66,41 +91,58 @@ class CudaDecoder:
         Args:
             wanted: the tokens whose states are returned, [wanted, hidden]; None for all.
         """
-        residual = embedding(places.ids, self._embedding)
-        normed = torch.empty_like(residual)
-        rms_norm(residual, self._layers[0].attention_norm, self._config.norm_eps, normed)
-        norms = [layer.attention_norm for layer in self._layers[1:]] + [self._final_norm]
-        for index, (layer, next_norm) in enumerate(zip(self._layers, norms, strict=True)):
-            caches = pool.layer(index)
-            q = self._store(layer, normed, places, *caches)
-            if wanted is not None and index == len(self._layers) - 1:
-                # Nothing reads what this layer would compute of other tokens.
-                q, residual = (x.index_select(0, wanted.tokens) for x in (q, residual))
-                normed = torch.empty_like(residual)
-                attention = wanted.attention()
-            attended = torch.empty_like(q)
-            attention.run(index, q, *caches, attended)
-            self._add(attended.view(len(q), -1), layer.output, residual, layer.mlp_norm, normed)
-            self._add(_gated(normed, layer.gate_up), layer.down, residual, next_norm, normed)
-        return normed
+        batch = self.empty_batch(len(places.ids))
+        self.enter(batch, places, pool)
+        for index in range(self.n_layers - 1):
+            attention.run(index, batch.q, *pool.layer(index), batch.attended)
+            self.advance(index, batch, places, pool)
+        return self.leave(batch, pool, attention, wanted)
 
-    def _store(self, layer: _Layer, normed: Tensor, places: Places, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        """Puts K and V into the pool; the rotated queries, [tokens, heads, head_dim]."""
-        config = self._config
-        q = normed.new_empty(len(normed), config.n_heads, config.head_dim)
+    def enter(self, batch: Batch, places: Places, pool: CudaPool) -> None:
+        """All before the first attention."""
+        torch.index_select(self._embedding, 0, places.ids, out=batch.residual)
+        rms_norm(batch.residual, self._layers[0].attention_norm, self._config.norm_eps, batch.normed)
+        self._store(0, batch, places, pool)
+
+    def advance(self, index: int, batch: Batch, places: Places, pool: CudaPool) -> None:
+        """All between the attention of layer ``index`` and that of the next one."""
+        next_norm = self._layers[index + 1].attention_norm
+        self._finish(self._layers[index], batch.attended, batch.residual, next_norm, batch.normed)
+        self._store(index + 1, batch, places, pool)
+
+    def leave(
+        self, batch: Batch, pool: CudaPool, attention: LayerAttention, wanted: Wanted | None = None
+    ) -> Tensor:
+        """The last layer's attention and all behind it, as in ``__call__``; into memory of the batch for all."""
+        index = self.n_layers - 1
+        if wanted is not None:
+            # Nothing reads what this layer would compute of other tokens.
+            q, residual = (x.index_select(0, wanted.tokens) for x in (batch.q, batch.residual))
+            batch = Batch(residual, torch.empty_like(residual), q, torch.empty_like(q))
+            attention = wanted.attention()
+        attention.run(index, batch.q, *pool.layer(index), batch.attended)
+        self._finish(self._layers[index], batch.attended, batch.residual, self._final_norm, batch.normed)
+        return batch.normed
+
+    def _store(self, index: int, batch: Batch, places: Places, pool: CudaPool) -> None:
+        """Puts K and V of layer ``index`` into the pool, and its rotated queries into the batch."""
+        layer = self._layers[index]
         rotate_and_store(
-            _product(normed, layer.query_key_value),
+            _product(batch.normed, layer.query_key_value),
             places.positions,
             places.lines,
             self._cosine_sine,
-            k_cache,
-            v_cache,
-            q,
+            *pool.layer(index),
+            batch.q,
             query_norm=layer.query_norm,
             key_norm=layer.key_norm,
-            eps=config.norm_eps,
+            eps=self._config.norm_eps,
         )
-        return q
+
+    def _finish(self, layer: _Layer, attended: Tensor, residual: Tensor, next_norm: Tensor, normed: Tensor) -> None:
+        """A layer behind its attention; ``normed`` is what the next one begins with."""
+        self._add(attended.view(len(attended), -1), layer.output, residual, layer.mlp_norm, normed)
+        self._add(_gated(normed, layer.gate_up), layer.down, residual, next_norm, normed)
 
     def _add(self, x: Tensor, weights: LinearWeights, residual: Tensor, norm: Tensor, normed: Tensor) -> None:
         """Adds a product to the residual stream, and norms the sum."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +23,29 @@ def buckets(max_rows: int) -> list[int]:
     return [size for size in sizes if size < max_rows] + [max_rows]
 
 
+def bucket_of(n: int, buckets: Iterable[int]) -> int | None:
+    """The smallest that is at least ``n``; None if none is."""
+    return min((bucket for bucket in buckets if bucket >= n), default=None)
+
+
+def captured(body: Callable[[], object], stream: torch.cuda.Stream, memory: Any) -> torch.cuda.CUDAGraph:
+    """What ``body`` enqueues, without running it. Waits for the stream.
+
+    Args:
+        stream: the current one.
+        memory: a handle of ``torch.cuda.graph_pool_handle``; graphs that share one must not run at the same time.
+    """
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # Not the context manager: it empties torch's cache and collects garbage at each graph.
+    graph.capture_begin(pool=memory, capture_error_mode="thread_local")
+    try:
+        body()
+    finally:
+        graph.capture_end()
+    return graph
+
+
 class DecodeGraphs:
     """Captured steps by bucket and variant. All share one memory pool: one graph runs at a time.
 
@@ -33,7 +57,7 @@ class DecodeGraphs:
         self._stream = stream
         self._memory: Any = torch.cuda.graph_pool_handle()
         self._graphs: dict[tuple[int, Hashable], torch.cuda.CUDAGraph] = {}
-        self._buckets: list[int] = []
+        self._buckets: set[int] = set()
 
     def capture(
         self,
@@ -55,28 +79,20 @@ class DecodeGraphs:
             for variant in variants(bucket):
                 plan = prepare(bucket, variant)
                 body(plan)  # libraries and compilers do at their first call what no graph may hold
-                self._stream.synchronize()
-                graph = torch.cuda.CUDAGraph()
-                # Not the context manager: it empties torch's cache and collects garbage at each graph.
-                graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
-                try:
-                    body(plan)
-                finally:
-                    graph.capture_end()
-                self._graphs[bucket, variant] = graph
-        self._buckets = sorted({bucket for bucket, _ in self._graphs})
+                self._graphs[bucket, variant] = captured(partial(body, plan), self._stream, self._memory)
+        self._buckets = {bucket for bucket, _ in self._graphs}
         logger.info("captured %d decode graphs in %.1f s", len(self._graphs), time.monotonic() - begun)
         return len(self._graphs)
 
     def clear(self) -> None:
         """Forgets what was captured."""
         self._graphs.clear()
-        self._buckets = []
+        self._buckets.clear()
         self._memory = torch.cuda.graph_pool_handle()  # the one before went with its last graph
 
     def bucket(self, n_rows: int) -> int | None:
         """The smallest bucket that holds so many rows; None if none does."""
-        return next((bucket for bucket in self._buckets if bucket >= n_rows), None)
+        return bucket_of(n_rows, self._buckets)
 
     def replay(self, bucket: int, variant: Hashable) -> None:
         """Enqueues the captured step on the current stream."""

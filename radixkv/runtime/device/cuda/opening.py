@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,9 +17,11 @@ from radixkv.runtime.device.cuda.attention.paged import PagedAttention
 from radixkv.runtime.device.cuda.attention.reference import ReferenceAttention
 from radixkv.runtime.device.cuda.decoder import CudaDecoder
 from radixkv.runtime.device.cuda.executor import CudaExecutor
+from radixkv.runtime.device.cuda.fit import check_for_cuda
 from radixkv.runtime.device.cuda.graphs import buckets
-from radixkv.runtime.device.cuda.memory import Room, measure, plan_pages
+from radixkv.runtime.device.cuda.memory import measure, plan_pages
 from radixkv.runtime.device.cuda.packing import Packer
+from radixkv.runtime.device.cuda.pieces import token_buckets
 from radixkv.runtime.device.cuda.rows import RowFields
 from radixkv.runtime.device.cuda.runner import StepRunner
 from radixkv.runtime.device.cuda.sampler.sampler import CudaSampler
@@ -32,6 +34,8 @@ logger = logging.getLogger(__name__)
 _GIB = 1 << 30
 _GRAPH_BYTES = 2 << 20
 """What the driver keeps of a graph of some 400 kernels."""
+_PIECE_BYTES = 160 << 10
+"""And of one of some 10."""
 
 
 def open_cuda_executor(
@@ -46,6 +50,7 @@ def open_cuda_executor(
     gpu_memory_utilization: float,
     dtype: str,
     load_format: LoadFormat,
+    enforce_eager: bool,
 ) -> CudaExecutor:
     """Loads the model onto the current GPU, captures its graphs and makes a pool of what memory is left.
 
@@ -57,6 +62,7 @@ def open_cuda_executor(
         gpu_memory_utilization: the share of the GPU's memory that may be used in all.
         dtype: ``bfloat16``, ``float16``, ``float32``, which is slow, or ``auto``.
         load_format: ``dummy`` takes random weights and reads no file but ``config.json``.
+        enforce_eager: whether to do without graphs.
 
     Raises:
         CheckpointError: the checkpoint cannot be run.
@@ -64,33 +70,30 @@ def open_cuda_executor(
     """
     machine = checks.look()
     gpu = checks.check_machine(machine)
-    checks.check_page_size(page_size)
-    checks.check_block_tables(max_rows, max_model_len, page_size)
-    checks.check_max_model_len(max_model_len, checkpoint.max_position_embeddings)
+    check_for_cuda(
+        checkpoint,
+        gpu,
+        page_size=page_size,
+        max_rows=max_rows,
+        max_model_len=max_model_len,
+        dtype=dtype,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
+        max_total_tokens=max_total_tokens,
+        gpu_memory_utilization=gpu_memory_utilization,
+    )
     device = torch.device("cuda", torch.cuda.current_device())
     stream = torch.cuda.Stream(device)
     with torch.inference_mode(), torch.cuda.stream(stream):
         numbers = checks.choose_dtype(dtype, checkpoint.config)
         with open_weights(checkpoint, load_format=load_format, dtype=numbers, device=device) as weights:
-            checks.check_model(weights.config, numbers)
-            checks.check_weights_fit(weights.n_bytes, gpu)
             config = weights.config
             shape = Shape(config.n_heads, config.n_kv_heads, config.head_dim, page_size, numbers)
             windows = [window if window and window < max_model_len else None for window in config.windows]
             if numbers is not torch.float32:
                 checks.check_compiled(not_compiled(shape, windows, gpu.capability), machine)
-            page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, numbers)
-            plan = partial(
-                plan_pages,
-                page,
-                kv_cache_memory_bytes=kv_cache_memory_bytes,
-                max_total_tokens=max_total_tokens,
-                gpu_memory_utilization=gpu_memory_utilization,
-                max_model_len=max_model_len,
-            )
-            plan(Room(gpu.total_bytes, gpu.free_bytes - weights.n_bytes))  # what cannot fit is not loaded first
             logger.info("loading %.1f GiB of weights onto %s", weights.n_bytes / _GIB, gpu.name)
             decoder = CudaDecoder(weights, max_model_len, device)
+        page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, numbers)
         layout = Layout()
         rows = RowFields(max_rows, layout)
         width = -(-max_model_len // page_size)
@@ -99,28 +102,47 @@ def open_cuda_executor(
             attention = ReferenceAttention(shape, windows, device=device)
         else:
             attention = PagedAttention(shape, windows, max_rows=max_rows, layout=layout, device=device)
-        runner = StepRunner(decoder, attention, rows, layout, width=width, stream=stream)
+        has_graphs = numbers is not torch.float32 and not enforce_eager
+        row_sizes = buckets(max_rows) if has_graphs else []
+        token_sizes = token_buckets(max_tokens) if has_graphs else []
+        n_kept = max(token_sizes, default=0)
+        runner = StepRunner(decoder, attention, rows, layout, width=width, n_kept=n_kept, stream=stream)
         sampler = CudaSampler(max_rows, config.vocab_size, device)
         sampler.warm_up(numbers)
-        n_pages = plan(measure(device, _later_bytes(runner, page, max_rows, max_tokens, max_model_len)))
+        step_bytes = _step_bytes(runner, page, max_tokens, max_model_len)
+        graph_bytes = _graph_bytes(runner, row_sizes, token_sizes)
+        runner.open_pool(page, 0)
+        torch.cuda.empty_cache()
+        n_pages = plan_pages(
+            page,
+            measure(device, step_bytes + graph_bytes),
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            max_total_tokens=max_total_tokens,
+            gpu_memory_utilization=gpu_memory_utilization,
+            max_model_len=max_model_len,
+        )
         logger.info("the KV pool holds %d tokens", n_pages * page_size)
         runner.open_pool(page, n_pages)
-        runner.capture(buckets(max_rows))
+        runner.capture(row_sizes)
+        runner.capture_pieces(token_sizes)
     packer = Packer(
         page_size=page_size, max_rows=max_rows, max_tokens=max_tokens, max_model_len=max_model_len, n_pages=n_pages
     )
     return CudaExecutor(runner, packer, sampler, vocab_size=config.vocab_size, stream=stream)
 
 
-def _later_bytes(runner: StepRunner, page: PageShape, max_rows: int, max_tokens: int, max_model_len: int) -> int:
-    """What the largest step, its sampling and all graphs will take, by trying the largest of each."""
+def _step_bytes(runner: StepRunner, page: PageShape, max_tokens: int, max_model_len: int) -> int:
+    """What the largest step and its sampling will take, by trying it."""
     runner.open_pool(page, 0)
-    step_bytes = runner.measure_largest(max_tokens, max_model_len)
+    return runner.measure_largest(max_tokens, max_model_len) + runner.logits_bytes
+
+
+def _graph_bytes(runner: StepRunner, row_sizes: Sequence[int], token_sizes: Sequence[int]) -> int:
+    """What all graphs will take, by trying the largest of each kind."""
     torch.cuda.empty_cache()
     free_before, _ = torch.cuda.mem_get_info()
-    n_graphs = runner.capture([max_rows])
+    n_graphs = runner.capture(row_sizes[-1:])
+    n_pieces = runner.capture_pieces(token_sizes[-1:])
     free_after, _ = torch.cuda.mem_get_info()
-    runner.open_pool(page, 0)
-    torch.cuda.empty_cache()
-    graph_bytes = max(0, free_before - free_after) + _GRAPH_BYTES * n_graphs * len(buckets(max_rows))
-    return step_bytes + runner.logits_bytes + graph_bytes
+    kept = _GRAPH_BYTES * n_graphs * len(row_sizes) + _PIECE_BYTES * n_pieces * len(token_sizes)
+    return max(0, free_before - free_after) + kept

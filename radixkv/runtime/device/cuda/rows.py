@@ -26,6 +26,10 @@ class Places:
     lines: Tensor
     """Where in the pool its K and V go, seen as [pages * page_size]; -1 for nowhere."""
 
+    def first(self, n_tokens: int) -> Places:
+        """The same without the tokens behind."""
+        return Places(self.ids[:n_tokens], self.positions[:n_tokens], self.lines[:n_tokens])
+
 
 class RowFields:
     """The rows' places in a layout. What pads a batch is rows of the slot behind the last one; they write nothing.
@@ -98,6 +102,7 @@ class RowState:
         width: entries of a block table.
         zero_page: what an unknown entry holds.
         page_size: tokens a page.
+        n_kept: most tokens of a step whose places stay in the same memory; ``max_rows`` if that is more.
     """
 
     def __init__(
@@ -108,6 +113,7 @@ class RowState:
         width: int,
         zero_page: int,
         page_size: int,
+        n_kept: int,
         device: torch.device,
     ) -> None:
         n_slots = fields.max_rows + 1
@@ -118,7 +124,8 @@ class RowState:
         self._fields = fields
         self._staging = staging
         self._page_size = page_size
-        self._places = Places(*(torch.zeros(3, fields.max_rows, dtype=torch.int32, device=device)))
+        self._places = Places(*torch.zeros(3, max(n_kept, fields.max_rows), dtype=torch.int32, device=device))
+        self._places.lines.fill_(-1)
 
     def slots(self, n_rows: int) -> Tensor:
         """[n_rows] int32: the staged rows' slots."""
@@ -136,11 +143,20 @@ class RowState:
             view(fields.updates) if updates is None else updates,
         )
 
+    def kept(self, n_tokens: int) -> Places:
+        """Memory that stays where it is. It always holds places that can be read, if of another step."""
+        return self._places.first(n_tokens)
+
     def place_decode(self, n_rows: int) -> Places:
-        """The staged rows' tokens, one a row; in memory that the next call writes again."""
-        places = Places(self._places.ids[:n_rows], self._places.positions[:n_rows], self._places.lines[:n_rows])
+        """The staged rows' tokens, one a row, in ``kept``."""
+        places = self.kept(n_rows)
         self._place(n_rows, self._staging.view(self._fields.ids)[:n_rows], 1, places)
         return places
+
+    def place_kept(self, n_rows: int, ids: Tensor, max_n_tokens: int, n_padded: int) -> None:
+        """As ``place``, but in ``kept``; the tokens behind, up to ``n_padded``, are written nowhere."""
+        self._places.lines[len(ids) : n_padded].fill_(-1)
+        self._place(n_rows, ids, max_n_tokens, self.kept(len(ids)))
 
     def place(self, n_rows: int, ids: Tensor, max_n_tokens: int) -> Places:
         """The staged rows' tokens.

@@ -1,8 +1,10 @@
-"""Packed steps -> logits and greedy tokens on the device; steps of one token a row as CUDA graphs."""
+"""Packed steps -> logits and greedy tokens on the device; steps of few tokens by CUDA graphs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from radixkv.runtime.device.cuda.decoder import CudaDecoder, Wanted
 from radixkv.runtime.device.cuda.graphs import DecodeGraphs
 from radixkv.runtime.device.cuda.kernels.argmax import argmax, argmax_scratch
 from radixkv.runtime.device.cuda.packing import PackedStep
+from radixkv.runtime.device.cuda.pieces import PieceGraphs
 from radixkv.runtime.device.cuda.pool import CudaPool
 from radixkv.runtime.device.cuda.rows import RowFields, RowState
 from radixkv.runtime.device.cuda.staging import Layout, Staging
@@ -36,7 +39,7 @@ class Outputs:
     report: Tensor
     """[``N_TIMES`` + 2 * rows] int32: the attention timer's times, then ``choice``, for one copy to the host."""
     hidden: Tensor | None = None
-    """[tokens, hidden], of a step that was not a graph."""
+    """[tokens, hidden], of a step that was not one graph."""
 
     @property
     def choice(self) -> Tensor:
@@ -53,6 +56,7 @@ class StepRunner:
         rows: the rows' fields in ``layout``.
         layout: complete.
         width: entries of a block table.
+        n_kept: most tokens of a step that runs in captured pieces.
         stream: what everything is enqueued on; it must be the current one.
     """
 
@@ -64,12 +68,14 @@ class StepRunner:
         layout: Layout,
         *,
         width: int,
+        n_kept: int,
         stream: torch.cuda.Stream,
     ) -> None:
         self._decoder = decoder
         self._attention = attention
         self._rows = rows
         self._width = width
+        self._n_kept = n_kept
         self._stream = stream
         self._device = stream.device
         self._staging = Staging(layout, self._device)
@@ -80,6 +86,7 @@ class StepRunner:
         """Of every step."""
         self._pool: CudaPool | None = None
         self._graphs = DecodeGraphs(stream)
+        self._pieces = PieceGraphs(decoder, stream)
 
     @property
     def pool(self) -> CudaPool:
@@ -95,6 +102,7 @@ class StepRunner:
     def open_pool(self, page: PageShape, n_pages: int) -> None:
         """Makes a pool in place of the one before, and forgets graphs and block tables."""
         self._graphs.clear()
+        self._pieces.clear()
         self._pool = None  # its memory is needed for the next
         self._pool = CudaPool(page, n_pages, self._device)
         self._state = RowState(
@@ -103,14 +111,20 @@ class StepRunner:
             width=self._width,
             zero_page=self._pool.zero_page,
             page_size=page.page_size,
+            n_kept=self._n_kept,
             device=self._device,
         )
         self._attention.connect(self._staging, self._state.tables)
 
-    def capture(self, sizes: list[int]) -> int:
-        """Captures the graphs of these many rows, over the pool, if attention can be captured; how many. Up to
-        seconds."""
+    def capture(self, sizes: Sequence[int]) -> int:
+        """Captures decode steps of these many rows, over the pool, if attention can be captured; how many graphs.
+        Up to seconds."""
         return self._graphs.capture(sizes, self._attention.variants, self._stage_padding, self._decode)
+
+    def capture_pieces(self, sizes: Sequence[int]) -> int:
+        """Captures, over the pool, what lies between the attentions of other steps of these many tokens; how many
+        graphs. Up to a second."""
+        return self._pieces.capture(sizes, self._state.kept, self.pool)
 
     def measure_largest(self, max_tokens: int, max_model_len: int) -> int:
         """Bytes that a step of so many tokens takes at its peak. It reads and writes nothing of worth. Waits."""
@@ -181,16 +195,24 @@ class StepRunner:
             prompts = self._attention.plan_prompts(
                 step.slots[n_decode:], step.starts[n_decode:], step.n_tokens[n_decode:]
             )
-        places = self._state.place(step.n_rows, to_device(step.ids, self._device), int(step.n_tokens.max()))
+        forward = self._placed(step)
         attention = self._planned(decode, prompts)
         lasts = to_device(step.firsts + step.n_tokens - 1, self._device)
         if any(row.scoring for row in step.plan.rows):
-            hidden = self._decoder(places, self.pool, attention)
+            hidden = forward(attention, None)
             self._choose(hidden.index_select(0, lasts))
             return self._outputs(step.n_rows, hidden)
-        wanted = Wanted(lasts, lambda: self._last_tokens_attention(step))
-        self._choose(self._decoder(places, self.pool, attention, wanted))
+        self._choose(forward(attention, Wanted(lasts, lambda: self._last_tokens_attention(step))))
         return self._outputs(step.n_rows)
+
+    def _placed(self, step: PackedStep) -> Callable[[LayerAttention, Wanted | None], Tensor]:
+        """Enqueues where the tokens stand; gives the way through the layers."""
+        ids, most = to_device(step.ids, self._device), int(step.n_tokens.max())
+        bucket = self._pieces.bucket(len(ids))
+        if bucket is None:
+            return partial(self._decoder, self._state.place(step.n_rows, ids, most), self.pool)
+        self._state.place_kept(step.n_rows, ids, most, bucket)
+        return partial(self._pieces.run, bucket, len(ids))
 
     def _planned(self, decode: object, prompts: object) -> LayerAttention:
         return self.timer.timed(self._attention.step(decode, prompts))
