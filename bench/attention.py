@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixkv.runtime.device.cuda.attention.decode import Variant
+from radixkv.runtime.device.cuda.attention.blocks import Variant
 from radixkv.runtime.device.cuda.attention.kernels import Shape
 from radixkv.runtime.device.cuda.attention.paged import PagedAttention
 from radixkv.runtime.device.cuda.attention.sharing import SharingCosts
@@ -115,13 +115,24 @@ class Bench:
         self.stream = torch.cuda.Stream()
 
     def attention(
-        self, case: Case, kernel: Kernel | None = None, costs: SharingCosts | None = None
+        self,
+        case: Case,
+        kernel: Kernel | None = None,
+        costs: SharingCosts | None = None,
+        shared_kernel: Kernel | None = None,
     ) -> tuple[PagedAttention, Staging, list[SharedRun]]:
         """The case's tables, filled; pages are scattered."""
         size, n_rows = self.shape.page_size, len(case.lengths)
         layout, device = Layout(), torch.device("cuda")
         attention = PagedAttention(
-            self.shape, [None], max_rows=n_rows, layout=layout, device=device, costs=costs, prompt_kernel=kernel
+            self.shape,
+            [None],
+            max_rows=n_rows,
+            layout=layout,
+            device=device,
+            costs=costs,
+            prompt_kernel=kernel,
+            shared_kernel=shared_kernel,
         )
         staging = Staging(layout, device)
         free = np.random.default_rng(0).permutation(self.n_pages).astype(np.int32)

@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from radixkv.runtime.device.cuda.attention.decode import Variant
+from radixkv.runtime.device.cuda.attention.blocks import Variant
 from radixkv.runtime.device.cuda.attention.kernels import Shape
 from radixkv.runtime.device.cuda.attention.paged import PagedAttention
+from radixkv.runtime.device.cuda.attention.sharing import SharedKernel, SharingCosts
 from radixkv.runtime.device.cuda.staging import Layout, Staging
 from radixkv.runtime.plan import SharedRun
 
@@ -33,6 +34,8 @@ class World:
         n_pages: int = 4096,
         seed: int = 0,
         prompt_kernel: Literal["fa2", "fa3"] | None = None,
+        shared_kernel: SharedKernel | None = None,
+        costs: SharingCosts | None = None,
     ) -> None:
         self.shape = shape
         self.windows = windows
@@ -49,7 +52,14 @@ class World:
         self.free = self.random.permutation(n_pages).astype(np.int32).tolist()
         layout = Layout()
         self.attention = PagedAttention(
-            shape, windows, max_rows=max_rows, layout=layout, device=self.device, prompt_kernel=prompt_kernel
+            shape,
+            windows,
+            max_rows=max_rows,
+            layout=layout,
+            device=self.device,
+            prompt_kernel=prompt_kernel,
+            shared_kernel=shared_kernel,
+            costs=costs,
         )
         self.staging = Staging(layout, self.device)
         self.attention.connect(self.staging, self.tables)

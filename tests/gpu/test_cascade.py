@@ -20,17 +20,21 @@ if torch.cuda.is_available():
     from attention_world import World, assert_close, ints
 
     from radixkv.runtime.device.cuda.attention.kernels import Shape
-    from radixkv.runtime.device.cuda.kernels.linear import linear
+    from radixkv.runtime.device.cuda.attention.sharing import SharingCosts
 
 
-def nested_world(page_size=16, n_groups=8, group_rows=6, root=2048, branch=512):
-    """Rows in a shuffled order: all share ``root`` tokens, groups of them ``branch`` more."""
+def nested_world(page_size=16, n_groups=8, group_rows=6, root=2048, branch=512, kernel="fa2", heads=(32, 8, 128)):
+    """Rows in a shuffled order: all share ``root`` tokens, in large tiles, groups of them ``branch`` more."""
+    if kernel == "fa3" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("FA3 is Hopper's alone")
     n_rows = n_groups * group_rows
     world = World(
-        Shape(32, 8, 128, page_size, torch.bfloat16),
+        Shape(*heads, page_size, torch.bfloat16),
         max_rows=n_rows,
         width=4096 // page_size,
         n_pages=131072 // page_size,
+        shared_kernel=kernel,
+        costs=SharingCosts(launches_ns=0, large_ns=0),
     )
     rows = world.random.permutation(n_rows)
     lengths = np.empty(n_rows, np.int32)
@@ -48,20 +52,34 @@ def nested_world(page_size=16, n_groups=8, group_rows=6, root=2048, branch=512):
     return world, ints(range(n_rows)), lengths, runs
 
 
+@pytest.mark.parametrize("kernel", ["fa2", "fa3"])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize(("n_groups", "group_rows"), [(12, 4), (2, 32), (1, 40), (5, 9)])
-def test_nested_runs_equal_flat(page_size, n_groups, group_rows):
-    world, slots, lengths, runs = nested_world(page_size, n_groups, group_rows)
+def test_nested_runs_equal_flat(page_size, n_groups, group_rows, kernel):
+    world, slots, lengths, runs = nested_world(page_size, n_groups, group_rows, kernel=kernel)
     q = world.queries(len(slots))
     staged = world.staging.stage()
-    assert world.attention.plan_decode(staged, slots, lengths, runs).variant == "shared"
+    step = world.attention.plan_decode(staged, slots, lengths, runs)
+    assert step.variant == "shared"
+    assert step.n_large_items > 0
     shared = world.decode(slots, lengths, q, runs)
     assert_close(shared, world.expected(slots, lengths, np.ones_like(slots), q))
     assert_close(shared, world.decode(slots, lengths, q, variant="split").float())
 
 
-def test_a_shared_graph_serves_other_runs():
-    world, slots, lengths, runs = nested_world()
+@pytest.mark.parametrize("heads", [(28, 4, 128), (8, 8, 128), (8, 2, 64)])
+def test_nested_runs_equal_flat_with_other_heads(heads):
+    world, slots, lengths, runs = nested_world(n_groups=2, group_rows=32, kernel="fa3", heads=heads)
+    q = world.queries(len(slots))
+    staged = world.staging.stage()
+    step = world.attention.plan_decode(staged, slots, lengths, runs)
+    assert step.n_large_items > 0
+    assert_close(world.decode(slots, lengths, q, runs), world.expected(slots, lengths, np.ones_like(slots), q))
+
+
+@pytest.mark.parametrize("kernel", ["fa2", "fa3"])
+def test_a_shared_graph_serves_other_runs(kernel):
+    world, slots, lengths, runs = nested_world(kernel=kernel)
     n_rows = len(slots)
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
@@ -83,40 +101,6 @@ def test_a_shared_graph_serves_other_runs():
             step = world.attention.plan_decode(staged, slots, lengths, some, n_rows, variant)
             assert step.variant == "shared"
             world.staging.send(staged)
-            out.fill_(math.nan)
-            graph.replay()
-            assert_close(out, expected)
-
-
-def test_padding_lets_nothing_pass_the_queries():
-    """A shared graph without shared runs: kernels that have nothing to do must keep the order of the others."""
-    world, slots, lengths, _ = nested_world(n_groups=1, group_rows=4)
-    n_rows, width = len(slots), world.shape.n_heads * world.shape.head_dim
-    n_inputs = 1 << 16  # so that the product takes a while
-    x = torch.randn(n_rows, n_inputs, dtype=torch.bfloat16, device="cuda") / 256
-    weight = torch.randn(width, n_inputs, dtype=torch.bfloat16, device="cuda")
-    stream = torch.cuda.Stream()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        q = torch.empty(n_rows, width, dtype=torch.bfloat16, device="cuda")
-        heads = q.view(n_rows, world.shape.n_heads, world.shape.head_dim)
-        out = torch.zeros_like(heads)
-        staged = world.staging.stage()
-        step = world.attention.plan_decode(staged, slots, lengths, (), n_rows, "shared")
-        world.staging.send(staged)
-
-        def work():
-            linear(x, weight, q)
-            world.attention.step(step, None).run(0, heads, world.k, world.v, out)
-
-        work()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            work()
-        expected = world.expected(slots, lengths, np.ones_like(slots), heads)
-        for _ in range(20):
-            q.fill_(math.nan)
             out.fill_(math.nan)
             graph.replay()
             assert_close(out, expected)

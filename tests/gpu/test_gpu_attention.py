@@ -74,7 +74,7 @@ def test_prompts_of_ragged_rows(page_size, heads, kernel):
     ("heads", "dtype"), [((8, 2, 64), torch.bfloat16), ((8, 4, 256), torch.bfloat16), (LLAMA, torch.float16)]
 )
 def test_other_head_sizes_and_dtypes(heads, dtype):
-    world = World(Shape(*heads, 16, dtype), width=256, prompt_kernel="fa2")
+    world = World(Shape(*heads, 16, dtype), width=256, prompt_kernel="fa2", shared_kernel="fa2")
     slots, lengths, n_tokens = ints([4, 2, 60, 7]), ints([900, 33, 400, 2500]), ints([1, 1, 400, 100])
     for slot, length in zip(slots, lengths, strict=True):
         world.fill(int(slot), int(length))

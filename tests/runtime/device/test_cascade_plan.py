@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from radixkv.runtime.device.cuda.attention.decode import DecodePlanner, DecodeStep, Geometry, Variant
-from radixkv.runtime.device.cuda.attention.schedule import TileSchedule, causal_tiles
-from radixkv.runtime.device.cuda.attention.sharing import SharingChoice, SharingCosts
-from radixkv.runtime.device.cuda.attention.work import N_COLUMNS
+from radixkv.runtime.device.cuda.attention.blocks import Variant
+from radixkv.runtime.device.cuda.attention.decode import DecodePlanner, DecodeStep, Geometry
+from radixkv.runtime.device.cuda.attention.schedule import TileSchedule, balanced, causal_tiles
+from radixkv.runtime.device.cuda.attention.sharing import SharedKernel, SharingChoice, SharingCosts
+from radixkv.runtime.device.cuda.attention.tiles import TileFields, part_tokens
+from radixkv.runtime.device.cuda.attention.work import N_COLUMNS, Items
 from radixkv.runtime.device.cuda.staging import Layout, Staged
 from radixkv.runtime.plan import SharedRun
 
@@ -24,7 +27,15 @@ MAX_ROWS = 300
 ZERO_PAGE = 10**6
 
 H200 = Geometry(
-    n_heads=32, n_kv_heads=8, page_size=PAGE, token_bytes=4096, small_tile=16, large_tile=128, n_processors=132
+    n_heads=32,
+    n_kv_heads=8,
+    page_size=PAGE,
+    token_bytes=4096,
+    small_tile=16,
+    large_tile=128,
+    n_processors=132,
+    shared_bytes=228 << 10,
+    head_dim=128,
 )
 
 
@@ -39,10 +50,22 @@ class Played:
         lines: list[tuple[int, int]]
         result: int
 
-    def __init__(self, geometry: Geometry = H200, windows: Sequence[int | None] = (None,)) -> None:
+    def __init__(
+        self,
+        geometry: Geometry = H200,
+        windows: Sequence[int | None] = (None,),
+        shared_kernel: SharedKernel = "fa3",
+    ) -> None:
         self.geometry = geometry
         self.layout = Layout()
-        self.planner = DecodePlanner(geometry, windows, max_rows=MAX_ROWS, layout=self.layout, costs=SharingCosts())
+        self.planner = DecodePlanner(
+            geometry,
+            windows,
+            max_rows=MAX_ROWS,
+            layout=self.layout,
+            costs=SharingCosts.of(shared_kernel),
+            shared_kernel=shared_kernel,
+        )
         self.tables = np.full((MAX_ROWS + 1, WIDTH), ZERO_PAGE, np.int32)
 
     def plan(
@@ -72,6 +95,8 @@ class Played:
     def large_items(self, step: DecodeStep) -> list[Played.Item]:
         """What FlashInfer would do for each item of shared pages."""
         fields = self.planner.large_work
+        if isinstance(fields, TileFields):
+            return self.tiles(step, fields)
         numbers, entries = self.staged[fields.field], self.tables.ravel()
         order = self.staged[self.planner.order][: step.n_rows].tolist()
         assert not step.n_large_items or numbers[fields.page_indptr + 2 * fields.capacity] == entries.size
@@ -89,6 +114,39 @@ class Played:
             lines = [(int(entries[begin + at // PAGE]), at % PAGE) for at in range(length)]
             found.append(Played.Item(order[first:last], lines, int(numbers[fields.results + request])))
         return found
+
+    def tiles(self, step: DecodeStep, fields: TileFields) -> list[Played.Item]:
+        """The same of FA3: every processor computes its tiles, over queries that lie where their results go."""
+        numbers, entries = self.staged[fields.field], self.tables.ravel()
+        order = self.staged[self.planner.order][: step.n_rows].tolist()
+        starts = [offset // 4 for offset in fields.plan[:-1]]
+        n_heads, group = self.geometry.n_kv_heads, self.geometry.group
+        found: dict[tuple[int, ...], set[int]] = {}
+        for begin, end in pairwise(numbers[starts[6] : starts[6] + self.geometry.n_processors + 1].tolist()):
+            for work in range(begin, end):
+                tile, query, entry, n_queries, length, head = (int(numbers[start + work]) for start in starts[:6])
+                assert tile == 0
+                assert 0 < n_queries <= self.geometry.large_tile
+                heads = found.setdefault((query, n_queries, entry, length), set())
+                assert head not in heads
+                heads.add(head)
+        assert all(heads == set(range(n_heads)) for heads in found.values())
+        copied = {}
+        copies = self.staged[fields.copies].reshape(3, fields.capacity)[:, : step.n_large_items].T.tolist()
+        for first, n_rows, result in copies:
+            assert n_rows <= self.geometry.large_tile // group
+            for offset in range(n_rows):
+                assert result + offset not in copied
+                copied[result + offset] = order[first + offset]
+        assert all(result < self.planner.n_large_results for result in copied)
+        return [
+            Played.Item(
+                [copied[result] for result in range(query // group, (query + n_queries) // group)],
+                [(int(entries[entry + at // PAGE]), at % PAGE) for at in range(length)],
+                query // group,
+            )
+            for query, n_queries, entry, length in found
+        ]
 
     def reads(self, step: DecodeStep, window: int | None = None) -> list[list[tuple[int, int]]]:
         """By row of the batch: the (page, offset) that its output is computed from."""
@@ -173,7 +231,10 @@ def test_nested_runs(seed: int) -> None:
     random = np.random.default_rng(seed)
     groups = [(32, 8, 16), (28, 4, 16), (64, 2, 64)]
     n_heads, n_kv_heads, small_tile = groups[seed % 3]
-    played = Played(Geometry(n_heads, n_kv_heads, PAGE, 512 * n_kv_heads, small_tile, 128, 132))
+    geometry = replace(
+        H200, n_heads=n_heads, n_kv_heads=n_kv_heads, token_bytes=512 * n_kv_heads, small_tile=small_tile
+    )
+    played = Played(geometry, shared_kernel="fa3" if seed % 4 < 2 else "fa2")
     n_rows = int(random.integers(2, 250))
     slots, lengths = ragged(played, seed, n_rows, 300)
     rows = random.permutation(n_rows).tolist()
@@ -185,8 +246,9 @@ def test_nested_runs(seed: int) -> None:
     played.check(played.plan(slots, lengths, runs, bucket), slots, lengths)
 
 
-def test_a_large_prefix_is_read_once_a_tile() -> None:
-    played = Played()
+@pytest.mark.parametrize("shared_kernel", ["fa2", "fa3"])
+def test_a_large_prefix_is_read_once_a_tile(shared_kernel: SharedKernel) -> None:
+    played = Played(shared_kernel=shared_kernel)
     slots, lengths = np.arange(256, dtype=np.int32), np.full(256, 3300, np.int32)
     played.tables[:256, :192] = played.tables[0, :192]
     step = played.plan(slots, lengths, [SharedRun(tuple(range(256)), 0, 192)], 256)
@@ -254,6 +316,18 @@ def test_a_tile_schedule_has_every_tile_of_every_head_once_and_is_even() -> None
     costs = [min(r - n + (t + 1) * 128, r) + 256 for r, n, t in zip(reads, n_queries, tiles, strict=True)]
     loads = [sum(costs[ends[i] : ends[i + 1]]) for i in range(132)]
     assert max(loads) < 1.05 * sum(loads) / 132 + max(costs) / 2
+
+
+@pytest.mark.parametrize(("n_tiles", "length"), [(8, 1536), (4, 8064), (1, 3072), (20, 4000)])
+def test_tiles_of_shared_pages_leave_few_processors_idle(n_tiles: int, length: int) -> None:
+    items = Items(*(np.full(n_tiles, value, np.int32) for value in (0, 32, 0, 0, length)))
+    part = part_tokens(items, n_kv_heads=8, n_processors=132, max_items=n_tiles + 66, least=192)
+    lengths = items.cut(part).ends - items.cut(part).begins
+    loads = np.zeros(132)
+    costs = np.repeat(lengths, 8)
+    np.add.at(loads, balanced(costs, 132), costs)
+    assert lengths.sum() == n_tiles * length
+    assert loads.max() < 1.3 * loads.mean() + 192
 
 
 def test_causal_tiles_end_at_their_last_query() -> None:

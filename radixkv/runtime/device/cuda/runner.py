@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.cuda.attention.base import Attention, LayerAttention
-from radixkv.runtime.device.cuda.attention.decode import DecodeStep, Variant
+from radixkv.runtime.device.cuda.attention.blocks import Variant
+from radixkv.runtime.device.cuda.attention.decode import DecodeStep
 from radixkv.runtime.device.cuda.decoder import CudaDecoder, Wanted
 from radixkv.runtime.device.cuda.graphs import DecodeGraphs
 from radixkv.runtime.device.cuda.kernels.argmax import argmax, argmax_scratch

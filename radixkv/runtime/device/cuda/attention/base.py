@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from radixkv.runtime.device.cuda.attention.decode import Variant
+from radixkv.runtime.device.cuda.attention.blocks import Variant
 from radixkv.runtime.device.cuda.attention.work import Ints
 from radixkv.runtime.device.cuda.staging import Staged, Staging
 from radixkv.runtime.plan import SharedRun

@@ -5,28 +5,34 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-from radixkv.runtime.device.cuda.attention.sharing import Sharing, SharingChoice, SharingCosts
+from radixkv.runtime.device.cuda.attention.blocks import Block, Variant, block_of
+from radixkv.runtime.device.cuda.attention.sharing import SharedKernel, Sharing, SharingChoice, SharingCosts
+from radixkv.runtime.device.cuda.attention.tiles import TileFields, part_tokens
 from radixkv.runtime.device.cuda.attention.work import Ints, ItemFields, Items, Merge, RequestFields
 from radixkv.runtime.device.cuda.staging import Field, Layout, Staged
 from radixkv.runtime.plan import SharedRun
 
-Variant = Literal["whole", "split", "shared"]
-"""How rows are computed: each by one item; long ones by several, merged; shared pages once for many rows."""
-
-_MIN_PART = 128
-"""Tokens that an item reads at least, where a row is cut; parts are multiples of it."""
+_LEAST = 64
+"""Tokens of a part of a row, of which 8 are merged at a time: rows that are short in all have 8 parts at most."""
+_MULTIPLE = 32
+"""Of tokens, that parts of rows are."""
+_MOST_PARTS = 16
+"""Of a row, which are merged one after another."""
+_REQUEST_PART = 128
+"""Tokens that an item of FA2's tiles reads at least; parts are multiples of it."""
+_TILE_PART = 192
+"""The same for FA3, which reads 96 tokens at a time; items begin with a page, of 64 tokens at most."""
 _UNCUT = 1 << 30
 """Tokens of a part that is a whole row."""
 _READ_NS = 1.0
 """A token of 4 KiB, as fast as an H200 reads."""
-_ALONE_NS = 25.0
-"""A token, as fast as one block of threads goes from one to the next."""
+_FEW_SPLIT_NS = 1500.0
+"""What cutting few rows costs a layer: results are merged."""
 _SPLIT_NS = 3000.0
-"""What cutting costs a layer: results are merged."""
+"""The same of many."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,9 @@ class Geometry:
     """Those that an item of many rows' pages holds."""
     n_processors: int
     """Multiprocessors."""
+    shared_bytes: int
+    """Shared memory of each."""
+    head_dim: int
 
     @property
     def group(self) -> int:
@@ -62,6 +71,8 @@ class DecodeStep:
     n_rows: int
     """Padding included."""
     variant: Variant
+    block: Block
+    """Of threads, that compute the small items."""
     n_items: int
     n_large_items: int
 
@@ -86,6 +97,7 @@ class DecodePlanner:
         windows: all layers', None for all positions.
         max_rows: rows of a step; their slots are below it, and that of padding is it.
         layout: gets the fields.
+        shared_kernel: what large tiles are staged for.
     """
 
     def __init__(
@@ -96,6 +108,7 @@ class DecodePlanner:
         max_rows: int,
         layout: Layout,
         costs: SharingCosts,
+        shared_kernel: SharedKernel,
     ) -> None:
         self._geometry = geometry
         self._max_rows = max_rows
@@ -109,7 +122,8 @@ class DecodePlanner:
             small_tile=geometry.small_tile,
             large_tile=geometry.large_tile,
         )
-        n_small = max(self._n_items(n_rows, "shared") for n_rows in range(1, max_rows + 1))
+        cut: list[Variant] = ["split", "shared"]
+        n_small = max(self._n_items(n_rows, variant) for n_rows in range(1, max_rows + 1) for variant in cut)
         n_large = self._n_large_items(max_rows)
         small_rows, large_rows = geometry.small_tile // geometry.group, geometry.large_tile // geometry.group
         self.n_results = n_small * small_rows + n_large * large_rows
@@ -121,7 +135,15 @@ class DecodePlanner:
             for window in sorted(set(windows), key=lambda window: window or 0)
         }
         """By window."""
-        self.large_work = RequestFields.place(n_large, layout)
+        self.n_large_results = n_large * large_rows
+        """Those of large items, at most, which are the first."""
+        self.large_work: RequestFields | TileFields
+        if shared_kernel == "fa2":
+            self.large_work = RequestFields.place(n_large, layout)
+        else:
+            self.large_work = TileFields.place(
+                n_large, geometry.n_kv_heads, geometry.group, geometry.n_processors, layout
+            )
         self.order = layout.field(max_rows)
         """[rows]: which row of the batch each query is."""
 
@@ -166,21 +188,25 @@ class DecodePlanner:
             if variant == "whole":
                 fields.items.fill(staged, small.cut(_UNCUT), np.full(n_rows, -1, np.int32), n_items)
                 continue
-            small = small.cut(self._part(small, self._n_cuts(n_rows), _MIN_PART))
-            large = large.cut(self._part(large, self._geometry.items_at_once(4), _MIN_PART))
-            merge = Merge.of(n_rows, Items.joined(small, large))
-            fields.items.fill(staged, small, merge.results[: len(small)], n_items)
+            small = small.cut(self._part(small.ends - small.begins, n_rows, variant), _MULTIPLE)
+            large = self._large_cut(large, n_rows)
+            merge = Merge.of(n_rows, Items.joined(large, small))
+            fields.items.fill(staged, small, merge.results[len(large) :], n_items)
             staged[fields.merge_indptr][: n_rows + 1] = merge.indptr
             staged[fields.merge_listed][: len(merge.listed)] = merge.listed
             if window is None and variant == "shared":
                 n_large_items = self._n_large_items(n_rows) if bucket is not None else len(large)
-                self._fill_large(staged, large, merge.results[len(small) :], n_large_items, width)
-        return DecodeStep(n_rows, variant, n_items, n_large_items)
+                self._fill_large(staged, large, merge.results[: len(large)], n_large_items, width)
+        return DecodeStep(n_rows, variant, self._block(n_rows, variant), n_items, n_large_items)
 
     def _fill_large(self, staged: Staged, items: Items, results: Ints, n_padded: int, width: int) -> None:
-        if n_padded:
+        page_size = self._geometry.page_size
+        if not n_padded:
+            return
+        if isinstance(self.large_work, TileFields):
+            self.large_work.fill(staged, items, results, n_padded, page_size)
+        else:
             n_entries = (self._max_rows + 1) * width
-            page_size = self._geometry.page_size
             self.large_work.fill(staged, items, results, n_padded, page_size=page_size, n_entries=n_entries)
 
     def _pays_to_split(self, lengths: Ints) -> bool:
@@ -189,22 +215,31 @@ class DecodePlanner:
         n_rows, total = len(lengths), int(lengths.sum())
         blocks = n_rows * geometry.n_kv_heads / geometry.n_processors
         unevenness = math.ceil(blocks) / blocks if 1 < blocks <= 4 else 1.0
-        read = total * _READ_NS * geometry.token_bytes / 4096
-        part = max(total / self._n_cuts(n_rows), _MIN_PART)
-        whole = max(read * (1 + unevenness) / 2, int(lengths.max()) * _ALONE_NS)
-        return whole > max(read, part * _ALONE_NS) + _SPLIT_NS
+        read_ns = total * _READ_NS * geometry.token_bytes / 4096
+        split, whole = self._block(n_rows, "split"), self._block(n_rows, "whole")
+        part_ns, longest_ns = split.ns(self._part(lengths, n_rows, "split")), whole.ns(int(lengths.max()))
+        split_ns = max(read_ns, part_ns) + (_FEW_SPLIT_NS if blocks <= 1 else _SPLIT_NS)
+        return max(read_ns * (1 + unevenness) / 2, longest_ns) > split_ns
 
-    def _n_cuts(self, n_rows: int) -> int:
-        """Items that cutting may add: so that all run at a time, or share out evenly."""
-        wave = self._geometry.items_at_once(8)
-        return wave - n_rows if 2 * n_rows <= wave else wave
+    def _block(self, n_rows: int, variant: Variant) -> Block:
+        geometry = self._geometry
+        n_blocks = self._n_items(n_rows, variant) * geometry.n_kv_heads
+        return block_of(variant, n_blocks, geometry.n_processors, geometry.head_dim, geometry.shared_bytes)
+
+    def _n_cuts(self, n_rows: int, variant: Variant) -> int:
+        """Items that cutting may add: few rows get a block for each multiprocessor, more so many that all share out
+        evenly; where pages are shared, so many that all run at a time."""
+        few, wave = self._geometry.items_at_once(1), self._geometry.items_at_once(8)
+        if variant == "shared":
+            return wave - n_rows if 2 * n_rows <= wave else wave
+        return few if n_rows <= few else max(2 * wave - n_rows, wave)
 
     def _n_items(self, n_rows: int, variant: Variant) -> int:
         """Items launched, enough for any lengths: each row's last, each shared tile's last, and what cuts add."""
         if variant == "whole":
             return n_rows
         n_shared = self._max_tiles(n_rows)[0] if variant == "shared" else 0
-        return n_rows + n_shared + self._n_cuts(n_rows)
+        return n_rows + n_shared + self._n_cuts(n_rows, variant)
 
     def _n_large_items(self, n_rows: int) -> int:
         return self._max_tiles(n_rows)[1] + self._geometry.items_at_once(4)
@@ -213,10 +248,21 @@ class DecodePlanner:
         """Small and large tiles that shared runs may fill."""
         return max(n_rows // 4, 1), max(2 * n_rows * self._geometry.group // self._geometry.large_tile, 1)
 
-    def _part(self, items: Items, n_cuts: int, least: int) -> int:
-        """Tokens of a part, a multiple of ``least``, so that cutting adds no more than ``n_cuts`` items."""
+    def _part(self, lengths: Ints, n_rows: int, variant: Variant) -> int:
+        """Tokens of a part of a row, a multiple of ``_MULTIPLE``, so that cutting adds no more than ``_n_cuts``."""
+        n_tokens = int(lengths.sum())
+        most = max(n_tokens / self._n_cuts(n_rows, variant), int(lengths.max()) / _MOST_PARTS)
+        return math.ceil(max(most, min(n_tokens / 8, _LEAST)) / _MULTIPLE) * _MULTIPLE
+
+    def _large_cut(self, items: Items, n_rows: int) -> Items:
+        """Items of large tiles, so that no more are launched than there is room for."""
+        geometry, n_most = self._geometry, self._n_large_items(n_rows)
+        if isinstance(self.large_work, TileFields):
+            part = part_tokens(items, geometry.n_kv_heads, geometry.n_processors, n_most, _TILE_PART)
+            return items.cut(part, _TILE_PART)
         n_tokens = int((items.ends - items.begins).sum())
-        return max(-(-n_tokens // (n_cuts * least)), 1) * least
+        part = max(-(-n_tokens // (geometry.items_at_once(4) * _REQUEST_PART)), 1) * _REQUEST_PART
+        return items.cut(part, _REQUEST_PART)
 
     def _spans(
         self, slots: Ints, lengths: Ints, width: int, window: int | None, sharing: Sharing | None

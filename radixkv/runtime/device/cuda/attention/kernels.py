@@ -46,15 +46,13 @@ def not_compiled(shape: Shape, windows: Sequence[int | None], capability: tuple[
     """Names of the modules that ``load`` would have to compile for layers of these windows, on such a GPU."""
     from flashinfer.jit import gen_batch_prefill_module
 
-    wanted = {(prompt_backend(capability), window is not None) for window in windows}
-    if None in windows:
-        wanted.add(("fa2", False))  # for pages that many rows share
+    wanted = {(backend_of(capability), window is not None) for window in windows}
     specs = [gen_batch_prefill_module(backend, *_module(shape, windowed)) for backend, windowed in sorted(wanted)]
     return [spec.name for spec in specs if not spec.is_compiled]
 
 
-def prompt_backend(capability: tuple[int, ...]) -> Literal["fa2", "fa3"]:
-    """FA3 is Hopper's alone."""
+def backend_of(capability: tuple[int, ...]) -> Literal["fa2", "fa3"]:
+    """FA3 is Hopper's alone. Prompts and pages that many rows share have the same."""
     return "fa3" if capability == (9, 0) else "fa2"
 
 
@@ -69,6 +67,7 @@ class Results:
 
     Args (of ``of``):
         n: results.
+        by_member: whether the heads of one KV head are apart, as a ``TileKernel`` of items leaves them.
     """
 
     workspace: Tensor
@@ -76,15 +75,18 @@ class Results:
     """[n, heads, head_dim]"""
     lse: Tensor
     """[n, heads] float32: log2 of each result's sum of exponentials."""
+    head_steps: tuple[int, int]
+    """How far the first heads of two KV heads are apart, and two heads of one KV head."""
 
     @classmethod
-    def of(cls, n: int, shape: Shape, device: torch.device) -> Results:
+    def of(cls, n: int, shape: Shape, device: torch.device, *, by_member: bool = False) -> Results:
         """Allocates it."""
         numbers = n * shape.n_heads
         n_bytes = numbers * shape.head_dim * shape.dtype.itemsize
         workspace = torch.zeros(n_bytes + 4 * numbers, dtype=torch.uint8, device=device)
         values = workspace[:n_bytes].view(shape.dtype).view(n, shape.n_heads, shape.head_dim)
-        return cls(workspace, values, workspace[n_bytes:].view(torch.float32).view(n, shape.n_heads))
+        lse = workspace[n_bytes:].view(torch.float32).view(n, shape.n_heads)
+        return cls(workspace, values, lse, (1, shape.n_kv_heads) if by_member else (shape.group, 1))
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ class RequestKernel:
 
 
 class TileKernel:
-    """FlashInfer's FA3 kernel, for prompts on Hopper. Arguments as ``RequestKernel``'s."""
+    """FlashInfer's FA3 kernel, on Hopper. Arguments as ``RequestKernel``'s."""
 
     def __init__(self, shape: Shape, window: int | None, tables: Tensor) -> None:
         self._module = load("fa3", shape, window is not None)
@@ -180,10 +182,19 @@ class TileKernel:
         self._entries = tables.view(-1)
         self._unused = torch.empty(16, dtype=torch.uint8, device=tables.device)
 
-    def launch(self, numbers: Tensor, plan: list[int]) -> Launch:
-        """A launch of a ``schedule.TileSchedule``, whose numbers are on the device."""
+    def launch(
+        self, numbers: Tensor, plan: list[int], *, is_causal: bool = True, lse: Tensor | None = None
+    ) -> Launch:
+        """A launch of tiles.
+
+        Args:
+            numbers: int32 on the device: the arrays of a ``TileSchedule`` or ``TileFields``, whose ``plan`` it is.
+            is_causal: whether a tile's queries are the last positions of what it reads; else they see all of it.
+            lse: [queries, heads] float32, filled with log2 of each one's sum of exponentials.
+        """
         positions = (numbers, numbers, self._entries, numbers)
-        return Launch(self._module, (self._unused, numbers, plan), positions, (None, _MASKS[True], *self._options))
+        options = (lse, _MASKS[is_causal], *self._options)
+        return Launch(self._module, (self._unused, numbers, plan), positions, options)
 
 
 def _options(shape: Shape, window: int | None) -> tuple[Any, ...]:

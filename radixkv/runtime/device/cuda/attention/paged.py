@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.cuda.attention.decode import DecodePlanner, DecodeStep, Geometry, Variant
-from radixkv.runtime.device.cuda.attention.kernels import Launch, RequestKernel, Results, Shape, TileKernel
-from radixkv.runtime.device.cuda.attention.merge import gather, merge
-from radixkv.runtime.device.cuda.attention.rows import attend
+from radixkv.runtime.device.cuda.attention.blocks import Variant
+from radixkv.runtime.device.cuda.attention.decode import DecodePlanner, DecodeStep, Geometry
+from radixkv.runtime.device.cuda.attention.kernels import (
+    Launch,
+    RequestKernel,
+    Results,
+    Shape,
+    TileKernel,
+    backend_of,
+)
+from radixkv.runtime.device.cuda.attention.launches import DecodeLaunch, Enqueue, RequestsLaunch, TilesLaunch
 from radixkv.runtime.device.cuda.attention.schedule import TileSchedule, causal_tiles, tile_queries
-from radixkv.runtime.device.cuda.attention.sharing import SharingCosts
+from radixkv.runtime.device.cuda.attention.sharing import SharedKernel, SharingCosts
+from radixkv.runtime.device.cuda.attention.tiles import TileFields
 from radixkv.runtime.device.cuda.attention.work import N_COLUMNS, Ints, RequestFields
 from radixkv.runtime.device.cuda.staging import Layout, Staged, Staging
 from radixkv.runtime.device.cuda.transfer import to_device
@@ -39,7 +47,7 @@ class PagedAttention:
     Decode rows come first in a batch. Block tables are read by the kernels themselves, so that they must be up to
     date before a step's first layer; entries behind a row's last page are never followed.
 
-    Memory: partial results, about 80 MB at 1,024 rows of 32 heads of 128 in bfloat16.
+    Memory: partial results and copies of queries, about 115 MB at 1,024 rows of 32 heads of 128 in bfloat16.
 
     Args:
         shape: heads, page size and dtype: float16 or bfloat16.
@@ -49,6 +57,7 @@ class PagedAttention:
         device: where.
         costs: what decides whether shared pages are read once for many rows.
         prompt_kernel: None for FA3 on Hopper, and FA2 elsewhere.
+        shared_kernel: of pages that many rows share; None for the same.
     """
 
     def __init__(
@@ -61,25 +70,34 @@ class PagedAttention:
         device: torch.device,
         costs: SharingCosts | None = None,
         prompt_kernel: Literal["fa2", "fa3"] | None = None,
+        shared_kernel: SharedKernel | None = None,
     ) -> None:
         properties = torch.cuda.get_device_properties(device)
         self._shape = shape
         self._windows = tuple(windows)
         self._device = device
-        is_hopper = (properties.major, properties.minor) == (9, 0)
-        self._uses_tiles = (prompt_kernel or ("fa3" if is_hopper else "fa2")) == "fa3"
+        backend = backend_of((properties.major, properties.minor))
+        self._uses_tiles = (prompt_kernel or backend) == "fa3"
+        shared_kernel = shared_kernel or backend
         self._geometry = Geometry(
             n_heads=shape.n_heads,
             n_kv_heads=shape.n_kv_heads,
             page_size=shape.page_size,
             token_bytes=2 * shape.n_kv_heads * shape.head_dim * shape.dtype.itemsize,
             small_tile=next(tile for tile in (16, 32, 64, 128) if tile >= shape.group),
-            large_tile=64 if shape.head_dim > 128 else 128,
+            large_tile=_large_tile(shape, shared_kernel),
             n_processors=properties.multi_processor_count,
+            shared_bytes=properties.shared_memory_per_multiprocessor,
+            head_dim=shape.head_dim,
         )
         self._max_rows = max_rows
         self._decode = DecodePlanner(
-            self._geometry, windows, max_rows=max_rows, layout=layout, costs=costs or SharingCosts()
+            self._geometry,
+            windows,
+            max_rows=max_rows,
+            layout=layout,
+            costs=costs or SharingCosts.of(shared_kernel),
+            shared_kernel=shared_kernel,
         )
 
     def connect(self, staging: Staging, tables: Tensor) -> None:
@@ -96,11 +114,13 @@ class PagedAttention:
             self._tile_kernels = {window: TileKernel(shape, window, tables) for window in distinct}
         else:
             self._request_kernels = {window: RequestKernel(shape, window, tables) for window in distinct}
+        by_member = isinstance(self._decode.large_work, TileFields)
         if None in distinct:
-            self._large_kernel = RequestKernel(shape, None, tables)
-        self._results = Results.of(self._decode.n_results, shape, self._device)
+            self._large_kernel = (TileKernel if by_member else RequestKernel)(shape, None, tables)
+        self._results = Results.of(self._decode.n_results, shape, self._device, by_member=by_member)
+        n_ordered = self._decode.n_large_results if by_member else self._max_rows
         self._ordered = torch.zeros(
-            self._max_rows, shape.n_heads, shape.head_dim, dtype=shape.dtype, device=self._device
+            n_ordered, shape.n_heads, shape.head_dim, dtype=shape.dtype, device=self._device
         )
 
     def variants(self, bucket: int) -> list[Variant]:
@@ -146,7 +166,7 @@ class PagedAttention:
                 n_processors=self._geometry.n_processors,
             )
             return PromptStep(to_device(schedule.numbers, self._device), tuple(schedule.plan), None, 0)
-        tile = self._geometry.large_tile // self._geometry.group
+        tile = _large_tile(self._shape, "fa2") // self._geometry.group
         items = causal_tiles(firsts, n_tokens, lengths, entries, tile=tile)
         layout = Layout()
         work = RequestFields.place(len(items), layout)
@@ -165,30 +185,50 @@ class PagedAttention:
             {} if prompts is None else {window: self._prompt_launch(prompts, window) for window in distinct},
         )
 
-    def _decode_launch(self, step: DecodeStep, window: int | None) -> _DecodeLaunch:
-        fields, view, large = self._decode.work[window], self._staging.view, None
-        if window is None and step.n_large_items:
-            work, tile = self._decode.large_work, self._geometry.large_tile
-            numbers = view(work.field)
-            large = self._large_kernel.launch(work, numbers, step.n_large_items, tile, results=self._results)
-        return _DecodeLaunch(
+    def _decode_launch(self, step: DecodeStep, window: int | None) -> DecodeLaunch:
+        fields, view = self._decode.work[window], self._staging.view
+        has_large = window is None and step.n_large_items > 0
+        return DecodeLaunch(
             tables=self._tables,
             items=view(fields.items.field).view(N_COLUMNS, fields.items.capacity),
             n_items=step.n_items,
             tile=self._geometry.small_tile,
+            block=step.block,
             order=view(self._decode.order)[: step.n_rows],
             is_merged=step.variant != "whole",
             merge_indptr=view(fields.merge_indptr)[: step.n_rows + 1],
             merge_listed=view(fields.merge_listed),
             results=self._results,
-            large=large,
-            ordered=self._ordered[: step.n_rows],
+            group=self._geometry.group,
+            large=self._large_launch(step) if has_large else None,
         )
+
+    def _large_launch(self, step: DecodeStep) -> Enqueue:
+        work, view, tile = self._decode.large_work, self._staging.view, self._geometry.large_tile
+        order = view(self._decode.order)[: step.n_rows]
+        if isinstance(work, TileFields):
+            assert isinstance(self._large_kernel, TileKernel)
+            pairs = (len(self._ordered) * self._geometry.group, self._shape.n_kv_heads)
+            values, lse = (results[: len(self._ordered)] for results in (self._results.values, self._results.lse))
+            launch = self._large_kernel.launch(view(work.field), work.plan, is_causal=False, lse=lse.view(pairs))
+            return TilesLaunch(
+                order,
+                view(work.copies).view(3, work.capacity),
+                step.n_large_items,
+                tile // self._geometry.group,
+                self._geometry.group,
+                self._ordered,
+                values.view(*pairs, self._shape.head_dim),
+                launch,
+            )
+        assert isinstance(self._large_kernel, RequestKernel)
+        launch = self._large_kernel.launch(work, view(work.field), step.n_large_items, tile, results=self._results)
+        return RequestsLaunch(order, self._ordered[: step.n_rows], launch)
 
     def _prompt_launch(self, step: PromptStep, window: int | None) -> Launch:
         if step.work is None:
             return self._tile_kernels[window].launch(step.numbers, list(step.plan))
-        kernel, tile = self._request_kernels[window], self._geometry.large_tile
+        kernel, tile = self._request_kernels[window], _large_tile(self._shape, "fa2")
         return kernel.launch(step.work, step.numbers, step.n_items, tile, is_causal=True)
 
 
@@ -205,8 +245,8 @@ class StepAttention:
         self,
         windows: Sequence[int | None],
         n_decode: int,
-        decode: Mapping[int | None, _Enqueue],
-        prompts: Mapping[int | None, _Enqueue],
+        decode: Mapping[int | None, Enqueue],
+        prompts: Mapping[int | None, Enqueue],
     ) -> None:
         self._windows = windows
         self._n_decode = n_decode
@@ -222,47 +262,8 @@ class StepAttention:
             self._prompts[window](q[n:], k_cache, v_cache, out[n:])
 
 
-class _Enqueue(Protocol):
-    """Enqueues one layer; q and out are [queries, heads, head_dim]."""
-
-    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None: ...
-
-
-@dataclass(frozen=True)
-class _DecodeLaunch:
-    """A layer's decode rows."""
-
-    tables: Tensor
-    items: Tensor
-    n_items: int
-    tile: int
-    order: Tensor
-    is_merged: bool
-    merge_indptr: Tensor
-    merge_listed: Tensor
-    results: Results
-    large: Launch | None
-    """Of pages that many rows share, for queries in order."""
-    ordered: Tensor
-
-    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
-        results = self.results
-        if self.large is not None:
-            gather(q, self.order, self.ordered)
-            self.large(self.ordered, k_cache, v_cache, out)
-        attend(
-            q,
-            k_cache,
-            v_cache,
-            self.tables,
-            self.items,
-            self.order,
-            out,
-            results.values,
-            results.lse,
-            n_items=self.n_items,
-            tile=self.tile,
-            is_even=not self.is_merged,
-        )
-        if self.is_merged:
-            merge(results.values, results.lse, self.merge_indptr, self.merge_listed, self.order, out)
+def _large_tile(shape: Shape, shared_kernel: SharedKernel) -> int:
+    """(Query, head) pairs of one KV head that a tile of the kernel holds."""
+    if shared_kernel == "fa3":
+        return tile_queries(shape.head_dim)
+    return 64 if shape.head_dim > 128 else 128

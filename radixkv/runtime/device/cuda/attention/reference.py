@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.cuda.attention.decode import Variant
+from radixkv.runtime.device.cuda.attention.blocks import Variant
 from radixkv.runtime.device.cuda.attention.kernels import Shape
 from radixkv.runtime.device.cuda.attention.work import Ints
 from radixkv.runtime.device.cuda.staging import Staged, Staging

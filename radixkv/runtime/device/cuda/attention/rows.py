@@ -12,19 +12,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from radixkv.runtime.device.cuda.attention.blocks import Block
 from radixkv.runtime.device.cuda.kernels.launch import overlapping
 
 _LOG2_E = 1.4426950408889634
-
-
-def _block(n_blocks: int, head_dim: int, is_even: bool) -> tuple[int, int, int]:
-    """Tokens at a time, stages and warps of a block of threads, as measured: many small blocks where all have about
-    the same to do; where few of them run, or some have far more to do than others, each must be fast alone."""
-    if is_even and n_blocks >= 1024:
-        return 32, 2, 2
-    if head_dim > 128:
-        return 64, 2, 4
-    return (128, 3, 4) if n_blocks <= 264 else (64, 3, 4)
 
 
 def attend(
@@ -40,7 +31,8 @@ def attend(
     *,
     n_items: int,
     tile: int,
-    is_even: bool,
+    block: Block,
+    head_steps: tuple[int, int],
 ) -> None:
     """Enqueues work items.
 
@@ -55,11 +47,11 @@ def attend(
         lse: [results, heads] float32: gets log2 of that sum.
         n_items: the grid, padding included.
         tile: (query, head) pairs of an item at most: 16, 32, 64.
-        is_even: whether items are about as long as each other.
+        block: from ``blocks.block_of``.
+        head_steps: ``Results.head_steps``.
     """
     n_heads, head_dim = q.shape[1:]
     n_kv_heads, page_size = k_cache.shape[2], k_cache.shape[1]
-    n_tokens, n_stages, n_warps = _block(n_items * n_kv_heads, head_dim, is_even)
     _attend[n_kv_heads, n_items](  # all heads of the first items, which are the longest, come first
         q,
         k_cache,
@@ -79,9 +71,12 @@ def attend(
         DIM=head_dim,
         PAGE=page_size,
         TILE=tile,
-        TOKENS=n_tokens,
-        STAGES=n_stages,
-        num_warps=n_warps,
+        TOKENS=block.n_tokens,
+        STAGES=block.n_stages,
+        IS_AHEAD=block.is_ahead,
+        KV_STEP=head_steps[0],
+        MEMBER_STEP=head_steps[1],
+        num_warps=block.n_warps,
         **overlapping(q),
     )
 
@@ -108,6 +103,9 @@ def _attend(
     TILE: tl.constexpr,
     TOKENS: tl.constexpr,
     STAGES: tl.constexpr,
+    IS_AHEAD: tl.constexpr,
+    KV_STEP: tl.constexpr,
+    MEMBER_STEP: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     # Items and order come by a copy, which no kernel overlaps; they may be read before the wait.
@@ -119,6 +117,8 @@ def _attend(
     begin = tl.load(item + 3 * column)
     end = tl.load(item + 4 * column)
     result = tl.load(item + 5 * column)
+    if n_queries == 0:  # padding; the items of the rows wait, so that nothing passes the kernel
+        return
     pair = tl.arange(0, TILE)
     query = pair // GROUP
     head = kv_head * GROUP + pair % GROUP
@@ -132,11 +132,15 @@ def _attend(
     summed = tl.zeros([TILE, DIM], tl.float32)
     highest = tl.full([TILE], float("-inf"), tl.float32)
     total = tl.zeros([TILE], tl.float32)
+    if IS_AHEAD:
+        first = begin + tl.arange(0, TOKENS)
+        page = tl.load(tables + first_entry + first // PAGE, first < end, 0)
     for start in tl.range(begin, end, TOKENS, num_stages=STAGES):
         token = start + tl.arange(0, TOKENS)
         is_token = token < end
-        page = tl.load(tables + first_entry + token // PAGE, is_token, 0).to(tl.int64)
-        line = page * page_stride + (token % PAGE) * (KV_HEADS * DIM) + kv_head * DIM
+        if not IS_AHEAD:
+            page = tl.load(tables + first_entry + token // PAGE, is_token, 0)
+        line = page.to(tl.int64) * page_stride + (token % PAGE) * (KV_HEADS * DIM) + kv_head * DIM
         place = line[:, None] + dim[None, :]
         key = tl.load(k_cache + place, is_token[:, None], 0.0)
         score = tl.dot(asked, tl.trans(key)) * scale
@@ -148,12 +152,15 @@ def _attend(
         highest = higher
         value = tl.load(v_cache + place, is_token[:, None], 0.0)
         summed = summed * kept[:, None] + tl.dot(weight.to(value.dtype), value)
+        if IS_AHEAD:
+            token += TOKENS
+            page = tl.load(tables + first_entry + token // PAGE, token < end, 0)
     attended = (summed / total[:, None]).to(out.dtype.element_ty)
     n_heads: tl.constexpr = GROUP * KV_HEADS
     if result < 0:
         target = row.to(tl.int64) * n_heads + head
         tl.store(out + target[:, None] * DIM + dim[None, :], attended, is_pair[:, None])
     else:
-        target = (result + query).to(tl.int64) * n_heads + head
+        target = (result + query).to(tl.int64) * n_heads + kv_head * KV_STEP + pair % GROUP * MEMBER_STEP
         tl.store(values + target[:, None] * DIM + dim[None, :], attended, is_pair[:, None])
         tl.store(lse + target, tl.log2(total) + highest, is_pair)

@@ -56,7 +56,7 @@ class TileSchedule:
         reads = np.minimum(lengths[rows] - n_tokens[rows] + (tiles + 1) * tile, lengths[rows])
         rows, tiles, costs = np.tile(rows, n_heads), np.tile(tiles, n_heads), np.tile(reads + 2 * tile, n_heads)
         heads = np.repeat(np.arange(n_heads), len(reads))
-        owners = _balanced(costs, n_processors)
+        owners = balanced(costs, n_processors)
         work = np.argsort(owners, kind="stable")
         rows = rows[work]
         ends = np.cumsum(np.bincount(owners, minlength=n_processors))
@@ -77,7 +77,7 @@ class TileSchedule:
         return cls(numbers, [4 * int(start) for start in starts[:-1]] + [0])
 
 
-def _balanced(costs: NDArray[np.int64], n_processors: int) -> NDArray[np.int64]:
+def balanced(costs: NDArray[np.int64], n_processors: int) -> NDArray[np.int64]:
     """[tiles]: who computes each."""
     owners = np.empty(len(costs), dtype=np.int64)
     loads = np.zeros(n_processors, dtype=np.int64)

@@ -4,42 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from radixkv.runtime.device.cuda.attention.work import Ints
 from radixkv.runtime.plan import SharedRun
 
+SharedKernel = Literal["fa2", "fa3"]
+"""FlashInfer's kernel for pages that many rows share."""
+
 
 @dataclass(frozen=True)
 class SharingCosts:
     """What reading shared pages costs, in nanoseconds, fitted to one H200 with 32 heads, 8 KV heads of 128, bf16.
 
-    Measured with bench/attention.py: flat decode of 256 rows x 1664 tokens, 1536 of them shared in 4 groups, takes
-    as long as reading each row's own tokens (1.0 ns each, 4 KiB of HBM), each group's once, and 0.35 to 0.47 ns
-    for each token that another row reads too (the L2 cache). Large tiles take 15 µs, and 1.3 ns for a token of a
-    tile of 128 (row, head) pairs: 18 µs for 128 rows x 512, 30 for 4 x 64 x 1536, 47 for 256 x 3072.
+    Measured: 64 to 512 rows that share 256 to 8,064 tokens in 1 to 64 groups. Flat or in small tiles, pages that
+    many read come from the L2 cache after the first; the large tiles' kernel reads them from memory, or is bound by
+    its products.
     """
 
     token_ns: float = 1.0
-    cached_token_ns: float = 0.35
-    large_tile_token_ns: float = 1.3
-    launches_ns: float = 23_000.0
-    """What a layer pays for any sharing: queries are put in order, large tiles launched, results merged."""
+    """4 KiB of memory."""
+    cached_token_ns: float = 0.5
+    """A token that another row reads too."""
+    cached_tile_token_ns: float = 0.65
+    """A token that another small tile reads too."""
+    large_tile_token_ns: float = 0.85
+    """A token of one large tile, of 128 (row, head) pairs."""
+    launches_ns: float = 12_000.0
+    """What a layer pays for any sharing: rows are cut where the shared pages end, and results merged."""
+    large_ns: float = 8_000.0
+    """What it pays for any large tiles: queries are copied, and one more kernel begins and ends."""
     run_ns: float = 100.0
     """What a run must save: its results are merged."""
 
-    def saved_ns(self, n_rows: int, n_tokens: float, n_small: int, n_large: int) -> tuple[float, bool]:
-        """What one run saves, and whether large tiles are better; without ``launches_ns``.
+    @classmethod
+    def of(cls, kernel: SharedKernel) -> SharingCosts:
+        """With that kernel for large tiles."""
+        return cls() if kernel == "fa3" else cls(large_tile_token_ns=1.7, large_ns=16_000.0)
 
-        Args:
-            n_small: small tiles that the rows fill.
-            n_large: large ones.
-        """
-        flat = n_tokens * (self.token_ns + (n_rows - 1) * self.cached_token_ns)
-        small = n_tokens * (self.token_ns + (n_small - 1) * self.cached_token_ns)
-        large = n_tokens * n_large * self.large_tile_token_ns
-        return flat - min(small, large) - self.run_ns, large < small
+    def saved_ns(self, n_rows: int, n_tokens: float, n_tiles: int, is_large: bool) -> float:
+        """What one run saves that is read in so many tiles; without ``launches_ns`` and ``large_ns``."""
+        flat = self.token_ns + (n_rows - 1) * self.cached_token_ns
+        if is_large:
+            tiled = max(self.token_ns, n_tiles * self.large_tile_token_ns)
+        else:
+            tiled = self.token_ns + (n_tiles - 1) * self.cached_tile_token_ns
+        return n_tokens * (flat - tiled) - self.run_ns
 
 
 @dataclass(frozen=True)
@@ -114,23 +126,44 @@ class SharingChoice:
         self, shared: Sequence[SharedRun], n_rows: int, max_small_tiles: int, max_large_tiles: int
     ) -> Sharing | None:
         nodes, owners = _forest(shared, n_rows)
-        for node in nodes:
-            node.absorb()
-            n_tokens = (node.end - node.first_page) * self._page_tokens
-            node.saved_ns, node.is_large = self._costs.saved_ns(node.n_rows, n_tokens, *self._tiles(node))
-            node.is_used = node.saved_ns > 0
-        left = {False: max_small_tiles, True: max_large_tiles}
-        for node in sorted(nodes, key=lambda node: -node.saved_ns):
-            n_tiles = self._tiles(node)[node.is_large]
-            node.is_used = node.is_used and n_tiles <= left[node.is_large]
-            left[node.is_large] -= n_tiles if node.is_used else 0
-        if sum(node.saved_ns for node in nodes if node.is_used) <= self._costs.launches_ns:
+        saved_ns = {n_large: self._use(nodes, max_small_tiles, n_large) for n_large in (max_large_tiles, 0)}
+        best = max(saved_ns, key=lambda n_large: saved_ns[n_large])
+        if saved_ns[best] <= 0:
             return None
+        self._use(nodes, max_small_tiles, best)
         return _in_order(nodes, owners)
 
-    def _tiles(self, node: _Node) -> tuple[int, int]:
-        """Small and large tiles that its rows fill."""
-        return -(-node.n_rows // self._small_rows), -(-node.n_rows // self._large_rows)
+    def _use(self, nodes: list[_Node], n_small: int, n_large: int) -> float:
+        """Decides for each run, with so many tiles at most; what that saves in all."""
+        for node in nodes:
+            node.absorb()
+            node.ways = self._ways(node, has_large=n_large > 0)
+            node.is_used = node.ways[0].saved_ns > 0
+        saved_ns, left = -self._costs.launches_ns, {False: n_small, True: n_large}
+        for node in sorted(nodes, key=lambda node: -node.ways[0].saved_ns):
+            way = next((way for way in node.ways if way.saved_ns > 0 and way.n_tiles <= left[way.is_large]), None)
+            node.is_used = way is not None
+            if way is not None:
+                node.is_large = way.is_large
+                left[way.is_large] -= way.n_tiles
+                saved_ns += way.saved_ns
+        return saved_ns - (self._costs.large_ns if left[True] < n_large else 0.0)
+
+    def _ways(self, node: _Node, *, has_large: bool) -> list[_Way]:
+        """Small tiles and large ones, the better first."""
+        n_tokens = (node.end - node.first_page) * self._page_tokens
+        ways = []
+        for is_large, n_rows in ((False, self._small_rows), (True, self._large_rows)):
+            n_tiles = -(-node.n_rows // n_rows)
+            if has_large or not is_large:
+                ways.append(_Way(self._costs.saved_ns(node.n_rows, n_tokens, n_tiles, is_large), n_tiles, is_large))
+        return sorted(ways, key=lambda way: -way.saved_ns)
+
+
+class _Way(NamedTuple):
+    saved_ns: float
+    n_tiles: int
+    is_large: bool
 
 
 class _Node:
@@ -146,7 +179,7 @@ class _Node:
         """Rows that are in no run behind it."""
         self.is_used = False
         self.is_large = False
-        self.saved_ns = 0.0
+        self.ways: list[_Way] = []
         self.place = 0
         """In the order in which each run comes before those behind it, and they before its neighbours."""
         self.covered = 0

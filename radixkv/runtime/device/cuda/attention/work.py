@@ -36,13 +36,21 @@ class Items:
     def __len__(self) -> int:
         return len(self.ends)
 
-    def cut(self, n_tokens: int) -> Items:
-        """The same in items of at most so many tokens, the longest first."""
-        n_parts = -(-(self.ends - self.begins) // n_tokens)
+    def cut(self, n_tokens: int, multiple: int = 1) -> Items:
+        """The same in items of at most so many tokens, the longest first; those of one item are equally long, but
+        for the last.
+
+        Args:
+            n_tokens: a multiple of ``multiple``, of which parts are.
+        """
+        lengths = self.ends - self.begins
+        n_parts = np.maximum(-(-lengths // n_tokens), 1)
+        sizes = -(-lengths // (n_parts * multiple)) * multiple
+        n_parts = -(-lengths // np.maximum(sizes, 1))
         item = np.repeat(np.arange(len(self)), n_parts)
         part = np.arange(len(item)) - np.repeat(np.cumsum(n_parts) - n_parts, n_parts)
-        begins = self.begins[item] + part * n_tokens
-        ends = np.minimum(begins + n_tokens, self.ends[item])
+        begins = self.begins[item] + part * sizes[item]
+        ends = np.minimum(begins + sizes[item], self.ends[item])
         order = np.argsort(begins - ends, kind="stable")
         item = item[order]
         return Items(
