@@ -7,16 +7,19 @@ Appends one JSON line a case:
     tokenizing  as paced, while two more clients send prompts of 100,000 characters over and over
     crowd       256 clients stream requests of 32 tokens each, a step every 15 ms, as a GPU gives them
     saturated   the same with a step every 5 ms: more than the frontend can send, so that chunks hold several tokens
+    fewshot     256 clients stream 32 tokens to texts of about 980 tokens (3,200 characters), a step every 11 ms
+    long        the same with texts of about 1,560 tokens (5,100 characters)
 
-Each has the processor time of the frontend's process, for a chunk and for a token, requests included; and the
-longest that its event loop was late. Clients and null runtime run on the same machine, so that of all figures
-processor time depends least on what else that does.
+Each has the processor time of the frontend's process, for a request, and for a chunk and a token, requests
+included; that of its event loop's thread; and the longest that the loop was late. Clients and null runtime run
+on the same machine, so that of all figures processor time depends least on what else that does.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -37,9 +40,13 @@ import uvloop
 from null_runtime import age_s
 
 from radixkv.bench.environment import environment
+from radixkv.bench.run import Bench
+from radixkv.bench.workloads import WorkloadChanges, load_workload
 
 HERE = Path(__file__).parent
 N_LONG_CLIENTS = 2
+N_QUESTIONS = 8192
+"""Behind one prefix: more than are asked in a run, as the server keeps the ids of what texts share."""
 LONG_PROMPT = "The rain in Spain stays mainly in the plain; 12 + 30 = 42. " * 1700
 PROMPT = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer:"
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
@@ -54,6 +61,8 @@ class Case:
     """Of each answer."""
     step_s: float
     n_long_clients: int = 0
+    n_shots: int = 0
+    """Worked examples before each question, as in the workload ``fewshot``; 0: one question, over and over."""
 
 
 CASES = {
@@ -61,6 +70,8 @@ CASES = {
     "tokenizing": Case(64, 16, 0.08, N_LONG_CLIENTS),
     "crowd": Case(256, 32, 0.015),
     "saturated": Case(256, 32, 0.005),
+    "fewshot": Case(256, 32, 0.011, n_shots=9),
+    "long": Case(256, 32, 0.011, n_shots=15),
 }
 
 
@@ -82,8 +93,16 @@ class Server:
 
     def processor_s(self) -> float:
         """What it has used, in all its threads, without the runtime's process."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
+        return _used_s(Path(f"/proc/{self.process.pid}/stat"))
+
+    def loop_s(self) -> float:
+        """What of it the event loop's thread has used."""
+        return _used_s(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/stat"))
+
+
+def _used_s(stat: Path) -> float:
+    fields = stat.read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
 
 
 @dataclass
@@ -118,10 +137,11 @@ async def measured(name: str, seconds: float) -> dict[str, object]:
     with started(case.step_s) as server:
         await clients(server.port, 2.0, case)  # the first requests import and allocate
         server.longest_delay_ms()
-        begun, processor_s = time.perf_counter(), server.processor_s()
+        begun, processor_s, loop_s = time.perf_counter(), server.processor_s(), server.loop_s()
         figures = await clients(server.port, seconds, case)
         duration = time.perf_counter() - begun
         processor_s = server.processor_s() - processor_s
+        loop_s = server.loop_s() - loop_s
         longest_delay_ms = server.longest_delay_ms()
     percentiles = quantiles(figures.ages_s, n=100)
     return {
@@ -135,6 +155,8 @@ async def measured(name: str, seconds: float) -> dict[str, object]:
         "chunks_per_s": round(figures.n_chunks / duration),
         "long_prompts": figures.n_long,
         "processor_pct": round(100 * processor_s / duration, 1),
+        "processor_us_per_request": round(1e6 * processor_s / figures.n_requests),
+        "loop_us_per_request": round(1e6 * loop_s / figures.n_requests),
         "processor_us_per_chunk": round(1e6 * processor_s / figures.n_chunks, 1),
         "processor_us_per_token": round(1e6 * processor_s / len(figures.ages_s), 1),
         "added_latency_p50_ms": round(median(figures.ages_s) * 1e3, 2),
@@ -148,13 +170,13 @@ async def clients(port: int, seconds: float, case: Case) -> Figures:
     """Streams requests until the time is over; each client ends the request that it has begun."""
     figures = Figures()
     deadline = time.monotonic() + seconds
-    short = request(PROMPT, case.n_tokens, stream=True, return_token_ids=True)
+    requests = itertools.cycle([streamed(prompt, case.n_tokens) for prompt in prompts(case.n_shots)])
     long = request(LONG_PROMPT, 1)
 
     async def client() -> None:
         reader = await connected(port, figures)
         while time.monotonic() < deadline:
-            await reader.ask(short)
+            await reader.ask(next(requests))
             figures.n_requests += 1
         reader.transport.close()
 
@@ -171,7 +193,29 @@ async def clients(port: int, seconds: float, case: Case) -> Figures:
     return figures
 
 
-def request(prompt: str, max_tokens: int, **options: bool) -> bytes:
+def prompts(n_shots: int) -> list[str]:
+    """What clients ask, in turn."""
+    if not n_shots:
+        return [PROMPT]
+    workload = load_workload("fewshot", WorkloadChanges(num_prompts=N_QUESTIONS, num_shots=n_shots))
+    asked = [next(session.turns())[0].prompt for session in Bench.make("fewshot", workload).sessions]
+    return [prompt for prompt in asked if isinstance(prompt, str)]
+
+
+def streamed(prompt: str, max_tokens: int) -> bytes:
+    """A request as `radixkv bench` sends it."""
+    return request(
+        prompt,
+        max_tokens,
+        temperature=0.0,
+        stream=True,
+        stream_options={"include_usage": True},
+        ignore_eos=True,
+        return_token_ids=True,
+    )
+
+
+def request(prompt: str, max_tokens: int, **options: object) -> bytes:
     """An HTTP request, whole."""
     body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, **options})
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

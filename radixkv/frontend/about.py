@@ -8,12 +8,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from radixkv.config import EngineConfig, ServerConfig
 from radixkv.errors import InvalidRequest, UnsupportedFeature
 from radixkv.frontend.client import Client
+from radixkv.frontend.http.route import route
 from radixkv.frontend.metrics import Metrics
 from radixkv.frontend.served import Served
 from radixkv.wire import Stats
@@ -21,19 +23,15 @@ from radixkv.wire import Stats
 
 def about_routes(
     client: Client, served: Served, metrics: Metrics, engine: EngineConfig, server: ServerConfig
-) -> APIRouter:
+) -> list[Route]:
     """``/version``, ``/server_info``, ``/model_info`` (both also with ``get_``) and ``/v1/loads``."""
-    router = APIRouter()
     # The package itself cannot be imported here: it stands for the engine, which brings torch.
     version = importlib.metadata.version("radixkv")
 
-    @router.get("/version")
-    async def show_version() -> Response:
+    async def show_version(request: Request) -> Response:
         return JSONResponse({"version": version})
 
-    @router.get("/server_info")
-    @router.get("/get_server_info")
-    async def server_info() -> Response:
+    async def server_info(request: Request) -> Response:
         state = msgspec.structs.asdict(await client.stats()) | _rates(metrics)
         del state["id"]
         info = _settings(engine, server) | {
@@ -46,9 +44,7 @@ def about_routes(
         }
         return JSONResponse(info)
 
-    @router.get("/model_info")
-    @router.get("/get_model_info")
-    async def model_info() -> Response:
+    async def model_info(request: Request) -> Response:
         return JSONResponse(
             {
                 "model_path": served.root,
@@ -63,7 +59,6 @@ def about_routes(
             }
         )
 
-    @router.get("/v1/loads")
     async def loads(request: Request) -> Response:
         _check_query(request)
         load = _load(await client.stats(), served, metrics)
@@ -84,7 +79,14 @@ def about_routes(
             }
         )
 
-    return router
+    return [
+        route("/version", show_version, "GET"),
+        route("/server_info", server_info, "GET"),
+        route("/get_server_info", server_info, "GET"),
+        route("/model_info", model_info, "GET"),
+        route("/get_model_info", model_info, "GET"),
+        route("/v1/loads", loads, "GET"),
+    ]
 
 
 def _settings(engine: EngineConfig, server: ServerConfig) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
 from starlette.responses import Response
 
 from radixkv.config import EngineConfig, ServerConfig
@@ -16,6 +18,7 @@ from radixkv.frontend.http.bodies import Bodies
 from radixkv.frontend.http.failure import MethodNotAllowed, RouteNotFound, error_response
 from radixkv.frontend.http.guard import KeyRequired, LocalOnly
 from radixkv.frontend.http.leaving import ClientGone
+from radixkv.frontend.http.route import route
 from radixkv.frontend.metrics import Metrics
 from radixkv.frontend.native import native_routes
 from radixkv.frontend.openai.routes import openai_routes
@@ -42,26 +45,28 @@ def build_app(
     client: Client, served: Served, metrics: Metrics, bodies: Bodies, engine: EngineConfig, server: ServerConfig
 ) -> FastAPI:
     """All routes over one client, and the guard before them."""
-    app = FastAPI(openapi_url=None, redirect_slashes=False)
-    if server.api_key is None:
-        app.add_middleware(LocalOnly)
-    else:
-        app.add_middleware(KeyRequired, key=server.api_key)
+    guard = Middleware(LocalOnly) if server.api_key is None else Middleware(KeyRequired, key=server.api_key)
     compat = server.metrics_compat
     repeat = None if compat is None else Repeat(compat, served.name, served.ready.page_size)
-    app.include_router(native_routes(client, metrics, repeat))
-    app.include_router(openai_routes(client, served, bodies))
-    app.include_router(generate_routes(client, served, bodies))
-    app.include_router(text_routes(client, served, bodies))
-    app.include_router(about_routes(client, served, metrics, engine, server))
-    app.add_exception_handler(RequestError, _render_error)
-    app.add_exception_handler(HTTPException, _render_http_exception)
-    app.add_exception_handler(ClientGone, _render_nothing)
-    app.add_exception_handler(Exception, _render_fault)
-
-    for path in NOT_BUILT:
-        app.add_api_route(path, _refuse_route, methods=["GET", "POST"])
-    return app
+    return FastAPI(
+        openapi_url=None,
+        redirect_slashes=False,
+        routes=[
+            *openai_routes(client, served, bodies),
+            *generate_routes(client, served, bodies),
+            *native_routes(client, metrics, repeat),
+            *text_routes(client, served, bodies),
+            *about_routes(client, served, metrics, engine, server),
+            *(route(path, _refuse_route, "GET", "POST") for path in NOT_BUILT),
+        ],
+        middleware=[guard],
+        exception_handlers={
+            RequestError: _render_error,
+            HTTPException: _render_http_exception,
+            ClientGone: _render_nothing,
+            Exception: _render_fault,
+        },
+    )
 
 
 async def _refuse_route(request: Request) -> Response:

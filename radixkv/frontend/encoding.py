@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from radixkv.errors import ContextLengthExceeded, InvalidRequest
 from radixkv.frontend.decoding import check_prompt_count, mixed_prompt
 from radixkv.frontend.served import Served
-from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import pack_tokens
 
-INLINE_CHARACTERS = 4096
-"""Longer texts are rendered and encoded in a thread, so that the event loop goes on."""
+_INLINE_CHARACTERS = 512
+"""Of texts that are encoded at once, which is sooner done than a change of threads;"""
+_GATHERED_CHARACTERS = 1 << 15
+"""longer ones are encoded with others that wait, and still longer ones alone, so that no other waits for them."""
 
 
 def separate(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
@@ -61,13 +62,20 @@ async def encode_texts(
             )
 
     def encoded(text: str) -> bytes:
-        return _encoded(tokenizer, text, limit, field, adds_special_tokens=adds_special_tokens)
+        return tokenizer.encode(text, limit, adds_special_tokens=adds_special_tokens)
 
-    if sum(map(len, texts)) <= INLINE_CHARACTERS:
-        return [encoded(text) for text in texts]
-    async with served.encoding:
-        # One thread call a text, so that a client's leaving ends the rest.
-        return [await asyncio.to_thread(encoded, text) for text in texts]
+    n_characters = sum(map(len, texts))
+    try:
+        if n_characters <= _INLINE_CHARACTERS:
+            return [encoded(text) for text in texts]
+        if n_characters <= _GATHERED_CHARACTERS:
+            return await served.encoder.encode(texts, adds_special_tokens=adds_special_tokens)
+        async with served.encoding:
+            # One thread call a text, so that a client's leaving ends the rest.
+            return [await asyncio.to_thread(encoded, text) for text in texts]
+    except InvalidRequest as error:
+        error.param = field
+        raise
 
 
 def check_ids(ids: Sequence[int], served: Served, field: str) -> None:
@@ -76,14 +84,6 @@ def check_ids(ids: Sequence[int], served: Served, field: str) -> None:
         raise InvalidRequest(
             f"{field} has a token id outside the vocabulary of {served.ready.vocab_size}", param=field
         )
-
-
-def _encoded(tokenizer: Tokenizer, text: str, limit: int, field: str, *, adds_special_tokens: bool) -> bytes:
-    try:
-        return tokenizer.encode(text, limit, adds_special_tokens=adds_special_tokens)
-    except InvalidRequest as error:
-        error.param = field
-        raise
 
 
 def _pack(ids: list[int], served: Served) -> bytes:

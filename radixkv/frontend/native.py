@@ -4,46 +4,48 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from radixkv.errors import UnsupportedFeature
 from radixkv.frontend.client import Client
 from radixkv.frontend.compat import Repeat
+from radixkv.frontend.http.route import route
 from radixkv.frontend.metrics import Metrics
 from radixkv.wire import Flushed
 
 
-def native_routes(client: Client, metrics: Metrics, repeat: Repeat | None) -> APIRouter:
+def native_routes(client: Client, metrics: Metrics, repeat: Repeat | None) -> list[Route]:
     """``/health`` and ``/ping``, ``/metrics``, ``/flush_cache`` and ``/reset_prefix_cache``.
 
     Args:
         repeat: under whose names metrics come a second time.
     """
-    router = APIRouter()
 
-    @router.api_route("/health", methods=["GET", "HEAD"])
-    @router.api_route("/ping", methods=["GET", "HEAD", "POST"])
-    async def health() -> Response:
+    async def health(request: Request) -> Response:
         return Response(status_code=200 if client.refusal is None else 503)
 
-    @router.get("/metrics")
-    async def render_metrics() -> Response:
+    async def render_metrics(request: Request) -> Response:
         text = metrics.render(await client.stats(), repeat)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @router.api_route("/flush_cache", methods=["GET", "POST"])
-    async def flush_cache() -> Response:
+    async def flush_cache(request: Request) -> Response:
         return JSONResponse(_what_was_done(await client.flush()))
 
-    @router.post("/reset_prefix_cache")
     async def reset_prefix_cache(request: Request) -> Response:
         for name in ("reset_running_requests", "reset_connector"):
             if request.query_params.get(name, "false").lower() not in ("false", "0"):
                 raise UnsupportedFeature(f"{name} is not supported in this release; leave it out", param=name)
         return JSONResponse(_what_was_done(await client.flush()))
 
-    return router
+    return [
+        route("/health", health, "GET", "HEAD"),
+        route("/ping", health, "GET", "HEAD", "POST"),
+        route("/metrics", render_metrics, "GET"),
+        route("/flush_cache", flush_cache, "GET", "POST"),
+        route("/reset_prefix_cache", reset_prefix_cache, "POST"),
+    ]
 
 
 def _what_was_done(flushed: Flushed) -> dict[str, Any]:

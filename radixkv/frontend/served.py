@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
+from radixkv.frontend.encoder import Encoder
 from radixkv.text.chat import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import Ready
@@ -31,6 +33,12 @@ class Served:
     """What the checkpoint recommends for fields that a request leaves out; ``max_new_tokens`` limits answers."""
     encoding: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a long text is encoded, which takes hundreds of bytes of memory for each token."""
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """Encodes texts that are not long. There must be a tokenizer."""
+        assert self.tokenizer is not None
+        return Encoder(self.tokenizer, self.max_prompt_and_answer)
 
     @property
     def max_prompt_and_answer(self) -> int:

@@ -6,16 +6,18 @@ import asyncio
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.client import Client
 from radixkv.frontend.decoding import BodyDecoder, check_messages, check_prompt
-from radixkv.frontend.encoding import INLINE_CHARACTERS, check_ids, encode, encode_texts, separate
+from radixkv.frontend.encoding import check_ids, encode, encode_texts, separate
 from radixkv.frontend.explanation import explanation
 from radixkv.frontend.http.bodies import Bodies
 from radixkv.frontend.http.leaving import unless_gone
+from radixkv.frontend.http.route import route
 from radixkv.frontend.openai.conversation import conversation_text
 from radixkv.frontend.openai.prompts import check_model, check_salt
 from radixkv.frontend.served import Served
@@ -23,6 +25,8 @@ from radixkv.frontend.unbuilt import Unbuilt, refuse_unbuilt
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import unpack_tokens
 
+_INLINE_CHARACTERS = 4096
+"""Of texts, and tokens, that are turned into the other at once; more are in a thread, so that the loop goes on."""
 MAX_CHARACTERS = 1 << 20
 """Of a text to tokenize, which may be longer than the context."""
 MAX_TOKENS = 1 << 18
@@ -66,30 +70,30 @@ class ExplainRequest(_TextRequest, kw_only=True):
     cache_salt: str | None = None
 
 
-def text_routes(client: Client, served: Served, bodies: Bodies) -> APIRouter:
+def text_routes(client: Client, served: Served, bodies: Bodies) -> list[Route]:
     """``/tokenize``, ``/detokenize`` and ``/cache/explain``."""
-    router = APIRouter()
 
-    @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         asked = await bodies.read(request, _tokenize.decode, MAX_CHARACTERS)
         return Response(
             await unless_gone(request.receive, _tokenized(asked, served)), media_type="application/json"
         )
 
-    @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         asked = await bodies.read(request, _detokenize.decode, MAX_TOKENS)
         return _json({"prompt": await unless_gone(request.receive, _text_of(asked, served))})
 
-    @router.post("/cache/explain")
     async def explain(request: Request) -> Response:
         asked = await bodies.read(request, _explain.decode, served.max_prompt_and_answer)
         tokens = await unless_gone(request.receive, _prompt_of(asked, served))
         explained = await client.explain(tokens, asked.cache_salt or "")
         return _json(explanation(explained, served.tokenizer))
 
-    return router
+    return [
+        route("/tokenize", tokenize, "POST"),
+        route("/detokenize", detokenize, "POST"),
+        route("/cache/explain", explain, "POST"),
+    ]
 
 
 def _check_text(raw: bytes, most: int) -> None:
@@ -127,7 +131,7 @@ async def _tokenized(asked: TokenizeRequest, served: Served) -> bytes:
         }
         return msgspec.json.encode(found)
 
-    if len(text) <= INLINE_CHARACTERS:
+    if len(text) <= _INLINE_CHARACTERS:
         return tokenized()
     async with served.encoding:
         return await asyncio.to_thread(tokenized)
@@ -138,7 +142,7 @@ async def _text_of(asked: DetokenizeRequest, served: Served) -> str:
     tokenizer = _tokenizer(served, "tokens")
     if asked.tokens:
         check_ids(asked.tokens, served, "tokens")
-    if len(asked.tokens) <= INLINE_CHARACTERS:
+    if len(asked.tokens) <= _INLINE_CHARACTERS:
         return tokenizer.decode(asked.tokens, skip_special_tokens=False)
     async with served.encoding:
         return await asyncio.to_thread(tokenizer.decode, asked.tokens, skip_special_tokens=False)

@@ -20,9 +20,10 @@ class IncrementalDecoder:
     is bad. Here only the bytes that are no character become U+FFFD: a character is shown with its last byte, and
     cannot be taken back when a bad byte follows.
 
-    The last few tokens stay as context. They are decoded again with each push, because a token's text depends on
-    what stands before it: a character whose bytes lie in several tokens, a leading space that is dropped at
-    the beginning only. No character is longer than four bytes, so that eight tokens are always enough.
+    Byte-level vocabularies give bytes, which are decoded as they come. Of others the last few tokens stay as
+    context. They are decoded again with each push, because a token's text depends on what stands before it: a
+    character whose bytes lie in several tokens, a leading space that is dropped at the beginning only. No character
+    is longer than four bytes, so that eight tokens are always enough.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
@@ -34,11 +35,20 @@ class IncrementalDecoder:
         """One token each, or the single-byte tokens of a whole character."""
         self._open: list[str] = []
         """The single-byte tokens of a character that is not complete."""
-        self._utf8 = codecs.getincrementaldecoder("utf-8")()
+        errors = "replace" if tokenizer.is_byte_level else "strict"
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors)
         self._n_shown = 0
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that became certain: whole characters only. O(new ids)."""
+        if self._tokenizer.is_byte_level:
+            piece = self._utf8.decode(self._tokenizer.join_bytes(ids, skip_special_tokens=self._skips_special))
+        else:
+            piece = self._push_units(ids)
+        self.n_characters += len(piece)
+        return piece
+
+    def _push_units(self, ids: Sequence[int]) -> str:
         n_units = len(self._units)
         for token_id in ids:
             token = self._tokenizer.token(token_id, skip_special_tokens=self._skips_special)
@@ -53,7 +63,6 @@ class IncrementalDecoder:
         if len(self._units) >= 2 * _CONTEXT:
             del self._units[:-_CONTEXT]
             self._n_shown = _n_certain(self._text())
-        self.n_characters += len(piece)
         return piece
 
     def whole(self, ids: Sequence[int]) -> str:
@@ -66,10 +75,13 @@ class IncrementalDecoder:
 
     def finish(self) -> str:
         """What is left when no more ids come; an incomplete character gives U+FFFD."""
-        self._close()
-        piece = self._text()[self._n_shown :]
-        self._units.clear()
-        self._n_shown = 0
+        if self._tokenizer.is_byte_level:
+            piece = self._utf8.decode(b"", final=True)
+        else:
+            self._close()
+            piece = self._text()[self._n_shown :]
+            self._units.clear()
+            self._n_shown = 0
         self.n_characters += len(piece)
         return piece
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import re
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
-from tokenizers import pre_tokenizers
+from tokenizers import decoders, pre_tokenizers
 
 from radixkv.errors import CheckpointError, ContextLengthExceeded, InvalidRequest
+from radixkv.text.stretches import Stretches, pack
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _CACHED_TOKENS = 1 << 15
@@ -25,13 +25,16 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
+        self._stretches = Stretches.of(backend)
         self._special = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
         self._decoder = backend.decoder
         self.joins_bytes = self._decoder is not None and self._decoder.decode(["<0x41>"]) == "A"
         """Whether single-byte tokens (``<0xE4>``) become characters, as in sentencepiece vocabularies."""
-        self._is_byte_level = self._decoder is not None and self._decoder.decode(["Ġ"]) == " "
+        self.is_byte_level = isinstance(self._decoder, decoders.ByteLevel)
+        """Whether a text is the bytes of its tokens, one after the other."""
+        self._names_bytes = self._decoder is not None and self._decoder.decode(["Ġ"]) == " "
         self.token_bytes = functools.lru_cache(_CACHED_TOKENS)(self._find_bytes)
         """The bytes that a token adds to a text, given its id; none beyond the vocabulary.
 
@@ -96,24 +99,24 @@ class Tokenizer:
             InvalidRequest: the text holds half of a surrogate pair, which is no character.
             ContextLengthExceeded: there are more than ``limit`` tokens.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(
-                f"the text has the lone surrogate U+{ord(text[error.start]):04X} at character {error.start}; "
-                "send whole characters",
-                param="prompt",
-            ) from error
-        # Of the package's ways to encode only those for batches let other threads run.
-        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=adds_special_tokens)
-        if limit is not None and len(encoding) > limit:
-            raise ContextLengthExceeded(
-                f"the prompt has {len(encoding)} tokens, but this model's maximum context length is {limit} "
-                "tokens; shorten it",
-                param="prompt",
-            )
-        ids = encoding.ids
-        return struct.pack(f"<{len(ids)}i", *ids)
+        (encoded,) = self.encode_all([text], limit, adds_special_tokens=adds_special_tokens)
+        if isinstance(encoded, InvalidRequest):
+            raise encoded
+        return encoded
+
+    def encode_all(
+        self, texts: Sequence[str], limit: int | None = None, *, adds_special_tokens: bool = True
+    ) -> list[bytes | InvalidRequest]:
+        """What ``encode`` gives for each text, or the error that it raises. All processors take part."""
+        errors = [_lone_surrogate(text) for text in texts]
+        whole = [text for text, error in zip(texts, errors, strict=True) if error is None]
+        if self._stretches is None:
+            # Of the package's ways to encode only those for batches let other threads run.
+            encodings = self._backend.encode_batch_fast(whole, add_special_tokens=adds_special_tokens)
+            found = iter([pack(encoding.ids) for encoding in encodings])
+        else:
+            found = iter(self._stretches.encode_all(whole, adds_special_tokens=adds_special_tokens))
+        return [_within(next(found), limit) if error is None else error for error in errors]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of all ids together; bytes that are no character give U+FFFD."""
@@ -127,6 +130,11 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """A token's text by itself, as beside log-probabilities; a part of a character gives U+FFFD."""
         return self.token_bytes(token_id).decode(errors="replace")
+
+    def join_bytes(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> bytes:
+        """The bytes of tokens of a byte-level vocabulary; part of a character may be first or last. O(ids)."""
+        special = self._special if skip_special_tokens else ()
+        return b"".join([self.token_bytes(token_id) for token_id in ids if token_id not in special])
 
     def join(self, tokens: Sequence[str]) -> str:
         """The text of tokens that are given by name; ``decode`` is this after looking the ids up."""
@@ -142,10 +150,32 @@ class Tokenizer:
             return b""
         if (byte := self.byte(token)) is not None:
             return byte
-        if self._is_byte_level and _BYTE_LETTERS.keys() >= set(token):
+        if self._names_bytes and _BYTE_LETTERS.keys() >= set(token):
             return bytes(_BYTE_LETTERS[letter] for letter in token)
         # What it adds to itself, because some decoders drop a space at the beginning of a text.
         return self.join([token, token])[len(self.join([token])) :].encode()
+
+
+def _lone_surrogate(text: str) -> InvalidRequest | None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return InvalidRequest(
+            f"the text has the lone surrogate U+{ord(text[error.start]):04X} at character {error.start}; "
+            "send whole characters",
+            param="prompt",
+        )
+    return None
+
+
+def _within(ids: bytes, limit: int | None) -> bytes | ContextLengthExceeded:
+    n_tokens = len(ids) // 4
+    if limit is None or n_tokens <= limit:
+        return ids
+    return ContextLengthExceeded(
+        f"the prompt has {n_tokens} tokens, but this model's maximum context length is {limit} tokens; shorten it",
+        param="prompt",
+    )
 
 
 def _byte_letters() -> dict[str, int]:

@@ -62,6 +62,7 @@ def test_a_reset_without_leases_does_not_speak_of_them(site: Site, monkeypatch: 
 
 def test_resets_that_do_more_are_refused_by_name(site: Site) -> None:
     assert site.http.get("/reset_prefix_cache").status_code == 405
+    assert site.http.head("/flush_cache").status_code == 405
     assert site.http.post("/reset_prefix_cache?reset_connector=false").status_code == 200
     for name in ("reset_connector", "reset_running_requests"):
         error = site.http.post(f"/reset_prefix_cache?{name}=true").json()["error"]

@@ -70,20 +70,20 @@ def test_no_piece_holds_part_of_a_character(tokenizer: Tokenizer, text: str, cut
     assert "".join([*pieces, decoder.finish()]) == whole
 
 
-def test_a_character_appears_with_its_last_byte() -> None:
-    decoder = IncrementalDecoder(byte_tokenizer())
+def test_a_character_appears_with_its_last_byte(byte_tokenizer: CountingTokenizer) -> None:
+    decoder = IncrementalDecoder(byte_tokenizer)
     assert [decoder.push([byte]) for byte in "é🎉".encode()] == ["", "é", "", "", "", "🎉"]
 
 
-def test_an_incomplete_character_is_shown_at_the_end_only() -> None:
-    decoder = IncrementalDecoder(byte_tokenizer())
+def test_an_incomplete_character_is_shown_at_the_end_only(byte_tokenizer: CountingTokenizer) -> None:
+    decoder = IncrementalDecoder(byte_tokenizer)
     assert [decoder.push([byte]) for byte in "🎉".encode()[:3]] == ["", "", ""]
     assert decoder.finish() == "\ufffd"
     assert decoder.finish() == ""
 
 
-def test_tokens_without_text_inside_a_character_do_not_break_it() -> None:
-    decoder = IncrementalDecoder(byte_tokenizer())
+def test_tokens_without_text_inside_a_character_do_not_break_it(byte_tokenizer: CountingTokenizer) -> None:
+    decoder = IncrementalDecoder(byte_tokenizer)
     first, *rest = "🎉".encode()
     beyond_vocabulary = 300
     ids = [*b"0123456789", first, *[beyond_vocabulary] * 40, *rest]
@@ -91,22 +91,22 @@ def test_tokens_without_text_inside_a_character_do_not_break_it() -> None:
 
 
 @pytest.mark.parametrize("text", ["a", "é", "日本", "🎉", "\ufffd"])
-def test_work_per_token_does_not_grow_with_the_answer(text: str) -> None:
-    backend = byte_tokenizer()
-    decoder = IncrementalDecoder(backend)
+def test_work_per_token_does_not_grow_with_the_answer(byte_tokenizer: CountingTokenizer, text: str) -> None:
+    decoder = IncrementalDecoder(byte_tokenizer)
     ids = list(text.encode()) * 2000
     pieces = [decoder.push([token]) for token in ids]
     assert "".join([*pieces, decoder.finish()]) == text * 2000
-    assert backend.n_decoded < 20 * len(ids)
+    assert byte_tokenizer.n_decoded < 20 * len(ids)
 
 
 @pytest.mark.parametrize("byte", [0x80, 0xE4, 0xF0, 0xFF])
-def test_work_per_token_does_not_grow_when_no_character_ever_ends(byte: int) -> None:
-    backend = byte_tokenizer()
-    decoder = IncrementalDecoder(backend)
+def test_work_per_token_does_not_grow_when_no_character_ever_ends(
+    byte_tokenizer: CountingTokenizer, byte: int
+) -> None:
+    decoder = IncrementalDecoder(byte_tokenizer)
     pieces = [decoder.push([byte]) for _ in range(3000)]
     assert "".join([*pieces, decoder.finish()]) == "\ufffd" * 3000
-    assert backend.n_decoded < 20 * 3000
+    assert byte_tokenizer.n_decoded < 20 * 3000
 
 
 def test_a_character_of_single_byte_tokens_appears_with_its_last_byte() -> None:
@@ -156,13 +156,14 @@ def named_bytes() -> CountingTokenizer:
     return CountingTokenizer(backend)
 
 
-def byte_tokenizer() -> CountingTokenizer:
-    """Token id = byte, as byte-level vocabularies name them."""
+@pytest.fixture(params=[decoders.ByteLevel(), decoders.Sequence([decoders.ByteLevel()])], ids=["bytes", "units"])
+def byte_tokenizer(request: pytest.FixtureRequest) -> CountingTokenizer:
+    """Token id = byte, as byte-level vocabularies name them; by a decoder that is known to be one, and not."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in visible]
     vocabulary = {chr(byte if byte in visible else 256 + hidden.index(byte)): byte for byte in range(256)}
     backend = Backend(models.BPE(vocabulary, []))
-    backend.decoder = decoders.ByteLevel()
+    backend.decoder = request.param
     return CountingTokenizer(backend)
 
 

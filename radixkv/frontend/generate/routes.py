@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from radixkv.frontend.answers import Delta
 from radixkv.frontend.choice import Choice, Piece
@@ -28,17 +29,16 @@ from radixkv.frontend.generate.prompts import Asked, asked_prompts
 from radixkv.frontend.generate.schema import GenerateRequest, parse_generate
 from radixkv.frontend.http.bodies import Bodies
 from radixkv.frontend.http.leaving import unless_gone
+from radixkv.frontend.http.route import route
 from radixkv.frontend.http.streaming import EventStream, event
 from radixkv.frontend.logprobs import ShowToken
 from radixkv.frontend.openai.reply import is_long
 from radixkv.frontend.served import Served
 
 
-def generate_routes(client: Client, served: Served, bodies: Bodies) -> APIRouter:
+def generate_routes(client: Client, served: Served, bodies: Bodies) -> list[Route]:
     """``/generate``."""
-    router = APIRouter()
 
-    @router.api_route("/generate", methods=["POST", "PUT"])
     async def generate(request: Request) -> Response:
         arrived = time.monotonic()
         body = await bodies.read(request, parse_generate, served.max_prompt_and_answer)
@@ -49,7 +49,7 @@ def generate_routes(client: Client, served: Served, bodies: Bodies) -> APIRouter
         reply = await unless_gone(request.receive, generation.whole(client))
         return Response(msgspec.json.encode(reply), media_type="application/json")
 
-    return router
+    return [route("/generate", generate, "POST", "PUT")]
 
 
 @dataclass

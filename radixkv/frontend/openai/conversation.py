@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 
 from radixkv.errors import ContextLengthExceeded, InvalidRequest
-from radixkv.frontend.encoding import INLINE_CHARACTERS
 from radixkv.frontend.served import Served
 from radixkv.text.chat import ChatTemplate
 from radixkv.text.messages import plain_messages
 
 MAX_MESSAGES = 4096
 """Of one conversation: templates may look at all messages for each of them."""
-_INLINE_MESSAGES = 32
+_INLINE_MESSAGES, _INLINE_CHARACTERS = 32, 1 << 15
+"""More are rendered in a thread, so that the event loop goes on; so many take less than a millisecond."""
 
 
 async def conversation_text(
@@ -63,7 +63,7 @@ async def conversation_text(
         "add_generation_prompt": add_generation_prompt,
         "continue_final_message": continue_final_message,
     }
-    if len(messages) <= _INLINE_MESSAGES and _n_characters(messages) <= INLINE_CHARACTERS:
+    if len(messages) <= _INLINE_MESSAGES and _n_characters(messages) <= _INLINE_CHARACTERS:
         return _text(template, messages, options)
     async with served.encoding:
         return await asyncio.to_thread(_text, template, messages, options)

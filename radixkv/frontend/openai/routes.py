@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from radixkv.frontend.client import Client
 from radixkv.frontend.http.bodies import Bodies
 from radixkv.frontend.http.leaving import unless_gone
+from radixkv.frontend.http.route import route
 from radixkv.frontend.http.streaming import EventStream
 from radixkv.frontend.openai.chat import ChatShape
 from radixkv.frontend.openai.completion import CompletionShape
@@ -19,20 +21,16 @@ from radixkv.frontend.openai.schema import parse_chat, parse_completion
 from radixkv.frontend.served import Served
 
 
-def openai_routes(client: Client, served: Served, bodies: Bodies) -> APIRouter:
+def openai_routes(client: Client, served: Served, bodies: Bodies) -> list[Route]:
     """``/v1/models``, ``/v1/completions`` and ``/v1/chat/completions``."""
-    router = APIRouter()
 
-    @router.get("/v1/models")
-    async def models() -> Response:
+    async def models(request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [_model(served)]})
 
-    @router.get("/v1/models/{name:path}")
-    async def model(name: str) -> Response:
-        check_model(name, served)
+    async def model(request: Request) -> Response:
+        check_model(request.path_params["name"], served)
         return JSONResponse(_model(served))
 
-    @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
         arrived = time.monotonic()
         asked = await bodies.read(request, parse_completion, served.max_prompt_and_answer)
@@ -42,7 +40,6 @@ def openai_routes(client: Client, served: Served, bodies: Bodies) -> APIRouter:
         reply = Reply(asked, shape, served, prompts, echoed=echoed, arrived=arrived)
         return await _response(request, reply, client, streams=bool(asked.stream))
 
-    @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         arrived = time.monotonic()
         asked = await bodies.read(request, parse_chat, served.max_prompt_and_answer)
@@ -50,7 +47,12 @@ def openai_routes(client: Client, served: Served, bodies: Bodies) -> APIRouter:
         reply = Reply(asked, ChatShape(asked, served.name), served, [prompt], arrived=arrived)
         return await _response(request, reply, client, streams=bool(asked.stream))
 
-    return router
+    return [
+        route("/v1/completions", completions, "POST"),
+        route("/v1/chat/completions", chat_completions, "POST"),
+        route("/v1/models", models, "GET"),
+        route("/v1/models/{name:path}", model, "GET"),
+    ]
 
 
 async def _response(request: Request, reply: Reply, client: Client, *, streams: bool) -> Response:
