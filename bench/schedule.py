@@ -9,16 +9,21 @@ result is made up at once. As in the runtime's loop, the cyclic collector is off
     blocked_by_memory   slots are free, but the pool is full: the queue is ranked and nobody fits
     generate            the whole of `LLM.generate` around such a device: 128 tokens for each row, from prompts of
                         512 token ids; also the time that it takes in all, by token
+
+With ``--workloads-file`` (as ``bench/engine.py`` takes it) its workloads run instead, from an empty cache, with the
+pool and the limits of an H200: milliseconds of the cache, and of the scheduler with the cache, best of five runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import importlib.util
 import json
 import time
 from array import array
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -44,6 +49,10 @@ N_PROMPT = 512
 N_OUTPUT = 128
 VOCAB_SIZE = 4096
 """The tiny model's."""
+H200_PAGES = 55_357
+"""Beside the weights of an 8B model."""
+
+Phases = Sequence[Sequence[tuple[list[int], int]]]
 
 
 def main() -> None:
@@ -53,10 +62,28 @@ def main() -> None:
     parser.add_argument("--waiting", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--case", action="append", choices=[*CASES, "generate"], help="those to run; default: all")
+    parser.add_argument(
+        "--workloads-file", type=Path, help="Python file with ALL: name -> function that gives phases"
+    )
     arguments = parser.parse_args()
+    figures: dict[str, object]
     with arguments.output_file.open("a", encoding="utf-8") as output:
+        if arguments.workloads_file is not None:
+            for name, make_phases in load_workloads(arguments.workloads_file).items():
+                phases = make_phases()
+                cache_s, schedule_s, n_steps = min(workload(phases) for _ in range(5))
+                figures = {
+                    "case": name,
+                    "cache_ms": round(cache_s * 1e3, 2),
+                    "schedule_ms": round(schedule_s * 1e3, 2),
+                }
+                figures |= {"steps": n_steps}
+                print(json.dumps(figures))
+                figures |= {"date": date.today().isoformat(), "environment": environment()}
+                output.write(json.dumps(figures) + "\n")
+            return
         for name in arguments.case or [*CASES, "generate"]:
-            figures: dict[str, object] = {"case": name, "rows": arguments.rows}
+            figures = {"case": name, "rows": arguments.rows}
             if name == "generate":
                 times_ms, wall_s = generate(arguments.rows)
                 figures["us_per_token"] = round(wall_s * 1e6 / (arguments.rows * N_OUTPUT), 2)
@@ -143,6 +170,9 @@ class NullDevice:
         self._rng = Random(2)
         self._tokens = [self._rng.randrange(10, VOCAB_SIZE) for _ in range(1 << 16)]
 
+    def close(self) -> None:
+        """It holds nothing."""
+
     def launch(self, plan: StepPlan) -> NullPending:
         self.n_rows = sum(row.sampling is not None for row in plan.rows)
         start = self._rng.randrange(len(self._tokens) - len(plan.rows))
@@ -169,6 +199,50 @@ def measure(scheduler: Scheduler, n_steps: int) -> list[float]:
         assert plan is not None
         scheduler.complete(plan, _result(plan))
     return times_ms
+
+
+def load_workloads(path: Path) -> dict[str, Callable[[], Phases]]:
+    """``ALL`` of a Python file that need not be in any package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None, f"{path} is no Python file"
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    workloads: dict[str, Callable[[], Phases]] = module.ALL
+    return workloads
+
+
+def workload(phases: Phases) -> tuple[float, float, int]:
+    """Seconds of the cache, seconds of the scheduler with the cache's, and steps.
+
+    All requests of a phase wait at its start. As in the runtime's loop, a step is launched before the result of the
+    one before it is taken.
+    """
+    config = SchedulerConfig(max_num_seqs=512, max_num_batched_tokens=8192)
+    scheduler = Scheduler(PageCache(H200_PAGES, PAGE_SIZE), config, finds_shared_runs=True)
+    seconds, n_steps = 0.0, 0
+    launched: deque[StepPlan] = deque()
+    gc.collect()
+    gc.disable()
+    for phase in phases:
+        for number, (prompt, n_new) in enumerate(phase):
+            tokens = bytearray(array("i", prompt).tobytes())
+            scheduler.add(Request(str(number), Namespace(), tokens, n_prompt=len(prompt), max_tokens=n_new))
+        while not scheduler.is_idle:
+            begun = time.perf_counter()
+            plan = scheduler.schedule()
+            seconds += time.perf_counter() - begun
+            if plan is not None:
+                launched.append(plan)
+                n_steps += 1
+            if len(launched) > 1 or (plan is None and launched):
+                oldest = launched.popleft()
+                result = _result(oldest)
+                begun = time.perf_counter()
+                scheduler.complete(oldest, result)
+                seconds += time.perf_counter() - begun
+    gc.enable()
+    return scheduler.cache.seconds, seconds, n_steps
 
 
 def _filled(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from radixkv.errors import InvariantError
 from radixkv.runtime.request import TOKEN_BYTES, Holding, Retired
@@ -34,6 +34,16 @@ def _timed(
             self.seconds += perf_counter() - begun
 
     return timed
+
+
+class Covered(NamedTuple):
+    """What a row that is done and finite has covered: a request's tokens up to ``n_tokens``."""
+
+    holding: Holding
+    tokens: bytearray
+    n_tokens: int
+    last_read: int
+    """The newest step that may still read the table as it is."""
 
 
 class PageCache:
@@ -86,7 +96,7 @@ class PageCache:
         return [match(namespace, tokens) for namespace, tokens in prompts]
 
     @_timed
-    def open(self, namespace: Namespace, tokens: bytes, *, reads: bool = True, private: bool = False) -> Holding:
+    def open(self, namespace: Namespace, tokens: bytes, reads: bool = True, private: bool = False) -> Holding:
         """A holding that leases the longest cached prefix. O(pages leased).
 
         Args:
@@ -122,6 +132,16 @@ class PageCache:
         return True
 
     @_timed
+    def lengthen(self, holdings: Sequence[Holding]) -> bool:
+        """Lets each table have one page more, if so many are free; False and no change if not. O(holdings)."""
+        if len(holdings) > len(self._free):
+            return False
+        for holding in holdings:
+            holding.table.append(self._free.pop())
+        self._n_held += len(holdings)
+        return True
+
+    @_timed
     def fork(self, holding: Holding, n_tokens: int, n_pages: int) -> Holding:
         """A second holding of the first ``n_tokens``: the lease pinned once more, and copies of the tail's pages.
 
@@ -141,8 +161,8 @@ class PageCache:
         return second
 
     @_timed
-    def commit(self, holding: Holding, tokens: bytearray, n_tokens: int, *, step: int, last_read: int) -> int:
-        """Gives the tail's pages up to ``n_tokens`` to the tree. O(pages committed), amortised.
+    def commit(self, holding: Holding, tokens: bytearray, n_tokens: int, step: int, last_read: int) -> int:
+        """Gives the tail's pages up to ``n_tokens``, which ``step`` writes, to the tree. O(new pages) amortised.
 
         Where the tree has the same tokens already, the table is pointed at the tree's pages first, and its own
         duplicates are retired until step ``last_read``, the newest that may still read them, is done.
@@ -150,34 +170,23 @@ class PageCache:
         Returns:
             Pages, from the table's start, that were in the tree before this call: their KV must not be written.
         """
-        first, last = holding.n_leased, n_tokens // self.page_size
-        if holding.lease is None or last <= first:
-            return first
-        page_bytes = self.page_size * TOKEN_BYTES
-        key = bytes(memoryview(tokens)[first * page_bytes : last * page_bytes])
-        commit = self.tree.commit(holding.lease, key, holding.table[first:last], step)
-        n_duplicates = len(commit.canonical)
-        if n_duplicates:
-            duplicates = holding.table[first : first + n_duplicates]
-            holding.table[first : first + n_duplicates] = commit.canonical
-            holding.n_sent = min(holding.n_sent, first)
-            holding.retired += [Retired(last_read, first + i, page) for i, page in enumerate(duplicates)]
-        holding.n_leased += commit.n_pages
-        self._n_held -= commit.n_pages - n_duplicates
-        return first + n_duplicates
+        return self._commit(holding, tokens, n_tokens, step, last_read)
 
     @_timed
-    def settle(self, holding: Holding, n_tokens: int, *, step: int) -> None:
+    def settle(self, holding: Holding, n_tokens: int, step: int) -> None:
         """A row of ``step`` is done and finite up to ``n_tokens``: the pages that it read may be relied on.
 
         A row that knew the table from before duplicates left it has not read the tree's pages in their place.
         O(unsettled edges + retired).
         """
-        if holding.lease is not None:
-            if holding.retired:
-                replaced = min((r.entry for r in holding.retired if r.last_read >= step), default=holding.n_leased)
-                n_tokens = min(n_tokens, replaced * self.page_size)
-            self.tree.settle(holding.lease, n_tokens)
+        self._settle(holding, n_tokens, step)
+
+    @_timed
+    def cover(self, rows: Iterable[Covered], step: int) -> None:
+        """Rows of ``step`` are done and finite: ``commit`` of the pages that they have filled, and ``settle``."""
+        for holding, tokens, n_tokens, last_read in rows:
+            self._commit(holding, tokens, n_tokens, step, last_read)
+            self._settle(holding, n_tokens, step)
 
     @_timed
     def reap(self, holding: Holding, step: int) -> None:
@@ -206,7 +215,7 @@ class PageCache:
 
     @_timed
     def shared_runs(self, leases: Sequence[Lease | None]) -> list[SharedRun]:
-        """Which of the leases hold the same pages. O(edges + shared edges log shared edges)."""
+        """Which of the leases hold the same pages. O(edges)."""
         return self.tree.shared_runs(leases)
 
     @_timed
@@ -273,6 +282,31 @@ class PageCache:
     def free_pages(self) -> Iterator[int]:
         """The free pages. O(free)."""
         return iter(self._free)
+
+    def _commit(self, holding: Holding, tokens: bytearray, n_tokens: int, step: int, last_read: int) -> int:
+        first, last = holding.n_leased, n_tokens // self.page_size
+        lease = holding.lease
+        if lease is None or last <= first:
+            return first
+        page_bytes = self.page_size * TOKEN_BYTES
+        pages = holding.table[first:last]
+        canonical = self.tree.commit(lease, tokens[first * page_bytes : last * page_bytes], pages, step)
+        if canonical:
+            n_duplicates = len(canonical)
+            holding.table[first : first + n_duplicates] = canonical
+            holding.n_sent = min(holding.n_sent, first)
+            holding.retired += [Retired(last_read, first + i, page) for i, page in enumerate(pages[:n_duplicates])]
+        holding.n_leased = lease.n_tokens // self.page_size
+        self._n_held -= holding.n_leased - first - len(canonical)
+        return first + len(canonical)
+
+    def _settle(self, holding: Holding, n_tokens: int, step: int) -> None:
+        if holding.lease is None:
+            return
+        if holding.retired:
+            replaced = min((r.entry for r in holding.retired if r.last_read >= step), default=holding.n_leased)
+            n_tokens = min(n_tokens, replaced * self.page_size)
+        self.tree.settle(holding.lease, n_tokens)
 
     def _allot(self, holding: Holding, n_missing: int) -> None:
         n_short = n_missing - len(self._free)

@@ -8,6 +8,12 @@ from radixkv.runtime.cache import PageCache
 from radixkv.runtime.request import Holding, Phase, Request, held
 from radixkv.runtime.waiting import WaitingQueue
 
+_GROWTH_TOKENS = 16
+"""Room that an admission leaves for each running row, so that no retraction follows it at once."""
+_GROWTH_PARTS = 24
+"""It leaves no more than one in so many of the pool's pages: where many short sequences run, they end as fast as
+they grow."""
+
 
 class RunningRequests:
     """Requests that go on, in the order of their admission, and those that *drain*: they have ended or been
@@ -20,6 +26,7 @@ class RunningRequests:
         self._free_slots = list(range(n_slots - 1, -1, -1))
         self._going: dict[Request, None] = {}
         self._draining: dict[Request, None] = {}
+        self._most_growth = -(-cache.n_pages // _GROWTH_PARTS)
 
     def __len__(self) -> int:
         return len(self._going)
@@ -52,11 +59,9 @@ class RunningRequests:
         return [held(request) for request in (*self._going, *self._draining)]
 
     def open(self, request: Request) -> bool:
-        """A slot and a lease for a waiting request, if there is room for the rest and one page for each running
-        row."""
-        holding = self._cache.open(
-            request.namespace, request.key, reads=request.reads_cache, private=request.private
-        )
+        """A slot and a lease for a waiting request, if there is room for the rest, and for the running rows to
+        grow."""
+        holding = self._cache.open(request.namespace, request.key, request.reads_cache, request.private)
         n_tokens = request.n_prompt + request.max_tokens - 1 if request.returned else request.n_known
         if not self._has_room(self._cache.pages_for(n_tokens) - holding.n_leased):
             self._cache.close(holding)
@@ -148,5 +153,6 @@ class RunningRequests:
         request.needs_history = request.sampling.has_penalties
 
     def _has_room(self, n_pages: int) -> bool:
-        """Whether there are so many pages, and one for each running row."""
-        return max(0, n_pages) + len(self._going) <= self._cache.n_available
+        """Whether there are so many pages, and some for the running rows to grow. O(1)."""
+        n_growth = min(self._cache.pages_for(_GROWTH_TOKENS * len(self._going)), self._most_growth)
+        return max(0, n_pages) + n_growth <= self._cache.n_available

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from radixkv.config import SchedulerConfig
 from radixkv.errors import InvariantError, QueueFull, QueueTimeout
-from radixkv.runtime.cache import PageCache
+from radixkv.runtime.cache import Covered, PageCache
 from radixkv.runtime.failures import quarantine, undo_steps
 from radixkv.runtime.plan import Row, StepPlan, StepResult
 from radixkv.runtime.request import TOKEN_BYTES, Phase, Request, Update, held
@@ -131,22 +131,20 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next plan, or None if nothing can run before an older plan ends. O(running + admissions)."""
-        rows: list[Row] = []
-        requests: list[Request] = []
-        prefilling = []
+        decoding: list[Request] = []
+        prefilling: list[Request] = []
         for request in self.running:
-            if request.phase is not Phase.RUNNING or request.is_sampled_out:
-                continue
-            start = request.n_scheduled
-            if not request.is_decoding:
-                prefilling.append(request)
-            elif self._make_room(request, start + 1):
-                rows.append(self._row(request, start, start + 1, start))
-                requests.append(request)
+            if request.phase is Phase.RUNNING and not request.is_sampled_out:
+                (decoding if request.is_decoding else prefilling).append(request)
+        rows, requests = self._continued(decoding)
         n_decoding = len(rows)
         budget = self._max_tokens - n_decoding
         for request in prefilling:
-            row = self._chunk(request, budget) if request.phase is Phase.RUNNING else None
+            if request.phase is not Phase.RUNNING:
+                continue
+            if request.reads_cache:
+                self.cache.extend(held(request), request.tokens)
+            row = self._chunk(request, budget)
             if row is not None:
                 rows.append(row)
                 requests.append(request)
@@ -169,10 +167,17 @@ class Scheduler:
         assert launched.plan is plan, "results come in the order of the plans"
         updates: list[Update] = []
         rows = list(zip(plan.rows, launched.requests, result.tokens, result.finite, strict=True))
+        covered: list[Covered] = []
         for row, request, _, finite in rows:
             self._land(row, request)
-            if finite and not request.discards and not held(request).is_settled:
-                self.cache.settle(held(request), row.start + row.n_tokens, step=plan.step)
+            if finite and not request.discards:
+                holding, end = held(request), row.start + row.n_tokens
+                fills_page = end >= (holding.n_leased + 1) * self.cache.page_size and holding.fills_tree
+                if request.phase is Phase.ENDED:
+                    self.cache.settle(holding, end, plan.step)
+                elif fills_page or not holding.is_settled:
+                    covered.append(Covered(holding, request.tokens, end, request.last_step))
+        self.cache.cover(covered, plan.step)
         if not all(result.finite):
             for _, request, _, finite in rows:
                 if not finite:
@@ -184,7 +189,7 @@ class Scheduler:
                     updates.append(Update(request, scores=stretch))
                 if row.sampling is not None:
                     logprobs = result.logprobs[index] if result.logprobs else None
-                    updates.append(self._accept(request, row, token, logprobs, plan.step))
+                    updates.append(self._accept(request, token, logprobs))
             holding = held(request)
             if holding.retired and not request.n_borrowers:
                 self.cache.reap(holding, plan.step)
@@ -213,6 +218,20 @@ class Scheduler:
         n_held = self.cache.n_pages - self.cache.n_available
         if self.is_idle and n_held:
             raise InvariantError(f"nothing runs, but {n_held} pages are leased, detached or held")
+
+    def _continued(self, decoding: list[Request]) -> tuple[list[Row], list[Request]]:
+        """The next tokens' rows, and whose they are: of those for whom there are pages."""
+        page_size = self.cache.page_size
+        full = [held(r) for r in decoding if r.n_scheduled == len(held(r).table) * page_size]
+        has_pages = self.cache.lengthen(full)  # all at once, where nobody has to give way
+        rows: list[Row] = []
+        requests: list[Request] = []
+        for request in decoding:
+            start = request.n_scheduled
+            if has_pages or (request.phase is Phase.RUNNING and self._make_room(request, start + 1)):
+                rows.append(self._row(request, start, start + 1, start))
+                requests.append(request)
+        return rows, requests
 
     def _admit(self, budget: int) -> list[tuple[Request, Row]]:
         admitted: list[tuple[Request, Row]] = []
@@ -254,7 +273,6 @@ class Scheduler:
         """The next chunk of a prompt, committed; chunks but the last end on a page boundary."""
         holding, page_size = held(request), self.cache.page_size
         if request.reads_cache:
-            self.cache.extend(holding, request.tokens)
             n_cached = min(holding.n_leased * page_size, request.n_known - 1)
             request.n_scheduled = max(request.n_scheduled, n_cached)
         end = min(request.n_known, request.n_scheduled + budget)
@@ -262,7 +280,7 @@ class Scheduler:
             end -= end % page_size
         if end <= request.n_scheduled or not self._make_room(request, end):
             return None
-        n_in_tree = self.cache.commit(holding, request.tokens, end, step=self._n_steps, last_read=request.last_step)
+        n_in_tree = self.cache.commit(holding, request.tokens, end, self._n_steps, request.last_step)
         write_start = min(end, max(request.n_scheduled, n_in_tree * page_size))
         return self._row(request, request.n_scheduled, end, write_start)
 
@@ -316,16 +334,12 @@ class Scheduler:
         if request.leader is not None:
             self.running.end_copy(request)
 
-    def _accept(self, request: Request, row: Row, token: int, logprobs: TokenLogprobs | None, step: int) -> Update:
-        """Appends a token; commits the pages that the answer has filled; lets the other choices fork."""
+    def _accept(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> Update:
+        """Appends a token; lets the other choices fork."""
         request.tokens += token.to_bytes(TOKEN_BYTES, "little")
         request.trial_rows = None
         if request.n_cached is None:
             request.count_cached()
-        holding, end = held(request), row.start + row.n_tokens
-        if end >= (holding.n_leased + 1) * self.cache.page_size and holding.fills_tree:
-            self.cache.commit(holding, request.tokens, end, step=step, last_read=request.last_step)
-            self.cache.settle(holding, end, step=step)
         if request.followers:
             self.running.fork(request)
         reason = None

@@ -44,7 +44,7 @@ class Forest:
         """The namespace's root, made if it is missing. O(1)."""
         root = self.roots.get(namespace)
         if root is None:
-            root = self._node(namespace, None, b"", array("i"), tick=0, step=0)
+            root = self._node(namespace, None, bytearray(), [], tick=0, step=0)
             root.digests = array("Q", (namespace_digest(self._digest, namespace),))
             self.roots[namespace] = root
         return root
@@ -71,7 +71,7 @@ class Forest:
         n_pages = len(node.pages)
         if node.detached:
             self.n_detached -= n_pages
-            freed = node.pages.tolist()
+            freed = node.pages
             node.unlink()
             return freed
         self.n_leased -= n_pages
@@ -85,7 +85,7 @@ class Forest:
             self._offer(node)
         return freed
 
-    def append(self, node: Node, tokens: bytes, pages: Sequence[int], step: int) -> Node:
+    def append(self, node: Node, tokens: bytes | bytearray, pages: Sequence[int], step: int) -> Node:
         """Adds pages behind the end of a leased node of which no child begins with the first of them.
 
         Returns the node that holds them: the same one if it is a leaf of one lease, else a new child that is
@@ -94,17 +94,15 @@ class Forest:
         self.version += 1
         self.n_leased += len(pages)
         if node.children is None and node.n_leases == 1 and node.parent is not None:
-            if not isinstance(node.key, bytearray):
-                node.key = bytearray(node.key)
             node.key += tokens
-            node.pages.extend(pages)
+            node.pages += pages
             node.step = step
             return node
-        child = self._node(node.namespace, node, tokens, array("i", pages), tick=node.tick, step=step)
+        child = self._node(node.namespace, node, bytearray(tokens), list(pages), tick=node.tick, step=step)
         child.n_leases = 1
         if node.children is None:
             node.children = Children()
-        node.children.add(self._first_page(child), child)
+        node.children.add(bytes(tokens[: self.width]), child)
         return child
 
     def split(self, node: Node, n_pages: int) -> Node:
@@ -117,7 +115,7 @@ class Forest:
         assert parent.children is not None
         cut = n_pages * self.width
         upper = self._node(
-            node.namespace, parent, bytes(node.key[:cut]), node.pages[:n_pages], tick=node.tick, step=node.step
+            node.namespace, parent, node.key[:cut], node.pages[:n_pages], tick=node.tick, step=node.step
         )
         upper.n_leases = node.n_leases
         upper.n_settled = min(node.n_settled, n_pages)
@@ -141,13 +139,11 @@ class Forest:
         self.version += 1
         self.n_evictable -= len(leaf.pages) - n_kept
         if n_kept == 0:
-            tokens, pages = bytes(leaf.key), leaf.pages.tolist()
+            tokens, pages = bytes(leaf.key), leaf.pages
             self._remove(leaf)
             return tokens, pages
         at = n_kept * self.width
-        if not isinstance(leaf.key, bytearray):
-            leaf.key = bytearray(leaf.key)
-        tokens, pages = bytes(leaf.key[at:]), leaf.pages[n_kept:].tolist()
+        tokens, pages = bytes(leaf.key[at:]), leaf.pages[n_kept:]
         del leaf.key[at:]
         del leaf.pages[n_kept:]
         if leaf.digests is not None:
@@ -196,7 +192,7 @@ class Forest:
                 waiting.extend(node.children.values())
 
     def _node(
-        self, namespace: Namespace, parent: Node | None, key: bytes, pages: array[int], *, tick: int, step: int
+        self, namespace: Namespace, parent: Node | None, key: bytearray, pages: list[int], *, tick: int, step: int
     ) -> Node:
         self._n_serials += 1
         return Node(namespace, parent, key, pages, tick=tick, serial=self._n_serials, step=step)

@@ -43,8 +43,8 @@ class Node:
         self,
         namespace: Namespace,
         parent: Node | None,
-        key: bytes | bytearray,
-        pages: array[int],
+        key: bytearray,
+        pages: list[int],
         *,
         tick: int,
         serial: int,
@@ -53,7 +53,7 @@ class Node:
         self.namespace = namespace
         self.parent = parent
         self.key = key
-        """The run's tokens, little-endian int32; a bytearray once the run has grown or shrunk in place."""
+        """The run's tokens, little-endian int32."""
         self.pages = pages
         self.children: Children | None = None
         """None without children, and in every detached node."""
@@ -75,8 +75,8 @@ class Node:
         self.parent = None
         self.children = None
         self.digests = None
-        self.key = b""
-        self.pages = array("i")
+        self.key = bytearray()
+        self.pages = []
 
 
 class Lease:
@@ -109,20 +109,34 @@ def walk(node: Node, tokens: bytes, width: int) -> tuple[list[Node], int, Node |
     """
     path: list[Node] = []
     start = 0
-    last = len(tokens) - width
-    while (children := node.children) is not None and start <= last:
+    children = node.children
+    while children is not None:
         child = children.get(tokens[start : start + width])
         if child is None:
             break
-        if not tokens.startswith(child.key, start):
-            return path, start, child, _common_pages(child.key, tokens, start, width)
+        key = child.key
+        if not tokens.startswith(key, start):
+            return path, start, child, _common_pages(key, tokens, start, width)
         path.append(child)
-        start += len(child.key)
-        node = child
+        start += len(key)
+        children = child.children
     return path, start, None, 0
 
 
-def _common_pages(key: bytes | bytearray, tokens: bytes, start: int, width: int) -> int:
+def n_matching(node: Node, tokens: bytes, width: int) -> int:
+    """How many bytes ``walk`` goes; it is asked of every prompt that waits, and so written out."""
+    start = 0
+    children = node.children
+    while children is not None and (child := children.get(tokens[start : start + width])) is not None:
+        key = child.key
+        if not tokens.startswith(key, start):
+            return start + width * _common_pages(key, tokens, start, width)
+        start += len(key)
+        children = child.children
+    return start
+
+
+def _common_pages(key: bytearray, tokens: bytes, start: int, width: int) -> int:
     """How many leading pages ``key`` has in common with ``tokens[start:]``, the first of which is known to be.
 
     Halves the rest at each compare, so that fewer bytes than the key has are copied and compared.

@@ -10,20 +10,10 @@ from radixkv.tree.digest import Digest, RecentDigests, chained_xxh3_64, digest_a
 from radixkv.tree.explain import Explanation, explain_match
 from radixkv.tree.forest import Forest
 from radixkv.tree.invariants import check_counts, check_forest
-from radixkv.tree.node import Lease, Namespace, Node, walk
+from radixkv.tree.node import Lease, Namespace, Node, n_matching, walk
 from radixkv.tree.sharing import SharedRun, find_shared_runs
 
 _EVICTED_RUNS_REMEMBERED = 1 << 14
-
-
-class Commit(NamedTuple):
-    """What became of committed pages."""
-
-    n_pages: int
-    """Pages that the lease moved over: all of them, or 0 because the lease is detached."""
-    canonical: list[int]
-    """The tree's pages for the first ``len(canonical)`` of the given ones, which were cached already: the given
-    ones are duplicates, to be freed once no table names them."""
 
 
 class EvictedRun(NamedTuple):
@@ -94,10 +84,7 @@ class RadixTree:
     def match(self, namespace: Namespace, tokens: bytes) -> int:
         """How many of the tokens are cached, in whole pages. Reads only. O(edges)."""
         root = self._forest.roots.get(namespace)
-        if root is None or root.children is None or tokens[: self._width] not in root.children:
-            return 0  # Most prompts that wait: sooner than by a walk.
-        _, end, partial, n_pages = walk(root, tokens, self._width)
-        return end // 4 if partial is None else end // 4 + n_pages * self._page_size
+        return 0 if root is None else n_matching(root, tokens, self._width) // 4
 
     def lease(self, namespace: Namespace, tokens: bytes) -> Lease:
         """Pins the longest cached prefix of the tokens in whole pages, if only the empty one, and touches it.
@@ -131,28 +118,31 @@ class RadixTree:
         self._require_open(lease)
         return _pages(self._advance(lease, tokens))
 
-    def commit(self, lease: Lease, tokens: bytes, pages: Sequence[int], step: int) -> Commit:
+    def commit(self, lease: Lease, tokens: bytes | bytearray, pages: Sequence[int], step: int) -> list[int]:
         """Takes the pages of the tokens that follow the lease's end, which ``step`` writes; moves the lease
-        behind them.
+        behind them. A detached lease takes nothing, and stays where it is.
 
-        A detached lease takes nothing. Raises ``InvariantError`` if the tokens do not fill the pages.
-        O(new pages) amortised.
+        Returns the tree's pages for the first of the given ones, as far as the tokens were cached already: those
+        given are duplicates, to be freed once no table names them. Raises ``InvariantError`` if the tokens do not
+        fill the pages. O(new pages) amortised.
         """
-        self._require_open(lease)
+        if lease.released:
+            self._require_open(lease)
         if len(tokens) != self._width * len(pages):
             raise InvariantError(
                 f"{len(tokens)} bytes of tokens do not fill {len(pages)} pages of {self._width}; commit whole pages"
             )
         if lease.node.detached:
-            return Commit(0, [])
-        n_pages = len(pages)
+            return []
         canonical: list[int] = []
-        if lease.node.children is not None and (canonical := _pages(self._advance(lease, tokens))):
+        children = lease.node.children
+        if children is not None and bytes(tokens[: self._width]) in children:
+            canonical = _pages(self._advance(lease, bytes(tokens)))
             tokens, pages = tokens[len(canonical) * self._width :], pages[len(canonical) :]
         if pages:
             lease.node = self._forest.append(lease.node, tokens, pages, step)
             lease.n_tokens += self._page_size * len(pages)
-        return Commit(n_pages, canonical)
+        return canonical
 
     def fork(self, lease: Lease) -> Lease:
         """A second pin on the same path. O(edges)."""
@@ -171,7 +161,8 @@ class RadixTree:
         Returns the pages that no other lease holds and that are detached, or were never settled: those cannot
         be cached, for nobody is left to settle them. O(edges + log leaves).
         """
-        self._require_open(lease)
+        if lease.released:
+            self._require_open(lease)
         lease.released = True
         self._leases.remove(lease)
         tick = self._forest.tick()
@@ -189,13 +180,14 @@ class RadixTree:
 
         O(edges not settled before).
         """
-        self._require_open(lease)
-        node, end = lease.node, lease.n_tokens // self._page_size
-        n_covered = min(n_tokens // self._page_size, end)
+        if lease.released:
+            self._require_open(lease)
+        node, n_behind = lease.node, lease.n_tokens // self._page_size - n_tokens // self._page_size
         while node.parent is not None and node.n_settled < len(node.pages):
-            start = end - len(node.pages)
-            node.n_settled = max(node.n_settled, min(n_covered, end) - start)
-            node, end = node.parent, start
+            n_pages = len(node.pages)
+            node.n_settled = n_pages if n_behind <= 0 else max(node.n_settled, n_pages - n_behind)
+            n_behind -= n_pages
+            node = node.parent
 
     def first_unsettled(self, lease: Lease) -> Node | None:
         """The first node of the path that is not settled whole. O(edges not settled)."""
@@ -275,12 +267,12 @@ class RadixTree:
     def shared_runs(self, leases: Sequence[Lease | None]) -> list[SharedRun]:
         """Which of the leases hold the same run of pages, for attention to read it once; None holds nothing.
 
-        What is found stays true while these leases are open. O(edges + shared edges log shared edges).
+        What is found stays true while these leases are open. O(edges).
         """
         for lease in leases:
             if lease is not None and lease.released:
                 self._require_open(lease)
-        return find_shared_runs(leases, self._page_size)
+        return find_shared_runs(leases)
 
     def explain(self, namespace: Namespace, tokens: bytes) -> Explanation:
         """Why a match ends where it does. O(edges + log children), and O(edges) for each other namespace."""

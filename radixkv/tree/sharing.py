@@ -18,36 +18,51 @@ class SharedRun(NamedTuple):
     n_pages: int
 
 
-def find_shared_runs(leases: Sequence[Lease | None], page_size: int) -> list[SharedRun]:
+def find_shared_runs(leases: Sequence[Lease | None]) -> list[SharedRun]:
     """Every run that the same two or more leases hold, as long as it can be, ordered by first lease and page.
 
     Runs nest: a run that all share comes before those that fewer of them share behind it. None holds nothing.
-    O(edges + shared edges log shared edges).
+    O(edges).
     """
     holders: dict[Node, list[int]] = {}
-    first_pages: dict[Node, int] = {}
+    """By first lease, and of those with one first lease from above."""
     for index, lease in enumerate(leases):
         if lease is None:
             continue
-        node, first_page = lease.node, lease.n_tokens // page_size
+        node = lease.node
+        while node.n_leases == 1 and node.parent is not None:
+            node = node.parent
+        if node not in holders:
+            for unseen in _path_to(node):
+                holders.setdefault(unseen, [])
         while node.parent is not None:
-            first_page -= len(node.pages)
-            if node.n_leases > 1:
-                if node in holders:
-                    holders[node].append(index)
-                else:
-                    holders[node], first_pages[node] = [index], first_page
+            holders[node].append(index)
             node = node.parent
 
-    # By first lease and page, a path's nodes with one first lease follow one another from above.
-    shared = sorted((found[0], first_pages[node], node) for node, found in holders.items() if len(found) > 1)
-    runs: list[SharedRun] = []
-    above: Node | None = None
-    for _, first_page, node in shared:
-        found, n_pages = holders[node], len(node.pages)
-        if above is not None and node.parent is above and len(holders[above]) == len(found):
-            runs[-1] = runs[-1]._replace(n_pages=runs[-1].n_pages + n_pages)
+    begins: list[tuple[tuple[int, ...], int]] = []
+    ends: list[int] = []
+    end_of: dict[Node | None, int] = {}
+    above, n_above = None, 0
+    for node, found in holders.items():
+        if len(found) == 1:
+            continue
+        first_page = end_of.get(node.parent, 0)
+        end = end_of[node] = first_page + len(node.pages)
+        if node.parent is above and len(found) == n_above:
+            ends[-1] = end
         else:
-            runs.append(SharedRun(tuple(found), first_page, n_pages))
-        above = node
-    return runs
+            begins.append((tuple(found), first_page))
+            ends.append(end)
+        above, n_above = node, len(found)
+    return [SharedRun(found, first, end - first) for (found, first), end in zip(begins, ends, strict=True)]
+
+
+def _path_to(end: Node) -> list[Node]:
+    """From above; without the root, in which there is no page."""
+    path: list[Node] = []
+    node = end
+    while node.parent is not None:
+        path.append(node)
+        node = node.parent
+    path.reverse()
+    return path

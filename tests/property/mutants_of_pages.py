@@ -14,7 +14,7 @@ from radixkv.runtime.running import RunningRequests
 from radixkv.runtime.scheduler import Scheduler
 from radixkv.tree.forest import Forest
 from radixkv.tree.node import Lease, Namespace, Node
-from radixkv.tree.radix import Commit, EvictedRun, RadixTree
+from radixkv.tree.radix import EvictedRun, RadixTree
 
 Patch = pytest.MonkeyPatch
 
@@ -41,7 +41,7 @@ def evict_a_leased_or_inner_node(patch: Patch) -> None:
         if not nodes:
             return []
         node = nodes[0]
-        return [EvictedRun(node.namespace, 0, bytes(node.key), node.pages.tolist())]
+        return [EvictedRun(node.namespace, 0, bytes(node.key), list(node.pages))]
 
     patch.setattr(RadixTree, "evict", mutant)
 
@@ -83,57 +83,57 @@ def free_while_in_flight(patch: Patch) -> None:
 
 
 def free_duplicates_while_in_flight(patch: Patch) -> None:
-    commit = PageCache.commit
+    commit = PageCache._commit
 
     def mutant(
-        self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, *, step: int, last_read: int
+        self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, step: int, last_read: int
     ) -> int:
-        n_in_tree = commit(self, holding, tokens, n_tokens, step=step, last_read=-1)
+        n_in_tree = commit(self, holding, tokens, n_tokens, step, -1)
         self.reap(holding, 0)
         return n_in_tree
 
-    patch.setattr(PageCache, "commit", mutant)
+    patch.setattr(PageCache, "_commit", mutant)
 
 
 def commit_an_unwritten_token(patch: Patch) -> None:
-    commit = PageCache.commit
+    commit = PageCache._commit
 
     def mutant(
-        self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, *, step: int, last_read: int
+        self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, step: int, last_read: int
     ) -> int:
         ahead = min(len(holding.table) * self.page_size, n_tokens + 1)
         padded = tokens + bytes(4 * max(0, ahead - len(tokens) // 4))
-        return commit(self, holding, padded, ahead, step=step, last_read=last_read)
+        return commit(self, holding, padded, ahead, step, last_read)
 
-    patch.setattr(PageCache, "commit", mutant)
+    patch.setattr(PageCache, "_commit", mutant)
 
 
 def free_duplicates_before_the_table_moves(patch: Patch) -> None:
-    commit = PageCache.commit
+    commit = PageCache._commit
 
     def mutant(
-        self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, *, step: int, last_read: int
+        self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, step: int, last_read: int
     ) -> int:
         before = list(holding.table)
-        n_in_tree = commit(self, holding, tokens, n_tokens, step=step, last_read=last_read)
+        n_in_tree = commit(self, holding, tokens, n_tokens, step, last_read)
         holding.table[:] = before
         return n_in_tree
 
-    patch.setattr(PageCache, "commit", mutant)
+    patch.setattr(PageCache, "_commit", mutant)
 
 
 def leave_the_devices_table_stale(patch: Patch) -> None:
-    commit = PageCache.commit
+    commit = PageCache._commit
 
     def mutant(
-        self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, *, step: int, last_read: int
+        self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, step: int, last_read: int
     ) -> int:
         n_sent = holding.n_sent
-        n_in_tree = commit(self, holding, tokens, n_tokens, step=step, last_read=last_read)
+        n_in_tree = commit(self, holding, tokens, n_tokens, step, last_read)
         holding.n_sent = n_sent
         return n_in_tree
 
-    patch.setattr(PageCache, "commit", mutant)
+    patch.setattr(PageCache, "_commit", mutant)
 
 
 def drop_a_committed_row_from_its_plan(patch: Patch) -> None:
@@ -172,11 +172,12 @@ def order_readers_before_writers(patch: Patch) -> None:
 def commit_after_detach(patch: Patch) -> None:
     commit = RadixTree.commit
 
-    def mutant(self: RadixTree, lease: Lease, tokens: bytes, pages: list[int], step: int) -> Commit:
+    def mutant(self: RadixTree, lease: Lease, tokens: bytes, pages: list[int], step: int) -> list[int]:
         if not lease.node.detached:
             return commit(self, lease, tokens, pages, step)
         lease.node = self._forest.append(lease.node, tokens, pages, step)
-        return Commit(len(pages), [])
+        lease.n_tokens += self._page_size * len(pages)
+        return []
 
     patch.setattr(RadixTree, "commit", mutant)
 

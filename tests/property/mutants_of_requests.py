@@ -132,7 +132,7 @@ def read_the_cache_where_the_prompt_is_scored(patch: Patch) -> None:
     opened = PageCache.open
 
     def mutant(
-        self: PageCache, namespace: Namespace, tokens: bytes, *, reads: bool = True, private: bool = False
+        self: PageCache, namespace: Namespace, tokens: bytes, reads: bool = True, private: bool = False
     ) -> Holding:
         return opened(self, namespace, tokens, reads=True, private=private)
 

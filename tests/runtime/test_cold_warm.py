@@ -174,9 +174,9 @@ def a_wrong_page(patch: pytest.MonkeyPatch) -> None:
     opened = PageCache.open
 
     def mutant(
-        self: PageCache, namespace: Namespace, tokens: bytes, *, reads: bool = True, private: bool = False
+        self: PageCache, namespace: Namespace, tokens: bytes, reads: bool = True, private: bool = False
     ) -> Holding:
-        holding = opened(self, namespace, tokens, reads=reads, private=private)
+        holding = opened(self, namespace, tokens, reads, private)
         holding.table[:2] = holding.table[:2][::-1]
         return holding
 
@@ -200,11 +200,11 @@ def a_stale_tail(patch: pytest.MonkeyPatch) -> None:
     commit = PageCache.commit
 
     def mutant(
-        self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, *, step: int, last_read: int
+        self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, step: int, last_read: int
     ) -> int:
         if n_tokens % self.page_size and n_tokens == len(tokens) // 4 and len(holding.table) > 1:
             holding.table[-1], holding.table[-2] = holding.table[-2], holding.table[-1]
-        return commit(self, holding, tokens, n_tokens, step=step, last_read=last_read)
+        return commit(self, holding, tokens, n_tokens, step, last_read)
 
     patch.setattr(PageCache, "commit", mutant)
     patch.setattr(Loop, "check", lambda self: None)

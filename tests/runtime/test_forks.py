@@ -201,7 +201,7 @@ def test_a_flushed_path_is_pinned_again_though_nobody_can_find_it() -> None:
     assert engine.cache.n_free == engine.n_pages, "nothing of a detached path is cached"
 
 
-@pytest.mark.parametrize(("settings", "n_pages"), [({"max_num_seqs": 2}, 64), ({}, 8)], ids=["slots", "pages"])
+@pytest.mark.parametrize(("settings", "n_pages"), [({"max_num_seqs": 2}, 64), ({}, 6)], ids=["slots", "pages"])
 def test_forks_without_a_slot_or_pages_wait_and_find_the_prompt(settings: dict[str, int], n_pages: int) -> None:
     engine = make(n_pages, **settings)
     leader = engine.add(prompt(11), 12, n=5, sampling=SAMPLED)

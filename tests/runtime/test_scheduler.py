@@ -225,17 +225,37 @@ def test_a_full_queue_refuses() -> None:
     engine.check_idle()
 
 
-def test_admission_leaves_a_page_for_each_running_row() -> None:
-    engine = Engine(10, 4, settings(max_num_seqs=4))
-    engine.add(prompt(24), max_tokens=8)
-    engine.turn()
-    engine.add(prompt(15, first=2), max_tokens=2)
-    plan = engine.launch()
-    assert plan is not None
-    assert len(plan.rows) == 1, "4 pages are free: 4 for the prompt and 1 for the running row are too many"
-    engine.run()
+@pytest.mark.parametrize(("n_running", "n_kept"), [(1, 4), (2, 8), (3, 10), (6, 10)])
+def test_admission_leaves_room_for_the_running_rows_to_grow(n_running: int, n_kept: int) -> None:
+    """16 tokens for each, which are 4 pages, up to a 24th of the pool."""
+    for n_too_many in (0, 1):
+        engine = Engine(240, 4, settings(max_num_batched_tokens=1024))
+        for i in range(n_running):
+            engine.add([i, *prompt(12)], max_tokens=8)
+        engine.turn()
+        n_pages = engine.cache.n_available - n_kept + n_too_many
+        engine.add([50, *prompt(4 * n_pages - 1)], max_tokens=2)
+        engine.turn()
+        assert len(engine.scheduler.running) == n_running + 1 - n_too_many
+        engine.run()
+        engine.check_answers()
+        engine.check_idle()
+
+
+def test_a_crowd_in_a_small_pool_is_not_admitted_only_to_be_retracted() -> None:
+    """All prompts and answers are alike, so that all rows want their pages in the same steps: the worst case."""
+    engine = Engine(96, 4, settings(max_num_seqs=64, max_num_batched_tokens=512))
+    crowd = [engine.add([i, *prompt(7, first=i)], max_tokens=24) for i in range(60)]
+    n_retracted = dict.fromkeys(crowd, 0)
+    while not engine.scheduler.is_idle:
+        running = list(engine.scheduler.running)
+        engine.turn()
+        for request in running:
+            n_retracted[request] += request.phase in (Phase.RETURNING, Phase.WAITING)
     engine.check_answers()
     engine.check_idle()
+    assert max(n_retracted.values()) <= 3
+    assert n_computed(engine) <= 1.4 * sum(8 + 23 for _ in crowd)
 
 
 def test_out_of_pages_retracts_the_last_arrival_and_never_the_oldest() -> None:

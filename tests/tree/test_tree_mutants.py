@@ -13,7 +13,7 @@ from radixkv.tree import forest, node, radix
 from radixkv.tree.children import Children
 from radixkv.tree.forest import Forest
 from radixkv.tree.node import Lease, Namespace
-from radixkv.tree.radix import Commit, RadixTree
+from radixkv.tree.radix import RadixTree
 
 Patch = pytest.MonkeyPatch
 
@@ -118,15 +118,16 @@ def settle_rounds_up(patch: Patch) -> None:
 
 
 def duplicates_are_lost(patch: Patch) -> None:
-    def commit(self: RadixTree, *arguments: Any) -> Commit:
-        return original(self, *arguments)._replace(canonical=[])
+    def commit(self: RadixTree, *arguments: Any) -> list[int]:
+        original(self, *arguments)
+        return []
 
     original = RadixTree.commit
     patch.setattr(RadixTree, "commit", commit)
 
 
 def detached_lease_commits(patch: Patch) -> None:
-    def commit(self: RadixTree, lease: Lease, tokens: bytes, pages: list[int], step: int) -> Commit:
+    def commit(self: RadixTree, lease: Lease, tokens: bytes, pages: list[int], step: int) -> list[int]:
         was_detached, lease.node.detached = lease.node.detached, False
         end = lease.node
         done = original(self, lease, tokens, pages, step)
@@ -192,8 +193,8 @@ def version_stands_still(patch: Patch) -> None:
 def shared_runs_are_too_long(patch: Patch) -> None:
     original = radix.find_shared_runs
 
-    def find(leases: Any, page_size: int) -> Any:
-        runs = original(leases, page_size)
+    def find(leases: Any) -> Any:
+        runs = original(leases)
         return [run._replace(n_pages=run.n_pages + 1) for run in runs]
 
     patch.setattr(radix, "find_shared_runs", find)
@@ -201,7 +202,7 @@ def shared_runs_are_too_long(patch: Patch) -> None:
 
 def shared_runs_of_some_leases_are_left_out(patch: Patch) -> None:
     original = radix.find_shared_runs
-    patch.setattr(radix, "find_shared_runs", lambda leases, page_size: original(leases, page_size)[1:])
+    patch.setattr(radix, "find_shared_runs", lambda leases: original(leases)[1:])
 
 
 def removed_child_is_still_found(patch: Patch) -> None:

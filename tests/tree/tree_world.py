@@ -84,21 +84,23 @@ class World:
         tokens = tokens[: min(len(tokens) // self.width, len(self.free)) * self.width]
         pages = [self.free.pop() for _ in range(len(tokens) // self.width)]
         self.step += 1
-        commit = self.tree.commit(held.lease, tokens, pages, self.step)
+        canonical = self.tree.commit(held.lease, tokens, pages, self.step)
         if held.detached_from is not None:
-            assert commit == (0, [])
+            assert canonical == []
+            assert held.lease.n_tokens == len(held.tokens) // 4
             self.free += pages
             return
         n_known = self.expected_match(held.namespace, held.tokens + tokens) - len(held.pages)
         whole = held.tokens + tokens
         known = self.path_pages(held.namespace, whole[: len(held.tokens) + n_known * self.width])
-        assert commit == (len(pages), known[len(held.pages) :])
+        assert canonical == known[len(held.pages) :]
+        assert held.lease.n_tokens == len(whole) // 4
         self.free += pages[:n_known]
         for index in range(n_known, len(pages)):
             self.cached[held.namespace, whole[: len(held.tokens) + (index + 1) * self.width]] = pages[index]
             self.used_at[pages[index]] = 0
         held.tokens = whole
-        held.pages += commit.canonical + pages[n_known:]
+        held.pages += canonical + pages[n_known:]
 
     def extend(self, held: Held, tokens: bytes) -> None:
         gained = self.tree.extend(held.lease, tokens)
