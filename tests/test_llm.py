@@ -228,6 +228,8 @@ def test_wrong_settings_name_themselves(tmp_path: Path) -> None:
         LLM("tiny", load_format="gguf")
     with pytest.raises(CheckpointError, match="no-such-file"):
         LLM("tiny", chat_template=str(tmp_path / "no-such-file"))
+    with pytest.raises(ConfigError, match="enforce_eager 'yes' must be True or False"):
+        LLM("tiny", enforce_eager="yes")
     with pytest.raises(UnsupportedFeature, match="no setting quantization, tensor_parallel_size"):
         LLM("tiny", tensor_parallel_size=2, quantization="fp8")
     with pytest.raises(UnsupportedFeature, match="no setting block_size; use page_size"):
@@ -238,8 +240,7 @@ def test_wrong_settings_name_themselves(tmp_path: Path) -> None:
         LLM("tiny", tensor_parallel_size=True, swap_space=None)
 
 
-@pytest.mark.parametrize("enforce_eager", [True, False])
-def test_settings_of_other_engines_that_ask_for_nothing(llm: LLM, sensitive: Path, enforce_eager: bool) -> None:
+def test_settings_that_ask_for_nothing_on_the_cpu(llm: LLM, sensitive: Path) -> None:
     neutral = {
         "tensor_parallel_size": 1,
         "trust_remote_code": False,
@@ -248,7 +249,7 @@ def test_settings_of_other_engines_that_ask_for_nothing(llm: LLM, sensitive: Pat
     }
     sampling = SamplingParams(temperature=0.0, max_tokens=4)
     (expected,) = llm.generate(TEXT, sampling)
-    again = LLM(sensitive, device="cpu", max_total_tokens=4096, enforce_eager=enforce_eager, **neutral)
+    again = LLM(sensitive, device="cpu", max_total_tokens=4096, enforce_eager=True, **neutral)
     (answer,) = again.generate(TEXT, sampling)
     assert answer.outputs[0].token_ids == expected.outputs[0].token_ids
 

@@ -45,6 +45,14 @@ class Checkpoint:
     ``repetition_penalty`` and ``max_new_tokens``, for requests that leave these out."""
 
     @property
+    def has_weights(self) -> bool:
+        """Whether all files that should hold weights are in the folder. Raises ``CheckpointError``."""
+        index = read_object(self.folder / "model.safetensors.index.json")
+        files = {"": "model.safetensors"} if index is None else index.get("weight_map")
+        present = os.listdir(self.folder)
+        return isinstance(files, dict) and all(file in present for file in files.values())
+
+    @property
     def vocab_size(self) -> int:
         """Token ids are below this. Raises ``CheckpointError``."""
         return self._positive_integer("vocab_size")
@@ -88,7 +96,7 @@ def resolve(
     Args:
         model: a folder named ``tiny`` is reached as ``./tiny``.
         revision: a hub repository's branch, tag or commit; None takes ``main``.
-        load_format: ``dummy`` needs no weights, and fetches none.
+        load_format: ``dummy`` needs no weights, and fetches none: all else can be looked at before they are.
         cache_folder: where hub files are kept; None takes the hub's own (``HF_HOME``).
         hub_endpoint: the hub's address; None takes huggingface_hub's (``HF_ENDPOINT``).
 

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import stat
 import sys
 import tempfile
@@ -26,6 +27,8 @@ from radixkv.wire import LOCK_NAME, SOCKET_NAME, Fatal, Ready, Start
 
 FOLDER_PREFIX = "radixkv-"
 RUNTIME = (sys.executable, "-m", "radixkv.runtime.main")
+CHECK_TIMEOUT_S = 120.0
+"""How long it may take to import torch and look at a GPU."""
 START_TIMEOUT_S = 600.0
 """How long a runtime may load its model, which is on the disk already, before it counts as hung."""
 STOP_S = 1.0
@@ -85,7 +88,7 @@ class Runtime:
         try:
             await asyncio.wait({dead, silence}, return_when=asyncio.FIRST_COMPLETED)
             if dead.done():
-                reason = f"the runtime process ended with code {dead.result()}"
+                reason = f"the runtime process {_ending(dead.result())}"
                 if (fatal := await _last_word(self._process)) is not None:
                     reason += f": {fatal.text}"
             else:
@@ -126,6 +129,39 @@ class Runtime:
             seen = self.client.n_frames
 
 
+async def check(
+    engine: EngineConfig,
+    checkpoint_folder: Path,
+    *,
+    command: Sequence[str] = (*RUNTIME, "--check"),
+    timeout_s: float = CHECK_TIMEOUT_S,
+) -> None:
+    """Asks a process that has torch whether settings, machine and ``config.json`` fit. Seconds.
+
+    Args:
+        checkpoint_folder: need not hold weights yet.
+
+    Raises:
+        ConfigError, CheckpointError: they do not.
+        RadixKVError: the process did not say, within ``timeout_s``.
+    """
+    async with AsyncExitStack() as holds:
+        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+        holds.push_async_callback(_end, process)
+        _hand_over(process, Start(engine, str(checkpoint_folder), socket_path=""))
+        try:
+            async with asyncio.timeout(timeout_s):
+                code = await process.wait()
+        except TimeoutError:
+            raise RadixKVError(
+                f"looking at the machine took longer than {timeout_s:g} s; start the server again"
+            ) from None
+        if (fatal := await _last_word(process)) is not None:
+            raise fatal.error()
+        if code != 0:
+            raise RadixKVError(f"the process that looks at the machine ended with code {code}")
+
+
 def _sweep(parent: Path) -> None:
     """Removes the folders of earlier starts whose processes were both killed."""
     for folder in parent.glob(f"{FOLDER_PREFIX}*"):
@@ -160,12 +196,21 @@ async def _ready_or_dead(process: Process, client: Client, timeout_s: float) -> 
             raise RadixKVError(f"the runtime process was not ready within {timeout_s:g} s; start the server again")
         fatal = await _last_word(process)
         if fatal is None:
-            raise RadixKVError(f"the runtime process ended with code {dead.result()} before it was ready")
+            raise RadixKVError(f"the runtime process {_ending(dead.result())} before it was ready")
         raise fatal.error()
     finally:
         for task in (ready, dead):
             task.cancel()
         await asyncio.gather(ready, dead, return_exceptions=True)
+
+
+def _ending(code: int) -> str:
+    if code == -signal.SIGBUS:
+        return (
+            f"ended with code {code} (SIGBUS: a file that it reads became shorter, or its disk failed; do not "
+            "write over weights in place, put new ones under another name and rename them)"
+        )
+    return f"ended with code {code}"
 
 
 async def _last_word(process: Process) -> Fatal | None:

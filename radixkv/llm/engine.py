@@ -26,7 +26,7 @@ from radixkv.llm.interrupts import held_interrupts
 from radixkv.llm.outputs import RequestOutput
 from radixkv.llm.prompts import Encoder, Message, Prompt, each, several_conversations, several_prompts
 from radixkv.progress import Progress
-from radixkv.runtime.device.executor import check_device
+from radixkv.runtime.device.executor import check_device, settle
 from radixkv.runtime.loop import Loop, build_loop
 from radixkv.sampling import SamplingParams
 from radixkv.wire import (
@@ -61,6 +61,7 @@ class LLM:
         device: ``cpu``, ``cuda`` or ``auto``: CUDA if there is a GPU that runs the model.
         dtype: ``float32``, ``bfloat16``, ``float16`` (CUDA only) or ``auto``: float32 on the CPU, 16 bits on CUDA.
         load_format: ``auto``, or ``dummy`` for random weights of the shapes in ``config.json``.
+        enforce_eager: whether to do without CUDA graphs: a quicker start, and slower steps.
         chat_template: a file with the chat template that is used instead of the tokenizer's own.
         max_model_len: longest prompt and answer together, in tokens; None takes the model's own limit.
         max_num_seqs: most rows a step; None: 256 on the CPU, 512 on CUDA.
@@ -91,6 +92,7 @@ class LLM:
         device: Device | Literal["auto"] = "auto",
         dtype: str = "auto",
         load_format: LoadFormat = "auto",
+        enforce_eager: bool = False,
         chat_template: str | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int | None = None,
@@ -107,15 +109,18 @@ class LLM:
         refuse(foreign)
         model, tokenizer = _name(model), _name(tokenizer)
         config = EngineConfig(
-            ModelConfig(model, revision, dtype, max_model_len, load_format, tokenizer, device),
+            ModelConfig(model, revision, dtype, max_model_len, load_format, tokenizer, device, enforce_eager),
             CacheConfig(
                 page_size, kv_cache_memory_bytes, max_total_tokens, enable_prefix_caching, gpu_memory_utilization
             ),
             SchedulerConfig(max_num_seqs, max_num_batched_tokens, schedule_policy),
             seed,
         )
-        check_device(config.model.device)  # before weights are fetched
-        checkpoint = resolve(model, revision, load_format=load_format)
+        check_device(config.model.device)
+        checkpoint = resolve(model, revision, load_format="dummy")
+        config = settle(config, checkpoint)
+        if load_format == "auto" and not checkpoint.has_weights:
+            checkpoint = resolve(model, revision)
         folder = checkpoint.folder if tokenizer is None else resolve_tokenizer(tokenizer)
         template = None if chat_template is None else Path(chat_template)
         self._encoder = Encoder(folder, template, checkpoint.eos_token_ids)
@@ -259,8 +264,10 @@ class LLM:
         return reply
 
     def shutdown(self) -> None:
-        """Frees the model and the pool; the object is of no use after that."""
-        self._loop = None
+        """Frees the model and the pool, for this process and others; the object is of no use after that."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.close()
 
     @property
     def max_model_len(self) -> int:
@@ -296,6 +303,7 @@ class LLM:
         n_done, n_tokens, is_all_sent = 0, 0, False
         try:
             while n_done < len(by_id) or not is_all_sent:
+                loop = self._live
                 with held_interrupts():
                     n_most = min(self._max_queued + n_done, len(by_id) + _SUBMITS_A_TURN)
                     while len(by_id) < n_most and not is_all_sent:

@@ -176,6 +176,11 @@ class Loop:
         self._counters.step_seconds += perf_counter() - begun
         return messages
 
+    def close(self) -> None:
+        """Gives the device's memory back, once, whatever is under way. The loop is of no use after it."""
+        self._launched.clear()
+        self._executor.close()
+
     def check(self) -> None:
         """Every invariant of pages and tree. O(pages). Raises ``InvariantError``."""
         self._scheduler.check()
@@ -350,11 +355,15 @@ def build_loop(config: EngineConfig, checkpoint: Checkpoint) -> Loop:
     config = with_defaults(config, choose_device(config.model.device, checkpoint))
     max_model_len = config.model.max_model_len or checkpoint.max_position_embeddings
     executor = open_executor(config, checkpoint, max_model_len)
-    cache = PageCache(executor.n_pages, config.cache.page_size, shares=config.cache.enable_prefix_caching)
-    return Loop(
-        Scheduler(cache, config.scheduler, finds_shared_runs=executor.wants_shared_runs),
-        executor,
-        max_model_len=max_model_len,
-        eos_token_ids=checkpoint.eos_token_ids,
-        seed=config.seed,
-    )
+    try:
+        cache = PageCache(executor.n_pages, config.cache.page_size, shares=config.cache.enable_prefix_caching)
+        return Loop(
+            Scheduler(cache, config.scheduler, finds_shared_runs=executor.wants_shared_runs),
+            executor,
+            max_model_len=max_model_len,
+            eos_token_ids=checkpoint.eos_token_ids,
+            seed=config.seed,
+        )
+    except BaseException:
+        executor.close()
+        raise

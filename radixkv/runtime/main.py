@@ -2,6 +2,8 @@
 
 One JSON ``Start`` line comes on standard input, which the frontend then keeps open: its end is the frontend's. The
 only output is a ``Fatal`` line if the process ends because of an error. Everything else goes over the socket.
+
+With ``--check`` it only looks whether settings, machine and ``config.json`` fit: before weights are fetched.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ MAX_START_BYTES = 1 << 20
 
 
 def main() -> int:
-    """Runs until the frontend is gone or drains. Returns the exit code."""
+    """Runs until the frontend is gone or drains, or has checked. Returns the exit code."""
     # The frontend owns the shutdown: a terminal's Ctrl-C reaches both processes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -60,7 +62,10 @@ def main() -> int:
     logging.getLogger("radixkv").setLevel(logging.INFO)
     try:
         start = _read_start()
-        _run(start)
+        if sys.argv[1:] == ["--check"]:
+            _check(start)
+        else:
+            _run(start)
     except RadixKVError as error:
         _report(output, type(error).__name__, str(error))
         return 1
@@ -93,6 +98,14 @@ def _read_start() -> Start:
         return msgspec.json.decode(line, type=Start)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise WireError(f"the start line is not a Start message: {error}") from error
+
+
+def _check(start: Start) -> None:
+    from radixkv.checkpoints import resolve
+    from radixkv.runtime.device.executor import settle
+
+    logging.disable()  # the process that runs says it again
+    settle(start.engine, resolve(start.folder, load_format="dummy"))
 
 
 def _end_with_frontend(socket_path: Path) -> None:

@@ -161,3 +161,7 @@ class Executor(Protocol):
     def launch(self, plan: StepPlan) -> Pending:
         """Starts a step without waiting for those before it. Raises ``DeviceError``."""
         ...
+
+    def close(self) -> None:
+        """Gives the device's memory back. Called once; nothing is launched or asked after it."""
+        ...

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from radixkv.checkpoints import resolve, resolve_tokenizer
+from radixkv.checkpoints import Checkpoint, resolve, resolve_tokenizer
 from radixkv.errors import CheckpointError
 
 
@@ -73,6 +74,22 @@ def test_dummy_weights_are_not_fetched(served: Any, tmp_path: Path) -> None:
     checkpoint = resolve("org/model", load_format="dummy", cache_folder=tmp_path, hub_endpoint=served.endpoint)
     assert checkpoint.vocab_size == 64
     assert sorted(served.fetched()) == ["config.json", "generation_config.json", "tokenizer.json"]
+
+
+def test_weights_are_missed_until_all_were_fetched(served: Any, tmp_path: Path) -> None:
+    def looked_at() -> Checkpoint:
+        return resolve("org/model", load_format="dummy", cache_folder=tmp_path, hub_endpoint=served.endpoint)
+
+    files = served.repositories["org/model"]
+    files["model-1.safetensors"] = files["model-2.safetensors"] = files.pop("model.safetensors")
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    files["model.safetensors.index.json"] = json.dumps(index).encode()
+    assert not looked_at().has_weights
+    whole = resolve("org/model", cache_folder=tmp_path, hub_endpoint=served.endpoint)
+    assert whole.has_weights
+    assert looked_at() == whole
+    (whole.folder / "model-2.safetensors").unlink()
+    assert not looked_at().has_weights
 
 
 def test_second_call_fetches_no_file_again(served: Any, tmp_path: Path) -> None:

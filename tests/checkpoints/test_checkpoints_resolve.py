@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -207,3 +208,32 @@ def test_import_brings_neither_torch_nor_the_hub_client() -> None:
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     assert output.stdout == "set()\n"
+
+
+def shard(checkpoint_folder: Path) -> None:
+    """Cuts the weights into two files that an index names."""
+    whole = checkpoint_folder / "model.safetensors"
+    names = {name: f"model-0000{i}-of-00002.safetensors" for i, name in enumerate("ab", 1)}
+    for name in names.values():
+        shutil.copy(whole, checkpoint_folder / name)
+    whole.unlink()
+    index = {"metadata": {}, "weight_map": names}
+    (checkpoint_folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_weights_are_there_when_all_their_files_are(checkpoint_folder: Path, is_sharded: bool) -> None:
+    if is_sharded:
+        shard(checkpoint_folder)
+    checkpoint = resolve(str(checkpoint_folder), load_format="dummy")
+    assert checkpoint.has_weights
+    next(checkpoint_folder.glob("*.safetensors")).unlink()
+    assert not checkpoint.has_weights
+
+
+@pytest.mark.parametrize(
+    "index", ["{}", '{"weight_map": 5}', '{"weight_map": {"a": 5}}', '{"weight_map": {"a": []}}']
+)
+def test_an_index_that_names_no_files_finds_no_weights(checkpoint_folder: Path, index: str) -> None:
+    (checkpoint_folder / "model.safetensors.index.json").write_text(index)
+    assert not resolve(str(checkpoint_folder), load_format="dummy").has_weights

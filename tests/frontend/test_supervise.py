@@ -17,7 +17,7 @@ from radixkv.config import EngineConfig
 from radixkv.errors import CheckpointError, ConfigError, RadixKVError, RuntimeDied, WireError
 from radixkv.frontend.client import Prompt
 from radixkv.frontend.metrics import Metrics
-from radixkv.frontend.supervise import STOP_S, Runtime
+from radixkv.frontend.supervise import STOP_S, Runtime, check
 from radixkv.sampling import SamplingParams
 from radixkv.wire import pack_tokens
 
@@ -154,6 +154,11 @@ def test_a_silent_runtime_is_killed_at_the_heartbeat_limit() -> None:
         ("raise MemoryError('no memory')", RadixKVError, "MemoryError: no memory"),
         ("import os; os._exit(7)", RadixKVError, "ended with code 7 before it was ready"),
         (
+            "import os, signal; os.kill(os.getpid(), signal.SIGBUS)",
+            RadixKVError,
+            "not write over weights",
+        ),
+        (
             "import msgspec; return msgspec.structs.replace(super().ready, version=99)",
             WireError,
             "wire version 99",
@@ -187,6 +192,32 @@ def test_a_start_that_hangs_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     run(test)
     assert not is_alive(int((tmp_path / "pid").read_text()))
     assert [path.name for path in tmp_path.iterdir()] == ["pid"]
+
+
+def test_a_check_ends_and_says_what_it_found() -> None:
+    async def test() -> None:
+        await check(ENGINE, Path("/nowhere"), command=[sys.executable, "-c", "input()"])
+        says = """input(); print('{"kind": "ConfigError", "text": "no GPU"}'); raise SystemExit(1)"""
+        with pytest.raises(ConfigError, match=r"^no GPU$"):
+            await check(ENGINE, Path("/nowhere"), command=[sys.executable, "-c", says])
+        with pytest.raises(RadixKVError, match="ended with code -9"):
+            await check(ENGINE, Path("/nowhere"), command=["sh", "-c", "kill -9 $$"])
+
+    run(test)
+
+
+def test_a_check_that_hangs_ends(tmp_path: Path) -> None:
+    async def test() -> None:
+        with pytest.raises(RadixKVError, match="took longer than 0.5 s"):
+            await check(
+                ENGINE,
+                Path("/nowhere"),
+                command=["sh", "-c", f"echo $$ > {tmp_path / 'pid'}; exec sleep 60"],
+                timeout_s=0.5,
+            )
+
+    run(test)
+    assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
 def test_what_killed_servers_left_is_removed_at_the_next_start(

@@ -105,6 +105,9 @@ class Recorder:
         self.plans.append(plan)
         return self._executor.launch(plan)
 
+    def close(self) -> None:
+        self._executor.close()
+
 
 def record(llm: LLM) -> Recorder:
     """From now on the engine's plans are kept."""

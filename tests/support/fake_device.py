@@ -132,6 +132,11 @@ class FakeDevice:
     """KV slots that hold a copy, which the fork may write over."""
     _queue: deque[FakePending] = field(default_factory=deque)
 
+    n_closed: int = 0
+
+    def close(self) -> None:
+        self.n_closed += 1
+
     def launch(self, plan: StepPlan) -> FakePending:
         if self.refuse_launches:
             self.refuse_launches -= 1

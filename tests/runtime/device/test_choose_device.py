@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +19,7 @@ from radixkv.errors import ConfigError
 from radixkv.runtime.device import executor
 from radixkv.runtime.device.cpu import CpuExecutor
 from radixkv.runtime.device.cuda.checks import PACKAGES, Gpu, Machine
-from radixkv.runtime.device.executor import choose_device, open_executor
+from radixkv.runtime.device.executor import choose_device, open_executor, settle
 from radixkv.runtime.loop import build_loop
 
 Get = Callable[[str], Checkpoint]
@@ -113,6 +116,15 @@ OLD_DRIVER = Machine(
 )
 
 
+H100 = replace(
+    OLD_DRIVER,
+    driver_cuda=(13, 0),
+    gpu=Gpu("NVIDIA H100", (9, 0), 80 << 30, 70 << 30),
+    packages={name: ".".join(map(str, least)) for name, (least, _) in PACKAGES.items()},
+    c_compiler="/usr/bin/gcc",
+)
+
+
 def test_auto_says_why_a_driver_is_of_no_use(
     gpu: See, usual: Checkpoint, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,14 +163,65 @@ def test_too_little_memory_at_the_start_is_one_line(opening: Put, usual: Checkpo
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nMore about it")
 
-    machine = replace(
-        OLD_DRIVER,
-        driver_cuda=(13, 0),
-        gpu=Gpu("NVIDIA H100", (9, 0), 80 << 30, 70 << 30),
-        packages={name: ".".join(map(str, least)) for name, (least, _) in PACKAGES.items()},
-        c_compiler="/usr/bin/gcc",
-    )
-    opening(machine, full)
+    opening(H100, full)
     with pytest.raises(ConfigError, match=r"too little memory: .* 20.00 GiB; set max_num_seqs") as raised:
         open_executor(with_defaults(EngineConfig(), "cuda"), usual, 64)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("is_eager", [True, False])
+def test_the_gpu_is_opened_without_graphs_if_that_is_asked_for(
+    opening: Put, usual: Checkpoint, is_eager: bool
+) -> None:
+    asked: dict[str, Any] = {}
+    opening(H100, lambda *_, **settings: asked.update(settings))
+    open_executor(with_defaults(EngineConfig(ModelConfig(enforce_eager=is_eager)), "cuda"), usual, 64)
+    assert asked["enforce_eager"] is is_eager
+
+
+MIXTRAL = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "message"),
+    [
+        (EngineConfig(cache=CacheConfig(page_size=8)), {}, "page_size 8 is not supported on CUDA"),
+        (EngineConfig(ModelConfig(max_model_len=2000)), {}, "max_model_len 2000 must be between"),
+        (EngineConfig(), {"head_dim": 24}, "heads of size 24"),
+        (EngineConfig(), {"vocab_size": 1 << 40}, "weights take .* a smaller model"),
+        (EngineConfig(), MIXTRAL, "experts"),
+        (EngineConfig(cache=CacheConfig(gpu_memory_utilization=0.1)), {}, "no room for a KV pool"),
+        (
+            EngineConfig(cache=CacheConfig(kv_cache_memory_bytes=1 << 40)),
+            {},
+            "KV pool of 1024.0 GiB does not fit",
+        ),
+    ],
+)
+def test_what_does_not_fit_a_gpu_is_known_without_weights(
+    opening: Put, usual: Checkpoint, tmp_path: Path, config: EngineConfig, changes: dict[str, Any], message: str
+) -> None:
+    opening(H100, lambda *_, **__: None)
+    bare = replace(usual, folder=tmp_path)
+    on_cuda = replace(config, model=replace(config.model, device="cuda"))
+    with pytest.raises(ConfigError, match=message):
+        settle(on_cuda, replace(bare, config={**usual.config, **changes}))
+    assert settle(EngineConfig(ModelConfig(device="cuda")), bare) == with_defaults(EngineConfig(), "cuda")
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), KeyboardInterrupt()])
+def test_a_start_that_fails_keeps_nothing_of_what_it_loaded(
+    opening: Put, usual: Checkpoint, error: BaseException
+) -> None:
+    loaded: list[weakref.ref[torch.Tensor]] = []
+
+    def fail(*_: object, **__: object) -> None:
+        weights = torch.zeros(8)
+        loaded.append(weakref.ref(weights))
+        raise error
+
+    opening(H100, fail)
+    with pytest.raises((ConfigError, KeyboardInterrupt)) as raised:
+        open_executor(with_defaults(EngineConfig(), "cuda"), usual, 64)
+    assert raised.value is not None, "whoever keeps the error"
+    assert loaded[0]() is None

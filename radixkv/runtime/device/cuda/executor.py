@@ -81,6 +81,16 @@ class CudaExecutor:
             ]
             return CudaStep(plan, outputs.report, self._runner.timer, sampled, scored, self._stream, self._errors)
 
+    def close(self) -> None:
+        """Gives weights, pool and graphs back to the GPU, for this process and others. Waits for what was launched;
+        of a lost device nothing is to be had before the process ends."""
+        try:
+            self._stream.synchronize()
+        except torch.AcceleratorError:
+            return
+        del self._runner, self._sampler
+        torch.cuda.empty_cache()
+
     def _sample(self, step: PackedStep, outputs: Outputs) -> _Sampled | None:
         """Rows whose token is not just the likeliest one, or that ask for more than it."""
         asked = [
