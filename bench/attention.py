@@ -12,12 +12,14 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import partial
 from statistics import median
 from typing import Literal
 
 import numpy as np
 import torch
+from gpu_environment import gpu_environment
 from numpy.typing import NDArray
 
 from radixkv.runtime.device.cuda.attention.blocks import Variant
@@ -227,7 +229,9 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--page-size", type=int, default=16)
+    parser.add_argument("--commit", help="what is checked out, where there is no .git")
     arguments = parser.parse_args()
+    about = {"date": date.today().isoformat(), "environment": gpu_environment("cuda", arguments.commit)}
     shape = Shape(arguments.heads, arguments.kv_heads, 128, arguments.page_size, torch.bfloat16)
     bench = Bench(shape, 1_100_000 // arguments.page_size)
     with torch.cuda.stream(bench.stream):
@@ -235,7 +239,7 @@ def main() -> None:
             if arguments.only and not any(name in case.name for name in arguments.only):
                 continue
             found = bench.decode(case) if case.n_tokens == 1 else bench.prompts(case)
-            print(json.dumps({"case": case.name, **found}), flush=True)
+            print(json.dumps({"case": case.name, **found, **about}), flush=True)
 
 
 if __name__ == "__main__":

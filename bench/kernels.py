@@ -20,9 +20,9 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from gpu_environment import gpu_environment
 from torch import Tensor
 
-from radixkv.bench.environment import environment
 from radixkv.runtime.device.cuda.kernels.activation import silu_and_multiply
 from radixkv.runtime.device.cuda.kernels.argmax import argmax, argmax_scratch
 from radixkv.runtime.device.cuda.kernels.linear import gated_linear, linear
@@ -66,8 +66,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256, 1024, 8192])
     parser.add_argument("--gemm-rows", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256, 512, 8192])
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--commit", help="what is checked out, where there is no .git")
     arguments = parser.parse_args()
-    about = {"date": date.today().isoformat(), "gpu": torch.cuda.get_device_name(), "environment": environment()}
+    about = {"date": date.today().isoformat(), "environment": gpu_environment("cuda", arguments.commit)}
     with arguments.output_file.open("a", encoding="utf-8") as output, torch.inference_mode():
         for line in measure(arguments.rows, arguments.gemm_rows, arguments.rounds):
             print(json.dumps(line), flush=True)

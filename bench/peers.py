@@ -7,7 +7,13 @@ that machine the matrix products alone took what ``GEMM_MS`` says.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+OWN = "radixkv"
+"""The engine of lines that name none."""
 
 GEMM_MS = {"gemm_1_ms": 4.14, "gemm_256_ms": 6.02, "gemm_8192_ms": 171.0}
 
@@ -47,3 +53,29 @@ GEMM_OF = {
     "agents": "gemm_8192_ms",
 }
 """Which matrix products a workload's time is mostly made of; machines are compared by them."""
+
+
+def compared_engines(lines: Sequence[Mapping[str, Any]]) -> str:
+    """A Markdown table of lines that ``engine.py`` and ``peer_engine.py`` wrote on one machine.
+
+    Seconds of each engine with the cache on, the median where there are several; the best of the others over
+    radixkv; and the shares of prompt tokens that each found in the cache, in the engines' order.
+    """
+    durations: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    hits: dict[str, dict[str, float]] = defaultdict(dict)
+    for line in lines:
+        if "duration" in line and line["cache"] == "on":
+            engine = line.get("engine", OWN)
+            durations[line["workload"]][engine].append(line["duration"])
+            hits[line["workload"]][engine] = line["hit_rate_pct"]
+    engines = sorted({engine for found in durations.values() for engine in found} - {OWN})
+    titles = ["workload", *engines, OWN, f"best of the others / {OWN}", "prompt tokens from the cache, %"]
+    table = [titles, ["---"] * len(titles)]
+    for workload, found in durations.items():
+        seconds = {engine: median(times) for engine, times in found.items()}
+        others = [seconds[engine] for engine in engines if engine in seconds]
+        ratio = f"{min(others) / seconds[OWN]:.2f}" if others and OWN in seconds else "-"
+        times = [f"{seconds[engine]:.3f}" if engine in seconds else "-" for engine in (*engines, OWN)]
+        shares = [f"{hits[workload][engine]:.1f}" if engine in seconds else "-" for engine in (*engines, OWN)]
+        table.append([workload, *times, ratio, " / ".join(shares)])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in table)
