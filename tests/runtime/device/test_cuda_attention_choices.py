@@ -112,7 +112,7 @@ def planned(lengths: list[int], bucket: int | None = None) -> tuple[DecodeStep, 
 @pytest.mark.parametrize(
     ("lengths", "n_items"),
     [
-        ([192], 6),  # 4.3; as one item 5.4
+        ([1024], 16),  # 5.9; as one item 15.5
         ([2048], 16),  # 7.6; 10.2 where parts were half as long
         ([32768], 16),  # 42.6; 51.7 in 128
         ([2048] * 4, 16),  # 14.5; as one item a row 37.6
@@ -129,7 +129,7 @@ def test_rows_are_cut_into_as_many_parts_as_was_fastest(lengths: list[int], n_it
 
 
 @pytest.mark.parametrize(
-    "lengths", [[64], [512] * 16, [512] * 32, [1024] * 64, [700] * 128, [320] * 256, [4096] * 256]
+    "lengths", [[64], [192], [320], [512] * 16, [512] * 32, [1024] * 64, [700] * 128, [320] * 256, [4096] * 256]
 )
 def test_rows_are_left_whole_where_that_was_fastest(lengths: list[int]) -> None:
     step, sizes = planned(lengths)

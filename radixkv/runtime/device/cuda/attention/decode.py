@@ -29,7 +29,7 @@ _UNCUT = 1 << 30
 """Tokens of a part that is a whole row."""
 _READ_NS = 1.0
 """A token of 4 KiB, as fast as an H200 reads."""
-_FEW_SPLIT_NS = 1500.0
+_FEW_SPLIT_NS = 4900.0
 """What cutting few rows costs a layer: results are merged."""
 _SPLIT_NS = 3000.0
 """The same of many."""
