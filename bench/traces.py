@@ -15,7 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 KINDS = (
-    ("attention", r"attend|prefill|decode|attention|merge|cascade|flash::|fmha|^_gather$"),
+    ("attention", r"attend|prefill|decode|attention|merge|cascade|flash::|fmha|^_gather$|^_spread$"),
     ("GEMM", r"gemm|nvjet|cutlass|xmma|cublas|splitk|gemv|_multiply_"),
     ("norm", r"norm"),
     ("rotary+store", r"rotat|rotary|rope"),
