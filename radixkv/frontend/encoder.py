@@ -64,12 +64,13 @@ class Encoder:
         return await encoded
 
     async def _work(self) -> None:
-        while batch := self._next_batch():
-            texts = [text for request in batch for text in request.texts]
-            outcomes = iter(await asyncio.to_thread(self._outcomes, texts, batch[0].adds_special_tokens))
-            for request in batch:
-                request.end([next(outcomes) for _ in request.texts])
-        self._working = None
+        try:
+            while batch := self._next_batch():
+                outcomes = iter(await self._encoded(batch))
+                for request in batch:
+                    request.end([next(outcomes) for _ in request.texts])
+        finally:
+            self._working = None
 
     def _next_batch(self) -> list[_Request]:
         """The oldest whose clients wait, as far as they are encoded the same way; at least one if there is one."""
@@ -77,13 +78,20 @@ class Encoder:
         room = CHARACTERS_AT_ONCE
         while self._waiting:
             request = self._waiting[0]
-            room -= request.n_characters
-            if batch and (room < 0 or request.adds_special_tokens != batch[0].adds_special_tokens):
-                break
-            self._waiting.popleft()
             if not request.encoded.done():
+                room -= request.n_characters
+                if batch and (room < 0 or request.adds_special_tokens != batch[0].adds_special_tokens):
+                    break
                 batch.append(request)
+            self._waiting.popleft()
         return batch
+
+    async def _encoded(self, batch: Sequence[_Request]) -> Sequence[_Outcome]:
+        texts = [text for request in batch for text in request.texts]
+        try:
+            return await asyncio.to_thread(self._outcomes, texts, batch[0].adds_special_tokens)
+        except Exception as error:  # there is no thread, and later ones are to ask for it again
+            return [error] * len(texts)
 
     def _outcomes(self, texts: Sequence[str], adds_special_tokens: bool) -> Sequence[_Outcome]:
         try:

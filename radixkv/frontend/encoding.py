@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from radixkv.errors import ContextLengthExceeded, InvalidRequest
 from radixkv.frontend.decoding import check_prompt_count, mixed_prompt
@@ -61,18 +62,16 @@ async def encode_texts(
                 param=field,
             )
 
-    def encoded(text: str) -> bytes:
-        return tokenizer.encode(text, limit, adds_special_tokens=adds_special_tokens)
-
     n_characters = sum(map(len, texts))
     try:
         if n_characters <= _INLINE_CHARACTERS:
-            return [encoded(text) for text in texts]
+            return [tokenizer.encode_here(text, limit, adds_special_tokens=adds_special_tokens) for text in texts]
         if n_characters <= _GATHERED_CHARACTERS:
             return await served.encoder.encode(texts, adds_special_tokens=adds_special_tokens)
+        alone = partial(tokenizer.encode, limit=limit, adds_special_tokens=adds_special_tokens)
         async with served.encoding:
             # One thread call a text, so that a client's leaving ends the rest.
-            return [await asyncio.to_thread(encoded, text) for text in texts]
+            return [await asyncio.to_thread(alone, text) for text in texts]
     except InvalidRequest as error:
         error.param = field
         raise

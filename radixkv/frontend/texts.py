@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -121,8 +122,8 @@ async def _tokenized(asked: TokenizeRequest, served: Served) -> bytes:
         )
     tokenizer, has_names = _tokenizer(served, "prompt"), bool(asked.return_token_strs)
 
-    def tokenized() -> bytes:
-        ids = unpack_tokens(tokenizer.encode(text, adds_special_tokens=asked.adds_special_tokens()))
+    def tokenized(encode: Callable[..., bytes]) -> bytes:
+        ids = unpack_tokens(encode(text, adds_special_tokens=asked.adds_special_tokens()))
         found = {
             "count": len(ids),
             "max_model_len": served.ready.max_model_len,
@@ -132,9 +133,9 @@ async def _tokenized(asked: TokenizeRequest, served: Served) -> bytes:
         return msgspec.json.encode(found)
 
     if len(text) <= _INLINE_CHARACTERS:
-        return tokenized()
+        return tokenized(tokenizer.encode_here)
     async with served.encoding:
-        return await asyncio.to_thread(tokenized)
+        return await asyncio.to_thread(tokenized, tokenizer.encode)
 
 
 async def _text_of(asked: DetokenizeRequest, served: Served) -> str:

@@ -10,7 +10,7 @@ import json
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from string import ascii_letters, digits
 from typing import Any
 
@@ -33,10 +33,12 @@ _FOLLOWS = frozenset(ascii_letters + digits)
 
 LEAST_CHARACTERS = 256
 """Of a stretch that another follows. Places are counted from the text's beginning, so that prefixes agree."""
+SHARED_CHARACTERS = 1 << 15
+"""That all processors encode before they look who else waits. Tokens take hundreds of bytes each meanwhile."""
 MOST_CHARACTERS = 1 << 13
 """Of a stretch that is kept."""
 MOST_KEPT_CHARACTERS = 1 << 22
-"""Of all of them, least recently used first. Their ids take about as many bytes."""
+"""Of all of them, a short one counted as of the least; least recently used first. Ids take about as many bytes."""
 
 
 class Stretches:
@@ -79,16 +81,24 @@ class Stretches:
         return cls(backend, needs_text_before=needs_text_before, around=around)
 
     def encode_all(self, texts: Sequence[str], *, adds_special_tokens: bool) -> list[bytes]:
-        """The little-endian int32 ids of texts. O(length)."""
+        """The little-endian int32 ids of texts. O(length). All processors take part, for each thread in turn."""
+        return self._encode(texts, adds_special_tokens, SHARED_CHARACTERS)
+
+    def encode_here(self, text: str, *, adds_special_tokens: bool) -> bytes:
+        """Those of one, by the calling thread alone. It waits for nothing that others encode."""
+        # The package gives a single stretch to the thread that asks, and several to threads of its own.
+        return self._encode([text], adds_special_tokens, 1)[0]
+
+    def _encode(self, texts: Sequence[str], adds_special_tokens: bool, n_at_once: int) -> list[bytes]:
         cut = [self._stretches(text) for text in texts]
         wanted = list(dict.fromkeys(stretch for stretches in cut for stretch in stretches))
         found = self._kept(wanted)
-        new = [stretch for stretch in wanted if stretch not in found]
-        # Of the package's ways to encode only those for batches let other threads run.
-        encodings = self._backend.encode_batch_fast(new, add_special_tokens=False)
-        encoded = {stretch: pack(encoding.ids) for stretch, encoding in zip(new, encodings, strict=True)}
-        self._keep(encoded)
-        found |= encoded
+        for new in _parts([stretch for stretch in wanted if stretch not in found], n_at_once):
+            # Of the package's ways to encode only those for batches let other threads run.
+            encodings = self._backend.encode_batch_fast(new, add_special_tokens=False)
+            encoded = {stretch: pack(encoding.ids) for stretch, encoding in zip(new, encodings, strict=True)}
+            self._keep(encoded)
+            found |= encoded
         before, after = self._around if adds_special_tokens else (b"", b"")
         return [b"".join([before, *(found[stretch] for stretch in stretches), after]) for stretches in cut]
 
@@ -116,10 +126,29 @@ class Stretches:
             for stretch, ids in encoded.items():
                 if len(stretch) <= MOST_CHARACTERS and stretch not in self._ids:
                     self._ids[stretch] = ids
-                    self._n_characters += len(stretch)
+                    self._n_characters += _counted(stretch)
             while self._n_characters > MOST_KEPT_CHARACTERS:
                 oldest, _ = self._ids.popitem(last=False)
-                self._n_characters -= len(oldest)
+                self._n_characters -= _counted(oldest)
+
+
+def _counted(stretch: str) -> int:
+    # A whole text may be of one character, and its entry takes some 200 bytes nevertheless.
+    return max(len(stretch), LEAST_CHARACTERS)
+
+
+def _parts(stretches: Sequence[str], n_at_once: int) -> Iterator[list[str]]:
+    """The stretches, as many at once as have so many characters; a longer one alone."""
+    part: list[str] = []
+    n_characters = 0
+    for stretch in stretches:
+        if part and n_characters + len(stretch) > n_at_once:
+            yield part
+            part, n_characters = [], 0
+        part.append(stretch)
+        n_characters += len(stretch)
+    if part:
+        yield part
 
 
 def pack(ids: Sequence[int]) -> bytes:
@@ -135,7 +164,9 @@ def _around(backend: tokenizers.Tokenizer) -> tuple[bytes, bytes] | None:
     end = start + len(plain)
     if not plain or added[start:end] != plain or not all(is_added[:start]) or not all(is_added[end:]):
         return None
-    return pack(added[:start]), pack(added[end:])
+    # A template may also repeat the text, with or without what it adds.
+    line, both = (backend.encode(text, add_special_tokens=False).ids for text in ("a\n", "a\na"))
+    return (pack(added[:start]), pack(added[end:])) if both == line + plain else None
 
 
 def _pattern(backend: tokenizers.Tokenizer) -> str | None:

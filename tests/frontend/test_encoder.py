@@ -144,3 +144,41 @@ def test_no_other_text_waits_for_a_long_one(tokenizer: Watched) -> None:
         return await long + await others
 
     assert asyncio.run(asyncio.wait_for(ask(), 10)) == [oracle(text("a", 35_000)), oracle(text("b"))]
+
+
+def test_texts_are_encoded_again_once_there_are_threads_again(
+    tokenizer: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = served_by(tokenizer)
+
+    async def no_thread(*arguments: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def ask() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "to_thread", no_thread)
+            asked = [asyncio.create_task(encoding([text("a")], served)) for _ in range(2)]
+            failed = await asyncio.gather(*asked, encoding([text("a"), text("b")], served), return_exceptions=True)
+        assert [str(error) for error in failed] == ["can't start new thread"] * 3
+        assert await encoding([text("c")], served) == [oracle(text("c"))]
+
+    asyncio.run(asyncio.wait_for(ask(), 10))
+
+
+def test_what_an_ended_loop_has_left_holds_up_no_other(tokenizer: Watched) -> None:
+    served = served_by(tokenizer)
+    tokenizer.released.clear()
+
+    async def end() -> None:
+        async with asyncio.timeout(10):
+            left = [asyncio.create_task(encoding([text("a")], served))]
+            while not tokenizer.calls:
+                await asyncio.sleep(0.001)
+            left.append(asyncio.create_task(encoding([text("b")], served)))
+            await asyncio.sleep(0)
+        assert not any(task.done() for task in left)
+        asyncio.get_running_loop().call_soon(tokenizer.released.set)
+
+    asyncio.run(end())
+    assert together(asyncio.wait_for(encoding([text("c")], served), 10)) == [[oracle(text("c"))]]
+    assert tokenizer.calls == [[text("a")], [text("c")]]

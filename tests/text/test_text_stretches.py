@@ -105,9 +105,9 @@ def test_ids_are_those_of_the_whole_text(backend: tokenizers.Tokenizer, texts: S
         encoder = Stretches.of(backend)
         assert encoder is not None
         for _ in range(2):
-            assert encoder.encode_all(texts, adds_special_tokens=adds) == [
-                whole(backend, text, adds=adds) for text in texts
-            ]
+            found = [whole(backend, text, adds=adds) for text in texts]
+            assert encoder.encode_all(texts, adds_special_tokens=adds) == found
+            assert [encoder.encode_here(text, adds_special_tokens=adds) for text in texts] == found
 
 
 def test_every_short_text_around_a_cut(backend: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,14 +125,18 @@ def test_every_short_text_around_a_cut(backend: tokenizers.Tokenizer, monkeypatc
 
 
 class Counting:
-    """A backend that counts the characters it is given."""
+    """A backend that knows what it was given."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
-        self.n_characters = 0
+        self.calls: list[list[str]] = []
+
+    @property
+    def n_characters(self) -> int:
+        return sum(len(text) for texts in self.calls for text in texts)
 
     def encode_batch_fast(self, texts: list[str], *, add_special_tokens: bool) -> list[tokenizers.Encoding]:
-        self.n_characters += sum(map(len, texts))
+        self.calls.append(texts)
         return self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
 
 
@@ -177,6 +181,37 @@ def test_what_is_kept_is_bounded(backend: tokenizers.Tokenizer, monkeypatch: pyt
     assert asked(long) == asked(long) == len(long)
 
 
+def test_what_is_kept_of_short_texts_is_bounded(
+    backend: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stretches, "MOST_KEPT_CHARACTERS", 4 * stretches.LEAST_CHARACTERS)
+    encoder, counting = counted(backend)
+    for text in ("one", "two", "three", "four", "two", "five", "two", "one"):
+        assert encoder.encode_here(text, adds_special_tokens=False) == whole(backend, text, adds=False)
+    assert counting.n_characters == len("onetwothreefourfiveone")
+
+
+def test_one_text_is_encoded_by_the_thread_that_asks_and_many_a_part_at_a_time(
+    backend: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package gives several stretches to its own threads, which end those of one call before the next."""
+    monkeypatch.setattr(stretches, "SHARED_CHARACTERS", 1000)
+    encoder, counting = counted(backend)
+    assert encoder.encode_here(EXAMPLES, adds_special_tokens=True) == whole(backend, EXAMPLES, adds=False)
+    assert all(len(texts) == 1 for texts in counting.calls)
+    encoder, counting = counted(backend)
+    one_line = "x " * 1000
+    texts = [EXAMPLES, one_line, "short"]
+    assert encoder.encode_all(texts, adds_special_tokens=True) == [
+        whole(backend, text, adds=False) for text in texts
+    ]
+    assert [one_line] in counting.calls
+    sizes = [sum(map(len, part)) for part in counting.calls if part != [one_line]]
+    assert sum(sizes) == len(EXAMPLES) + len("short")
+    assert all(600 < size <= 1000 for size in sizes[:-2])
+    assert all(size <= 1000 for size in sizes)
+
+
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
@@ -196,10 +231,21 @@ def tokenizer_with(**changes: object) -> tokenizers.Tokenizer:
         tokenizer_with(pre_tokenizer=split(r"\p{L}+|.")),
         tokenizer_with(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True)),
         tokenizer_with(model=models.WordLevel({"a": 0}, "a")),
+        tokenizer_with(post_processor=processors.TemplateProcessing(single="$A $A", special_tokens=[])),
         tokenizer_with(model=models.BPE({letter: i for i, letter in enumerate(ALPHABET)}, [], dropout=0.5)),
         tokenizer_with(model=models.BPE({letter: i for i, letter in enumerate(ALPHABET[1:])}, [])),
     ],
-    ids=["normalizer", "metaspace", "none", "another pattern", "prefix space", "model", "dropout", "missing byte"],
+    ids=[
+        "normalizer",
+        "metaspace",
+        "none",
+        "another pattern",
+        "prefix space",
+        "model",
+        "repeated",
+        "dropout",
+        "missing byte",
+    ],
 )
 def test_of_other_tokenizers_nothing_is_known(backend: tokenizers.Tokenizer) -> None:
     assert Stretches.of(backend) is None
