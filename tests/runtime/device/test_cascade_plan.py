@@ -246,6 +246,43 @@ def test_nested_runs(seed: int) -> None:
     played.check(played.plan(slots, lengths, runs, bucket), slots, lengths)
 
 
+@pytest.mark.parametrize("n_processors", [2, 58, 132])
+@pytest.mark.parametrize(("n_heads", "n_kv_heads", "small_tile"), [(32, 8, 16), (64, 2, 32), (16, 16, 16)])
+def test_there_is_room_for_rows_of_any_lengths(
+    n_processors: int, n_heads: int, n_kv_heads: int, small_tile: int
+) -> None:
+    """Staging more items than there is room for raises; all that is staged reads as much as the rows have."""
+    geometry = replace(
+        H200, n_heads=n_heads, n_kv_heads=n_kv_heads, small_tile=small_tile, n_processors=n_processors
+    )
+    layout, costs, most_rows, width = Layout(), SharingCosts(launches_ns=0, large_ns=0), 1024, 1 << 14
+    planner = DecodePlanner(geometry, [None], max_rows=most_rows, layout=layout, costs=costs, shared_kernel="fa3")
+    random = np.random.default_rng(n_processors + n_heads)
+    for n_rows in (1, 2, 7, 65, 300, 777, 1024):
+        slots = random.permutation(most_rows)[:n_rows].astype(np.int32)
+        for longest in (33, 5000, width * PAGE):
+            lengths = random.integers(1, longest, n_rows).astype(np.int32)
+            lengths[: n_rows // 50] = longest
+            size = int(random.integers(2, 80))
+            groups = [range(first, min(first + size, n_rows)) for first in range(0, n_rows, size)]
+            runs = [SharedRun(tuple(group), 0, (int(lengths[group].min()) - 1) // PAGE) for group in groups]
+            runs = [run for run in runs if run.n_pages]
+            ways: list[tuple[Variant | None, int | None]] = [(None, None), (None, min(n_rows + 9, most_rows))]
+            for variant, bucket in [*ways, ("split", None)]:
+                staged = Staged(torch.zeros(layout.size, dtype=torch.int32))
+                step = planner.plan(staged, slots, lengths, width, runs, bucket, variant)
+                items = planner.work[None].items
+                columns = staged[items.field].reshape(N_COLUMNS, items.capacity)[:, : step.n_items]
+                n_read = int((columns[1].astype(np.int64) * (columns[4] - columns[3])).sum())
+                if step.n_large_items:
+                    assert isinstance(planner.large_work, TileFields)
+                    numbers, starts = staged[planner.large_work.field], planner.large_work.plan
+                    n_tiles = numbers[starts[6] // 4 + n_processors]
+                    pairs, reads = (numbers[start // 4 :][:n_tiles].astype(np.int64) for start in starts[3:5])
+                    n_read += int((pairs * reads).sum()) // n_heads
+                assert n_read == int(lengths.sum()) + step.n_rows - n_rows
+
+
 @pytest.mark.parametrize("shared_kernel", ["fa2", "fa3"])
 def test_a_large_prefix_is_read_once_a_tile(shared_kernel: SharedKernel) -> None:
     played = Played(shared_kernel=shared_kernel)

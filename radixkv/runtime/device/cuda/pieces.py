@@ -58,7 +58,6 @@ class PieceGraphs:
         """
         begun = time.monotonic()
         memory = torch.cuda.graph_pool_handle()
-        self._pool = pool
         self._batch = self._decoder.empty_batch(max(sizes, default=0))
         for bucket in sorted(sizes, reverse=True):
             batch, where = self._batch.first(bucket), places(bucket)
@@ -83,13 +82,19 @@ class PieceGraphs:
         """The smallest bucket that holds so many tokens; None if none does."""
         return bucket_of(n_tokens, self._graphs)
 
-    def run(self, bucket: int, n_tokens: int, attention: LayerAttention, wanted: Wanted | None = None) -> Tensor:
+    def run(
+        self, bucket: int, n_tokens: int, pool: CudaPool, attention: LayerAttention, wanted: Wanted | None = None
+    ) -> Tensor:
         """What the decoder's call gives, for tokens whose places are where they were captured; those behind them,
-        up to the bucket, must be written nowhere. In memory that the next call writes again."""
+        up to the bucket, must be written nowhere. In memory that the next call writes again.
+
+        Args:
+            pool: that of the capture. It is not kept here, so that its memory can go before the next one is made.
+        """
         batch = self._batch.first(n_tokens)
         first, *others = self._graphs[bucket]
         first.replay()
         for index, piece in enumerate(others):
-            attention.run(index, batch.q, *self._pool.layer(index), batch.attended)
+            attention.run(index, batch.q, *pool.layer(index), batch.attended)
             piece.replay()
-        return self._decoder.leave(batch, self._pool, attention, wanted)
+        return self._decoder.leave(batch, pool, attention, wanted)

@@ -213,7 +213,7 @@ class StepRunner:
         if bucket is None:
             return partial(self._decoder, self._state.place(step.n_rows, ids, most), self.pool)
         self._state.place_kept(step.n_rows, ids, most, bucket)
-        return partial(self._pieces.run, bucket, len(ids))
+        return partial(self._pieces.run, bucket, len(ids), self.pool)
 
     def _planned(self, decode: object, prompts: object) -> LayerAttention:
         return self.timer.timed(self._attention.step(decode, prompts))
