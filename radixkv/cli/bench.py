@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from radixkv.bench.load.encoding import PromptEncoder
     from radixkv.bench.run import Bench, Outcome
 
+EXAMPLES = """\
+examples:
+  radixkv bench --workload agents --compare-cache --plot pictures
+  radixkv bench --workload fewshot --dataset-path gsm8k_test.jsonl --num-prompts 100 --output-file runs.jsonl
+  radixkv bench --workload trace --dataset-path mooncake.jsonl --speed 4 --goodput ttft:500 tpot:50
+  radixkv bench --workload chat --base-url http://127.0.0.1:8000 --request-rate 5
+"""
+
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:
     """Adds the command, and those below it."""
@@ -26,6 +34,8 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         "bench",
         help="measure a server, and what the prefix cache brings",
         description="Measure a server that is started for it, or one that is running.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     more = parser.add_subparsers(title="other measurements", metavar="COMMAND", parser_class=Parser)
     for command in (compare, paging):
@@ -224,7 +234,7 @@ def _plot(outcomes: Sequence[Outcome], folder: Path) -> None:
     from radixkv.bench.report.samples import samples_of
 
     plot([Run(outcome.figures, samples_of(outcome.measurement)) for outcome in outcomes], folder)
-    print(f"Pictures: {folder / 'index.html'}")
+    print(f"pictures: {folder / 'index.html'}")
 
 
 def _append(path: Path, text: str) -> None:

@@ -85,10 +85,18 @@ def add_load_flags(load: argparse._ArgumentGroup) -> None:
         "their token ids are not known",
     )
     load.add_argument(
-        "--seed", type=whole_number, default=0, help="of the made texts, of sampling and of arrivals (default: 0)"
+        "--seed",
+        type=whole_number,
+        default=0,
+        metavar="NUMBER",
+        help="of the made texts, of sampling and of arrivals (default: 0)",
     )
     load.add_argument(
-        "--warmup-requests", type=whole_number, default=2, help="unrelated requests first (default: %(default)s)"
+        "--warmup-requests",
+        type=whole_number,
+        default=2,
+        metavar="COUNT",
+        help="unrelated requests first (default: %(default)s)",
     )
     load.add_argument(
         "--goodput",

@@ -30,9 +30,9 @@ class FakeServer:
         self.metrics = None
         """What ``/metrics`` says, if anything; ``{prompt}``, ``{generated}`` and ``{cached}`` are the counts."""
         self.fault = None
-        """``http_500``, ``http_429``, ``truncated``, ``error_event``, ``no_usage``, ``no_output``, ``not_json``,
-        ``cut``, ``cut_early``, ``silent`` (after a token), ``mute``, ``odd_prompt`` (an id that cannot be): if
-        "FAULT" is asked."""
+        """``http_500``, ``http_503``, ``http_429``, ``truncated``, ``error_event``, ``no_usage``, ``no_output``,
+        ``not_json``, ``cut``, ``cut_early``, ``silent`` (after a token), ``mute``, ``odd_prompt`` (an id that
+        cannot be), ``one_choice`` (whatever ``n`` is): if "FAULT" is asked."""
         self.says_done = True
         """Whether streams end with ``[DONE]``."""
         self.known_fields = None
@@ -51,6 +51,8 @@ class FakeServer:
         """The number of the request with which the server goes away, if it does."""
         self.hangs_at = None
         """The number of the request from which on streams begin and bring nothing, if they do."""
+        self.health = 200
+        """The status of ``/health``."""
         self.key = None
         """What requests must show, if anything."""
         self.bodies = []
@@ -77,6 +79,8 @@ class FakeServer:
                     return self.reply(401, {"error": {"message": "no key"}})
                 if self.path == "/v1/models":
                     return self.reply(200, {"object": "list", "data": [{"id": "fake-model"}]})
+                if self.path == "/health":
+                    return self.reply(fake.health, "")
                 if self.path == "/metrics" and fake.metrics is not None:
                     return self.reply(200, fake.metrics.format(**fake.counts))
                 return self.flush("GET")
@@ -166,15 +170,15 @@ class Stream:
     def __init__(self, fake, handler, body, prompt, cached, hangs):
         self.fake, self.handler, self.body, self.prompt, self.cached = fake, handler, body, prompt, cached
         self.is_chat = "messages" in body
-        self.n = body.get("n", 1)
         self.count = body["max_tokens"]
         self.fault = "mute" if hangs else fake.fault if "FAULT" in json.dumps(body) else None
+        self.n = 1 if self.fault == "one_choice" else body.get("n", 1)
 
     def run(self):
         fake, handler, fault = self.fake, self.handler, self.fault
         if fake.known_fields is not None and (unknown := self.body.keys() - fake.known_fields):
             return handler.reply(422, {"detail": f"Unexpected fields in the request: {sorted(unknown)}"})
-        if fault in ("http_500", "http_429"):
+        if fault in ("http_500", "http_503", "http_429"):
             return handler.reply(int(fault[5:]), {"error": {"message": "it broke"}})
         if fault == "cut_early":
             handler.close_connection = True

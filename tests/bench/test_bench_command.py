@@ -335,8 +335,9 @@ def test_a_trace_is_sent_by_its_own_clock(fake, tmp_path, inside):
     code, output, errors = inside("--base-url", fake.address, *flags)
     assert (code, output) == (1, "")
     assert f"{trace}" in errors
-    code, _, errors = inside("--base-url", fake.address, *flags, "--skip-bad-lines")
+    code, output, errors = inside("--base-url", fake.address, *flags, "--skip-bad-lines")
     assert (code, errors) == (0, "")
+    assert re.search("Speed of the data set's clock: +2.00\n", output)
     line = json.loads(path.read_text())
     assert (line["request_rate"], line["speed"], line["left_out"]["bad_lines"]) == ("trace", 2.0, 1)
     assert 0.4 <= line["duration"] < 0.8

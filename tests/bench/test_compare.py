@@ -175,8 +175,10 @@ def test_results_of_other_versions_lack_keys(written):
 
 
 def test_what_a_reader_must_know_is_said(written):
-    a = run(1.0, failed=0, total_input_tokens=100, outputs_sha256="x")
-    b = run(2.0, failed=3, total_input_tokens=90, outputs_sha256="y", aborted="the server went away")
+    a = run(1.0, failed=0, total_input_tokens=100, total_output_tokens=40, outputs_sha256="x")
+    b = run(
+        2.0, failed=3, total_input_tokens=90, total_output_tokens=41, outputs_sha256="y", aborted="it went away"
+    )
     b["environment"] = {"processor": "Xeon", "cores": 64}
     (found,) = compare([written("a", a), written("b", b)])
     text = table(found)
@@ -185,6 +187,7 @@ def test_what_a_reader_must_know_is_said(written):
         "has a run that ended early",
         "cores differs: 2 and 64",
         "prompt tokens differ: 100 and 90",
+        "output tokens differ: 40 and 41",
         "outputs differ",
     ):
         assert f"note: {said}" in text or said in text

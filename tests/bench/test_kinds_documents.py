@@ -111,7 +111,7 @@ def test_the_seed_decides_the_order_of_a_data_set(tmp_path):
 @pytest.mark.parametrize("name", ["judge", "long-document-qa"])
 def test_a_data_set_that_is_too_short_or_another_is_refused(tmp_path, name):
     path = write(tmp_path, [2, 2])
-    with pytest.raises(ConfigError, match="has 2 documents; the workload needs 3"):
+    with pytest.raises(ConfigError, match="has 2 documents; the workload needs 3; .* lower num_documents"):
         make(name, Source(0, path), num_documents=3)
     path.write_text('{"question": "q", "answer": "a"}\n')
     with pytest.raises(ConfigError, match="use --workload fewshot"):

@@ -203,7 +203,7 @@ def test_a_file_of_sharegpt_s_kind_is_as_good(tmp_path):
 @pytest.mark.parametrize("name", ["chat", "agents"])
 def test_a_data_set_that_is_too_short_or_another_is_refused(tmp_path, name):
     path = write(tmp_path, RECORDED)
-    with pytest.raises(ConfigError, match=r"has 1 conversations.*; the workload needs 2"):
+    with pytest.raises(ConfigError, match=r"has 1 conversations.*; the workload needs 2; .* lower num_sessions"):
         make(name, Source(0, path), num_sessions=2)
     path.write_text('{"text": "t", "questions": []}\n')
     with pytest.raises(ConfigError, match="use --workload long-document-qa"):

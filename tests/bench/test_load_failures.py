@@ -43,6 +43,15 @@ def test_a_failed_request_is_noted_by_kind_and_the_others_go_on(fake, fault, kin
     assert measurement.aborted is None
 
 
+def test_fewer_choices_than_were_asked_for_are_a_failed_request(fake):
+    fake.fault = "one_choice"
+    records = send(fake.address, [Request("one", 4, n=2), Request("FAULT", 4, n=2)]).records
+    assert [(record.error_kind, record.error) for record in records] == [
+        (None, None),
+        ("stream", "the stream brought 1 of 2 choices (n)"),
+    ]
+
+
 def test_a_turn_that_fails_ends_its_session_and_no_other(fake):
     fake.fault = "http_500"
     sessions = [chat("one", "FAULT", "never", "nor this"), chat("uno", "due", "tre")]
@@ -96,6 +105,18 @@ def test_a_server_that_goes_away_ends_the_run_with_what_there_is(fake, least, se
     assert "not_sent" in kinds
     assert set(kinds) <= {None, "connect", "disconnect", "not_sent", "stopped"}
     assert measurement.duration < 30.0
+
+
+@pytest.mark.parametrize(("fault", "kind"), [("http_503", "http_503"), ("error_event", "server")])
+def test_a_server_that_says_it_is_dying_ends_the_run(fake, fault, kind):
+    fake.fault = fault
+    prompts = ["one", "FAULT", *["two"] * 20]
+    records = send(fake.address, prompts, max_concurrency=1).records
+    assert [record.error_kind for record in records] == [None, kind, *[None] * 20]  # others may be served
+    fake.health = 503
+    measurement = send(fake.address, prompts, max_concurrency=1)
+    assert [record.error_kind for record in measurement.records] == [None, kind, *["not_sent"] * 20]
+    assert re.match("the server at http://127.* cannot serve any more: ", measurement.aborted)
 
 
 def test_a_run_that_is_cancelled_tells_what_there_was(fake):

@@ -2,6 +2,7 @@ import pytest
 from report_page import PNG, Page
 from report_records import failed, line, measured, record
 
+from radixkv.bench.report.charts import off_on
 from radixkv.bench.report.plot import Run, plot
 from radixkv.bench.report.samples import samples_of
 from radixkv.errors import ConfigError
@@ -58,6 +59,16 @@ def test_off_and_on_give_every_picture_in_words_too_and_all_figures(tmp_path):
     assert 'alt="First token: 800 ms (cache off), 200 ms (cache on) in the median"' in text
     assert 'alt="Output tokens per second: 4.5 (cache off), 18 (cache on)"' in text
     assert 'alt="60.0% of prompt tokens came from the cache; 58.0% were possible"' in text
+
+
+@pytest.mark.parametrize("right", [True, None])  # six pictures in a row of three, or five
+def test_the_words_beside_a_bar_end_before_the_next_picture_begins(right):
+    off = run_of(*answers(0.4, 0, right=right), cache="off", duration=20.0)
+    section = off_on(off, run_of(*answers(0.1, 3, right=right), duration=1.2))
+    section.figure.draw_without_rendering()
+    for axes in section.figure.axes:
+        assert len(axes.texts) == 2
+        assert all(text.get_window_extent().x1 <= axes.get_window_extent().x1 for text in axes.texts)
 
 
 def test_one_run_of_a_server_that_tells_little_has_the_pictures_that_it_can(tmp_path):

@@ -41,7 +41,7 @@ class Agents(Answered, frozen=True, kw_only=True, tag="agents"):
         if source.dataset is None:
             return self._made(source.seed)
         read = read_conversations(source.dataset, skip_bad_lines=source.skip_bad_lines)
-        check_enough(source, "conversations", len(read.items), self.num_sessions)
+        check_enough(source, "conversations", len(read.items), self.num_sessions, settings="num_sessions")
         cut = [_cut(conversation, self.num_turns) for conversation in read.items[: self.num_sessions]]
         made = replayed(cut, self.output_len, max_characters=self.max_characters)
         counts = {**bad_lines(read.n_bad_lines), **made.counts}

@@ -46,7 +46,7 @@ class Chat(Answered, frozen=True, kw_only=True, tag="chat"):
         read = read_conversations(source.dataset, skip_bad_lines=source.skip_bad_lines)
         scripts, counts = self._recorded(read.items)
         what = f"conversations with a user who begins within max_characters {self.max_characters}"
-        check_enough(source, what, len(scripts), self.num_sessions)
+        check_enough(source, what, len(scripts), self.num_sessions, settings="num_sessions")
         return Made([self._session(script) for script in scripts], {**bad_lines(read.n_bad_lines), **counts})
 
     def _recorded(self, conversations: Iterable[Conversation]) -> tuple[list[_Script], Counter[str]]:

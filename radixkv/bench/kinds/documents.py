@@ -28,7 +28,7 @@ def documents_of(source: Source, count: int, n_questions: int, n_facts: int) -> 
     if source.dataset is None:
         return Documents(list(islice(made_documents(source.seed, n_facts, n_questions), count)), {})
     read = read_documents(source.dataset, skip_bad_lines=source.skip_bad_lines)
-    check_enough(source, "documents", len(read.items), count)
+    check_enough(source, "documents", len(read.items), count, settings="num_documents")
     cut = [Document(document.text, document.problems[:n_questions]) for document in read.items[:count]]
     counts = bad_lines(read.n_bad_lines)
     if n_missing := sum(n_questions - len(document.problems) for document in cut):

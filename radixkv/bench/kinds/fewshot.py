@@ -22,7 +22,8 @@ class FewShot(Answered, frozen=True, kw_only=True, tag="fewshot"):
         Raises:
             ConfigError: the data set, in GSM8K's format, cannot be read, or is too short.
         """
-        problems, counts = problems_of(source, self.num_shots + self.num_prompts)
+        count = self.num_shots + self.num_prompts
+        problems, counts = problems_of(source, count, settings="num_prompts or num_shots")
         shots = worked(problems[: self.num_shots])
         return Made(
             [

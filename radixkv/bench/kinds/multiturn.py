@@ -25,7 +25,8 @@ class MultiTurn(Answered, frozen=True, kw_only=True, tag="multiturn"):
 
     def make(self, source: Source) -> Made:
         """A session a chat; otherwise as ``FewShot.make``."""
-        problems, counts = problems_of(source, self.num_shots + self.num_sessions * self.num_turns)
+        count = self.num_shots + self.num_sessions * self.num_turns
+        problems, counts = problems_of(source, count, settings="num_sessions, num_turns or num_shots")
         system = TEACHER + worked(problems[: self.num_shots])
         chats = groups(problems[self.num_shots :], self.num_turns)
         return Made([self._chat(system, chat) for chat in chats], counts)

@@ -21,8 +21,11 @@ class Problems(NamedTuple):
     """As ``Made.counts``."""
 
 
-def problems_of(source: Source, count: int) -> Problems:
+def problems_of(source: Source, count: int, *, settings: str) -> Problems:
     """Word problems: made from the seed, or the first of a file in GSM8K's format, whatever the seed.
+
+    Args:
+        settings: as in ``check_enough``.
 
     Raises:
         ConfigError: the data set cannot be read, or is too short.
@@ -30,16 +33,20 @@ def problems_of(source: Source, count: int) -> Problems:
     if source.dataset is None:
         return Problems(list(islice(made_problems(source.seed), count)), {})
     read = read_problems(source.dataset, skip_bad_lines=source.skip_bad_lines)
-    check_enough(source, "problems", len(read.items), count)
+    check_enough(source, "problems", len(read.items), count, settings=settings)
     return Problems(read.items[:count], bad_lines(read.n_bad_lines))
 
 
-def check_enough(source: Source, what: str, n_there: int, n_needed: int) -> None:
-    """Raises ``ConfigError`` if the data set has fewer than the workload needs."""
+def check_enough(source: Source, what: str, n_there: int, n_needed: int, *, settings: str) -> None:
+    """Raises ``ConfigError`` if the data set has fewer than the workload needs.
+
+    Args:
+        settings: which of the workload's decide how many it needs.
+    """
     if n_there < n_needed:
         raise ConfigError(
             f"{source.dataset} has {n_there} {what}; the workload needs {n_needed}; "
-            "give a longer file or ask for less"
+            f"give a longer file, or lower {settings}"
         )
 
 

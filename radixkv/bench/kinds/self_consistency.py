@@ -26,7 +26,8 @@ class SelfConsistency(Answered, frozen=True, kw_only=True, tag="self-consistency
 
     def make(self, source: Source) -> Made:
         """As ``FewShot.make``."""
-        problems, counts = problems_of(source, self.num_shots + self.num_prompts)
+        count = self.num_shots + self.num_prompts
+        problems, counts = problems_of(source, count, settings="num_prompts or num_shots")
         shots = worked(problems[: self.num_shots])
         rng = Random(source.seed)
         return Made(

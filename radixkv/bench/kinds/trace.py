@@ -115,7 +115,7 @@ class Trace(Parameters, frozen=True, kw_only=True, tag="trace"):
         if source.dataset is None:
             return made_trace(source.seed, n_needed), Counter()
         read = read_trace(source.dataset, skip_bad_lines=source.skip_bad_lines)
-        check_enough(source, "requests", len(read.items), n_needed)
+        check_enough(source, "requests", len(read.items), n_needed, settings="start or num_prompts")
         return read.items, Counter(bad_lines(read.n_bad_lines))
 
     def _fits(self, n_tokens: int) -> bool:

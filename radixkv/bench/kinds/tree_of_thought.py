@@ -44,7 +44,8 @@ class TreeOfThought(Answered, frozen=True, kw_only=True, tag="tree-of-thought"):
 
     def make(self, source: Source) -> Made:
         """A session a task; otherwise as ``FewShot.make``."""
-        problems, counts = problems_of(source, self.num_shots + self.num_prompts)
+        count = self.num_shots + self.num_prompts
+        problems, counts = problems_of(source, count, settings="num_prompts or num_shots")
         shots = worked(problems[: self.num_shots])
         rng = Random(source.seed)
         return Made(

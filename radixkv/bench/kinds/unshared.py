@@ -21,7 +21,8 @@ class Unshared(Answered, frozen=True, kw_only=True, tag="unshared"):
 
     def make(self, source: Source) -> Made:
         """As ``FewShot.make``."""
-        problems, counts = problems_of(source, self.num_prompts * (self.num_shots + 1))
+        count = self.num_prompts * (self.num_shots + 1)
+        problems, counts = problems_of(source, count, settings="num_prompts or num_shots")
         sessions = []
         for number, (*shots, last) in enumerate(groups(problems, self.num_shots + 1), 1):
             prompt = f"{number}. {worked(shots)}{asked(last)}"

@@ -127,6 +127,14 @@ class Client:
                 return True
         return False
 
+    async def is_dying(self) -> bool:
+        """Whether its ``/health`` says 503, as those of radixkv, vLLM and SGLang do once they cannot serve."""
+        try:
+            await self._whole("GET", "/health")
+        except BadReply as error:
+            return error.kind == "http_503"
+        return False
+
     def is_silent_since(self, moment: float) -> bool:
         """Whether no reply to any request has brought anything since; ``moment`` is of ``time.perf_counter``.
 
@@ -134,11 +142,14 @@ class Client:
         """
         return self._heard < moment
 
-    async def ask(self, path: str, body: bytes, record: Record) -> None:
+    async def ask(self, path: str, body: bytes, record: Record, *, n_choices: int = 1) -> None:
         """Sends a request and notes in ``record`` when it was sent, and what streamed back when.
 
         Pieces are only stamped while they come; what they say is read when the last one is there, so that the
         next request's pieces are not stamped late.
+
+        Args:
+            n_choices: as many as ``body`` asks for.
 
         Raises:
             BadReply: it failed; ``record`` has what came until then.
@@ -170,7 +181,7 @@ class Client:
             _read(stamped, record)
         if failure is not None and not record.is_done:
             raise failure
-        record.check_whole()
+        record.check_whole(n_choices)
 
     async def _whole(self, method: str, path: str) -> bytes:
         with _failures():

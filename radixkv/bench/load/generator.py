@@ -22,6 +22,8 @@ from radixkv.progress import Progress
 
 LOST = ("connect", "disconnect")
 """Kinds of errors after which the server may be gone."""
+BROKEN = ("http_500", "http_503", "server")
+"""Kinds of errors after which it may still answer, but no longer serve."""
 
 
 class ServerGone(RadixKVError):
@@ -155,7 +157,7 @@ class _Run:
                 raise BadReply("prompt", post.error)
             async with self._room:
                 with self._view.in_flight():
-                    await self._client.ask(post.path, post.body, record)
+                    await self._client.ask(post.path, post.body, record, n_choices=post.request.n)
             is_right = post.request.is_right
             record.is_right = None if is_right is None else is_right(record.texts)
         except BadReply as error:
@@ -178,6 +180,9 @@ class _Run:
             async with self._probing:
                 if not await self._client.is_there():
                     raise ServerGone(f"the server at {self._client.address} is gone: {lost[0]}")
+        broken = [record.error for record in records if record.error_kind in BROKEN]
+        if broken and await self._client.is_dying():
+            raise ServerGone(f"the server at {self._client.address} cannot serve any more: {broken[0]}")
 
     def _measurement(self, begun: float, aborted: str | None) -> Measurement:
         self._read_prompts()

@@ -131,13 +131,19 @@ class Record:
         for choice in chunk.choices:
             self._add(choice, came)
 
-    def check_whole(self) -> None:
-        """Raises ``BadReply`` if something is missing now that the stream has ended."""
+    def check_whole(self, n_choices: int) -> None:
+        """Raises ``BadReply`` if something is missing now that the stream has ended.
+
+        Args:
+            n_choices: as many answers as were asked for.
+        """
         has_ends = bool(self.answers) and all(answer.finish_reason is not None for answer in self.answers)
         if not self.is_done and not has_ends:
             raise BadReply("stream", "the stream ended early, without a finish_reason and without [DONE]")
         if not self.answers or not all(answer.arrivals for answer in self.answers):
             raise BadReply("stream", "the stream brought no output")
+        if len(self.answers) != n_choices:
+            raise BadReply("stream", f"the stream brought {len(self.answers)} of {n_choices} choices (n)")
         if self.usage is None:
             raise BadReply(
                 "stream", "the stream brought no usage; the server must support stream_options.include_usage"

@@ -49,7 +49,7 @@ PARTS = (
     ("reserved, used later", AMBER, INK),
     ("internal: never used", ORANGE, "white"),
     ("external: in the wrong place", PURPLE, INK),
-    ("cached, for whom needs it", "#b8dccf", INK),
+    ("cached, for whoever needs it", "#b8dccf", INK),
     ("free", FAINT, INK),
 )
 """Of a bar: what slots are used for, its colour, and that of a number on it."""

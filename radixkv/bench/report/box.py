@@ -18,6 +18,7 @@ _COUNTS = (
     ("Sessions:", "num_sessions"),
     ("Maximum request concurrency:", "max_concurrency"),
     ("Request rate configured (req/s):", "request_rate"),
+    ("Speed of the data set's clock:", "speed"),
     ("Benchmark duration (s):", "duration"),
     ("Total input tokens:", "total_input_tokens"),
     ("Total generated tokens:", "total_output_tokens"),

@@ -65,7 +65,7 @@ def off_on(off: Run, on: Run) -> Section:
         axes.set_xticks([])
         axes.grid(False)
         axes.spines["bottom"].set_visible(False)
-        axes.set_xlim(0, (2.1 if n_columns == 3 else 1.6) * max(*values, 1e-9))  # room for the words
+        axes.set_xlim(0, (2.5 if n_columns == 3 else 1.6) * max(*values, 1e-9))  # room for the words
         for y, value in zip((1, 0), values, strict=True):
             better_text = f"   {better:.2f}× as good" if y == 0 and better is not None else ""
             axes.annotate(

@@ -205,9 +205,10 @@ def _notes(first: Group, group: Group, pairs: Sequence[tuple[Figures, Figures]])
         values = [{(run.get("environment") or {}).get(key) for run in each.runs} for each in (first, group)]
         if values[0] != values[1]:
             yield f"{key} differs: {_listed(values[0])} and {_listed(values[1])}"
-    tokens = [{run.get("total_input_tokens") for run in each.runs} for each in (first, group)]
-    if tokens[0] != tokens[1] and None not in tokens[0] | tokens[1]:
-        yield f"prompt tokens differ: {_listed(tokens[0])} and {_listed(tokens[1])}"
+    for what, key in (("prompt", "total_input_tokens"), ("output", "total_output_tokens")):
+        tokens = [{run.get(key) for run in each.runs} for each in (first, group)]
+        if tokens[0] != tokens[1] and None not in tokens[0] | tokens[1]:
+            yield f"{what} tokens differ: {_listed(tokens[0])} and {_listed(tokens[1])}"
     digests = [(one.get("outputs_sha256"), other.get("outputs_sha256")) for one, other in pairs]
     if all(one is not None and one == other for one, other in digests):
         yield "outputs are equal"
