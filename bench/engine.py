@@ -108,13 +108,23 @@ def main() -> None:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads-file", type=Path, required=True)
-    parser.add_argument("--workloads", default="all", metavar="NAMES", help="comma-separated, all or none")
     parser.add_argument("--profile", default="none", metavar="NAMES", help="workloads to run under the profiler")
     parser.add_argument("--profile-output", type=int, default=24, metavar="TOKENS", help="longest answer there")
-    parser.add_argument("--cache", choices=("on", "off"), default="on")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="a small model and small workloads")
     parser.add_argument("--repeat", type=int, default=1, metavar="TIMES")
+    add_run_flags(parser)
+    arguments = parser.parse_args()
+    if arguments.profile != "none" and arguments.device != "cuda":
+        parser.error("--profile records what a GPU does; leave it out with --device cpu")
+    arguments.settings = dict(arguments.settings)
+    return arguments
+
+
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    """What to run and what to record, whichever engine it is."""
+    parser.add_argument("--workloads", default="all", metavar="NAMES", help="comma-separated, all or none")
+    parser.add_argument("--cache", choices=("on", "off"), default="on")
     parser.add_argument("--watch-power", action="store_true", help="record the GPU's clock and power too")
     parser.add_argument("--commit", help="what is checked out, where there is no .git")
     parser.add_argument("--output-file", type=Path)
@@ -125,13 +135,8 @@ def parsed() -> argparse.Namespace:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="an argument of LLM, its value in JSON",
+        help="an argument of the engine's LLM, its value in JSON",
     )
-    arguments = parser.parse_args()
-    if arguments.profile != "none" and arguments.device != "cuda":
-        parser.error("--profile records what a GPU does; leave it out with --device cpu")
-    arguments.settings = dict(arguments.settings)
-    return arguments
 
 
 def setting(text: str) -> tuple[str, Any]:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from engine import Phases, chosen, compared, load_workloads, made, seconds_since_start, setting, write
+from engine import Phases, add_run_flags, chosen, compared, load_workloads, made, seconds_since_start, write
 from gpu_environment import gpu_environment
 from peers import compared_engines
 from power import watched_power
@@ -190,21 +190,8 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=ENGINES)
     parser.add_argument("--workloads-file", type=Path)
-    parser.add_argument("--workloads", default="all", metavar="NAMES", help="comma-separated, all or none")
-    parser.add_argument("--cache", choices=("on", "off"), default="on")
     parser.add_argument("--layers", type=int, metavar="N", help="a model of so few layers, to try the engine")
-    parser.add_argument("--watch-power", action="store_true", help="record the GPU's clock and power too")
-    parser.add_argument("--commit", help="what is checked out, where there is no .git")
-    parser.add_argument("--output-file", type=Path)
-    parser.add_argument(
-        "--setting",
-        dest="settings",
-        type=setting,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an argument of the engine's, its value in JSON",
-    )
+    add_run_flags(parser)
     parser.add_argument(
         "--table", type=Path, nargs="+", metavar="FILE", help="compare these files' lines, run nothing"
     )

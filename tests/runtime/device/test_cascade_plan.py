@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from cuda_geometry import H200, PAGE
 from numpy.typing import NDArray
 
 from radixkv.runtime.device.cuda.attention.blocks import Variant
@@ -21,22 +22,9 @@ from radixkv.runtime.device.cuda.staging import Layout, Staged
 from radixkv.runtime.plan import SharedRun
 
 Ints = NDArray[np.int32]
-PAGE = 16
 WIDTH = 300
 MAX_ROWS = 300
 ZERO_PAGE = 10**6
-
-H200 = Geometry(
-    n_heads=32,
-    n_kv_heads=8,
-    page_size=PAGE,
-    token_bytes=4096,
-    small_tile=16,
-    large_tile=128,
-    n_processors=132,
-    shared_bytes=228 << 10,
-    head_dim=128,
-)
 
 
 class Played:

@@ -5,27 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from cuda_geometry import H200, PAGE
 
-from radixkv.runtime.device.cuda.attention.decode import DecodePlanner, DecodeStep, Geometry
+from radixkv.runtime.device.cuda.attention.decode import DecodePlanner, DecodeStep
 from radixkv.runtime.device.cuda.attention.sharing import SharedKernel, SharingChoice, SharingCosts
 from radixkv.runtime.device.cuda.attention.work import N_COLUMNS
 from radixkv.runtime.device.cuda.staging import Layout, Staged
 from radixkv.runtime.plan import SharedRun
 
-PAGE = 16
 MAX_ROWS = 512
-H200 = Geometry(
-    n_heads=32,
-    n_kv_heads=8,
-    page_size=PAGE,
-    token_bytes=4096,
-    small_tile=16,
-    large_tile=128,
-    n_processors=132,
-    shared_bytes=228 << 10,
-    head_dim=128,
-)
-
 SHARED = [
     # rows, tokens, groups, then flat, small tiles, large tiles of FA2 and of FA3; rows have 128 tokens of their own
     (512, 1536, 4, 462.6, 207.5, 148.8, 123.2),
