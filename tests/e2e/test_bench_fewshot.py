@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support.live import is_running, wait_for
+from support.live import children, is_running, wait_for
 
 POOL = ["--max-total-tokens", "16384"]
 SMALL = ["--num-prompts", "6", "--num-shots", "3", "--output-len", "4", "--warmup-requests", "1"]
@@ -25,18 +25,6 @@ def command(*flags):
 
 def run(*flags):
     return subprocess.run(command(*flags), capture_output=True, text=True, timeout=120)
-
-
-def children(pid):
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            text = stat.read_text()
-        except OSError:
-            continue
-        if int(text.rpartition(")")[2].split()[1]) == pid:
-            found.append(int(stat.parent.name))
-    return found
 
 
 def listening_port(pid):

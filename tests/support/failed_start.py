@@ -32,8 +32,7 @@ def reason_to_end(folder: Path, *flags: str, entry: Sequence[str] = COMMAND_LINE
         env=os.environ | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"},
     ) as process:
         for _ in range(int(LIMIT_S / 0.01)):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ends meanwhile
-                processes |= set(children(process.pid))
+            processes |= set(children(process.pid))
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=0.01)
                 break

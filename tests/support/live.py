@@ -21,6 +21,8 @@ import httpx
 READY = re.compile(r"radixkv ready on (http://127\.0\.0\.1:\d+) \(model \S+, (\d+) pages of 16 tokens\)")
 COMMAND_LINE = (sys.executable, "-m", "radixkv.cli")
 HERE = Path(__file__).parent
+# What /proc answers of a process that ends before its file is opened, and before it is read.
+GONE = (FileNotFoundError, ProcessLookupError)
 CANARY = {
     "prompt": "Question: what is 2 + 2?\nAnswer:",
     "max_tokens": 12,
@@ -42,21 +44,25 @@ def is_running(pid: int) -> bool:
     """Whether a process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except GONE:
         return False
 
 
 def children(pid: int) -> list[int]:
-    """The processes that any thread of a process has started and that are there."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sorted(int(child) for task in tasks for child in (task / "children").read_text().split())
+    """The processes that any thread of a process has started and that are there; none of one that has ended."""
+    found: list[int] = []
+    with contextlib.suppress(*GONE):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(*GONE):
+                found += map(int, (task / "children").read_text().split())
+    return sorted(found)
 
 
 def open_files(pid: int) -> list[str]:
     """What a process has open; sockets and pipes by their kind."""
     files = []
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(*GONE):
             files.append(re.sub(r":\[\d+\]", "", os.readlink(link)))
     return sorted(files)
 
