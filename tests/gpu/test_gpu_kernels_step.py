@@ -2,6 +2,82 @@
 
 from __future__ import annotations
 
-from kernel_support import on_kernels
+import random
+
+import pytest
+import torch
+from kernel_support import DEVICE, integers, on_kernels, poisoned
+
+from radixkv.runtime.device.cuda.kernels.step import place_tokens, update_tables
 
 pytestmark = on_kernels
+
+
+@pytest.mark.parametrize(("n_rows", "width"), [(1, 8), (5, 700), (40, 300)])
+def test_update_tables(n_rows: int, width: int) -> None:
+    rng = random.Random(n_rows)
+    tables = torch.randint(1000, (n_rows + 3, width), dtype=torch.int32, device=DEVICE)
+    expected = tables.clone()
+    slots = rng.sample(range(n_rows + 3), n_rows)
+    starts, firsts, counts, updates = [], [], [], [7]
+    for slot in slots:
+        start = rng.randrange(width)
+        count = rng.choice([0, 1, width - start, rng.randint(0, width - start)])
+        starts.append(start)
+        firsts.append(len(updates))
+        counts.append(count)
+        updates += [rng.randrange(2000, 3000) for _ in range(count)]
+        expected[slot, start : start + count] = integers(updates[firsts[-1] :])
+    update_tables(tables, *map(integers, (slots, starts, firsts, counts, updates)))
+    assert torch.equal(tables, expected)
+
+
+@pytest.mark.parametrize("n_tokens", [[1], [1] * 77, [1, 1, 300, 7, 513], [2] * 9])
+def test_place_tokens(n_tokens: list[int]) -> None:
+    rng, page_size, width = random.Random(3), 16, 64
+    n_rows, total = len(n_tokens), sum(n_tokens)
+    tables = torch.randint(5000, (n_rows + 2, width), dtype=torch.int32, device=DEVICE)
+    last_tokens = torch.randint(9000, (n_rows + 2,), dtype=torch.int32, device=DEVICE)
+    slots = rng.sample(range(n_rows + 2), n_rows)
+    starts = [rng.randint(0, width * page_size - n) for n in n_tokens]
+    write_starts = [start + rng.choice([0, 0, 5, 10_000]) for start in starts]
+    firsts = [sum(n_tokens[:row]) for row in range(n_rows)]
+    ids_in = [rng.choice([-1, rng.randrange(9000)]) for _ in range(total)]
+    outs = [poisoned(total, dtype=torch.int32) for _ in range(3)]
+    place_tokens(
+        tables,
+        last_tokens,
+        *map(integers, (slots, starts, n_tokens, firsts, write_starts, ids_in)),
+        page_size=page_size,
+        max_n_tokens=max(n_tokens),
+        ids_out=outs[0],
+        positions_out=outs[1],
+        lines_out=outs[2],
+    )
+    pages, last = tables.tolist(), last_tokens.tolist()
+    ids, positions, lines = [], [], []
+    for row, slot in enumerate(slots):
+        for i in range(n_tokens[row]):
+            position, given = starts[row] + i, ids_in[firsts[row] + i]
+            ids.append(last[slot] if given == -1 else given)
+            positions.append(position)
+            line = pages[slot][position // page_size] * page_size + position % page_size
+            lines.append(-1 if position < write_starts[row] else line)
+    assert [out.tolist() for out in outs] == [ids, positions, lines]
+
+
+def test_place_tokens_in_place() -> None:
+    tables, last_tokens, ids = integers([[4, 9]]), integers([42]), integers([-1])
+    positions, lines = poisoned(1, dtype=torch.int32), poisoned(1, dtype=torch.int32)
+    place_tokens(
+        tables,
+        last_tokens,
+        *map(integers, ([0], [17], [1], [0], [0])),
+        ids,
+        page_size=16,
+        max_n_tokens=1,
+        ids_out=ids,
+        positions_out=positions,
+        lines_out=lines,
+    )
+    assert [ids.tolist(), positions.tolist(), lines.tolist()] == [[42], [17], [9 * 16 + 1]]

@@ -68,7 +68,7 @@ def test_aborts_evictions_and_retractions_leave_the_other_answers_as_they_were(f
     """A pool for a few of the requests, with one cancelled in every tenth turn; all invariants after each turn."""
     prompts = family(120, seed=11)
     rng = random.Random(4)
-    with opened(folder, max_total_tokens=6144, max_num_seqs=32, max_num_batched_tokens=512) as llm:
+    with opened(folder, max_total_tokens=5120, max_num_seqs=32, max_num_batched_tokens=512) as llm:
         drive = Drive(llm)
         for first in range(0, len(prompts), 40):
             for number, prompt in enumerate(prompts[first : first + 40], first):

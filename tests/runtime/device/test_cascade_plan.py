@@ -317,6 +317,14 @@ def test_a_gap_before_a_run_leaves_it_out() -> None:
     assert choice.choose([SharedRun(tuple(range(64)), 0, 200)], 64, 16, 4) is not None
 
 
+def test_a_step_without_runs_leaves_what_was_chosen() -> None:
+    choice = SharingChoice(SharingCosts(), page_size=PAGE, token_bytes=4096, group=4, small_tile=16, large_tile=128)
+    runs = [SharedRun(tuple(range(64)), 0, 200)]
+    chosen = choice.choose(runs, 64, 16, 4)
+    assert choice.choose((), 64, 16, 4) is None
+    assert choice.choose(runs, 64, 16, 4) is chosen
+
+
 def test_a_tile_schedule_has_every_tile_of_every_head_once_and_is_even() -> None:
     random = np.random.default_rng(0)
     n_tokens = random.integers(1, 2000, 12).astype(np.int32)

@@ -243,3 +243,9 @@ def test_block_tables_that_int32_cannot_number() -> None:
     check_block_tables(16_384, 131_072, 16)
     with pytest.raises(ConfigError, match="max_num_seqs 16383 .*max_model_len 131072 .*pages of 1 .*higher"):
         check_block_tables(16_383, 131_072, 1)
+
+
+def test_block_tables_whose_tokens_uint32_cannot_number() -> None:
+    check_block_tables(1022, 1 << 22, 16)
+    with pytest.raises(ConfigError, match="max_num_seqs 1023 .*max_model_len 4194304 .*4294967295 tokens.*lower"):
+        check_block_tables(1023, 1 << 22, 16)

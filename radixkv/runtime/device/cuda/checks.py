@@ -32,6 +32,8 @@ MOST_HEADS_A_KV_HEAD = 64
 """As many as fit a tile with heads of 256."""
 MAX_ENTRIES = (1 << 31) - 1
 """Of all block tables: kernels number them in int32."""
+MAX_TABLE_TOKENS = (1 << 32) - 1
+"""Of all block tables: FlashInfer's FA2 numbers the tokens in uint32."""
 PACKAGES = {"flashinfer-python": ((0, 6, 12), (0, 6, 13)), "triton": ((3, 6), (3, 8))}
 """What the extra ``cuda`` brings: from a version on, and below another. As in pyproject.toml."""
 
@@ -166,12 +168,15 @@ def check_page_size(page_size: int) -> None:
 
 
 def check_block_tables(max_rows: int, max_model_len: int, page_size: int) -> None:
-    """Raises ``ConfigError`` for more entries of block tables than int32 can number, one row that pads included."""
-    if (max_rows + 1) * -(-max_model_len // page_size) > MAX_ENTRIES:
+    """Raises ``ConfigError`` for more block tables than kernels can number, one row that pads included."""
+    n_entries = (max_rows + 1) * -(-max_model_len // page_size)
+    tables = f"max_num_seqs {max_rows} block tables of max_model_len {max_model_len} in pages of {page_size} have"
+    if n_entries > MAX_ENTRIES:
         raise ConfigError(
-            f"max_num_seqs {max_rows} block tables of max_model_len {max_model_len} in pages of {page_size} have "
-            f"more than {MAX_ENTRIES} entries; set one of the first two lower, or page_size higher"
+            f"{tables} more than {MAX_ENTRIES} entries; set one of the first two lower, or page_size higher"
         )
+    if n_entries * page_size > MAX_TABLE_TOKENS:
+        raise ConfigError(f"{tables} room for more than {MAX_TABLE_TOKENS} tokens; set one of the first two lower")
 
 
 def check_model(config: DecoderConfig, dtype: torch.dtype) -> None:

@@ -1,4 +1,5 @@
-"""CUDA graphs of what lies between two attentions: a small prompt step is hundreds of launches, and some fifty so.
+"""CUDA graphs of what lies between two attentions: for an 8B model, a small step with prompts is hundreds of
+launches, and some eighty with them.
 
 Attention itself is enqueued as ever: its plan differs from step to step. So a graph fits every step of so many
 tokens, be they prompts, rows that continue answers, or both.

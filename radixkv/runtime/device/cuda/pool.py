@@ -10,8 +10,8 @@ from torch import Tensor
 
 from radixkv.runtime.device.kvpool import PageShape
 
-_COPIED_AT_ONCE = 64
-"""Pages: they take memory of their own on the way, 64 MiB for those of an 8B model."""
+COPIED_AT_ONCE_BYTES = 64 << 20
+"""Of K, or of V: pages take memory of their own on the way."""
 
 
 class CudaPool:
@@ -31,6 +31,7 @@ class CudaPool:
         self.k = torch.zeros(shape, dtype=page.dtype, device=device)
         self.v = torch.zeros(shape, dtype=page.dtype, device=device)
         self.n_pages = n_pages
+        self._n_copied_at_once = max(1, COPIED_AT_ONCE_BYTES // (page.n_bytes // 2))
         self.page_size = page.page_size
 
     @property
@@ -40,9 +41,10 @@ class CudaPool:
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies pages (source, destination) in all layers, on the current stream; no source is a destination."""
-        for first in range(0, len(pairs), _COPIED_AT_ONCE):
-            lot = torch.tensor(pairs[first : first + _COPIED_AT_ONCE], dtype=torch.int64, pin_memory=True).t()
-            sources, destinations = lot.to(self.k.device, non_blocking=True)
+        for first in range(0, len(pairs), self._n_copied_at_once):
+            lot = pairs[first : first + self._n_copied_at_once]
+            places = torch.tensor(lot, dtype=torch.int64, pin_memory=True).t()
+            sources, destinations = places.to(self.k.device, non_blocking=True)
             for cache in (self.k, self.v):
                 cache.index_copy_(1, destinations, cache.index_select(1, sources))
 

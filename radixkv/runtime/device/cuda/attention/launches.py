@@ -9,7 +9,8 @@ from torch import Tensor
 
 from radixkv.runtime.device.cuda.attention.blocks import Block
 from radixkv.runtime.device.cuda.attention.kernels import Launch, Results
-from radixkv.runtime.device.cuda.attention.merge import gather, merge, spread
+from radixkv.runtime.device.cuda.attention.merge import merge
+from radixkv.runtime.device.cuda.attention.reorder import gather, spread
 from radixkv.runtime.device.cuda.attention.rows import attend
 
 

@@ -108,7 +108,8 @@ class SharingChoice:
     def choose(
         self, shared: Sequence[SharedRun], n_rows: int, max_small_tiles: int, max_large_tiles: int
     ) -> Sharing | None:
-        """The runs to use; None if none pays. O(rows of all runs), and O(1) for the very object of the last call.
+        """The runs to use; None if none pays. O(rows of all runs), and O(1) for the very object of the last call
+        that had any.
 
         A run that is not used leaves its pages to the runs behind it, so that the used ones of a row read its pages
         from the first on without a gap.
@@ -117,6 +118,8 @@ class SharingChoice:
             n_rows: decode rows, which are the first of the plan.
             max_small_tiles, max_large_tiles: how many tiles the used runs may fill; they follow from ``n_rows``.
         """
+        if not shared:  # steps with prompts, among others: what is remembered stays
+            return None
         if self._asked[0] is not shared or self._asked[1] != n_rows:
             self._asked = shared, n_rows
             self._chosen = self._choose(shared, n_rows, max_small_tiles, max_large_tiles)

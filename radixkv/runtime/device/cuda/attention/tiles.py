@@ -41,7 +41,7 @@ def part_tokens(items: Items, n_kv_heads: int, n_processors: int, max_items: int
 @dataclass(frozen=True)
 class TileFields:
     """Where items are staged: a field of the kernel's schedule, cut into its arrays (places within it), and one of
-    what ``merge.spread`` copies."""
+    what ``reorder.spread`` copies."""
 
     capacity: int
     """Items; each is a tile of every KV head."""

@@ -13,12 +13,20 @@ def overlapping(x: Tensor) -> dict[str, bool]:
     From Hopper on a kernel may start before the one ahead of it has ended, and waits inside (``gdc_wait``) before
     it touches what others write. Every kernel that is launched so must wait, or those behind it could pass it.
     """
-    return {"OVERLAP": True, "launch_pdl": True} if is_hopper(x) else {"OVERLAP": False}
+    return {"OVERLAP": True, "launch_pdl": True} if is_hopper_or_newer(x) else {"OVERLAP": False}
 
 
-def is_hopper(x: Tensor) -> bool:
-    """Whether ``x`` is on a GPU of compute capability 9.0 or above."""
+def is_hopper_or_newer(x: Tensor) -> bool:
+    """By compute capability: 9.0 or above."""
     return x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)
+
+
+def has_much_shared_memory(x: Tensor) -> bool:
+    """By compute capability: a block of threads may have 163 KB or more on GPUs for data centres, 99 on others."""
+    if not x.is_cuda:
+        return False
+    capability = torch.cuda.get_device_capability(x.device)
+    return capability == (8, 0) or (9, 0) <= capability < (12, 0)
 
 
 def power_of_two(n: int) -> int:

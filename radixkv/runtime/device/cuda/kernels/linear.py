@@ -15,7 +15,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixkv.runtime.device.cuda.kernels.activation import silu_and_multiply
 from radixkv.runtime.device.cuda.kernels.gated import gated_tile, multiply_gated
-from radixkv.runtime.device.cuda.kernels.launch import is_hopper, overlapping, power_of_two
+from radixkv.runtime.device.cuda.kernels.launch import (
+    has_much_shared_memory,
+    is_hopper_or_newer,
+    overlapping,
+    power_of_two,
+)
 
 _MOST_ROWS = 16
 """Above, cuBLAS is as fast."""
@@ -44,19 +49,9 @@ def linear(x: Tensor, weight: Tensor, out: Tensor) -> None:
     if len(x) == 1:
         multiply_vector(x, weight, out, vector_tile(weight.shape[1]))
     elif _is_thin(x, weight):
-        multiply_thin(x, weight, out, thin_tile(len(weight)))
+        multiply_thin(x, weight, out, thin_tile(len(weight), has_room=has_much_shared_memory(x)))
     else:
         torch.mm(x, weight.t(), out=out)
-
-
-def add_linear(x: Tensor, weight: Tensor, total: Tensor) -> None:
-    """``total += x @ weight.T``, rounded once. Arguments as in ``linear``."""
-    if len(x) == 1:
-        multiply_vector(x, weight, total, vector_tile(weight.shape[1]), adds=True)
-    elif _is_thin(x, weight):
-        multiply_thin(x, weight, total, thin_tile(len(weight)), adds=True)
-    else:
-        total.addmm_(x, weight.t())
 
 
 def gated_linear(x: Tensor, weight: Tensor, out: Tensor) -> None:
@@ -88,7 +83,7 @@ def _is_gated_at_once(x: Tensor, weight: Tensor) -> bool:
     """
     is_faster = _MOST_ROWS < len(x) <= 128 or 224 < len(x) <= 256
     fits = weight.shape[0] % 16 == 0 and weight.shape[1] % 8 == 0 and weight.dtype != torch.float32
-    return is_faster and fits and is_hopper(x)
+    return is_faster and fits and is_hopper_or_newer(x)
 
 
 def vector_tile(n_in: int) -> Tile:
@@ -96,15 +91,17 @@ def vector_tile(n_in: int) -> Tile:
     return Tile(2, max(power_of_two(n_in), 128)) if n_in <= 4096 else Tile(4, 1024)
 
 
-def thin_tile(n_out: int) -> Tile:
-    """The fastest of 8 on an H200, or within 4% of it. Where programs are few, each holds more on its way."""
-    return Tile(64, 128, n_stages=6 if n_out <= 16_384 else 4)
+def thin_tile(n_out: int, *, has_room: bool) -> Tile:
+    """The fastest of 8 on an H200, or within 4% of it. Where programs are few, each holds more on its way.
+
+    Args:
+        has_room: in shared memory, for as much as pays.
+    """
+    return Tile(64, 128, n_stages=6 if n_out <= 16_384 and has_room else 4)
 
 
-def multiply_vector(
-    x: Tensor, weight: Tensor, out: Tensor, tile: Tile, *, gated: bool = False, adds: bool = False
-) -> None:
-    """``linear``, ``gated_linear`` or ``add_linear`` of one row."""
+def multiply_vector(x: Tensor, weight: Tensor, out: Tensor, tile: Tile, *, gated: bool = False) -> None:
+    """``linear`` or ``gated_linear`` of one row."""
     n_out, n_in = weight.shape
     _multiply_vector[(triton.cdiv(n_out, tile.rows),)](
         x,
@@ -115,7 +112,6 @@ def multiply_vector(
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         GATED=gated,
-        ADDS=adds,
         num_warps=tile.n_warps,
         **overlapping(x),
     )
@@ -131,7 +127,6 @@ def _multiply_vector(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     GATED: tl.constexpr,
-    ADDS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """The next tile of the weight is on its way while one is used, the first even before ``x`` is there."""
@@ -147,8 +142,6 @@ def _multiply_vector(
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
     if OVERLAP:
         gdc_wait()
-    if ADDS:
-        before = tl.load(out + row, row < n_out, 0.0).to(tl.float32)
     for first in range(0, n_in, COLUMNS):
         source += COLUMNS
         ahead = tl.load(source, is_row & (first + COLUMNS + columns < n_in)[None, :], 0.0)
@@ -157,8 +150,6 @@ def _multiply_vector(
         tile = ahead
     dtype = out.dtype.element_ty
     product = tl.sum(sums, 1)
-    if ADDS:
-        product += before
     if GATED:
         gate, up = tl.split(tl.reshape(product.to(dtype).to(tl.float32), [ROWS // 2, 2]))
         place = tl.program_id(0) * (ROWS // 2) + tl.arange(0, ROWS // 2)
@@ -167,8 +158,8 @@ def _multiply_vector(
         tl.store(out + row, product.to(dtype), row < n_out)
 
 
-def multiply_thin(x: Tensor, weight: Tensor, out: Tensor, tile: Tile, *, adds: bool = False) -> None:
-    """``linear`` or ``add_linear`` of 2 to 16 rows; the weight measures multiples of the tile."""
+def multiply_thin(x: Tensor, weight: Tensor, out: Tensor, tile: Tile) -> None:
+    """``linear`` of 2 to 16 rows; the weight measures multiples of the tile."""
     n_out, n_in = weight.shape
     _multiply_thin[(n_out // tile.rows,)](
         x,
@@ -180,7 +171,6 @@ def multiply_thin(x: Tensor, weight: Tensor, out: Tensor, tile: Tile, *, adds: b
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         STAGES=tile.n_stages,
-        ADDS=adds,
         num_warps=tile.n_warps,
         **overlapping(x),
     )
@@ -197,7 +187,6 @@ def _multiply_thin(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
-    ADDS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """On tensor cores, with the weight's rows as the rows of the product and ``x`` filled up to 16."""
@@ -214,7 +203,4 @@ def _multiply_thin(
         tile = tl.load(first_row + first + columns[None, :])
         part = tl.load(x + which * n_in + first + columns[:, None], which < n_x, 0.0)
         sums = tl.dot(tile, part, sums)
-    target = out + which * n_out + row[:, None]
-    if ADDS:
-        sums += tl.load(target, which < n_x, 0.0).to(tl.float32)
-    tl.store(target, sums.to(out.dtype.element_ty), which < n_x)
+    tl.store(out + which * n_out + row[:, None], sums.to(out.dtype.element_ty), which < n_x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from radixkv.runtime.device.cuda.kernels.linear import add_linear, linear
+from radixkv.runtime.device.cuda.kernels.linear import linear
 from radixkv.runtime.device.cuda.kernels.norm import add_rms_norm, rms_norm
 
 _MANY_ROWS = 256
@@ -28,7 +28,7 @@ def add_linear_and_norm(
         out: [rows, hidden].
     """
     if len(x) >= _MANY_ROWS:
-        add_linear(x, weight, residual)
+        residual.addmm_(x, weight.t())
         rms_norm(residual, norm_weight, eps, out)
         return
     product = residual.new_empty(residual.shape)

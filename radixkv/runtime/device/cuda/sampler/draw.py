@@ -157,19 +157,19 @@ def _draw_open(
     if top_k > 0:
         bound = tl.maximum(bound, _bound_of(values, top, scale, top_k, size, N_PARTS, SIZE, STEP, N_BITS))
     if bound > 0.0:
-        sums, _ = _above(values, top, scale, bound, size, N_PARTS, SIZE, STEP)
+        sums = _above(values, top, scale, bound, size, N_PARTS, SIZE, STEP)
     seed = tl.load(seeds + row)
     index = tl.load(indexes + row)
     token, weight = _draw(values, top, scale, bound, sums, seed, index, 0, size, SIZE)
     share = tl.load(shares + row)
     if share < 1.0:
         wanted = share * tl.sum(sums, 0)
-        sums, _ = _above(values, top, scale, weight, size, N_PARTS, SIZE, STEP)
+        sums = _above(values, top, scale, weight, size, N_PARTS, SIZE, STEP)
         n_rounds = 1
         heavier = tl.sum(sums, 0)
         while (heavier >= wanted) & (heavier > 0.0) & (n_rounds < _MAX_ROUNDS):
             token, weight = _draw(values, top, scale, weight, sums, seed, index, n_rounds, size, SIZE)
-            sums, _ = _above(values, top, scale, weight, size, N_PARTS, SIZE, STEP)
+            sums = _above(values, top, scale, weight, size, N_PARTS, SIZE, STEP)
             heavier = tl.sum(sums, 0)
             n_rounds += 1
     tl.store(tokens + tl.load(targets + row), token)
@@ -247,16 +247,14 @@ def _above(
     N_PARTS: tl.constexpr,
     SIZE: tl.constexpr,
     STEP: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """What each part weighs above ``bound``, and how many of its weights are; the row is read once."""
+) -> tl.tensor:
+    """What each part weighs above ``bound``; the row is read once."""
     sums = tl.zeros((N_PARTS, STEP), tl.float32)
-    counts = tl.zeros((N_PARTS, STEP), tl.int32)
     first_ids = tl.arange(0, N_PARTS)[:, None] * SIZE + tl.arange(0, STEP)[None, :]
     for first in range(0, SIZE, STEP):
         weights = weights_of(load_values(values, first_ids + first, size), top, scale)
         sums += tl.where(weights > bound, weights, 0.0)
-        counts += (weights > bound).to(tl.int32)
-    return tl.sum(sums, 1), tl.sum(counts, 1)
+    return tl.sum(sums, 1)
 
 
 @triton.jit

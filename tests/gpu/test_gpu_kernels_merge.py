@@ -1,0 +1,76 @@
+"""The kernels around attention's work items: partial results merged, queries put in order; against torch."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from kernel_support import DEVICE, check_close, integers, normal, on_kernels, poisoned
+
+from radixkv.runtime.device.cuda.attention import merge as merging
+from radixkv.runtime.device.cuda.attention.reorder import gather, spread
+
+pytestmark = on_kernels
+
+KV_HEADS, DIM = 2, 64
+
+
+@pytest.mark.parametrize("by_member", [False, True])
+@pytest.mark.parametrize("is_few", [False, True])
+@pytest.mark.parametrize(("n_queries", "group"), [(5, 2), (4, 7)])
+def test_merge(n_queries: int, group: int, is_few: bool, by_member: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries of none to nineteen results, in another order; results of nothing weigh nothing."""
+    monkeypatch.setattr(merging, "_FEW", 1 << 30 if is_few else 0)
+    n_heads = KV_HEADS * group
+    counts = [(0, 2, 1, 19, 9)[query % 5] for query in range(n_queries)]
+    ends = torch.tensor(counts).cumsum(0).tolist()
+    listed = torch.randperm(ends[-1] + 4)[: ends[-1]]
+    values = normal(ends[-1] + 4, n_heads, DIM, dtype=torch.float32)
+    lse = normal(ends[-1] + 4, n_heads, dtype=torch.float32, scale=5.0)
+    lse[listed[0]] = -math.inf
+    order, out = torch.randperm(n_queries), poisoned(n_queries, n_heads, DIM, dtype=torch.float32)
+    steps = (1, KV_HEADS) if by_member else (group, 1)
+    merging.merge(
+        values,
+        lse,
+        integers([0, *ends]),
+        integers(listed.tolist()),
+        integers(order.tolist()),
+        out,
+        group=group,
+        head_steps=steps,
+    )
+    stored = torch.tensor([head // group * steps[0] + head % group * steps[1] for head in range(n_heads)])
+    for query, (count, end) in enumerate(zip(counts, ends, strict=True)):
+        found = out[order[query]]
+        if not count:
+            assert found.isnan().all(), "written, though there is nothing to merge"
+            continue
+        results = listed[end - count : end].to(DEVICE)
+        weights = torch.softmax(lse[results].double() * math.log(2), 0)[..., None]
+        check_close(found, (values[results].double() * weights).sum(0)[stored.to(DEVICE)])
+
+
+def test_gather() -> None:
+    x, order = normal(7, 6, DIM, dtype=torch.bfloat16), [3, 0, 6, 1]
+    out = poisoned(4, 6, DIM, dtype=torch.bfloat16)
+    gather(x, integers(order), out)
+    assert torch.equal(out, x[order])
+
+
+@pytest.mark.parametrize("group", [1, 4, 7])
+def test_spread(group: int) -> None:
+    """Items that overlap, and one of padding; what is between their places is left alone."""
+    q = normal(6, KV_HEADS * group, DIM, dtype=torch.bfloat16)
+    order, items = [3, 0, 5, 1, 2, 4], [(0, 2, 1), (1, 3, 4), (0, 0, 0)]
+    out = poisoned(9, group, KV_HEADS, DIM, dtype=torch.bfloat16)
+    copies = integers([list(column) for column in zip(*items, strict=True)])
+    spread(q, integers(order), copies, out, n_items=3, n_rows=3, group=group)
+    written = set()
+    for first, n_queries, place in items:
+        for index in range(n_queries):
+            heads = q[order[first + index]].view(KV_HEADS, group, DIM).transpose(0, 1)
+            assert torch.equal(out[place + index], heads)
+            written.add(place + index)
+    assert all(out[place].isnan().all() for place in range(9) if place not in written)

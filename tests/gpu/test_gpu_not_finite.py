@@ -1,0 +1,78 @@
+"""Numbers that are not finite stay where they are: in pages that nobody wrote, and with requests that met them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from gpu_drive import executor_of, record
+from gpu_support import NEAR_TIE, check_same_answers, family, greedy, opened, random_ids, save_sensitive
+
+from radixkv import LLM, RequestOutput
+from radixkv.runtime.device.cuda.pool import CudaPool
+
+N_NEW = 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_sensitive(tmp_path_factory.mktemp("sensitive"))
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Iterator[LLM]:
+    with opened(folder, enable_prefix_caching=False, max_num_seqs=8, max_num_batched_tokens=4096) as llm:
+        yield llm
+
+
+def check(alone: LLM, prompts: list[list[int]], *runs: list[RequestOutput]) -> None:
+    """Answers against those of one request at a time without the prefix cache."""
+    expected = [alone.generate([prompt], greedy(N_NEW, logprobs=20), use_tqdm=False)[0] for prompt in prompts]
+    for run in runs:
+        check_same_answers(expected, [output.outputs[0].token_ids for output in run], tolerance=NEAR_TIE)
+
+
+def pool_of(llm: LLM) -> CudaPool:
+    from radixkv.runtime.device.cuda.executor import CudaExecutor
+
+    executor = executor_of(llm)
+    assert isinstance(executor, CudaExecutor)
+    return executor._runner.pool
+
+
+def poison(pool: CudaPool, pages: Iterable[int]) -> None:
+    """Between steps, since it is done beside the engine's stream."""
+    torch.cuda.synchronize()
+    with torch.inference_mode():
+        for page in pages:
+            pool.poison(page)
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_what_nobody_wrote_is_never_read(folder: Path, alone: LLM, page_size: int) -> None:
+    """A weight of 0 does not take NaN away: prompts in chunks, rows that continue, padding, shared pages, hits."""
+    prompts = family(20, seed=1)
+    with opened(folder, page_size=page_size, max_num_batched_tokens=500) as llm:
+        pool = pool_of(llm)
+        poison(pool, range(pool.n_pages))
+        cold = llm.generate(prompts, greedy(N_NEW), use_tqdm=False)
+        warm = llm.generate(prompts, greedy(N_NEW), use_tqdm=False)
+    check(alone, prompts, cold, warm)
+
+
+def test_a_sick_page_costs_no_answer(folder: Path, alone: LLM) -> None:
+    """Of the requests that hit it each is computed once more, without the cache; those beside them never see it."""
+    stem = random_ids(160, seed=1)
+    prompts = [stem + random_ids(5 + i, seed=10 + i) for i in range(6)]
+    prompts += [random_ids(50 + 30 * i, seed=100 + i) for i in range(6)]
+    with opened(folder) as llm:
+        pool, plans = pool_of(llm), record(llm).plans
+        llm.generate([stem + random_ids(20, seed=2)], greedy(2), use_tqdm=False)
+        poison(pool, [plans[0].rows[0].table_pages[3]])
+        outputs = llm.generate(prompts, greedy(N_NEW), use_tqdm=False)
+        rows = [row for plan in plans for row in plan.rows]
+        assert sum(row.start == 0 and row.n_tokens > len(stem) for row in rows) >= 1 + 6, "no prompt was retried"
+    check(alone, prompts, outputs)

@@ -1,0 +1,31 @@
+"""Pages are copied in lots that take a bounded amount of memory on the way."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from gpu_support import DEVICE
+
+from radixkv.runtime.device.cuda.pool import COPIED_AT_ONCE_BYTES, CudaPool
+from radixkv.runtime.device.kvpool import PageShape
+
+
+def test_large_pages_are_copied_in_lots_and_right() -> None:
+    page = PageShape(16, 64, 8, 128, torch.bfloat16)
+    n_pages = 2 * COPIED_AT_ONCE_BYTES // (page.n_bytes // 2) + 7
+    pool = CudaPool(page, 2 * n_pages, torch.device(DEVICE))
+    pool.k.normal_()
+    pool.v.normal_()
+    places = random.Random(0).sample(range(2 * n_pages), 2 * n_pages)
+    pairs = list(zip(places[:n_pages], places[n_pages:], strict=True))
+    sources, destinations = torch.tensor(pairs, device=DEVICE).t()
+    expected = [cache.index_copy(1, destinations, cache[:, sources]) for cache in (pool.k, pool.v)]
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    in_use = torch.cuda.memory_allocated()
+    pool.copy(pairs)
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - in_use <= COPIED_AT_ONCE_BYTES + (1 << 20)
+    assert torch.equal(pool.k, expected[0])
+    assert torch.equal(pool.v, expected[1])
