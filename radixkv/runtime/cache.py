@@ -243,7 +243,12 @@ class PageCache:
         return self.n_free - n_before, self.tree.n_pages_detached
 
     def check_counts(self) -> None:
-        """Free + reachable + detached + held is the pool. O(1). Raises ``InvariantError``."""
+        """Free + reachable + detached + held is the pool, and the tree's own counts can be. O(1).
+
+        Raises:
+            InvariantError: a bug in radixkv.
+        """
+        self.tree.check(deep=False)
         total = self.n_free + self.tree.n_pages_reachable + self.tree.n_pages_detached + self._n_held
         if total != self.n_pages:
             raise InvariantError(

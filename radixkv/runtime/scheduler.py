@@ -130,7 +130,8 @@ class Scheduler:
         return updates
 
     def schedule(self) -> StepPlan | None:
-        """The next plan, or None if nothing can run before an older plan ends. O(running + admissions)."""
+        """The next plan, or None if nothing can run before an older plan ends. O(running + admissions), and
+        ``WaitingQueue.candidates`` where one may be admitted."""
         decoding: list[Request] = []
         prefilling: list[Request] = []
         for request in self.running:

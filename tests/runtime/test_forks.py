@@ -225,6 +225,7 @@ def test_the_next_choice_leads_when_the_leader_is_cancelled(is_running: bool) ->
     engine.abort(leader)
     _, heir, last = engine.siblings[leader.id]
     assert heir.followers == [last]
+    assert engine.scheduler.waiting.n_unstarted == (not is_running), "none that has begun times out"
     finish(engine)
     assert reasons(engine, leader) == ["abort", "length", "length"]
     assert len(engine.scores[leader.id]) == 29, "each position once, whoever scored it"

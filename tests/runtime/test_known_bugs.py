@@ -6,11 +6,7 @@ import pytest
 
 from radixkv.config import SchedulerConfig
 from radixkv.tree.node import Namespace
-from support.engine import Engine
-
-
-def prompt(n_tokens: int, first: int = 1) -> list[int]:
-    return [(first * 7919 + i * 31) % 97 for i in range(n_tokens)]
+from support.engine import Engine, prompt
 
 
 def config(**changes: int) -> SchedulerConfig:
@@ -154,6 +150,17 @@ def test_bug_13_committed_kv_leads_the_known_tokens_by_one() -> None:
             assert request.holding.n_leased * 4 <= request.n_known
     # 17 tokens are known; the KV of the last was never computed, so 16 can be in the tree.
     assert engine.cache.tree.match(Namespace(), bytes(request.tokens)) == 16
+
+
+def test_bug_13_an_abort_commits_a_token_that_nobody_knows() -> None:
+    engine = Engine(64, 1, config())
+    request = engine.add(prompt(8), max_tokens=9)
+    engine.launch()
+    engine.launch()
+    engine.abort(request)
+    engine.run()
+    assert engine.cache.tree.match(Namespace(), bytes(request.tokens)) == 8
+    engine.check_idle()
 
 
 def test_bug_14_evictable_counted_shared_pages_twice() -> None:

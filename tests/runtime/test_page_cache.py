@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from radixkv.errors import InvariantError
 from radixkv.runtime.cache import PageCache
 from radixkv.runtime.request import TOKEN_BYTES
 from radixkv.tree.node import Namespace
@@ -29,3 +30,12 @@ def test_pages_of_a_large_pool_are_evicted_together(n_pages: int, n_together: in
     assert cache.reserve(holding, n_pages), "all of them are to be had"
     assert not cache.reserve(holding, n_pages + 1)
     cache.check([holding])
+
+
+def test_counts_that_are_off_but_add_up_are_found_after_each_step() -> None:
+    cache = PageCache(8, 1)
+    cache.check_counts()
+    cache.tree._forest.n_leased -= 1
+    cache.tree._forest.n_evictable += 1
+    with pytest.raises(InvariantError, match="-1 pages leased"):
+        cache.check_counts()

@@ -48,11 +48,12 @@ def test_neighbours_are_those_of_a_sorted_list(n_children: int) -> None:
     assert children == {}
 
 
-def test_recent_digests_forget_the_oldest() -> None:
+@pytest.mark.parametrize(("added", "remembered"), [((1, 2, 3), {2, 3}), ((1, 2, 1, 3), {1, 3})])
+def test_recent_digests_are_those_that_were_added_last(added: tuple[int, ...], remembered: set[int]) -> None:
     recent = RecentDigests(2)
-    for digest in (1, 2, 3):
+    for digest in added:
         recent.add(digest)
-    assert [digest in recent for digest in (1, 2, 3)] == [False, True, True]
+    assert {digest for digest in (1, 2, 3) if digest in recent} == remembered
 
 
 def test_explain_names_each_reason() -> None:

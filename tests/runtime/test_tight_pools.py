@@ -1,0 +1,76 @@
+"""Pools that hold one request or a few, pages of any size, and prompts and answers that end where a page, a chunk
+or the pool does: everybody gets the naive answer, nobody waits for ever, and no page is lost."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from radixkv.config import CacheConfig, EngineConfig, SchedulerConfig
+from support.engine import Engine, name_of
+
+MOST_TOKENS = 160
+
+
+class Crowd:
+    """An engine, and clients that ask for as much as the pool can ever hold, and change their minds."""
+
+    def __init__(self, random: Random, page_size: int) -> None:
+        n_pages, n_rows = random.choice((1, 2, 3, 5, 8)), random.choice((1, 2, 4))
+        self.budget = n_rows - 1 + page_size + random.choice((0, 1, page_size))
+        config = SchedulerConfig(
+            max_num_seqs=n_rows,
+            max_num_batched_tokens=self.budget,
+            schedule_policy=random.choice(("lpm", "fcfs")),
+            lpm_window=random.choice((1, 3, 256)),
+            lpm_max_passes=random.choice((1, 64)),
+        )
+        EngineConfig(cache=CacheConfig(page_size=page_size), scheduler=config)  # what it refuses need not work
+        self.engine = Engine(n_pages, page_size, config)
+        self.room = min(n_pages * page_size + 1, MOST_TOKENS)
+        """Longest prompt and answer: the last token's KV is never computed."""
+        self.random = random
+        self.text = [random.randrange(1, 4) for _ in range(MOST_TOKENS)]
+
+    def ask(self) -> None:
+        random, page_size = self.random, self.engine.page_size
+        edge = random.choice((page_size, 2 * page_size, self.budget, self.room, self.room // 2))
+        n_prompt = min(max(1, edge + random.choice((-1, 0, 1))), self.room - 1)
+        n_common = random.randrange(n_prompt + 1)
+        most = self.room - n_prompt
+        self.engine.add(
+            self.text[:n_common] + [random.randrange(1, 4) for _ in range(n_prompt - n_common)],
+            min(most, random.choice((1, 2, page_size, page_size + 1, most))),
+            n=random.choice((1, 1, 3)),
+            priority=random.choice((0, 0, 1)),
+            reads_cache=random.random() < 0.9,
+        )
+
+    def leave(self) -> None:
+        live = [request for name, request in self.engine.requests.items() if name not in self.engine.ended]
+        if live:
+            self.engine.abort(self.random.choice(live))
+
+    def flush(self) -> None:
+        self.engine.cache.flush()
+        self.engine.after()
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16, 64])
+def test_requests_as_large_as_the_pool_share_it_and_end(page_size: int) -> None:
+    n_preemptions = n_cached = 0
+    for seed in range(12):
+        random = Random(seed)
+        crowd = Crowd(random, page_size)
+        engine = crowd.engine
+        for _ in range(60):
+            random.choices((crowd.ask, engine.turn, crowd.leave, crowd.flush), (15, 80, 4, 1))[0]()
+        live = [request for request in engine.requests.values() if name_of(request) not in engine.ended]
+        engine.run(n_turns=40 + 4 * sum(request.n_prompt // page_size + request.max_tokens for request in live))
+        engine.check_answers()
+        engine.check_idle()
+        n_preemptions += engine.scheduler.n_preemptions
+        n_cached += sum(request.n_cached or 0 for request in engine.requests.values())
+    assert n_preemptions > 0, "nobody had to give way"
+    assert n_cached > 0
