@@ -1,7 +1,8 @@
 """A runtime that computes nothing: what is left of a request's time is the frontend's.
 
-It speaks the wire and gives every running request one token each step. The token says when it was sent, by the
-clock that all processes of a machine share.
+It speaks the wire and gives every choice of a running request one token each step. The token says when it was sent,
+by the clock that all processes of a machine share. Log-probabilities are made up; a prompt is scored in steps of
+2,048 tokens, as the CPU's runtime does.
 
     argv: seconds a step
 """
@@ -9,6 +10,7 @@ clock that all processes of a machine share.
 from __future__ import annotations
 
 import os
+import struct
 import sys
 import threading
 import time
@@ -29,10 +31,12 @@ from radixkv.wire import (
     Heartbeat,
     Hello,
     NewTokens,
+    PromptLogprobs,
     Ready,
     Start,
     Stats,
     Submit,
+    TokenLogprobs,
     Tokens,
     decode_to_runtime,
     encode,
@@ -44,9 +48,24 @@ _FIRST_ID, _N_IDS = 512, 3584
 """Most are words, of the sizes that words have."""
 _TICK_NS = 500_000
 READY = Ready(
-    version=WIRE_VERSION, vocab_size=4096, max_model_len=1 << 18, page_size=16, n_pages=1 << 16, max_num_seqs=256
+    version=WIRE_VERSION,
+    vocab_size=4096,
+    max_model_len=1 << 18,
+    page_size=16,
+    n_pages=1 << 16,
+    max_num_seqs=256,
+    device="none",
+    dtype="none",
 )
 HEARTBEAT_S = 0.5
+_N_SCORED = 2048
+"""Tokens of a prompt that a step scores."""
+
+
+def figures(count: int) -> TokenLogprobs:
+    """Log-probabilities of a token, and of so many others."""
+    logprobs = struct.pack(f"<{count}f", *(-1.25 - place / 3 for place in range(count)))
+    return TokenLogprobs(-1.25, 1, pack_tokens(range(_FIRST_ID, _FIRST_ID + count)), logprobs)
 
 
 def stamp() -> bytes:
@@ -63,11 +82,24 @@ def age_s(token: int, now_ns: int) -> float:
 class _Running:
     submit: Submit
     n: int = 0
+    n_scored: int = 1
+
+    @property
+    def n_prompt(self) -> int:
+        return len(self.submit.tokens) // 4
 
     @property
     def done(self) -> Done:
-        n_prompt = len(self.submit.tokens) // 4
-        return Done(self.submit.id, "length", n_prompt, self.n, n_prompt // 2, 0.0)
+        n_output = self.n * self.submit.sampling.n
+        return Done(self.submit.id, "length", self.n_prompt, n_output, self.n_prompt // 2, 0.0)
+
+    def score(self) -> PromptLogprobs | None:
+        """The next stretch of the prompt, if it is to be scored and is not."""
+        start, count = self.n_scored, self.submit.sampling.prompt_logprobs
+        if count is None or start >= self.n_prompt:
+            return None
+        self.n_scored = min(self.n_prompt, start + _N_SCORED)
+        return PromptLogprobs(self.submit.id, start, [figures(count)] * (self.n_scored - start))
 
 
 class NullRuntime:
@@ -115,14 +147,22 @@ class NullRuntime:
 
     def _step(self) -> list[FromRuntime]:
         items: list[NewTokens] = []
+        prompts: list[PromptLogprobs] = []
         ends: list[FromRuntime] = []
         for request_id, request in list(self._running.items()):
+            sampling = request.submit.sampling
+            if (scored := request.score()) is not None:
+                prompts.append(scored)
+                continue
             request.n += 1
-            is_last = request.n >= (request.submit.sampling.max_tokens or 0)
-            items.append(NewTokens(request_id, stamp(), finish_reason="length" if is_last else None))
-            if is_last:
+            reason = "length" if request.n >= (sampling.max_tokens or 0) else None
+            logprobs = None if sampling.logprobs is None else [figures(sampling.logprobs)]
+            items += [
+                NewTokens(request_id, stamp(), choice, reason, logprobs=logprobs) for choice in range(sampling.n)
+            ]
+            if reason is not None:
                 ends.append(self._running.pop(request_id).done)
-        return [Tokens(items), *ends]
+        return [Tokens(items, prompts), *ends]
 
     def _send(self, messages: list[FromRuntime]) -> None:
         if messages and self._peer:

@@ -18,19 +18,19 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib.util
 import json
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from random import Random
 from statistics import median
 
-from radixkv.bench.environment import environment
+from phases import Phases, load_workloads
+
+from radixkv.bench.environment import origin
 from radixkv.config import SchedulerConfig
 from radixkv.llm import LLM
 from radixkv.runtime.cache import PageCache
@@ -51,8 +51,6 @@ VOCAB_SIZE = 4096
 """The tiny model's."""
 H200_PAGES = 55_357
 """Beside the weights of an 8B model."""
-
-Phases = Sequence[Sequence[tuple[list[int], int]]]
 
 
 def main() -> None:
@@ -79,8 +77,7 @@ def main() -> None:
                 }
                 figures |= {"steps": n_steps}
                 print(json.dumps(figures))
-                figures |= {"date": date.today().isoformat(), "environment": environment()}
-                output.write(json.dumps(figures) + "\n")
+                output.write(json.dumps(figures | origin()) + "\n")
             return
         for name in arguments.case or [*CASES, "generate"]:
             figures = {"case": name, "rows": arguments.rows}
@@ -101,8 +98,7 @@ def main() -> None:
                 "steps": len(times_ms),
             }
             print(json.dumps(figures))
-            figures |= {"date": date.today().isoformat(), "environment": environment()}
-            output.write(json.dumps(figures) + "\n")
+            output.write(json.dumps(figures | origin()) + "\n")
 
 
 def decode_only(n_rows: int, n_waiting: int) -> Scheduler:
@@ -160,6 +156,7 @@ class TimedLoop(Loop):
 class NullDevice:
     """A device that knows every token before it is asked."""
 
+    device = dtype = "none"
     vocab_size = VOCAB_SIZE
     wants_shared_runs = True
 
@@ -199,17 +196,6 @@ def measure(scheduler: Scheduler, n_steps: int) -> list[float]:
         assert plan is not None
         scheduler.complete(plan, _result(plan))
     return times_ms
-
-
-def load_workloads(path: Path) -> dict[str, Callable[[], Phases]]:
-    """``ALL`` of a Python file that need not be in any package."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None, f"{path} is no Python file"
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    workloads: dict[str, Callable[[], Phases]] = module.ALL
-    return workloads
 
 
 def workload(phases: Phases) -> tuple[float, float, int]:

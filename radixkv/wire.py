@@ -24,7 +24,7 @@ from radixkv.config import EngineConfig
 from radixkv.errors import CheckpointError, ConfigError, RadixKVError, WireError
 from radixkv.sampling import SamplingParams
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 """Raised with every change of a message; both sides must have the same."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -124,6 +124,10 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     n_pages: int
     max_num_seqs: int
     """Most rows a step."""
+    device: str
+    """``cpu``, or the GPU's name."""
+    dtype: str
+    """What the model computes in."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

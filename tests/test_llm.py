@@ -180,7 +180,7 @@ def test_more_prompts_than_the_queue_holds(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("prompt", "error", "word"),
     [
-        ([], InvalidRequest, "0 bytes"),
+        ([], InvalidRequest, "is empty; it needs at least one token"),
         ([1, 10**9], InvalidRequest, "token id 1000000000"),
         ([1, -1], InvalidRequest, "token id -1"),
         ([1, 1 << 40], InvalidRequest, "int32"),
@@ -230,6 +230,10 @@ def test_wrong_settings_name_themselves(tmp_path: Path) -> None:
         LLM("tiny", chat_template=str(tmp_path / "no-such-file"))
     with pytest.raises(ConfigError, match="enforce_eager 'yes' must be True or False"):
         LLM("tiny", enforce_eager="yes")
+    with pytest.raises(ConfigError, match="gpu_memory_utilization and mem_fraction_static are one setting"):
+        LLM("tiny", gpu_memory_utilization=0.5, mem_fraction_static=0.5)
+    with pytest.raises(ConfigError, match="gpu_memory_utilization 1.5"):
+        LLM("tiny", mem_fraction_static=1.5)
     with pytest.raises(UnsupportedFeature, match="no setting quantization, tensor_parallel_size"):
         LLM("tiny", tensor_parallel_size=2, quantization="fp8")
     with pytest.raises(UnsupportedFeature, match="no setting block_size; use page_size"):
@@ -246,6 +250,8 @@ def test_settings_that_ask_for_nothing_on_the_cpu(llm: LLM, sensitive: Path) -> 
         "trust_remote_code": False,
         "quantization": None,
         "kv_cache_dtype": "auto",
+        "enable_chunked_prefill": True,
+        "disable_log_stats": True,
     }
     sampling = SamplingParams(temperature=0.0, max_tokens=4)
     (expected,) = llm.generate(TEXT, sampling)

@@ -56,7 +56,7 @@ TO_RUNTIME: list[ToRuntime] = [
     Drain(),
 ]
 FROM_RUNTIME: list[FromRuntime] = [
-    Ready(1, 100, 200, 16, 10, 8),
+    Ready(1, 100, 200, 16, 10, 8, "cpu", "float32"),
     Tokens([NewTokens("a", b"\1\0\0\0"), NewTokens("b", b"")]),
     Tokens(
         [NewTokens("a", b"\1\0\0\0", 1, "stop", 1, [TokenLogprobs(-0.5, 1, b"\1\0\0\0", b"\0\0\0\xbf")])],

@@ -39,6 +39,8 @@ def about_routes(
             "max_model_len": served.ready.max_model_len,
             "max_total_num_tokens": served.ready.n_pages * served.ready.page_size,
             "max_num_seqs": served.ready.max_num_seqs,
+            "device": served.ready.device,
+            "dtype": served.ready.dtype,
             "version": version,
             "internal_states": [state],
         }

@@ -71,6 +71,7 @@ class LLM:
             leaves.
         max_total_tokens: the pool's size in tokens, instead.
         gpu_memory_utilization: of the GPU's memory, what weights, pool and workspace may take together; None: 0.9.
+        mem_fraction_static: SGLang's name for it.
         enable_prefix_caching: whether prompts share pages.
         schedule_policy: ``lpm`` (longest cached prefix first) or ``fcfs``.
         seed: draws the seeds of requests that bring none.
@@ -101,12 +102,19 @@ class LLM:
         kv_cache_memory_bytes: int | None = None,
         max_total_tokens: int | None = None,
         gpu_memory_utilization: float | None = None,
+        mem_fraction_static: float | None = None,
         enable_prefix_caching: bool = True,
         schedule_policy: SchedulePolicy = "lpm",
         seed: int = 0,
         **foreign: object,
     ) -> None:
         refuse(foreign)
+        if mem_fraction_static is not None:
+            if gpu_memory_utilization is not None:
+                raise ConfigError(
+                    "gpu_memory_utilization and mem_fraction_static are one setting; give one of them"
+                )
+            gpu_memory_utilization = mem_fraction_static
         model, tokenizer = _name(model), _name(tokenizer)
         config = EngineConfig(
             ModelConfig(model, revision, dtype, max_model_len, load_format, tokenizer, device, enforce_eager),

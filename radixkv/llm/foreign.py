@@ -16,7 +16,6 @@ RENAMED = {
     "disable_radix_cache": "enable_prefix_caching",
     "scheduling_policy": "schedule_policy",
     "random_seed": "seed",
-    "mem_fraction_static": "gpu_memory_utilization",
 }
 """Settings that other engines have, and what is called so here."""
 
@@ -28,6 +27,8 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "kv_cache_dtype": ("auto",),
     "trust_remote_code": (False,),
     "enable_lora": (False,),
+    "enable_chunked_prefill": (True,),
+    "disable_log_stats": (True, False),
 }
 """Their values that ask for what this engine does anyway."""
 

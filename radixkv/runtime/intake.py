@@ -93,8 +93,10 @@ class Intake:
 
     def check_prompt(self, tokens: bytes) -> None:
         """Raises ``InvalidRequest`` if the bytes are not one or more ids of the vocabulary. O(tokens)."""
-        if not tokens or len(tokens) % TOKEN_BYTES:
-            raise InvalidRequest(f"a prompt of {len(tokens)} bytes is not one or more int32 ids", param="prompt")
+        if not tokens:
+            raise InvalidRequest("a prompt is empty; it needs at least one token", param="prompt")
+        if len(tokens) % TOKEN_BYTES:
+            raise InvalidRequest(f"a prompt of {len(tokens)} bytes is not of int32 ids", param="prompt")
         ids = np.frombuffer(tokens, dtype="<i4")
         least, most = int(ids.min()), int(ids.max())
         if least < 0 or most >= self._vocab_size:

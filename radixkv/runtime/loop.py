@@ -126,6 +126,8 @@ class Loop:
             page_size=self._scheduler.cache.page_size,
             n_pages=self._scheduler.cache.n_pages,
             max_num_seqs=self._scheduler.max_num_seqs,
+            device=self._executor.device,
+            dtype=self._executor.dtype,
         )
 
     @property
@@ -153,7 +155,11 @@ class Loop:
 
     def turn(self) -> list[FromRuntime]:
         """Ends what has waited too long; launches the next step; then takes the oldest launched one's result, if
-        enough are launched."""
+        enough are launched.
+
+        Raises:
+            InvariantError: a bug in radixkv.
+        """
         begun = perf_counter()
         messages = self._report(self._scheduler.expire())
         plan = self._scheduler.schedule()

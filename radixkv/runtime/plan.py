@@ -144,6 +144,16 @@ class Executor(Protocol):
     """The device, as the loop sees it. Steps run in the order of their launches."""
 
     @property
+    def device(self) -> str:
+        """``cpu``, or the GPU's name."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """What it computes in: ``float32``, ``bfloat16``, ``float16``."""
+        ...
+
+    @property
     def n_pages(self) -> int:
         """Pages in the pool."""
         ...

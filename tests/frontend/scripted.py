@@ -103,7 +103,7 @@ class ScriptedLoop:
 
     @property
     def ready(self) -> Ready:
-        return Ready(WIRE_VERSION, VOCAB_SIZE, MAX_MODEL_LEN, 16, 64, 256)
+        return Ready(WIRE_VERSION, VOCAB_SIZE, MAX_MODEL_LEN, 16, 64, 256, "NVIDIA H200", "bfloat16")
 
     @property
     def has_work(self) -> bool:
@@ -243,7 +243,7 @@ class Site:
     events: asyncio.AbstractEventLoop
 
     def call(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.events).result(timeout=20)
+        return asyncio.run_coroutine_threadsafe(work, self.events).result(timeout=120)
 
 
 def run_as_process(loop: ScriptedLoop) -> int:

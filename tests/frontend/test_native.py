@@ -86,6 +86,8 @@ def test_the_servers_settings_and_state(vllm: Site, path: str) -> None:
         "max_total_num_tokens": 64 * 16,
         "max_model_len": MAX_MODEL_LEN,
         "page_size": 16,
+        "device": "NVIDIA H200",
+        "dtype": "bfloat16",
         "schedule_policy": "lpm",
         "metrics_compat": "vllm",
         "needs_api_key": False,

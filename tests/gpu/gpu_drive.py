@@ -90,6 +90,14 @@ class Recorder:
         self._executor = executor
 
     @property
+    def device(self) -> str:
+        return self._executor.device
+
+    @property
+    def dtype(self) -> str:
+        return self._executor.dtype
+
+    @property
     def n_pages(self) -> int:
         return self._executor.n_pages
 

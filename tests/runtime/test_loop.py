@@ -124,7 +124,7 @@ def test_end_of_sequence_stops_unless_ignored(device: FakeDevice) -> None:
 @pytest.mark.parametrize(
     ("tokens", "sampling", "code", "word"),
     [
-        (b"", {}, "invalid_request", "0 bytes"),
+        (b"", {}, "invalid_request", "is empty"),
         (b"abc", {}, "invalid_request", "3 bytes"),
         (token_bytes([1, -1]), {}, "invalid_request", "token id -1"),
         (token_bytes([1, 1000]), {}, "invalid_request", "token id 1000"),

@@ -90,6 +90,16 @@ class CpuExecutor:
         self._queue: deque[_Step] = deque()
 
     @property
+    def device(self) -> str:
+        """``cpu``."""
+        return "cpu"
+
+    @property
+    def dtype(self) -> str:
+        """Of weights and pool."""
+        return str(self.pool.k.dtype).removeprefix("torch.")
+
+    @property
     def n_pages(self) -> int:
         """Pages in the pool."""
         return self.pool.n_pages

@@ -56,6 +56,16 @@ class CudaExecutor:
         self._errors = Translation()
 
     @property
+    def device(self) -> str:
+        """The GPU's name."""
+        return torch.cuda.get_device_name(self._stream.device)
+
+    @property
+    def dtype(self) -> str:
+        """Of weights and pool."""
+        return str(self._runner.pool.k.dtype).removeprefix("torch.")
+
+    @property
     def n_pages(self) -> int:
         """Pages in the pool."""
         return self._runner.pool.n_pages
@@ -69,7 +79,8 @@ class CudaExecutor:
         """Enqueues a step.
 
         Raises:
-            DeviceError: the plan does not fit, or the device has no memory for it; the step was not launched.
+            DeviceError: the plan does not fit; or the device has no memory for it, and nothing comes of what was
+                enqueued already.
             DeviceLost: the device answers no more.
         """
         step = self._packer.pack(plan)
