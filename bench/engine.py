@@ -20,13 +20,12 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib.util
 import json
 import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from typing import Any
 import torch
 from gpu_environment import gpu_environment
 from peers import GEMM_MS, GEMM_OF, PEERS
+from phases import Phases, Workloads, load_workloads
 from power import watched_power
 from roof import measure
 from shapes import LLAMA_8B, SMALL, write_model
@@ -41,9 +41,6 @@ from traces import recorded, table
 
 from radixkv import LLM, SamplingParams
 from radixkv.wire import Stats
-
-Phases = Sequence[Sequence[tuple[list[int], int]]]
-Workloads = Mapping[str, Callable[..., Phases]]
 
 CACHE_COUNTERS = ("cache_seconds", "schedule_seconds", "step_seconds", "attention_seconds")
 SMALL_SIZES: Mapping[str, Mapping[str, int]] = {
@@ -142,17 +139,6 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
 def setting(text: str) -> tuple[str, Any]:
     name, _, value = text.partition("=")
     return name, json.loads(value)
-
-
-def load_workloads(path: Path) -> Workloads:
-    """``ALL`` of a Python file that need not be in any package."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None, f"{path} is no Python file"
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    workloads: Workloads = module.ALL
-    return workloads
 
 
 def chosen(text: str, known: Workloads) -> list[str]:

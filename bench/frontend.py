@@ -5,6 +5,8 @@ Appends one JSON line a case:
     paced       64 clients stream requests of 16 tokens each, a step every 80 ms: requests a second, and the time
                 from the runtime's send of a token to the client's read of its chunk
     tokenizing  as paced, while two more clients send prompts of 100,000 characters over and over
+    ids         as paced, while two more send 64 prompts of 20,000 token ids each, 7.7 MB
+    scoring     as paced, while two more ask for the 20 likeliest tokens at each of 2,000 places of a prompt, 2.7 MB
     crowd       256 clients stream requests of 32 tokens each, a step every 15 ms, as a GPU gives them
     saturated   the same with a step every 5 ms: more than the frontend can send, so that chunks hold several tokens
     fewshot     256 clients stream 32 tokens to texts of about 980 tokens (3,200 characters), a step every 11 ms
@@ -31,7 +33,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import date
 from pathlib import Path
 from statistics import median, quantiles
 from typing import cast
@@ -39,15 +40,20 @@ from typing import cast
 import uvloop
 from null_runtime import age_s
 
-from radixkv.bench.environment import environment
+from radixkv.bench.environment import origin
 from radixkv.bench.run import Bench
 from radixkv.bench.workloads import WorkloadChanges, load_workload
 
 HERE = Path(__file__).parent
-N_LONG_CLIENTS = 2
+N_HEAVY_CLIENTS = 2
 N_QUESTIONS = 8192
 """Behind one prefix: more than are asked in a run, as the server keeps the ids of what texts share."""
-LONG_PROMPT = "The rain in Spain stays mainly in the plain; 12 + 30 = 42. " * 1700
+HEAVY = {
+    "tokenizing": {"prompt": "The rain in Spain stays mainly in the plain; 12 + 30 = 42. " * 1700},
+    "ids": {"prompt": [list(range(1000, 3000)) * 10] * 64},
+    "scoring": {"prompt": list(range(1000, 3000)), "prompt_logprobs": 20},
+}
+"""What clients ask over and over in some cases, beside those that are measured."""
 PROMPT = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer:"
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -60,14 +66,13 @@ class Case:
     n_tokens: int
     """Of each answer."""
     step_s: float
-    n_long_clients: int = 0
     n_shots: int = 0
     """Worked examples before each question, as in the workload ``fewshot``; 0: one question, over and over."""
 
 
 CASES = {
     "paced": Case(64, 16, 0.08),
-    "tokenizing": Case(64, 16, 0.08, N_LONG_CLIENTS),
+    **dict.fromkeys(HEAVY, Case(64, 16, 0.08)),
     "crowd": Case(256, 32, 0.015),
     "saturated": Case(256, 32, 0.005),
     "fewshot": Case(256, 32, 0.011, n_shots=9),
@@ -112,7 +117,7 @@ class Figures:
     ages_s: list[float] = field(default_factory=list)
     n_requests: int = 0
     n_chunks: int = 0
-    n_long: int = 0
+    n_heavy: int = 0
 
 
 def main() -> None:
@@ -128,17 +133,17 @@ def main() -> None:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 line = runner.run(measured(case, arguments.seconds)) | note
             print(json.dumps(line), flush=True)
-            output.write(json.dumps(line | {"date": date.today().isoformat(), "environment": environment()}) + "\n")
+            output.write(json.dumps(line | origin()) + "\n")
 
 
 async def measured(name: str, seconds: float) -> dict[str, object]:
     """One case's line."""
     case = CASES[name]
     with started(case.step_s) as server:
-        await clients(server.port, 2.0, case)  # the first requests import and allocate
+        await clients(server.port, 2.0, name)  # the first requests import and allocate
         server.longest_delay_ms()
         begun, processor_s, loop_s = time.perf_counter(), server.processor_s(), server.loop_s()
-        figures = await clients(server.port, seconds, case)
+        figures = await clients(server.port, seconds, name)
         duration = time.perf_counter() - begun
         processor_s = server.processor_s() - processor_s
         loop_s = server.loop_s() - loop_s
@@ -153,7 +158,7 @@ async def measured(name: str, seconds: float) -> dict[str, object]:
         "requests_per_s": round(figures.n_requests / duration, 1),
         "tokens_per_s": round(len(figures.ages_s) / duration),
         "chunks_per_s": round(figures.n_chunks / duration),
-        "long_prompts": figures.n_long,
+        "heavy_requests": figures.n_heavy,
         "processor_pct": round(100 * processor_s / duration, 1),
         "processor_us_per_request": round(1e6 * processor_s / figures.n_requests),
         "loop_us_per_request": round(1e6 * loop_s / figures.n_requests),
@@ -166,30 +171,28 @@ async def measured(name: str, seconds: float) -> dict[str, object]:
     }
 
 
-async def clients(port: int, seconds: float, case: Case) -> Figures:
-    """Streams requests until the time is over; each client ends the request that it has begun."""
-    figures = Figures()
+async def clients(port: int, seconds: float, name: str) -> Figures:
+    """Streams requests of a case until the time is over; each client ends the request that it has begun."""
+    case, figures = CASES[name], Figures()
     deadline = time.monotonic() + seconds
     requests = itertools.cycle([streamed(prompt, case.n_tokens) for prompt in prompts(case.n_shots)])
-    long = request(LONG_PROMPT, 1)
 
     async def client() -> None:
-        reader = await connected(port, figures)
+        reader = await connected(port, Reader(figures))
         while time.monotonic() < deadline:
             await reader.ask(next(requests))
             figures.n_requests += 1
         reader.transport.close()
 
-    async def long_client() -> None:
-        reader = await connected(port, Figures())
+    async def heavy_client(asked: bytes) -> None:
+        reader = await connected(port, TailReader(Figures()))
         while time.monotonic() < deadline:
-            await reader.ask(long)
-            figures.n_long += 1
+            await reader.ask(asked)
+            figures.n_heavy += 1
         reader.transport.close()
 
-    await asyncio.gather(
-        *(client() for _ in range(case.n_clients)), *(long_client() for _ in range(case.n_long_clients))
-    )
+    heavy = [request(max_tokens=1, **HEAVY[name])] * N_HEAVY_CLIENTS if name in HEAVY else []
+    await asyncio.gather(*(client() for _ in range(case.n_clients)), *map(heavy_client, heavy))
     return figures
 
 
@@ -205,8 +208,8 @@ def prompts(n_shots: int) -> list[str]:
 def streamed(prompt: str, max_tokens: int) -> bytes:
     """A request as `radixkv bench` sends it."""
     return request(
-        prompt,
-        max_tokens,
+        prompt=prompt,
+        max_tokens=max_tokens,
         temperature=0.0,
         stream=True,
         stream_options={"include_usage": True},
@@ -215,9 +218,9 @@ def streamed(prompt: str, max_tokens: int) -> bytes:
     )
 
 
-def request(prompt: str, max_tokens: int, **options: object) -> bytes:
+def request(**fields: object) -> bytes:
     """An HTTP request, whole."""
-    body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, **options})
+    body = json.dumps(fields)
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
 
@@ -257,8 +260,16 @@ class Reader(asyncio.Protocol):
             self._ended.set_exception(SystemExit("a stream ended without its end; is the server there?"))
 
 
-async def connected(port: int, figures: Figures) -> Reader:
-    _, reader = await asyncio.get_running_loop().create_connection(lambda: Reader(figures), "127.0.0.1", port)
+class TailReader(Reader):
+    """Looks at nothing but the end of a reply, which may be long."""
+
+    def data_received(self, data: bytes) -> None:
+        if data.endswith(b"}}}"):
+            self._ended.set_result(None)
+
+
+async def connected(port: int, reader: Reader) -> Reader:
+    await asyncio.get_running_loop().create_connection(lambda: reader, "127.0.0.1", port)
     return reader
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import subprocess
 
 import torch
 
@@ -29,11 +28,7 @@ def gpu_environment(device: str, commit: str | None = None) -> dict[str, object]
         **{name: _version(name) for name in PACKAGES},
     }
     found["commit"] = commit or found["commit"]
-    is_gpu = device == "cuda"
-    return found | {
-        "gpu": torch.cuda.get_device_name() if is_gpu else None,
-        "driver": _driver() if is_gpu else None,
-    }
+    return found | ({"gpu": torch.cuda.get_device_name()} if device == "cuda" else {"gpu": None, "driver": None})
 
 
 def _version(package: str) -> str | None:
@@ -41,12 +36,3 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _driver() -> str | None:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        reply = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return reply.stdout.split("\n")[0].strip() or None

@@ -20,13 +20,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
-from radixkv.bench.environment import environment
+from radixkv.bench.environment import origin
 from radixkv.bench.load.arrivals import Load
 from radixkv.bench.load.client import Client
 from radixkv.bench.load.generator import LoadGenerator
@@ -61,9 +60,7 @@ def main() -> int:
         print(json.dumps(line), flush=True)
         if arguments.output_file is not None:
             with arguments.output_file.open("a", encoding="utf-8") as output:
-                output.write(
-                    json.dumps(line | {"date": date.today().isoformat(), "environment": environment()}) + "\n"
-                )
+                output.write(json.dumps(line | origin()) + "\n")
     return 0 if is_kept else 1
 
 

@@ -30,9 +30,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from engine import Phases, add_run_flags, chosen, compared, load_workloads, made, seconds_since_start, write
+from engine import add_run_flags, chosen, compared, made, seconds_since_start, write
 from gpu_environment import gpu_environment
 from peers import compared_engines
+from phases import Phases, load_workloads
 from power import watched_power
 from roof import measure
 from shapes import LLAMA_8B, Config, write_model

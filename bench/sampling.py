@@ -26,7 +26,6 @@ import json
 import time
 from array import array
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -35,7 +34,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from radixkv.bench.environment import environment
+from radixkv.bench.environment import origin
 from radixkv.runtime.device.sampler.sampler import Sampler
 from radixkv.runtime.plan import History, RowSampling
 
@@ -70,8 +69,7 @@ def main() -> None:
                     "history_tokens": arguments.history,
                     "rounds": arguments.rounds,
                     "threads": torch.get_num_threads(),
-                    "date": date.today().isoformat(),
-                    "environment": environment(),
+                    **origin(),
                 }
                 shown = ("logits", "case", "ms_per_step", "times_greedy", "times_torch_argmax")
                 print(json.dumps({key: line[key] for key in shown}))

@@ -15,14 +15,13 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
-from datetime import date
 from pathlib import Path
 from random import Random
 from statistics import median
 
 import httpx
 
-from radixkv.bench.environment import environment
+from radixkv.bench.environment import origin
 from radixkv.bench.started import started_server
 
 FLAGS = ("--max-total-tokens", "65536")
@@ -41,7 +40,7 @@ async def main() -> None:
     with arguments.output_file.open("a", encoding="utf-8") as output:
         for line in lines:
             print(json.dumps(line))
-            output.write(json.dumps(line | {"date": date.today().isoformat(), "environment": environment()}) + "\n")
+            output.write(json.dumps(line | origin()) + "\n")
 
 
 async def ready(n_starts: int) -> dict[str, object]:

@@ -15,7 +15,6 @@ import json
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import date
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,7 +22,7 @@ from typing import Any
 import httpx
 from server import FLAGS, counters, processes, resident_bytes
 
-from radixkv.bench.environment import environment
+from radixkv.bench.environment import origin
 from radixkv.bench.started import started_server
 
 CANARY = {
@@ -208,7 +207,7 @@ async def main() -> None:
     line["duration_s"] = round(time.monotonic() - begun, 1)
     print(json.dumps(line))
     with arguments.output_file.open("a", encoding="utf-8") as output:
-        output.write(json.dumps(line | {"date": date.today().isoformat(), "environment": environment()}) + "\n")
+        output.write(json.dumps(line | origin()) + "\n")
 
 
 if __name__ == "__main__":

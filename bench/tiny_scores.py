@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import date
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from transformers import LlamaForCausalLM
 
 from radixkv import LLM, RequestOutput, SamplingParams
 from radixkv.bench.datasets.gsm8k import read_problems
-from radixkv.bench.environment import environment
+from radixkv.bench.environment import origin
 from radixkv.bench.families.layout import asked, worked
 from radixkv.bench.kinds.answers import right_result
 from radixkv.checkpoints import resolve
@@ -41,12 +40,12 @@ def main() -> None:
     parser.add_argument("--output-file", type=Path)
     parser.add_argument("--families", nargs="*", choices=families(), default=families())
     parser.add_argument("--cases", type=int, default=150, help="of each family, with prompts up to 2000 tokens")
-    parser.add_argument("--long-cases", type=int, default=30, help="of each family, with longer prompts")
+    parser.add_argument("--long-cases", type=int, default=30, help="of each family, with longer prompts; 0: none")
     parser.add_argument("--compare", type=int, default=5, help="prompts of each family and of two lengths; 0: none")
     parser.add_argument("--gsm8k", type=Path, metavar="FILE")
     parser.add_argument("--gsm8k-problems", type=int, default=50)
     arguments = parser.parse_args()
-    common = {"model": "tiny", "date": date.today().isoformat(), "environment": environment()}
+    common = {"model": "tiny", **origin()}
     for line in lines(LLM("tiny", device="cpu"), arguments):
         print(json.dumps(line), flush=True)
         if arguments.output_file is not None:
@@ -57,9 +56,8 @@ def main() -> None:
 def lines(llm: LLM, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """All that is asked for."""
     for family in arguments.families:
-        yield scored(
-            llm, family, {length: arguments.cases if length <= 2000 else arguments.long_cases for length in LENGTHS}
-        )
+        counts = {length: arguments.cases if length <= 2000 else arguments.long_cases for length in LENGTHS}
+        yield scored(llm, family, {length: count for length, count in counts.items() if count})
     if arguments.compare:
         yield compared(llm, arguments.compare)
     if arguments.gsm8k is not None:

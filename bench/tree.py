@@ -12,17 +12,15 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import platform
-import subprocess
 import time
 import tracemalloc
 from collections.abc import Callable
-from datetime import date
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+from radixkv.bench.environment import origin
 from radixkv.tree.node import Namespace
 from radixkv.tree.radix import RadixTree
 
@@ -144,27 +142,6 @@ def memory(random: Random, n_nodes: int) -> Case:
     return {"nodes": n_nodes, "bytes": bytes_held, "peak_bytes": bytes_peak}
 
 
-def machine() -> Case:
-    """What the figures depend on."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--verify", "--quiet", "HEAD"], capture_output=True, text=True, check=False
-    )
-    processor = platform.processor() or platform.machine()
-    cpu_info = Path("/proc/cpuinfo")
-    if cpu_info.exists():
-        names = [
-            line.partition(":")[2].strip() for line in cpu_info.read_text().splitlines() if "model name" in line
-        ]
-        processor = names[0] if names else processor
-    return {
-        "commit": commit.stdout.strip() or None,
-        "python": platform.python_version(),
-        "processor": processor,
-        "date": date.today().isoformat(),
-        "gc": "off, imports frozen",
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output-file", type=Path, required=True)
@@ -183,11 +160,11 @@ def main() -> None:
         *[("evict", lambda size=size: evict(random, size, min(n_runs, 3))) for size in sizes],
         ("memory", lambda: memory(random, sizes[-1])),
     ]
-    facts = machine()
+    about = {"quick": arguments.quick, "gc": "off, imports frozen"}
     with arguments.output_file.open("a") as output:
         for name, case in cases:
             gc.collect()
-            line = json.dumps({"case": name, **case(), "quick": arguments.quick, **facts})
+            line = json.dumps({"case": name, **case(), **about, **origin()})
             print(line, flush=True)
             output.write(line + "\n")
             output.flush()

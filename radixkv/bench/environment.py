@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.metadata
 import os
 import platform
@@ -13,10 +14,18 @@ import radixkv
 PACKAGES = ("torch", "numpy", "tokenizers", "msgspec", "pyzmq", "fastapi", "uvicorn", "aiohttp", "uvloop")
 
 
-def environment() -> dict[str, object]:
-    """Commit, versions and processor of this machine and installation; None for what is not known."""
+def origin() -> dict[str, object]:
+    """What a line of results says beside its figures: ``date``, in UTC, and ``environment``."""
     return {
-        "commit": _commit(Path(radixkv.__file__).resolve().parent.parent),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "environment": environment(),
+    }
+
+
+def environment() -> dict[str, object]:
+    """Commit, versions, processor and GPUs of this machine and installation; None for what is not known."""
+    return {
+        "commit": commit_of(Path(radixkv.__file__).resolve().parent),
         "versions": {
             "radixkv": radixkv.__version__,
             "python": platform.python_version(),
@@ -24,20 +33,36 @@ def environment() -> dict[str, object]:
         },
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        **_gpus(),
     }
 
 
-def _commit(folder: Path) -> str | None:
-    """The commit that is checked out in a source tree; None for an installation without one."""
-    if not (folder / ".git").exists():
+def commit_of(package: Path) -> str | None:
+    """The commit that is checked out where a package's folder lies, ``with changes`` if the package is not as it is
+    there; None for an installation without one."""
+    if not (package.parent / ".git").exists():
         return None
+    git = ["git", "--no-optional-locks", "-C", str(package)]
     try:
-        reply = subprocess.run(
-            ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10
+        commit, changes = (
+            subprocess.run([*git, *command], capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+            for command in (("rev-parse", "HEAD"), ("status", "--porcelain", "."))
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return reply.stdout.strip()
+    return f"{commit} with changes" if changes else commit
+
+
+def _gpus() -> dict[str, str | None]:
+    """Names and drivers as NVIDIA's tool tells them: torch, which would know more, is the runtime's alone."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        reply = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
+    except (OSError, subprocess.SubprocessError):
+        reply = ""
+    pairs = [line.rpartition(", ")[::2] for line in reply.splitlines()]
+    names, drivers = (" / ".join(sorted({pair[part] for pair in pairs})) for part in (0, 1))
+    return {"gpu": names or None, "driver": drivers or None}
 
 
 def _version(package: str) -> str | None:

@@ -16,7 +16,7 @@ from radixkv.bench.kinds.parameters import MOST
 from radixkv.bench.kinds.source import Source
 from radixkv.bench.load.accounting import Tokens, accounting, counted_by_metrics
 from radixkv.bench.load.arrivals import Load, is_open_loop
-from radixkv.bench.load.client import Client
+from radixkv.bench.load.client import SILENCE_LIMIT_S, Client
 from radixkv.bench.load.encoding import PromptEncoder
 from radixkv.bench.load.generator import LoadGenerator, RunInterrupted
 from radixkv.bench.load.record import Measurement
@@ -66,6 +66,7 @@ class Bench:
     goodput: Mapping[str, float] = field(default_factory=dict)
     encoder: PromptEncoder | None = None
     has_extensions: bool = True
+    request_timeout_s: float = SILENCE_LIMIT_S
 
     @classmethod
     def make(
@@ -81,6 +82,7 @@ class Bench:
         goodput: Mapping[str, float] | None = None,
         encoder: PromptEncoder | None = None,
         has_extensions: bool = True,
+        request_timeout_s: float = SILENCE_LIMIT_S,
     ) -> Bench:
         """Makes the sessions.
 
@@ -95,6 +97,7 @@ class Bench:
             goodput: limits in milliseconds for ``ttft``, ``tpot``, ``e2el``.
             encoder: makes token ids of all prompts.
             has_extensions: as in ``Load``.
+            request_timeout_s: a request has failed if the server sends nothing for so long.
 
         Raises:
             ConfigError: a bad data set or setting.
@@ -122,6 +125,7 @@ class Bench:
             goodput=goodput or {},
             encoder=encoder,
             has_extensions=has_extensions,
+            request_timeout_s=request_timeout_s,
         )
 
     @property
@@ -157,7 +161,12 @@ class Bench:
         """
         if model is not None and _encodable(model) != model:
             raise ConfigError(f"model {shortened(model)} is not UTF-8; give the name that the server has for it")
-        async with Client(address, api_key=api_key, use_environment=use_environment) as client:
+        async with Client(
+            address,
+            api_key=api_key,
+            use_environment=use_environment,
+            silence_limit_s=self.request_timeout_s,
+        ) as client:
             load = Load(
                 model=model or await client.model(),
                 max_concurrency=self.max_concurrency,
@@ -229,6 +238,7 @@ class Bench:
             "plain_requests": not self.has_extensions,
             "warmup_requests": self.warmup_requests,
             "goodput": dict(self.goodput) or None,
+            "request_timeout_s": self.request_timeout_s,
             "seed": self.source.seed,
             "dataset": _encodable(self.source.dataset.name) if self.source.dataset else None,
         }

@@ -8,6 +8,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from random import Random
 from string import ascii_lowercase
+from typing import Literal
 
 import msgspec
 
@@ -54,6 +55,9 @@ class WorkloadChanges(msgspec.Struct, frozen=True, kw_only=True):
     depth: int | None = None
     beam: int | None = None
     output_len: int | None = None
+    block_len: int | None = None
+    max_context: int | None = None
+    too_long: Literal["skip", "scale"] | None = None
     max_concurrency: int | None = None
 
 
@@ -65,7 +69,7 @@ def load_workload(name: str, changes: WorkloadChanges | None = None) -> Workload
     """
     try:
         table = tomllib.loads(_text(name))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"workload {name!r} is not TOML: {error}") from None
     if "kind" not in table:
         raise ConfigError(f'workload {name!r} has no kind; write kind = "fewshot"')

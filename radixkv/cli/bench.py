@@ -62,7 +62,9 @@ def run(args: argparse.Namespace) -> int:
     config = engine_config(args)
     _check_combination(args, config)
     check_load_ranges(args)
-    _check_outputs(args)
+    from radixkv.bench.output import check_outputs
+
+    check_outputs(args.output_file, args.plot)
     bench = _bench(args, config)
     code = 0
     outcomes: list[Outcome] = []
@@ -104,17 +106,6 @@ def _check_combination(args: argparse.Namespace, config: EngineConfig) -> None:
         parser.error("--skip-bad-lines is for a data set; give its --dataset-path, or leave it out")
 
 
-def _check_outputs(args: argparse.Namespace) -> None:
-    """A path that cannot be written shows before the run, not after it. Raises ``ConfigError``."""
-    if args.output_file is not None:
-        _append(args.output_file, "")
-    if args.plot is not None:
-        from radixkv.bench.report.pictures import require_folder, require_matplotlib
-
-        require_matplotlib()
-        require_folder(args.plot, "--plot")
-
-
 def _bench(args: argparse.Namespace, config: EngineConfig) -> Bench:
     """What is to be asked; a change that the workload cannot take is wrong usage."""
     parser: Parser = args.parser
@@ -139,6 +130,7 @@ def _bench(args: argparse.Namespace, config: EngineConfig) -> Bench:
         goodput=dict(args.goodput),
         encoder=_encoder(config) if args.prompt_form == "tokens" else None,
         has_extensions=not args.plain_requests,
+        request_timeout_s=args.request_timeout,
     )
 
 
@@ -148,7 +140,9 @@ def _encoder(config: EngineConfig) -> PromptEncoder:
     from radixkv.checkpoints.resolve import resolve_tokenizer
 
     model = config.model
-    return PromptEncoder(resolve_tokenizer(model.tokenizer or model.model, model.revision))
+    if model.tokenizer is not None:
+        return PromptEncoder(resolve_tokenizer(model.tokenizer))  # the revision is the model's
+    return PromptEncoder(resolve_tokenizer(model.model, model.revision))
 
 
 def _works(args: argparse.Namespace, bench: Bench, config: EngineConfig) -> Iterator[Coroutine[Any, Any, Outcome]]:
@@ -207,11 +201,12 @@ async def _with_server(bench: Bench, config: EngineConfig) -> Outcome:
 def _report(outcome: Outcome, path: Path | None) -> int:
     import msgspec
 
+    from radixkv.bench.output import append_lines
     from radixkv.bench.report.box import box, failures
 
     try:
         if path is not None:
-            _append(path, msgspec.json.encode(outcome.figures).decode() + "\n")
+            append_lines(path, msgspec.json.encode(outcome.figures) + b"\n")
     finally:  # what cannot be saved, such as on a full disk, is not lost
         print(box(outcome.figures))
         if outcome.errors:
@@ -235,11 +230,3 @@ def _plot(outcomes: Sequence[Outcome], folder: Path) -> None:
 
     plot([Run(outcome.figures, samples_of(outcome.measurement)) for outcome in outcomes], folder)
     print(f"pictures: {folder / 'index.html'}")
-
-
-def _append(path: Path, text: str) -> None:
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise ConfigError(f"cannot write --output-file {path}: {error.strerror}") from None

@@ -35,12 +35,15 @@ COUNTS = (
     ("--depth", "thoughts one after another"),
     ("--beam", "thoughts that are kept of each depth, at most the width"),
     ("--output-len", "tokens of each answer"),
+    ("--block-len", "tokens that a trace's block of 512 becomes; fewer make all lengths smaller"),
+    ("--max-context", "most tokens of a trace's prompt and its answer"),
     ("--max-concurrency", "most requests in flight at once; in an open loop there is no limit without it"),
 )
 """What workloads count, as ``WorkloadChanges`` has it."""
 
 MOST_WARMUP_REQUESTS = 1_000_000
 GOODPUT_NAMES = ("ttft", "tpot", "e2el")
+MOST_REQUEST_TIMEOUT_S = 1e6
 
 
 def add_load_flags(load: argparse._ArgumentGroup) -> None:
@@ -53,6 +56,12 @@ def add_load_flags(load: argparse._ArgumentGroup) -> None:
     )
     for flag, what in COUNTS:
         load.add_argument(flag, type=whole_number, metavar="COUNT", help=f"{what} (default: the workload's)")
+    load.add_argument(
+        "--too-long",
+        choices=("skip", "scale"),
+        help="requests beyond --max-context are left out, or the blocks of all become shorter until these fit "
+        "(default: the workload's)",
+    )
     load.add_argument(
         "--request-rate",
         type=number,
@@ -99,6 +108,14 @@ def add_load_flags(load: argparse._ArgumentGroup) -> None:
         help="unrelated requests first (default: %(default)s)",
     )
     load.add_argument(
+        "--request-timeout",
+        type=number,
+        default=600.0,
+        metavar="SECONDS",
+        help="a request has failed if the server sends nothing for so long; if nobody got anything meanwhile, the "
+        "server hangs, and the run ends (default: %(default)g)",
+    )
+    load.add_argument(
         "--goodput",
         nargs="+",
         action="extend",
@@ -120,6 +137,11 @@ def check_load_ranges(args: argparse.Namespace) -> None:
             f"between 0 and {MOST_WARMUP_REQUESTS}",
         ),
         ("request_rate", args.request_rate is None or args.request_rate > 0, "above 0"),
+        (
+            "request_timeout",
+            0 < args.request_timeout <= MOST_REQUEST_TIMEOUT_S,
+            f"above 0 s and at most {MOST_REQUEST_TIMEOUT_S:g}",
+        ),
         ("speed", args.speed is None or 0 < args.speed < math.inf, "above 0 and finite"),
     ):
         if not is_in_range:

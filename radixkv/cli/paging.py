@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, engine_flags, whole_number
 from radixkv.config import EngineConfig
-from radixkv.errors import ConfigError
 
 if TYPE_CHECKING:
     from radixkv.bench.paging.study import Figures, Settings
+
+    Keep = Callable[[Sequence[Figures]], None]
 
 WORKLOADS = ("uniform-short", "variable-length", "shared-prefix", "multi-turn", "parallel-sampling")
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -83,7 +84,9 @@ def run(args: argparse.Namespace) -> int:
     """Prints the tables, workload by workload, as they are done; the exit code."""
     config = engine_config(args)
     _check_flags(args, config)
-    _check_outputs(args)
+    from radixkv.bench.output import check_outputs
+
+    check_outputs(args.output_file, args.plot)
     from radixkv.bench.counted import counted
     from radixkv.bench.paging.recorded import recorded_lengths
     from radixkv.bench.paging.study import Settings
@@ -96,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     recorded = recorded_lengths(
         args.dataset_path,
         model.tokenizer or model.model,
-        model.revision,
+        model.revision if model.tokenizer is None else None,
         workloads=args.workloads,
         skip_bad_lines=args.skip_bad_lines,
     )
@@ -112,15 +115,16 @@ def run(args: argparse.Namespace) -> int:
         n_conversations=args.num_prompts,
         seed=args.seed,
     )
-    by_scheme = _compare_schemes(settings, args.output_file)
-    by_page_size, remarks = _compare_page_sizes(settings, args.output_file)
+    keep = _keeping(args.output_file)
+    by_scheme = _compare_schemes(settings, keep)
+    by_page_size, remarks = _compare_page_sizes(settings, keep)
     if args.plot is not None:
         from radixkv.bench.paging.pictures import plot
 
         plot(by_scheme, by_page_size, remarks, args.plot)
         print(f"\npictures: {args.plot / 'index.html'}")
     if args.measure:
-        _measure(config, settings, args.output_file)
+        _measure(config, settings, keep)
     return 0
 
 
@@ -138,18 +142,7 @@ def _check_flags(args: argparse.Namespace, config: EngineConfig) -> None:
         parser.error("--skip-bad-lines is for data; give a --dataset-path, or leave it out")
 
 
-def _check_outputs(args: argparse.Namespace) -> None:
-    """What cannot be written shows before the run, not after it. Raises ``ConfigError``."""
-    if args.output_file is not None:
-        _append(args.output_file, [])
-    if args.plot is not None:
-        from radixkv.bench.report.pictures import require_folder, require_matplotlib
-
-        require_matplotlib()
-        require_folder(args.plot, "--plot")
-
-
-def _compare_schemes(settings: Settings, output: Path | None) -> list[Figures]:
+def _compare_schemes(settings: Settings, keep: Keep) -> list[Figures]:
     from radixkv.bench.paging.study import compare_schemes
     from radixkv.bench.paging.tables import (
         SCHEME_COLUMNS,
@@ -168,12 +161,12 @@ def _compare_schemes(settings: Settings, output: Path | None) -> list[Figures]:
         print(f"\n{scheme_heading(of_workload)}")
         print(table(SCHEME_COLUMNS, [scheme_cells(line) for line in of_workload]))
         print("\n".join(target_lines(targets(of_workload))), flush=True)
-        _append(output, of_workload)
+        keep(of_workload)
         lines += of_workload
     return lines
 
 
-def _compare_page_sizes(settings: Settings, output: Path | None) -> tuple[list[Figures], list[str]]:
+def _compare_page_sizes(settings: Settings, keep: Keep) -> tuple[list[Figures], list[str]]:
     from radixkv.bench.paging.study import compare_page_sizes
     from radixkv.bench.paging.tables import (
         COST_COLUMNS,
@@ -188,7 +181,7 @@ def _compare_page_sizes(settings: Settings, output: Path | None) -> tuple[list[F
 
     lines: list[Figures] = []
     for line in compare_page_sizes(settings):
-        _append(output, [line | {"study": "page_size"}])
+        keep([line | {"study": "page_size"}])
         lines.append(line)
     if lines:
         print(f"\n{LOST_LEGEND}")
@@ -202,7 +195,7 @@ def _compare_page_sizes(settings: Settings, output: Path | None) -> tuple[list[F
     return lines, remarks
 
 
-def _measure(config: EngineConfig, settings: Settings, output: Path | None) -> None:
+def _measure(config: EngineConfig, settings: Settings, keep: Keep) -> None:
     from radixkv.bench.paging.measure import measure
     from radixkv.bench.paging.tables import (
         measured_cells,
@@ -221,7 +214,7 @@ def _measure(config: EngineConfig, settings: Settings, output: Path | None) -> N
         n_conversations=settings.n_conversations,
         seed=settings.seed,
     ):
-        _append(output, [line | {"study": "measure"}])
+        keep([line | {"study": "measure"}])
         lines.append(line)
     print("\nThe engine on the GPU, all requests sent at once:")
     print(table(measured_columns(), [measured_cells(line) for line in lines]))
@@ -230,20 +223,22 @@ def _measure(config: EngineConfig, settings: Settings, output: Path | None) -> N
         print("\n".join([f"{paged['workload']}:", *target_lines(measured_targets(paged, reserving))]))
 
 
-def _append(path: Path | None, lines: Sequence[Figures]) -> None:
+def _keeping(path: Path | None) -> Keep:
+    """What appends lines to the file, if there is one."""
     if path is None:
-        return
+        return lambda _: None
     import msgspec
 
-    from radixkv.bench.environment import environment
+    from radixkv.bench.environment import origin
+    from radixkv.bench.output import append_lines
 
-    known: dict[str, Any] = {"bench": "paging"}
-    about = {"environment": environment()} if lines else {}
-    try:
-        with path.open("ab") as file:
-            file.writelines(msgspec.json.encode(known | line | about) + b"\n" for line in lines)
-    except OSError as error:
-        raise ConfigError(f"cannot write --output-file {path}: {error.strerror}") from None
+    about = origin()
+
+    def keep(lines: Sequence[Figures]) -> None:
+        whole: list[Figures] = [{"bench": "paging", **line, **about} for line in lines]
+        append_lines(path, b"".join(msgspec.json.encode(line) + b"\n" for line in whole))
+
+    return keep
 
 
 def _workloads(text: str) -> list[str]:

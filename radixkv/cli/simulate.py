@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from radixkv.cli.arguments import Parser, whole_number
-from radixkv.errors import ConfigError
 
 if TYPE_CHECKING:
     from radixkv.bench.simulator.replay import Policy
@@ -33,8 +32,8 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     parser = commands.add_parser(
         "simulate",
         help="what caches of other sizes would find of recorded traffic",
-        description="Replay recorded requests through the production scheduler, page pool and radix tree, without "
-        "a model: hit rate and evictions by capacity.",
+        description="Replay recorded requests through the production scheduler, page pool and radix tree,\n"
+        "without a model: hit rate and evictions by capacity.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -124,13 +123,14 @@ def run(args: argparse.Namespace) -> int:
     if not is_alone and "oracle" in (args.policy or ()):
         parser.error("the oracle knows the future of one request in flight; use --policy lru with --concurrency")
     policies = args.policy or (POLICIES if is_alone else ("lru",))
+    from radixkv.bench.output import check_outputs
     from radixkv.bench.simulator.crowd import MAX_NUM_BATCHED_TOKENS
     from radixkv.bench.simulator.recording import read_recording
     from radixkv.bench.simulator.simulation import simulate
     from radixkv.bench.simulator.size import kv_bytes_per_token
     from radixkv.bench.simulator.table import cells, columns, line, remarks, title
 
-    _check_outputs(args)
+    check_outputs(args.output_file, args.plot)
     n_bytes = args.kv_bytes_per_token if args.model is None else kv_bytes_per_token(args.model)
     recording = read_recording(
         args.trace,
@@ -148,14 +148,14 @@ def run(args: argparse.Namespace) -> int:
         concurrency=args.concurrency,
         max_num_batched_tokens=args.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS,
     )
-    environment = _environment(args)
+    origin = _origin(args)
     has_bytes = n_bytes is not None
     print(title(recording, args.concurrency))
     print(line([column.head for column in columns(has_bytes)], has_bytes), flush=True)
     results: list[Result] = []
     for result in replays:
         print(line(cells(result), has_bytes), flush=True)
-        _keep(args, result, environment)
+        _keep(args, result, origin)
         results.append(result)
     for remark in remarks(results, recording):
         print(remark)
@@ -167,42 +167,25 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_outputs(args: argparse.Namespace) -> None:
-    """What cannot be written shows before the run, not after it."""
-    if args.output_file is not None:
-        _append(args.output_file, b"")
-    if args.plot is not None:
-        from radixkv.bench.report.pictures import require_folder, require_matplotlib
-
-        require_matplotlib()
-        require_folder(args.plot, "--plot")
-
-
-def _environment(args: argparse.Namespace) -> dict[str, object]:
+def _origin(args: argparse.Namespace) -> dict[str, object]:
     """Of the lines, if there are to be any."""
     if args.output_file is None:
         return {}
-    from radixkv.bench.environment import environment
+    from radixkv.bench.environment import origin
 
-    return environment()
+    return origin()
 
 
-def _keep(args: argparse.Namespace, result: Result, environment: dict[str, object]) -> None:
+def _keep(args: argparse.Namespace, result: Result, origin: dict[str, object]) -> None:
     """Appends a line at once: later replays may take long, or be interrupted."""
     if args.output_file is None:
         return
     import msgspec
 
-    known = {"bench": "simulate", **msgspec.structs.asdict(result), "environment": environment}
-    _append(args.output_file, msgspec.json.encode(known) + b"\n")
+    from radixkv.bench.output import append_lines
 
-
-def _append(path: Path, line: bytes) -> None:
-    try:
-        with path.open("ab") as file:
-            file.write(line)
-    except OSError as error:
-        raise ConfigError(f"cannot write --output-file {path}: {error.strerror}") from None
+    known = {"bench": "simulate", **msgspec.structs.asdict(result), **origin}
+    append_lines(args.output_file, msgspec.json.encode(known) + b"\n")
 
 
 def _trace(text: str) -> Path:

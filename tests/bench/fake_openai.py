@@ -7,6 +7,8 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from support.live import LIMIT_S
+
 FLUSHES = (("POST", "/flush_cache"),)
 
 
@@ -47,6 +49,8 @@ class FakeServer:
         """Seconds after each token."""
         self.stall = 0.0
         """For so many seconds after the first request nothing is answered."""
+        self.crowd = 0
+        """Nothing is answered until so many requests were in flight at once."""
         self.dies_at = None
         """The number of the request with which the server goes away, if it does."""
         self.hangs_at = None
@@ -64,7 +68,10 @@ class FakeServer:
         self.seen = []
         self.connections = []
         self.opens_at = None
-        self.lock = threading.Lock()
+        self.lock = threading.Condition()
+        self.answered = threading.Event()
+        self.is_dead = False
+        self.ended = threading.Event()
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -73,6 +80,8 @@ class FakeServer:
             def setup(self):
                 super().setup()
                 fake.connections.append(self.connection)
+                if fake.is_dead:  # it was taken just before
+                    self.connection.shutdown(socket.SHUT_RDWR)
 
             def do_GET(self):
                 if not self.may_enter():
@@ -127,12 +136,15 @@ class FakeServer:
         return self
 
     def __exit__(self, *_):
+        self.ended.set()
         self.server.shutdown()
         self.thread.join()
         self.server.server_close()
 
     def die(self):
-        """Goes away, as a process that is killed."""
+        """Goes away, as a process that is killed, once it has answered somebody."""
+        self.answered.wait(LIMIT_S)
+        self.is_dead = True
         self.server.shutdown()
         self.server.socket.close()
         for connection in self.connections:
@@ -147,6 +159,7 @@ class FakeServer:
             self.paths.append(handler.path)
             self.in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self.in_flight)
+            self.lock.notify_all()
             self.opens_at = self.opens_at or time.monotonic() + self.stall
             prompt = prompt_ids(body)
             cached = max((common(prompt, other) for other in self.seen), default=0)
@@ -154,10 +167,13 @@ class FakeServer:
             self.seen.append(prompt)
             dies = len(self.bodies) == self.dies_at
             hangs = self.hangs_at is not None and len(self.bodies) >= self.hangs_at
+            self.lock.wait_for(lambda: self.most_in_flight >= self.crowd, LIMIT_S)
         try:
             if dies:
                 self.die()
-            time.sleep(max(0.0, self.opens_at - time.monotonic()))
+            elif self.is_dead:
+                self.ended.wait(LIMIT_S)  # its connection is about to be cut
+            self.ended.wait(max(0.0, self.opens_at - time.monotonic()))
             Stream(self, handler, body, prompt, cached, hangs).run()
         finally:
             with self.lock:
@@ -188,7 +204,7 @@ class Stream:
         handler.send_header("transfer-encoding", "chunked")
         handler.end_headers()
         if fault == "mute":
-            return time.sleep(1.0)
+            return fake.ended.wait(LIMIT_S)
         if self.is_chat:
             self.begin_chat()
         for place in range(0 if fault == "no_output" else self.count):
@@ -200,7 +216,7 @@ class Stream:
             if fault == "not_json":
                 handler.piece(b"data: {oops\n\n")
             if fault == "silent":
-                time.sleep(2.0)
+                fake.ended.wait(LIMIT_S)
             if fault in ("cut", "error_event"):
                 handler.close_connection = True
                 return None
@@ -249,6 +265,7 @@ class Stream:
         if self.fake.says_done:
             self.handler.piece(b"data: [DONE]\n\n")
         self.handler.piece(b"")
+        fake.answered.set()
 
     def event(self, value):
         text = json.dumps(value, ensure_ascii=False).encode()

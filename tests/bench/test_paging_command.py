@@ -63,7 +63,15 @@ def test_tables_lines_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture
         shares = ("occupied", "reserved", "internal", "external", "free", "cached")
         assert sum(line[f"{share}_pct"] for share in shares) == pytest.approx(100, abs=0.01)
         assert 0 < line["utilisation_pct"] <= 100
-        assert {"duplicate_pct", "largest_batch", "environment", "seed", "pool_tokens", "tokenizer"} <= line.keys()
+        assert {
+            "duplicate_pct",
+            "largest_batch",
+            "date",
+            "environment",
+            "seed",
+            "pool_tokens",
+            "tokenizer",
+        } <= line.keys()
     maximum, paged = by_scheme[0], by_scheme[4]
     assert maximum["largest_batch"] == 2048 // 512
     assert paged["largest_batch"] > maximum["largest_batch"]

@@ -25,6 +25,7 @@ from radixkv.bench.paging.lengths import (
 from radixkv.bench.paging.recorded import USED_BY, recorded_lengths
 from radixkv.bench.paging.workloads import N_PREFIXES, N_SAMPLES, N_SHOTS, WORKLOADS, Workload, make_workload
 from radixkv.checkpoints import resolve_tokenizer
+from radixkv.cli import main
 from radixkv.errors import ConfigError
 from radixkv.text.tokenizer import Tokenizer
 
@@ -218,6 +219,16 @@ def test_the_tokenizer_that_counted_is_named(tmp_path: Path) -> None:
     assert named == {"uniform-short": folder, "variable-length": None, "multi-turn": None}
 
 
+def test_a_models_revision_is_not_asked_of_another_tokenizer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problems = lines(tmp_path / "p.jsonl", [{"question": "one two", "answer": "three four five"}])
+    flags = ["--model", "org/model", "--revision", "v2", "--tokenizer", "tiny", "--dataset-path", str(problems)]
+    sizes = ["--max-total-tokens", "512", "--max-model-len", "64", "--page-sizes", "none"]
+    assert main(["bench", "paging", *flags, *sizes, "--workloads", "uniform-short"]) == 0
+    assert "uniform-short" in capsys.readouterr().out
+
+
 def test_files_that_no_workload_uses_are_refused(tmp_path: Path) -> None:
     problems = lines(tmp_path / "p.jsonl", [{"question": "a", "answer": "b"}])
     trace = lines(tmp_path / "t.jsonl", [{"timestamp": 0, "input_length": 5, "output_length": 7, "hash_ids": [1]}])
@@ -269,6 +280,9 @@ def test_wrong_files(tmp_path: Path) -> None:
         recorded_lengths([tmp_path / "none.jsonl"], "tiny")
     with pytest.raises(ConfigError, match="has nothing of"):
         recorded_lengths([lines(tmp_path / "unknown.jsonl", [{"a": 1}])], "tiny")
+    (tmp_path / "deep.json").write_text(100_000 * "[")
+    with pytest.raises(ConfigError, match="has nothing of"):
+        recorded_lengths([tmp_path / "deep.json"], "tiny")
     documents = lines(tmp_path / "d.jsonl", [{"text": "a", "questions": [good]}])
     with pytest.raises(ConfigError, match="is a file of documents, and none of"):
         recorded_lengths([documents], "tiny")

@@ -71,7 +71,7 @@ def test_room_for_all_grows_with_the_prompts_and_not_with_the_clients():
     prompts = traffic(seed=7, n_prompts=40)
     recorded = TokenTraffic([pack_tokens(prompt) for prompt in prompts], PAGE_SIZE)
     most_pages = sum(len(prompt) // PAGE_SIZE + 2 for prompt in prompts)
-    for concurrency in (3, 10_000):
+    for concurrency in (3, 10_000, 10**12):
         crowd = Crowd(recorded, None, concurrency, 2048)
         assert crowd.cache.n_pages <= 2 * most_pages
         assert crowd.run().n_evicted_pages == 0

@@ -53,6 +53,7 @@ def test_a_workload_may_be_a_file_and_changes_go_over_it(tmp_path):
         ('kind = "fewshot"\nnum_prompts = "3"', "num_prompts"),
         ('kind = "fewshot"\nnum_prompts = 0', "num_prompts 0 must be between 1"),
         ("kind = ", "is not TOML"),
+        ("a = " + 5000 * "[", "is not TOML"),
         ('kind = "tree-of-thought"\nwidth = 2\nbeam = 3', "beam 3 must be at most width 2"),
         ('kind = "self-consistency"\nnum_samples = 9', "num_samples 9 must be between 1 and 8"),
         ('kind = "judge"\nnum_facts = 10.5', "num_facts"),

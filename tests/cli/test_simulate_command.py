@@ -62,7 +62,7 @@ def test_table_lines_and_pictures_say_the_same(trace, tmp_path, capsys):
         assert row["most_cached_tokens"] <= (row["capacity_tokens"] or 10**9)
     assert rows[0]["capacity_bytes"] == 5120 << 20
     assert rows[-1]["capacity_bytes"] is None
-    assert rows[0]["environment"]["versions"]["radixkv"]
+    assert all(row["environment"]["versions"]["radixkv"] and row["date"] for row in rows)
 
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith(
@@ -157,6 +157,7 @@ def test_several_in_flight_are_replayed_by_the_rule_of_the_engine(trace, tmp_pat
     assert simulate(*flags, "--rule", "engine", "--policy", "lru") == 0
     together, all_of_them, alone, _ = (json.loads(line) for line in file.read_text().splitlines())
     assert (together["rule"], together["policy"], together["concurrency"]) == ("engine", "lru", 16)
+    assert (together["max_num_batched_tokens"], alone["max_num_batched_tokens"]) == (8192, None)
     assert alone["hit_rate_pct"] < together["hit_rate_pct"] < all_of_them["hit_rate_pct"]
     assert simulate(*flags, "--concurrency", 2, "--rule", "blocks") == 1
     assert "several requests in flight share the engine's pool; use --rule engine" in capsys.readouterr().err

@@ -68,7 +68,9 @@ class Client:
             # A compressed stream would come in other pieces.
             headers={**self._headers, "Accept-Encoding": "identity"},
             timeout=aiohttp.ClientTimeout(
-                total=None, sock_connect=CONNECT_LIMIT_S, sock_read=self._silence_limit_s
+                total=None,
+                sock_connect=min(CONNECT_LIMIT_S, self._silence_limit_s),
+                sock_read=self._silence_limit_s,
             ),
             trust_env=self._use_environment,
         )
@@ -89,6 +91,8 @@ class Client:
         try:
             return msgspec.json.decode(await self._whole("GET", "/v1/models"), type=_Models).data[0].id
         except BadReply as error:
+            if error.kind.startswith("http_"):
+                raise ConfigError(f"{url} answers {error}; give an OpenAI-compatible server, and its key") from None
             raise ConfigError(f"{url} does not answer: {error}; is the server running?") from None
         except (msgspec.MsgspecError, IndexError):
             raise ConfigError(f"{url} does not list a model; give an OpenAI-compatible server") from None

@@ -86,18 +86,21 @@ class _Run:
         self._probing = asyncio.Lock()
         self._records: list[list[Record]] = [[] for _ in sessions]
         self._ended = 0.0
+        """When the last request was over,"""
+        self._answered = 0.0
+        """and when the last was answered."""
 
     async def measured(self) -> Measurement:
         arrivals = self._arrivals or [0.0] * len(self._sessions)
         order = sorted(range(len(self._sessions)), key=arrivals.__getitem__)
         ahead = Ahead([self._sessions[place] for place in order], self._wording)
         aborted: str | None = None
-        begun = self._ended = time.perf_counter()
+        begun = self._ended = self._answered = time.perf_counter()
         watch = asyncio.create_task(self._view.watch())
         try:
             await ahead.fill()
             with young_collections_only():
-                begun = self._ended = time.perf_counter()
+                begun = self._ended = self._answered = time.perf_counter()
                 async with asyncio.TaskGroup() as tasks:
                     for place in order:
                         await self._begin(tasks, ahead, place, begun + arrivals[place])
@@ -167,6 +170,8 @@ class _Run:
             record.error_kind = "stopped" if record.started else "not_sent"
             raise
         self._ended = time.perf_counter()
+        if record.error is None:
+            self._answered = self._ended
         self._view.done(record)
 
     async def _look_for_the_server(self, records: Sequence[Record]) -> None:
@@ -188,7 +193,9 @@ class _Run:
         self._read_prompts()
         self._note_what_was_not_sent(aborted is not None)
         records = list(itertools.chain.from_iterable(self._records))
-        return Measurement(records, max(self._ended - begun, 1e-9), begun, aborted)
+        # Waiting in vain for a server that is gone or hangs is no part of what was done.
+        ended = self._ended if aborted is None else self._answered
+        return Measurement(records, max(ended - begun, 1e-9), begun, aborted)
 
     def _read_prompts(self) -> None:
         for record in itertools.chain.from_iterable(self._records):

@@ -93,7 +93,16 @@ def measure(
         if name in MEASURABLE
     ]
     model = Path(config.model.model).name
-    common = {"model": model, "pool_tokens": pool_tokens, "max_model_len": max_model_len, "seed": seed}
+    common = {
+        "model": model,
+        "dtype": config.model.dtype,
+        "load_format": config.model.load_format,
+        "page_size": config.cache.page_size,
+        "pool_tokens": pool_tokens,
+        "max_model_len": max_model_len,
+        "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
+        "seed": seed,
+    }
     most_rows = config.scheduler.max_num_seqs
     for workload in made:
         yield {"scheme": PAGED, "max_num_seqs": most_rows, **_run(llm, workload), **common}

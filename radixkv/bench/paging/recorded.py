@@ -186,6 +186,6 @@ def _format_of(line: bytes, rest: Callable[[], bytes]) -> Format | None:
         return format_of(line)
     try:
         items = msgspec.json.decode(line + rest(), type=list[msgspec.Raw])
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return format_of(bytes(items[0])) if items else None

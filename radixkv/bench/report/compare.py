@@ -201,9 +201,9 @@ def _notes(first: Group, group: Group, pairs: Sequence[tuple[Figures, Figures]])
             yield f"{failed} requests of {each.file} failed"
         if any(run.get("aborted") for run in each.runs):
             yield f"{each.file} has a run that ended early"
-    for key in ("processor", "cores"):
+    for key in ("processor", "cores", "gpu"):
         values = [{(run.get("environment") or {}).get(key) for run in each.runs} for each in (first, group)]
-        if values[0] != values[1]:
+        if values[0] != values[1] and None not in values[0] | values[1]:
             yield f"{key} differs: {_listed(values[0])} and {_listed(values[1])}"
     for what, key in (("prompt", "total_input_tokens"), ("output", "total_output_tokens")):
         tokens = [{run.get(key) for run in each.runs} for each in (first, group)]

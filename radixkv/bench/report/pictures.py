@@ -187,8 +187,15 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _write(path: Path, data: bytes) -> None:
+    """The whole file, or nothing of it."""
+    part = path.with_name(f".{path.name}.part")
     try:
-        path.write_bytes(data)
+        try:
+            part.write_bytes(data)
+            part.replace(path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 

@@ -73,7 +73,7 @@ def _described(runs: Sequence[Run]) -> Section:
     told = {
         **parameters_of(first),
         "date": first.get("date"),
-        **{key: environment.get(key) for key in ("commit", "processor", "cores")},
+        **{key: environment.get(key) for key in ("commit", "processor", "cores", "gpu")},
     }
     rows = [(key, _text(value)) for key, value in told.items() if key != "cache" and value not in (None, {}, [])]
     return Section("What was measured", "\n".join(said), rows=rows)

@@ -13,7 +13,7 @@ from radixkv.bench.report.figures import Figures, figures
 from radixkv.bench.report.metrics import METRICS
 from radixkv.errors import ConfigError
 
-ABOUT = frozenset({"date", "cache_flushed", "accounting", "environment"})
+ABOUT = frozenset({"date", "request_timeout_s", "cache_flushed", "accounting", "environment"})
 """Keys of a line that say neither what was asked nor what was measured."""
 
 MEASURED = frozenset(figures(Measurement([], duration=1.0)))
@@ -82,6 +82,7 @@ class _CacheReport(msgspec.Struct):
 class _Environment(msgspec.Struct):
     processor: str | None = None
     cores: int | None = None
+    gpu: str | None = None
 
 
 _Shape = msgspec.defstruct(

@@ -51,6 +51,7 @@ class Crowd:
         self, traffic: Traffic, capacity_pages: int | None, concurrency: int, max_num_batched_tokens: int
     ) -> None:
         check_crowd(traffic, max_num_batched_tokens)
+        concurrency = min(concurrency, len(traffic.n_tokens))  # there are never more
         in_flight = nlargest(concurrency, (-(-n_tokens // traffic.page_size) + 1 for n_tokens in traffic.n_tokens))
         n_pages = traffic.n_distinct_pages + sum(in_flight)  # nothing is evicted of so many
         if capacity_pages is not None:

@@ -23,6 +23,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int
     concurrency: int
     """Requests in flight."""
+    max_num_batched_tokens: int | None
+    """Of a step; None with one request in flight, which is computed in one."""
     capacity_tokens: int | None
     """As asked for; None: infinite."""
     capacity_pages: int | None
@@ -127,6 +129,7 @@ class _Simulation:
             rule=traffic.rule,
             page_size=page_size,
             concurrency=self._concurrency,
+            max_num_batched_tokens=None if self._concurrency == 1 else self._max_num_batched_tokens,
             capacity_tokens=capacity,
             capacity_pages=n_pages,
             policy=policy,

@@ -1,0 +1,55 @@
+"""Files of results have whole lines, whatever the disk does."""
+
+import resource
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from radixkv.bench.output import append_lines
+from radixkv.bench.report.pictures import Section, write_page
+from radixkv.errors import ConfigError
+
+
+@contextmanager
+def files_of_at_most(n_bytes):
+    """What is beyond cannot be written; Python ignores the signal."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_line_for_which_there_is_no_room_is_not_begun(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    append_lines(path, b'{"a": 1}\n')
+    with (
+        files_of_at_most(20),
+        pytest.raises(ConfigError, match=r"cannot write --output-file .*lines\.jsonl: File too"),
+    ):
+        append_lines(path, b'{"b": "123456789012345678901234567890"}\n')
+    assert path.read_bytes() == b'{"a": 1}\n'
+    append_lines(path, b'{"c": 3}\n')
+    assert path.read_bytes() == b'{"a": 1}\n{"c": 3}\n'
+
+
+def test_a_page_for_which_there_is_no_room_leaves_the_one_before(tmp_path):
+    path = tmp_path / "index.html"
+    write_page(path, "first", [Section("one")])
+    before = path.read_bytes()
+    with (
+        files_of_at_most(len(before) // 2),
+        pytest.raises(ConfigError, match=r"cannot write .*index\.html: File too"),
+    ):
+        write_page(path, "second", [Section("two")])
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["index.html"]
+
+
+def test_what_has_no_size_can_be_written_to(capfd):
+    append_lines(Path("/dev/stdout"), b"{}\n")
+    assert capfd.readouterr().out == "{}\n"
+    with pytest.raises(ConfigError, match="No space left on device"):
+        append_lines(Path("/dev/full"), b"{}\n")
