@@ -74,10 +74,12 @@ class Delta(msgspec.Struct):
 class Answer:
     """One request in flight: the ``n`` choices of a prompt."""
 
-    def __init__(self, prompt: int, n: int, wake: asyncio.Event, arrived: float) -> None:
+    def __init__(self, prompt: int, n: int, wake: asyncio.Event, arrived: float, *, streams: bool) -> None:
         self.id = uuid.uuid4().hex
+        self.streams = streams
+        """Whether a client reads what it gains at once. A whole reply is held up by this process alone."""
         self.n_pending_bytes = 0
-        """What it gained and nobody took."""
+        """What its choices gained and nobody took. No reader could have taken figures of the prompt sooner."""
         self.done: Done | None = None
         self.error: RequestError | None = None
         self._prompt = prompt
@@ -108,7 +110,6 @@ class Answer:
     def gain_prompt(self, item: PromptLogprobs) -> None:
         """The next stretch of the prompt has been scored."""
         self._gained_by(0).prompt_logprobs += item.items
-        self.n_pending_bytes += _n_bytes(item.items)
         self._wake.set()
 
     def end(self, done: Done, latencies: Latencies) -> None:

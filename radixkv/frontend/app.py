@@ -70,7 +70,10 @@ def build_app(
 
 
 async def _refuse_route(request: Request) -> Response:
-    raise UnsupportedFeature(f"{request.url.path} is not supported in this release; use /v1/chat/completions")
+    raise UnsupportedFeature(
+        f"{request.url.path} is not supported in this release, which answers /v1/chat/completions, /v1/completions "
+        "and /generate"
+    )
 
 
 async def _render_error(request: Request, error: Exception) -> Response:
@@ -81,9 +84,14 @@ async def _render_error(request: Request, error: Exception) -> Response:
 async def _render_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return error_response(RouteNotFound("there is no such path"))
+        return error_response(
+            RouteNotFound("there is no such path; OpenAI's begin with /v1, such as /v1/chat/completions")
+        )
     if error.status_code == 405:
-        return error_response(MethodNotAllowed(f"this path does not take {request.method}"))
+        allowed = ", ".join(sorted((error.headers or {})["Allow"].split(", ")))
+        refusal = error_response(MethodNotAllowed(f"this path does not take {request.method}; use {allowed}"))
+        refusal.headers["Allow"] = allowed
+        return refusal
     return error_response(InvalidRequest(error.detail))
 
 

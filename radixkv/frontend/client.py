@@ -46,7 +46,7 @@ from radixkv.wire import (
 AnswerT = TypeVar("AnswerT", Flushed, Explained, Stats)
 
 MAX_PENDING_BYTES = 1 << 20
-"""Tokens and log-probabilities that wait for an answer's reader; with more than that waiting, new ones end it."""
+"""Tokens and log-probabilities that wait for a stream's reader; with more than that waiting, new ones end it."""
 ASK_TIMEOUT_S = 10.0
 MAX_BYTES_A_TURN = 1 << 18
 """Of the runtime's messages that wait, taken together, so that readers who are behind catch up. Far less than may
@@ -56,11 +56,12 @@ wait for a reader, who has no turn meanwhile."""
 class Batch:
     """The answers of one HTTP request. Leaving it cancels those that have not ended."""
 
-    def __init__(self, client: Client, prompts: Sequence[Prompt], arrived: float) -> None:
+    def __init__(self, client: Client, prompts: Sequence[Prompt], arrived: float, streams: bool) -> None:
         self._client = client
         self._wake = asyncio.Event()
         self._answers = [
-            Answer(place, prompt.sampling.n, self._wake, arrived) for place, prompt in enumerate(prompts)
+            Answer(place, prompt.sampling.n, self._wake, arrived, streams=streams)
+            for place, prompt in enumerate(prompts)
         ]
         client.submit(zip(self._answers, prompts, strict=True))
 
@@ -141,9 +142,15 @@ class Client:
         """Requests whose terminal message has not come."""
         return len(self._answers)
 
-    def batch(self, prompts: Sequence[Prompt], *, arrived: float) -> Batch:
-        """Submits prompts together. Raises the ``refusal``, if there is one."""
-        return Batch(self, prompts, arrived)
+    def batch(self, prompts: Sequence[Prompt], *, arrived: float, streams: bool = True) -> Batch:
+        """Submits prompts together. Raises the ``refusal``, if there is one.
+
+        Args:
+            prompts: of one HTTP request.
+            arrived: when it came, in monotonic seconds.
+            streams: whether a client reads what comes at once; one that does not is too slow.
+        """
+        return Batch(self, prompts, arrived, streams)
 
     async def idle(self) -> None:
         """Waits until nothing is in flight."""
@@ -272,7 +279,7 @@ class Client:
     def _reading(self, request_id: str) -> Answer | None:
         """The answer that a message is for; None if nobody wants it, or its reader is too slow."""
         answer = self._answers.get(request_id)
-        if answer is None or answer.n_pending_bytes <= MAX_PENDING_BYTES:
+        if answer is None or not answer.streams or answer.n_pending_bytes <= MAX_PENDING_BYTES:
             return answer
         self.leave(answer)
         answer.fail(ClientTooSlow(f"{answer.n_pending_bytes} bytes of the answer waited to be read; read faster"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from typing import cast
 
 from radixkv.errors import ContextLengthExceeded, InvalidRequest
 from radixkv.frontend.decoding import check_prompt_count, mixed_prompt
@@ -15,32 +16,37 @@ _INLINE_CHARACTERS = 512
 """Of texts that are encoded at once, which is sooner done than a change of threads;"""
 _GATHERED_CHARACTERS = 1 << 15
 """longer ones are encoded with others that wait, and still longer ones alone, so that no other waits for them."""
+_INLINE_IDS = 1 << 13
+"""Of prompts, token ids that are looked at at once, which takes less than a millisecond."""
 
 
-def separate(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+def separate(prompt: str | Sequence[str | int | Sequence[int]]) -> list[str | Sequence[int]]:
     """One item a prompt. Raises ``InvalidRequest``."""
     if isinstance(prompt, str):
         return [prompt]
-    kinds = {type(item) for item in prompt}
+    kinds = set(map(type, prompt))
     if not kinds:
         raise InvalidRequest("prompt is empty; give a string, strings, token ids or lists of them", param="prompt")
     if len(kinds) != 1:
         raise mixed_prompt()
-    ids = [item for item in prompt if isinstance(item, int)]
-    prompts: list[str | list[int]] = [ids] if ids else [item for item in prompt if not isinstance(item, int)]
-    check_prompt_count(len(prompts))
-    return prompts
+    if kinds == {int}:
+        return [cast(Sequence[int], prompt)]
+    check_prompt_count(len(prompt))
+    return list(cast(Sequence[str | Sequence[int]], prompt))
 
 
 async def encode(
-    prompts: Sequence[str | list[int]], served: Served, *, adds_special_tokens: bool = True
+    prompts: Sequence[str | Sequence[int]], served: Served, *, adds_special_tokens: bool = True
 ) -> list[bytes]:
     """The little-endian int32 ids of prompts, which are all texts or all ids. Raises ``InvalidRequest``."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    if not texts:
-        encoded = [_pack(prompt, served) for prompt in prompts if not isinstance(prompt, str)]
-    else:
+    ids = [prompt for prompt in prompts if not isinstance(prompt, str)]
+    if texts:
         encoded = await encode_texts(texts, served, "prompt", adds_special_tokens=adds_special_tokens)
+    elif sum(map(len, ids)) <= _INLINE_IDS:
+        encoded = _packed(ids, served)
+    else:
+        encoded = await asyncio.to_thread(_packed, ids, served)
     if not all(encoded):
         raise InvalidRequest("a prompt is empty; it needs at least one token", param="prompt")
     return encoded
@@ -68,10 +74,9 @@ async def encode_texts(
             return [tokenizer.encode_here(text, limit, adds_special_tokens=adds_special_tokens) for text in texts]
         if n_characters <= _GATHERED_CHARACTERS:
             return await served.encoder.encode(texts, adds_special_tokens=adds_special_tokens)
-        alone = partial(tokenizer.encode, limit=limit, adds_special_tokens=adds_special_tokens)
-        async with served.encoding:
-            # One thread call a text, so that a client's leaving ends the rest.
-            return [await asyncio.to_thread(alone, text) for text in texts]
+        encode_one = partial(tokenizer.encode, limit=limit, adds_special_tokens=adds_special_tokens)
+        # Each text by itself, so that a client's leaving ends the rest.
+        return [await served.alone.run(partial(encode_one, text)) for text in texts]
     except InvalidRequest as error:
         error.param = field
         raise
@@ -85,8 +90,7 @@ def check_ids(ids: Sequence[int], served: Served, field: str) -> None:
         )
 
 
-def _pack(ids: list[int], served: Served) -> bytes:
-    if not ids:
-        return b""
-    check_ids(ids, served, "prompt")
-    return pack_tokens(ids)
+def _packed(prompts: Sequence[Sequence[int]], served: Served) -> list[bytes]:
+    for ids in filter(None, prompts):
+        check_ids(ids, served, "prompt")
+    return list(map(pack_tokens, prompts))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from radixkv.frontend.alone import Alone
 from radixkv.frontend.encoder import Encoder
 from radixkv.text.chat import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
@@ -31,8 +31,8 @@ class Served:
     chat_template: ChatTemplate | None = None
     default_sampling: Mapping[str, float | int] = field(default_factory=dict)
     """What the checkpoint recommends for fields that a request leaves out; ``max_new_tokens`` limits answers."""
-    encoding: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a long text is encoded, which takes hundreds of bytes of memory for each token."""
+    alone: Alone = field(default_factory=Alone)
+    """Where long texts are encoded, which takes hundreds of bytes of memory for each token."""
 
     @cached_property
     def encoder(self) -> Encoder:

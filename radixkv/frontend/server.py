@@ -33,6 +33,8 @@ SLOW_READER_MS = 30_000
 """A connection whose client reads nothing for this long is cut."""
 DRAIN_S = 30.0
 """How long running requests may go on after the first signal."""
+QUIET_S = 0.2
+"""An end that takes longer says what it waits for."""
 REPLIES_S = 5.0
 """How long connections may take to be written out at the end."""
 COLLECTED_AFTER = 20_000
@@ -250,7 +252,11 @@ async def _drain(runtime: Runtime, bodies: Bodies, signals: _Signals, death: asy
     bodies.refuse(client.refusal)
     idle = asyncio.create_task(client.idle())
     hurried = asyncio.create_task(signals.second.wait())
-    await asyncio.wait({idle, hurried, death}, timeout=DRAIN_S, return_when=asyncio.FIRST_COMPLETED)
+    ends = {idle, hurried, death}
+    done, _ = await asyncio.wait(ends, timeout=QUIET_S, return_when=asyncio.FIRST_COMPLETED)
+    if not done:
+        say(f"shutting down: running requests have up to {DRAIN_S:g} s to end, a second signal ends them at once")
+        await asyncio.wait(ends, timeout=DRAIN_S, return_when=asyncio.FIRST_COMPLETED)
     is_idle = idle.done()
     for task in (idle, hurried):
         task.cancel()
@@ -266,6 +272,7 @@ def _announce(served: Served, listener: socket.socket) -> None:
     ready = served.ready
     print(
         f"radixkv ready on http://{f'[{host}]' if ':' in host else host}:{port} "
-        f"(model {served.name}, {ready.n_pages} pages of {ready.page_size} tokens)",
+        f"(model {served.name}, {ready.n_pages} pages of {ready.page_size} tokens, "
+        f"{ready.dtype} on {ready.device})",
         flush=True,
     )

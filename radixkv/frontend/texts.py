@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -134,8 +134,7 @@ async def _tokenized(asked: TokenizeRequest, served: Served) -> bytes:
 
     if len(text) <= _INLINE_CHARACTERS:
         return tokenized(tokenizer.encode_here)
-    async with served.encoding:
-        return await asyncio.to_thread(tokenized, tokenizer.encode)
+    return await served.alone.run(partial(tokenized, tokenizer.encode))
 
 
 async def _text_of(asked: DetokenizeRequest, served: Served) -> str:
@@ -145,8 +144,7 @@ async def _text_of(asked: DetokenizeRequest, served: Served) -> str:
         check_ids(asked.tokens, served, "tokens")
     if len(asked.tokens) <= _INLINE_CHARACTERS:
         return tokenizer.decode(asked.tokens, skip_special_tokens=False)
-    async with served.encoding:
-        return await asyncio.to_thread(tokenizer.decode, asked.tokens, skip_special_tokens=False)
+    return await served.alone.run(partial(tokenizer.decode, asked.tokens, skip_special_tokens=False))
 
 
 async def _prompt_of(asked: ExplainRequest, served: Served) -> bytes:

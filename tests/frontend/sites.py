@@ -17,17 +17,22 @@ from scripted import ScriptedLoop, Site
 from radixkv.config import EngineConfig, ServerConfig
 from radixkv.frontend.app import build_app
 from radixkv.frontend.client import Client
-from radixkv.frontend.http.bodies import Bodies
+from radixkv.frontend.http.bodies import BODY_S, Bodies
 from radixkv.frontend.http.connection import Connection
 from radixkv.frontend.metrics import Metrics
 from radixkv.frontend.served import Served
 from radixkv.frontend.server import _Uvicorn, claim
 from radixkv.runtime.main import Server, _bound
+from support.live import KEPT_S, LIMIT_S
 
 
 @contextmanager
 def running_site(
-    served: Served, folder: Path, server: ServerConfig | None = None, connection: type[Connection] = Connection
+    served: Served,
+    folder: Path,
+    server: ServerConfig | None = None,
+    connection: type[Connection] = Connection,
+    body_limit_s: float = BODY_S,
 ) -> Iterator[Site]:
     """A site in threads of its own, until the end of the block."""
     settings = ServerConfig() if server is None else server
@@ -43,7 +48,7 @@ def running_site(
         metrics, stop = Metrics(), asyncio.Event()
         client = Client(str(path), metrics)
         await client.handshake()
-        app = build_app(client, served, metrics, Bodies(100_000, limit_s=1.0), EngineConfig(), settings)
+        app = build_app(client, served, metrics, Bodies(100_000, body_limit_s), EngineConfig(), settings)
         config = uvicorn.Config(app, http=connection, ws="none", lifespan="off", log_config=None, log_level="error")
         http = _Uvicorn(config)
         serving = asyncio.create_task(http.serve(sockets=[listener]))
@@ -66,12 +71,13 @@ def running_site(
         ]
         for thread in threads:
             thread.start()
-        client, events, stop = started.result(timeout=20)
+        client, events, stop = started.result(timeout=LIMIT_S)
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as asking:
+            limits = httpx.Limits(keepalive_expiry=KEPT_S)
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=LIMIT_S, limits=limits) as asking:
                 yield Site(asking, port, scripted, client, events)
         finally:  # also when a test inside the block failed: the threads would keep the process
             events.call_soon_threadsafe(stop.set)
             for thread in threads:
-                thread.join(timeout=20)
+                thread.join(timeout=LIMIT_S)
         assert not any(thread.is_alive() for thread in threads)

@@ -12,6 +12,7 @@ import pytest
 from scripted import EOS, FAILS_AFTER_THREE, FAILS_AT_ONCE, MAX_MODEL_LEN, Site
 
 from radixkv.errors import Draining
+from support.live import LIMIT_S
 
 
 def post(site: Site, **body: Any) -> httpx.Response:
@@ -28,7 +29,7 @@ def stream(site: Site, **body: Any) -> list[dict[str, Any]]:
 
 
 def until(condition: Any, what: str) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < end, what
         time.sleep(0.01)
@@ -222,7 +223,7 @@ def test_every_seed_of_64_bits_is_taken(site: Site) -> None:
 def test_a_client_that_leaves_during_its_upload_is_no_fault(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     for _ in range(3):
-        with socket.create_connection(("127.0.0.1", site.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection:
             connection.sendall(head + b"Content-Length: 100\r\n\r\n{")
             time.sleep(0.1)
     assert post(site, prompt="ab").status_code == 200
@@ -266,7 +267,7 @@ def test_a_client_that_leaves_cancels(site: Site, streams: bool) -> None:
         body = json.dumps({"prompt": ["ab", "cd"], "max_tokens": 400, "stream": streams}).encode()
         head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         head += b"Content-Length: %d\r\n\r\n" % len(body)
-        with socket.create_connection(("127.0.0.1", site.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection:
             connection.sendall(head + body)
             until(lambda: len(site.loop.running) == 2, "never submitted")
             if streams:
@@ -280,7 +281,7 @@ def test_a_queued_client_that_leaves_cancels(site: Site) -> None:
     site.loop.is_held = True
     try:
         with pytest.raises(httpx.ReadTimeout):
-            site.http.post("/v1/completions", json={"prompt": "ab"}, timeout=0.3)
+            site.http.post("/v1/completions", json={"prompt": "ab"}, timeout=httpx.Timeout(LIMIT_S, read=0.3))
         until(lambda: not site.loop.running, "still waiting")
     finally:
         site.loop.is_held = False
@@ -288,7 +289,7 @@ def test_a_queued_client_that_leaves_cancels(site: Site) -> None:
 
 def test_many_at_once_do_not_mix(site: Site) -> None:
     async def many() -> list[str]:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{site.port}", timeout=20) as http:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{site.port}", timeout=LIMIT_S) as http:
             replies = await asyncio.gather(
                 *(http.post("/v1/completions", json={"prompt": f"<{i}>", "max_tokens": 6}) for i in range(50))
             )

@@ -11,6 +11,7 @@ from sites import running_site
 
 from radixkv.config import ServerConfig
 from radixkv.frontend.served import Served
+from support.live import LIMIT_S
 
 KEY = "sesame-0123456789"
 SHOWN = {"Authorization": f"Bearer {KEY}"}
@@ -24,7 +25,7 @@ def guarded(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 def status(site: Site, target: str, headers: str = "") -> int:
     """The reply's status to a target exactly as it is written here."""
-    with socket.create_connection(("127.0.0.1", site.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection:
         connection.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n".encode())
         reply = b""
         while part := connection.recv(4096):

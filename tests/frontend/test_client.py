@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from radixkv.frontend.metrics import Metrics
 from radixkv.frontend.server import SLOW_READER_MS, claim
 from radixkv.runtime.main import Server, _bound
 from radixkv.sampling import SamplingParams
-from radixkv.wire import NewTokens, Tokens, encode, pack_tokens, unpack_tokens
+from radixkv.wire import FromRuntime, NewTokens, Submit, Tokens, ToRuntime, encode, pack_tokens, unpack_tokens
+from support.live import LIMIT_S
 
 
 def run(path: Path, loop: ScriptedLoop, test: Callable[[Client, Server], Awaitable[None]]) -> None:
@@ -28,12 +30,12 @@ def run(path: Path, loop: ScriptedLoop, test: Callable[[Client, Server], Awaitab
     async def limited() -> None:
         client = Client(str(path / "r.sock"), Metrics())
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(LIMIT_S):
                 await client.handshake()
                 await test(client, server)
         finally:
             client.drain()
-            await asyncio.to_thread(thread.join, 10)
+            await asyncio.to_thread(thread.join, LIMIT_S)
             await client.close()
 
     with _bound(path / "r.sock") as socket:
@@ -80,15 +82,12 @@ def test_a_reader_that_is_too_slow_is_ended(tmp_path: Path, monkeypatch: pytest.
     run(tmp_path, loop, test)
 
 
-@pytest.mark.parametrize(("asked", "n_tokens"), [("prompt_logprobs", 1), ("logprobs", 60)])
-def test_logprobs_count_towards_what_may_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, n_tokens: int
-) -> None:
+def test_logprobs_count_towards_what_may_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "MAX_PENDING_BYTES", 1000)
-    sampling = SamplingParams(max_tokens=n_tokens, **{asked: 20})
+    asked = Prompt(pack_tokens([1, 2, 3] * 8), SamplingParams(max_tokens=60, logprobs=20))
 
     async def test(client: Client, server: Server) -> None:
-        async with client.batch([Prompt(pack_tokens([1, 2, 3] * 8), sampling)], arrived=0.0) as batch:
+        async with client.batch([asked], arrived=0.0) as batch:
             await client.idle()
             with pytest.raises(ClientTooSlow):
                 await anext(batch.deltas())
@@ -98,8 +97,41 @@ def test_logprobs_count_towards_what_may_wait(
     assert loop.running == {}
 
 
+@pytest.mark.parametrize(
+    ("streams", "sampling"),
+    [
+        (True, SamplingParams(max_tokens=1, prompt_logprobs=20)),
+        (False, SamplingParams(max_tokens=60, logprobs=20, prompt_logprobs=20)),
+    ],
+    ids=["figures of the prompt", "whole reply"],
+)
+def test_what_no_reader_could_have_taken_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streams: bool, sampling: SamplingParams
+) -> None:
+    monkeypatch.setattr(client_module, "MAX_PENDING_BYTES", 100)
+    asked = Prompt(pack_tokens([1, 2, 3] * 8), sampling)
+
+    async def test(client: Client, server: Server) -> None:
+        async with client.batch([asked], arrived=0.0, streams=streams) as batch:
+            await client.idle()
+            (delta,) = [delta async for delta in batch.deltas()]
+        assert (len(delta.prompt_logprobs), len(delta.tokens) // 4) == (23, sampling.max_tokens)
+
+    run(tmp_path, ScriptedLoop(), test)
+
+
+class WaitsForAnEnd(ScriptedLoop):
+    """Goes no further than to the sixth token of a choice before one was cancelled."""
+
+    def turn(self) -> list[FromRuntime]:
+        if not self.cancelled and any(choice.n >= 6 for one in self.running.values() for choice in one.choices):
+            time.sleep(0.001)
+            return []
+        return super().turn()
+
+
 def test_a_choice_ends_alone(tmp_path: Path) -> None:
-    loop = ScriptedLoop(step_s=0.005)
+    loop = WaitsForAnEnd()
 
     async def test(client: Client, server: Server) -> None:
         asked = Prompt(pack_tokens([1, 2, 3]), SamplingParams(max_tokens=30, n=2), priority=5)
@@ -163,15 +195,23 @@ def test_leaving_early_cancels_only_what_has_not_ended(tmp_path: Path) -> None:
 
 
 def test_frames_for_nobody_and_garbage_are_dropped(tmp_path: Path) -> None:
+    loop = ScriptedLoop()
+
     async def test(client: Client, server: Server) -> None:
-        assert server._peer is not None
-        server.socket.send_multipart([server._peer, b"garbage"])
-        server.socket.send_multipart([server._peer, encode(Tokens([NewTokens("nobody", b"")]))])
+        receive = loop.receive
+
+        def babbling(message: ToRuntime) -> list[FromRuntime]:
+            if isinstance(message, Submit):  # in the thread whose socket it is
+                server.socket.send_multipart([server._peer, b"garbage"])
+                server.socket.send_multipart([server._peer, encode(Tokens([NewTokens("nobody", b"")]))])
+            return receive(message)
+
+        loop.receive = babbling
         deltas = await gather(client, [prompt(3)])
         assert b"".join(delta.tokens for delta in deltas) == pack_tokens([1, 2, 3])
         assert (await client.stats()).frames_dropped_total == 1
 
-    run(tmp_path, ScriptedLoop(), test)
+    run(tmp_path, loop, test)
 
 
 def test_a_question_that_is_not_answered_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,4 +253,4 @@ def test_the_frontend_imports_no_torch_and_no_transformers() -> None:
         "bad = {'torch', 'transformers', 'radixkv.runtime'} & set(sys.modules)\n"
         "assert not bad, bad"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LIMIT_S)

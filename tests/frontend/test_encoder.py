@@ -18,6 +18,7 @@ from radixkv.frontend.encoder import CHARACTERS_AT_ONCE
 from radixkv.frontend.encoding import encode_texts
 from radixkv.frontend.served import Served
 from radixkv.text.tokenizer import Tokenizer
+from support.live import LIMIT_S
 
 ResultT = TypeVar("ResultT")
 
@@ -38,7 +39,7 @@ class Watched(Tokenizer):
         self, texts: Sequence[str], limit: int | None = None, *, adds_special_tokens: bool = True
     ) -> list[bytes | InvalidRequest]:
         self.calls.append(list(texts))
-        assert self.released.wait(10)
+        assert self.released.wait(LIMIT_S)
         return super().encode_all(texts, limit, adds_special_tokens=adds_special_tokens)
 
 
@@ -143,7 +144,30 @@ def test_no_other_text_waits_for_a_long_one(tokenizer: Watched) -> None:
         tokenizer.released.set()
         return await long + await others
 
-    assert asyncio.run(asyncio.wait_for(ask(), 10)) == [oracle(text("a", 35_000)), oracle(text("b"))]
+    assert asyncio.run(asyncio.wait_for(ask(), LIMIT_S)) == [oracle(text("a", 35_000)), oracle(text("b"))]
+
+
+def test_long_texts_of_clients_that_left_are_not_encoded_beside_another(tokenizer: Watched) -> None:
+    served = served_by(tokenizer)
+    tokenizer.released.clear()
+
+    async def ask() -> list[bytes]:
+        left = asyncio.create_task(encoding([text("a", 35_000), text("b")], served))
+        while not tokenizer.calls:
+            await asyncio.sleep(0.001)
+        gone, next_one = (asyncio.create_task(encoding([text(name, 35_000)], served)) for name in "cd")
+        await asyncio.sleep(0)
+        left.cancel()
+        gone.cancel()
+        await asyncio.gather(left, gone, return_exceptions=True)
+        for _ in range(20):  # turns and time in which a thread would begin
+            await asyncio.sleep(0.001)
+        assert len(tokenizer.calls) == 1
+        tokenizer.released.set()
+        return await next_one
+
+    assert asyncio.run(asyncio.wait_for(ask(), LIMIT_S)) == [oracle(text("d", 35_000))]
+    assert tokenizer.calls == [[text("a", 35_000)], [text("d", 35_000)]]
 
 
 def test_texts_are_encoded_again_once_there_are_threads_again(
@@ -162,7 +186,7 @@ def test_texts_are_encoded_again_once_there_are_threads_again(
         assert [str(error) for error in failed] == ["can't start new thread"] * 3
         assert await encoding([text("c")], served) == [oracle(text("c"))]
 
-    asyncio.run(asyncio.wait_for(ask(), 10))
+    asyncio.run(asyncio.wait_for(ask(), LIMIT_S))
 
 
 def test_what_an_ended_loop_has_left_holds_up_no_other(tokenizer: Watched) -> None:
@@ -170,7 +194,7 @@ def test_what_an_ended_loop_has_left_holds_up_no_other(tokenizer: Watched) -> No
     tokenizer.released.clear()
 
     async def end() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT_S):
             left = [asyncio.create_task(encoding([text("a")], served))]
             while not tokenizer.calls:
                 await asyncio.sleep(0.001)
@@ -180,5 +204,5 @@ def test_what_an_ended_loop_has_left_holds_up_no_other(tokenizer: Watched) -> No
         asyncio.get_running_loop().call_soon(tokenizer.released.set)
 
     asyncio.run(end())
-    assert together(asyncio.wait_for(encoding([text("c")], served), 10)) == [[oracle(text("c"))]]
+    assert together(asyncio.wait_for(encoding([text("c")], served), LIMIT_S)) == [[oracle(text("c"))]]
     assert tokenizer.calls == [[text("a")], [text("c")]]

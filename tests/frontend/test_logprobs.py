@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
-import time
 from typing import Any
 
 import msgspec
 import pytest
+from pauses import least_pause
 from scripted import ScriptedLoop, Site, figures
 
 from radixkv.frontend.answers import Prompt
@@ -174,6 +174,15 @@ def test_a_reply_has_a_limited_number_of_figures(
     assert "44 numbers; at most 40" in refused.json()["error"]["message"]
 
 
+def test_a_generated_reply_has_so_too(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "MAX_PROMPT_FIGURES", 40)
+    body = {"text": ["hello", "abcdef"], "return_logprob": True, "top_logprobs_num": 3}
+    assert site.http.post("/generate", json={**body, "logprob_start_len": [-1, 0]}).status_code == 200
+    error = site.http.post("/generate", json={**body, "logprob_start_len": 0}).json()["error"]
+    assert error["param"] == "top_logprobs_num"
+    assert "44 numbers; at most 40" in error["message"]
+
+
 def test_offsets_are_places_in_the_text(site: Site) -> None:
     body = {"prompt": "a日é", "max_tokens": 6, "logprobs": 0, "echo": True}
     choice = complete(site, **body)["choices"][0]
@@ -221,20 +230,11 @@ def test_other_requests_go_on_while_a_long_prompt_is_scored(site: Site, tokenize
     ready = msgspec.structs.replace(ScriptedLoop().ready, max_model_len=1_000_000, n_pages=1_000_000)
     served = Served("echo", "echo", ready, tokenizer, frozenset(), 0)
     prompt = Prompt(pack_tokens([7] * count), SamplingParams(prompt_logprobs=2))
-    scored = ScoredPrompt(prompt, served, n_entries=2, echo="", show=None)
 
-    async def longest_pause() -> tuple[float, float]:
-        begun = last = time.perf_counter()
-        work = asyncio.create_task(asyncio.to_thread(scored.absorb, [figures(7, 2)] * (count - 1)))
-        longest = 0.0
-        while not work.done():
-            await asyncio.sleep(0.001)
-            now = time.perf_counter()
-            longest, last = max(longest, now - last), now
-        await work
-        return longest, last - begun
+    async def score() -> None:
+        scored = ScoredPrompt(prompt, served, n_entries=2, echo="", show=None)
+        await asyncio.to_thread(scored.absorb, [figures(7, 2)] * (count - 1))
+        assert scored.entries is not None
+        assert len(scored.entries) == count
 
-    pause, whole = asyncio.run(longest_pause())
-    assert pause < whole / 2
-    assert scored.entries is not None
-    assert len(scored.entries) == count
+    assert least_pause(score, enough=1 / 2) < 1 / 2

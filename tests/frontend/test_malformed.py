@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import json
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 from scripted import MAX_MODEL_LEN, VOCAB_SIZE, Site
+from sites import running_site
 
 from radixkv.frontend.openai import schema
+from radixkv.frontend.served import Served
 from radixkv.text.tokenizer import Tokenizer
+from support.live import LIMIT_S
 
 SECRET = "do-not-repeat-me"
 
@@ -192,6 +196,41 @@ def test_as_much_as_fits_is_served(site: Site) -> None:
         assert len(reply.json()["choices"]) == 64
 
 
+LONG = b" " * 70_000
+"""Makes a field so long that its lists are decoded one by one."""
+
+
+@pytest.mark.parametrize("gap", [b"", LONG], ids=["short", "long"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
+def test_lists_of_ids_are_read_alike_short_and_long(site: Site, path: str, gap: bytes) -> None:
+    body = {
+        "/v1/completions": b'{"max_tokens": 3, "return_token_ids": true, "prompt": ',
+        "/generate": b'{"sampling_params": {"max_new_tokens": 3}, "input_ids": ',
+    }[path] + b"[[5, 6],%b [7]]}" % gap
+    reply = site.http.post(path, content=body, headers={"Content-Type": "application/json"})
+    assert reply.status_code == 200, reply.text
+    found = reply.json()
+    answers = found["choices"] if path == "/v1/completions" else found
+    ids = [one["token_ids" if path == "/v1/completions" else "output_ids"] for one in answers]
+    assert ids == [[5, 6, 5], [7, 7, 7]]
+
+
+NO_IDS = [b"1.5", b"true", b"null", b"{}", b"-1", b"300", b"2147483648", b"1" * 40]
+
+
+@pytest.mark.parametrize("gap", [b"", LONG], ids=["short", "long"])
+@pytest.mark.parametrize("last", [*NO_IDS, *(b"[1, %b]" % item for item in [*NO_IDS, b"[1]"])])
+@pytest.mark.parametrize("field", ["prompt", "input_ids"])
+def test_what_is_no_list_of_ids_is_refused_alike_short_and_long(
+    site: Site, field: str, last: bytes, gap: bytes
+) -> None:
+    body = b'{"%b": [[1],%b %b]}' % (field.encode(), gap, last)
+    path = "/v1/completions" if field == "prompt" else "/generate"
+    reply = site.http.post(path, content=body, headers={"Content-Type": "application/json"})
+    check_refusal(reply, 400, "invalid_request", field)
+    assert len(reply.content) < 300
+
+
 def test_only_the_last_of_a_repeated_field_counts(site: Site) -> None:
     reply = post(site, b'{"prompt": ' + json.dumps([[]] * 9000).encode() + b', "prompt": "ab", "max_tokens": 2}')
     assert reply.json()["choices"][0]["text"] == "ab"
@@ -202,6 +241,16 @@ def test_a_body_that_does_not_say_it_is_json(site: Site, kind: str) -> None:
     reply = site.http.post("/v1/completions", content=b'{"prompt": "a"}', headers={"Content-Type": kind})
     check_refusal(reply, 400, "invalid_request", None)
     assert "application/json" in reply.json()["error"]["message"]
+
+
+def test_a_compressed_body_is_refused_by_name(site: Site) -> None:
+    for coding, status in (("gzip", 400), ("x-unknown", 400), ("Identity", 200), ("", 200)):
+        headers = {"Content-Type": "application/json", "Content-Encoding": coding}
+        reply = site.http.post("/v1/completions", content=b'{"prompt": "a"}', headers=headers)
+        assert reply.status_code == status
+        if status == 400:
+            check_refusal(reply, 400, "unsupported_feature", None)
+            assert "Content-Encoding" in reply.json()["error"]["message"]
 
 
 def test_json_may_have_parameters(site: Site) -> None:
@@ -252,9 +301,12 @@ def test_paths_are_exact_and_health_takes_head(site: Site) -> None:
     assert site.http.head("/health").status_code == 200
 
 
-def test_a_body_that_does_not_come_ends_the_connection(site: Site) -> None:
+def test_a_body_that_does_not_come_ends_the_connection(served: Served, tmp_path: Path) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    with socket.create_connection(("127.0.0.1", site.port), timeout=10) as connection:
+    with (
+        running_site(served, tmp_path, body_limit_s=0.5) as site,
+        socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection,
+    ):
         connection.sendall(head + b"Content-Length: 100\r\n\r\n{")
         reply = b""
         while part := connection.recv(4096):
@@ -309,17 +361,20 @@ def test_a_route_that_is_not_built_is_refused_by_name(site: Site, path: str) -> 
 
 def test_unknown_paths_and_methods_have_the_error_shape(site: Site) -> None:
     check_refusal(site.http.get(f"/{SECRET}"), 404, "not_found", None)
-    check_refusal(site.http.get("/v1/completions"), 405, "method_not_allowed", None)
+    reply = site.http.get("/v1/completions")
+    check_refusal(reply, 405, "method_not_allowed", None)
+    assert reply.headers["Allow"] == "POST"
+    assert site.http.delete("/health").headers["Allow"] == "GET, HEAD"
     check_refusal(site.http.get("/docs"), 404, "not_found", None)
 
 
 def test_a_large_body_is_refused_by_its_length_or_its_count(site: Site) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    with socket.create_connection(("127.0.0.1", site.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection:
         connection.sendall(head + b"Content-Length: 100001\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
     part = b"2710\r\n" + b" " * 10_000 + b"\r\n"
-    with socket.create_connection(("127.0.0.1", site.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection:
         connection.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n" + part * 11)
         assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
     fits = json.dumps({"prompt": "a"}).encode()

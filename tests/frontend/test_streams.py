@@ -17,6 +17,7 @@ from scripted import Site
 
 from radixkv.frontend import client as client_module
 from radixkv.wire import FromRuntime
+from support.live import LIMIT_S
 
 SHOWN = ("text", "token_ids", "tokens", "token_logprobs", "text_offset", "top_logprobs")
 
@@ -27,7 +28,7 @@ def asked(site: Site, version: str = "1.1", receive_bytes: int = 1 << 20, **body
     content = json.dumps({"stream": True, **body}).encode()
     head = f"POST /v1/completions HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.socket() as connection:
-        connection.settimeout(20)
+        connection.settimeout(LIMIT_S)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)  # before the window is agreed on
         connection.connect(("127.0.0.1", site.port))
         connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
@@ -40,7 +41,7 @@ def turns(site: Site, monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
     turns, turn = threading.Semaphore(0), site.loop.turn
 
     def allowed() -> list[FromRuntime]:
-        assert turns.acquire(timeout=20)
+        assert turns.acquire(timeout=LIMIT_S)
         return turn()
 
     monkeypatch.setattr(site.loop, "turn", allowed)
@@ -48,7 +49,7 @@ def turns(site: Site, monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
 
 
 def wait_for(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + LIMIT_S
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -100,6 +101,7 @@ def test_what_came_while_the_server_was_late_comes_together_and_in_order(
     def be_late() -> None:
         turns.release(100)
         wait_for(lambda: not site.loop.running)
+        time.sleep(0.5)  # the threads that send and receive are none of this loop
 
     turns.release(3)
     with asked(site, **body) as connection:

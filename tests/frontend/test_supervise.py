@@ -15,14 +15,18 @@ from scripted import KILLS
 
 from radixkv.config import EngineConfig
 from radixkv.errors import CheckpointError, ConfigError, RadixKVError, RuntimeDied, WireError
+from radixkv.frontend import supervise
 from radixkv.frontend.client import Prompt
 from radixkv.frontend.metrics import Metrics
-from radixkv.frontend.supervise import STOP_S, Runtime, check
+from radixkv.frontend.supervise import Runtime, check
 from radixkv.sampling import SamplingParams
 from radixkv.wire import pack_tokens
+from support.live import children
 
 ENGINE = EngineConfig()
 SCRIPT = scripted.__file__
+ENDLESS = 1_000_000
+"""Tokens, of a hundredth of a second or more each."""
 
 
 def command(step_s: float = 0.01) -> list[str]:
@@ -47,7 +51,7 @@ sys.exit(scripted.run_as_process(Loop()))
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await test()
 
     asyncio.run(limited())
@@ -98,14 +102,12 @@ def test_a_runtime_starts_answers_and_leaves_nothing(tmp_path: Path, monkeypatch
 def test_a_killed_runtime_fails_what_is_in_flight_and_what_comes_later() -> None:
     async def test() -> None:
         async with started(command()) as runtime:
-            watching = asyncio.create_task(runtime.watch(60))
-            asking = asyncio.create_task(answer(runtime, [1, 2], 400))
+            watching = asyncio.create_task(runtime.watch(3600))
+            asking = asyncio.create_task(answer(runtime, [1, 2], ENDLESS))
             await asyncio.sleep(0.2)
-            killed_at = time.monotonic()
             os.kill(runtime.pid, signal.SIGKILL)
             with pytest.raises(RuntimeDied, match="code -9"):
                 await asking
-            assert time.monotonic() - killed_at < 1
             assert "code -9" in str(await watching)
             with pytest.raises(RuntimeDied):
                 await answer(runtime, [1, 2], 3)
@@ -129,16 +131,16 @@ def test_a_runtime_that_fails_says_why() -> None:
 def test_a_silent_runtime_is_killed_at_the_heartbeat_limit() -> None:
     async def test() -> None:
         async with started(command()) as runtime:
-            watching = asyncio.create_task(runtime.watch(2.0))
-            await asyncio.sleep(3.0)
+            watching = asyncio.create_task(runtime.watch(4.0))
+            await asyncio.sleep(5.0)
             assert not watching.done()
-            asking = asyncio.create_task(answer(runtime, [1, 2], 400))
+            asking = asyncio.create_task(answer(runtime, [1, 2], ENDLESS))
             await asyncio.sleep(0.1)
-            os.kill(runtime.pid, signal.SIGSTOP)
             stopped_at = time.monotonic()
-            with pytest.raises(RuntimeDied, match="silent for 2 s"):
+            os.kill(runtime.pid, signal.SIGSTOP)
+            with pytest.raises(RuntimeDied, match="silent for 4 s"):
                 await asking
-            assert 1.0 < time.monotonic() - stopped_at < 8
+            assert time.monotonic() - stopped_at > 1.0
             await watching
             pid = runtime.pid
         assert not is_alive(pid)
@@ -181,17 +183,16 @@ def test_a_failed_start_says_why(
 
 def test_a_start_that_hangs_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    (tmp_path / "pid").touch()
-    body = f"import os, signal; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))"
-    hanging = failing(f"{body}; os.kill(os.getpid(), signal.SIGSTOP)")
+    hanging = failing("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
+    before = children(os.getpid())
 
     async def test() -> None:
         with pytest.raises(RadixKVError, match="not ready within 3 s"):
             await Runtime.start(ENGINE, Path("/nowhere"), Metrics(), command=hanging, timeout_s=3.0)
 
     run(test)
-    assert not is_alive(int((tmp_path / "pid").read_text()))
-    assert [path.name for path in tmp_path.iterdir()] == ["pid"]
+    assert children(os.getpid()) == before
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_check_ends_and_says_what_it_found() -> None:
@@ -206,18 +207,15 @@ def test_a_check_ends_and_says_what_it_found() -> None:
     run(test)
 
 
-def test_a_check_that_hangs_ends(tmp_path: Path) -> None:
+def test_a_check_that_hangs_ends() -> None:
+    before = children(os.getpid())
+
     async def test() -> None:
         with pytest.raises(RadixKVError, match="took longer than 0.5 s"):
-            await check(
-                ENGINE,
-                Path("/nowhere"),
-                command=["sh", "-c", f"echo $$ > {tmp_path / 'pid'}; exec sleep 60"],
-                timeout_s=0.5,
-            )
+            await check(ENGINE, Path("/nowhere"), command=["sleep", "3600"], timeout_s=0.5)
 
     run(test)
-    assert not is_alive(int((tmp_path / "pid").read_text()))
+    assert children(os.getpid()) == before
 
 
 def test_what_killed_servers_left_is_removed_at_the_next_start(
@@ -250,16 +248,16 @@ def test_what_killed_servers_left_is_removed_at_the_next_start(
     run(test)
 
 
-def test_a_kill_does_not_wait_for_a_step() -> None:
+def test_a_kill_does_not_wait_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "STOP_S", 3600.0)
+
     async def test() -> None:
-        async with started(command(step_s=20.0)) as runtime:
-            asking = asyncio.create_task(answer(runtime, [1, 2], 400))
+        async with started(command(step_s=3600.0)) as runtime:
+            asking = asyncio.create_task(answer(runtime, [1, 2], ENDLESS))
             await asyncio.sleep(0.2)
             runtime.client.fail(RuntimeDied("hurry"))
             runtime.kill()
             await asyncio.gather(asking, return_exceptions=True)
-            stopping_at = time.monotonic()
-        assert time.monotonic() - stopping_at < STOP_S / 2
 
     run(test)
 
@@ -276,13 +274,13 @@ def test_a_path_that_is_too_long_for_a_socket_is_refused(tmp_path: Path, monkeyp
     run(test)
 
 
-def test_stopping_while_work_runs_does_not_wait_for_it() -> None:
+def test_stopping_while_work_runs_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "STOP_S", 3600.0)
+
     async def test() -> None:
-        async with started(command(step_s=5.0)) as runtime:
-            asking = asyncio.create_task(answer(runtime, [1, 2], 400))
+        async with started(command(step_s=3600.0)) as runtime:
+            asking = asyncio.create_task(answer(runtime, [1, 2], ENDLESS))
             await asyncio.sleep(0.2)
-            stopping_at = time.monotonic()
-        assert time.monotonic() - stopping_at < 2
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
 

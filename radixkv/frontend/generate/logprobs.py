@@ -17,33 +17,73 @@ from radixkv.wire import TokenLogprobs, unpack_tokens
 Entry = tuple[float | None, int, str | None]
 
 
+class _GrowingList:
+    """A JSON list. Each event of a stream has it as far as it has come, so that its items are encoded once."""
+
+    def __init__(self) -> None:
+        self._encoded = bytearray()
+
+    def append(self, item: Entry | msgspec.Raw) -> None:
+        """Puts an item at the end."""
+        self._encoded += b"," if self._encoded else b"["
+        self._encoded += msgspec.json.encode(item)
+
+    @property
+    def json(self) -> msgspec.Raw:
+        """What it has. O(length), to copy it."""
+        return msgspec.Raw(b"".join((self._encoded or b"[", b"]")))
+
+
 class PromptFigures:
     """Those of a prompt's tokens, from the first that was asked for; that one has no log-probability."""
 
     def __init__(self, asked: Asked, tokenizer: Tokenizer | None) -> None:
         self._has_tops = _has_tops(asked)
         self._tokenizer = tokenizer if asked.has_texts else None
-        self._entries: list[Entry] = []
-        self._tops = [msgspec.Raw(b"null")]
+        self._n_entries = 0
+        self._entries, self._tops = _GrowingList(), _GrowingList()
         self._tokens = [] if asked.scored_from is None else unpack_tokens(asked.prompt.tokens)[asked.scored_from :]
         self._n_skipped = asked.scored_from or 0
         """Tokens whose figures come, and are not wanted."""
         if self._tokens:
-            self._entries.append(_entry(None, self._tokens[0], self._tokenizer))
+            self._add(_entry(None, self._tokens[0], self._tokenizer), None)
 
     def absorb(self, figures: Sequence[TokenLogprobs]) -> None:
         """The next tokens' figures; the prompt's first token has none."""
         wanted = figures[self._n_skipped :]
         self._n_skipped -= len(figures) - len(wanted)
         for one in wanted:
-            token = self._tokens[len(self._entries)]
-            self._entries.append(_entry(own_logprob(one, token), token, self._tokenizer))
-            self._tops.append(_raw(_top(one, self._tokenizer)))
+            token = self._tokens[self._n_entries]
+            self._add(_entry(own_logprob(one, token), token, self._tokenizer), _top(one, self._tokenizer))
 
     def shown(self) -> dict[str, Any]:
         """As far as they have come."""
-        entries = {"input_token_logprobs": self._entries}
-        return entries | ({"input_top_logprobs": self._tops[: len(self._entries)]} if self._has_tops else {})
+        entries = {"input_token_logprobs": self._entries.json}
+        return entries | ({"input_top_logprobs": self._tops.json} if self._has_tops else {})
+
+    def _add(self, entry: Entry, top: list[Entry] | None) -> None:
+        self._n_entries += 1
+        self._entries.append(entry)
+        self._tops.append(_raw(top))
+
+
+class AnswerFigures:
+    """Those of an answer's tokens."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._has_texts, self._has_tops = asked.has_texts, _has_tops(asked)
+        self._entries, self._tops = _GrowingList(), _GrowingList()
+
+    def absorb(self, gained: Piece) -> None:
+        """The next tokens'."""
+        for token, shown in zip(gained.token_ids, gained.logprobs, strict=True):
+            self._entries.append((shown.logprob, token, shown.text if self._has_texts else None))
+            self._tops.append(shown.likeliest)
+
+    def shown(self) -> dict[str, Any]:
+        """As far as they have come."""
+        entries = {"output_token_logprobs": self._entries.json}
+        return entries | ({"output_top_logprobs": self._tops.json} if self._has_tops else {})
 
 
 def show_with_text(
@@ -60,16 +100,6 @@ def show_without_text(
 ) -> ShownToken:
     """The same, with nulls for texts."""
     return show_with_text(None, token, offset, figures, n_likeliest)
-
-
-def answer_figures(piece: Piece, asked: Asked) -> dict[str, Any]:
-    """Those of an answer's tokens."""
-    entries = [
-        (shown.logprob, token, shown.text if asked.has_texts else None)
-        for token, shown in zip(piece.token_ids, piece.logprobs, strict=True)
-    ]
-    tops = {"output_top_logprobs": [shown.likeliest for shown in piece.logprobs]} if _has_tops(asked) else {}
-    return {"output_token_logprobs": entries} | tops
 
 
 def _has_tops(asked: Asked) -> bool:

@@ -21,7 +21,7 @@ from radixkv.frontend.generate.schema import (
     for_each,
     parse_sampling,
 )
-from radixkv.frontend.openai.prompts import check_salt, fitted, recommended
+from radixkv.frontend.openai.prompts import check_figures, check_salt, fitted, recommended
 from radixkv.frontend.served import Served
 from radixkv.sampling import SamplingParams
 
@@ -81,6 +81,8 @@ async def asked_prompts(request: GenerateRequest, served: Served) -> list[Asked]
     sampled = [_sampling(fields, *wanted, served) for fields, wanted in zip(settings, scoring, strict=True)]
     with _spelled({"prompt": request.prompt_field}):
         encoded = await encode(prompts, served)
+    n_tokens = [len(tokens) // 4 for tokens in encoded]
+    check_figures(zip(sampled, n_tokens, strict=True), "top_logprobs_num")
     return [
         _asked(request, served, tokens, fields, sampling, rid, start)
         for tokens, fields, sampling, rid, (_, start) in zip(

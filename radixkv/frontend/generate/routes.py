@@ -20,8 +20,8 @@ from radixkv.frontend.answers import Delta
 from radixkv.frontend.choice import Choice, Piece
 from radixkv.frontend.client import Batch, Client
 from radixkv.frontend.generate.logprobs import (
+    AnswerFigures,
     PromptFigures,
-    answer_figures,
     show_with_text,
     show_without_text,
 )
@@ -61,14 +61,19 @@ class _Part:
     id: str
     asked: Asked
     choice: Choice
-    piece: Piece = field(default_factory=Piece)
-    """All that it gained."""
+    figures: AnswerFigures | None
+    """None if they are not asked for."""
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
     finish: dict[str, Any] | None = None
 
     def absorb(self, delta: Delta) -> bool:
         """Takes what came; whether there is something to tell."""
         gained = self.choice.absorb(delta)
-        self.piece.add(gained)
+        self.text += gained.text
+        self.token_ids += gained.token_ids
+        if self.figures is not None:
+            self.figures.absorb(gained)
         if gained.finish_reason is not None:
             self.finish = self._finish(gained, delta)
         return not gained.is_empty
@@ -100,12 +105,18 @@ class Generation:
         places = itertools.count()
         self._parts = [
             [
-                _Part(next(places), _id(one, choice), one, Choice(one.prompt.sampling, served, _show(one)))
+                _Part(
+                    next(places),
+                    _id(one, choice),
+                    one,
+                    Choice(one.prompt.sampling, served, _show(one)),
+                    None if one.prompt.sampling.logprobs is None else AnswerFigures(one),
+                )
                 for choice in range(one.prompt.sampling.n)
             ]
             for one in asked
         ]
-        is_list = isinstance(request.text, list) or isinstance((request.input_ids or [0])[0], list)
+        is_list = isinstance(request.text, list) or not isinstance((request.input_ids or [0])[0], int)
         self._is_single = not is_list and len(self._parts[0]) == 1
 
     async def whole(self, client: Client) -> dict[str, Any] | list[dict[str, Any]]:
@@ -127,7 +138,8 @@ class Generation:
     ) -> AsyncGenerator[tuple[_Part, dict[str, Any]], None]:
         """What to tell, and of which answer; last of each the whole of it, once its request has ended."""
         prompts = [one.prompt for one in self._prompts]
-        async with client.batch(prompts, arrived=self._arrived) as batch, aclosing(batch.deltas()) as deltas:
+        batch = client.batch(prompts, arrived=self._arrived, streams=streams)
+        async with batch, aclosing(batch.deltas()) as deltas:
             async for delta in deltas:
                 parts, part = self._parts[delta.prompt], self._parts[delta.prompt][delta.choice]
                 has_gained = await self._absorb(delta, part, batch)
@@ -161,9 +173,9 @@ class Generation:
         }
         if n_cached is not None:
             meta |= {"cached_tokens": n_cached, "e2e_latency": time.monotonic() - self._arrived}
-        if part.asked.prompt.sampling.logprobs is not None:
-            meta |= self._scored[place].shown() | answer_figures(part.piece, part.asked)
-        return {"text": part.piece.text, "output_ids": part.piece.token_ids, "meta_info": meta}
+        if part.figures is not None:
+            meta |= self._scored[place].shown() | part.figures.shown()
+        return {"text": part.text, "output_ids": part.token_ids, "meta_info": meta}
 
 
 def _show(one: Asked) -> ShowToken | None:

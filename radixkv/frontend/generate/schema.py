@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -53,7 +53,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     """The body of ``POST /generate``; unknown fields are ignored."""
 
     text: str | list[str] | None = None
-    input_ids: list[int | list[int]] | None = None
+    input_ids: list[int | Sequence[int]] | None = None
     sampling_params: msgspec.Raw = msgspec.Raw(b"null")
     stream: bool | None = False
     return_logprob: bool | list[bool] | None = False
@@ -176,7 +176,9 @@ def _as_field(name: str) -> Callable[[bytes, int], None]:
     return check
 
 
-_requests = BodyDecoder(GenerateRequest, {"text": _as_field("text"), "input_ids": _as_field("input_ids")})
+_requests = BodyDecoder(
+    GenerateRequest, {"text": _as_field("text"), "input_ids": _as_field("input_ids")}, ids_field="input_ids"
+)
 _sampling = BodyDecoder(SamplingFields, {})
 
 

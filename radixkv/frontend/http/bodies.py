@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from radixkv.errors import InvalidRequest, RequestError
+from radixkv.errors import InvalidRequest, RequestError, UnsupportedFeature
 from radixkv.frontend.http.failure import BodyTooLarge, BodyTooSlow
 from radixkv.frontend.http.leaving import ClientGone
 
@@ -39,6 +39,7 @@ class Bodies:
 
         Raises:
             InvalidRequest: it says it is something else. Web pages can send that without asking first.
+            UnsupportedFeature: it is compressed.
             BodyTooLarge, BodyTooSlow: it passes a limit.
             ClientGone: the client left before its end.
             RequestError: the ``refuse`` that came, or what ``parse`` raises.
@@ -60,6 +61,8 @@ class Bodies:
             raise self._refusal.with_traceback(None)
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise InvalidRequest("the body must be JSON, and Content-Type must say so: application/json")
+        if request.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
+            raise UnsupportedFeature("a Content-Encoding is not supported in this release; send the JSON as it is")
         try:
             async with asyncio.timeout(self._limit_s) as limit:
                 self._limits.add(limit)
@@ -86,4 +89,7 @@ class Bodies:
         return bytes(body)
 
     def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(f"the body is longer than {self._max_bytes} bytes")
+        return BodyTooLarge(
+            f"the body is longer than {self._max_bytes} bytes; send less, or start the server with a greater "
+            "--max-body-bytes"
+        )

@@ -7,6 +7,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from radixkv.frontend.choice import Piece
 from radixkv.frontend.logprobs import ShowToken, completion_logprobs, completion_token
 from radixkv.frontend.openai.schema import CompletionRequest
@@ -64,5 +66,6 @@ class CompletionShape:
         if self._request.return_token_ids:
             choice["token_ids"] = piece.token_ids
             if is_first:
-                choice["prompt_token_ids"] = unpack_tokens(prompt.prompt.tokens)
+                # Encoded alone, as encoding lets no other thread run before it is done.
+                choice["prompt_token_ids"] = msgspec.Raw(msgspec.json.encode(unpack_tokens(prompt.prompt.tokens)))
         return choice

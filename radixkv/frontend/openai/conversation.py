@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -65,8 +65,7 @@ async def conversation_text(
     }
     if len(messages) <= _INLINE_MESSAGES and _n_characters(messages) <= _INLINE_CHARACTERS:
         return _text(template, messages, options)
-    async with served.encoding:
-        return await asyncio.to_thread(_text, template, messages, options)
+    return await served.alone.run(partial(_text, template, messages, options))
 
 
 def _n_characters(messages: Sequence[dict[str, Any]]) -> int:

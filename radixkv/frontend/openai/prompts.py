@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -66,7 +66,7 @@ async def completion_prompts(request: CompletionRequest, served: Served) -> list
     adds_special_tokens = request.add_special_tokens is not False
     asked = None if request.max_tokens is None else "max_tokens"
     encoded = await encode(prompts, served, adds_special_tokens=adds_special_tokens)
-    _check_figures(request, sampling, sum(map(len, encoded)) // 4)
+    check_figures([(sampling, sum(map(len, encoded)) // 4)], _figures_field(request))
     return [
         _prompt(request, tokens, fitted(sampling, served, len(tokens) // 4, asked, "prompt")) for tokens in encoded
     ]
@@ -91,7 +91,7 @@ async def chat_prompt(request: ChatRequest, served: Served) -> Prompt:
     (tokens,) = await encode_texts([text], served, "messages", adds_special_tokens=bool(request.add_special_tokens))
     if not tokens:
         raise InvalidRequest("the chat template makes no text of the messages", param="messages")
-    _check_figures(request, sampling, len(tokens) // 4)
+    check_figures([(sampling, len(tokens) // 4)], _figures_field(request))
     return _prompt(request, tokens, fitted(sampling, served, len(tokens) // 4, asked, "messages"))
 
 
@@ -116,6 +116,23 @@ def check_salt(salt: str | None) -> None:
         raise InvalidRequest(f"cache_salt is longer than {MAX_SALT_BYTES} bytes", param="cache_salt")
 
 
+def check_figures(scored: Iterable[tuple[SamplingParams, int]], field: str) -> None:
+    """Raises ``InvalidRequest`` if prompts have more log-probabilities than a reply may.
+
+    Args:
+        scored: of each prompt what is asked for, and its tokens.
+        field: the one that asks.
+    """
+    wanted = [(n_tokens, one.prompt_logprobs) for one, n_tokens in scored if one.prompt_logprobs is not None]
+    n_figures = sum(n_tokens * (n_likeliest + 1) for n_tokens, n_likeliest in wanted)
+    if n_figures > MAX_PROMPT_FIGURES:
+        raise InvalidRequest(
+            f"{field} of {sum(n_tokens for n_tokens, _ in wanted)} prompt tokens would be {n_figures} numbers; at "
+            f"most {MAX_PROMPT_FIGURES} a request, so ask for fewer or send fewer prompts",
+            param=field,
+        )
+
+
 def _text(prompt: Prompt, served: Served) -> str:
     if served.tokenizer is None:
         return ""
@@ -134,17 +151,8 @@ def _check(request: GenerationRequest, served: Served) -> None:
         check_ids(list(request.logit_bias), served, "logit_bias")
 
 
-def _check_figures(request: GenerationRequest, sampling: SamplingParams, n_prompt: int) -> None:
-    if sampling.prompt_logprobs is None:
-        return
-    n_figures = n_prompt * (sampling.prompt_logprobs + 1)
-    if n_figures > MAX_PROMPT_FIGURES:
-        field = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
-        raise InvalidRequest(
-            f"{field} of {n_prompt} prompt tokens would be {n_figures} numbers; at most {MAX_PROMPT_FIGURES} a "
-            "request, so ask for fewer or send fewer prompts",
-            param=field,
-        )
+def _figures_field(request: GenerationRequest) -> str:
+    return "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
 
 
 def _sampling(

@@ -22,6 +22,8 @@ _INLINE_WORK = 256
 """What takes longer than so many tokens without log-probabilities is done in a thread."""
 _WORK_OF_FIGURES = 8
 """A token's log-probabilities, in tokens without."""
+_REPEATED_A_TOKEN = 16
+"""Tokens of a repeated prompt that take as long as one of an answer."""
 
 
 Chunk = tuple[dict[str, Any], dict[str, Any]]
@@ -92,6 +94,7 @@ class Reply:
         self._shape = shape
         self._arrived = arrived
         self._n = request.n_choices
+        self._n_prompt = sum(len(prompt.tokens) // 4 for prompt in prompts)
         self._n_cached = 0
         show = shape.show if prompts[0].sampling.logprobs is not None else None
         self._prompts = [
@@ -113,19 +116,17 @@ class Reply:
     async def whole(self, client: Client) -> bytes:
         """The whole reply's JSON. Raises ``RequestError``; leaving it cancels the request."""
         gathered = [Piece() for _ in self._choices]
-        async with aclosing(self._pieces(client)) as pieces:
+        async with aclosing(self._pieces(client, streams=False)) as pieces:
             async for index, piece, _ in pieces:
                 gathered[index].add(piece)
-        n_figures = sum(len(piece.logprobs) for piece in gathered)
-        n_figures += sum(len(prompt.entries or ()) for prompt in self._prompts)
-        if _is_much(sum(len(piece.token_ids) for piece in gathered), n_figures):
+        if _is_much(self._n_worded(gathered), self._n_figures(gathered)):
             return await asyncio.to_thread(self._worded, gathered)
         return self._worded(gathered)
 
     async def events(self, client: Client) -> AsyncGenerator[bytes, None]:
         """Server-sent events, without the final one. Raises ``RequestError``; closing it cancels the request."""
         events = ChunkEvents(self._shape.chunk_head)
-        async with aclosing(self._pieces(client)) as pieces:
+        async with aclosing(self._pieces(client, streams=True)) as pieces:
             async for index, piece, is_first in pieces:
                 prompt = self._prompts[index // self._n]
                 chunks = self._shape.chunks(index, piece, prompt, is_first=is_first)
@@ -136,11 +137,12 @@ class Reply:
         if last:
             yield events.event([], last)
 
-    async def _pieces(self, client: Client) -> AsyncGenerator[tuple[int, Piece, bool], None]:
+    async def _pieces(self, client: Client, *, streams: bool) -> AsyncGenerator[tuple[int, Piece, bool], None]:
         """A choice's index, what it gained, and whether that is the first."""
         begun: set[int] = set()
         prompts = [prompt.prompt for prompt in self._prompts]
-        async with client.batch(prompts, arrived=self._arrived) as batch, aclosing(batch.deltas()) as deltas:
+        batch = client.batch(prompts, arrived=self._arrived, streams=streams)
+        async with batch, aclosing(batch.deltas()) as deltas:
             async for delta in deltas:
                 index = delta.prompt * self._n + delta.choice
                 choice = self._choices[index]
@@ -161,6 +163,15 @@ class Reply:
                     piece = beginning
                 yield index, piece, is_first
 
+    def _n_worded(self, gathered: Sequence[Piece]) -> int:
+        """Tokens in the whole reply, fewer for those of repeated prompts."""
+        n_repeated = self._n * self._n_prompt if self._request.echo or self._request.return_token_ids else 0
+        return n_repeated // _REPEATED_A_TOKEN + sum(len(piece.token_ids) for piece in gathered)
+
+    def _n_figures(self, gathered: Sequence[Piece]) -> int:
+        n_entries = sum(len(prompt.entries or ()) for prompt in self._prompts)
+        return n_entries + sum(len(piece.logprobs) for piece in gathered)
+
     def _worded(self, gathered: Sequence[Piece]) -> bytes:
         reply = self._shape.whole(gathered, self._prompts)
         return msgspec.json.encode({**reply, "usage": self._usage(), **self._details()})
@@ -175,12 +186,11 @@ class Reply:
         return choice.absorb(delta)
 
     def _usage(self) -> dict[str, Any]:
-        n_prompt = sum(len(prompt.prompt.tokens) // 4 for prompt in self._prompts)
         n_answer = sum(choice.n_tokens for choice in self._choices)
         return {
-            "prompt_tokens": n_prompt,
+            "prompt_tokens": self._n_prompt,
             "completion_tokens": n_answer,
-            "total_tokens": n_prompt + n_answer,
+            "total_tokens": self._n_prompt + n_answer,
             "prompt_tokens_details": {"cached_tokens": self._n_cached},
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -79,7 +80,7 @@ class GenerationRequest(Unbuilt, kw_only=True):
 class CompletionRequest(GenerationRequest, kw_only=True):
     """The body of ``POST /v1/completions``."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: str | list[str | int | Sequence[int]]
     logprobs: bool | Whole | None = None
 
     @property
@@ -124,7 +125,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
         return effort | (self.chat_template_kwargs or {})
 
 
-_completions = BodyDecoder(CompletionRequest, {"prompt": check_prompt})
+_completions = BodyDecoder(CompletionRequest, {"prompt": check_prompt}, ids_field="prompt")
 _chats = BodyDecoder(ChatRequest, {"messages": check_messages})
 
 

@@ -1,0 +1,73 @@
+"""What errors tell the people who read them: the field, what it is, what it must be, and what to do."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from scripted import Site
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("/v1/completions", [], "the body is a list; it must be an object"),
+    ("/v1/completions", {}, "prompt is missing; give it"),
+    ("/v1/completions", {"prompt": 5}, "prompt is a whole number; it must be a string or a list"),
+    ("/v1/completions", {"prompt": "a", "n": "2"}, "n is a string; it must be a whole number or null"),
+    ("/v1/completions", {"prompt": "a", "stream": 1}, "stream is a whole number; it must be true or false or null"),
+    (
+        "/v1/completions",
+        {"prompt": [1.5]},
+        "prompt[0] is a number; it must be a whole number or a string or a list",
+    ),
+    (
+        "/v1/completions",
+        {"prompt": "a", "logit_bias": {"a": 1}},
+        "a key of logit_bias is a string; it must be a whole number",
+    ),
+    (
+        "/v1/completions",
+        {"prompt": "a", "max_tokens": 10**30},
+        "max_tokens must be a whole number <= 9223372036854775807",
+    ),
+    ("/v1/chat/completions", {"messages": "hi"}, "messages is a string; it must be a list"),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "a"}], "max_completion_tokens": 0},
+        "max_completion_tokens must be a whole number >= 1",
+    ),
+    ("/generate", {"text": 5}, "text is a whole number; it must be a string or a list or null"),
+    ("/detokenize", {"tokens": "a"}, "tokens is a string; it must be a list"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "text"), WRONG, ids=lambda value: json.dumps(value)[:50])
+def test_a_wrong_type_is_told_in_the_words_of_json(site: Site, path: str, body: Any, text: str) -> None:
+    reply = site.http.post(path, json=body)
+    assert (reply.status_code, reply.json()["error"]["message"]) == (400, text)
+
+
+def test_a_path_without_v1_says_where_openais_are(site: Site) -> None:
+    reply = site.http.post("/chat/completions", json={})
+    assert reply.status_code == 404
+    assert "/v1/chat/completions" in reply.json()["error"]["message"]
+
+
+def test_a_wrong_method_says_the_right_one(site: Site) -> None:
+    for path, method, allowed in (("/v1/completions", "GET", "POST"), ("/flush_cache", "PUT", "GET, POST")):
+        reply = site.http.request(method, path)
+        message = f"this path does not take {method}; use {allowed}"
+        assert (reply.status_code, reply.json()["error"]["message"]) == (405, message)
+        assert reply.headers["allow"] == allowed
+
+
+def test_what_is_not_built_says_what_there_is(site: Site) -> None:
+    error = site.http.post("/v1/embeddings", json={}).json()["error"]
+    assert error["code"] == "unsupported_feature"
+    assert error["message"].startswith("/v1/embeddings is not supported in this release")
+    assert "/v1/completions" in error["message"]
+
+
+def test_a_body_that_is_too_long_says_the_flag(site: Site) -> None:
+    reply = site.http.post("/v1/completions", json={"prompt": "a" * (9 << 20)})
+    assert reply.status_code == 413
+    assert "--max-body-bytes" in reply.json()["error"]["message"]
