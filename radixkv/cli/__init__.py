@@ -7,11 +7,13 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from radixkv import __version__
-from radixkv.cli import bench, chat, explain, generate, serve, simulate
-from radixkv.cli.arguments import Parser
 from radixkv.errors import RadixKVError
+
+if TYPE_CHECKING:
+    from radixkv.cli.arguments import Parser
 
 EXAMPLES = """\
 examples:
@@ -33,7 +35,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Wrong usage leaves as ``SystemExit(2)``, as argparse does.
     """
-    arguments = sys.argv[1:] if argv is None else list(argv)
+    try:
+        return _command(sys.argv[1:] if argv is None else list(argv))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever read the output has seen enough
+        _drop_output()
+        return 1
+
+
+def _command(arguments: Sequence[str]) -> int:
     parser = _parser()
     args, unknown = parser.parse_known_args(arguments)
     command: Parser = args.parser
@@ -43,9 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = _run(args, command)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read the output has seen enough
-        _drop_output()
-        return 1
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -70,8 +78,6 @@ def _run(args: argparse.Namespace, command: Parser) -> int:
     except RadixKVError as error:
         print(f"{command.prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
     return code
 
 
@@ -81,6 +87,10 @@ def _drop_output() -> None:
 
 
 def _parser() -> Parser:
+    # Only now, so that Ctrl-C ends it quietly while they are read.
+    from radixkv.cli import bench, chat, explain, generate, serve, simulate
+    from radixkv.cli.arguments import Parser
+
     parser = Parser(
         prog="radixkv",
         description="An LLM serving engine built around a radix tree of cached KV pages.",

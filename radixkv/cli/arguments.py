@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
@@ -36,6 +37,23 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does; what stands behind an unknown flag is not taken for a command or a prompt."""
+        for flag in self._own_flags(args or ()):
+            if flag not in self._option_string_actions:
+                close = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.8)
+                self.error(f"unknown flag {flag}{f'; did you mean {close[0]}?' if close else ''}")
+        return super().parse_known_args(args, namespace)
+
+    def _own_flags(self, args: Sequence[str]) -> Iterator[str]:
+        """Up to a command below this one, which has its own."""
+        below = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        for arg in args:
+            if arg == "--" or any(arg in action.choices for action in below):
+                return
+            if arg.startswith("--") and " " not in arg:  # argparse takes what has a space for no flag
+                yield arg.partition("=")[0]
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}; see '{self.prog} --help'\n")
@@ -128,14 +146,20 @@ def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
         metavar="FORMAT",
         help="auto, or dummy for random weights of the shapes in config.json (default: auto)",
     )
-    model.add_argument("--kv-cache-dtype", type=only("auto", "KV has the type of --dtype"), help="auto")
+    model.add_argument(
+        "--kv-cache-dtype",
+        type=only("auto", "KV has the type of --dtype"),
+        metavar="DTYPE",
+        help="auto, the type of --dtype, and no other",
+    )
     model.add_argument(
         "--tensor-parallel-size",
         "-tp",
         "--tp-size",
         "--tp",
         type=only("1", "this release computes on one device"),
-        help="1",
+        metavar="N",
+        help="1, and no other number",
     )
     model.add_argument(
         "--enforce-eager",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from radixkv.cli.arguments import Parser
 from radixkv.cli.local import is_text
@@ -16,6 +18,32 @@ if TYPE_CHECKING:
 
 N_AROUND = 12
 """Tokens that are shown on either side of the end of the match."""
+
+
+class Tokenized(msgspec.Struct):
+    """Of what ``/tokenize`` answers."""
+
+    tokens: list[int]
+
+
+class Detokenized(msgspec.Struct):
+    """Of what ``/detokenize`` answers."""
+
+    prompt: str
+
+
+class Difference(msgspec.Struct):
+    """Where prompt and cache go apart."""
+
+    position: int
+
+
+class Explanation(msgspec.Struct):
+    """Of what ``/cache/explain`` answers."""
+
+    text: str
+    cached_tokens: int
+    first_difference: Difference | None = None
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -44,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
     from radixkv.cli.remote import Server
 
     with Server(args.base_url, args.api_key) as server:
-        ids = server.post("/tokenize", {"prompt": prompt})["tokens"]
-        found = server.post("/cache/explain", {"prompt": ids, "cache_salt": args.cache_salt})
+        ids = server.post("/tokenize", {"prompt": prompt}, Tokenized).tokens
+        found = server.post("/cache/explain", {"prompt": ids, "cache_salt": args.cache_salt}, Explanation)
         print("\n".join(_report(server, ids, found)))
     return 0
 
@@ -70,11 +98,10 @@ def _prompt(args: argparse.Namespace) -> str:
     return text
 
 
-def _report(server: Server, ids: list[int], found: dict[str, Any]) -> list[str]:
+def _report(server: Server, ids: list[int], found: Explanation) -> list[str]:
     """The server's sentence, then the text on either side of where the match ends."""
-    lines = [found["text"]]
-    difference = found.get("first_difference")
-    end = found["cached_tokens"] if difference is None else difference["position"]
+    lines = [found.text]
+    end = found.cached_tokens if found.first_difference is None else found.first_difference.position
     if end > 0:
         before = "..." if end > N_AROUND else ""
         lines.append(f"  up to token {end}: {before}{_shown(server, ids[max(0, end - N_AROUND) : end])}")
@@ -85,4 +112,4 @@ def _report(server: Server, ids: list[int], found: dict[str, Any]) -> list[str]:
 
 
 def _shown(server: Server, ids: list[int]) -> str:
-    return repr(server.post("/detokenize", {"tokens": ids})["prompt"])
+    return repr(server.post("/detokenize", {"tokens": ids}, Detokenized).prompt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import httpx
 import msgspec
@@ -12,6 +12,8 @@ import msgspec
 from radixkv.bench.load.address import server_address
 from radixkv.bench.load.events import EventReader
 from radixkv.errors import ConfigError, RadixKVError
+
+ReplyT = TypeVar("ReplyT")
 
 SILENCE_LIMIT_S = 600.0
 
@@ -27,7 +29,8 @@ class Server:
         base_url: its address, with or without the final ``/v1``.
         api_key: sent as ``Authorization: Bearer``.
 
-    Every call raises ``ConfigError`` if nothing answers there, and ``ServerRefused`` with the server's reason.
+    Every call raises ``ConfigError`` if nothing answers there, and ``ServerRefused`` with the server's reason, or
+    because what it answers is not of the kind that is expected.
     """
 
     def __init__(self, base_url: str, api_key: str | None = None) -> None:
@@ -45,15 +48,15 @@ class Server:
     ) -> None:
         self._client.close()
 
-    def get(self, path: str) -> dict[str, Any]:
+    def get(self, path: str, kind: type[ReplyT]) -> ReplyT:
         """The object at a path."""
-        return self._object("GET", path, None)
+        return self._object("GET", path, None, kind)
 
-    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def post(self, path: str, body: dict[str, Any], kind: type[ReplyT]) -> ReplyT:
         """The object that the server answers with."""
-        return self._object("POST", path, body)
+        return self._object("POST", path, body, kind)
 
-    def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+    def stream(self, path: str, body: dict[str, Any], kind: type[ReplyT]) -> Generator[ReplyT, None, None]:
         """The objects of its events, without the final ``[DONE]``; closing it leaves the server."""
         reader = EventReader()
         try:
@@ -63,18 +66,18 @@ class Server:
                     for data in reader.push(piece):
                         if data == b"[DONE]":
                             return
-                        yield self._decoded(path, data)
+                        yield self._decoded(path, data, kind)
         except httpx.HTTPError as error:
             raise self._silence(path, error) from None
         raise ServerRefused(f"{self._address}{path}: the stream ended early")
 
-    def _object(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+    def _object(self, method: str, path: str, body: dict[str, Any] | None, kind: type[ReplyT]) -> ReplyT:
         try:
             reply = self._client.request(method, self._address + path, json=body)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._silence(path, error) from None
         self._check(path, reply)
-        return self._decoded(path, reply.content)
+        return self._decoded(path, reply.content, kind)
 
     def _check(self, path: str, reply: httpx.Response) -> None:
         if reply.is_success:
@@ -86,14 +89,19 @@ class Server:
             text = text[:300]
         raise ServerRefused(f"{self._address}{path} answered {reply.status_code}: {text}")
 
-    def _decoded(self, path: str, data: bytes) -> dict[str, Any]:
+    def _decoded(self, path: str, data: bytes, kind: type[ReplyT]) -> ReplyT:
         try:
             found = msgspec.json.decode(data, type=dict[str, Any])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ServerRefused(f"{self._address}{path} did not answer with a JSON object: {error}") from None
         if found.get("error") is not None:
             raise ServerRefused(f"{self._address}{path} failed: {found['error']}")
-        return found
+        try:
+            return msgspec.convert(found, kind)
+        except msgspec.ValidationError as error:
+            raise ServerRefused(
+                f"{self._address}{path} does not answer as this command expects: {error}; check --base-url"
+            ) from None
 
     def _silence(self, path: str, error: Exception) -> ConfigError:
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

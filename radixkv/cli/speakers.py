@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from radixkv.errors import ContextLengthExceeded
+from radixkv.errors import ConfigError, ContextLengthExceeded
 
 if TYPE_CHECKING:
     from radixkv.cli.remote import Server
@@ -80,6 +80,52 @@ class LocalSpeaker:
             yield Turn(len(prompt), output.num_cached_tokens, len(choice.token_ids), choice.finish_reason or "")
 
 
+class Model(msgspec.Struct):
+    """Of what ``/v1/models`` lists."""
+
+    id: str
+
+
+class Models(msgspec.Struct):
+    """What ``/v1/models`` answers."""
+
+    data: list[Model]
+
+
+class Delta(msgspec.Struct):
+    """What a chunk adds to an answer."""
+
+    content: str | None = None
+
+
+class Choice(msgspec.Struct):
+    """An answer, as far as a chunk has it."""
+
+    delta: Delta | None = None
+    finish_reason: str | None = None
+
+
+class Details(msgspec.Struct):
+    """Of the prompt."""
+
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    """Tokens, as the server counts them."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: Details | None = None
+
+
+class Chunk(msgspec.Struct):
+    """An event of ``/v1/chat/completions``."""
+
+    choices: list[Choice] = []
+    usage: Usage | None = None
+
+
 class RemoteSpeaker:
     """A server's ``/v1/chat/completions``.
 
@@ -87,11 +133,14 @@ class RemoteSpeaker:
         server: which one.
         model: the name of its model; None takes the first that it serves.
         settings: fields of the request.
+
+    Raises:
+        RadixKVError: the server does not say which model it serves, and none is given.
     """
 
     def __init__(self, server: Server, model: str | None, settings: dict[str, Any]) -> None:
         self._server = server
-        self._model = server.get("/v1/models")["data"][0]["id"] if model is None else model
+        self._model = _first_model(server) if model is None else model
         self._settings = settings
 
     def answer(self, messages: list[Message]) -> Generator[str | Turn, None, None]:
@@ -102,15 +151,22 @@ class RemoteSpeaker:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        usage: dict[str, Any] = {}
+        usage = Usage()
         finish_reason = ""
-        for event in self._server.stream("/v1/chat/completions", body | self._settings):
-            usage = event.get("usage") or usage
-            for choice in event.get("choices", []):
-                yield choice["delta"].get("content") or ""
-                finish_reason = choice.get("finish_reason") or finish_reason
-        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        yield Turn(usage.get("prompt_tokens", 0), cached, usage.get("completion_tokens", 0), finish_reason)
+        for chunk in self._server.stream("/v1/chat/completions", body | self._settings, Chunk):
+            usage = chunk.usage or usage
+            for choice in chunk.choices:
+                yield (choice.delta.content if choice.delta is not None else None) or ""
+                finish_reason = choice.finish_reason or finish_reason
+        cached = None if usage.prompt_tokens_details is None else usage.prompt_tokens_details.cached_tokens
+        yield Turn(usage.prompt_tokens or 0, cached, usage.completion_tokens or 0, finish_reason)
+
+
+def _first_model(server: Server) -> str:
+    models = server.get("/v1/models", Models).data
+    if not models:
+        raise ConfigError("the server at --base-url lists no model; give the name of one with --model")
+    return models[0].id
 
 
 @contextmanager
