@@ -11,9 +11,22 @@ import pytest
 from support.sensitive_checkpoint import save_sensitive
 
 
-def pytest_configure() -> None:
-    """A shell that starts a job in the background has it ignore SIGINT, which servers under test would inherit."""
+def pytest_configure(config: pytest.Config) -> None:
+    # A shell that starts a job in the background has it ignore SIGINT, which servers under test would inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.pluginmanager.hasplugin("hypothesispytest"):  # tests for a GPU run without it
+        same_examples_on_every_machine()
+
+
+def same_examples_on_every_machine() -> None:
+    """However slow it is. ``--hypothesis-profile default`` tries others."""
+    from hypothesis import HealthCheck, settings
+
+    too_slow = [HealthCheck.too_slow]
+    settings.register_profile(
+        "same", derandomize=True, database=None, deadline=None, suppress_health_check=too_slow
+    )
+    settings.load_profile("same")
 
 
 @pytest.hookimpl(wrapper=True)

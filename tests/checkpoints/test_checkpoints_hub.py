@@ -157,10 +157,11 @@ def test_listed_file_that_is_not_there(served: Any, tmp_path: Path) -> None:
 
 
 def test_no_network(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
-    with pytest.raises(CheckpointError, match=r"gives no answer and no copy is cached.*check the network"):
-        resolve("org/model", cache_folder=tmp_path, hub_endpoint=endpoint)
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))  # nobody listens there, nor can begin to
+        endpoint = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        with pytest.raises(CheckpointError, match=r"gives no answer and no copy is cached.*check the network"):
+            resolve("org/model", cache_folder=tmp_path, hub_endpoint=endpoint)
 
 
 def test_repository_without_safetensors(served: Any, tmp_path: Path) -> None:

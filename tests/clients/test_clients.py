@@ -48,7 +48,7 @@ def test_a_client(server: Live, packages: str, scripts: Sequence[str]) -> None:
         + [str(FOLDER / script) for script in scripts],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env={
             "PATH": os.environ["PATH"],
             "SERVER": server.base_url,

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from support.live import Live, serving, wait_for, watched
+from support.live import HERE, Live, serving, wait_for, watched
 
 SMALL = ("--max-num-seqs", "16", "--max-num-batched-tokens", "256", "--max-queued-requests", "32")
 
@@ -23,6 +24,13 @@ def start(sensitive: Path, tmp_path: Path) -> Callable[..., AbstractContextManag
     return lambda *flags: serving(sensitive, tmp_path / "errors", *flags)
 
 
+@pytest.fixture
+def start_patient(sensitive: Path, tmp_path: Path) -> Callable[..., AbstractContextManager[Live]]:
+    """Servers that give up nothing because of the time."""
+    entry = [sys.executable, str(HERE / "patient_cli.py")]
+    return lambda *flags: serving(sensitive, tmp_path / "errors", *flags, entry=entry)
+
+
 @pytest.fixture(scope="module")
 def sturdy(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """A server to break; see ``unharmed``."""
@@ -33,9 +41,7 @@ def sturdy(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 @pytest.fixture(scope="module")
 def at_rest(sturdy: Live) -> tuple[list[int], dict[str, object]]:
     """What its canary says, and what there is in both processes while nothing is asked."""
-    canary = sturdy.canary()
-    wait_for(lambda: not sturdy.is_answering(), "a reply does not end")
-    return canary, sturdy.remains()
+    return sturdy.canary(), sturdy.remains_at_rest()
 
 
 @pytest.fixture
@@ -46,5 +52,5 @@ def unharmed(sturdy: Live, at_rest: tuple[list[int], dict[str, object]]) -> Iter
     wait_for(sturdy.is_idle, "pages or requests are left")
     assert sturdy.canary() == canary
     with contextlib.suppress(AssertionError):
-        wait_for(lambda: sturdy.remains() == remains, "something is left", 5)
-    assert sturdy.remains() == remains
+        wait_for(lambda: sturdy.remains_at_rest() == remains, "something is left", 30)
+    assert sturdy.remains_at_rest() == remains

@@ -7,13 +7,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
 import pytest
 
-from support.live import children, is_running, wait_for
+from support.live import LIMIT_S, children, is_running, wait_for
 
 POOL = ["--max-total-tokens", "16384"]
 SMALL = ["--num-prompts", "6", "--num-shots", "3", "--output-len", "4", "--warmup-requests", "1"]
@@ -24,7 +23,7 @@ def command(*flags):
 
 
 def run(*flags):
-    return subprocess.run(command(*flags), capture_output=True, text=True, timeout=120)
+    return subprocess.run(command(*flags), capture_output=True, text=True, timeout=LIMIT_S)
 
 
 def listening_port(pid):
@@ -40,7 +39,7 @@ def listening_port(pid):
 def n_generated(pid):
     """Tokens that the server has generated."""
     with contextlib.suppress(OSError, httpx.HTTPError):
-        text = httpx.get(f"http://127.0.0.1:{listening_port(pid)}/metrics", timeout=5).text
+        text = httpx.get(f"http://127.0.0.1:{listening_port(pid)}/metrics", timeout=LIMIT_S).text
         return float(re.search(r"^radixkv:generation_tokens_total (\S+)$", text, re.MULTILINE)[1])
     return 0
 
@@ -71,20 +70,17 @@ def test_the_end_of_a_run_is_that_of_the_server_it_started(number):
         stderr=subprocess.PIPE,
         text=True,
     ) as bench:
-        deadline = time.monotonic() + 60
-        servers = []
-        while not (servers and children(servers[0])) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        try:
+            wait_for(lambda: any(map(children, children(bench.pid))), "no server and runtime")
             servers = children(bench.pid)
-        runtimes = children(servers[0])
-        bench.send_signal(number)
-        assert bench.communicate(timeout=60) == ("", "")
+            runtimes = [runtime for server in servers for runtime in children(server)]
+            bench.send_signal(number)
+            assert bench.communicate(timeout=LIMIT_S) == ("", "")
+        finally:
+            bench.kill()
         assert bench.returncode == (-number if number == signal.SIGKILL else 130)
     assert runtimes
-    deadline = time.monotonic() + 10
-    while left := [pid for pid in servers + runtimes if is_running(pid)]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    wait_for(lambda: not any(map(is_running, servers + runtimes)), f"some of {servers + runtimes} are left")
 
 
 def test_a_server_that_is_killed_ends_the_run_with_the_partial_result_saved(tmp_path):
@@ -93,11 +89,11 @@ def test_a_server_that_is_killed_ends_the_run_with_the_partial_result_saved(tmp_
     begun = command("bench", *flags, *POOL, "--output-file", path)
     with subprocess.Popen(begun, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as bench:
         try:
-            wait_for(lambda: children(bench.pid), "no server", 60)
+            wait_for(lambda: children(bench.pid), "no server")
             (server,) = children(bench.pid)
-            wait_for(lambda: n_generated(server) > 2 * 32 + 100, "no more than the warm-up", 60)
+            wait_for(lambda: n_generated(server) > 2 * 32 + 100, "no more than the warm-up")
             os.kill(server, signal.SIGKILL)
-            output, errors = bench.communicate(timeout=60)
+            output, errors = bench.communicate(timeout=LIMIT_S)
         finally:
             bench.kill()
     assert (bench.returncode, errors) == (1, "")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.live import Live, wait_for
+from support.live import LIMIT_S, Live, wait_for
 
 SHARED = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer: 7.\n" * 8
 
@@ -136,12 +136,14 @@ def test_a_client_that_leaves_frees_its_pages(server: Live, streams: bool) -> No
     data = json.dumps(body).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += b"Content-Length: %d\r\n\r\n" % len(data)
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    n_before = server.metric("generation_tokens_total")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=LIMIT_S) as connection:
         connection.sendall(head + data)
         wait_for(lambda: server.metric("num_requests_running") == 2, "never ran")
         steps = server.metric("steps_total")
         wait_for(lambda: server.metric("steps_total") > steps, "no step")
-    assert wait_for(server.is_idle, "still held") < 2
+    wait_for(server.is_idle, "still held")
+    assert server.metric("generation_tokens_total") - n_before < 4000, "it was computed for nobody"
 
 
 def test_a_request_that_can_never_fit_is_refused(server: Live) -> None:
@@ -171,7 +173,7 @@ def test_the_frontend_holds_no_torch(server: Live) -> None:
 
 def test_a_port_in_use_is_one_line_before_anything_starts(server: Live) -> None:
     command = [sys.executable, "-m", "radixkv.cli", "serve", "--port", str(server.port)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     assert ended.returncode != 0
     assert ended.stdout == ""
     assert len(ended.stderr.splitlines()) == 1

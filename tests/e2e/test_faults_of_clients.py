@@ -10,7 +10,7 @@ import pytest
 
 from radixkv import sampling
 from support.breaking_runtime import SLOW
-from support.live import Live, wait_for
+from support.live import LIMIT_S, Live, wait_for
 
 VOCAB_SIZE = 4096
 CONTEXT = 8192
@@ -117,7 +117,7 @@ def test_a_body_that_is_too_large(unharmed: Live) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     chunks = b"10000\r\n" + b"x" * 65536 + b"\r\n"
     for rest in (b"Content-Length: %d\r\n\r\n" % size, b"Transfer-Encoding: chunked\r\n\r\n" + chunks * 129):
-        with socket.create_connection(("127.0.0.1", unharmed.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", unharmed.port), timeout=LIMIT_S) as connection:
             connection.sendall(head + rest)
             assert connection.recv(1000).startswith(b"HTTP/1.1 413 ")
 
@@ -125,7 +125,7 @@ def test_a_body_that_is_too_large(unharmed: Live) -> None:
 def sent(live: Live, body: dict[str, Any]) -> socket.socket:
     """A connection on which a request was sent, and nothing is read."""
     content = json.dumps(body).encode()
-    connection = socket.create_connection(("127.0.0.1", live.port), timeout=10)
+    connection = socket.create_connection(("127.0.0.1", live.port), timeout=LIMIT_S)
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
     return connection
@@ -133,37 +133,39 @@ def sent(live: Live, body: dict[str, Any]) -> socket.socket:
 
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize("kind", ["decoding", "several choices", "queued", "in the middle of a prompt"])
-def test_a_client_that_leaves_gives_its_pages_back_within_a_step(unharmed: Live, kind: str, streams: bool) -> None:
-    body, n_running, n_waiting = {
-        "decoding": ({"prompt": ["one", "two"]}, 2, 0),
-        "several choices": ({"prompt": "one", "n": 4, "seed": 1}, 4, 0),
-        "queued": ({"prompt": [f"{i} hello" for i in range(30)]}, 16, 14),
-        "in the middle of a prompt": ({"prompt": [*SLOW, *[5] * 126] * 40}, 1, 0),
+def test_a_client_that_leaves_gives_its_pages_back(unharmed: Live, kind: str, streams: bool) -> None:
+    body, n_running, n_waiting, n_steps_wanted = {
+        "decoding": ({"prompt": ["one", "two"]}, 2, 0, 2000),
+        "several choices": ({"prompt": "one", "n": 4, "seed": 1}, 4, 0, 2000),
+        "queued": ({"prompt": [f"{i} hello" for i in range(30)]}, 16, 14, 2000),
+        "in the middle of a prompt": ({"prompt": [*SLOW, *[5] * 126] * 40}, 1, 0, 20),
     }[kind]
+    n_before = unharmed.metric("steps_total")
     with sent(unharmed, {**body, "max_tokens": 2000, "ignore_eos": True, "stream": streams}):
         wait_for(lambda: unharmed.metric("num_requests_running") == n_running, "it never ran")
         wait_for(lambda: unharmed.metric("num_requests_waiting") == n_waiting, "it never waited")
         if kind != "in the middle of a prompt":
             n_steps = unharmed.metric("steps_total")
             wait_for(lambda: unharmed.metric("steps_total") > n_steps, "no step")
-    assert wait_for(unharmed.is_idle, "pages are still held") < 3
-    assert unharmed.metric("num_requests_running") == 0
+    wait_for(unharmed.is_idle, "pages are still held")
+    assert unharmed.metric("steps_total") - n_before < n_steps_wanted, "it was computed for nobody"
 
 
 def test_a_client_that_leaves_during_its_upload(unharmed: Live) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     for part in (b"", b"POST", head, head + b"Content-Length: 100\r\n\r\n{"):
-        with socket.create_connection(("127.0.0.1", unharmed.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", unharmed.port), timeout=LIMIT_S) as connection:
             connection.sendall(part)
 
 
 def test_a_reader_that_pauses_gets_the_whole_answer(unharmed: Live) -> None:
     body = {"prompt": ["one", "two"], "max_tokens": 80, "temperature": 0, "ignore_eos": True, "logprobs": 20}
     whole = unharmed.complete(**body)
+    n_before = unharmed.metric("generation_tokens_total")
     with sent(unharmed, {**body, "stream": True}) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        wait_for(lambda: unharmed.metric("num_requests_running") == 2, "it never ran")
-        wait_for(lambda: unharmed.metric("num_requests_running") == 0, "it runs on", 30)
+        wait_for(lambda: unharmed.metric("generation_tokens_total") == n_before + 160, "it never ran")
+        wait_for(lambda: unharmed.metric("num_requests_running") == 0, "it runs on")
         received = b""
         while b"data: [DONE]" not in received:
             part = connection.recv(65536)

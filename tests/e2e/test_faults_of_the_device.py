@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from support.breaking_runtime import DIES, HANGS, NO_MEMORY, NO_MEMORY_ONCE, NOT_FINITE_ONCE
-from support.live import Live, serving, wait_for, watched
+from support.live import LIMIT_S, Live, serving, wait_for, watched
 
 SICK = 77
 GREEDY = {
@@ -27,7 +27,7 @@ GREEDY = {
 
 def together(live: Live, *bodies: dict[str, Any]) -> list[httpx.Response]:
     """The replies to requests that are sent at the same time."""
-    with httpx.Client(base_url=live.base_url, timeout=60) as http, ThreadPoolExecutor(len(bodies)) as threads:
+    with httpx.Client(base_url=live.base_url, timeout=LIMIT_S) as http, ThreadPoolExecutor(len(bodies)) as threads:
         return list(threads.map(lambda body: http.post("/v1/completions", json=GREEDY | body), bodies))
 
 
@@ -100,17 +100,17 @@ def test_numbers_that_are_none_for_ever_end_their_request_alone(sick: Live) -> N
     assert sick.canary() == before
 
 
-@pytest.mark.parametrize(("pair", "says"), [(HANGS, "silent for 2 s"), (DIES, "code -11")])
+@pytest.mark.parametrize(("pair", "says"), [(HANGS, "silent for 5 s"), (DIES, "code -11")])
 def test_a_step_that_never_ends_or_kills_the_runtime(
     sensitive: Path, tmp_path: Path, pair: tuple[int, int], says: str
 ) -> None:
     """A server cannot survive that: it says so, and ends."""
-    with watched(sensitive, tmp_path / "errors", "--heartbeat-timeout", "2") as live:
+    with watched(sensitive, tmp_path / "errors", "--heartbeat-timeout", "5") as live:
         replies = together(
             live, {"prompt": [5, 6], "max_tokens": 4000}, {"prompt": [*pair], "max_tokens": 5, "stream": True}
         )
         for reply in replies:
             assert code(reply) == (503, "runtime_died")
             assert says in reply.json()["error"]["message"]
-        assert live.process.wait(timeout=10) == 1
+        assert live.process.wait(timeout=LIMIT_S) == 1
         assert says in (tmp_path / "errors").read_text().splitlines()[-1]

@@ -36,9 +36,10 @@ def test_a_full_queue_in_a_stream(unharmed: Live) -> None:
 
 
 def test_nobody_waits_longer_than_the_limit(start: Callable[..., AbstractContextManager[Live]]) -> None:
-    with start("--max-num-seqs", "1", "--queue-timeout", "0.5") as live:
+    longest = {"prompt": "Hello", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+    with start("--max-num-seqs", "1", "--queue-timeout", "1") as live:
         before = live.canary()
-        with live.http.stream("POST", "/v1/completions", json={**LONG, "prompt": "Hello", "stream": True}) as first:
+        with live.http.stream("POST", "/v1/completions", json=longest) as first:
             lines = first.iter_lines()  # kept: the connection ends with it
             assert json.loads(next(lines).removeprefix("data: "))["choices"]
             refused = live.http.post("/v1/completions", json={"prompt": "another"})

@@ -14,7 +14,7 @@ import zmq
 from radixkv.config import EngineConfig
 from radixkv.wire import MAX_FRAME_BYTES, WIRE_VERSION, Cancel, Drain, Hello, Start, encode
 from support.failed_start import reason_to_end
-from support.live import HERE, Live, wait_for
+from support.live import HERE, LIMIT_S, Live, wait_for
 
 OTHER_VERSION = """
 import sys
@@ -54,7 +54,7 @@ def test_a_second_runtime_on_the_same_path_refuses(unharmed: Live, socket_path: 
         [sys.executable, "-m", "radixkv.runtime.main"],
         input=msgspec.json.encode(start) + b"\n",
         capture_output=True,
-        timeout=30,
+        timeout=LIMIT_S,
     )
     assert ended.returncode == 1
     assert b"another runtime already serves" in ended.stdout

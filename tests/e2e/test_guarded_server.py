@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from support.live import CANARY, serving, wait_for
+from support.live import CANARY, LIMIT_S, serving, wait_for
 
 KEY = "sesame-0123456789"
 FLAGS = ("--stats-interval", "0.2", "--metrics-compat", "sglang", "--served-model-name", "name")
@@ -39,7 +39,7 @@ def test_a_guarded_server_from_its_start_to_its_end(sensitive: Path, tmp_path: P
         assert KEY.encode() not in Path(f"/proc/{live.runtime_pid}/cmdline").read_bytes()
         assert KEY not in live.http.get("/server_info").text
         live.process.send_signal(signal.SIGTERM)
-        assert live.process.wait(timeout=10) == 0
+        assert live.process.wait(timeout=LIMIT_S) == 0
     lines = log.read_text().splitlines()
     assert KEY not in log.read_text()
     assert all(line.startswith("radixkv: ") for line in lines), lines

@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.live import Live
+from support.live import LIMIT_S, Live
 
 
 def radixkv(*flags: object, lines: str | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "radixkv.cli", *map(str, flags)]
-    return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=LIMIT_S)
 
 
 def test_chats_with_the_cache_off_and_on_give_the_same_tokens(tmp_path: Path) -> None:

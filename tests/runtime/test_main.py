@@ -15,7 +15,6 @@ import pytest
 import zmq
 
 from radixkv.config import EngineConfig
-from radixkv.runtime.main import HEARTBEAT_S
 from radixkv.wire import (
     LOCK_NAME,
     MAX_FRAME_BYTES,
@@ -33,6 +32,7 @@ from radixkv.wire import (
     decode_from_runtime,
     encode,
 )
+from support.live import LIMIT_S, wait_for
 
 SCRIPT = """
 import gc, sys, time, types
@@ -40,7 +40,7 @@ from radixkv.wire import Ready, Stats, Drain, GetStats
 
 class Loop:
     has_work = False
-    ready = Ready(1, 100, 200, 16, 10, 8)
+    ready = Ready(1, 100, 200, 16, 10, 8, "cpu", "float32")
     step = staticmethod(lambda: None)
 
     def receive(self, message):
@@ -96,12 +96,12 @@ class Peer:
     def send_frames(self, *frames: bytes) -> None:
         self._socket.send_multipart(frames)
 
-    def receive(self, timeout_s: float = 10.0) -> FromRuntime:
-        assert self._socket.poll(timeout_s * 1000), "no message came"
+    def receive(self) -> FromRuntime:
+        assert self._socket.poll(LIMIT_S * 1000), "no message came"
         return decode_from_runtime(self._socket.recv())
 
-    def receive_together(self, timeout_s: float = 10.0) -> list[FromRuntime]:
-        assert self._socket.poll(timeout_s * 1000), "no message came"
+    def receive_together(self) -> list[FromRuntime]:
+        assert self._socket.poll(LIMIT_S * 1000), "no message came"
         return [decode_from_runtime(frame) for frame in self._socket.recv_multipart()]
 
     def receive_stats(self) -> Stats:
@@ -109,14 +109,18 @@ class Peer:
             assert isinstance(message, Heartbeat)
         return message
 
+    def n_dropped(self) -> int:
+        self.send(GetStats(id="g"))
+        return self.receive_stats().frames_dropped_total
+
     def shake_hands(self) -> None:
         self.start()
         self.send(Hello(version=WIRE_VERSION))
-        assert self.receive() == Ready(1, 100, 200, 16, 10, 8)
+        assert self.receive() == Ready(1, 100, 200, 16, 10, 8, "cpu", "float32")
 
     def ends(self) -> tuple[int, str, str]:
         """Exit code, output and errors."""
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=LIMIT_S)
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         return self.process.returncode, self.process.stdout.read().decode(), self.process.stderr.read().decode()
@@ -155,7 +159,7 @@ def test_handshake_then_heartbeats_then_drain(peer: Callable[..., Peer]) -> None
     runtime = peer()
     runtime.shake_hands()
     for _ in range(2):
-        assert runtime.receive(timeout_s=1.0 + HEARTBEAT_S) == Heartbeat()
+        assert runtime.receive() == Heartbeat()
     runtime.send(Drain())
     assert runtime.ends()[:2] == (0, "")
 
@@ -166,7 +170,7 @@ def test_heartbeats_come_also_while_it_works(peer: Callable[..., Peer]) -> None:
     runtime.send(GetStats(id="work"))
     runtime.receive_stats()
     for _ in range(2):
-        assert runtime.receive(timeout_s=1.0 + HEARTBEAT_S) == Heartbeat()
+        assert runtime.receive() == Heartbeat()
 
 
 def test_the_collector_is_off_in_the_loop(peer: Callable[..., Peer]) -> None:
@@ -219,7 +223,7 @@ def test_a_fault_at_the_start_has_its_traceback(peer: Callable[..., Peer]) -> No
 
 
 def test_what_a_turn_gives_is_one_message(peer: Callable[..., Peer]) -> None:
-    both = "Stats('a', *[0] * 12, 0.0, 0.0, 0.0, 0.0, 0), Ready(1, 1, 1, 1, 1, 1)"
+    both = "Stats('a', *[0] * 12, 0.0, 0.0, 0.0, 0.0, 0), Ready(*[1] * 6, 'cpu', 'float32')"
     runtime = peer(f"self.has_work = False; return [{both}]")
     runtime.shake_hands()
     runtime.send(GetStats(id="work"))
@@ -227,7 +231,7 @@ def test_what_a_turn_gives_is_one_message(peer: Callable[..., Peer]) -> None:
     while len(together) < 2:
         together = runtime.receive_together()
     assert isinstance(together[0], Stats)
-    assert together[1] == Ready(1, 1, 1, 1, 1, 1)
+    assert together[1] == Ready(1, 1, 1, 1, 1, 1, "cpu", "float32")
 
 
 def test_garbage_is_dropped_and_counted(peer: Callable[..., Peer]) -> None:
@@ -242,8 +246,7 @@ def test_garbage_is_dropped_and_counted(peer: Callable[..., Peer]) -> None:
     runtime.send_frames(b"\xff" * 100)
     runtime.send_frames(b"two", b"frames")
     runtime.send_frames(b"\x91" * 100_000)
-    runtime.send(GetStats(id="g"))
-    assert runtime.receive_stats().frames_dropped_total == 7
+    assert runtime.n_dropped() == 7
 
 
 def test_strangers_are_not_heard(peer: Callable[..., Peer], socket_path: Path) -> None:
@@ -255,9 +258,9 @@ def test_strangers_are_not_heard(peer: Callable[..., Peer], socket_path: Path) -
         for message in (Hello(version=WIRE_VERSION), Drain(), GetStats(id="x")):
             stranger.send(encode(message))
         stranger.send(b"x" * (MAX_FRAME_BYTES + 1))
+        wait_for(lambda: runtime.n_dropped() == 3, "they are not counted")
         assert not stranger.poll(500)
-    runtime.send(GetStats(id="g"))
-    assert runtime.receive_stats().frames_dropped_total == 3
+    assert runtime.n_dropped() == 3
     assert runtime.process.poll() is None
 
 
@@ -270,7 +273,7 @@ def test_signals_are_the_frontends(peer: Callable[..., Peer], number: signal.Sig
     runtime.receive_stats()
 
 
-@pytest.mark.parametrize("step", ["time.sleep(60)", "while True: pass"])
+@pytest.mark.parametrize("step", ["time.sleep(3600)", "while True: pass"])
 def test_it_ends_with_the_frontend_also_during_a_long_step(
     peer: Callable[..., Peer], socket_path: Path, step: str
 ) -> None:
@@ -279,11 +282,9 @@ def test_it_ends_with_the_frontend_also_during_a_long_step(
     runtime.send(GetStats(id="work"))
     runtime.receive_stats()
     time.sleep(0.1)
-    gone_at = time.monotonic()
     assert runtime.process.stdin is not None
     runtime.process.stdin.close()
-    runtime.process.wait(timeout=10)
-    assert time.monotonic() - gone_at < 2
+    runtime.process.wait(timeout=LIMIT_S)
     assert not socket_path.parent.exists()
 
 

@@ -8,9 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from support.live import COMMAND_LINE, children, is_running
-
-LIMIT_S = 60.0
+from support.live import COMMAND_LINE, LIMIT_S, children, is_running
 
 
 def reason_to_end(folder: Path, *flags: str, entry: Sequence[str] = COMMAND_LINE) -> str:
@@ -38,7 +36,7 @@ def reason_to_end(folder: Path, *flags: str, entry: Sequence[str] = COMMAND_LINE
                 break
         else:
             process.kill()
-        stdout, stderr = process.communicate(timeout=10)
+        stdout, stderr = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 1, stderr
     assert stdout == ""
     assert [pid for pid in processes if is_running(pid)] == []

@@ -38,5 +38,6 @@ if __name__ == "__main__":
     report = Path(sys.argv.pop(1))
     signal.signal(signal.SIGUSR1, lambda *_: write_report(report))
     server.Runtime = OtherRuntime
+    server.SLOW_READER_MS = 3_600_000  # the kernel would cut a reader whom a busy machine lets wait
     script = sys.argv[1]
     sys.exit(cli.main(sys.argv[2:]))

@@ -61,7 +61,7 @@ class SlowViews:
 
     def __init__(self, tensors: dict[str, Tensor], n_lanes: int) -> None:
         self._tensors = tensors
-        self._barrier = threading.Barrier(n_lanes, timeout=20)
+        self._barrier = threading.Barrier(n_lanes, timeout=120)
 
     def view(self, name: str) -> Tensor:
         if name not in self._tensors:

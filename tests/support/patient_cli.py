@@ -1,0 +1,12 @@
+"""``radixkv``'s command line, with limits that no test waits for: what ends, ends for another reason."""
+
+from __future__ import annotations
+
+import sys
+
+from radixkv import cli
+from radixkv.frontend import server
+
+if __name__ == "__main__":
+    server.DRAIN_S = server.REPLIES_S = server.DEATH_NOTICE_S = 3600.0
+    sys.exit(cli.main())
