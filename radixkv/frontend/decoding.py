@@ -73,9 +73,9 @@ class BodyDecoder(Generic[RequestT]):
             request = self._request.decode(
                 b"{" + b",".join(b'"' + name.encode() + b'":' + raw for name, raw in fields.items()) + b"}"
             )
-            if ids is not None and self._ids_field is not None:
-                setattr(request, self._ids_field, ids)
-            return request
+            if ids is None or self._ids_field is None:
+                return request
+            return msgspec.structs.replace(request, **{self._ids_field: ids})
         except msgspec.ValidationError as error:
             text = str(error)
             field = _AT_FIELD.search(text) or _MISSING_FIELD.search(text)
