@@ -59,7 +59,7 @@ def test_a_killed_runtime_ends_all_with_an_error(start_patient: Start) -> None:
     """Also what comes while the server says so; see ``test_a_hung_runtime`` for how that ends by itself."""
     with start_patient("--heartbeat-timeout", "3600") as live:
         whole, streamed = Asking(live, **LONG), Asking(live, **LONG, stream=True)
-        running(live, 2)
+        wait_for(lambda: live.metric("time_to_first_token_seconds_count") == 2, "the stream has not begun")
         os.kill(live.runtime_pid, signal.SIGKILL)
         wait_for(lambda: not is_healthy(live), "still healthy")
         assert live.http.get("/health").status_code == 503
@@ -101,7 +101,7 @@ def test_a_killed_frontend_takes_the_runtime_along_and_the_next_start_works(star
 
 def test_sigterm_lets_running_requests_end(start_patient: Start, tmp_path: Path) -> None:
     with start_patient() as live:
-        asking = Asking(live, **{**LONG, "max_tokens": 300})
+        asking = Asking(live, **{**LONG, "max_tokens": 1000})
         running(live, 1)
         os.kill(live.runtime_pid, signal.SIGSTOP)  # a step that takes until all is looked at
         live.process.send_signal(signal.SIGTERM)
@@ -114,7 +114,7 @@ def test_sigterm_lets_running_requests_end(start_patient: Start, tmp_path: Path)
         os.kill(live.runtime_pid, signal.SIGCONT)
         status, text = asking.result()
         assert status == 200
-        assert json.loads(text)["usage"]["completion_tokens"] == 300
+        assert json.loads(text)["usage"]["completion_tokens"] == 1000
         assert live.process.wait(timeout=LIMIT_S) == 0
 
 
