@@ -1,8 +1,24 @@
 import pytest
 from fake_openai import FakeServer
 
+from radixkv.cli import main
+
 
 @pytest.fixture
 def fake():
     with FakeServer() as server:
         yield server
+
+
+@pytest.fixture
+def inside(capsys):
+    """Runs the command in this process, which is faster: exit code, standard output and error."""
+
+    def run(*flags):
+        try:
+            code = main(["bench", *map(str, flags)])
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,10 @@ from scripted_server import ScriptedServer
 from radixkv.cli import main
 
 MODELS = {"data": [{"id": "theirs"}]}
+
+
+def always(answer: Any) -> Callable[[Any], Any]:
+    return lambda _: answer
 
 
 def chat(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -34,7 +39,7 @@ def test_a_list_of_models_that_is_none_is_one_line(
     models: dict[str, Any],
     text: str,
 ) -> None:
-    scripted.answers["/v1/models"] = lambda _: models
+    scripted.answers["/v1/models"] = always(models)
     assert chat(scripted, monkeypatch) == 1
     error = capsys.readouterr().err
     assert text in error
@@ -61,7 +66,7 @@ def test_odd_chunks_are_read_as_far_as_they_can_be(
     chunks: list[dict[str, Any]],
     shown: str,
 ) -> None:
-    scripted.answers = {"/v1/models": lambda _: MODELS, "/v1/chat/completions": lambda _: chunks}
+    scripted.answers = {"/v1/models": always(MODELS), "/v1/chat/completions": always(chunks)}
     assert chat(scripted, monkeypatch) == 0
     assert shown in capsys.readouterr().out
 
@@ -83,8 +88,7 @@ def test_odd_chunks_are_read_as_far_as_they_can_be(
 def test_a_server_that_cannot_explain_is_one_line(
     scripted: ScriptedServer, capsys: pytest.CaptureFixture[str], answers: dict[str, Any]
 ) -> None:
-    for path, answer in answers.items():
-        scripted.answers[path] = lambda _, answer=answer: answer  # type: ignore[misc]
+    scripted.answers = {path: always(answer) for path, answer in answers.items()}
     assert main(["explain", "ab", "--base-url", scripted.address]) == 1
     error = capsys.readouterr().err
     assert "does not answer as this command expects" in error

@@ -1,0 +1,107 @@
+"""How a run of ``radixkv bench`` ends that does not go well, and what is left of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from bench_command import COMMAND, SMALL
+
+from support.live import LIMIT_S
+
+
+def test_failed_requests_are_reported_and_make_the_exit_code_1(fake, tmp_path, inside):
+    dataset = tmp_path / "problems.jsonl"
+    questions = ["shot", "one", "FAULT two", "FAULT three"]
+    dataset.write_text("".join(json.dumps({"question": q, "answer": "a"}) + "\n" for q in questions))
+    fake.fault = "http_500"
+    path = tmp_path / "lines.jsonl"
+    flags = ["--num-prompts", 3, "--num-shots", 1, "--output-file", path, "--dataset-path", dataset]
+    code, output, _ = inside("--base-url", fake.address, *flags)
+    assert code == 1
+    assert "2 x HTTP status 500" in output
+    [line] = map(json.loads, path.read_text().splitlines())
+    assert (line["completed"], line["failed"], line["outputs_sha256"]) == (1, 2, None)
+    assert line["errors"] == {"http_500": 2}
+    assert line["aborted"] is None
+    assert line["dataset"] == "problems.jsonl"
+
+
+def test_a_reader_of_the_report_that_has_left_gives_no_traceback(fake):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "radixkv.cli", "bench", "--base-url", fake.address, *SMALL]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_while_warming_up_ends_a_run_without_a_word(fake, number):
+    fake.stall = 30.0
+    command = [*COMMAND, "--base-url", fake.address, *SMALL]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        while not fake.bodies:
+            time.sleep(0.01)
+        running.send_signal(number)
+        assert running.communicate(timeout=LIMIT_S) == ("", "")
+        assert running.returncode == 130
+    fake.opens_at = 0.0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_what_there_is(fake, tmp_path, number):
+    fake.hangs_at = 4
+    path = tmp_path / "lines.jsonl"
+    flags = [*SMALL, "--num-prompts", "100", "--warmup-requests", "0", "--output-file", str(path)]
+    command = [*COMMAND, "--base-url", fake.address, *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        while len(fake.bodies) < 4:
+            time.sleep(0.01)
+        running.send_signal(number)
+        output, errors = running.communicate(timeout=LIMIT_S)
+        assert (running.returncode, errors) == (130, "")
+    assert "The run ended early: it was interrupted." in output
+    line = json.loads(path.read_text())
+    assert line["aborted"] == "it was interrupted"
+    assert line["completed"] == 3
+    assert line["errors"]["stopped"] == 1
+    assert line["completed"] + line["failed"] == line["num_prompts"] == 100
+
+
+def test_a_server_that_goes_away_ends_the_run_with_the_partial_result_saved(fake, tmp_path, inside):
+    fake.dies_at = 8
+    path = tmp_path / "lines.jsonl"
+    flags = ["--num-prompts", 50, "--num-shots", 1, "--max-concurrency", 2, "--warmup-requests", 1]
+    code, output, errors = inside("--base-url", fake.address, *flags, "--output-file", path)
+    assert (code, errors) == (1, "")
+    assert "The run ended early: the server at" in output
+    line = json.loads(path.read_text())
+    assert line["aborted"].startswith(f"the server at {fake.address} is gone: ")
+    assert 5 <= line["completed"] <= 7
+    assert line["errors"]["not_sent"] >= 40
+    assert line["completed"] + line["failed"] == 50
+
+
+def test_a_server_that_hangs_ends_the_run_and_what_there_is_is_saved(fake, tmp_path, inside):
+    fake.hangs_at = 6
+    path = tmp_path / "lines.jsonl"
+    flags = ["--request-timeout", 2.0, "--output-file", path]
+    code, output, errors = inside("--base-url", fake.address, *SMALL, *flags)
+    assert (code, errors) == (1, "")
+    assert f"The run ended early: the server at {fake.address} answers nobody: " in output
+    line = json.loads(path.read_text())
+    assert line["completed"] == 3  # after 2 that warm up
+    assert line["errors"] == {"timeout": 1, "not_sent": 1}
+    assert line["request_timeout_s"] == 2.0
+
+
+def test_a_server_that_hangs_from_the_first_request_on_is_told_of(fake, inside):
+    fake.hangs_at = 1
+    code, output, errors = inside("--base-url", fake.address, *SMALL, "--request-timeout", 1.0)
+    assert (code, output) == (1, "")
+    assert f"a warm-up request to {fake.address} failed: SocketTimeoutError" in errors
+    assert errors.count("\n") == 1
