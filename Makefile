@@ -27,7 +27,8 @@ imports: $(VENV)/.ready
 	$(VENV)/bin/lint-imports
 
 tests: $(VENV)/.ready $(CLIENTS)
-	$(VENV)/bin/pytest
+	$(VENV)/bin/pytest tests/gpu
+	$(VENV)/bin/pytest --ignore tests/gpu --numprocesses 2 --dist loadfile
 
 format: $(VENV)/.ready
 	$(VENV)/bin/ruff check --fix .
@@ -35,6 +36,7 @@ format: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "radixkv needs Python 3.11 or newer; install it, or give make PYTHON=/path/to/python" >&2; exit 1; }
+	@echo "Installing packages into $(VENV), torch among them: a minute or several" >&2
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install 'pip>=24'
 	$(PIP) install -e '.[dev]'

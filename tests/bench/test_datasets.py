@@ -210,6 +210,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
         (b"PAR1 and so on", "a Parquet file"),
         (json.dumps(PROBLEM).encode("utf-16"), "in UTF-16; save it in UTF-8"),
     ],
+    ids=["gzip", "Parquet", "UTF-16"],  # gzip writes the time into the file: without ids, into the test's name
 )
 def test_other_kinds_of_files_are_named(tmp_path, content, what):
     path = tmp_path / "data.jsonl"
