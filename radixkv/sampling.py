@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from radixkv import foreign
 from radixkv.config import MAX_SEED
 from radixkv.errors import InvalidRequest, shortened
 
@@ -21,14 +22,28 @@ MAX_LOGPROBS = 20
 MAX_REPETITION_PENALTY = 100.0
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+class _RefusesByName(msgspec.StructMeta):
+    """Of a struct whose callers may give what other engines know, which ``msgspec`` calls a ``TypeError``."""
+
+    def __call__(cls, *args: Any, **settings: Any) -> Any:  # noqa: N805  # its instances are classes
+        fields = cls.__struct_fields__
+        unknown = {name: settings.pop(name) for name in [*settings] if name not in fields}
+        if unknown:
+            foreign.SAMPLING.refuse(unknown, fields)
+        return super().__call__(*args, **settings)
+
+
+class SamplingParams(msgspec.Struct, metaclass=_RefusesByName, frozen=True, kw_only=True):
     """Sampling settings of one request, validated whenever one is made, also when decoded from the wire.
 
     A token is chosen from the logits in this order: ``logit_bias``, the ends that ``min_tokens`` forbids,
     repetition, frequency and presence penalty, temperature, ``min_p``, ``top_k``, ``top_p``.
 
+    Settings that only vLLM or SGLang have are accepted with the value that asks for nothing.
+
     Raises:
         InvalidRequest: naming the field, its value and the range.
+        UnsupportedFeature: naming a setting that there is not, and what to use.
     """
 
     n: int = 1

@@ -291,6 +291,21 @@ def test_after_shutdown_it_says_so() -> None:
         llm.generate(TEXT)
 
 
+def test_calls_take_what_asks_for_nothing_and_refuse_the_rest_by_name(llm: LLM) -> None:
+    (alone,) = llm.generate(TEXT, GREEDY)
+    (beside,) = llm.generate(TEXT, GREEDY, lora_request=None, prompt_token_ids=None)
+    assert beside.outputs == alone.outputs
+    with pytest.raises(UnsupportedFeature, match=r"^LLM.generate has no setting lora_request in this release"):
+        llm.generate(TEXT, GREEDY, lora_request="mine")
+    with pytest.raises(UnsupportedFeature, match="LLM.generate has no setting prompt_token_ids; use prompts"):
+        llm.generate([], prompt_token_ids=[[1, 2]])
+    messages = [{"role": "user", "content": "hello"}]
+    with pytest.raises(UnsupportedFeature, match=r"^LLM.chat has no setting tools in this release"):
+        llm.chat(messages, GREEDY, tools=[{"type": "function"}])
+    with pytest.raises(UnsupportedFeature, match="LLM.chat has no setting chat_template; use that of LLM"):
+        llm.chat(messages, GREEDY, tools=None, chat_template="{{ messages }}")
+
+
 def test_the_package_gives_its_names_when_asked() -> None:
     assert radixkv.LLM is LLM
     assert radixkv.SamplingParams is SamplingParams
@@ -353,7 +368,7 @@ def test_a_device_that_is_not_there_is_said_before_a_checkpoint_is_fetched(
         raise Fetched
 
     def look() -> Machine:
-        return Machine("2.11.0", (13, 0), None, None, "", {}, None, None)
+        return Machine("2.11.0", (13, 0), None, None, "", {}, None, None, has_python_headers=True)
 
     monkeypatch.setattr(engine, "resolve", resolve)
     monkeypatch.setattr(executor, "look", look)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from radixkv.errors import InvalidRequest
+from radixkv.errors import InvalidRequest, UnsupportedFeature
+from radixkv.foreign import SAMPLING
 from radixkv.sampling import SamplingParams
 
 
@@ -43,3 +44,37 @@ def test_a_wrong_value_names_its_field(settings: dict[str, Any], message: str) -
     with pytest.raises(InvalidRequest, match=message) as caught:
         SamplingParams(**settings)
     assert caught.value.param in settings
+
+
+def test_what_other_engines_ask_for_without_effect_is_accepted() -> None:
+    neutral: dict[str, Any] = {"best_of": 1, "detokenize": True, "bad_words": [], "guided_decoding": None}
+    assert SamplingParams(**neutral, structured_outputs=None, temperature=0.5) == SamplingParams(temperature=0.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_new_tokens": 5}, r"^SamplingParams has no setting max_new_tokens; use max_tokens$"),
+        ({"best_of": 2}, "no setting best_of; use n"),
+        ({"structured_outputs": {"json": {}}}, "no setting structured_outputs in this release; leave it out"),
+        ({"bad_words": ["a"], "detokenize": False, "n": 2}, "no setting bad_words, detokenize in this release"),
+        ({"best_of": True}, "no setting best_of"),
+        ({"temprature": 0.0}, r"no setting temprature; did you mean temperature\?"),
+        ({"nothing": None}, "no setting nothing in this release"),
+    ],
+)
+def test_a_setting_that_is_not_there_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedFeature, match=message):
+        SamplingParams(**settings)
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLING.neutral.keys() - SAMPLING.instead.keys()))
+def test_a_setting_of_other_engines_is_not_taken_for_a_slip(name: str) -> None:
+    with pytest.raises(UnsupportedFeature, match="no setting .* leave it out"):
+        SamplingParams(**{name: object()})
+
+
+def test_whole_numbers_ask_for_nothing_where_others_do() -> None:
+    SamplingParams(length_penalty=1)
+    with pytest.raises(UnsupportedFeature, match="length_penalty"):
+        SamplingParams(length_penalty=True)

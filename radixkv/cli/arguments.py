@@ -8,25 +8,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
+from radixkv.cli.foreign import add_foreign_flags
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.errors import RadixKVError, shortened
-
-REFUSED: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("--pipeline-parallel-size", "-pp", "--pp-size"), "this release computes in one process; leave it out"),
-    (("--data-parallel-size", "-dp", "--dp-size"), "this release computes in one process; leave it out"),
-    (("--tokenizer-mode", "--skip-tokenizer-init"), "tokenizer.json is used where there is one; leave it out"),
-    (("--quantization", "-q"), "weights are used as they are, in --dtype; leave it out"),
-    (("--enable-lora", "--lora-paths"), "this release has no adapters; leave it out"),
-    (("--speculative-config", "--speculative-algorithm"), "this release does not speculate; leave it out"),
-    (("--trust-remote-code",), "code from a checkpoint is never run; leave it out"),
-    (("--enable-auto-tool-choice", "--tool-call-parser"), "this release has no tools; leave it out"),
-    (("--reasoning-parser",), "this release gives answers as the model writes them; leave it out"),
-    (("--kv-events-config",), "this release publishes no events; leave it out"),
-    (("--kv-transfer-config", "--enable-hierarchical-cache"), "the cache is in memory only; leave it out"),
-    (("--ssl-keyfile", "--ssl-certfile"), "this server speaks plain HTTP; put a proxy with TLS before it"),
-)
-"""Flags of features that are not built, and what to do instead."""
-
 
 QUEUE_SETTINGS = ("max_queued_requests", "queue_timeout_s", "lpm_window", "lpm_max_passes")
 """Of ``SchedulerConfig``: what only a command has where requests wait for each other."""
@@ -57,23 +41,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}; see '{self.prog} --help'\n")
-
-
-class Refuse(argparse.Action):
-    """A flag of a feature that is not built."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, *, reason: str) -> None:
-        super().__init__(option_strings, dest, nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        self.reason = reason
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> NoReturn:
-        parser.error(f"{option_string} is not supported: {self.reason}")
 
 
 def whole_number(text: str) -> int:
@@ -147,6 +114,12 @@ def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
         help="auto, or dummy for random weights of the shapes in config.json (default: auto)",
     )
     model.add_argument(
+        "--generation-config",
+        type=only("auto", "the checkpoint's generation_config.json says what requests leave out"),
+        metavar="CONFIG",
+        help="auto, the checkpoint's, and no other",
+    )
+    model.add_argument(
         "--kv-cache-dtype",
         type=only("auto", "KV has the type of --dtype"),
         metavar="DTYPE",
@@ -163,6 +136,7 @@ def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
     )
     model.add_argument(
         "--enforce-eager",
+        "--disable-cuda-graph",
         action="store_true",
         help="on CUDA, no graphs are captured: a quicker start, and slower steps",
     )
@@ -171,8 +145,7 @@ def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
     _add_scheduler_flags(scheduler)
     if has_queue:
         _add_queue_flags(scheduler)
-    for flags, reason in REFUSED:
-        parser.add_argument(*flags, action=Refuse, reason=reason)
+    add_foreign_flags(parser)
 
 
 def engine_config(args: argparse.Namespace, *, model: str | None = None, seed: int = 0) -> EngineConfig:

@@ -69,6 +69,14 @@ class Unbuilt(msgspec.Struct, kw_only=True):
     return_tokens_as_token_ids: bool | None = False
 
 
+_INSTEAD = {
+    "best_of": "set n to the same, or leave it out",
+    "extra_key": "use cache_salt",
+    "min_new_tokens": "use min_tokens",
+    "no_stop_trim": "use include_stop_str_in_output",
+}
+"""Fields whose wish another one grants, where to leave them out would be wrong advice."""
+
 _NEUTRAL = msgspec.structs.asdict(Unbuilt())
 
 
@@ -91,4 +99,5 @@ def unsupported(name: str, value: object = None) -> UnsupportedFeature:
     """The error of a field that asks for a feature which is not built."""
     # Numbers only: whatever else a client sends is not repeated to it.
     shown = f" {shortened(value)}" if isinstance(value, int | float) else ""
-    return UnsupportedFeature(f"{name}{shown} is not supported in this release; leave it out", param=name)
+    advice = _INSTEAD.get(name, "leave it out")
+    return UnsupportedFeature(f"{name}{shown} is not supported in this release; {advice}", param=name)

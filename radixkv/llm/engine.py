@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from radixkv import foreign
 from radixkv.checkpoints import Checkpoint, resolve, resolve_tokenizer
 from radixkv.config import (
     CacheConfig,
@@ -21,7 +22,6 @@ from radixkv.config import (
 from radixkv.errors import ConfigError, request_error
 from radixkv.llm.answer import Answer
 from radixkv.llm.collector import paused_collector
-from radixkv.llm.foreign import refuse
 from radixkv.llm.interrupts import held_interrupts
 from radixkv.llm.outputs import RequestOutput
 from radixkv.llm.prompts import Encoder, Message, Prompt, each, several_conversations, several_prompts
@@ -75,7 +75,7 @@ class LLM:
         enable_prefix_caching: whether prompts share pages.
         schedule_policy: ``lpm`` (longest cached prefix first) or ``fcfs``.
         seed: draws the seeds of requests that bring none.
-        foreign: settings that only vLLM or SGLang have: accepted with the value that asks for nothing, refused by
+        settings: those that only vLLM or SGLang have: accepted with the value that asks for nothing, refused by
             name with any other.
 
     Raises:
@@ -106,9 +106,9 @@ class LLM:
         enable_prefix_caching: bool = True,
         schedule_policy: SchedulePolicy = "lpm",
         seed: int = 0,
-        **foreign: object,
+        **settings: object,
     ) -> None:
-        refuse(foreign)
+        foreign.LLM.refuse(settings)
         if mem_fraction_static is not None:
             if gpu_memory_utilization is not None:
                 raise ConfigError(
@@ -145,6 +145,7 @@ class LLM:
         use_tqdm: bool = True,
         *,
         priority: Sequence[int] | None = None,
+        **settings: object,
     ) -> list[RequestOutput]:
         """Answers prompts together, and returns when all are done, in the order given.
 
@@ -154,10 +155,12 @@ class LLM:
             sampling_params: for all, or one for each prompt; None takes ``get_default_sampling_params``.
             use_tqdm: whether a line on the terminal says how far it is.
             priority: one number for each prompt; of those that wait the lowest goes first.
+            settings: those of vLLM alone, as in ``LLM``.
 
         Raises:
             RequestError: a prompt cannot be answered; all others of the call are dropped, also those that run.
         """
+        foreign.GENERATE.refuse(settings)
         listed = several_prompts(prompts)
         sampling = each(
             "sampling_params", SamplingParams, sampling_params, self.get_default_sampling_params(), listed
@@ -186,6 +189,7 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        **settings: object,
     ) -> list[RequestOutput]:
         """Answers one conversation, or several together, by the checkpoint's chat template.
 
@@ -196,10 +200,12 @@ class LLM:
             add_generation_prompt: whether the prompt ends with the beginning of the assistant's answer.
             continue_final_message: whether the answer goes on with the last message instead.
             chat_template_kwargs: more that the template may read.
+            settings: those of vLLM alone, as in ``LLM``.
 
         Raises:
             RequestError: the template refuses a conversation, or as in ``generate``.
         """
+        foreign.CHAT.refuse(settings)
         prompts = [
             self.chat_prompt(
                 conversation,
@@ -279,8 +285,13 @@ class LLM:
 
     @property
     def max_model_len(self) -> int:
-        """Longest prompt and answer together, in tokens."""
+        """Longest prompt and answer together that the model may have, in tokens."""
         return self._live.ready.max_model_len
+
+    @property
+    def max_prompt_and_answer(self) -> int:
+        """Longest that are taken together: ``max_model_len``, or less if the pool holds less."""
+        return self._live.ready.max_prompt_and_answer
 
     @property
     def _live(self) -> Loop:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixkv.cli.arguments import REFUSED, Parser, add_engine_flags, engine_config, engine_flags
+from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, engine_flags
+from radixkv.cli.foreign import REFUSED
 from radixkv.cli.generate import add as add_generate
 from radixkv.cli.local import sampling_settings
 from radixkv.cli.serve import add as add_serve
@@ -90,9 +91,18 @@ def test_one_prompt_has_no_flags_of_a_queue(capsys, flag):
     assert engine_config(command(add_generate, "generate", "text")) == EngineConfig()
 
 
+def test_both_spellings_of_no_graphs():
+    assert not parse().model.enforce_eager
+    assert parse("--enforce-eager").model.enforce_eager
+    assert parse("--disable-cuda-graph").model.enforce_eager
+
+
 def test_flags_that_exist_for_one_value_change_nothing():
     one = [flag for name in ("--tensor-parallel-size", "-tp", "--tp-size", "--tp") for flag in (name, "1")]
-    assert parse(*one, "--kv-cache-dtype", "auto", "--load-format", "auto") == EngineConfig()
+    auto = [
+        flag for name in ("--kv-cache-dtype", "--load-format", "--generation-config") for flag in (name, "auto")
+    ]
+    assert parse(*one, *auto) == EngineConfig()
 
 
 def test_no_flag_at_all_is_the_default():
@@ -151,7 +161,7 @@ def test_every_setting_has_a_flag():
     assert len(fields(ModelConfig)) == 8
     assert len(fields(CacheConfig)) == 5
     assert len(fields(SchedulerConfig)) == 7
-    assert len(fields(ServerConfig)) == 9
+    assert len(fields(ServerConfig)) == 10
 
 
 def test_serve_reads_its_model_and_server_flags():
@@ -161,12 +171,36 @@ def test_serve_reads_its_model_and_server_flags():
         "some/model",
         *("--host", "localhost", "--port", "0", "--served-model-name", "name", "--seed", "7"),
         *("--heartbeat-timeout", "2.5", "--max-body-bytes", "1000", "--api-key", "sesame"),
-        *("--chat-template", "a.jinja", "--metrics-compat", "vllm", "--stats-interval", "0.5"),
+        *(
+            "--chat-template",
+            "a.jinja",
+            "--metrics-compat",
+            "vllm",
+            "--stats-interval",
+            "0.5",
+            "--no-explain-contents",
+        ),
     )
     assert args.positional_model == "some/model"
     assert args.seed == 7
-    assert server_config(args) == ServerConfig("localhost", 0, "name", 2.5, 1000, "sesame", "a.jinja", "vllm", 0.5)
+    assert server_config(args) == ServerConfig(
+        "localhost", 0, "name", 2.5, 1000, "sesame", "a.jinja", "vllm", 0.5, False
+    )
     assert engine_config(args, model="some/model", seed=7) == EngineConfig(ModelConfig("some/model"), seed=7)
+
+
+@pytest.mark.parametrize(
+    ("flags", "tells"),
+    [
+        ((), True),
+        (("--no-explain-contents",), False),
+        (("--api-key", "k"), False),
+        (("--api-key", "k", "--host", "0.0.0.0"), False),
+        (("--api-key", "k", "--explain-contents"), True),
+    ],
+)
+def test_only_a_server_without_a_key_explains_contents_unasked(flags, tells):
+    assert server_config(command(add_serve, "serve", *flags)).may_explain_contents is tells
 
 
 def test_an_interval_of_zero_logs_no_figures():
@@ -181,7 +215,9 @@ def test_an_interval_of_zero_logs_no_figures():
         (["--api-key", ""], "api_key must be 1 to 1024 visible ASCII characters"),
         (["--api-key", "open sesame"], "api_key must be"),
         (["--metrics-compat", "VLLM"], "metrics_compat 'VLLM' is unknown; use vllm or sglang"),
-        (["--stats-interval", "-1"], "stats_interval_s -1.0 must be a number of seconds above 0"),
+        (["--stats-interval", "-1"], "--stats-interval: '-1' must be a number of seconds, or 0 for never"),
+        (["--stats-interval", "inf"], "--stats-interval: 'inf' must be a number of seconds, or 0 for never"),
+        (["--served-model-name", "a", "b"], "--served-model-name takes one name, not 'b' as well; a model comes"),
         (["--stats-interval", "never"], "--stats-interval: 'never' is not a number"),
         (["--chat-template", ""], "chat_template is empty"),
     ],
@@ -190,6 +226,35 @@ def test_wrong_server_flags_are_one_line(capsys, flags, message):
     text = refused(capsys, lambda: server_config(command(add_serve, "serve", *flags)))
     assert message in text
     assert "sesame" not in text
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--enable-metrics",
+        "--enable-cache-report",
+        "--enable-prompt-tokens-details",
+        "--enable-chunked-prefill",
+        "--disable-log-requests",
+        "--no-enable-log-requests",
+    ],
+)
+def test_a_flag_for_what_is_so_anyway_changes_nothing(flag):
+    args = command(add_serve, "serve", flag, "some/model")
+    assert (args.positional_model, server_config(args), engine_config(args)) == (
+        "some/model",
+        ServerConfig(),
+        EngineConfig(),
+    )
+
+
+def test_no_log_of_figures_by_vllms_flag():
+    assert server_config(command(add_serve, "serve", "--disable-log-stats")).stats_interval_s is None
+
+
+def test_the_model_may_follow_a_name_that_is_joined_to_its_flag():
+    args = command(add_serve, "serve", "--served-model-name=name", "some/model")
+    assert (args.served_model_name, args.positional_model) == ("name", "some/model")
 
 
 def test_generate_reads_its_sampling_flags():
@@ -214,6 +279,7 @@ def test_a_flag_of_a_feature_that_is_not_built_is_refused_by_name(capsys, flag):
         (["--tensor-parallel-size", "2"], "--tensor-parallel-size/-tp/--tp-size/--tp: '2' is not supported"),
         (["-tp", "2"], "one device"),
         (["--kv-cache-dtype", "fp8"], "'fp8' is not supported: KV has the type of --dtype"),
+        (["--generation-config", "vllm"], "'vllm' is not supported: the checkpoint's generation_config.json says"),
         (["--load-format", "gguf"], "load_format 'gguf' is not supported; use auto or dummy"),
         (["--dtype", "fp8"], "dtype 'fp8' is not supported"),
         (["--device", "tpu"], "device 'tpu' is unknown; use auto, cpu or cuda"),

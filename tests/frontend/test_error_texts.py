@@ -46,6 +46,43 @@ def test_a_wrong_type_is_told_in_the_words_of_json(site: Site, path: str, body: 
     assert (reply.status_code, reply.json()["error"]["message"]) == (400, text)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "text"),
+    [
+        ("/v1/completions", '{"prompt": "a", "temperature": 1e999}', "temperature is a number out of range"),
+        (
+            "/v1/completions",
+            '{"prompt": "a", "logit_bias": {"5": -1e999}}',
+            "logit_bias[...] is a number out of range",
+        ),
+        ("/v1/completions", f'{{"prompt": "a", "n": {"9" * 5000}}}', "n is a number out of range"),
+        ("/v1/completions", "1e999", "the body is a number out of range"),
+        ("/generate", '{"text": "a", "sampling_params": {"top_p": 1e999}}', "top_p is a number out of range"),
+    ],
+    ids=lambda value: value[:50],
+)
+def test_a_number_that_is_none_of_a_computers(site: Site, path: str, body: str, text: str) -> None:
+    reply = site.http.post(path, content=body, headers={"Content-Type": "application/json"})
+    message = f"{text}; it must be between -1e308 and 1e308"
+    assert (reply.status_code, reply.json()["error"]["message"]) == (400, message)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "advice"),
+    [
+        ("/generate", {"text": "a", "extra_key": "tenant"}, "use cache_salt"),
+        ("/v1/completions", {"prompt": "a", "extra_key": "tenant"}, "use cache_salt"),
+        ("/v1/completions", {"prompt": "a", "best_of": 2}, "set n to the same, or leave it out"),
+        ("/v1/completions", {"prompt": "a", "min_new_tokens": 2}, "use min_tokens"),
+        ("/v1/completions", {"prompt": "a", "no_stop_trim": True}, "use include_stop_str_in_output"),
+        ("/v1/completions", {"prompt": "a", "suffix": "b"}, "leave it out"),
+    ],
+)
+def test_a_field_that_another_stands_for_names_it(site: Site, path: str, body: Any, advice: str) -> None:
+    message = site.http.post(path, json=body).json()["error"]["message"]
+    assert message.endswith(f" is not supported in this release; {advice}")
+
+
 def test_a_path_without_v1_says_where_openais_are(site: Site) -> None:
     reply = site.http.post("/chat/completions", json={})
     assert reply.status_code == 404
