@@ -1,19 +1,20 @@
 """The six token workloads through the offline ``LLM``, on dummy weights of the shape of Llama 3.1 8B.
 
 Prints a row of a table for each workload, and appends a JSON line for each to ``--output-file``. The workloads are
-functions in ``--workloads-file`` (a Python file with ``ALL``: name -> function that gives a list of phases, each a
-list of (token ids, number of new tokens)). A warm-up of 8 requests of 300 tokens comes first; the prefix cache is
-flushed before each workload; answers are greedy and ignore the end of sequence; the time is that of all phases.
+functions in ``--workloads-file`` (``token_workloads.py``, or another Python file with ``ALL``: name -> function
+that gives phases, each a list of (token ids, number of new tokens)). A warm-up of 8 requests of 300 tokens comes
+first; the prefix cache is flushed before each workload; answers are greedy and ignore the end of sequence; the
+time is that of all phases.
 
 In the same call the model's matrix products are timed alone (``roof.py``), so that runs on different machines can
 be compared: `adjusted` is the time on a machine whose products take what they took where the peers ran. By the
 engine's own counters, `cache %` is the share of tree and pool work in step time, and `mgmt %` the scheduler's time,
 that work included, over the device's time in attention.
 
-    python bench/engine.py --workloads-file token_workloads.py --output-file bench/results/engine.jsonl
-    python bench/engine.py --workloads-file token_workloads.py --workloads decode,agents --cache off
-    python bench/engine.py --workloads-file token_workloads.py --workloads none --profile fewshot
-    python bench/engine.py --workloads-file token_workloads.py --small --device cpu      # tries the code
+    python bench/engine.py --output-file bench/results/engine.jsonl
+    python bench/engine.py --workloads decode,agents --cache off
+    python bench/engine.py --workloads none --profile fewshot
+    python bench/engine.py --small --device cpu      # tries the code
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from typing import Any
 import torch
 from gpu_environment import gpu_environment
 from peers import GEMM_MS, GEMM_OF, PEERS
-from phases import Phases, Workloads, load_workloads
+from phases import TOKEN_WORKLOADS, Phases, Workloads, load_workloads
 from power import watched_power
 from roof import measure
 from shapes import LLAMA_8B, SMALL, write_model
@@ -104,7 +105,7 @@ def main() -> None:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads-file", type=Path, required=True)
+    parser.add_argument("--workloads-file", type=Path, default=TOKEN_WORKLOADS)
     parser.add_argument("--profile", default="none", metavar="NAMES", help="workloads to run under the profiler")
     parser.add_argument("--profile-output", type=int, default=24, metavar="TOKENS", help="longest answer there")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")

@@ -7,9 +7,9 @@ the engine's own default; what it then chose is recorded as `settings`. Appends 
 ``--output-file``, with the keys of ``engine.py`` and `engine`. Lines of one machine, one engine after the other,
 make a table:
 
-    python bench/peer_engine.py --engine vllm --workloads-file token_workloads.py --output-file vllm.jsonl
-    python bench/peer_engine.py --engine sglang --workloads-file token_workloads.py --output-file sglang.jsonl
-    python bench/engine.py --workloads-file token_workloads.py --output-file radixkv.jsonl
+    python bench/peer_engine.py --engine vllm --output-file vllm.jsonl
+    python bench/peer_engine.py --engine sglang --output-file sglang.jsonl
+    python bench/engine.py --output-file radixkv.jsonl
     python bench/peer_engine.py --table radixkv.jsonl vllm.jsonl sglang.jsonl
 """
 
@@ -33,7 +33,7 @@ import torch
 from engine import add_run_flags, chosen, compared, made, seconds_since_start, write
 from gpu_environment import gpu_environment
 from peers import compared_engines
-from phases import Phases, load_workloads
+from phases import TOKEN_WORKLOADS, Phases, load_workloads
 from power import watched_power
 from roof import measure
 from shapes import LLAMA_8B, Config, write_model
@@ -190,15 +190,15 @@ def main() -> None:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=ENGINES)
-    parser.add_argument("--workloads-file", type=Path)
+    parser.add_argument("--workloads-file", type=Path, default=TOKEN_WORKLOADS)
     parser.add_argument("--layers", type=int, metavar="N", help="a model of so few layers, to try the engine")
     add_run_flags(parser)
     parser.add_argument(
         "--table", type=Path, nargs="+", metavar="FILE", help="compare these files' lines, run nothing"
     )
     arguments = parser.parse_args()
-    if arguments.table is None and (arguments.engine is None or arguments.workloads_file is None):
-        parser.error("give --engine and --workloads-file, or --table")
+    if arguments.table is None and arguments.engine is None:
+        parser.error("give --engine, or --table")
     arguments.settings = dict(arguments.settings)
     return arguments
 

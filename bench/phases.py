@@ -1,4 +1,4 @@
-"""Workloads of token ids: what a Python file that need not be in any package has as ``ALL``."""
+"""Workloads of token ids, which a Python file has as ``ALL``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ Phases = Sequence[Sequence[tuple[list[int], int]]]
 
 Workloads = Mapping[str, Callable[..., Phases]]
 """By name; arguments make a workload smaller."""
+
+TOKEN_WORKLOADS = Path(__file__).with_name("token_workloads.py")
+"""The file of those that engines are compared by."""
 
 
 def load_workloads(path: Path) -> Workloads:

@@ -6,7 +6,6 @@ with Transformers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,23 +19,11 @@ from gpu_support import (
     greedy,
     opened,
     random_ids,
-    save_sensitive,
 )
 
 from radixkv import LLM, RequestOutput, SamplingParams
 
 N_NEW = 16
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_sensitive(tmp_path_factory.mktemp("sensitive"))
-
-
-@pytest.fixture(scope="module")
-def alone(folder: Path) -> Iterator[LLM]:
-    with opened(folder, enable_prefix_caching=False, max_num_seqs=8, max_num_batched_tokens=4096) as llm:
-        yield llm
 
 
 def by_itself(alone: LLM, prompts: list[list[int]], n_new: int = N_NEW) -> list[RequestOutput]:
@@ -58,9 +45,9 @@ def test_a_wrong_prompt_would_be_seen(alone: LLM) -> None:
         check_same_answers(by_itself(alone, prompts), others, tolerance=NEAR_TIE)
 
 
-def test_ragged_requests_with_shared_prefixes(folder: Path, alone: LLM) -> None:
+def test_ragged_requests_with_shared_prefixes(sensitive_folder: Path, alone: LLM) -> None:
     prompts = family(60, seed=1)
-    with opened(folder) as llm:
+    with opened(sensitive_folder) as llm:
         cold = together(llm, prompts)
         hits = llm.get_metrics().prefix_hits_total
         warm = together(llm, prompts)
@@ -71,17 +58,17 @@ def test_ragged_requests_with_shared_prefixes(folder: Path, alone: LLM) -> None:
 
 
 @pytest.mark.parametrize("budget", [96, 250, 8192])
-def test_prompts_in_chunks(folder: Path, alone: LLM, budget: int) -> None:
+def test_prompts_in_chunks(sensitive_folder: Path, alone: LLM, budget: int) -> None:
     prompts = [random_ids(n, seed=n) for n in (2900, 1, 1500, 700, 33)]
-    with opened(folder, max_num_seqs=64, max_num_batched_tokens=budget) as llm:
+    with opened(sensitive_folder, max_num_seqs=64, max_num_batched_tokens=budget) as llm:
         chunked = together(llm, prompts)
     check_same_answers(by_itself(alone, prompts), chunked, tolerance=NEAR_TIE)
 
 
-def test_a_thousand_rows(folder: Path, alone: LLM) -> None:
+def test_a_thousand_rows(sensitive_folder: Path, alone: LLM) -> None:
     stems = [random_ids(n, seed=n) for n in (48, 100, 160)]
     prompts = [stems[i % 3] + random_ids(1 + i % 40, seed=1000 + i) for i in range(1100)]
-    with opened(folder, max_num_seqs=1024, max_num_batched_tokens=8192, max_total_tokens=1 << 18) as llm:
+    with opened(sensitive_folder, max_num_seqs=1024, max_num_batched_tokens=8192, max_total_tokens=1 << 18) as llm:
         plans = record(llm).plans
         answers = together(llm, prompts)
         assert max(len(plan.rows) for plan in plans) == 1024
@@ -89,21 +76,21 @@ def test_a_thousand_rows(folder: Path, alone: LLM) -> None:
     check_same_answers(by_itself(alone, [prompts[i] for i in some]), [answers[i] for i in some], tolerance=NEAR_TIE)
 
 
-def test_a_long_row_among_short_ones(folder: Path, alone: LLM) -> None:
+def test_a_long_row_among_short_ones(sensitive_folder: Path, alone: LLM) -> None:
     prompts = [random_ids(3900, seed=7), *(random_ids(20 + i, seed=i) for i in range(63))]
-    with opened(folder) as llm:
+    with opened(sensitive_folder) as llm:
         answers = together(llm, prompts)
     check_same_answers(by_itself(alone, prompts), answers, tolerance=NEAR_TIE)
 
 
-def test_rows_that_share_pages_are_computed_as_if_they_did_not(folder: Path, alone: LLM) -> None:
+def test_rows_that_share_pages_are_computed_as_if_they_did_not(sensitive_folder: Path, alone: LLM) -> None:
     """The same requests with shared runs in the plans, and without them; long runs in groups, and runs in runs."""
     system = random_ids(1024, seed=1)
     tools = [system + random_ids(512, seed=2 + i) for i in range(4)]
     prompts = [tools[i % 4] + random_ids(10 + i, seed=10 + i) for i in range(64)]
     prompts += [system + random_ids(100 + i, seed=200 + i) for i in range(16)]
     prompts += [random_ids(300, seed=300 + i) for i in range(8)]
-    with opened(folder, max_num_seqs=128, max_total_tokens=1 << 16) as llm:
+    with opened(sensitive_folder, max_num_seqs=128, max_total_tokens=1 << 16) as llm:
         plans = record(llm).plans
         shared = llm.generate(prompts, greedy(N_NEW, logprobs=20), use_tqdm=False)
         runs = [run for plan in plans for run in plan.shared]
@@ -123,7 +110,7 @@ def test_rows_that_share_pages_are_computed_as_if_they_did_not(folder: Path, alo
 
 @pytest.mark.parametrize("is_large", [False, True])
 def test_shared_pages_in_tiles_of_either_size(
-    folder: Path, alone: LLM, is_large: bool, monkeypatch: pytest.MonkeyPatch
+    sensitive_folder: Path, alone: LLM, is_large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Forced, where the model of costs would not: few rows, short runs."""
     sharing = pytest.importorskip("radixkv.runtime.device.cuda.attention.sharing")
@@ -138,7 +125,7 @@ def test_shared_pages_in_tiles_of_either_size(
     monkeypatch.setattr(sharing.SharingChoice, "choose", watched)
     stems = [random_ids(n, seed=n) for n in (160, 512)]
     prompts = [stems[i % 2] + random_ids(1 + i, seed=10 + i) for i in range(63)]
-    with opened(folder) as llm:
+    with opened(sensitive_folder) as llm:
         answers = together(llm, prompts)
     runs = [run for each in chosen if each is not None for run in each.runs]
     assert {run.is_large for run in runs} == {is_large}
@@ -146,9 +133,9 @@ def test_shared_pages_in_tiles_of_either_size(
     check_same_answers(by_itself(alone, prompts), answers, tolerance=NEAR_TIE)
 
 
-def test_choices_fork_from_one_prompt(folder: Path, alone: LLM) -> None:
+def test_choices_fork_from_one_prompt(sensitive_folder: Path, alone: LLM) -> None:
     prompts = family(12, seed=5)
-    with opened(folder) as llm:
+    with opened(sensitive_folder) as llm:
         greedy_choices = llm.generate(prompts, greedy(N_NEW, n=4), use_tqdm=False)
         drawn = llm.generate(prompts, SamplingParams(n=3, max_tokens=8, ignore_eos=True, seed=1), use_tqdm=False)
     expected = by_itself(alone, prompts)
@@ -159,16 +146,16 @@ def test_choices_fork_from_one_prompt(folder: Path, alone: LLM) -> None:
         assert len({tuple(output.token_ids) for output in answer.outputs}) == 3
 
 
-def test_a_hit_is_as_near_to_a_miss_as_a_miss_cut_elsewhere(folder: Path) -> None:
+def test_a_hit_is_as_near_to_a_miss_as_a_miss_cut_elsewhere(sensitive_folder: Path) -> None:
     """Only what a hit adds to the noise of another order of sums counts."""
     stems = [random_ids(16 * n, seed=n) for n in (10, 31, 64, 100)]
     prompts = [stem + random_ids(5 + 9 * i, seed=50 + i) for i, stem in enumerate(stems * 8)]
     how = greedy(1, logprobs=20)
-    with opened(folder, max_num_seqs=1, enable_prefix_caching=False, max_num_batched_tokens=2048) as llm:
+    with opened(sensitive_folder, max_num_seqs=1, enable_prefix_caching=False, max_num_batched_tokens=2048) as llm:
         miss = llm.generate(prompts, how, use_tqdm=False)
-    with opened(folder, max_num_seqs=1, enable_prefix_caching=False, max_num_batched_tokens=208) as llm:
+    with opened(sensitive_folder, max_num_seqs=1, enable_prefix_caching=False, max_num_batched_tokens=208) as llm:
         elsewhere = llm.generate(prompts, how, use_tqdm=False)
-    with opened(folder, max_num_seqs=1, max_num_batched_tokens=2048) as llm:
+    with opened(sensitive_folder, max_num_seqs=1, max_num_batched_tokens=2048) as llm:
         llm.generate(stems, greedy(1), use_tqdm=False)
         hit = llm.generate(prompts, how, use_tqdm=False)
     assert all(16 * 10 <= output.num_cached_tokens < len(output.prompt_token_ids) for output in hit)

@@ -17,26 +17,32 @@ import torch
 from gpu_support import DEVICE, greedy, opened, random_ids, save
 
 from radixkv import LLM
-from radixkv.errors import ConfigError, DeviceFailure
+from radixkv.errors import ConfigError, DeviceError, DeviceFailure
 from radixkv.runtime.device.cuda.checks import look
+from radixkv.runtime.device.cuda.translation import Translation
 
 MIB = 1 << 20
 WIDE = 32_768
 """Of the MLP, so that a prompt of 2,000 tokens needs some 400 MB while it is computed."""
 
 LOST = """
-import os, sys, torch
+import sys, torch
 from radixkv import LLM, SamplingParams
 from radixkv.errors import DeviceLost
 llm = LLM(sys.argv[1], device="cuda", dtype="bfloat16", max_model_len=256, max_total_tokens=4096, max_num_seqs=8)
-llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4))
-torch.zeros(4, device="cuda")[torch.tensor([1 << 20], device="cuda")]
-for _ in range(2):
-    try:
-        llm.generate([[1, 2, 3], [4, 5]], SamplingParams(max_tokens=4))
-    except DeviceLost as error:
-        print("LOST", repr(str(error)), flush=True)
-os._exit(0)  # what was on the GPU cannot be taken down any more
+stream = llm.stream([1, 2, 3], SamplingParams(max_tokens=200, ignore_eos=True, logprobs=2))
+try:
+    for n_tokens, _ in enumerate(stream):
+        if n_tokens == 20:  # the next steps are under way
+            torch.zeros(4, device="cuda")[torch.tensor([1 << 20], device="cuda")]
+except DeviceLost as error:
+    print("LOST", repr(str(error)), flush=True)
+try:
+    llm.generate([[1, 2, 3], [4, 5]], SamplingParams(max_tokens=4))
+except DeviceLost as error:
+    print("LOST", repr(str(error)), flush=True)
+llm.shutdown()
+print("DOWN", flush=True)
 """
 
 
@@ -113,12 +119,18 @@ def test_kernels_that_cannot_be_compiled_are_named_before_weights_are_read(
         LLM(folder, device=DEVICE, dtype="bfloat16", max_model_len=256, max_total_tokens=4096)
 
 
-def test_a_lost_gpu_is_said_in_one_line_again_and_again(tmp_path: Path) -> None:
+def test_a_lack_of_pinned_memory_passes() -> None:
+    with pytest.raises(DeviceError, match="step 3: the device is out of memory"), Translation().of(3):
+        torch.empty(1 << 46, dtype=torch.uint8, pin_memory=True)
+    assert torch.ones(4, device=DEVICE).sum().item() == 4
+
+
+def test_a_lost_gpu_is_said_in_one_line_again_and_again_and_the_process_ends_as_others_do(tmp_path: Path) -> None:
     folder = save(tmp_path / "small")
     done = subprocess.run([sys.executable, "-c", LOST, folder], capture_output=True, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("LOST")]
-    assert len(lines) == 2, done.stderr[-2000:]
-    assert all("the GPU failed, and must be opened anew" in line and "\\n" not in line for line in lines)
+    *lost, last = done.stdout.splitlines()
+    assert (done.returncode, len(lost), last) == (0, 2, "DOWN"), done.stderr[-2000:]
+    assert all("the GPU failed, and must be opened anew" in line and "\\n" not in line for line in lost)
 
 
 def test_engines_one_after_another_have_the_same_room_and_no_collector_is_needed(folder: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from kernel_support import DEVICE, integers, normal, on_device_only, on_kernels, poisoned, triton
+from msgspec.structs import replace
 from torch import Tensor
 
 from radixkv.runtime.device.cuda.kernels.argmax import argmax, argmax_scratch
@@ -13,6 +15,8 @@ from radixkv.runtime.device.cuda.kernels.norm import rms_norm
 from radixkv.runtime.device.cuda.kernels.residual import add_linear_and_norm
 from radixkv.runtime.device.cuda.kernels.rotary import rotate_and_store
 from radixkv.runtime.device.cuda.kernels.step import place_tokens, update_tables
+from radixkv.runtime.device.cuda.sampler.sampler import CudaSampler
+from radixkv.runtime.plan import History, RowSampling
 
 pytestmark = [*on_kernels, on_device_only]
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 512, 4, 2, 128, 1024
@@ -43,6 +47,29 @@ def test_steps_of_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch) -
     ):
         for shift in range(4):
             step.run(n_rows, n_tokens, shift)
+    assert not compiled
+
+
+def test_sampling_of_other_sizes_compiles_nothing_behind_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def note(*, repr: str, **_: object) -> None:
+        compiled.append(repr)
+
+    sampler = CudaSampler(64, VOCAB, torch.device(DEVICE))
+    sampler.warm_up(torch.bfloat16)
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", note)
+    plain = RowSampling(temperature=0.7, top_k=0, top_p=0.9, seed=3, index=1)
+    listed = replace(plain, top_k=20, n_logprobs=4)
+    said = {"history": History(bytes(4), 1), "presence_penalty": 0.5, "logit_bias": ((3, 1.0), (4, 2.0))}
+    kinds = (plain, listed, replace(plain, **said), replace(listed, **said))
+    for n_rows in (1, 3, 4, 8, 40):
+        choice = integers([1] * 100)
+        for shift in range(4):
+            greedy, finite = choice[shift:][: 2 * n_rows].view(2, -1)
+            rows = [kinds[(row + shift) % 4] for row in range(n_rows)]
+            sampler.sample(normal(n_rows, VOCAB, dtype=torch.bfloat16), range(n_rows), rows, greedy, finite)
+        sampler.score(normal(n_rows, VOCAB, dtype=torch.bfloat16), np.zeros(n_rows, np.int32), 3)
     assert not compiled
 
 

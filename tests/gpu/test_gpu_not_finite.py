@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
 from gpu_drive import executor_of, record
-from gpu_support import NEAR_TIE, check_same_answers, family, greedy, opened, random_ids, save_sensitive
+from gpu_support import NEAR_TIE, check_same_answers, family, greedy, opened, random_ids
 
 from radixkv import LLM, RequestOutput
 from radixkv.runtime.device.cuda.pool import CudaPool
 
 N_NEW = 16
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_sensitive(tmp_path_factory.mktemp("sensitive"))
-
-
-@pytest.fixture(scope="module")
-def alone(folder: Path) -> Iterator[LLM]:
-    with opened(folder, enable_prefix_caching=False, max_num_seqs=8, max_num_batched_tokens=4096) as llm:
-        yield llm
 
 
 def check(alone: LLM, prompts: list[list[int]], *runs: list[RequestOutput]) -> None:
@@ -52,10 +41,10 @@ def poison(pool: CudaPool, pages: Iterable[int]) -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
-def test_what_nobody_wrote_is_never_read(folder: Path, alone: LLM, page_size: int) -> None:
+def test_what_nobody_wrote_is_never_read(sensitive_folder: Path, alone: LLM, page_size: int) -> None:
     """A weight of 0 does not take NaN away: prompts in chunks, rows that continue, padding, shared pages, hits."""
     prompts = family(20, seed=1)
-    with opened(folder, page_size=page_size, max_num_batched_tokens=500) as llm:
+    with opened(sensitive_folder, page_size=page_size, max_num_batched_tokens=500) as llm:
         pool = pool_of(llm)
         poison(pool, range(pool.n_pages))
         cold = llm.generate(prompts, greedy(N_NEW), use_tqdm=False)
@@ -63,12 +52,12 @@ def test_what_nobody_wrote_is_never_read(folder: Path, alone: LLM, page_size: in
     check(alone, prompts, cold, warm)
 
 
-def test_a_sick_page_costs_no_answer(folder: Path, alone: LLM) -> None:
+def test_a_sick_page_costs_no_answer(sensitive_folder: Path, alone: LLM) -> None:
     """Of the requests that hit it each is computed once more, without the cache; those beside them never see it."""
     stem = random_ids(160, seed=1)
     prompts = [stem + random_ids(5 + i, seed=10 + i) for i in range(6)]
     prompts += [random_ids(50 + 30 * i, seed=100 + i) for i in range(6)]
-    with opened(folder) as llm:
+    with opened(sensitive_folder) as llm:
         pool, plans = pool_of(llm), record(llm).plans
         llm.generate([stem + random_ids(20, seed=2)], greedy(2), use_tqdm=False)
         poison(pool, [plans[0].rows[0].table_pages[3]])

@@ -6,17 +6,11 @@ import random
 from collections import deque
 from pathlib import Path
 
-import pytest
 from gpu_drive import Drive, executor_of, record
-from gpu_support import NEAR_TIE, check_same_answers, family, greedy, opened, random_ids, save_sensitive
+from gpu_support import NEAR_TIE, check_same_answers, family, greedy, opened, random_ids
 
 from radixkv import SamplingParams
 from radixkv.runtime.plan import Executor, Pending, StepPlan
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_sensitive(tmp_path_factory.mktemp("sensitive"))
 
 
 def run_plans(executor: Executor, plans: list[StepPlan], n_ahead: int) -> list[tuple[int, ...]]:
@@ -30,7 +24,7 @@ def run_plans(executor: Executor, plans: list[StepPlan], n_ahead: int) -> list[t
     return tokens + [pending.result().tokens for pending in launched]
 
 
-def test_a_thousand_differing_plans_back_to_back_give_what_they_give_one_by_one(folder: Path) -> None:
+def test_a_thousand_differing_plans_back_to_back_give_what_they_give_one_by_one(sensitive_folder: Path) -> None:
     """Plans of the real scheduler, with chunks, forks, retractions, copies and every size of batch, run again."""
     settings = {
         "max_total_tokens": 2048,
@@ -39,7 +33,7 @@ def test_a_thousand_differing_plans_back_to_back_give_what_they_give_one_by_one(
         "max_num_batched_tokens": 256,
     }
     rng = random.Random(3)
-    with opened(folder, **settings) as llm:
+    with opened(sensitive_folder, **settings) as llm:
         plans = record(llm).plans
         drive, n_requests = Drive(llm, checks=False), 0
         while len(plans) < 1000:
@@ -57,18 +51,18 @@ def test_a_thousand_differing_plans_back_to_back_give_what_they_give_one_by_one(
         assert drive.check_all_ended().preemptions_total > 0
         assert any(plan.copies for plan in plans), "no fork copied a page"
         assert len({(len(plan.rows), plan.n_tokens) for plan in plans}) > 100
-    with opened(folder, **settings) as llm:
+    with opened(sensitive_folder, **settings) as llm:
         one_by_one = run_plans(executor_of(llm), plans, n_ahead=0)
     for n_ahead in (1, 2):
-        with opened(folder, **settings) as llm:
+        with opened(sensitive_folder, **settings) as llm:
             assert run_plans(executor_of(llm), plans, n_ahead) == one_by_one
 
 
-def test_aborts_evictions_and_retractions_leave_the_other_answers_as_they_were(folder: Path) -> None:
+def test_aborts_evictions_and_retractions_leave_the_other_answers_as_they_were(sensitive_folder: Path) -> None:
     """A pool for a few of the requests, with one cancelled in every tenth turn; all invariants after each turn."""
     prompts = family(120, seed=11)
     rng = random.Random(4)
-    with opened(folder, max_total_tokens=5120, max_num_seqs=32, max_num_batched_tokens=512) as llm:
+    with opened(sensitive_folder, max_total_tokens=5120, max_num_seqs=32, max_num_batched_tokens=512) as llm:
         drive = Drive(llm)
         for first in range(0, len(prompts), 40):
             for number, prompt in enumerate(prompts[first : first + 40], first):
@@ -84,16 +78,16 @@ def test_aborts_evictions_and_retractions_leave_the_other_answers_as_they_were(f
         assert len(whole) > 60
         assert llm.flush_cache().n_pages_leased == 0
         assert llm.get_metrics().n_pages_free == stats.n_pages
-    with opened(folder, enable_prefix_caching=False, max_num_seqs=8, max_num_batched_tokens=2048) as llm:
+    with opened(sensitive_folder, enable_prefix_caching=False, max_num_seqs=8, max_num_batched_tokens=2048) as llm:
         some = whole[::4]
         alone = [llm.generate([prompts[int(name)]], greedy(64, logprobs=20), use_tqdm=False)[0] for name in some]
     check_same_answers(alone, [drive.answers[name] for name in some], tolerance=NEAR_TIE, least_share=0.3)
 
 
-def test_a_flush_between_turns_does_not_change_what_runs(folder: Path) -> None:
+def test_a_flush_between_turns_does_not_change_what_runs(sensitive_folder: Path) -> None:
     stem = random_ids(400, seed=1)
     prompts = [stem + random_ids(10 + i, seed=i) for i in range(24)]
-    with opened(folder) as llm:
+    with opened(sensitive_folder) as llm:
         drive = Drive(llm)
         for number, prompt in enumerate(prompts):
             drive.submit(f"{number}", prompt, greedy(24))

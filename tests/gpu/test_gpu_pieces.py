@@ -19,7 +19,6 @@ from gpu_support import (
     opened,
     random_ids,
     save,
-    save_sensitive,
 )
 
 from radixkv import LLM
@@ -29,19 +28,14 @@ LENGTHS = [1, 2, 15, 16, 17, 33, 63, 64, 65, 127, 129, 191, 192, 193, 320, 500, 
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_sensitive(tmp_path_factory.mktemp("sensitive"))
-
-
-@pytest.fixture(scope="module")
-def eager(folder: Path) -> Iterator[LLM]:
-    with opened(folder, enable_prefix_caching=False, enforce_eager=True) as llm:
+def eager(sensitive_folder: Path) -> Iterator[LLM]:
+    with opened(sensitive_folder, enable_prefix_caching=False, enforce_eager=True) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
-def captured(folder: Path) -> Iterator[LLM]:
-    with opened(folder, enable_prefix_caching=False) as llm:
+def captured(sensitive_folder: Path) -> Iterator[LLM]:
+    with opened(sensitive_folder, enable_prefix_caching=False) as llm:
         yield llm
 
 
@@ -62,10 +56,10 @@ def test_every_token_of_a_prompt(eager: LLM, captured: LLM) -> None:
         assert common_difference(*scores) < NEAR_TIE / 2
 
 
-def test_padding_leaves_the_pool_alone(eager: LLM, folder: Path) -> None:
+def test_padding_leaves_the_pool_alone(eager: LLM, sensitive_folder: Path) -> None:
     """Prompts come in small lots, each padded; all answers still read what the first of them wrote."""
     prompts = [random_ids(50 + 37 * i, seed=i) for i in range(8)]
-    with opened(folder, max_num_batched_tokens=97) as llm:
+    with opened(sensitive_folder, max_num_batched_tokens=97) as llm:
         llm.generate(prompts, greedy(2), use_tqdm=False)
         warm = llm.generate(prompts, greedy(12), use_tqdm=False)
         assert llm.get_metrics().prefix_hits_total > 0
@@ -79,12 +73,12 @@ def test_padding_leaves_the_pool_alone(eager: LLM, folder: Path) -> None:
     ids=["plain", "bias", "tied", "one layer"],
 )
 def test_shapes_of_models(tmp_path: Path, changes: dict[str, object]) -> None:
-    folder = save(tmp_path, **changes)
+    sensitive_folder = save(tmp_path, **changes)
     prompts = [random_ids(n, seed=n) for n in (5, 70, 300)]
     ask = greedy(4, prompt_logprobs=0)
     scores = []
     for enforce_eager in (True, False):
-        with opened(folder, enforce_eager=enforce_eager) as llm:
+        with opened(sensitive_folder, enforce_eager=enforce_eager) as llm:
             answers = [llm.generate([prompt], ask, use_tqdm=False)[0] for prompt in prompts]
             scores.append([engine_scores(answer)[0] for answer in answers])
     for one, other in zip(*scores, strict=True):

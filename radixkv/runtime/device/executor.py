@@ -22,6 +22,7 @@ from radixkv.runtime.device.cuda.checks import (
     look,
 )
 from radixkv.runtime.device.cuda.fit import check_for_cuda
+from radixkv.runtime.device.cuda.translation import is_lack_of_memory
 from radixkv.runtime.device.models.config import DecoderConfig
 from radixkv.runtime.plan import Executor
 
@@ -136,15 +137,15 @@ def open_executor(config: EngineConfig, checkpoint: Checkpoint, max_model_len: i
                 load_format=model.load_format,
                 enforce_eager=model.enforce_eager,
             )
-        except torch.OutOfMemoryError as error:
+        except BaseException as error:
+            lacks_memory = is_lack_of_memory(error)
             _let_go(error)
+            if not lacks_memory:
+                raise
             raise ConfigError(
-                f"the GPU has too little memory: {str(error).splitlines()[0].rstrip('.')}; set max_num_seqs, "
+                f"there is too little memory: {str(error).splitlines()[0].rstrip('.')}; set max_num_seqs, "
                 "max_num_batched_tokens or max_model_len lower, take a smaller model, or end what else uses the GPU"
             ) from None
-        except BaseException as error:
-            _let_go(error)
-            raise
     assert cache.kv_cache_memory_bytes is not None
     return CpuExecutor(
         checkpoint,

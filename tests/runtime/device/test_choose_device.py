@@ -113,6 +113,7 @@ OLD_DRIVER = Machine(
     packages={},
     nvcc=None,
     c_compiler=None,
+    has_python_headers=False,
 )
 
 
@@ -122,6 +123,7 @@ H100 = replace(
     gpu=Gpu("NVIDIA H100", (9, 0), 80 << 30, 70 << 30),
     packages={name: ".".join(map(str, least)) for name, (least, _) in PACKAGES.items()},
     c_compiler="/usr/bin/gcc",
+    has_python_headers=True,
 )
 
 
@@ -159,12 +161,26 @@ def test_what_the_machine_lacks_is_said_before_the_gpu_is_opened(opening: Put, u
         open_executor(with_defaults(EngineConfig(), "cuda"), usual, 64)
 
 
-def test_too_little_memory_at_the_start_is_one_line(opening: Put, usual: Checkpoint) -> None:
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nMore about it"),
+            r"too little memory: .* 20.00 GiB; set max_num_seqs",
+        ),
+        (torch.AcceleratorError("CUDA error: out of memory\nMore about it"), "out of memory; set max_num_seqs"),
+    ],
+    ids=["of the GPU", "of the host"],
+)
+def test_too_little_memory_at_the_start_is_one_line(
+    opening: Put, usual: Checkpoint, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
     def full(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nMore about it")
+        raise error
 
     opening(H100, full)
-    with pytest.raises(ConfigError, match=r"too little memory: .* 20.00 GiB; set max_num_seqs") as raised:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    with pytest.raises(ConfigError, match=message) as raised:
         open_executor(with_defaults(EngineConfig(), "cuda"), usual, 64)
     assert "\n" not in str(raised.value)
 

@@ -43,6 +43,7 @@ MACHINE = Machine(
     packages={"flashinfer-python": "0.6.12", "triton": "3.6.0"},
     nvcc=None,
     c_compiler="/usr/bin/gcc",
+    has_python_headers=True,
 )
 MODEL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -109,6 +110,7 @@ def test_a_machine_that_will_do(changes: dict[str, Any]) -> None:
         ({"packages": {"flashinfer-python": "0.6.13", "triton": "3.6.0"}}, "flashinfer-python 0.6.13 is installed"),
         ({"packages": {"flashinfer-python": "0.6.12", "triton": "3.8.0"}}, "triton 3.8.0 is .* and below 3.8"),
         ({"c_compiler": None}, "Triton needs a C compiler, and neither gcc nor clang .* set device to cpu"),
+        ({"has_python_headers": False}, "Triton needs Python's headers, .* install .* or set device to cpu"),
     ],
 )
 def test_what_a_machine_lacks_is_named(changes: dict[str, Any], message: str) -> None:

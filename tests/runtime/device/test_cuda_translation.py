@@ -62,3 +62,21 @@ def test_errors_say_what_they_mean(error, kind, message):
     with pytest.raises(kind, match=message) as caught, Translation().of(7):
         raise error
     assert type(caught.value) is kind
+
+
+HOST_FULL = "CUDA error: out of memory\nadvice"
+
+
+def test_a_lack_of_the_hosts_memory_passes(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    with pytest.raises(DeviceError, match="step 7: the device is out of memory: .*memory$"), Translation().of(7):
+        raise torch.AcceleratorError(HOST_FULL)
+
+
+def test_a_gpu_that_does_not_answer_is_lost_whatever_it_says(monkeypatch):
+    def fail():
+        raise torch.AcceleratorError("CUDA error: an illegal memory access")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    with pytest.raises(DeviceLost, match="out of memory$"), Translation().of(7):
+        raise torch.AcceleratorError(HOST_FULL)

@@ -10,6 +10,7 @@ import importlib.metadata
 import logging
 import os
 import shutil
+import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,8 @@ class Machine:
     """CUDA's compiler, which FlashInfer calls for kernels that are not there compiled."""
     c_compiler: str | None
     """Which Triton calls once for each kernel."""
+    has_python_headers: bool
+    """Which Triton includes in what it compiles."""
 
 
 def look() -> Machine:
@@ -95,6 +98,7 @@ def look() -> Machine:
         packages={name: _installed(name) for name in PACKAGES},
         nvcc=_nvcc(),
         c_compiler=os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
+        has_python_headers=Path(sysconfig.get_path("include"), "Python.h").is_file(),
     )
 
 
@@ -132,6 +136,11 @@ def check_machine(machine: Machine) -> Gpu:
     if machine.c_compiler is None:
         raise ConfigError(
             f"Triton needs a C compiler, and neither gcc nor clang is there; install one, or {_USE_CPU}"
+        )
+    if not machine.has_python_headers:
+        raise ConfigError(
+            "Triton needs Python's headers, and Python.h is not there; install the package with them (python3-dev, "
+            f"say), or {_USE_CPU}"
         )
     return gpu
 

@@ -10,13 +10,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from radixkv.errors import DeviceError
 from radixkv.runtime.device.cuda.packing import PackedStep, Packer
 from radixkv.runtime.device.cuda.runner import N_TIMES, Outputs, StepRunner
+from radixkv.runtime.device.cuda.sampler.edits import has_edits
 from radixkv.runtime.device.cuda.sampler.sampler import CudaSampler, SampledRows, ScoredTokens
-from radixkv.runtime.device.cuda.sampler.settings import LEAST_TEMPERATURE
+from radixkv.runtime.device.cuda.sampler.settings import is_greedy
 from radixkv.runtime.device.cuda.timer import AttentionTimer
 from radixkv.runtime.device.cuda.translation import Translation
-from radixkv.runtime.plan import RowSampling, StepPlan, StepResult
+from radixkv.runtime.plan import RowSampling, Scoring, StepPlan, StepResult
 from radixkv.wire import TokenLogprobs
 
 _MAX_SCORED_ROWS = 256
@@ -53,7 +55,7 @@ class CudaExecutor:
         self._sampler = sampler
         self._vocab_size = vocab_size
         self._stream = stream
-        self._errors = Translation()
+        self._errors = Translation(runner, sampler)
 
     @property
     def device(self) -> str:
@@ -88,17 +90,21 @@ class CudaExecutor:
             outputs = self._runner.enqueue(step)
             sampled = self._sample(step, outputs)
             scored = [
-                (row, scores) for row in range(step.n_rows) for scores in self._score(step, row, outputs.hidden)
+                (place, scores)
+                for place, row in enumerate(plan.rows)
+                if row.scoring is not None
+                for scores in self._score(row.scoring, int(step.firsts[place]), outputs.hidden)
             ]
             return CudaStep(plan, outputs.report, self._runner.timer, sampled, scored, self._stream, self._errors)
 
     def close(self) -> None:
         """Gives weights, pool and graphs back to the GPU, for this process and others. Waits for what was launched;
-        of a lost device nothing is to be had before the process ends."""
+        of a lost device nothing is given back before the process ends."""
         try:
             self._stream.synchronize()
         except torch.AcceleratorError:
             return
+        self._errors.let_go()
         del self._runner, self._sampler
         torch.cuda.empty_cache()
 
@@ -123,14 +129,10 @@ class CudaExecutor:
         reports = any(how.n_logprobs is not None for how in sampling)
         return _Sampled(rows, sampled if reports else None)
 
-    def _score(self, step: PackedStep, row: int, hidden: Tensor | None) -> Iterator[ScoredTokens]:
-        """How likely the row's tokens were that it was asked about, lot by lot."""
-        scoring = step.plan.rows[row].scoring
-        if scoring is None:
-            return
+    def _score(self, scoring: Scoring, first: int, hidden: Tensor | None) -> Iterator[ScoredTokens]:
+        """How likely the tokens were that a row was asked about, lot by lot; ``first`` is where the row begins."""
         assert hidden is not None, "a step with rows to score is no graph"
         targets = np.frombuffer(scoring.targets, dtype="<i4")
-        first = int(step.firsts[row])
         for start in range(0, len(targets), _MAX_SCORED_ROWS):
             lot = targets[start : start + _MAX_SCORED_ROWS]
             logits = self._runner.logits(hidden[first + start : first + start + len(lot)])
@@ -167,11 +169,17 @@ class CudaStep:
         self._report.copy_(report, non_blocking=True)
         self._done = torch.cuda.Event()
         self._done.record(stream)
+        errors.hold(self)
 
     def result(self) -> StepResult:
         """Waits for this step. Raises ``DeviceError`` or ``DeviceLost``."""
-        with self._errors.of(self._plan.step):
-            self._done.synchronize()
+        try:
+            with self._errors.of(self._plan.step):
+                self._done.synchronize()
+        except DeviceError:
+            self._errors.release(self)
+            raise
+        self._errors.release(self)
         rows = self._plan.rows
         times, choice = np.split(self._report.numpy(), [N_TIMES])
         tokens, are_finite = choice.reshape(2, -1)[:, : len(rows)]
@@ -201,10 +209,4 @@ class CudaStep:
 
 def _asks_for_more(sampling: RowSampling) -> bool:
     """Whether the likeliest token is not all that a row wants to know."""
-    return not (
-        sampling.temperature < LEAST_TEMPERATURE
-        and sampling.n_logprobs is None
-        and not sampling.logit_bias
-        and not sampling.banned
-        and not sampling.has_penalties
-    )
+    return not is_greedy(sampling) or has_edits(sampling) or sampling.n_logprobs is not None

@@ -33,7 +33,8 @@ class LayerAttention(Protocol):
 
 
 class Attention(Protocol[DecodeT, PromptT]):
-    """Plans steps over the paged pool; what its plans are is its own affair.
+    """Plans steps over the paged pool. What its plans are is its own affair, but that those of a bucket have the
+    ``variant`` and ``n_rows`` of a graph.
 
     Decode rows, of one token each, come first in a batch.
     """

@@ -7,11 +7,11 @@ from typing import Protocol
 
 from torch import Tensor
 
+from radixkv.runtime.device.cuda.attention.attend import attend
 from radixkv.runtime.device.cuda.attention.blocks import Block
 from radixkv.runtime.device.cuda.attention.kernels import Launch, Results
 from radixkv.runtime.device.cuda.attention.merge import merge
 from radixkv.runtime.device.cuda.attention.reorder import gather, spread
-from radixkv.runtime.device.cuda.attention.rows import attend
 
 
 class Enqueue(Protocol):

@@ -8,8 +8,8 @@ from radixkv.runtime.device.cuda.kernels.linear import linear
 from radixkv.runtime.device.cuda.kernels.norm import add_rms_norm, rms_norm
 
 _MANY_ROWS = 256
-"""From here on it is faster that the product adds to the residual stream, and the norm reads that alone: by 1 to 3%
-at 256 rows of an 8B model, by 3 to 6% at 8192."""
+"""From here on the product adds to the residual stream, and the norm reads that alone: an 8B model's long runs take
+0.4% less, with 256 rows a step and with prompts."""
 
 
 def add_linear_and_norm(

@@ -175,7 +175,7 @@ def _edit_tokens(
     tl.store(edited + row * size + token, values, inside)
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["finite"])
 def _count_tokens(
     counts: tl.tensor,
     pairs: tl.tensor,

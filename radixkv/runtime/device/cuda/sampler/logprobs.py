@@ -88,7 +88,7 @@ class Logprobs:
         ]
 
 
-@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["sources", "counts"])
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["sources", "finite", "counts"])
 def _compare(
     logits: tl.tensor,
     parts: tl.tensor,

@@ -1,0 +1,152 @@
+"""Two ways to compute the same thing, in turn, in one engine, for as long as real work takes. Needs a GPU.
+
+``kernels.py`` compares kernels in short bursts. In a run of seconds a GPU that stands at its power limit lowers its
+clock, and what was faster in a burst may be slower. So each case here runs a workload again and again, forwards and
+backwards through its ways, and appends a JSON line with all times to ``--output-file``. The model has the shape of
+Llama 3.1 8B and dummy weights.
+
+    python bench/choices.py --output-file bench/results/choices.jsonl
+    python bench/choices.py --only prompts --pairs 10
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from functools import partial
+from pathlib import Path
+from statistics import median
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from engine import open_llm, run, warm_up, write
+from gpu_environment import gpu_environment
+from phases import Phases
+from shapes import LLAMA_8B, write_model
+from token_workloads import VOCAB, decode
+
+from radixkv import LLM
+from radixkv.runtime.device.cuda.attention import decode as attention
+from radixkv.runtime.device.cuda.executor import CudaExecutor
+from radixkv.runtime.device.cuda.kernels import linear, residual
+
+
+@dataclass(frozen=True)
+class Case:
+    """What runs, and what in the engine is one thing or the other meanwhile."""
+
+    phases: Phases
+    module: ModuleType
+    name: str
+    ways: Mapping[str, Any]
+    """By what they do; the first is the engine's own."""
+    bucket: int | None = None
+    """Rows of the decode graph that holds it, which is captured anew."""
+
+
+def main() -> None:
+    arguments = parsed()
+    with tempfile.TemporaryDirectory() as folder:
+        llm = open_llm(arguments, write_model(LLAMA_8B, Path(folder)))
+    warm_up(llm)
+    common = {
+        "model": "llama-3.1-8b, dummy weights",
+        "date": date.today().isoformat(),
+        "environment": gpu_environment("cuda", arguments.commit),
+    }
+    for name, case in cases().items():
+        if not any(text in name for text in arguments.only.split(",")):
+            continue
+        times = alternated(llm, case, arguments.pairs)
+        for way, durations in times.items():
+            print(
+                f"{name}, {way}: median {median(durations):.4f} s, {min(durations)} to {max(durations)}", flush=True
+            )
+        write(arguments.output_file, {"case": name, "durations": times, **common})
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="TEXTS", help="cases whose names hold one of these")
+    parser.add_argument("--pairs", type=int, default=4, metavar="COUNT", help="runs of each way")
+    parser.add_argument("--commit", help="what is checked out, where there is no .git")
+    parser.add_argument("--output-file", type=Path)
+    parser.set_defaults(device="cuda", cache="on", settings={})
+    return parser.parse_args()
+
+
+def cases() -> Mapping[str, Case]:
+    is_thin = linear._is_thin
+    return {
+        "gate, up and activation of 256 rows": Case(
+            decode(),
+            linear,
+            "_is_gated_at_once",
+            {"cuBLAS and a kernel": linear._is_gated_at_once, "one kernel": lambda x, _: 16 < len(x) <= 256},
+            bucket=256,
+        ),
+        "residual sum of 256 rows": Case(
+            decode(),
+            residual,
+            "_MANY_ROWS",
+            {"by the product": residual._MANY_ROWS, "by the norm": 1 << 20},
+            bucket=256,
+        ),
+        "residual sum of prompts": Case(
+            requests(64, prompt=1024, output=1),
+            residual,
+            "_MANY_ROWS",
+            {"by the product": residual._MANY_ROWS, "by the norm": 1 << 20},
+        ),
+        "products of 16 rows": Case(
+            requests(16, prompt=64, output=192),
+            linear,
+            "_is_thin",
+            {
+                "down by cuBLAS": is_thin,
+                "own kernel": lambda x, _: len(x) <= 16,
+                "all by cuBLAS": lambda x, weight: False,
+            },
+            bucket=16,
+        ),
+        "cutting rows of 256": Case(
+            decode(), attention, "_SPLIT_NS", {"if it pays": attention._SPLIT_NS, "never": 1e9}
+        ),
+    }
+
+
+def requests(n: int, *, prompt: int, output: int) -> Phases:
+    """That share nothing."""
+    rng = random.Random(n)
+    return [[([rng.randrange(10, VOCAB) for _ in range(prompt)], output) for _ in range(n)]]
+
+
+def alternated(llm: LLM, case: Case, n_pairs: int) -> dict[str, list[float]]:
+    """Seconds of each way's runs. One run more comes first and does not count."""
+    times: dict[str, list[float]] = {way: [] for way in case.ways}
+    one = partial(duration, llm, case)
+    one(next(iter(case.ways)))
+    for turn in range(n_pairs):
+        for way in times if turn % 2 == 0 else reversed(times):
+            times[way].append(one(way))
+    return times
+
+
+def duration(llm: LLM, case: Case, way: str) -> float:
+    executor = llm._live._executor
+    assert isinstance(executor, CudaExecutor)
+    with patch.object(case.module, case.name, case.ways[way]):
+        if case.bucket is not None:
+            with torch.inference_mode(), torch.cuda.stream(executor._stream):
+                executor._runner.capture([case.bucket])
+        return float(run(llm, case.phases)["duration"])
+
+
+if __name__ == "__main__":
+    main()
