@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
+from collections.abc import Iterable
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from random import Random
 from string import ascii_lowercase
-from typing import Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -23,7 +25,7 @@ from radixkv.bench.kinds.trace import Trace
 from radixkv.bench.kinds.tree_of_thought import TreeOfThought
 from radixkv.bench.kinds.unshared import Unshared
 from radixkv.bench.session import Request, Session, lone
-from radixkv.errors import ConfigError
+from radixkv.errors import ConfigError, shortened
 
 Workload = (
     FewShot
@@ -38,6 +40,8 @@ Workload = (
     | Trace
 )
 """Every kind."""
+
+_KINDS: dict[Any, type[Workload]] = {kind.__struct_config__.tag: kind for kind in get_args(Workload)}
 
 
 class WorkloadChanges(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,16 +77,18 @@ def load_workload(name: str, changes: WorkloadChanges | None = None) -> Workload
         raise ConfigError(f"workload {name!r} is not TOML: {error}") from None
     if "kind" not in table:
         raise ConfigError(f'workload {name!r} has no kind; write kind = "fewshot"')
+    kind = _KINDS.get(table["kind"]) if isinstance(table["kind"], str) else None
+    if kind is None:
+        raise ConfigError(f"workload {name!r} has kind {shortened(table['kind'])}; use one of {', '.join(_KINDS)}")
+    _check_settings(name, kind, table.keys() - {"kind"})
     try:
-        workload: Workload = msgspec.convert(table, Workload)
+        workload = msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"workload {name!r} cannot be used: {error}") from None
+        raise ConfigError(f"workload {name!r}: {_worded(error, kind, table)}") from None
     except ConfigError as error:
         raise ConfigError(f"workload {name!r}: {error}") from None
     given = {} if changes is None else {k: v for k, v in msgspec.structs.asdict(changes).items() if v is not None}
-    for setting in given:
-        if setting not in workload.__struct_fields__:
-            raise ConfigError(f"workload {name!r} has no {setting}; it has {', '.join(workload.__struct_fields__)}")
+    _check_settings(name, kind, given)
     return msgspec.structs.replace(workload, **given)
 
 
@@ -99,6 +105,24 @@ def warmup_sessions(count: int, seed: int, n_words: int = 200, output_len: int =
         for _ in range(count)
     )
     return [lone(Request(text, output_len)) for text in texts]
+
+
+def _check_settings(name: str, kind: type[Workload], settings: Iterable[str]) -> None:
+    for setting in sorted(settings):
+        if setting not in kind.__struct_fields__:
+            raise ConfigError(f"workload {name!r} has no {setting}; it has {', '.join(kind.__struct_fields__)}")
+
+
+def _worded(error: msgspec.ValidationError, kind: type[Workload], table: dict[str, Any]) -> str:
+    """Which setting is wrong, what it is and what it must be."""
+    place = re.search(r"`\$\.(\w+)", str(error))
+    if place is None:
+        return str(error)
+    hint = get_type_hints(kind)[place[1]]
+    must = "a whole number"
+    if get_origin(hint) is Literal:
+        must = " or ".join(f'"{value}"' for value in get_args(hint))
+    return f"{place[1]} is {shortened(table[place[1]])}; it must be {must}"
 
 
 def _text(name: str) -> str:

@@ -134,6 +134,8 @@ def test_two_groups_cannot_be_forced_upon_one(written):
     a = written("a", run(1.0, workload="agents"))
     b = written("b", run(2.0, workload="judge"), run(2.0, workload="trace"))
     with pytest.raises(ConfigError, match=r"workload \('agents' and 'judge'\); compare files that have the same"):
+        compare([a, b])
+    with pytest.raises(ConfigError, match=r"\); --force needs equally many kinds .* these have 1 and 2$"):
         compare([a, b], force=True)
 
 

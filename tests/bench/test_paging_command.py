@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from radixkv.bench.paging.tables import (
 )
 from radixkv.cli import main, paging
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig
+from radixkv.runtime.device.cuda.checks import look
 
 SMALL = ("--max-total-tokens", "2048", "--max-model-len", "512", "--num-prompts", "40", "--page-sizes", "1,16")
 
@@ -173,11 +175,11 @@ def test_settings_that_cannot_work(
     assert message in capsys.readouterr().err
 
 
-def test_without_a_gpu_measuring_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
+def test_without_a_gpu_measuring_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = replace(look(), driver_cuda=None)
+    monkeypatch.setattr("radixkv.runtime.device.executor.look", lambda: machine)
     assert run(*SMALL, "--measure") == 1
     assert "--measure runs the engine on a GPU, but" in capsys.readouterr().err
 

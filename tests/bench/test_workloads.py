@@ -47,16 +47,19 @@ def test_a_workload_may_be_a_file_and_changes_go_over_it(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('kind = "nothing"', "nothing"),
+        ('kind = "nothing"', "has kind 'nothing'; use one of fewshot, multiturn, .*, trace"),
+        ("kind = [1]", r"has kind \[1\]; use one of"),
         ("num_prompts = 3", "has no kind"),
-        ('kind = "fewshot"\nnum_prompt = 3', "num_prompt"),
-        ('kind = "fewshot"\nnum_prompts = "3"', "num_prompts"),
+        ('kind = "fewshot"\nnum_prompt = 3', "has no num_prompt; it has .*num_prompts, num_shots"),
+        ('kind = "fewshot"\nnum_prompts = "x"', "toml': num_prompts is 'x'; it must be a whole number$"),
+        ('kind = "trace"\nmax_context = "8k"', "max_context is '8k'; it must be a whole number"),
+        ('kind = "trace"\nform = "xml"', 'toml\': form is \'xml\'; it must be "tokens" or "text"$'),
         ('kind = "fewshot"\nnum_prompts = 0', "num_prompts 0 must be between 1"),
         ("kind = ", "is not TOML"),
         ("a = " + 5000 * "[", "is not TOML"),
         ('kind = "tree-of-thought"\nwidth = 2\nbeam = 3', "beam 3 must be at most width 2"),
         ('kind = "self-consistency"\nnum_samples = 9', "num_samples 9 must be between 1 and 8"),
-        ('kind = "judge"\nnum_facts = 10.5', "num_facts"),
+        ('kind = "judge"\nnum_facts = 10.5', "num_facts is 10.5; it must be a whole number"),
     ],
 )
 def test_a_wrong_workload_file_is_one_clear_error(tmp_path, text, message):

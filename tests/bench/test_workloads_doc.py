@@ -10,6 +10,8 @@ from radixkv.bench.kinds.source import Source
 from radixkv.bench.load.encoding import PromptEncoder
 from radixkv.bench.workloads import WorkloadChanges, load_workload, workload_names
 from radixkv.checkpoints.resolve import resolve, resolve_tokenizer
+from radixkv.llm import LLM
+from radixkv.sampling import SamplingParams
 from support.sessions import requests_of, turns_of
 
 TEXT = (Path(__file__).parents[2] / "docs" / "workloads.md").read_text()
@@ -63,14 +65,30 @@ def test_all_but_those_that_are_named_have_a_flag():
     assert named == fields - {*WorkloadChanges.__struct_fields__}
 
 
-def test_the_example_sends_what_is_said(tmp_path):
+@pytest.fixture
+def example(tmp_path):
+    """The workload that the page makes, from its two files."""
     (toml,) = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
     (problems,) = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
-    (tmp_path / "support.toml").write_text(toml)
-    (tmp_path / "support.jsonl").write_text(problems)
-    made = load_workload(str(tmp_path / "support.toml")).make(Source(0, tmp_path / "support.jsonl"))
-    first, *_ = requests = requests_of(made.sessions)
+    (tmp_path / "desk.toml").write_text(toml)
+    (tmp_path / "desk.jsonl").write_text(problems)
+    return load_workload(str(tmp_path / "desk.toml")).make(Source(0, tmp_path / "desk.jsonl"))
+
+
+def test_the_example_sends_what_is_said(example):
+    first, *_ = requests = requests_of(example.sessions)
     assert len(requests) == 3
     assert first.prompt.count("#### ") == 2
-    assert first.is_right([" 2 + 4 = 6 parcels.\n#### 6"])
-    assert made.counts == {}
+    assert first.is_right([" 7 * 6 = $42.\n100 - 42 = $58.\n#### 58"])
+    assert example.counts == {}
+
+
+def test_the_embedded_model_answers_the_example_rightly(example):
+    requests = requests_of(example.sessions)
+    llm = LLM("tiny", max_total_tokens=2048, max_model_len=512)
+    sampling = SamplingParams(temperature=0.0, max_tokens=requests[0].output_len, ignore_eos=True)
+    answers = llm.generate([request.prompt for request in requests], sampling)
+    llm.shutdown()
+    assert all(
+        request.is_right([answer.outputs[0].text]) for request, answer in zip(requests, answers, strict=True)
+    )

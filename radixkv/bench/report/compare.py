@@ -58,7 +58,7 @@ def compare(paths: Sequence[Path], *, force: bool = False) -> list[Comparison]:
 
     Args:
         paths: two or more files of JSON lines.
-        force: compare what differs, group by group in the files' order.
+        force: compare what differs, group by group in the files' order; there must be equally many.
 
     Raises:
         ConfigError: a file that is not readable or holds no runs, or runs that asked for something different.
@@ -104,7 +104,7 @@ def _matched(first: Sequence[Group], other: Sequence[Group], force: bool) -> Ite
     if not rest:
         return
     if not force or len(left) != len(rest):
-        raise ConfigError(_refusal(first, left, rest))
+        raise ConfigError(_refusal(first, left, rest, force))
     yield from zip(left, rest, strict=True)
 
 
@@ -113,7 +113,7 @@ def _differences(one: Group, other: Group) -> set[str]:
     return {key for key in common if one.parameters[key] != other.parameters[key]}
 
 
-def _refusal(first: Sequence[Group], left: Sequence[Group], rest: Sequence[Group]) -> str:
+def _refusal(first: Sequence[Group], left: Sequence[Group], rest: Sequence[Group], force: bool) -> str:
     group = rest[0]
     nearest = min(left or first, key=lambda each: len(_differences(each, group)))
     differences = ", ".join(
@@ -126,7 +126,12 @@ def _refusal(first: Sequence[Group], left: Sequence[Group], rest: Sequence[Group
             "parameters that both name; give files with one kind of run each"
         )
     advice = "compare runs that asked the same, or give --force"
-    if len(left) != len(rest):
+    if force:
+        advice = (
+            "--force needs equally many kinds of runs that do not match, best one in each file; "
+            f"these have {len(left)} and {len(rest)}"
+        )
+    elif len(left) != len(rest):
         advice = "compare files that have the same kinds of runs"
     return f"runs of {nearest.file} and {group.file} differ in {differences}; {advice}"
 
