@@ -126,6 +126,7 @@ class Loop:
             page_size=self._scheduler.cache.page_size,
             n_pages=self._scheduler.cache.n_pages,
             max_num_seqs=self._scheduler.max_num_seqs,
+            max_num_batched_tokens=self._scheduler.max_num_batched_tokens,
             device=self._executor.device,
             dtype=self._executor.dtype,
         )
@@ -226,7 +227,7 @@ class Loop:
             namespace = self._intake.namespace(message.cache_salt)
         except RequestError as error:
             return Failed(message.id, error.code, str(error), error.param)
-        found = self._scheduler.cache.tree.explain(namespace, message.tokens)
+        found = self._scheduler.cache.tree.explain(namespace, message.tokens, contents=message.contents)
         place, token = found.first_difference, None
         if place is not None:
             (token,) = unpack_tokens(message.tokens[place * TOKEN_BYTES : (place + 1) * TOKEN_BYTES])

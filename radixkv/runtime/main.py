@@ -50,11 +50,13 @@ if TYPE_CHECKING:
 HEARTBEAT_S = 0.5
 LINGER_MS = 1000
 MAX_START_BYTES = 1 << 20
+CHECK_PARTS = 200
+"""Looking at every invariant takes no more than one in so many of the seconds, for a request may come meanwhile."""
 
 
 def main() -> int:
     """Runs until the frontend is gone or drains, or has checked. Returns the exit code."""
-    # The frontend owns the shutdown: a terminal's Ctrl-C reaches both processes.
+    # The frontend owns the shutdown, also where a service manager signals every process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     output = _take_output()
@@ -199,9 +201,12 @@ class Server:
     _is_draining: bool = False
     _is_checked: bool = True
     """Whether every invariant was looked at since the last step."""
+    _next_check: float = 0.0
+    """When that may be done again."""
 
     def run(self) -> None:
-        """Until a ``Drain`` and the end of all work. When idle for a heartbeat, looks at every invariant once.
+        """Until a ``Drain`` and the end of all work. When idle for a heartbeat, looks at every invariant once, but
+        not before ``_next_check``.
 
         Raises:
             WireError: the frontend is of another version, or gone.
@@ -216,9 +221,10 @@ class Server:
             elif time.monotonic() - silent_since >= HEARTBEAT_S:
                 self._send([Heartbeat()])
                 silent_since = time.monotonic()
-                if not (has_turned or self._is_checked):
+                if not (has_turned or self._is_checked) and silent_since >= self._next_check:
                     self.loop.check()
                     self._is_checked = True
+                    self._next_check = silent_since + CHECK_PARTS * (time.monotonic() - silent_since)
             self._is_checked = self._is_checked and not has_turned
 
     def _receive(self, wait_ms: int) -> None:

@@ -130,8 +130,6 @@ class Request:
     """What its launched rows sample is not to be used."""
     private: bool = False
     """It is retried without the tree, after non-finite numbers."""
-    returned: bool = False
-    """It was retracted before, and so needs room for its whole answer to start again."""
     trial_rows: int | None = None
     """Its last step failed: until its next token, most rows of a step that it is in."""
     n_passed: int = 0

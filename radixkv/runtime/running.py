@@ -59,11 +59,11 @@ class RunningRequests:
         return [held(request) for request in (*self._going, *self._draining)]
 
     def open(self, request: Request) -> bool:
-        """A slot and a lease for a waiting request, if there is room for the rest, and for the running rows to
-        grow."""
+        """A slot and a lease for a waiting request, if there is room for all tokens that it has, and for the
+        running rows to grow. Also after a retraction no more is asked for: ``max_tokens`` says little of how long
+        an answer will be, and all that wait would wait with it."""
         holding = self._cache.open(request.namespace, request.key, request.reads_cache, request.private)
-        n_tokens = request.n_prompt + request.max_tokens - 1 if request.returned else request.n_known
-        if not self._has_room(self._cache.pages_for(n_tokens) - holding.n_leased):
+        if not self._has_room(self._cache.pages_for(request.n_known) - holding.n_leased):
             self._cache.close(holding)
             return False
         self._seat(request, holding)

@@ -58,12 +58,12 @@ class Scheduler:
             cache, policy=config.schedule_policy, window=config.lpm_window, max_passes=config.lpm_max_passes
         )
         self.max_num_seqs = config.max_num_seqs
+        self.max_num_batched_tokens = config.max_num_batched_tokens
         self.running = RunningRequests(cache, self.waiting, config.max_num_seqs)
         self.n_preemptions = 0
         """Retractions for want of pages."""
         self._shared = SharedRows(cache) if finds_shared_runs else None
         self._clock = clock
-        self._max_tokens = config.max_num_batched_tokens
         self._max_waiting = config.max_queued_requests
         self._queue_timeout_s = config.queue_timeout_s
         self._launched: deque[_Launched] = deque()
@@ -139,7 +139,7 @@ class Scheduler:
                 (decoding if request.is_decoding else prefilling).append(request)
         rows, requests = self._continued(decoding)
         n_decoding = len(rows)
-        budget = self._max_tokens - n_decoding
+        budget = self.max_num_batched_tokens - n_decoding
         for request in prefilling:
             if request.phase is not Phase.RUNNING:
                 continue
@@ -295,7 +295,6 @@ class Scheduler:
             if self.running.is_draining or len(self.running) < 2:
                 return False
             victim = max(self.running, key=lambda running: running.order)
-            victim.returned = True
             self.n_preemptions += 1
             self.running.requeue(victim, discards=False)
             self.running.drain()

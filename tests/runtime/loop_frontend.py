@@ -113,8 +113,8 @@ class Frontend:
         assert isinstance(stats, wire.Stats)
         return stats
 
-    def explain(self, prompt: Iterable[int], salt: str = "") -> wire.Explained:
-        (explained,) = self.loop.receive(wire.Explain("e", token_bytes(list(prompt)), salt))
+    def explain(self, prompt: Iterable[int], salt: str = "", *, contents: bool = True) -> wire.Explained:
+        (explained,) = self.loop.receive(wire.Explain("e", token_bytes(list(prompt)), salt, contents))
         assert isinstance(explained, wire.Explained)
         return explained
 

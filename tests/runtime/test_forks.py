@@ -108,7 +108,6 @@ def test_a_leader_that_goes_before_the_copies_are_made_keeps_their_sources(harm:
         engine.abort(leader)
         engine.collect()
     elif harm == "retract":
-        leader.returned = True
         engine.scheduler.running.requeue(leader, discards=False)
         engine.collect()
     else:

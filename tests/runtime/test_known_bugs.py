@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from radixkv.config import SchedulerConfig
+from radixkv.runtime.request import Phase
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt
 
@@ -106,7 +107,7 @@ def test_bug_09_counts_are_stale_after_preemption_or_failed_admission() -> None:
     requests = [engine.add(prompt(9, first=i), max_tokens=30) for i in range(4)]
     while engine.scheduler.n_preemptions == 0:
         engine.turn()
-    while not (retracted := [r for r in requests if r.returned and r.holding is None]):
+    while not (retracted := [r for r in requests if r.phase is Phase.WAITING]):
         engine.turn()
     engine.cache.flush()
     big = engine.add(prompt(70, first=9), max_tokens=4)

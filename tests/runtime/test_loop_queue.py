@@ -38,7 +38,7 @@ def test_who_is_blocked_for_want_of_pages_times_out_and_a_retracted_one_does_not
     front.submit("b", range(20, 31), max_tokens=40)
     front.turn()
     front.submit("blocked", range(40, 100), max_tokens=1)
-    while not front.loop._live["b"].choices[0].returned:
+    while not front.loop._scheduler.n_preemptions:
         front.now += 0.01
         front.turn()
     front.now += 10.0
@@ -136,6 +136,15 @@ def test_explain_says_how_much_is_cached_and_what_differs() -> None:
     assert (found.first_difference, found.token, found.cached_token) == (None, None, None)
     front.loop._scheduler.cache.tree.evict(64)
     assert front.explain(range(1, 13)).reason == "never_seen", "its namespace is empty"
+
+
+def test_explain_without_contents_tells_no_token_of_others_and_no_other_salt() -> None:
+    front = Frontend()
+    front.submit("a", range(1, 13))
+    front.run()
+    nearly = [*range(1, 11), 99, 98]
+    assert front.explain(nearly, contents=False) == wire.Explained("e", 12, 8, "differs")
+    assert front.explain(range(1, 13), "hers", contents=False) == wire.Explained("e", 12, 0, "never_seen")
 
 
 def test_explain_checks_its_tokens_and_its_salt() -> None:

@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import pytest
 import zmq
 
 from radixkv.config import EngineConfig
+from radixkv.sampling import SamplingParams
 from radixkv.wire import (
     LOCK_NAME,
     MAX_FRAME_BYTES,
@@ -28,6 +30,7 @@ from radixkv.wire import (
     Ready,
     Start,
     Stats,
+    Submit,
     ToRuntime,
     decode_from_runtime,
     encode,
@@ -40,7 +43,7 @@ from radixkv.wire import Ready, Stats, Drain, GetStats
 
 class Loop:
     has_work = False
-    ready = Ready(1, 100, 200, 16, 10, 8, "cpu", "float32")
+    ready = Ready(1, 100, 200, 16, 10, 8, 64, "cpu", "float32")
     step = staticmethod(lambda: None)
 
     def receive(self, message):
@@ -116,7 +119,7 @@ class Peer:
     def shake_hands(self) -> None:
         self.start()
         self.send(Hello(version=WIRE_VERSION))
-        assert self.receive() == Ready(1, 100, 200, 16, 10, 8, "cpu", "float32")
+        assert self.receive() == Ready(1, 100, 200, 16, 10, 8, 64, "cpu", "float32")
 
     def ends(self) -> tuple[int, str, str]:
         """Exit code, output and errors."""
@@ -223,7 +226,7 @@ def test_a_fault_at_the_start_has_its_traceback(peer: Callable[..., Peer]) -> No
 
 
 def test_what_a_turn_gives_is_one_message(peer: Callable[..., Peer]) -> None:
-    both = "Stats('a', *[0] * 12, 0.0, 0.0, 0.0, 0.0, 0), Ready(*[1] * 6, 'cpu', 'float32')"
+    both = "Stats('a', *[0] * 12, 0.0, 0.0, 0.0, 0.0, 0), Ready(*[1] * 7, 'cpu', 'float32')"
     runtime = peer(f"self.has_work = False; return [{both}]")
     runtime.shake_hands()
     runtime.send(GetStats(id="work"))
@@ -231,7 +234,7 @@ def test_what_a_turn_gives_is_one_message(peer: Callable[..., Peer]) -> None:
     while len(together) < 2:
         together = runtime.receive_together()
     assert isinstance(together[0], Stats)
-    assert together[1] == Ready(1, 1, 1, 1, 1, 1, "cpu", "float32")
+    assert together[1] == Ready(1, 1, 1, 1, 1, 1, 1, "cpu", "float32")
 
 
 def test_garbage_is_dropped_and_counted(peer: Callable[..., Peer]) -> None:
@@ -246,7 +249,9 @@ def test_garbage_is_dropped_and_counted(peer: Callable[..., Peer]) -> None:
     runtime.send_frames(b"\xff" * 100)
     runtime.send_frames(b"two", b"frames")
     runtime.send_frames(b"\x91" * 100_000)
-    assert runtime.n_dropped() == 7
+    submit = Submit(id="a", tokens=bytes(4), sampling=SamplingParams(temperature=0.5))
+    runtime.send_frames(encode(submit).replace(struct.pack(">d", 0.5), struct.pack(">d", -0.5)))
+    assert runtime.n_dropped() == 8
 
 
 def test_strangers_are_not_heard(peer: Callable[..., Peer], socket_path: Path) -> None:

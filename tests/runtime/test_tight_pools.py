@@ -8,7 +8,9 @@ from random import Random
 import pytest
 
 from radixkv.config import CacheConfig, EngineConfig, SchedulerConfig
-from support.engine import Engine, name_of
+from radixkv.tree.node import Namespace
+from support.engine import Engine, name_of, prompt
+from support.fake_device import answer
 
 MOST_TOKENS = 160
 
@@ -74,3 +76,25 @@ def test_requests_as_large_as_the_pool_share_it_and_end(page_size: int) -> None:
         n_cached += sum(request.n_cached or 0 for request in engine.requests.values())
     assert n_preemptions > 0, "nobody had to give way"
     assert n_cached > 0
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_not_to_know_how_long_answers_will_be_costs_no_steps(shares: bool) -> None:
+    """Chats rarely say it, and so each may fill the pool. Who was retracted does not wait for so much room, and
+    nobody computes everything again and again."""
+    n_steps = []
+    for knows in (True, False):
+        engine = Engine(60, 4, SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=64), shares=shares)
+        n_least = 0
+        for i in range(40):
+            text, stop = prompt(9, first=i), range(100, 1000, 48)
+            n_tokens = len(answer(Namespace(), text, 200, stop))
+            engine.add(text, max_tokens=n_tokens if knows else 200, stop=stop)
+            n_least += len(text) + n_tokens - 1
+        engine.run()
+        engine.check_answers()
+        engine.check_idle()
+        assert engine.scheduler.n_preemptions > 0, "nobody had to give way"
+        assert sum(n for _, _, n in engine.device.computed) < 2 * n_least
+        n_steps.append(engine.scheduler._n_steps)
+    assert n_steps[1] <= 1.2 * n_steps[0]

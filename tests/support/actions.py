@@ -149,7 +149,6 @@ class Actions:
         if len(scheduler.running) > 1:
             victim = list(scheduler.running)[which % len(scheduler.running)]
             if victim.phase is Phase.RUNNING:
-                victim.returned = True
                 scheduler.running.requeue(victim, discards=False)
                 scheduler.running.drain()
                 self.engine.after()
