@@ -54,6 +54,7 @@ READY = Ready(
     page_size=16,
     n_pages=1 << 16,
     max_num_seqs=256,
+    max_num_batched_tokens=2048,
     device="none",
     dtype="none",
 )

@@ -236,11 +236,16 @@ class ServerConfig:
     """Whose names metrics are repeated under."""
     stats_interval_s: float | None = 10.0
     """How often a line of figures is logged while there is work; None: never."""
+    explain_contents: bool | None = None
+    """Whether ``/cache/explain`` tells which tokens are cached, and what other salts have. None: only without a
+    key, where all who ask are programs of this machine."""
 
     def __post_init__(self) -> None:
         _at_most(65535, "65535", "port", self.port)
         _check_key(self.api_key)
         _check_host(self.host, has_key=self.api_key is not None)
+        if self.explain_contents is not None:
+            _truth("explain_contents", self.explain_contents)
         _text("served_model_name", self.served_model_name, "a name")
         _text("chat_template", self.chat_template, "a file")
         if self.metrics_compat not in (None, "vllm", "sglang"):
@@ -252,6 +257,11 @@ class ServerConfig:
                 "a healthy runtime gives a sign of life every half second"
             )
         _at_least(1, "max_body_bytes", self.max_body_bytes)
+
+    @property
+    def may_explain_contents(self) -> bool:
+        """``explain_contents``, decided."""
+        return self.api_key is None if self.explain_contents is None else self.explain_contents
 
 
 def _check_key(key: str | None) -> None:

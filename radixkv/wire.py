@@ -24,7 +24,7 @@ from radixkv.config import EngineConfig
 from radixkv.errors import CheckpointError, ConfigError, RadixKVError, WireError
 from radixkv.sampling import SamplingParams
 
-WIRE_VERSION = 4
+WIRE_VERSION = 6
 """Raised with every change of a message; both sides must have the same."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -102,6 +102,8 @@ class Explain(msgspec.Struct, frozen=True, tag=True):
     id: str
     tokens: bytes
     cache_salt: str = ""
+    contents: bool = True
+    """False: tell nothing finer than pages, and nothing of other salts."""
 
 
 class GetStats(msgspec.Struct, frozen=True, tag=True):
@@ -123,11 +125,18 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     page_size: int
     n_pages: int
     max_num_seqs: int
-    """Most rows a step."""
+    """Most rows a step,"""
+    max_num_batched_tokens: int
+    """and most tokens."""
     device: str
     """``cpu``, or the GPU's name."""
     dtype: str
     """What the model computes in."""
+
+    @property
+    def max_prompt_and_answer(self) -> int:
+        """Most tokens of a prompt and its answer together; the last token of an answer needs no page."""
+        return min(self.max_model_len, self.n_pages * self.page_size + 1)
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -216,7 +225,8 @@ class Explained(msgspec.Struct, frozen=True, tag=True):
     reason: str
     """``whole``, ``differs``, ``evicted``, ``never_seen`` or ``other_namespace``; as in ``tree.explain``."""
     first_difference: int | None = None
-    """Place of the first token that no cached sequence has, where other pages follow the match."""
+    """Place of the first token that no cached sequence has, where other pages follow the match. This and what
+    follows is None where contents were not asked for."""
     token: int | None = None
     """The prompt's token there,"""
     cached_token: int | None = None

@@ -141,6 +141,7 @@ def test_a_value_in_a_message(value: Any, text: str) -> None:
         (lambda: ServerConfig(stats_interval_s=0), "stats_interval_s 0 must be a number of seconds above 0"),
         (lambda: ServerConfig(stats_interval_s=float("inf")), "stats_interval_s inf must be a number of seconds"),
         (lambda: ServerConfig(max_body_bytes=0), "max_body_bytes 0 must be at least 1"),
+        (lambda: ServerConfig(explain_contents="no"), "explain_contents 'no' must be True or False"),
     ],
 )
 def test_settings_of_a_wrong_type_are_named(make: Callable[[], object], message: str) -> None:

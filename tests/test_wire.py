@@ -51,12 +51,12 @@ TO_RUNTIME: list[ToRuntime] = [
     Cancel(id="a"),
     Cancel(id="a", choice=1),
     Flush(id="f"),
-    Explain(id="e", tokens=b"\1\0\0\0", cache_salt="s"),
+    Explain(id="e", tokens=b"\1\0\0\0", cache_salt="s", contents=False),
     GetStats(id="g"),
     Drain(),
 ]
 FROM_RUNTIME: list[FromRuntime] = [
-    Ready(1, 100, 200, 16, 10, 8, "cpu", "float32"),
+    Ready(1, 100, 200, 16, 10, 8, 64, "cpu", "float32"),
     Tokens([NewTokens("a", b"\1\0\0\0"), NewTokens("b", b"")]),
     Tokens(
         [NewTokens("a", b"\1\0\0\0", 1, "stop", 1, [TokenLogprobs(-0.5, 1, b"\1\0\0\0", b"\0\0\0\xbf")])],

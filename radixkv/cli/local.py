@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -56,13 +60,31 @@ def sampling_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def local_llm(config: EngineConfig, *, chat_template: str | None = None) -> LLM:
-    """The engine in this process. Seconds, and it brings torch. Raises as ``LLM`` does."""
+    """The engine in this process. Seconds, and it brings torch. Raises as ``LLM`` does; Ctrl-C ends the process."""
     if sys.stderr.isatty():
         print(f"radixkv: loading the model {config.model.model}", file=sys.stderr)
-    from radixkv.llm import LLM
-
     scheduler = {name: vars(config.scheduler)[name] for name in SCHEDULER_SETTINGS}
-    return LLM(**asdict(config.model), **asdict(config.cache), **scheduler, chat_template=chat_template)
+    with _deadly_interrupts():
+        from radixkv.llm import LLM
+
+        return LLM(**asdict(config.model), **asdict(config.cache), **scheduler, chat_template=chat_template)
+
+
+@contextmanager
+def _deadly_interrupts() -> Iterator[None]:
+    """Ctrl-C during the block ends the process at once; whoever ignores or handles it himself keeps what he set.
+
+    While they load, extensions such as torch's lose a ``KeyboardInterrupt`` or break in the middle of it.
+    """
+    is_pythons = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not is_pythons or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def is_text(text: str) -> bool:

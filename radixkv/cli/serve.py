@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import math
 import signal
+from collections.abc import Sequence
+from typing import Any
 
 from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, number, whole_number
+from radixkv.cli.foreign import add_always_on
 from radixkv.config import ServerConfig
-from radixkv.errors import RadixKVError
+from radixkv.errors import RadixKVError, shortened
+
+_ALWAYS_ON = (
+    "--enable-metrics",
+    "--enable-cache-report",
+    "--enable-prompt-tokens-details",
+    "--disable-log-requests",
+    "--no-enable-log-requests",
+)
+"""Flags that ask a server for what is so anyway."""
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -28,9 +41,20 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     http.add_argument(
         "--port", type=whole_number, default=plain.port, help="port, 0 for any free one (default: %(default)s)"
     )
-    http.add_argument("--served-model-name", metavar="NAME", help="the name clients use (default: the model's)")
+    http.add_argument(
+        "--served-model-name",
+        action=_OneName,
+        metavar="NAME",
+        help="the name clients use, one only (default: the model's)",
+    )
     http.add_argument(
         "--api-key", metavar="KEY", help="clients must send it as 'Authorization: Bearer KEY' (default: no key)"
+    )
+    http.add_argument(
+        "--explain-contents",
+        action=argparse.BooleanOptionalAction,
+        help="whether /cache/explain tells any client which tokens are cached, also of other salts "
+        "(default: only without --api-key)",
     )
     http.add_argument(
         "--chat-template", metavar="FILE", help="used instead of the tokenizer's own template for chats"
@@ -40,10 +64,17 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     http.add_argument(
         "--stats-interval",
-        type=number,
+        type=_interval,
         default=plain.stats_interval_s,
         metavar="SECONDS",
         help="between lines of figures on standard error while there is work; 0: never (default: %(default)s)",
+    )
+    http.add_argument(
+        "--disable-log-stats",
+        dest="stats_interval",
+        action="store_const",
+        const=0.0,
+        help="the same as --stats-interval 0",
     )
     http.add_argument(
         "--heartbeat-timeout",
@@ -59,6 +90,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="BYTES",
         help="largest request body (default: %(default)s)",
     )
+    add_always_on(parser, _ALWAYS_ON)
     add_engine_flags(parser)
     parser.add_argument(
         "--seed", type=whole_number, default=0, help="for requests without a seed of their own (default: 0)"
@@ -89,9 +121,38 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
             heartbeat_timeout_s=args.heartbeat_timeout,
             max_body_bytes=args.max_body_bytes,
             api_key=args.api_key,
+            explain_contents=args.explain_contents,
             chat_template=args.chat_template,
             metrics_compat=args.metrics_compat,
             stats_interval_s=args.stats_interval or None,
         )
     except RadixKVError as error:
         parser.error(str(error))
+
+
+class _OneName(argparse.Action):
+    """Takes all the words that follow, as other engines do, so that none of them is the model unawares."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any) -> None:
+        super().__init__(option_strings, dest, nargs="+", **kwargs)
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        name, *more = values
+        if more:
+            parser.error(
+                f"{option_string} takes one name, not {shortened(more[0])} as well; a model comes before the flags"
+            )
+        setattr(namespace, self.dest, name)
+
+
+def _interval(text: str) -> float:
+    value = number(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{shortened(text)} must be a number of seconds, or 0 for never")
+    return value

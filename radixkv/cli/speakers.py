@@ -59,11 +59,12 @@ class LocalSpeaker:
     def answer(self, messages: list[Message]) -> Generator[str | Turn, None, None]:
         """As ``Speaker`` says."""
         prompt = self._llm.chat_prompt(messages)
-        n_room = self._llm.max_model_len - len(prompt)
+        n_most = self._llm.max_prompt_and_answer
+        n_room = n_most - len(prompt)
         if n_room < 1:
             raise ContextLengthExceeded(
-                f"the conversation has {len(prompt)} tokens, and the context is {self._llm.max_model_len} tokens; "
-                "begin anew with /clear, or give a greater --max-model-len",
+                f"the conversation has {len(prompt)} tokens, and the context is {n_most} tokens; "
+                "begin anew with /clear, or give a greater --max-model-len or --max-total-tokens",
                 param="messages",
             )
         sampling = msgspec.structs.replace(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -9,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from radixkv.config import EngineConfig, ServerConfig
-from radixkv.errors import InvalidRequest, RequestError, UnsupportedFeature
+from radixkv.errors import ContextLengthExceeded, InvalidRequest, RequestError, UnsupportedFeature
 from radixkv.frontend.about import about_routes
 from radixkv.frontend.client import Client
 from radixkv.frontend.compat import Repeat
@@ -55,13 +57,14 @@ def build_app(
             *openai_routes(client, served, bodies),
             *generate_routes(client, served, bodies),
             *native_routes(client, metrics, repeat),
-            *text_routes(client, served, bodies),
+            *text_routes(client, served, bodies, explain_contents=server.may_explain_contents),
             *about_routes(client, served, metrics, engine, server),
             *(route(path, _refuse_route, "GET", "POST") for path in NOT_BUILT),
         ],
         middleware=[guard],
         exception_handlers={
             RequestError: _render_error,
+            ContextLengthExceeded: partial(_render_too_long, served),
             HTTPException: _render_http_exception,
             ClientGone: _render_nothing,
             Exception: _render_fault,
@@ -79,6 +82,14 @@ async def _refuse_route(request: Request) -> Response:
 async def _render_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     return error_response(error)
+
+
+async def _render_too_long(served: Served, request: Request, error: Exception) -> Response:
+    """With the pool, where that is what limits: what raises it knows the limit only."""
+    assert isinstance(error, ContextLengthExceeded)
+    if served.narrowness is None:
+        return error_response(error)
+    return error_response(ContextLengthExceeded(f"{error} ({served.narrowness})", param=error.param))
 
 
 async def _render_http_exception(request: Request, error: Exception) -> Response:

@@ -160,9 +160,9 @@ class Client:
         """Makes all that is cached unreachable."""
         return await self._ask(Flush(id=uuid.uuid4().hex), Flushed)
 
-    async def explain(self, tokens: bytes, cache_salt: str = "") -> Explained:
-        """Why no more of these tokens is cached."""
-        return await self._ask(Explain(id=uuid.uuid4().hex, tokens=tokens, cache_salt=cache_salt), Explained)
+    async def explain(self, tokens: bytes, cache_salt: str, *, contents: bool) -> Explained:
+        """Why no more of these tokens is cached; without ``contents``, nothing finer than pages."""
+        return await self._ask(Explain(uuid.uuid4().hex, tokens, cache_salt, contents), Explained)
 
     async def stats(self) -> Stats:
         """The runtime's counters at this moment; dropped frames are those of both processes."""

@@ -58,7 +58,10 @@ async def encode_texts(
     """The ids of texts. Raises ``InvalidRequest`` for ``field``."""
     tokenizer, limit = served.tokenizer, served.max_prompt_and_answer
     if tokenizer is None:
-        raise InvalidRequest("this checkpoint has no tokenizer; give prompts as token ids", param=field)
+        raise InvalidRequest(
+            "this checkpoint has no tokenizer; give prompts as token ids, or start the server with --tokenizer",
+            param=field,
+        )
     if (longest := served.longest_token_characters) is not None:
         n_characters = max(map(len, texts))
         if n_characters > limit * longest:

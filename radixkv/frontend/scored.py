@@ -46,8 +46,7 @@ class ScoredPrompt:
         self._n_absorbed = 1
         self._text: IncrementalDecoder | None = None
         if served.tokenizer is not None:
-            skips = prompt.sampling.skip_special_tokens
-            self._text = IncrementalDecoder(served.tokenizer, skip_special_tokens=skips)
+            self._text = IncrementalDecoder(served.tokenizer, skip_special_tokens=False)
         if show is not None:
             self._add_shown(show, self._ids[0], None)
 
@@ -69,5 +68,14 @@ class ScoredPrompt:
     def _add_shown(self, show: ShowToken, token: int, figures: TokenLogprobs | None) -> None:
         offset = 0 if self._text is None else self._text.n_characters
         self._shown.append(show(self._tokenizer, token, offset, figures, self.prompt.sampling.logprobs or 0))
-        if self._text is not None:
+        if self._text is not None and self._is_echoed(token, offset):
             self._text.push([token])
+
+    def _is_echoed(self, token: int, offset: int) -> bool:
+        """Whether the echoed text has it: the special tokens that the tokenizer adds to a text are not there."""
+        assert self._tokenizer is not None
+        if self._tokenizer.token(token) is not None:
+            return True
+        name = self._tokenizer.token(token, skip_special_tokens=False)
+        # A character that is cut off before it is not in the offset yet.
+        return name is not None and self.echo.startswith((name, f"\N{REPLACEMENT CHARACTER}{name}"), offset)

@@ -42,5 +42,26 @@ class Served:
 
     @property
     def max_prompt_and_answer(self) -> int:
-        """Most tokens of a prompt and its answer together; the last token of an answer needs no page."""
-        return min(self.ready.max_model_len, self.ready.n_pages * self.ready.page_size + 1)
+        """Most tokens of a prompt and its answer together."""
+        return self.ready.max_prompt_and_answer
+
+    @property
+    def narrowness(self) -> str | None:
+        """Why requests may have fewer tokens than ``max_model_len``; None if they may not."""
+        if self.max_prompt_and_answer == self.ready.max_model_len:
+            return None
+        return f"the pool holds {self._n_pool_tokens} tokens, fewer than max_model_len {self.ready.max_model_len}"
+
+    @property
+    def warnings(self) -> list[str]:
+        """What whoever starts the server may not have meant, each in one line."""
+        lines = []
+        if self.narrowness is not None:
+            lines.append(f"{self.narrowness}: longer requests are refused")
+        if self.tokenizer is None:
+            lines.append(f"{self.root} has no tokenizer.json: prompts are token ids, unless --tokenizer is given")
+        return lines
+
+    @property
+    def _n_pool_tokens(self) -> int:
+        return self.ready.n_pages * self.ready.page_size

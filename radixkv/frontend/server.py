@@ -20,6 +20,7 @@ from radixkv.checkpoints import Checkpoint, resolve, resolve_tokenizer
 from radixkv.config import EngineConfig, ServerConfig
 from radixkv.errors import ConfigError, Draining, RuntimeDied
 from radixkv.frontend.app import build_app
+from radixkv.frontend.files import raise_file_limit
 from radixkv.frontend.http.bodies import Bodies
 from radixkv.frontend.http.connection import Connection
 from radixkv.frontend.log import StatsLog, say, stage
@@ -52,6 +53,7 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
         CheckpointError: there is no such model, or it is corrupt.
         RadixKVError: the runtime ended before it was ready.
     """
+    raise_file_limit(engine.scheduler)
     with (
         claim(server.host, server.port) as listener,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
@@ -268,6 +270,8 @@ async def _drain(runtime: Runtime, bodies: Bodies, signals: _Signals, death: asy
 
 
 def _announce(served: Served, listener: socket.socket) -> None:
+    for line in served.warnings:
+        say(line)
     host, port = listener.getsockname()[:2]
     ready = served.ready
     print(

@@ -67,7 +67,7 @@ class Runtime:
             socket_path = str(folder / SOCKET_NAME)
             client = Client(socket_path, latencies)
             holds.push_async_callback(client.close)
-            process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+            process = await _spawn(command)
             holds.push_async_callback(_end, process)
             _hand_over(process, Start(engine, str(checkpoint_folder), socket_path))
             ready = await _ready_or_dead(process, client, timeout_s)
@@ -146,7 +146,7 @@ async def check(
         RadixKVError: the process did not say, within ``timeout_s``.
     """
     async with AsyncExitStack() as holds:
-        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+        process = await _spawn(command)
         holds.push_async_callback(_end, process)
         _hand_over(process, Start(engine, str(checkpoint_folder), socket_path=""))
         try:
@@ -160,6 +160,11 @@ async def check(
             raise fatal.error()
         if code != 0:
             raise RadixKVError(f"the process that looks at the machine ended with code {code}")
+
+
+async def _spawn(command: Sequence[str]) -> Process:
+    """A process that a terminal's Ctrl-C does not reach, not even while it has no handler yet."""
+    return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, start_new_session=True)
 
 
 def _sweep(parent: Path) -> None:

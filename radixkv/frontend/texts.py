@@ -71,8 +71,8 @@ class ExplainRequest(_TextRequest, kw_only=True):
     cache_salt: str | None = None
 
 
-def text_routes(client: Client, served: Served, bodies: Bodies) -> list[Route]:
-    """``/tokenize``, ``/detokenize`` and ``/cache/explain``."""
+def text_routes(client: Client, served: Served, bodies: Bodies, *, explain_contents: bool) -> list[Route]:
+    """``/tokenize``, ``/detokenize`` and ``/cache/explain``, which tells of what others cached if it may."""
 
     async def tokenize(request: Request) -> Response:
         asked = await bodies.read(request, _tokenize.decode, MAX_CHARACTERS)
@@ -87,8 +87,8 @@ def text_routes(client: Client, served: Served, bodies: Bodies) -> list[Route]:
     async def explain(request: Request) -> Response:
         asked = await bodies.read(request, _explain.decode, served.max_prompt_and_answer)
         tokens = await unless_gone(request.receive, _prompt_of(asked, served))
-        explained = await client.explain(tokens, asked.cache_salt or "")
-        return _json(explanation(explained, served.tokenizer))
+        explained = await client.explain(tokens, asked.cache_salt or "", contents=explain_contents)
+        return _json(explanation(explained, served.tokenizer, contents=explain_contents))
 
     return [
         route("/tokenize", tokenize, "POST"),
@@ -126,7 +126,7 @@ async def _tokenized(asked: TokenizeRequest, served: Served) -> bytes:
         ids = unpack_tokens(encode(text, adds_special_tokens=asked.adds_special_tokens()))
         found = {
             "count": len(ids),
-            "max_model_len": served.ready.max_model_len,
+            "max_model_len": served.max_prompt_and_answer,
             "tokens": ids,
             "token_strs": [tokenizer.token(one, skip_special_tokens=False) for one in ids] if has_names else None,
         }
@@ -179,7 +179,7 @@ async def _rendered(asked: _TextRequest, served: Served) -> str:
 
 def _tokenizer(served: Served, field: str) -> Tokenizer:
     if served.tokenizer is None:
-        raise InvalidRequest("this checkpoint has no tokenizer; there is no text", param=field)
+        raise InvalidRequest("this checkpoint has no tokenizer; start the server with --tokenizer", param=field)
     return served.tokenizer
 
 

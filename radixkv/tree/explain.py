@@ -42,11 +42,15 @@ def explain_match(
     width: int,
     digest: Digest,
     evicted: RecentDigests,
+    contents: bool,
 ) -> Explanation:
     """Why the match of ``tokens`` in ``namespace`` ends; ``width`` is a page's bytes.
 
     O(edges + log children) and a digest of each page not digested before, then O(edges) for each other namespace
     unless the answer is ``whole`` or ``evicted``.
+
+    Without ``contents`` there is no place and no token of a cached page, by which the page could be guessed token
+    by token, and nothing of other namespaces.
     """
     root = roots.get(namespace)
     end, page, below, above, was_evicted = 0, b"", None, None, False
@@ -64,6 +68,8 @@ def explain_match(
 
     commons = [(_common_tokens(page, other), other) for other in (below, above) if other is not None]
     reason: Reason = "differs" if commons else "never_seen"
+    if not contents:
+        return Explanation("evicted" if was_evicted else reason, end // 4)
     elsewhere, n_elsewhere = None, None
     if was_evicted:
         reason = "evicted"

@@ -274,9 +274,14 @@ class RadixTree:
                 self._require_open(lease)
         return find_shared_runs(leases)
 
-    def explain(self, namespace: Namespace, tokens: bytes) -> Explanation:
-        """Why a match ends where it does. O(edges + log children), and O(edges) for each other namespace."""
-        return explain_match(self._forest.roots, namespace, tokens, self._width, self._digest, self._evicted)
+    def explain(self, namespace: Namespace, tokens: bytes, *, contents: bool = True) -> Explanation:
+        """Why a match ends where it does. O(edges + log children), and O(edges) for each other namespace.
+
+        Without ``contents`` it tells nothing finer than pages, and other namespaces are not looked at.
+        """
+        return explain_match(
+            self._forest.roots, namespace, tokens, self._width, self._digest, self._evicted, contents
+        )
 
     def reachable_pages(self) -> Iterator[int]:
         """Every page that a match can meet. O(pages)."""

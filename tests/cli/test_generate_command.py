@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from radixkv.cli import main
+from radixkv.cli.local import local_llm
+from radixkv.config import EngineConfig
 from radixkv.llm import LLM
 from radixkv.sampling import SamplingParams
 
@@ -67,3 +73,47 @@ def test_other_types_other_tokenizers_and_no_weights_at_all(
     greedy = ["--temperature", "0", "--max-tokens", "6", "--ignore-eos"]
     assert generate(*dummy, *greedy) == generate(*dummy, *greedy) != generate(*whole, *greedy)
     assert generate(*whole, "--dtype", "bfloat16", *greedy) != ""
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_ctrl_c_while_the_engine_loads_ends_the_process_at_once(command: str) -> None:
+    # An extension that loses Ctrl-C's exception, as some of torch's do.
+    losing = f"""
+import signal, sys, types
+
+class Engine(types.ModuleType):
+    def __getattr__(self, name):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            pass
+        raise SystemExit("it went on")
+
+sys.modules["radixkv.llm"] = Engine("radixkv.llm")
+from radixkv.cli import main
+sys.exit(main([{command!r}, *{["hi"] if command == "generate" else []}]))
+"""
+    done = subprocess.run([sys.executable, "-c", losing], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_ctrl_c_is_pythons_again_once_the_engine_is_there_and_else_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[object] = []
+    engine = types.ModuleType("radixkv.llm")
+    vars(engine)["LLM"] = lambda **_: seen.append(signal.getsignal(signal.SIGINT))
+    monkeypatch.setitem(sys.modules, "radixkv.llm", engine)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        for handler, during in (
+            (signal.default_int_handler, signal.SIG_DFL),
+            (signal.SIG_IGN, signal.SIG_IGN),
+            (print, print),
+        ):
+            signal.signal(signal.SIGINT, handler)
+            local_llm(EngineConfig())
+            assert seen.pop() is during
+            assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 
-from support.live import Live, wait_for
+from support.live import COMMAND_LINE, LIMIT_S, Live, serving, wait_for
 
 LONG = {"max_tokens": 2000, "ignore_eos": True}
 
@@ -48,3 +50,16 @@ def test_nobody_waits_longer_than_the_limit(start: Callable[..., AbstractContext
             assert refused.json()["error"]["code"] == "queue_timeout"
         wait_for(live.is_idle, "pages or requests are left")
         assert live.canary() == before
+
+
+def test_more_clients_than_the_soft_limit_of_files_are_answered(sensitive: Path, tmp_path: Path) -> None:
+    limited = ["/bin/sh", "-c", 'ulimit -S -n 128 && exec "$@"', "sh", *COMMAND_LINE]
+    with serving(sensitive, tmp_path / "errors", entry=limited) as live, ExitStack() as stack:
+        connections = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", live.port), timeout=LIMIT_S))
+            for _ in range(200)
+        ]
+        for connection in connections:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        for connection in connections:
+            assert connection.recv(100).startswith(b"HTTP/1.1 200 ")

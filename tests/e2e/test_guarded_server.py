@@ -30,6 +30,9 @@ def test_a_guarded_server_from_its_start_to_its_end(sensitive: Path, tmp_path: P
         ids = live.http.post("/tokenize", json={"prompt": CANARY["prompt"]}).json()["tokens"]
         explained = live.http.post("/cache/explain", json={"prompt": ids}).json()
         assert (explained["reason"], explained["prompt_tokens"]) == ("whole", len(ids))
+        hers = live.http.post("/cache/explain", json={"prompt": ids, "cache_salt": "hers"}).json()
+        assert (hers["reason"], hers["cached_tokens"]) == ("never_seen", 0)
+        assert "cached_elsewhere_tokens" not in hers
         assert live.http.post("/reset_prefix_cache").json()["pages_held"] == 0
         assert live.http.post("/cache/explain", json={"prompt": ids}).json()["cached_tokens"] == 0
         assert 'sglang:num_running_reqs{model_name="name"} 0.0' in live.http.get("/metrics").text

@@ -100,10 +100,11 @@ class ScriptedLoop:
     running: dict[str, _Running] = field(default_factory=dict)
     submitted: list[Submit] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    explained: list[Explain] = field(default_factory=list)
 
     @property
     def ready(self) -> Ready:
-        return Ready(WIRE_VERSION, VOCAB_SIZE, MAX_MODEL_LEN, 16, 64, 256, "NVIDIA H200", "bfloat16")
+        return Ready(WIRE_VERSION, VOCAB_SIZE, MAX_MODEL_LEN, 16, 64, 256, 8192, "NVIDIA H200", "bfloat16")
 
     @property
     def has_work(self) -> bool:
@@ -124,6 +125,7 @@ class ScriptedLoop:
             case Flush():
                 return [Flushed(message.id, 3, 2)]
             case Explain():
+                self.explained.append(message)
                 n_tokens = len(message.tokens) // 4
                 return [Explained(message.id, n_tokens, n_tokens // 2, "never_seen")]
             case GetStats():

@@ -124,6 +124,16 @@ def test_usage_so_far_comes_with_each_chunk_if_asked_for(site: Site) -> None:
     assert all(event["usage"]["prompt_tokens"] == 5 for event in events)
 
 
+def test_what_was_cached_is_left_out_until_it_is_known(site: Site) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": ["hello", "good bye"], "max_tokens": 40, "stream_options": options}
+    told = [event["usage"].get("prompt_tokens_details") for event in stream(site, **body)]
+    assert told[0] is None
+    known = told.index({"cached_tokens": 2 + 4})
+    assert told[:known] == [None] * known
+    assert told[known:] == [{"cached_tokens": 6}] * (len(told) - known)
+
+
 def test_sglangs_details_of_cached_tokens(site: Site) -> None:
     details = {"cached_tokens_details": {"device": 2, "host": 0, "storage": 0}}
     body = {"prompt": "hello", "max_tokens": 2, "return_cached_tokens_details": True}

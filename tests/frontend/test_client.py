@@ -172,7 +172,7 @@ def test_prompt_logprobs_come_in_order_before_the_first_token(tmp_path: Path) ->
 
 def test_why_no_more_is_cached_can_be_asked(tmp_path: Path) -> None:
     async def test(client: Client, server: Server) -> None:
-        explained = await client.explain(pack_tokens([1, 2, 3, 4]))
+        explained = await client.explain(pack_tokens([1, 2, 3, 4]), "", contents=True)
         assert (explained.n_tokens, explained.n_cached, explained.reason) == (4, 2, "never_seen")
 
     run(tmp_path, ScriptedLoop(), test)

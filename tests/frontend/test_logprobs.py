@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import tokenizers
 from pauses import least_pause
-from scripted import ScriptedLoop, Site, figures
+from scripted import EOS, ScriptedLoop, Site, figures, write_tokenizer
+from sites import running_site
+from tokenizers import processors
 
 from radixkv.frontend.answers import Prompt
 from radixkv.frontend.generate.logprobs import show_with_text
@@ -188,6 +193,31 @@ def test_offsets_are_places_in_the_text(site: Site) -> None:
     choice = complete(site, **body)["choices"][0]
     assert choice["text"] == "a日éa日é"
     assert choice["logprobs"]["text_offset"] == [0, 1, 1, 1, 2, 2, 3, 4, 4, 4, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "skips", "text", "offsets"),
+    [
+        ("ab", False, "ab", [0, 0, 1]),
+        ("ab", True, "ab", [0, 0, 1]),
+        ("a<eos>b", False, "a<eos>b", [0, 0, 1, 6]),
+        ("a<eos>b", True, "a<eos>b", [0, 0, 1, 6]),
+        ([EOS, 64, EOS, 65], False, "<eos>a<eos>b", [0, 5, 6, 11]),
+        ([EOS, 64, EOS, 65], True, "ab", [0, 0, 1, 1]),
+        ([127, EOS, 65], False, "\N{REPLACEMENT CHARACTER}<eos>b", [0, 0, 6]),
+    ],
+)
+def test_special_tokens_have_a_place_in_an_echo_that_shows_them(
+    served: Served, tmp_path: Path, prompt: Any, skips: bool, text: str, offsets: list[int]
+) -> None:
+    write_tokenizer(tmp_path)
+    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    backend.post_processor = processors.TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", EOS)])
+    with running_site(replace(served, tokenizer=Tokenizer(backend)), tmp_path) as site:
+        body = {"prompt": prompt, "skip_special_tokens": skips, "max_tokens": 0, "logprobs": 0, "echo": True}
+        choice = complete(site, **body)["choices"][0]
+    assert choice["text"] == text
+    assert choice["logprobs"]["text_offset"] == offsets
 
 
 def test_what_follows_a_stop_string_has_no_logprobs(site: Site) -> None:

@@ -85,6 +85,8 @@ def test_the_servers_settings_and_state(vllm: Site, path: str) -> None:
         "version": __version__,
         "max_total_num_tokens": 64 * 16,
         "max_model_len": MAX_MODEL_LEN,
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 8192,
         "page_size": 16,
         "device": "NVIDIA H200",
         "dtype": "bfloat16",

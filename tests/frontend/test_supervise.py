@@ -207,6 +207,18 @@ def test_a_check_ends_and_says_what_it_found() -> None:
     run(test)
 
 
+def test_a_terminals_ctrl_c_reaches_neither_process_whatever_it_has_set_up() -> None:
+    async def test() -> None:
+        async with started(command()) as runtime:
+            assert os.getpgid(runtime.pid) != os.getpgid(0)
+        says = """import os; print('{"kind": "ConfigError", "text": "%d"}' % os.getpgid(0))"""
+        with pytest.raises(ConfigError) as caught:
+            await check(ENGINE, Path("/nowhere"), command=[sys.executable, "-c", says])
+        assert int(str(caught.value)) != os.getpgid(0)
+
+    run(test)
+
+
 def test_a_check_that_hangs_ends() -> None:
     before = children(os.getpid())
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from scripted import EOS, VOCAB_SIZE, ScriptedLoop, Site
 from sites import running_site
 
+from radixkv.config import ServerConfig
 from radixkv.frontend.explanation import explanation
 from radixkv.frontend.served import Served
 from radixkv.frontend.texts import MAX_CHARACTERS
@@ -144,9 +146,18 @@ def test_long_lists_are_refused_before_they_are_decoded(site: Site, served: Serv
 
 
 def test_without_a_tokenizer_there_is_no_text(textless: Site) -> None:
-    check_refusal(textless.http.post("/tokenize", json={"prompt": "a"}), "prompt")
-    check_refusal(textless.http.post("/detokenize", json={"tokens": [1]}), "tokens")
-    check_refusal(textless.http.post("/cache/explain", json={"prompt": "a"}), "prompt")
+    for path, body in (
+        ("/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": [1]}),
+        ("/cache/explain", {"prompt": "a"}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/completions", {"stop": "a", "prompt": [1]}),
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/generate", {"text": "a"}),
+    ):
+        reply = textless.http.post(path, json=body)
+        check_refusal(reply, next(iter(body)))
+        assert "--tokenizer" in reply.json()["error"]["message"]
     assert post(textless, "/cache/explain", prompt=[1, 2, 3, 4])["cached_tokens"] == 2
 
 
@@ -161,6 +172,28 @@ def test_the_runtimes_explanation_is_passed_on(site: Site) -> None:
         }
     assert post(site, "/cache/explain", messages=MESSAGES)["prompt_tokens"] == 3
     assert isinstance(site.loop, ScriptedLoop)
+
+
+@pytest.mark.parametrize(
+    ("settings", "contents"),
+    [
+        (ServerConfig(), True),
+        (ServerConfig(explain_contents=False), False),
+        (ServerConfig(api_key="k"), False),
+        (ServerConfig("0.0.0.0", api_key="k"), False),
+        (ServerConfig(api_key="k", explain_contents=True), True),
+    ],
+    ids=["keyless", "keyless, refused", "key", "key and other machines", "key, allowed"],
+)
+def test_who_shares_a_server_learns_nothing_of_what_others_cached(
+    served: Served, tmp_path: Path, settings: ServerConfig, contents: bool
+) -> None:
+    with running_site(served, tmp_path, settings) as site:  # which listens on this machine in any case
+        site.http.headers["Authorization"] = "Bearer k"
+        found = post(site, "/cache/explain", prompt="abcd", cache_salt="t")
+        assert [(asked.cache_salt, asked.contents) for asked in site.loop.explained] == [("t", contents)]
+        assert ("with this cache_salt" in found["text"]) == (not contents)
+        assert site.http.get("/server_info").json()["explain_contents"] is contents
 
 
 @pytest.mark.parametrize(
@@ -195,7 +228,7 @@ def test_the_runtimes_explanation_is_passed_on(site: Site) -> None:
 def test_every_reason_is_one_sentence(
     tokenizer: Tokenizer, explained: Explained, expected: dict[str, Any], sentence: str
 ) -> None:
-    found = explanation(explained, tokenizer)
+    found = explanation(explained, tokenizer, contents=True)
     assert found.pop("text").endswith(sentence)
     assert found == {
         "prompt_tokens": explained.n_tokens,
@@ -203,4 +236,13 @@ def test_every_reason_is_one_sentence(
         "reason": explained.reason,
         **expected,
     }
-    assert "'b'" not in explanation(explained, None)["text"]
+    assert "'b'" not in explanation(explained, None, contents=True)["text"]
+
+
+def test_what_is_not_told_names_the_flag(tokenizer: Tokenizer) -> None:
+    found = explanation(Explained("e", 40, 16, "differs"), tokenizer, contents=False)
+    assert found["text"] == (
+        "16 of 40 prompt tokens are cached; what is cached goes on with other tokens, which only a server with "
+        "--explain-contents tells."
+    )
+    assert found.keys() == {"prompt_tokens", "cached_tokens", "reason", "text"}

@@ -86,3 +86,37 @@ def test_explain_names_each_reason() -> None:
     assert tree.explain(here, ids(9, 9)) == other
     tree.evict(1)
     assert tree.explain(here, ids(1, 2, 5, 6)).reason == "evicted"
+
+
+def test_without_contents_a_page_is_told_whole_or_not_at_all() -> None:
+    """So that nobody guesses it token by token, or by what another namespace has."""
+
+    def ids(*tokens: int) -> bytes:
+        return pack(f"<{len(tokens)}i", *tokens)
+
+    here = Namespace()
+
+    def tree_of(*cached: tuple[Namespace, bytes]) -> RadixTree:
+        tree = RadixTree(4)
+        for number, (namespace, tokens) in enumerate(cached):
+            lease = tree.lease(namespace, b"")
+            tree.commit(lease, tokens, [2 * number, 2 * number + 1], 1)
+            tree.settle(lease, 8)
+            tree.release(lease)
+        return tree
+
+    secrets = [(1, 2, 3, 4, *rest) for rest in ((5, 6, 7, 8), (5, 6, 7, 9), (10, 11, 12, 13))]
+    probe = ids(1, 2, 3, 4, 5, 6, 7, 20)
+    full = {tree_of((here, ids(*secret))).explain(here, probe) for secret in secrets}
+    brief = {tree_of((here, ids(*secret))).explain(here, probe, contents=False) for secret in secrets}
+    assert len(full) == 3
+    assert brief == {Explanation("differs", 4)}
+
+    foreign = tree_of((Namespace(salt="hers"), ids(*secrets[0])))
+    assert foreign.explain(here, ids(*secrets[0]), contents=False) == Explanation("never_seen", 0)
+    foreign.evict(1)
+    assert foreign.explain(here, ids(*secrets[0]), contents=False) == Explanation("never_seen", 0)
+    whole = tree_of((here, ids(*secrets[0])))
+    assert whole.explain(here, ids(*secrets[0]), contents=False) == Explanation("whole", 8)
+    whole.evict(1)
+    assert whole.explain(here, ids(*secrets[0]), contents=False) == Explanation("evicted", 4)

@@ -137,7 +137,10 @@ def _scoring(request: GenerateRequest, n_prompts: int) -> list[tuple[int | None,
 def _sampling(fields: SamplingFields, n_logprobs: int | None, start: int, served: Served) -> SamplingParams:
     """What the request asks for; where it does not say, what the checkpoint recommends."""
     if fields.stop and served.tokenizer is None:
-        raise InvalidRequest("stop strings need a tokenizer, and this checkpoint has none", param="stop")
+        raise InvalidRequest(
+            "stop strings need a tokenizer, and this checkpoint has none; start the server with --tokenizer",
+            param="stop",
+        )
     if fields.stop_token_ids:
         check_ids(fields.stop_token_ids, served, "stop_token_ids")
     if fields.logit_bias:

@@ -8,6 +8,7 @@ import msgspec
 from starlette.responses import Response
 
 from radixkv.errors import InvalidRequest, RequestError
+from radixkv.frontend.http.early import EarlyReply
 
 RETRY_AFTER_S = 1
 
@@ -85,6 +86,9 @@ _HEADERS = {
     503: {"Retry-After": str(RETRY_AFTER_S)},
 }
 
+_EARLY = frozenset({401, 403, 413})
+"""Of requests whose body nobody has read, or not to its end."""
+
 _UNAVAILABLE = frozenset({"queue_full", "queue_timeout", "draining", "runtime_died", "runtime_silent"})
 
 
@@ -123,5 +127,6 @@ def error_body(error: RequestError) -> dict[str, Any]:
 def error_response(error: RequestError) -> Response:
     """The whole reply. A 503 says when to come back; a body that was not read to its end ends the connection."""
     status = status_of(error)
+    kind = EarlyReply if status in _EARLY else Response
     headers = _HEADERS.get(status, {})
-    return Response(msgspec.json.encode(error_body(error)), status, headers=headers, media_type="application/json")
+    return kind(msgspec.json.encode(error_body(error)), status, headers=headers, media_type="application/json")

@@ -144,7 +144,10 @@ def _check(request: GenerationRequest, served: Served) -> None:
     check_model(request.model, served)
     check_salt(request.cache_salt)
     if request.stop and served.tokenizer is None:
-        raise InvalidRequest("stop strings need a tokenizer, and this checkpoint has none", param="stop")
+        raise InvalidRequest(
+            "stop strings need a tokenizer, and this checkpoint has none; start the server with --tokenizer",
+            param="stop",
+        )
     if request.stop_token_ids:
         check_ids(request.stop_token_ids, served, "stop_token_ids")
     if request.logit_bias:
@@ -188,8 +191,7 @@ def fitted(
     if wanted > room:
         raise ContextLengthExceeded(
             f"the prompt has {n_prompt} tokens and {wanted} more are wanted, but this model's maximum context "
-            f"length is {served.ready.max_model_len} tokens and the pool holds "
-            f"{served.ready.n_pages * served.ready.page_size}; shorten one of them",
+            f"length is {served.max_prompt_and_answer} tokens; shorten one of them",
             param=asked if asked is not None and room >= 1 else prompt_field,
         )
     limits = (room, sampling.max_tokens, served.default_sampling.get(_LIMIT))

@@ -95,7 +95,7 @@ class Reply:
         self._arrived = arrived
         self._n = request.n_choices
         self._n_prompt = sum(len(prompt.tokens) // 4 for prompt in prompts)
-        self._n_cached = 0
+        self._n_cached, self._n_done = 0, 0
         show = shape.show if prompts[0].sampling.logprobs is not None else None
         self._prompts = [
             ScoredPrompt(
@@ -179,6 +179,7 @@ class Reply:
     def _take(self, delta: Delta, choice: Choice) -> Piece:
         if delta.done is not None:
             self._n_cached += delta.done.n_cached_tokens
+            self._n_done += 1
         if delta.prompt_logprobs:
             self._prompts[delta.prompt].absorb(delta.prompt_logprobs)
         if self._request.is_only_echo:
@@ -186,13 +187,16 @@ class Reply:
         return choice.absorb(delta)
 
     def _usage(self) -> dict[str, Any]:
+        """So far; what came from the cache is known at the end only."""
         n_answer = sum(choice.n_tokens for choice in self._choices)
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": self._n_prompt,
             "completion_tokens": n_answer,
             "total_tokens": self._n_prompt + n_answer,
-            "prompt_tokens_details": {"cached_tokens": self._n_cached},
         }
+        if self._n_done == len(self._prompts):
+            usage["prompt_tokens_details"] = {"cached_tokens": self._n_cached}
+        return usage
 
     def _usage_of_chunk(self) -> dict[str, Any]:
         if self._request.repeats_usage:

@@ -69,5 +69,5 @@ def _model(served: Served) -> dict[str, object]:
         "created": served.created,
         "owned_by": "radixkv",
         "root": served.root,
-        "max_model_len": served.ready.max_model_len,
+        "max_model_len": served.max_prompt_and_answer,
     }

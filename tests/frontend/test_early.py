@@ -1,0 +1,97 @@
+"""Replies that come while the client still sends the body."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import pytest
+from scripted import Site
+from sites import running_site
+
+from radixkv.config import ServerConfig
+from radixkv.frontend.http import early
+from radixkv.frontend.served import Served
+from radixkv.frontend.server import REPLIES_S
+from support.live import LIMIT_S
+
+JSON = {"Content-Type": "application/json"}
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+LONG = b" " * (9 << 20)
+"""More than the buffers between client and server hold."""
+
+
+@pytest.fixture(scope="module")
+def guarded(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with running_site(served, tmp_path_factory.mktemp("s"), ServerConfig(api_key="sesame")) as site:
+        yield site
+
+
+def by_urllib(site: Site, headers: dict[str, str]) -> tuple[int, bytes]:
+    """It says ``Connection: close``, and looks for a reply once it has sent all."""
+    url = f"http://127.0.0.1:{site.port}/v1/completions"
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(urllib.request.Request(url, LONG, headers), timeout=LIMIT_S)
+    with caught.value as reply:
+        return reply.code, reply.read()
+
+
+def by_http_client(site: Site, headers: dict[str, str]) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=LIMIT_S)
+    try:
+        connection.request("POST", "/v1/completions", LONG, headers)
+        reply = connection.getresponse()
+        return reply.status, reply.read()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("send", [by_urllib, by_http_client])
+def test_who_sends_all_before_reading_sees_why_it_is_refused(
+    site: Site,
+    guarded: Site,
+    send: Callable[[Site, dict[str, str]], tuple[int, bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(early, "DISCARD_S", LIMIT_S)  # the machine may be busy
+    for where, headers, status, code in (
+        (site, JSON, 413, "body_too_large"),
+        (site, JSON | {"Origin": "https://example.org"}, 403, "forbidden"),
+        (guarded, JSON, 401, "invalid_api_key"),
+    ):
+        for _ in range(5):
+            found, body = send(where, headers)
+            assert (found, json.loads(body)["error"]["code"]) == (status, code)
+
+
+def test_the_reply_does_not_wait_for_the_body(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early, "DISCARD_S", LIMIT_S)
+    with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S / 2) as connection:
+        connection.sendall(HEAD + b"Content-Length: 9000000\r\n\r\n")
+        assert b"body_too_large" in connection.recv(4096)
+
+
+def test_a_body_that_does_not_come_is_not_waited_for_long(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early, "DISCARD_S", 0.2)
+    with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection:
+        connection.sendall(HEAD + b"Content-Length: 9000000\r\n\r\n")
+        while connection.recv(4096):
+            pass
+
+
+def test_a_body_without_an_end_is_not_read_to_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early, "DISCARD_BYTES", 1 << 20)
+    monkeypatch.setattr(early, "DISCARD_S", LIMIT_S)
+    chunk = b"10000\r\n" + b" " * 65_536 + b"\r\n"
+    with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection:
+        connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            connection.sendall(chunk * 1000)
+
+
+def test_it_ends_before_the_server_cuts_what_is_left() -> None:
+    assert early.DISCARD_S < REPLIES_S

@@ -1,0 +1,38 @@
+"""The limit of open files, in processes that may spoil theirs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from support.live import LIMIT_S
+
+CODE = """
+import resource
+from radixkv.config import SchedulerConfig
+from radixkv.frontend.files import raise_file_limit
+
+resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
+raise_file_limit(SchedulerConfig(max_num_seqs={n_rows}, max_queued_requests=400))
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def limits(soft: int, hard: int, n_rows: int | None) -> tuple[str, str]:
+    code = CODE.format(soft=soft, hard=hard, n_rows=n_rows)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    return done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("n_rows", [None, 36])
+def test_all_files_that_a_process_may_open_are_used(n_rows: int | None) -> None:
+    assert limits(256, 500, n_rows) == ("500 500\n", "")
+
+
+def test_a_limit_below_what_may_wait_is_one_line() -> None:
+    out, log = limits(256, 499, 36)
+    assert out == "499 499\n"
+    assert log.startswith("radixkv: this process may open 499 files, but 500 are needed ")
+    assert log.count("\n") == 1
