@@ -45,6 +45,21 @@ llm.shutdown()
 print("DOWN", flush=True)
 """
 
+LOST_UNSEEN = """
+import sys, torch
+from radixkv import LLM, SamplingParams
+llm = LLM(sys.argv[1], device="cuda", dtype="bfloat16", max_model_len=256, max_total_tokens=4096, max_num_seqs=8)
+stream = llm.stream([1, 2, 3], SamplingParams(max_tokens=200, ignore_eos=True, logprobs=2))
+next(stream)
+stream.close()  # the next steps are under way
+torch.zeros(4, device="cuda")[torch.tensor([1 << 20], device="cuda")]
+try:
+    torch.cuda.synchronize()
+except torch.AcceleratorError:
+    llm.shutdown()
+    print("DOWN", flush=True)
+"""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -120,7 +135,7 @@ def test_kernels_that_cannot_be_compiled_are_named_before_weights_are_read(
 
 
 def test_a_lack_of_pinned_memory_passes() -> None:
-    with pytest.raises(DeviceError, match="step 3: the device is out of memory"), Translation().of(3):
+    with pytest.raises(DeviceError, match="step 3: there is too little memory"), Translation().of(3):
         torch.empty(1 << 46, dtype=torch.uint8, pin_memory=True)
     assert torch.ones(4, device=DEVICE).sum().item() == 4
 
@@ -131,6 +146,12 @@ def test_a_lost_gpu_is_said_in_one_line_again_and_again_and_the_process_ends_as_
     *lost, last = done.stdout.splitlines()
     assert (done.returncode, len(lost), last) == (0, 2, "DOWN"), done.stderr[-2000:]
     assert all("the GPU failed, and must be opened anew" in line and "\\n" not in line for line in lost)
+
+
+def test_a_gpu_that_is_lost_before_the_shutdown_does_not_end_the_process(tmp_path: Path) -> None:
+    folder = save(tmp_path / "small")
+    done = subprocess.run([sys.executable, "-c", LOST_UNSEEN, folder], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "DOWN\n"), done.stderr[-2000:]
 
 
 def test_engines_one_after_another_have_the_same_room_and_no_collector_is_needed(folder: Path) -> None:

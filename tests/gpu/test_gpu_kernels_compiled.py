@@ -20,6 +20,8 @@ from radixkv.runtime.plan import History, RowSampling
 
 pytestmark = [*on_kernels, on_device_only]
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 512, 4, 2, 128, 1024
+LARGE_VOCAB = 40_000
+"""Its largest logit is sought in parts, as many as the number of rows says."""
 
 
 def test_steps_of_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +58,7 @@ def test_sampling_of_other_sizes_compiles_nothing_behind_the_warm_up(monkeypatch
     def note(*, repr: str, **_: object) -> None:
         compiled.append(repr)
 
-    sampler = CudaSampler(64, VOCAB, torch.device(DEVICE))
+    sampler = CudaSampler(64, LARGE_VOCAB, torch.device(DEVICE))
     sampler.warm_up(torch.bfloat16)
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", note)
     plain = RowSampling(temperature=0.7, top_k=0, top_p=0.9, seed=3, index=1)
@@ -68,8 +70,8 @@ def test_sampling_of_other_sizes_compiles_nothing_behind_the_warm_up(monkeypatch
         for shift in range(4):
             greedy, finite = choice[shift:][: 2 * n_rows].view(2, -1)
             rows = [kinds[(row + shift) % 4] for row in range(n_rows)]
-            sampler.sample(normal(n_rows, VOCAB, dtype=torch.bfloat16), range(n_rows), rows, greedy, finite)
-        sampler.score(normal(n_rows, VOCAB, dtype=torch.bfloat16), np.zeros(n_rows, np.int32), 3)
+            sampler.sample(normal(n_rows, LARGE_VOCAB, dtype=torch.bfloat16), range(n_rows), rows, greedy, finite)
+        sampler.score(normal(n_rows, LARGE_VOCAB, dtype=torch.bfloat16), np.zeros(n_rows, np.int32), 3)
     assert not compiled
 
 

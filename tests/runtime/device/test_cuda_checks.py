@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import sysconfig
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -177,9 +178,17 @@ def test_models_that_only_the_cpu_runs(dtype: torch.dtype) -> None:
         check_model(parse({"head_dim": 80}), dtype)
     with pytest.raises(ConfigError, match="this MixtralForCausalLM has experts, .* set device to cpu"):
         check_model(parse(MIXTRAL), dtype)
-    check_model(parse({"head_dim": 64, "num_attention_heads": 64, "num_key_value_heads": 1}), dtype)
-    with pytest.raises(ConfigError, match="65 heads for 1 KV heads; .* up to 64"):
-        check_model(parse({"head_dim": 64, "num_attention_heads": 65, "num_key_value_heads": 1}), dtype)
+
+
+@pytest.mark.parametrize(("head_dim", "most"), [(64, 64), (128, 64), (256, 32)])
+def test_models_with_more_heads_a_kv_head_than_a_tile_holds(head_dim: int, most: int) -> None:
+    def model(n_heads: int) -> DecoderConfig:
+        return parse({"head_dim": head_dim, "num_attention_heads": n_heads, "num_key_value_heads": 1})
+
+    check_model(model(most), torch.float16)
+    check_model(model(most + 1), torch.float32)
+    with pytest.raises(ConfigError, match=f"{most + 1} heads for 1 KV heads; .* up to {most} heads of .* float32"):
+        check_model(model(most + 1), torch.float16)
 
 
 @pytest.mark.parametrize("head_dim", [2, 16, 32, 512])
@@ -251,3 +260,12 @@ def test_block_tables_whose_tokens_uint32_cannot_number() -> None:
     check_block_tables(1022, 1 << 22, 16)
     with pytest.raises(ConfigError, match="max_num_seqs 1023 .*max_model_len 4194304 .*4294967295 tokens.*lower"):
         check_block_tables(1023, 1 << 22, 16)
+
+
+def test_pythons_headers_are_looked_for_where_triton_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's Python gives /usr/local/include otherwise, where packages would have theirs."""
+    (tmp_path / "Python.h").touch()
+    folders = {"posix_prefix": tmp_path, "posix_local": tmp_path / "local"}
+    monkeypatch.setattr(sysconfig, "get_default_scheme", lambda: "posix_local")
+    monkeypatch.setattr(sysconfig, "get_path", lambda _, scheme="posix_local": str(folders[scheme]))
+    assert look().has_python_headers

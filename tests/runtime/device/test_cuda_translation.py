@@ -50,10 +50,34 @@ def test_what_a_lost_gpu_held_is_kept(collector_off):
     assert held() is not None
 
 
+def test_what_steps_have_is_free_once_they_ended_or_all_is_closed(collector_off):
+    translation = Translation()
+    step, other = Held(), Held()
+    first, second = weakref.ref(step), weakref.ref(other)
+    translation.hold(step)
+    translation.hold(other)
+    for _ in range(2):  # a step may be asked again
+        translation.release(step)
+    del step, other
+    assert (first() is None, second() is None) == (True, False)
+    translation.let_go()
+    assert second() is None
+
+
+def test_what_a_gpu_holds_that_is_lost_when_it_is_closed_is_kept(collector_off):
+    opened, step = Held(), Held()
+    kept = weakref.ref(opened), weakref.ref(step)
+    translation = Translation(opened)
+    translation.hold(step)
+    translation.keep()
+    del translation, opened, step
+    assert all(held() is not None for held in kept)
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
-        (torch.OutOfMemoryError("a lot"), DeviceError, "step 7: the device is out of memory: a lot"),
+        (torch.OutOfMemoryError("a lot"), DeviceError, "step 7: there is too little memory: a lot"),
         (torch.AcceleratorError("assert\nadvice"), DeviceLost, "step 7: the GPU failed, .*: assert$"),
         (KeyError("a bug"), KeyError, "a bug"),
     ],
@@ -67,10 +91,19 @@ def test_errors_say_what_they_mean(error, kind, message):
 HOST_FULL = "CUDA error: out of memory\nadvice"
 
 
-def test_a_lack_of_the_hosts_memory_passes(monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError(HOST_FULL),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=["of the host", "in Triton", "in cuBLAS"],
+)
+def test_a_lack_of_memory_passes_whoever_says_it(error, monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    with pytest.raises(DeviceError, match="step 7: the device is out of memory: .*memory$"), Translation().of(7):
-        raise torch.AcceleratorError(HOST_FULL)
+    with pytest.raises(DeviceError, match="step 7: there is too little memory: "), Translation().of(7):
+        raise error
 
 
 def test_a_gpu_that_does_not_answer_is_lost_whatever_it_says(monkeypatch):

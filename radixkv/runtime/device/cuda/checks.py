@@ -29,8 +29,8 @@ HEAD_SIZES = (64, 128, 256)
 """That attention is built for in 16 bits."""
 PAGE_SIZES = (1, 16, 32, 64)
 """That attention is built for."""
-MOST_HEADS_A_KV_HEAD = 64
-"""As many as fit a tile with heads of 256."""
+MOST_HEADS_A_KV_HEAD = {64: 64, 128: 64, 256: 32}
+"""By size of head: as many as fit a tile of attention, and 99 KB of shared memory."""
 MAX_ENTRIES = (1 << 31) - 1
 """Of all block tables: kernels number them in int32."""
 MAX_TABLE_TOKENS = (1 << 32) - 1
@@ -98,7 +98,7 @@ def look() -> Machine:
         packages={name: _installed(name) for name in PACKAGES},
         nvcc=_nvcc(),
         c_compiler=os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
-        has_python_headers=Path(sysconfig.get_path("include"), "Python.h").is_file(),
+        has_python_headers=_has_python_headers(),
     )
 
 
@@ -199,10 +199,13 @@ def check_model(config: DecoderConfig, dtype: torch.dtype) -> None:
             f"this {config.architecture} has heads of size {head_dim}; CUDA's kernels are built for "
             f"{', '.join(map(str, some))} and {last}, and in float32 for powers of two; {remedy}"
         )
-    if config.n_heads // config.n_kv_heads > MOST_HEADS_A_KV_HEAD:
+    if dtype is not torch.float32 and config.n_heads // config.n_kv_heads > (
+        most := MOST_HEADS_A_KV_HEAD[head_dim]
+    ):
         raise ConfigError(
             f"this {config.architecture} has {config.n_heads} heads for {config.n_kv_heads} KV heads; CUDA's "
-            f"kernels are built for up to {MOST_HEADS_A_KV_HEAD} heads a KV head; {_USE_CPU}"
+            f"kernels are built for up to {most} heads of size {head_dim} a KV head; set dtype to float32, or "
+            "device to cpu"
         )
     if any(config.experts_of(layer) for layer in range(config.n_layers)):
         raise ConfigError(
@@ -270,6 +273,13 @@ def _installed(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _has_python_headers() -> bool:
+    """Where Triton looks: not below /usr/local, as Debian's scheme for packages would have it."""
+    scheme = sysconfig.get_default_scheme()
+    folder = sysconfig.get_path("include", "posix_prefix" if scheme == "posix_local" else scheme)
+    return Path(folder, "Python.h").is_file()
 
 
 def _nvcc() -> str | None:

@@ -103,6 +103,7 @@ class CudaExecutor:
         try:
             self._stream.synchronize()
         except torch.AcceleratorError:
+            self._errors.keep()
             return
         self._errors.let_go()
         del self._runner, self._sampler
@@ -169,17 +170,18 @@ class CudaStep:
         self._report.copy_(report, non_blocking=True)
         self._done = torch.cuda.Event()
         self._done.record(stream)
-        errors.hold(self)
+        self._memory = (self._report, sampled, scored, self._done)
+        errors.hold(self._memory)
 
     def result(self) -> StepResult:
-        """Waits for this step. Raises ``DeviceError`` or ``DeviceLost``."""
+        """Waits for this step; may be asked again. Raises ``DeviceError`` or ``DeviceLost``."""
         try:
             with self._errors.of(self._plan.step):
                 self._done.synchronize()
         except DeviceError:
-            self._errors.release(self)
+            self._errors.release(self._memory)
             raise
-        self._errors.release(self)
+        self._errors.release(self._memory)
         rows = self._plan.rows
         times, choice = np.split(self._report.numpy(), [N_TIMES])
         tokens, are_finite = choice.reshape(2, -1)[:, : len(rows)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -41,8 +42,11 @@ def captured(body: Callable[[], object], stream: torch.cuda.Stream, memory: Any)
     graph.capture_begin(pool=memory, capture_error_mode="thread_local")
     try:
         body()
-    finally:
-        graph.capture_end()
+    except BaseException:
+        with suppress(RuntimeError):  # that the capture was broken, which ``body`` says better
+            graph.capture_end()
+        raise
+    graph.capture_end()
     return graph
 
 

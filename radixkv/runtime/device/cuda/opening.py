@@ -32,8 +32,8 @@ from radixkv.runtime.device.models.weights import open_weights
 logger = logging.getLogger(__name__)
 
 _GIB = 1 << 30
-_GRAPH_BYTES = 2 << 20
-"""What the driver keeps of a graph of some 400 kernels."""
+_GRAPH_LAYER_BYTES = 64 << 10
+"""What the driver keeps of each layer's kernels, some 12, in a graph of them all."""
 _PIECE_BYTES = 160 << 10
 """And of one of some 10."""
 
@@ -110,7 +110,7 @@ def open_cuda_executor(
         sampler = CudaSampler(max_rows, config.vocab_size, device)
         sampler.warm_up(numbers)
         step_bytes = _step_bytes(runner, page, max_tokens, max_model_len)
-        graph_bytes = _graph_bytes(runner, row_sizes, token_sizes)
+        graph_bytes = _graph_bytes(runner, config.n_layers, row_sizes, token_sizes)
         runner.open_pool(page, 0)
         torch.cuda.empty_cache()
         n_pages = plan_pages(
@@ -137,12 +137,12 @@ def _step_bytes(runner: StepRunner, page: PageShape, max_tokens: int, max_model_
     return runner.measure_largest(max_tokens, max_model_len) + runner.logits_bytes
 
 
-def _graph_bytes(runner: StepRunner, row_sizes: Sequence[int], token_sizes: Sequence[int]) -> int:
+def _graph_bytes(runner: StepRunner, n_layers: int, row_sizes: Sequence[int], token_sizes: Sequence[int]) -> int:
     """What all graphs will take, by trying the largest of each kind."""
     torch.cuda.empty_cache()
     free_before, _ = torch.cuda.mem_get_info()
     n_graphs = runner.capture(row_sizes[-1:])
     n_pieces = runner.capture_pieces(token_sizes[-1:])
     free_after, _ = torch.cuda.mem_get_info()
-    kept = _GRAPH_BYTES * n_graphs * len(row_sizes) + _PIECE_BYTES * n_pieces * len(token_sizes)
+    kept = _GRAPH_LAYER_BYTES * n_layers * n_graphs * len(row_sizes) + _PIECE_BYTES * n_pieces * len(token_sizes)
     return max(0, free_before - free_after) + kept

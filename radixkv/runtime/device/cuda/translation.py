@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from types import TracebackType
 
 import torch
@@ -18,23 +19,30 @@ class Translation:
     it at the end of the interpreter: what is held when a device is lost is never freed.
 
     Args:
-        holders: of memory from the device's opening on.
+        holders: of memory from the device's opening on. Neither they nor what is held later may refer to this:
+            a cycle would stay, as the cyclic collector is off.
     """
 
     def __init__(self, *holders: object) -> None:
-        self._held: list[object] = list(holders)
+        self._held: dict[int, object] = {id(holder): holder for holder in holders}
 
     def of(self, step: int) -> Translated:
         """For a ``with`` around what a step does. It raises ``DeviceError`` or ``DeviceLost``."""
-        return Translated(step, self._held)
+        return Translated(step, self.keep)
 
-    def hold(self, step: object) -> None:
-        """A step is under way. O(1)."""
-        self._held.append(step)
+    def hold(self, memory: object) -> None:
+        """A step that has it is under way. O(1)."""
+        self._held[id(memory)] = memory
 
-    def release(self, step: object) -> None:
-        """It has ended. O(steps under way)."""
-        self._held.remove(step)
+    def release(self, memory: object) -> None:
+        """That step has ended; to say so again is no error. O(1)."""
+        self._held.pop(id(memory), None)
+
+    def keep(self, *more: object) -> None:
+        """The device is lost: what is held, and ``more``, is never freed."""
+        for one in more:
+            self.hold(one)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._held))
 
     def let_go(self) -> None:
         """The device did all that was asked of it, and is closed."""
@@ -45,9 +53,9 @@ class Translated:
     """No generator: from Python 3.12 on its frame and the error would hold each other, and with them what the step
     has on the device, until the cyclic collector runs, which is off."""
 
-    def __init__(self, step: int, held: list[object]) -> None:
+    def __init__(self, step: int, keep: Callable[[object], None]) -> None:
         self._step = step
-        self._held = held
+        self._keep = keep
 
     def __enter__(self) -> None:
         """Nothing to prepare."""
@@ -56,21 +64,24 @@ class Translated:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None and is_lack_of_memory(error):
-            raise DeviceError(f"step {self._step}: the device is out of memory: {_first_line(error)}") from None
+            raise DeviceError(f"step {self._step}: there is too little memory: {_first_line(error)}") from None
         # Triton, FlashInfer and cuBLAS raise a type that others have too: whether the GPU answers decides.
         if isinstance(error, RuntimeError) and (isinstance(error, torch.AcceleratorError) or not _answers()):
-            self._held.append(error)
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._held))
+            self._keep(error)
             raise DeviceLost(
                 f"step {self._step}: the GPU failed, and must be opened anew: {_first_line(error)}"
             ) from error
 
 
+_LACKS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""What errors without a type of their own say: of the driver, of Triton, and of cuBLAS."""
+
+
 def is_lack_of_memory(error: BaseException) -> bool:
-    """Of the GPU's memory, or of the host's that it can reach, for which torch has no type of its own."""
-    if isinstance(error, torch.AcceleratorError):
-        return "out of memory" in str(error) and _answers()
-    return isinstance(error, torch.OutOfMemoryError)
+    """Of the GPU's memory, or of the host's that it can reach, and the GPU answers still."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(lack in str(error) for lack in _LACKS) and _answers()
 
 
 def _first_line(error: BaseException) -> str:

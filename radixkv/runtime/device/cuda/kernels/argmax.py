@@ -12,7 +12,7 @@ from radixkv.runtime.device.cuda.kernels.launch import overlapping, power_of_two
 
 _BLOCK = 4096
 """Logits that a program reads at a time."""
-_FEW_ROWS = 32
+FEW_ROWS = 32
 """So many rows, or fewer, are read by a program a block, which is as many programs as can be."""
 
 
@@ -41,7 +41,7 @@ def argmax(
         last_tokens: [slots] int32; if given, ``last_tokens[slots] = ids_out`` too.
     """
     n_rows, size = logits.shape
-    n_blocks = 1 if n_rows <= _FEW_ROWS else 4
+    n_blocks = 1 if n_rows <= FEW_ROWS else 4
     n_parts = triton.cdiv(size, n_blocks * _BLOCK)
     options = overlapping(logits)
     _best_of_parts[n_rows, n_parts](

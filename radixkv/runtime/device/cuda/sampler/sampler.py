@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixkv.errors import DeviceError
-from radixkv.runtime.device.cuda.kernels.argmax import argmax, argmax_scratch
+from radixkv.runtime.device.cuda.kernels.argmax import FEW_ROWS, argmax, argmax_scratch
 from radixkv.runtime.device.cuda.sampler.draw import draw_listed, draw_open
 from radixkv.runtime.device.cuda.sampler.edits import LOT, Edits, has_edits
 from radixkv.runtime.device.cuda.sampler.logprobs import Logprobs
@@ -80,14 +80,16 @@ class CudaSampler:
 
         All slots are then as new.
         """
-        logits = torch.zeros(1, self._vocab_size, dtype=dtype, device=self._device)
+        several = torch.zeros(FEW_ROWS + 1, self._vocab_size, dtype=dtype, device=self._device)
+        logits = several[:1]
         tokens, finite = torch.ones(2, 1, dtype=torch.int32, device=self._device)
         listed = RowSampling(temperature=1.0, top_k=2, top_p=0.9, seed=0, index=0, n_logprobs=1)
         drawn = replace(listed, top_k=0)
         edits = {"history": History(bytes(4), 1), "presence_penalty": 1.0, "logit_bias": ((0, 1.0),)}
         for row in (listed, drawn, replace(listed, **edits), replace(drawn, **edits)):
             self.sample(logits, [0], [row], tokens, finite)
-        self.score(logits, np.zeros(1, dtype=np.int32), 1)
+        for scored in (logits, several):
+            self.score(scored, np.zeros(len(scored), dtype=np.int32), 1)
         self._edits.forget()
 
     def sample(
