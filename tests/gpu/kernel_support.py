@@ -1,5 +1,9 @@
-"""What the tests of the kernels share. Without a CUDA device they run in Triton's interpreter, if asked for:
-``TRITON_INTERPRET=1 pytest --noconftest -W ignore::RuntimeWarning tests/gpu/test_gpu_kernels*``."""
+"""What the tests of the kernels share. Without a CUDA device they run in Triton's interpreter, if asked for, which
+needs a NumPy below 2.4 (3 minutes):
+
+    TRITON_INTERPRET=1 pytest --noconftest -W ignore::RuntimeWarning -W ignore::DeprecationWarning \\
+        tests/gpu/test_gpu_kernels* tests/gpu/test_gpu_sampler*
+"""
 
 from __future__ import annotations
 
