@@ -20,6 +20,8 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIASES = 300
 MAX_LOGPROBS = 20
 MAX_REPETITION_PENALTY = 100.0
+NO_SEED = -1
+"""The seed that stands for none, as in vLLM."""
 
 
 class _RefusesByName(msgspec.StructMeta):
@@ -69,7 +71,8 @@ class SamplingParams(msgspec.Struct, metaclass=_RefusesByName, frozen=True, kw_o
     logit_bias: dict[int, float] = {}
     """Added to the logits of these tokens."""
     seed: int | None = None
-    """The same seed, prompt and settings give the same tokens, whoever else is in the batch."""
+    """The same seed, prompt and settings give the same tokens, whoever else is in the batch.
+    None: one is drawn; -1 becomes None, as in vLLM."""
     stop: tuple[str, ...] = ()
     """The answer ends before the first of these strings."""
     stop_token_ids: tuple[int, ...] = ()
@@ -96,6 +99,8 @@ class SamplingParams(msgspec.Struct, metaclass=_RefusesByName, frozen=True, kw_o
         msgspec.structs.force_setattr(self, "stop", _tuple_of(str, "stop", self.stop))
         msgspec.structs.force_setattr(self, "stop_token_ids", _tuple_of(int, "stop_token_ids", self.stop_token_ids))
         msgspec.structs.force_setattr(self, "logit_bias", _biases(self.logit_bias))
+        if type(self.seed) is int and self.seed == NO_SEED:
+            msgspec.structs.force_setattr(self, "seed", None)
         values = msgspec.structs.asdict(self)
         for name, (low, high) in _NUMBERS.items():
             _check_number(name, values[name], low, high)

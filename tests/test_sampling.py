@@ -17,6 +17,13 @@ def test_one_stop_string_is_one_stop_string() -> None:
     assert SamplingParams(stop_token_ids=[7]).stop_token_ids == (7,)
 
 
+def test_vllms_seed_for_none_is_none() -> None:
+    assert SamplingParams(seed=-1) == SamplingParams(seed=None)
+    for seed in (-2, -1.0):
+        with pytest.raises(InvalidRequest, match=f"seed is {seed}; it must be"):
+            SamplingParams(seed=seed)
+
+
 def test_none_asks_for_nothing_as_in_other_engines() -> None:
     assert SamplingParams(stop=None, stop_token_ids=None, logit_bias=None) == SamplingParams()
 

@@ -101,6 +101,7 @@ def test_seeds_decide(server: Live) -> None:
         return body["choices"][0]["token_ids"]
 
     assert sample(1) == sample(1) != sample(2)
+    assert len({tuple(sample(-1)) for _ in range(3)}) == 3, "-1 is no seed"
 
 
 def test_a_seeded_answer_is_the_same_alone_and_in_a_crowd(server: Live) -> None:

@@ -146,6 +146,8 @@ def test_settings_reach_the_runtime(site: Site) -> None:
     assert (submit.cache_salt, submit.reads_cache, submit.priority) == ("t", False, 3)
     generate(site, text="ab", sampling_params={"max_new_tokens": 1, "seed": 12})
     assert site.loop.submitted[-1].sampling.seed == 12
+    generate(site, text="ab", sampling_params={"max_new_tokens": 1, "sampling_seed": -1})
+    assert site.loop.submitted[-1].sampling.seed is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from radixkv.config import MAX_SEED
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.answers import Prompt
 from radixkv.frontend.encoding import check_ids, encode, separate
@@ -21,7 +20,7 @@ from radixkv.frontend.generate.schema import (
     for_each,
     parse_sampling,
 )
-from radixkv.frontend.openai.prompts import check_figures, check_salt, fitted, recommended
+from radixkv.frontend.openai.prompts import check_figures, check_salt, fitted, folded_seed, recommended
 from radixkv.frontend.served import Served
 from radixkv.sampling import SamplingParams
 
@@ -155,7 +154,7 @@ def _sampling(fields: SamplingFields, n_logprobs: int | None, start: int, served
             max_tokens=DEFAULT_MAX_NEW_TOKENS if most is msgspec.UNSET else most,
             min_tokens=fields.min_new_tokens or 0,
             include_stop_str_in_output=bool(fields.no_stop_trim),
-            seed=None if seed is None else seed & MAX_SEED,
+            seed=folded_seed(seed),
             logprobs=n_logprobs,
             prompt_logprobs=n_logprobs if start >= 0 else None,
         )

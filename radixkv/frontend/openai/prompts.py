@@ -15,7 +15,7 @@ from radixkv.frontend.http.failure import ModelNotFound
 from radixkv.frontend.openai.conversation import conversation_text
 from radixkv.frontend.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
 from radixkv.frontend.served import Served
-from radixkv.sampling import SamplingParams
+from radixkv.sampling import NO_SEED, SamplingParams
 from radixkv.wire import unpack_tokens
 
 MAX_SALT_BYTES = 128
@@ -164,9 +164,17 @@ def _sampling(
     """What the request asks for; where it does not say, what the checkpoint recommends."""
     fields = msgspec.structs.asdict(request)
     given = {name: fields[name] for name in _SAMPLING_FIELDS if fields[name] is not None}
-    # OpenAI's seeds may be negative. Those of the same lower 63 bits are one seed.
-    seed = None if request.seed is None else request.seed & MAX_SEED
-    return SamplingParams(**(recommended(served) | given), max_tokens=max_tokens, logprobs=logprobs, seed=seed)
+    return SamplingParams(
+        **(recommended(served) | given), max_tokens=max_tokens, logprobs=logprobs, seed=folded_seed(request.seed)
+    )
+
+
+def folded_seed(seed: int | None) -> int | None:
+    """A request's seed as one of ``SamplingParams``.
+
+    OpenAI's may be negative: those of the same lower 63 bits are one seed, but for -1, which is none as in vLLM.
+    """
+    return None if seed is None or seed == NO_SEED else seed & MAX_SEED
 
 
 def recommended(served: Served) -> dict[str, float | int]:
