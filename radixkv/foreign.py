@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from inspect import signature
 
 from radixkv.errors import UnsupportedFeature
 
@@ -19,6 +20,9 @@ class Foreign:
     """What to use for some of them."""
     neutral: Mapping[str, tuple[object, ...]]
     """Their values that ask for what this engine does anyway."""
+    likeness: float = 0.6
+    """How like a known name an unknown one must be to count as a slip, 1 being the same. Higher where others have
+    more settings than are named here."""
 
     def refuse(self, settings: Mapping[str, object], known: Iterable[str] = ()) -> None:
         """Raises ``UnsupportedFeature`` that names the settings unless all have neutral values.
@@ -31,7 +35,7 @@ class Foreign:
             if name in self.instead:
                 raise self._refusal(name, f"; use {self.instead[name]}")
         for name in asked:
-            if name not in self.neutral and (close := get_close_matches(name, known, 1)):
+            if name not in self.neutral and (close := get_close_matches(name, known, 1, self.likeness)):
                 raise self._refusal(name, f"; did you mean {close[0]}?")
         if asked:
             raise self._refusal(", ".join(asked), " in this release; leave it out")
@@ -41,6 +45,11 @@ class Foreign:
 
     def _refusal(self, names: str, advice: str) -> UnsupportedFeature:
         return UnsupportedFeature(f"{self.taker} has no setting {names}{advice}", param=names)
+
+
+def names_of(call: Callable[..., object]) -> list[str]:
+    """The arguments that a caller can name; ``**settings`` has none."""
+    return [name for name, one in signature(call).parameters.items() if one.kind is not one.VAR_KEYWORD]
 
 
 def _is_same(value: object, neutral: object) -> bool:
@@ -73,6 +82,7 @@ LLM = Foreign(
         "enable_chunked_prefill": (True,),
         "disable_log_stats": (True, False),
     },
+    likeness=0.8,
 )
 
 GENERATE = Foreign(

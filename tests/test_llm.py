@@ -238,6 +238,10 @@ def test_wrong_settings_name_themselves(tmp_path: Path) -> None:
         LLM("tiny", tensor_parallel_size=2, quantization="fp8")
     with pytest.raises(UnsupportedFeature, match="no setting block_size; use page_size"):
         LLM("tiny", block_size=16)
+    with pytest.raises(UnsupportedFeature, match=r"no setting max_model_length; did you mean max_model_len\?"):
+        LLM("tiny", max_model_length=256)
+    with pytest.raises(UnsupportedFeature, match="no setting tp_size in"):  # which is not page_size
+        LLM("tiny", tp_size=2)
     with pytest.raises(UnsupportedFeature, match="no setting trust_remote_code in"):
         LLM("tiny", trust_remote_code=True, tensor_parallel_size=1)
     with pytest.raises(UnsupportedFeature, match="no setting swap_space, tensor_parallel_size in"):
@@ -299,7 +303,11 @@ def test_calls_take_what_asks_for_nothing_and_refuse_the_rest_by_name(llm: LLM) 
         llm.generate(TEXT, GREEDY, lora_request="mine")
     with pytest.raises(UnsupportedFeature, match="LLM.generate has no setting prompt_token_ids; use prompts"):
         llm.generate([], prompt_token_ids=[[1, 2]])
+    with pytest.raises(UnsupportedFeature, match=r"no setting priorities; did you mean priority\?"):
+        llm.generate(TEXT, GREEDY, priorities=[1])
     messages = [{"role": "user", "content": "hello"}]
+    with pytest.raises(UnsupportedFeature, match=r"LLM.chat has no setting template_kwargs; did you mean chat_t"):
+        llm.chat(messages, GREEDY, template_kwargs={})
     with pytest.raises(UnsupportedFeature, match=r"^LLM.chat has no setting tools in this release"):
         llm.chat(messages, GREEDY, tools=[{"type": "function"}])
     with pytest.raises(UnsupportedFeature, match="LLM.chat has no setting chat_template; use that of LLM"):

@@ -108,7 +108,7 @@ class LLM:
         seed: int = 0,
         **settings: object,
     ) -> None:
-        foreign.LLM.refuse(settings)
+        foreign.LLM.refuse(settings, foreign.names_of(LLM))
         if mem_fraction_static is not None:
             if gpu_memory_utilization is not None:
                 raise ConfigError(
@@ -160,7 +160,7 @@ class LLM:
         Raises:
             RequestError: a prompt cannot be answered; all others of the call are dropped, also those that run.
         """
-        foreign.GENERATE.refuse(settings)
+        foreign.GENERATE.refuse(settings, foreign.names_of(self.generate))
         listed = several_prompts(prompts)
         sampling = each(
             "sampling_params", SamplingParams, sampling_params, self.get_default_sampling_params(), listed
@@ -205,7 +205,7 @@ class LLM:
         Raises:
             RequestError: the template refuses a conversation, or as in ``generate``.
         """
-        foreign.CHAT.refuse(settings)
+        foreign.CHAT.refuse(settings, foreign.names_of(self.chat))
         prompts = [
             self.chat_prompt(
                 conversation,
