@@ -16,6 +16,8 @@ MIN_HEARTBEAT_TIMEOUT_S = 2.0
 
 MAX_KEY_CHARACTERS = 1024
 _KEY = re.compile(rf"[!-~]{{1,{MAX_KEY_CHARACTERS}}}")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._\[\]:-]+")
+"""As browsers write one: in lower case, and without a path."""
 
 Device = Literal["cpu", "cuda"]
 SchedulePolicy = Literal["lpm", "fcfs"]
@@ -239,11 +241,14 @@ class ServerConfig:
     explain_contents: bool | None = None
     """Whether ``/cache/explain`` tells which tokens are cached, and what other salts have. None: only without a
     key, where all who ask are programs of this machine."""
+    allowed_origins: tuple[str, ...] = ()
+    """Web sites whose pages may use the server, such as ``https://app.example``; ``*``, all, needs a key."""
 
     def __post_init__(self) -> None:
         _at_most(65535, "65535", "port", self.port)
         _check_key(self.api_key)
         _check_host(self.host, has_key=self.api_key is not None)
+        _check_origins(self.allowed_origins, has_key=self.api_key is not None)
         if self.explain_contents is not None:
             _truth("explain_contents", self.explain_contents)
         _text("served_model_name", self.served_model_name, "a name")
@@ -287,3 +292,22 @@ def _check_host(host: str, *, has_key: bool) -> None:
             f"host {shortened(host)}: an address that other machines reach needs --api-key; give one, or use "
             "127.0.0.1"
         )
+
+
+def _check_origins(origins: object, *, has_key: bool) -> None:
+    """Refuses what no browser sends, and all sites at once without a key: any page that somebody on this machine
+    looks at could then use the server."""
+    if not isinstance(origins, tuple):
+        raise ConfigError(f"allowed_origins {shortened(origins)} must be a tuple of origins")
+    for origin in origins:
+        if origin == "*":
+            if not has_key:
+                raise ConfigError(
+                    "allowed_origins '*': pages of every site may use a server with --api-key only; give one, or "
+                    "name the sites"
+                )
+        elif not (isinstance(origin, str) and _ORIGIN.fullmatch(origin)):
+            raise ConfigError(
+                f"allowed_origins {shortened(origin)} is no origin as browsers send it; write it in lower case and "
+                "without a path, as https://app.example"
+            )

@@ -22,6 +22,8 @@ REFUSED: tuple[tuple[tuple[str, ...], str], ...] = (
     (("--no-enable-chunked-prefill",), "prompts are always computed in chunks; leave it out"),
     (("--log-level", "--uvicorn-log-level"), "the log has one level; leave it out"),
     (("--log-requests", "--enable-log-requests"), "requests are not logged; leave it out"),
+    (("--allowed-methods", "--allowed-headers"), "pages of --allowed-origins may send any; leave it out"),
+    (("--allow-credentials",), "cookies mean nothing here, pages send the key in Authorization; leave it out"),
     (("--ssl-keyfile", "--ssl-certfile"), "this server speaks plain HTTP; put a proxy with TLS before it"),
 )
 """Flags of features that are not built, and what to do instead."""

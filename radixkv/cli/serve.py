@@ -8,6 +8,8 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, number, whole_number
 from radixkv.cli.foreign import add_always_on
 from radixkv.config import ServerConfig
@@ -49,6 +51,14 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     http.add_argument(
         "--api-key", metavar="KEY", help="clients must send it as 'Authorization: Bearer KEY' (default: no key)"
+    )
+    http.add_argument(
+        "--allowed-origins",
+        type=_origins,
+        default=plain.allowed_origins,
+        metavar="ORIGINS",
+        help="JSON list of the web sites whose pages may use the server, such as '[\"https://app.example\"]'; "
+        "all sites, '[\"*\"]', need --api-key (default: none)",
     )
     http.add_argument(
         "--explain-contents",
@@ -125,6 +135,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
             chat_template=args.chat_template,
             metrics_compat=args.metrics_compat,
             stats_interval_s=args.stats_interval or None,
+            allowed_origins=args.allowed_origins,
         )
     except RadixKVError as error:
         parser.error(str(error))
@@ -149,6 +160,15 @@ class _OneName(argparse.Action):
                 f"{option_string} takes one name, not {shortened(more[0])} as well; a model comes before the flags"
             )
         setattr(namespace, self.dest, name)
+
+
+def _origins(text: str) -> tuple[str, ...]:
+    try:
+        return msgspec.json.decode(text, type=tuple[str, ...])
+    except (msgspec.MsgspecError, UnicodeError):
+        raise argparse.ArgumentTypeError(
+            f"{shortened(text)} is no JSON list of origins, such as '[\"https://app.example\"]'"
+        ) from None
 
 
 def _interval(text: str) -> float:

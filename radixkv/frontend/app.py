@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from radixkv.config import EngineConfig, ServerConfig
 from radixkv.errors import ContextLengthExceeded, InvalidRequest, RequestError, UnsupportedFeature
@@ -17,9 +20,10 @@ from radixkv.frontend.client import Client
 from radixkv.frontend.compat import Repeat
 from radixkv.frontend.generate.routes import generate_routes
 from radixkv.frontend.http.bodies import Bodies
-from radixkv.frontend.http.failure import MethodNotAllowed, RouteNotFound, error_response
+from radixkv.frontend.http.failure import MethodNotAllowed, RouteNotFound
 from radixkv.frontend.http.guard import KeyRequired, LocalOnly
 from radixkv.frontend.http.leaving import ClientGone
+from radixkv.frontend.http.refusal import error_response
 from radixkv.frontend.http.route import route
 from radixkv.frontend.metrics import Metrics
 from radixkv.frontend.native import native_routes
@@ -45,12 +49,15 @@ NOT_BUILT = (
 
 def build_app(
     client: Client, served: Served, metrics: Metrics, bodies: Bodies, engine: EngineConfig, server: ServerConfig
-) -> FastAPI:
+) -> ASGIApp:
     """All routes over one client, and the guard before them."""
-    guard = Middleware(LocalOnly) if server.api_key is None else Middleware(KeyRequired, key=server.api_key)
+    if server.api_key is None:
+        guard = Middleware(LocalOnly, origins=server.allowed_origins)
+    else:
+        guard = Middleware(KeyRequired, key=server.api_key)
     compat = server.metrics_compat
     repeat = None if compat is None else Repeat(compat, served.name, served.ready.page_size)
-    return FastAPI(
+    app = FastAPI(
         openapi_url=None,
         redirect_slashes=False,
         routes=[
@@ -70,6 +77,15 @@ def build_app(
             Exception: _render_fault,
         },
     )
+    return _shown_to_pages(app, server.allowed_origins) if server.allowed_origins else app
+
+
+def _shown_to_pages(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Lets browsers send what pages of these origins ask for, and show them the replies, also those of errors.
+
+    Around everything, as browsers ask first, and send no key with that. Of a stream only head and end pass here.
+    """
+    return CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
 
 
 async def _refuse_route(request: Request) -> Response:
@@ -111,4 +127,6 @@ async def _render_nothing(request: Request, error: Exception) -> Response:
 
 
 async def _render_fault(request: Request, error: Exception) -> Response:
-    return error_response(RequestError("the server failed on this request; its log says why"))
+    reply = error_response(RequestError("the server failed on this request; its log says why"))
+    reply.headers["Connection"] = "close"  # as uvicorn does now, without a word to clients that would use it again
+    return reply

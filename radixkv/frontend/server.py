@@ -14,7 +14,7 @@ from pathlib import Path
 
 import uvicorn
 import uvloop
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from radixkv.checkpoints import Checkpoint, resolve, resolve_tokenizer
 from radixkv.config import EngineConfig, ServerConfig
@@ -159,7 +159,7 @@ async def _get_model(engine: EngineConfig) -> Checkpoint:
         return await asyncio.to_thread(resolve, model.model, model.revision)
 
 
-def _uvicorn(app: Starlette) -> uvicorn.Server:
+def _uvicorn(app: ASGIApp) -> uvicorn.Server:
     return _Uvicorn(
         uvicorn.Config(
             app,

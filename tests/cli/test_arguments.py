@@ -161,7 +161,7 @@ def test_every_setting_has_a_flag():
     assert len(fields(ModelConfig)) == 8
     assert len(fields(CacheConfig)) == 5
     assert len(fields(SchedulerConfig)) == 7
-    assert len(fields(ServerConfig)) == 10
+    assert len(fields(ServerConfig)) == 11
 
 
 def test_serve_reads_its_model_and_server_flags():
@@ -180,11 +180,22 @@ def test_serve_reads_its_model_and_server_flags():
             "0.5",
             "--no-explain-contents",
         ),
+        *("--allowed-origins", '["https://app.example", "http://localhost:3000"]'),
     )
     assert args.positional_model == "some/model"
     assert args.seed == 7
     assert server_config(args) == ServerConfig(
-        "localhost", 0, "name", 2.5, 1000, "sesame", "a.jinja", "vllm", 0.5, False
+        "localhost",
+        0,
+        "name",
+        2.5,
+        1000,
+        "sesame",
+        "a.jinja",
+        "vllm",
+        0.5,
+        False,
+        ("https://app.example", "http://localhost:3000"),
     )
     assert engine_config(args, model="some/model", seed=7) == EngineConfig(ModelConfig("some/model"), seed=7)
 
@@ -203,6 +214,11 @@ def test_only_a_server_without_a_key_explains_contents_unasked(flags, tells):
     assert server_config(command(add_serve, "serve", *flags)).may_explain_contents is tells
 
 
+def test_every_site_may_be_let_in_where_a_key_is_asked_for():
+    args = command(add_serve, "serve", "--api-key", "k", "--allowed-origins", '["*"]')
+    assert server_config(args).allowed_origins == ("*",)
+
+
 def test_an_interval_of_zero_logs_no_figures():
     assert server_config(command(add_serve, "serve", "--stats-interval", "0")).stats_interval_s is None
 
@@ -219,6 +235,14 @@ def test_an_interval_of_zero_logs_no_figures():
         (["--stats-interval", "inf"], "--stats-interval: 'inf' must be a number of seconds, or 0 for never"),
         (["--served-model-name", "a", "b"], "--served-model-name takes one name, not 'b' as well; a model comes"),
         (["--stats-interval", "never"], "--stats-interval: 'never' is not a number"),
+        (["--allowed-origins", "https://app.example"], "--allowed-origins: 'https://app.example' is no JSON list"),
+        (["--allowed-origins", "[5]"], "--allowed-origins: '[5]' is no JSON list of origins, such as '[\"https:"),
+        (["--allowed-origins", '["*"]'], "allowed_origins '*': pages of every site may use a server with --api"),
+        (["--allowed-origins", '["https://a.b", "*"]'], "allowed_origins '*': pages of every site"),
+        (["--allowed-origins", '["https://a.b/"]'], "allowed_origins 'https://a.b/' is no origin as browsers send"),
+        (["--allowed-origins", '["https://A.b"]'], "write it in lower case and without a path"),
+        (["--allowed-origins", '["null"]'], "allowed_origins 'null' is no origin"),
+        (["--allowed-origins", '["a.b"]'], "allowed_origins 'a.b' is no origin"),
         (["--chat-template", ""], "chat_template is empty"),
     ],
 )

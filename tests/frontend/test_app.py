@@ -210,7 +210,7 @@ def test_every_answer_is_measured(site: Site, settings: dict[str, Any]) -> None:
 
 
 def test_every_seed_of_64_bits_is_taken(site: Site) -> None:
-    def reaching(seed: int) -> int:
+    def reaching(seed: int) -> int | None:
         assert post(site, prompt="ab", seed=seed, max_tokens=1).status_code == 200
         return site.loop.submitted[-1].sampling.seed
 
@@ -218,6 +218,7 @@ def test_every_seed_of_64_bits_is_taken(site: Site) -> None:
     assert [reaching(seed) for seed in seeds[:3]] == seeds[:3]
     assert len({reaching(seed) for seed in seeds}) == 5
     assert reaching(-(1 << 63)) >= 0
+    assert reaching(-1) is None  # as in vLLM
 
 
 def test_a_client_that_leaves_during_its_upload_is_no_fault(site: Site, caplog: pytest.LogCaptureFixture) -> None:
@@ -228,6 +229,17 @@ def test_a_client_that_leaves_during_its_upload_is_no_fault(site: Site, caplog: 
             time.sleep(0.1)
     assert post(site, prompt="ab").status_code == 200
     assert caplog.records == []
+
+
+def test_a_fault_ends_its_connection_and_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fault() -> None:
+        raise ValueError("a fault")
+
+    monkeypatch.setattr(site.client, "stats", fault)
+    for _ in range(3):
+        reply = site.http.get("/metrics")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (500, "internal_error")
+        assert site.http.get("/version").status_code == 200
 
 
 def test_a_refusal_of_the_runtime_has_a_status_also_when_streaming(site: Site) -> None:

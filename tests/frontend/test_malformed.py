@@ -9,6 +9,7 @@ import pytest
 from scripted import MAX_MODEL_LEN, VOCAB_SIZE, Site
 from sites import running_site
 
+from radixkv.frontend.http import refusal
 from radixkv.frontend.openai import schema
 from radixkv.frontend.served import Served
 from radixkv.text.tokenizer import Tokenizer
@@ -301,7 +302,10 @@ def test_paths_are_exact_and_health_takes_head(site: Site) -> None:
     assert site.http.head("/health").status_code == 200
 
 
-def test_a_body_that_does_not_come_ends_the_connection(served: Served, tmp_path: Path) -> None:
+def test_a_body_that_does_not_come_ends_the_connection(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusal, "DISCARD_S", 0.2)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with (
         running_site(served, tmp_path, body_limit_s=0.5) as site,

@@ -13,7 +13,7 @@ from sites import running_site
 from radixkv import __version__
 from radixkv.config import ServerConfig
 from radixkv.errors import Draining, QueueTimeout
-from radixkv.frontend.http.failure import error_response
+from radixkv.frontend.http.refusal import error_response
 from radixkv.frontend.served import Served
 from radixkv.wire import Flush, Flushed
 

@@ -6,11 +6,13 @@ import asyncio
 from typing import Any
 
 import h11
+import msgspec
+from starlette.responses import Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.http.bodies import BODY_S
-from radixkv.frontend.http.failure import error_response
+from radixkv.frontend.http.failure import error_body
 
 CONNECTION = "connection"
 """Of a request's state, the connection that it came by."""
@@ -52,6 +54,11 @@ class Connection(H11Protocol):
         """Whether so much waits for the client to read it that ``drain`` would wait."""
         return self.flow.write_paused
 
+    @property
+    def is_receiving(self) -> bool:
+        """Whether more of the request is to come."""
+        return self.conn.their_state is h11.SEND_BODY
+
     def write_part(self, part: bytes) -> None:
         """Sends the next part of a reply whose head told no length; nothing if the client has left."""
         if self.transport.is_closing():
@@ -68,7 +75,8 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Refuses what is no HTTP request, and closes; a reply that has begun just ends."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            reply = error_response(InvalidRequest("this is not an HTTP/1.1 request; send one"))
+            error = InvalidRequest("this is not an HTTP/1.1 request; send one")
+            reply = Response(msgspec.json.encode(error_body(error)), media_type="application/json")
             headers = [*reply.raw_headers, (b"connection", b"close")]
             for event in (
                 h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import msgspec
-from starlette.responses import Response
-
 from radixkv.errors import InvalidRequest, RequestError
-from radixkv.frontend.http.early import EarlyReply
-
-RETRY_AFTER_S = 1
 
 
 class ModelNotFound(InvalidRequest):
@@ -79,16 +73,6 @@ _TYPES = {
     503: "ServiceUnavailableError",
 }
 
-_HEADERS = {
-    401: {"WWW-Authenticate": "Bearer"},
-    408: {"Connection": "close"},
-    413: {"Connection": "close"},
-    503: {"Retry-After": str(RETRY_AFTER_S)},
-}
-
-_EARLY = frozenset({401, 403, 413})
-"""Of requests whose body nobody has read, or not to its end."""
-
 _UNAVAILABLE = frozenset({"queue_full", "queue_timeout", "draining", "runtime_died", "runtime_silent"})
 
 
@@ -122,11 +106,3 @@ def error_body(error: RequestError) -> dict[str, Any]:
             "code": error.code,
         }
     }
-
-
-def error_response(error: RequestError) -> Response:
-    """The whole reply. A 503 says when to come back; a body that was not read to its end ends the connection."""
-    status = status_of(error)
-    kind = EarlyReply if status in _EARLY else Response
-    headers = _HEADERS.get(status, {})
-    return kind(msgspec.json.encode(error_body(error)), status, headers=headers, media_type="application/json")

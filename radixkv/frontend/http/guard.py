@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Collection
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from radixkv.frontend.http.failure import ForeignCaller, Unauthorized, error_response
+from radixkv.frontend.http.failure import ForeignCaller, Unauthorized
+from radixkv.frontend.http.refusal import error_response
 
 OPEN_PATHS = frozenset({"/health", "/ping"})
 """Liveness, which needs no key."""
@@ -48,29 +50,35 @@ class LocalOnly:
     """Keeps web pages of other sites out: without a key, a browser reaches every local port.
 
     Refuses requests for another host's name, which DNS can point here, and those of other sites' pages.
+
+    Args:
+        origins: of the sites whose pages are let in. There is none for all: every page that is looked at on this
+            machine could then use the server.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
         self._app = app
+        self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on, or answers it with 403."""
-        if scope["type"] == "http" and (error := _refusal(Headers(scope=scope))) is not None:
+        if scope["type"] == "http" and (error := self._refusal(Headers(scope=scope))) is not None:
             await error_response(error)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-
-def _refusal(headers: Headers) -> ForeignCaller | None:
-    host, origin = headers.get("host"), headers.get("origin")
-    if host is not None and not _is_local(f"//{host}"):
-        return ForeignCaller("the Host header names another machine; use localhost or 127.0.0.1")
-    if origin is not None:
-        return None if _is_local(origin) else ForeignCaller("pages of other sites may not use this server")
-    # What a page only loads, such as an image, has no Origin.
-    if headers.get("sec-fetch-site") == "cross-site":
-        return ForeignCaller("pages of other sites may not use this server")
-    return None
+    def _refusal(self, headers: Headers) -> ForeignCaller | None:
+        host, origin = headers.get("host"), headers.get("origin")
+        if host is not None and not _is_local(f"//{host}"):
+            return ForeignCaller("the Host header names another machine; use localhost or 127.0.0.1")
+        if origin is None:
+            # What a page only loads, such as an image, has no Origin.
+            is_foreign = headers.get("sec-fetch-site") == "cross-site"
+        else:
+            is_foreign = not _is_local(origin) and origin not in self._origins
+        if not is_foreign:
+            return None
+        return ForeignCaller("pages of other sites may not use this server, but for those of --allowed-origins")
 
 
 def _is_local(url: str) -> bool:

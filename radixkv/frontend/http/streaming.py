@@ -12,8 +12,9 @@ from starlette.types import Receive, Scope, Send
 
 from radixkv.errors import RequestError
 from radixkv.frontend.http.connection import CONNECTION, Connection
-from radixkv.frontend.http.failure import error_body, error_response
+from radixkv.frontend.http.failure import error_body
 from radixkv.frontend.http.leaving import ClientGone, unless_gone
+from radixkv.frontend.http.refusal import error_response
 
 EVENT_START, EVENT_END = b"data: ", b"\n\n"
 DONE_EVENT = EVENT_START + b"[DONE]" + EVENT_END
