@@ -68,7 +68,7 @@ def insert(tree: RadixTree, tokens: bytes, first_page: int) -> None:
     """Caches tokens, as a request that was computed and is done."""
     lease = tree.lease(NAMESPACE, tokens)
     rest = tokens[4 * lease.n_tokens :]
-    tree.commit(lease, rest, range(first_page, first_page + len(rest) // WIDTH), 1)
+    tree.commit(lease, rest, range(first_page, first_page + len(rest) // WIDTH))
     tree.settle(lease, len(tokens) // 4)
     tree.release(lease)
 
@@ -95,7 +95,7 @@ def lease_commit_release(random: Random, n_runs: int) -> Case:
     def request() -> None:
         prompt = prompts.pop()
         lease = tree.lease(NAMESPACE, prompt)
-        tree.commit(lease, prompt, pages, 1)
+        tree.commit(lease, prompt, pages)
         tree.settle(lease, PROMPT_PAGES * PAGE_SIZE)
         tree.release(lease)
 
@@ -113,8 +113,8 @@ def commit_one_page(random: Random, n_runs: int) -> Case:
     for _ in range(n_runs):
         tree = RadixTree(PAGE_SIZE)
         lease = tree.lease(NAMESPACE, prompt)
-        tree.commit(lease, prompt, range(1024), 1)
-        runs.append(measure(partial(tree.commit, lease, page, (7,), 2), 500))
+        tree.commit(lease, prompt, range(1024))
+        runs.append(measure(partial(tree.commit, lease, page, (7,)), 500))
     return {"nodes": 1, **best(runs)}
 
 

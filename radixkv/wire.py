@@ -254,11 +254,12 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     pages_evicted_total: int
     steps_total: int
     step_seconds: float
-    """Wall time of turns that ran a step."""
+    """Wall time of the loop's turns."""
     schedule_seconds: float
-    """Of that, the scheduler's, cache work included."""
+    """Of that, planning steps and taking their results, cache work included."""
     cache_seconds: float
-    """Of that, tree and pool work."""
+    """Tree and pool work. Of ``schedule_seconds``, but for what a ``Flush`` or a ``Cancel`` does at once, which
+    counts here only, and for undoing failed steps, which counts in ``step_seconds`` too."""
     attention_seconds: float
     """What attention took on the device, beside all this: ``cache_seconds / attention_seconds`` is what managing
     memory costs."""

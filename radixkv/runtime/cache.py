@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from time import perf_counter
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -111,7 +112,10 @@ class PageCache:
 
     @_timed
     def extend(self, holding: Holding, tokens: bytearray) -> None:
-        """Leases what others have committed behind the lease's end; only while there is no tail. O(new edges)."""
+        """Leases what others have committed behind the lease's end; only while there is no tail.
+
+        O(new edges + new pages), and one copy of the tokens behind the lease.
+        """
         if holding.lease is None or len(holding.table) > holding.n_leased:
             return
         following = bytes(memoryview(tokens)[holding.n_leased * self.page_size * TOKEN_BYTES :])
@@ -125,7 +129,7 @@ class PageCache:
         O(new pages), and O(log leaves) a leaf evicted.
         """
         n_missing = n_pages - len(holding.table)
-        if n_missing > len(self._free) and n_missing > self.n_available:
+        if n_missing > self.n_available:
             return False
         if n_missing > 0:
             self._allot(holding, n_missing)
@@ -161,8 +165,8 @@ class PageCache:
         return second
 
     @_timed
-    def commit(self, holding: Holding, tokens: bytearray, n_tokens: int, step: int, last_read: int) -> int:
-        """Gives the tail's pages up to ``n_tokens``, which ``step`` writes, to the tree. O(new pages) amortised.
+    def commit(self, holding: Holding, tokens: bytearray, n_tokens: int, last_read: int) -> int:
+        """Gives the tail's pages up to ``n_tokens`` to the tree. O(new pages) amortised.
 
         Where the tree has the same tokens already, the table is pointed at the tree's pages first, and its own
         duplicates are retired until step ``last_read``, the newest that may still read them, is done.
@@ -170,7 +174,7 @@ class PageCache:
         Returns:
             Pages, from the table's start, that were in the tree before this call: their KV must not be written.
         """
-        return self._commit(holding, tokens, n_tokens, step, last_read)
+        return self._commit(holding, tokens, n_tokens, last_read)
 
     @_timed
     def settle(self, holding: Holding, n_tokens: int, step: int) -> None:
@@ -185,7 +189,7 @@ class PageCache:
     def cover(self, rows: Iterable[Covered], step: int) -> None:
         """Rows of ``step`` are done and finite: ``commit`` of the pages that they have filled, and ``settle``."""
         for holding, tokens, n_tokens, last_read in rows:
-            self._commit(holding, tokens, n_tokens, step, last_read)
+            self._commit(holding, tokens, n_tokens, last_read)
             self._settle(holding, n_tokens, step)
 
     @_timed
@@ -209,7 +213,7 @@ class PageCache:
         return self.tree.first_unsettled(holding.lease)
 
     @_timed
-    def leads_through(self, holding: Holding, nodes: Sequence[Node]) -> bool:
+    def leads_through(self, holding: Holding, nodes: AbstractSet[Node]) -> bool:
         """Whether the holding's path has one of the nodes. O(edges)."""
         return holding.lease is not None and self.tree.leads_through(holding.lease, nodes)
 
@@ -232,7 +236,7 @@ class PageCache:
 
     @_timed
     def flush(self) -> tuple[int, int]:
-        """Makes everything cached unreachable. O(nodes).
+        """Makes everything cached unreachable. O(nodes · log leaves + pages freed).
 
         Returns:
             Pages freed, and pages that requests still hold and that go with them.
@@ -257,10 +261,13 @@ class PageCache:
             )
 
     def check(self, holdings: Iterable[Holding]) -> None:
-        """Every page is in exactly one place, and every table is lease + tail. O(pages). Raises ``InvariantError``.
+        """Every page is in exactly one place, and every table is lease + tail. O(pages + length of all tables).
 
         Args:
             holdings: all that are open.
+
+        Raises:
+            InvariantError: a bug in radixkv.
         """
         self.tree.check()
         self.check_counts()
@@ -288,14 +295,14 @@ class PageCache:
         """The free pages. O(free)."""
         return iter(self._free)
 
-    def _commit(self, holding: Holding, tokens: bytearray, n_tokens: int, step: int, last_read: int) -> int:
+    def _commit(self, holding: Holding, tokens: bytearray, n_tokens: int, last_read: int) -> int:
         first, last = holding.n_leased, n_tokens // self.page_size
         lease = holding.lease
         if lease is None or last <= first:
             return first
         page_bytes = self.page_size * TOKEN_BYTES
         pages = holding.table[first:last]
-        canonical = self.tree.commit(lease, tokens[first * page_bytes : last * page_bytes], pages, step)
+        canonical = self.tree.commit(lease, tokens[first * page_bytes : last * page_bytes], pages)
         if canonical:
             n_duplicates = len(canonical)
             holding.table[first : first + n_duplicates] = canonical

@@ -12,8 +12,8 @@ from radixkv.runtime.running import RunningRequests
 
 def undo_steps(cache: PageCache, running: RunningRequests, involved: Iterable[Request]) -> list[Update]:
     """All launched steps failed: what they were to write is made unreachable, and their requests go back to the
-    queue. They are retried in steps of half as many rows; one whose step fails again, and that was alone in all of
-    them, ends in error, so that a request that breaks its steps takes no other along. O(running).
+    queue. They are retried in steps of half as many rows and of nobody else; one that was alone in a step that
+    failed ends in error, so that a request that breaks its steps takes no other along. O(running).
 
     Args:
         involved: the requests of the steps' rows, newest first.
@@ -54,5 +54,5 @@ def quarantine(cache: PageCache, running: RunningRequests, request: Request) -> 
 
 def _detach(cache: PageCache, running: RunningRequests, requests: Iterable[Request]) -> list[Request]:
     """Detaches what is unsettled on the requests' paths; returns whose path leads through it. O(running)."""
-    broken = [node for request in requests if (node := cache.detach_unsettled(held(request))) is not None]
+    broken = {node for request in requests if (node := cache.detach_unsettled(held(request))) is not None}
     return [r for r in (*running, *running.draining) if cache.leads_through(held(r), broken)]

@@ -281,7 +281,7 @@ class Scheduler:
             end -= end % page_size
         if end <= request.n_scheduled or not self._make_room(request, end):
             return None
-        n_in_tree = self.cache.commit(holding, request.tokens, end, self._n_steps, request.last_step)
+        n_in_tree = self.cache.commit(holding, request.tokens, end, request.last_step)
         write_start = min(end, max(request.n_scheduled, n_in_tree * page_size))
         return self._row(request, request.n_scheduled, end, write_start)
 

@@ -46,7 +46,7 @@ class Children(dict[bytes, "Node"]):
         return _nearest_below(self, page), _nearest_above(self, page)
 
     def is_ordered(self) -> bool:
-        """Whether the order, if it is kept, is that of the children. O(children log children)."""
+        """Whether the order, if it is kept, is that of the children. O(children)."""
         return self._order is None or self._order.holds(self)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from radixkv.tree.digest import Digest, RecentDigests, digest_at
+from radixkv.tree.digest import Digest, RecentDigests, digest_at, namespace_digest
 from radixkv.tree.node import Namespace, Node, walk
 
 Reason = Literal["whole", "differs", "evicted", "never_seen", "other_namespace"]
@@ -53,19 +53,21 @@ def explain_match(
     by token, and nothing of other namespaces.
     """
     root = roots.get(namespace)
-    end, page, below, above, was_evicted = 0, b"", None, None, False
-    if root is not None:
-        path, end, partial, n_partial = walk(root, tokens, width)
-        last = path[-1] if path else root
-        end += n_partial * width
-        page = tokens[end : end + width]
-        if len(page) == width:
-            at, n_pages = (last, len(last.pages)) if partial is None else (partial, n_partial)
-            was_evicted = digest(digest_at(digest, at, n_pages, width), page) in evicted
-            below, above = _neighbours(last, partial, n_partial, page)
-    if end + width > len(tokens):
+    path, end, partial, n_partial = ([], 0, None, 0) if root is None else walk(root, tokens, width)
+    end += n_partial * width
+    page = tokens[end : end + width]
+    if len(page) < width:
         return Explanation("whole", end // 4)
 
+    below, above = None, None
+    if root is None:  # also if all that the namespace had was evicted
+        before = namespace_digest(digest, namespace)
+    else:
+        last = path[-1] if path else root
+        at, n_pages = (last, len(last.pages)) if partial is None else (partial, n_partial)
+        before = digest_at(digest, at, n_pages, width)
+        below, above = _neighbours(last, partial, n_partial, page)
+    was_evicted = digest(before, page) in evicted
     commons = [(_common_tokens(page, other), other) for other in (below, above) if other is not None]
     reason: Reason = "differs" if commons else "never_seen"
     if not contents:

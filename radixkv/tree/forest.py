@@ -44,7 +44,7 @@ class Forest:
         """The namespace's root, made if it is missing. O(1)."""
         root = self.roots.get(namespace)
         if root is None:
-            root = self._node(namespace, None, bytearray(), [], tick=0, step=0)
+            root = self._node(namespace, None, bytearray(), [], tick=0)
             root.digests = array("Q", (namespace_digest(self._digest, namespace),))
             self.roots[namespace] = root
         return root
@@ -85,7 +85,7 @@ class Forest:
             self._offer(node)
         return freed
 
-    def append(self, node: Node, tokens: bytes | bytearray, pages: Sequence[int], step: int) -> Node:
+    def append(self, node: Node, tokens: bytes | bytearray, pages: Sequence[int]) -> Node:
         """Adds pages behind the end of a leased node of which no child begins with the first of them.
 
         Returns the node that holds them: the same one if it is a leaf of one lease, else a new child that is
@@ -96,9 +96,8 @@ class Forest:
         if node.children is None and node.n_leases == 1 and node.parent is not None:
             node.key += tokens
             node.pages += pages
-            node.step = step
             return node
-        child = self._node(node.namespace, node, bytearray(tokens), list(pages), tick=node.tick, step=step)
+        child = self._node(node.namespace, node, bytearray(tokens), list(pages), tick=node.tick)
         child.n_leases = 1
         if node.children is None:
             node.children = Children()
@@ -114,9 +113,7 @@ class Forest:
         assert parent is not None
         assert parent.children is not None
         cut = n_pages * self.width
-        upper = self._node(
-            node.namespace, parent, node.key[:cut], node.pages[:n_pages], tick=node.tick, step=node.step
-        )
+        upper = self._node(node.namespace, parent, node.key[:cut], node.pages[:n_pages], tick=node.tick)
         upper.n_leases = node.n_leases
         upper.n_settled = min(node.n_settled, n_pages)
         parent.children[self._first_page(node)] = upper
@@ -155,7 +152,7 @@ class Forest:
         """Makes a node and all below it unreachable; returns the pages of those that have no lease.
 
         The others keep the link to their parents, so that their leases still have their pages.
-        O(nodes · log leaves).
+        O(nodes · log leaves + pages freed).
         """
         self.version += 1
         parent = top.parent
@@ -192,10 +189,10 @@ class Forest:
                 waiting.extend(node.children.values())
 
     def _node(
-        self, namespace: Namespace, parent: Node | None, key: bytearray, pages: list[int], *, tick: int, step: int
+        self, namespace: Namespace, parent: Node | None, key: bytearray, pages: list[int], *, tick: int
     ) -> Node:
         self._n_serials += 1
-        return Node(namespace, parent, key, pages, tick=tick, serial=self._n_serials, step=step)
+        return Node(namespace, parent, key, pages, tick=tick, serial=self._n_serials)
 
     def _first_page(self, node: Node) -> bytes:
         return bytes(node.key[: self.width])

@@ -22,7 +22,8 @@ def check_counts(forest: Forest) -> None:
 
 
 def check_forest(forest: Forest, leases: Collection[Lease], digest: Digest) -> None:
-    """Every invariant, recounted from the open leases. Raises ``InvariantError``. O(nodes + edges of leases)."""
+    """Every invariant, recounted from the open leases. Raises ``InvariantError``. O(pages + edges of the leases),
+    and a sort of the evictable leaves."""
     check_counts(forest)
     held = _held_nodes(leases, forest.width)
     reachable = set(forest.reachable())

@@ -35,7 +35,6 @@ class Node:
         "pages",
         "parent",
         "serial",
-        "step",
         "tick",
     )
 
@@ -48,7 +47,6 @@ class Node:
         *,
         tick: int,
         serial: int,
-        step: int,
     ) -> None:
         self.namespace = namespace
         self.parent = parent
@@ -62,8 +60,6 @@ class Node:
         self.tick = tick
         """When the run was used last; never less than a child's."""
         self.serial = serial
-        self.step = step
-        """The last step that writes one of its pages; 0 in a root."""
         self.n_settled = 0
         """How many of its pages, from its start, a finite row has covered."""
         self.detached = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from radixkv.errors import InvariantError
@@ -118,9 +119,9 @@ class RadixTree:
         self._require_open(lease)
         return _pages(self._advance(lease, tokens))
 
-    def commit(self, lease: Lease, tokens: bytes | bytearray, pages: Sequence[int], step: int) -> list[int]:
-        """Takes the pages of the tokens that follow the lease's end, which ``step`` writes; moves the lease
-        behind them. A detached lease takes nothing, and stays where it is.
+    def commit(self, lease: Lease, tokens: bytes | bytearray, pages: Sequence[int]) -> list[int]:
+        """Takes the pages of the tokens that follow the lease's end; moves the lease behind them. A detached
+        lease takes nothing, and stays where it is.
 
         Returns the tree's pages for the first of the given ones, as far as the tokens were cached already: those
         given are duplicates, to be freed once no table names them. Raises ``InvariantError`` if the tokens do not
@@ -140,7 +141,7 @@ class RadixTree:
             canonical = _pages(self._advance(lease, bytes(tokens)))
             tokens, pages = tokens[len(canonical) * self._width :], pages[len(canonical) :]
         if pages:
-            lease.node = self._forest.append(lease.node, tokens, pages, step)
+            lease.node = self._forest.append(lease.node, tokens, pages)
             lease.n_tokens += self._page_size * len(pages)
         return canonical
 
@@ -198,7 +199,7 @@ class RadixTree:
             top, node = node, node.parent
         return top
 
-    def leads_through(self, lease: Lease, nodes: Sequence[Node]) -> bool:
+    def leads_through(self, lease: Lease, nodes: AbstractSet[Node]) -> bool:
         """Whether the lease's path has one of the nodes. O(edges)."""
         self._require_open(lease)
         node: Node | None = lease.node
@@ -299,7 +300,8 @@ class RadixTree:
                 node = node.parent
 
     def check(self, *, deep: bool = True) -> None:
-        """Raises ``InvariantError`` if anything is inconsistent. O(nodes + edges of the leases), else O(1)."""
+        """Raises ``InvariantError`` if anything is inconsistent. O(pages + edges of the leases), and a sort of the
+        evictable leaves; without ``deep`` only counts are looked at, O(1)."""
         if deep:
             check_forest(self._forest, self._leases, self._digest)
         else:

@@ -85,10 +85,8 @@ def free_while_in_flight(patch: Patch) -> None:
 def free_duplicates_while_in_flight(patch: Patch) -> None:
     commit = PageCache._commit
 
-    def mutant(
-        self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, step: int, last_read: int
-    ) -> int:
-        n_in_tree = commit(self, holding, tokens, n_tokens, step, -1)
+    def mutant(self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, last_read: int) -> int:
+        n_in_tree = commit(self, holding, tokens, n_tokens, -1)
         self.reap(holding, 0)
         return n_in_tree
 
@@ -98,12 +96,10 @@ def free_duplicates_while_in_flight(patch: Patch) -> None:
 def commit_an_unwritten_token(patch: Patch) -> None:
     commit = PageCache._commit
 
-    def mutant(
-        self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, step: int, last_read: int
-    ) -> int:
+    def mutant(self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, last_read: int) -> int:
         ahead = min(len(holding.table) * self.page_size, n_tokens + 1)
         padded = tokens + bytes(4 * max(0, ahead - len(tokens) // 4))
-        return commit(self, holding, padded, ahead, step, last_read)
+        return commit(self, holding, padded, ahead, last_read)
 
     patch.setattr(PageCache, "_commit", mutant)
 
@@ -111,11 +107,9 @@ def commit_an_unwritten_token(patch: Patch) -> None:
 def free_duplicates_before_the_table_moves(patch: Patch) -> None:
     commit = PageCache._commit
 
-    def mutant(
-        self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, step: int, last_read: int
-    ) -> int:
+    def mutant(self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, last_read: int) -> int:
         before = list(holding.table)
-        n_in_tree = commit(self, holding, tokens, n_tokens, step, last_read)
+        n_in_tree = commit(self, holding, tokens, n_tokens, last_read)
         holding.table[:] = before
         return n_in_tree
 
@@ -125,11 +119,9 @@ def free_duplicates_before_the_table_moves(patch: Patch) -> None:
 def leave_the_devices_table_stale(patch: Patch) -> None:
     commit = PageCache._commit
 
-    def mutant(
-        self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, step: int, last_read: int
-    ) -> int:
+    def mutant(self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, last_read: int) -> int:
         n_sent = holding.n_sent
-        n_in_tree = commit(self, holding, tokens, n_tokens, step, last_read)
+        n_in_tree = commit(self, holding, tokens, n_tokens, last_read)
         holding.n_sent = n_sent
         return n_in_tree
 
@@ -172,10 +164,10 @@ def order_readers_before_writers(patch: Patch) -> None:
 def commit_after_detach(patch: Patch) -> None:
     commit = RadixTree.commit
 
-    def mutant(self: RadixTree, lease: Lease, tokens: bytes, pages: list[int], step: int) -> list[int]:
+    def mutant(self: RadixTree, lease: Lease, tokens: bytes, pages: list[int]) -> list[int]:
         if not lease.node.detached:
-            return commit(self, lease, tokens, pages, step)
-        lease.node = self._forest.append(lease.node, tokens, pages, step)
+            return commit(self, lease, tokens, pages)
+        lease.node = self._forest.append(lease.node, tokens, pages)
         lease.n_tokens += self._page_size * len(pages)
         return []
 

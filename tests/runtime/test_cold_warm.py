@@ -199,12 +199,10 @@ def a_position_off_by_one(patch: pytest.MonkeyPatch) -> None:
 def a_stale_tail(patch: pytest.MonkeyPatch) -> None:
     commit = PageCache.commit
 
-    def mutant(
-        self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, step: int, last_read: int
-    ) -> int:
+    def mutant(self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, last_read: int) -> int:
         if n_tokens % self.page_size and n_tokens == len(tokens) // 4 and len(holding.table) > 1:
             holding.table[-1], holding.table[-2] = holding.table[-2], holding.table[-1]
-        return commit(self, holding, tokens, n_tokens, step, last_read)
+        return commit(self, holding, tokens, n_tokens, last_read)
 
     patch.setattr(PageCache, "commit", mutant)
     patch.setattr(Loop, "check", lambda self: None)

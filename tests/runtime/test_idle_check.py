@@ -60,7 +60,8 @@ def test_after_work_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_however_long_it_takes_a_two_hundredth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A million pages take a second, and a client that asks every second would wait for it every time."""
+    """A million pages take half a second in long nodes and ten in nodes of one page each, and a client that asks
+    every second would wait for it every time."""
     clients = Clients(check_s=0.2, arrivals=[float(at) for at in range(1, 100)])
     clients.run(monkeypatch)
     assert len(clients.checks) == 3

@@ -135,7 +135,8 @@ def test_explain_says_how_much_is_cached_and_what_differs() -> None:
     assert (found.n_cached, found.reason, found.n_cached_elsewhere) == (0, "other_namespace", 12)
     assert (found.first_difference, found.token, found.cached_token) == (None, None, None)
     front.loop._scheduler.cache.tree.evict(64)
-    assert front.explain(range(1, 13)).reason == "never_seen", "its namespace is empty"
+    assert front.explain(range(1, 13)).reason == "evicted", "though its namespace has nothing any more"
+    assert front.explain(range(2, 13)).reason == "never_seen"
 
 
 def test_explain_without_contents_tells_no_token_of_others_and_no_other_salt() -> None:

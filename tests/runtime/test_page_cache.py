@@ -19,7 +19,7 @@ def test_pages_of_a_large_pool_are_evicted_together(n_pages: int, n_together: in
         )
         holding = cache.open(Namespace(), b"")
         assert cache.reserve(holding, n_pages // 2)
-        cache.commit(holding, tokens, n_pages // 2, step=0, last_read=0)
+        cache.commit(holding, tokens, n_pages // 2, last_read=0)
         cache.settle(holding, n_pages // 2, step=0)
         cache.close(holding)
     assert cache.n_free == 0

@@ -69,7 +69,7 @@ def test_explain_names_each_reason() -> None:
     ):
         lease = tree.lease(namespace, tokens)
         rest = tokens[4 * lease.n_tokens :]
-        tree.commit(lease, rest, range(page, page + len(rest) // 8), 1)
+        tree.commit(lease, rest, range(page, page + len(rest) // 8))
         tree.settle(lease, 4)
         tree.release(lease)
 
@@ -88,6 +88,25 @@ def test_explain_names_each_reason() -> None:
     assert tree.explain(here, ids(1, 2, 5, 6)).reason == "evicted"
 
 
+def test_what_a_namespace_had_is_called_evicted_also_when_it_has_nothing_left() -> None:
+    def ids(*tokens: int) -> bytes:
+        return pack(f"<{len(tokens)}i", *tokens)
+
+    here, there = Namespace(salt="mine"), Namespace(salt="hers")
+    tree = RadixTree(2)
+    lease = tree.lease(here, b"")
+    tree.commit(lease, ids(1, 2, 3, 4), [0, 1])
+    tree.settle(lease, 4)
+    tree.release(lease)
+    tree.evict(2)
+    assert tree.namespaces() == []
+    assert tree.explain(here, ids(1, 2, 3, 4)) == Explanation("evicted", 0)
+    assert tree.explain(here, ids(1, 2, 9), contents=False) == Explanation("evicted", 0)
+    assert tree.explain(here, ids(9, 2, 3, 4)) == Explanation("never_seen", 0)
+    assert tree.explain(there, ids(1, 2, 3, 4)) == Explanation("never_seen", 0)
+    assert tree.explain(here, ids(1)) == Explanation("whole", 0)
+
+
 def test_without_contents_a_page_is_told_whole_or_not_at_all() -> None:
     """So that nobody guesses it token by token, or by what another namespace has."""
 
@@ -100,7 +119,7 @@ def test_without_contents_a_page_is_told_whole_or_not_at_all() -> None:
         tree = RadixTree(4)
         for number, (namespace, tokens) in enumerate(cached):
             lease = tree.lease(namespace, b"")
-            tree.commit(lease, tokens, [2 * number, 2 * number + 1], 1)
+            tree.commit(lease, tokens, [2 * number, 2 * number + 1])
             tree.settle(lease, 8)
             tree.release(lease)
         return tree

@@ -21,7 +21,7 @@ def test_what_the_clock_gives_the_least_is_evicted_first(ticks):
     for page, tick in enumerate(ticks):
         now = tick
         lease = tree.lease(NAMESPACE, b"")
-        tree.commit(lease, pack("<i", page), [page], 1)
+        tree.commit(lease, pack("<i", page), [page])
         tree.settle(lease, 1)
         tree.release(lease)
         now = 8  # of the root, through which all lead
@@ -37,7 +37,7 @@ def test_a_cache_evicts_by_the_clock_that_it_was_given():
     for token in (1, 2):
         holding = cache.open(NAMESPACE, pack("<i", token))
         assert cache.reserve(holding, 1)
-        cache.commit(holding, bytearray(pack("<i", token)), 1, step=0, last_read=-1)
+        cache.commit(holding, bytearray(pack("<i", token)), 1, last_read=-1)
         cache.settle(holding, 1, step=0)
         cache.close(holding)
         now = 3

@@ -127,10 +127,10 @@ def duplicates_are_lost(patch: Patch) -> None:
 
 
 def detached_lease_commits(patch: Patch) -> None:
-    def commit(self: RadixTree, lease: Lease, tokens: bytes, pages: list[int], step: int) -> list[int]:
+    def commit(self: RadixTree, lease: Lease, tokens: bytes, pages: list[int]) -> list[int]:
         was_detached, lease.node.detached = lease.node.detached, False
         end = lease.node
-        done = original(self, lease, tokens, pages, step)
+        done = original(self, lease, tokens, pages)
         end.detached = was_detached
         return done
 
@@ -157,11 +157,11 @@ def unsettled_pages_stay_cached(patch: Patch) -> None:
 
 
 def shared_leaf_grows_in_place(patch: Patch) -> None:
-    def append(self: Forest, end: Any, tokens: bytes, pages: list[int], step: int) -> Any:
+    def append(self: Forest, end: Any, tokens: bytes, pages: list[int]) -> Any:
         if end.parent is None or end.children is not None:
-            return original(self, end, tokens, pages, step)
+            return original(self, end, tokens, pages)
         n_leases, end.n_leases = end.n_leases, 1
-        grown = original(self, end, tokens, pages, step)
+        grown = original(self, end, tokens, pages)
         end.n_leases = n_leases
         return grown
 

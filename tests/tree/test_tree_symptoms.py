@@ -22,7 +22,7 @@ def insert(tree: RadixTree, namespace: Namespace, tokens: bytes, page_size: int,
     """Caches tokens as settled pages and returns the open lease."""
     lease = tree.lease(namespace, tokens)
     rest = tokens[4 * lease.n_tokens :]
-    tree.commit(lease, rest, range(first_page, first_page + len(rest) // (4 * page_size)), 1)
+    tree.commit(lease, rest, range(first_page, first_page + len(rest) // (4 * page_size)))
     tree.settle(lease, len(tokens) // 4)
     return lease
 
@@ -70,7 +70,7 @@ def test_recursion_error_on_a_deep_tree() -> None:
     lease, companion = tree.lease(NAMESPACE, b""), tree.lease(NAMESPACE, b"")
     for page in range(depth):
         token = tokens[4 * page : 4 * page + 4]
-        tree.commit(lease, token, [page], 1)
+        tree.commit(lease, token, [page])
         assert tree.extend(companion, token) == [page]
     tree.settle(lease, depth)
     tree.check()
@@ -147,14 +147,14 @@ def test_evictable_counted_shared_pages_twice() -> None:
 def test_split_that_lost_counts_and_stamps() -> None:
     tree = RadixTree(1)
     lease = tree.lease(NAMESPACE, b"")
-    tree.commit(lease, ids(1, 2, 3), [0, 1, 2], 7)
+    tree.commit(lease, ids(1, 2, 3), [0, 1, 2])
     tree.settle(lease, 2)
     tree.fork(lease)
     lower = lease.node
-    tick, step = lower.tick, lower.step
+    tick = lower.tick
     upper = tree._forest.split(lower, 1)
-    assert (upper.tick, upper.step, upper.n_leases, upper.n_settled) == (tick, step, 2, 1)
-    assert (lower.tick, lower.step, lower.n_leases, lower.n_settled) == (tick, step, 2, 1)
+    assert (upper.tick, upper.n_leases, upper.n_settled) == (tick, 2, 1)
+    assert (lower.tick, lower.n_leases, lower.n_settled) == (tick, 2, 1)
     assert lease.node is lower
     assert tree.pages(lease) == [0, 1, 2]
     tree.check()
@@ -201,13 +201,13 @@ def test_second_release_raises() -> None:
 def test_commit_of_part_of_a_page_raises() -> None:
     tree = RadixTree(2)
     with pytest.raises(InvariantError, match="commit whole pages"):
-        tree.commit(tree.lease(NAMESPACE, b""), ids(1), [0], 1)
+        tree.commit(tree.lease(NAMESPACE, b""), ids(1), [0])
 
 
 def test_pages_that_never_settled_go_with_their_last_lease() -> None:
     tree = RadixTree(1)
     lease = tree.lease(NAMESPACE, b"")
-    tree.commit(lease, ids(1, 2, 3), [0, 1, 2], 1)
+    tree.commit(lease, ids(1, 2, 3), [0, 1, 2])
     reader = tree.lease(NAMESPACE, ids(1, 2, 3))
     tree.settle(lease, 1)
     assert tree.release(lease) == []

@@ -40,7 +40,6 @@ class World:
     used_at: dict[int, int] = field(default_factory=dict)
     held: list[Held] = field(default_factory=list)
     clock: int = 0
-    step: int = 0
 
     def __post_init__(self) -> None:
         self.tree = RadixTree(self.page_size)
@@ -83,8 +82,7 @@ class World:
     def commit(self, held: Held, tokens: bytes) -> None:
         tokens = tokens[: min(len(tokens) // self.width, len(self.free)) * self.width]
         pages = [self.free.pop() for _ in range(len(tokens) // self.width)]
-        self.step += 1
-        canonical = self.tree.commit(held.lease, tokens, pages, self.step)
+        canonical = self.tree.commit(held.lease, tokens, pages)
         if held.detached_from is not None:
             assert canonical == []
             assert held.lease.n_tokens == len(held.tokens) // 4
