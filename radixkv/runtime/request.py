@@ -96,7 +96,7 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     """The answer ends with the first of these, end-of-sequence included."""
     reads_cache: bool = True
-    """False: every prompt token is computed; the pages still enter the tree."""
+    """False: every prompt token is computed, the first time; the pages still enter the tree."""
     priority: int = 0
     """A lower number goes first."""
     n_prompt_logprobs: int | None = None
@@ -131,7 +131,7 @@ class Request:
     private: bool = False
     """It is retried without the tree, after non-finite numbers."""
     trial_rows: int | None = None
-    """Its last step failed: until its next token, most rows of a step that it is in."""
+    """A step of it failed: it is retried in steps of their own, of so many rows at most."""
     n_passed: int = 0
     """Steps that admitted a younger request while it waited."""
     key: bytes = b""

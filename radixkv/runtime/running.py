@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from radixkv.runtime.cache import PageCache
 from radixkv.runtime.request import Holding, Phase, Request, held
@@ -25,6 +25,7 @@ class RunningRequests:
         self._n_slots = n_slots
         self._free_slots = list(range(n_slots - 1, -1, -1))
         self._going: dict[Request, None] = {}
+        self._on_trial: dict[Request, int] = {}
         self._draining: dict[Request, None] = {}
         self._most_growth = -(-cache.n_pages // _GROWTH_PARTS)
 
@@ -50,20 +51,31 @@ class RunningRequests:
         return bool(self._free_slots)
 
     @property
-    def most_rows(self) -> int:
-        """How many may run together: fewer after a failed step, until all that it had go well. O(running)."""
-        return min((request.trial_rows for request in self._going if request.trial_rows), default=self._n_slots)
+    def has_trials(self) -> bool:
+        """Whether some that go on are retried after a failed step. O(1)."""
+        return bool(self._on_trial)
+
+    def takes_trial(self, request: Request) -> bool:
+        """Whether this one may be retried together with those that are. O(trials)."""
+        assert request.trial_rows is not None
+        return len(self._on_trial) < min((request.trial_rows, *self._on_trial.values()))
 
     def holdings(self) -> list[Holding]:
         """Every open holding. O(running)."""
         return [held(request) for request in (*self._going, *self._draining)]
 
-    def open(self, request: Request) -> bool:
-        """A slot and a lease for a waiting request, if there is room for all tokens that it has, and for the
-        running rows to grow. Also after a retraction no more is asked for: ``max_tokens`` says little of how long
-        an answer will be, and all that wait would wait with it."""
+    def n_promised(self, prompts: Iterable[Request]) -> int:
+        """Pages that these prompts, if they still run, have yet to get: no younger request is to. O(prompts)."""
+        running = (request for request in prompts if request.phase is Phase.RUNNING)
+        return sum(self._cache.pages_for(request.n_known) - len(held(request).table) for request in running)
+
+    def open(self, request: Request, n_promised: int) -> bool:
+        """A slot and a lease for a waiting request, if there is room for all tokens that it has, beside what is
+        promised, and for the running rows to grow. Also after a retraction no more is asked for: ``max_tokens``
+        says little of how long an answer will be, and all that wait would wait with it."""
         holding = self._cache.open(request.namespace, request.key, request.reads_cache, request.private)
-        if not self._has_room(self._cache.pages_for(request.n_known) - holding.n_leased):
+        n_missing = max(0, self._cache.pages_for(request.n_known) - holding.n_leased)
+        if not self._has_room(n_promised + n_missing):
             self._cache.close(holding)
             return False
         self._seat(request, holding)
@@ -73,6 +85,13 @@ class RunningRequests:
         """An opened request goes on."""
         request.phase = Phase.RUNNING
         self._going[request] = None
+        if request.trial_rows is not None:
+            self._on_trial[request] = request.trial_rows
+
+    def acquit(self, request: Request) -> None:
+        """It was retried, and all went well."""
+        request.trial_rows = None
+        self._on_trial.pop(request, None)
 
     def close(self, request: Request) -> None:
         """Takes slot and pages back; no step may still use them."""
@@ -89,6 +108,7 @@ class RunningRequests:
         for follower in leader.followers:
             follower.scheduled_at = leader.scheduled_at
             follower.leader = None
+            follower.reads_cache = True
             if self._can_fork(leader):
                 self._fork(leader, follower)
             else:
@@ -104,15 +124,13 @@ class RunningRequests:
 
     def end(self, request: Request) -> None:
         """A request that runs or drains is over."""
-        if request.phase is Phase.RUNNING:
-            del self._going[request]
+        self._stop(request)
         request.phase = Phase.ENDED
         self._draining[request] = None
 
     def requeue(self, request: Request, *, discards: bool = True) -> None:
         """A request that runs or drains goes back to the queue; ``discards`` what its launched rows give."""
-        if request.phase is Phase.RUNNING:
-            del self._going[request]
+        self._stop(request)
         request.phase = Phase.RETURNING
         request.discards |= discards
         self._draining[request] = None
@@ -128,12 +146,16 @@ class RunningRequests:
                     request.phase = Phase.WAITING
                     self._waiting.add(request)
 
+    def _stop(self, request: Request) -> None:
+        self._going.pop(request, None)
+        self._on_trial.pop(request, None)
+
     def _can_fork(self, leader: Request) -> bool:
-        n_pages = self._cache.pages_for(leader.n_prompt) - held(leader).n_leased
+        n_pages = max(0, self._cache.pages_for(leader.n_prompt) - held(leader).n_leased)
         return (
             leader.phase is Phase.RUNNING
             and self.has_slot
-            and len(self._going) < self.most_rows
+            and leader.trial_rows is None
             and self._has_room(n_pages)
         )
 
@@ -155,4 +177,4 @@ class RunningRequests:
     def _has_room(self, n_pages: int) -> bool:
         """Whether there are so many pages, and some for the running rows to grow. O(1)."""
         n_growth = min(self._cache.pages_for(_GROWTH_TOKENS * len(self._going)), self._most_growth)
-        return max(0, n_pages) + n_growth <= self._cache.n_available
+        return n_pages + n_growth <= self._cache.n_available

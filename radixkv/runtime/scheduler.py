@@ -7,7 +7,8 @@ one is made before the last one's result is known, so a decode row may continue 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import takewhile
 from time import monotonic
 from typing import NamedTuple
 
@@ -131,36 +132,17 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next plan, or None if nothing can run before an older plan ends. O(running + admissions), and
-        ``WaitingQueue.candidates`` where one may be admitted."""
-        decoding: list[Request] = []
-        prefilling: list[Request] = []
-        for request in self.running:
-            if request.phase is Phase.RUNNING and not request.is_sampled_out:
-                (decoding if request.is_decoding else prefilling).append(request)
-        rows, requests = self._continued(decoding)
-        n_decoding = len(rows)
-        budget = self.max_num_batched_tokens - n_decoding
-        for request in prefilling:
-            if request.phase is not Phase.RUNNING:
-                continue
-            if request.reads_cache:
-                self.cache.extend(held(request), request.tokens)
-            row = self._chunk(request, budget)
-            if row is not None:
-                rows.append(row)
-                requests.append(request)
-                budget -= row.n_tokens
-        if self.waiting and self.running.has_slot and budget > 0:
-            for request, row in self._admit(budget):
-                rows.append(row)
-                requests.append(request)
-        if not rows:
-            return None
-        shared = () if self._shared is None else self._shared.find(requests[:n_decoding])
-        plan = StepPlan(self._n_steps, tuple(rows), _take_copies(requests), shared)
-        self._launched.append(_Launched(plan, requests))
-        self._n_steps += 1
-        return plan
+        ``WaitingQueue.candidates`` where one may be admitted.
+
+        Requests that are retried after a failed step share no plan, and no time, with others: if it fails again,
+        it is known whose it was. The others pause meanwhile.
+        """
+        if self._has_trials():
+            if self._launched:
+                return None
+            if (plan := self._plan(on_trial=True)) is not None:
+                return plan
+        return self._plan(on_trial=False)
 
     def complete(self, plan: StepPlan, result: StepResult) -> list[Update]:
         """Takes the oldest plan's result. O(rows)."""
@@ -185,6 +167,9 @@ class Scheduler:
                     updates += quarantine(self.cache, self.running, request)
         for index, (row, request, token, finite) in enumerate(rows):
             if finite and request.phase is not Phase.ENDED and not request.discards:
+                # After one of a prompt's rows it is not known yet whether it can go on.
+                if request.trial_rows is not None and row.n_tokens == 1:
+                    self.running.acquit(request)
                 scores = result.scores[index] if result.scores else None
                 if scores and (stretch := request.take_scores(row.start, scores)):
                     updates.append(Update(request, scores=stretch))
@@ -220,6 +205,46 @@ class Scheduler:
         if self.is_idle and n_held:
             raise InvariantError(f"nothing runs, but {n_held} pages are leased, detached or held")
 
+    def _has_trials(self) -> bool:
+        """Whether some are retried, or could be."""
+        return self.running.has_trials or (
+            self.waiting.has_trials and self.running.has_slot and not self._is_blocked()
+        )
+
+    def _plan(self, *, on_trial: bool) -> StepPlan | None:
+        """A step of those on trial, or of the others; None if it would have no rows."""
+        decoding: list[Request] = []
+        prefilling: list[Request] = []
+        for request in self.running:
+            is_ready = request.phase is Phase.RUNNING and not request.is_sampled_out
+            if is_ready and (request.trial_rows is not None) is on_trial:
+                (decoding if request.is_decoding else prefilling).append(request)
+        rows, requests = self._continued(decoding)
+        n_decoding = len(rows)
+        budget = self.max_num_batched_tokens - n_decoding
+        for request in prefilling:
+            if request.phase is not Phase.RUNNING:
+                continue
+            if request.reads_cache:
+                self.cache.extend(held(request), request.tokens)
+            row = self._chunk(request, budget)
+            if row is not None:
+                rows.append(row)
+                requests.append(request)
+                budget -= row.n_tokens
+        if self.waiting and self.running.has_slot and budget > 0:
+            candidates = self._trials() if on_trial else self._candidates()
+            for request, row in self._admit(candidates, budget, self.running.n_promised(prefilling)):
+                rows.append(row)
+                requests.append(request)
+        if not rows:
+            return None
+        shared = () if self._shared is None else self._shared.find(requests[:n_decoding])
+        plan = StepPlan(self._n_steps, tuple(rows), _take_copies(requests), shared)
+        self._launched.append(_Launched(plan, requests))
+        self._n_steps += 1
+        return plan
+
     def _continued(self, decoding: list[Request]) -> tuple[list[Row], list[Request]]:
         """The next tokens' rows, and whose they are: of those for whom there are pages."""
         page_size = self.cache.page_size
@@ -234,16 +259,21 @@ class Scheduler:
                 requests.append(request)
         return rows, requests
 
-    def _admit(self, budget: int) -> list[tuple[Request, Row]]:
+    def _trials(self) -> Iterator[Request]:
+        """Those on trial that may be retried now."""
+        return takewhile(self.running.takes_trial, self.waiting.trials())
+
+    def _candidates(self) -> Iterator[Request]:
+        """All others, in the order in which to try them."""
+        if not self._is_blocked():
+            yield from (request for request in self.waiting.candidates() if request.trial_rows is None)
+
+    def _admit(self, candidates: Iterable[Request], budget: int, n_promised: int) -> list[tuple[Request, Row]]:
         admitted: list[tuple[Request, Row]] = []
-        if self._is_blocked():
-            return admitted
-        most_rows = self.running.most_rows
-        for request in self.waiting.candidates():
-            most_rows = min(most_rows, request.trial_rows or most_rows)
-            if budget <= 0 or not self.running.has_slot or len(self.running) >= most_rows:
+        for request in candidates:
+            if budget <= 0 or not self.running.has_slot:
                 break
-            if not self.running.open(request):
+            if not self.running.open(request, n_promised):
                 self._blocked = (self.cache.n_available, len(self.running), self.waiting.version)
                 break
             row = self._chunk(request, budget)
@@ -253,6 +283,7 @@ class Scheduler:
             self.waiting.remove(request)
             self.running.start(request)
             budget -= row.n_tokens
+            n_promised += self.running.n_promised([request])
             admitted.append((request, row))
         if admitted:
             self.waiting.count_passes(request for request, _ in admitted)
@@ -337,9 +368,9 @@ class Scheduler:
     def _accept(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> Update:
         """Appends a token; lets the other choices fork."""
         request.tokens += token.to_bytes(TOKEN_BYTES, "little")
-        request.trial_rows = None
         if request.n_cached is None:
             request.count_cached()
+        request.reads_cache = True
         if request.followers:
             self.running.fork(request)
         reason = None

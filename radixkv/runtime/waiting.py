@@ -26,6 +26,7 @@ class WaitingQueue:
         self._max_passes = max_passes
         self._in_order: SortedDict[tuple[int, int], Request] = SortedDict()
         self._unstarted: SortedDict[int, Request] = SortedDict()
+        self._on_trial: SortedDict[int, Request] = SortedDict()
         self.version = 0
         """Changes whenever a request comes or goes."""
 
@@ -40,6 +41,11 @@ class WaitingQueue:
         """How many wait for their first step; the others were retracted, or are forks. O(1)."""
         return len(self._unstarted)
 
+    @property
+    def has_trials(self) -> bool:
+        """Whether any is to be retried after a failed step. O(1)."""
+        return bool(self._on_trial)
+
     def oldest_unstarted(self) -> Request | None:
         """Who has waited longest for its first step. O(1)."""
         return self._unstarted.peekitem(0)[1] if self._unstarted else None
@@ -51,6 +57,8 @@ class WaitingQueue:
         self._in_order[request.order] = request
         if request.scheduled_at is None:
             self._unstarted[request.serial] = request
+        if request.trial_rows is not None:
+            self._on_trial[request.serial] = request
 
     def remove(self, request: Request) -> None:
         """Takes a request out. O(log n)."""
@@ -58,6 +66,11 @@ class WaitingQueue:
         request.key = b""
         del self._in_order[request.order]
         self._unstarted.pop(request.serial, None)
+        self._on_trial.pop(request.serial, None)
+
+    def trials(self) -> list[Request]:
+        """Those to be retried after a failed step, oldest first. O(trials)."""
+        return list(self._on_trial.values())
 
     def candidates(self) -> Iterable[Request]:
         """Requests in the order in which to try them. ``lpm``: O(window) matches, less those still known."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -77,6 +78,28 @@ def test_each_choice_is_what_a_request_with_its_seed_gives() -> None:
     together = [engine.output(choice) for choice in engine.siblings[leader.id]]
     assert together == [engine.output(single) for single in singles]
     assert len({tuple(tokens) for tokens in together}) == 4
+
+
+def n_computed(engine: Engine) -> int:
+    """Tokens, until all has ended."""
+    n_tokens = 0
+    while not engine.scheduler.is_idle:
+        plan = engine.launch()
+        n_tokens += sum(row.n_tokens for row in plan.rows) if plan is not None else 0
+        if len(engine.pending) > 1 or (plan is None and engine.pending):
+            engine.collect()
+    return n_tokens
+
+
+@pytest.mark.parametrize("asks", [{"reads_cache": False}, {"n_prompt_logprobs": 1}], ids=["skips", "scores"])
+def test_a_prompt_that_must_not_be_read_from_the_cache_is_computed_once(asks: dict[str, Any]) -> None:
+    """Choices that wait for a slot find it."""
+    engine = make(max_num_seqs=2)
+    leader = engine.add(prompt(60), 4, n=5, sampling=SAMPLED, **asks)
+    assert n_computed(engine) <= 60 + 4 * (1 + 3) + 5 * 3
+    assert leader.n_cached == 0
+    engine.check_answers()
+    engine.check_idle()
 
 
 def test_a_leader_that_ends_with_its_first_token_keeps_its_tail_until_the_copies_are_made() -> None:
@@ -243,13 +266,17 @@ def test_a_choice_that_fails_alone_does_not_touch_its_leader() -> None:
     assert reasons(engine, leader) == ["length"] * 3
 
 
-def test_forks_do_not_join_requests_that_are_on_trial() -> None:
-    engine = make(max_num_batched_tokens=16)
+def test_forks_do_not_join_a_leader_that_is_on_trial() -> None:
+    engine = make()
     leader = engine.add(prompt(8), 6, n=3, sampling=SAMPLED)
-    other = engine.add(prompt(40, first=4), 2)
+    engine.device.fail_steps = {0}
+    engine.turn()
+    engine.turn()
+    assert leader.trial_rows == 1
     engine.launch()
-    other.trial_rows = 2  # as after a failed step
     engine.collect()
+    assert leader.n_outputs == 1
+    assert leader.trial_rows == 1
     assert [fork.phase for fork in engine.siblings[leader.id][1:]] == [Phase.WAITING] * 2
     finish(engine)
     assert reasons(engine, leader) == ["length"] * 3
@@ -280,8 +307,8 @@ def score_again_after_handing_over(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Request, "hand_over", mutant)
 
 
-def fork_though_others_are_on_trial(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(RunningRequests, "most_rows", property(lambda self: self._n_slots))
+def fork_from_a_leader_on_trial(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RunningRequests, "_can_fork", lambda self, _: self.has_slot)
 
 
 @pytest.mark.parametrize(
@@ -292,9 +319,9 @@ def fork_though_others_are_on_trial(patch: pytest.MonkeyPatch) -> None:
             score_again_after_handing_over,
             lambda: test_the_next_choice_leads_when_the_leader_is_cancelled(is_running=True),
         ),
-        (fork_though_others_are_on_trial, test_forks_do_not_join_requests_that_are_on_trial),
+        (fork_from_a_leader_on_trial, test_forks_do_not_join_a_leader_that_is_on_trial),
     ],
-    ids=["free_a_replaced_source_early", "score_again_after_handing_over", "fork_though_others_are_on_trial"],
+    ids=["free_a_replaced_source_early", "score_again_after_handing_over", "fork_from_a_leader_on_trial"],
 )
 def test_a_rare_mutant_is_found(
     mutant: Callable[[pytest.MonkeyPatch], None], test: Callable[[], None], monkeypatch: pytest.MonkeyPatch

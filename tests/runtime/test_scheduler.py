@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -356,3 +357,21 @@ def test_without_sharing_every_prompt_is_computed() -> None:
     engine.check_answers()
     assert [request.n_cached for request in engine.requests.values()] == [0, 0, 0]
     assert engine.cache.n_free == engine.n_pages
+
+
+@pytest.mark.parametrize("asks", [{"reads_cache": False}, {"n_prompt_logprobs": 1}], ids=["skips", "scores"])
+def test_who_must_not_read_the_cache_and_is_retracted_finds_its_own_pages(asks: dict[str, Any]) -> None:
+    engine = Engine()
+    request = engine.add(prompt(41), max_tokens=8, **asks)
+    while request.n_outputs < 2:
+        engine.launch()
+        engine.collect()
+    engine.scheduler.running.requeue(request, discards=False)
+    engine.scheduler.running.drain()
+    plan = engine.launch()
+    assert plan is not None
+    assert plan.rows[0].start == 40
+    engine.run()
+    assert request.n_cached == 0
+    engine.check_answers()
+    engine.check_idle()

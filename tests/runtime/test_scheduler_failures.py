@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from radixkv.config import SchedulerConfig
+from radixkv.runtime.plan import Pending, StepPlan
+from radixkv.runtime.request import Request
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt
 
@@ -58,10 +63,84 @@ def test_a_request_is_not_blamed_for_the_step_of_one_that_was_cancelled() -> Non
     while not (culprit.trial_rows == other.trial_rows == 1 and culprit.n_in_flight):
         engine.turn()
     engine.abort(culprit)
-    engine.launch()
-    assert other.n_in_flight, "it takes the place while the cancelled one's step is still to fail"
+    assert engine.launch() is None, "nobody takes the place while the cancelled one's step is still to fail"
     engine.run()
     assert engine.ended[other.id].reason == "length"
+    engine.check_answers()
+    engine.check_idle()
+
+
+def turns_of(engine: Engine) -> int:
+    """To the end."""
+    for n_turns in range(10_000):
+        if engine.scheduler.is_idle:
+            return n_turns
+        engine.turn()
+    raise AssertionError("the engine does not come to an end")
+
+
+def crowd(n_rows: int) -> tuple[Engine, list[Request]]:
+    engine = Engine(512, 4, SchedulerConfig(max_num_seqs=32, max_num_batched_tokens=512))
+    return engine, [engine.add(prompt(9 + i % 5, first=i), max_tokens=40) for i in range(n_rows)]
+
+
+def test_a_step_that_fails_once_costs_a_few_turns_and_nobody_an_answer() -> None:
+    engine, _ = crowd(24)
+    undisturbed = turns_of(engine)
+    engine, _ = crowd(24)
+    engine.device.fail_steps = {10}
+    assert turns_of(engine) < undisturbed + 12
+    assert {ended.reason for ended in engine.ended.values()} == {"length"}
+    engine.check_answers()
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("place", [0, 11, 23])
+def test_a_request_that_breaks_its_steps_costs_the_others_a_few_turns(place: int) -> None:
+    engine, _ = crowd(24)
+    undisturbed = turns_of(engine)
+    engine, requests = crowd(24)
+    engine.breaking = {requests[place].id}
+    assert turns_of(engine) < undisturbed + 40
+    assert engine.ended.pop(requests[place].id).reason == "device_error"
+    assert {ended.reason for ended in engine.ended.values()} == {"length"}
+    engine.check_answers()
+    engine.check_idle()
+
+
+def test_who_is_retried_is_alone_with_those_whose_step_failed_too() -> None:
+    engine = Engine()
+    suspects = {engine.add(prompt(9, first=i), max_tokens=6).id for i in range(4)}
+    engine.turn()
+    engine.device.fail_steps = {engine.pending[0][0].step}
+    engine.collect()
+    others = [engine.add(prompt(9, first=i), max_tokens=6) for i in range(4, 6)]
+    while plan := engine.launch():
+        together = {engine.rows[plan.step, row.slot].id for row in plan.rows}
+        assert len(together) <= 2
+        assert together < suspects
+        assert engine.launch() is None
+        engine.collect()
+        if not (engine.scheduler.running.has_trials or engine.scheduler.waiting.has_trials):
+            break
+    engine.run()
+    assert engine.ended[others[0].id].reason == "length"
+    engine.check_answers()
+
+
+def test_a_request_whose_prompt_goes_well_and_whose_next_token_never_does_ends_alone() -> None:
+    engine, requests = crowd(8)
+    culprit, launch = requests[3], engine.device.launch
+
+    def launched(plan: StepPlan) -> Pending:
+        if any(row.slot == culprit.slot and row.n_tokens == 1 for row in plan.rows):
+            engine.device.fail_steps.add(plan.step)
+        return launch(plan)
+
+    engine.device.launch = launched  # type: ignore[method-assign]
+    assert turns_of(engine) < 200
+    assert engine.ended.pop(culprit.id).reason == "device_error"
+    assert {ended.reason for ended in engine.ended.values()} == {"length"}
     engine.check_answers()
     engine.check_idle()
 

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from radixkv.config import CacheConfig, EngineConfig, SchedulerConfig
+from radixkv.config import CacheConfig, EngineConfig, SchedulePolicy, SchedulerConfig
 from radixkv.tree.node import Namespace
 from support.engine import Engine, name_of, prompt
 from support.fake_device import answer
@@ -98,3 +98,38 @@ def test_not_to_know_how_long_answers_will_be_costs_no_steps(shares: bool) -> No
         assert sum(n for _, _, n in engine.device.computed) < 2 * n_least
         n_steps.append(engine.scheduler._n_steps)
     assert n_steps[1] <= 1.2 * n_steps[0]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm"])
+def test_a_prompt_of_several_chunks_gets_to_its_end_beside_ever_new_ones_that_hit(policy: SchedulePolicy) -> None:
+    """What it has still to take goes to no younger one."""
+    page_size = 4
+    config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=261, schedule_policy=policy, lpm_max_passes=2)
+    engine = Engine(192, page_size, config)
+    document = prompt(77 * page_size, first=5)
+    engine.add(document, max_tokens=1)
+    engine.run()
+    oldest = engine.add([3, *prompt(127 * page_size - 2, first=91)], max_tokens=4)
+    for turn in range(150):
+        while len(engine.scheduler.waiting) < 3:
+            engine.add([*document, 100 + turn], max_tokens=30)
+        engine.turn()
+        if name_of(oldest) in engine.ended:
+            break
+    assert name_of(oldest) in engine.ended
+    assert engine.scheduler.n_preemptions == 0
+    engine.run()
+    engine.check_answers()
+    engine.check_idle()
+
+
+def test_a_prompt_that_gives_way_between_two_chunks_is_promised_nothing() -> None:
+    engine = Engine(8, 4, SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=5))
+    engine.add(prompt(3, first=1), max_tokens=9)
+    engine.add(prompt(21, first=2), max_tokens=7)
+    while not engine.scheduler.is_idle:
+        engine.launch()
+        engine.collect()
+    assert engine.scheduler.n_preemptions == 1
+    engine.check_answers()
+    engine.check_idle()

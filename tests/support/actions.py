@@ -141,7 +141,7 @@ class Actions:
         self.engine.after()
 
     def set_budget(self, n_tokens: int) -> None:
-        self.engine.scheduler._max_tokens = n_tokens
+        self.engine.scheduler.max_num_batched_tokens = n_tokens
 
     def retract(self, which: int) -> None:
         """As for want of pages."""
