@@ -1,36 +1,119 @@
-"""Kernels fit the shared memory of GPUs that are not here: they are compiled for them."""
+"""Kernels fit the shared memory of GPUs that are not here: they are compiled for them. Needs no GPU:
+``pytest --noconftest tests/gpu/test_gpu_kernels_targets.py``."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
 
 import pytest
 from kernel_support import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from radixkv.runtime.device.cuda.kernels import linear
+from radixkv.runtime.device.cuda.attention import attend
+from radixkv.runtime.device.cuda.attention.blocks import Block, Variant, block_of
+from radixkv.runtime.device.cuda.checks import MOST_HEADS_A_KV_HEAD
+from radixkv.runtime.device.cuda.kernels import gated, linear
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(triton.knobs.runtime.interpret, reason="the interpreter compiles nothing"),
 ]
 SHARED_BYTES = {80: 166_912, 89: 101_376, 90: 232_448, 120: 101_376}
-"""That a block of threads may have, by compute capability."""
+"""That a block of threads may have, by compute capability; 1,024 are the driver's."""
+
+
+def shared_bytes(
+    kernel: Any,
+    target: int,
+    kinds: Mapping[str, str],
+    constants: Mapping[str, object],
+    *,
+    aligned: set[str],
+    **options: int,
+) -> int:
+    """What a block of the compiled kernel takes."""
+    names = kernel.arg_names
+    overlap = {"OVERLAP": target >= 90}
+    constants = {**constants, **overlap}
+    source = ASTSource(
+        kernel,
+        {name: "constexpr" if name in constants else kinds[name] for name in names},
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    launch = {"launch_pdl": True} if target >= 90 else {}
+    compiled = triton.compile(source, target=GPUTarget("cuda", target, 32), options={**options, **launch})
+    return int(compiled.metadata.shared)
 
 
 @pytest.mark.parametrize("target", SHARED_BYTES)
 @pytest.mark.parametrize("n_out", [4096, 128_256])
 def test_products_of_few_rows_fit(n_out: int, target: int) -> None:
-    kernel = linear._multiply_thin
     tile = linear.thin_tile(n_out, has_room=SHARED_BYTES[target] >= 160_000)
-    constants = {"ROWS": tile.rows, "COLUMNS": tile.columns, "STAGES": tile.n_stages, "OVERLAP": target >= 90}
     kinds = {"x": "*bf16", "weight": "*bf16", "out": "*bf16", "n_x": "i32", "n_out": "i32", "n_in": "i32"}
-    names = kernel.arg_names
-    source = ASTSource(
-        kernel,
-        {name: "constexpr" if name in constants else kinds[name] for name in names},
-        constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in kinds if name != "n_x"},
+    constants = {"ROWS": tile.rows, "COLUMNS": tile.columns, "STAGES": tile.n_stages}
+    taken = shared_bytes(
+        linear._multiply_thin, target, kinds, constants, aligned={*kinds} - {"n_x"}, num_warps=tile.n_warps
     )
-    options = {"num_warps": tile.n_warps} | ({"launch_pdl": True} if target >= 90 else {})
-    compiled = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
-    assert compiled.metadata.shared <= SHARED_BYTES[target]
+    assert taken <= SHARED_BYTES[target]
+
+
+@pytest.mark.parametrize("target", [90, 120])
+@pytest.mark.parametrize("n_rows", [17, 128])
+def test_products_with_their_activation_fit(n_rows: int, target: int) -> None:
+    tile = gated.gated_tile(n_rows)
+    ends = f"<bf16[{tile.rows}, {gated._COLUMNS}]>"
+    kinds = {
+        "x": f"tensordesc<bf16[{tile.rows}, {gated._DEPTH}]>",
+        "weight": f"tensordesc<bf16[{gated._COLUMNS}, {gated._DEPTH}]>",
+        "out": f"tensordesc{ends}",
+        "n_row_tiles": "i32",
+        "n_inner": "i32",
+        "n_in": "i32",
+    }
+    constants = {"ROWS": tile.rows, "COLUMNS": gated._COLUMNS, "DEPTH": gated._DEPTH}
+    taken = shared_bytes(
+        gated._multiply_gated,
+        target,
+        kinds,
+        constants,
+        aligned={"n_inner", "n_in"},
+        num_warps=4,
+        num_stages=tile.n_stages,
+    )
+    assert taken <= SHARED_BYTES[target]
+
+
+def blocks_of(head_dim: int, target: int) -> set[Block]:
+    """All that such a GPU may be given."""
+    variants: tuple[Variant, ...] = ("whole", "split", "shared")
+    room = SHARED_BYTES[target] + 1024
+    return {block_of(variant, n, 100, head_dim, room) for variant, n in product(variants, (1, 150, 500, 5000))}
+
+
+@pytest.mark.parametrize("target", SHARED_BYTES)
+@pytest.mark.parametrize(("head_dim", "most"), MOST_HEADS_A_KV_HEAD.items())
+def test_attention_of_decode_rows_fits(head_dim: int, most: int, target: int) -> None:
+    kinds = dict.fromkeys(("q", "k_cache", "v_cache", "out", "values"), "*bf16")
+    kinds |= dict.fromkeys(("tables", "items", "order"), "*i32") | {"lse": "*fp32", "scale": "fp32"}
+    kinds |= dict.fromkeys(("column", "q_stride", "page_stride"), "i32")
+    for block in blocks_of(head_dim, target):
+        constants = {
+            "GROUP": most,
+            "KV_HEADS": 1,
+            "DIM": head_dim,
+            "PAGE": 16,
+            "TILE": most,
+            "TOKENS": block.n_tokens,
+            "STAGES": block.n_stages,
+            "IS_AHEAD": block.is_ahead,
+            "KV_STEP": most,
+            "MEMBER_STEP": 1,
+        }
+        taken = shared_bytes(
+            attend._attend, target, kinds, constants, aligned={*kinds} - {"scale"}, num_warps=block.n_warps
+        )
+        assert taken <= SHARED_BYTES[target], block

@@ -68,7 +68,7 @@ class Played:
         return self.planner.plan(self.staged, slots, lengths, WIDTH, shared, bucket, variant)
 
     def items(self, step: DecodeStep, window: int | None = None) -> list[Played.Item]:
-        """What ``rows.attend`` would do for each item."""
+        """What ``attend.attend`` would do for each item."""
         fields = self.planner.work[window].items
         columns = self.staged[fields.field].reshape(N_COLUMNS, fields.capacity)[:, : step.n_items].T.tolist()
         order = self.staged[self.planner.order][: step.n_rows].tolist()

@@ -12,7 +12,7 @@ _ROOM = 200_000
 
 
 class Block(NamedTuple):
-    """A block of threads of ``rows.attend``."""
+    """A block of threads of ``attend.attend``."""
 
     n_tokens: int
     """At a time."""

@@ -101,7 +101,7 @@ class Merge:
 
 @dataclass(frozen=True)
 class ItemFields:
-    """Where items are staged for ``rows.attend``: [columns, capacity]."""
+    """Where items are staged for ``attend.attend``: [columns, capacity]."""
 
     capacity: int
     field: Field
