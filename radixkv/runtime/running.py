@@ -25,7 +25,7 @@ class RunningRequests:
         self._n_slots = n_slots
         self._free_slots = list(range(n_slots - 1, -1, -1))
         self._going: dict[Request, None] = {}
-        self._on_trial: dict[Request, int] = {}
+        self._on_trial: dict[Request, None] = {}
         self._draining: dict[Request, None] = {}
         self._most_growth = -(-cache.n_pages // _GROWTH_PARTS)
 
@@ -57,25 +57,21 @@ class RunningRequests:
 
     def takes_trial(self, request: Request) -> bool:
         """Whether this one may be retried together with those that are. O(trials)."""
-        assert request.trial_rows is not None
-        return len(self._on_trial) < min((request.trial_rows, *self._on_trial.values()))
+        together = (*self._on_trial, request)
+        return all(one.trial_rows is not None and len(together) <= one.trial_rows for one in together)
 
     def holdings(self) -> list[Holding]:
         """Every open holding. O(running)."""
         return [held(request) for request in (*self._going, *self._draining)]
 
-    def n_promised(self, prompts: Iterable[Request]) -> int:
-        """Pages that these prompts, if they still run, have yet to get: no younger request is to. O(prompts)."""
-        running = (request for request in prompts if request.phase is Phase.RUNNING)
-        return sum(self._cache.pages_for(request.n_known) - len(held(request).table) for request in running)
-
-    def open(self, request: Request, n_promised: int) -> bool:
-        """A slot and a lease for a waiting request, if there is room for all tokens that it has, beside what is
-        promised, and for the running rows to grow. Also after a retraction no more is asked for: ``max_tokens``
-        says little of how long an answer will be, and all that wait would wait with it."""
+    def open(self, request: Request, prompts: Iterable[Request]) -> bool:
+        """A slot and a lease for a waiting request, if there is room for all tokens that it has, beside what the
+        ``prompts`` before it have yet to get, and for the running rows to grow. Also after a retraction no more is
+        asked for: ``max_tokens`` says little of how long an answer will be, and all that wait would wait with it.
+        O(prompts), and ``PageCache.open``."""
         holding = self._cache.open(request.namespace, request.key, request.reads_cache, request.private)
-        n_missing = max(0, self._cache.pages_for(request.n_known) - holding.n_leased)
-        if not self._has_room(n_promised + n_missing):
+        n_missing = self._cache.pages_for(request.n_known) - holding.n_leased
+        if not self._has_room(self._promised(request, prompts) + n_missing):
             self._cache.close(holding)
             return False
         self._seat(request, holding)
@@ -86,7 +82,7 @@ class RunningRequests:
         request.phase = Phase.RUNNING
         self._going[request] = None
         if request.trial_rows is not None:
-            self._on_trial[request] = request.trial_rows
+            self._on_trial[request] = None
 
     def acquit(self, request: Request) -> None:
         """It was retried, and all went well."""
@@ -146,12 +142,17 @@ class RunningRequests:
                     request.phase = Phase.WAITING
                     self._waiting.add(request)
 
+    def _promised(self, request: Request, prompts: Iterable[Request]) -> int:
+        """Pages that those of the prompts that run and go before it have yet to get."""
+        first = (one for one in prompts if one.phase is Phase.RUNNING and one.order < request.order)
+        return sum(self._cache.pages_for(one.n_known) - len(held(one).table) for one in first)
+
     def _stop(self, request: Request) -> None:
         self._going.pop(request, None)
         self._on_trial.pop(request, None)
 
     def _can_fork(self, leader: Request) -> bool:
-        n_pages = max(0, self._cache.pages_for(leader.n_prompt) - held(leader).n_leased)
+        n_pages = self._cache.pages_for(leader.n_prompt) - held(leader).n_leased
         return (
             leader.phase is Phase.RUNNING
             and self.has_slot

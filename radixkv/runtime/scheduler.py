@@ -135,7 +135,7 @@ class Scheduler:
         ``WaitingQueue.candidates`` where one may be admitted.
 
         Requests that are retried after a failed step share no plan, and no time, with others: if it fails again,
-        it is known whose it was. The others pause meanwhile.
+        it is known whose it was. The others pause meanwhile, unless none of the former fits.
         """
         if self._has_trials():
             if self._launched:
@@ -168,7 +168,7 @@ class Scheduler:
         for index, (row, request, token, finite) in enumerate(rows):
             if finite and request.phase is not Phase.ENDED and not request.discards:
                 # After one of a prompt's rows it is not known yet whether it can go on.
-                if request.trial_rows is not None and row.n_tokens == 1:
+                if request.trial_rows is not None and row.n_tokens == 1 and row.sampling is not None:
                     self.running.acquit(request)
                 scores = result.scores[index] if result.scores else None
                 if scores and (stretch := request.take_scores(row.start, scores)):
@@ -234,7 +234,8 @@ class Scheduler:
                 budget -= row.n_tokens
         if self.waiting and self.running.has_slot and budget > 0:
             candidates = self._trials() if on_trial else self._candidates()
-            for request, row in self._admit(candidates, budget, self.running.n_promised(prefilling)):
+            prompts = [request for request in prefilling if request.n_scheduled < request.n_known]
+            for request, row in self._admit(candidates, budget, prompts):
                 rows.append(row)
                 requests.append(request)
         if not rows:
@@ -268,12 +269,15 @@ class Scheduler:
         if not self._is_blocked():
             yield from (request for request in self.waiting.candidates() if request.trial_rows is None)
 
-    def _admit(self, candidates: Iterable[Request], budget: int, n_promised: int) -> list[tuple[Request, Row]]:
+    def _admit(
+        self, candidates: Iterable[Request], budget: int, prompts: list[Request]
+    ) -> list[tuple[Request, Row]]:
+        """Those that fit beside what running ``prompts`` have yet to take."""
         admitted: list[tuple[Request, Row]] = []
         for request in candidates:
             if budget <= 0 or not self.running.has_slot:
                 break
-            if not self.running.open(request, n_promised):
+            if not self.running.open(request, prompts):
                 self._blocked = (self.cache.n_available, len(self.running), self.waiting.version)
                 break
             row = self._chunk(request, budget)
@@ -283,7 +287,8 @@ class Scheduler:
             self.waiting.remove(request)
             self.running.start(request)
             budget -= row.n_tokens
-            n_promised += self.running.n_promised([request])
+            if request.n_scheduled < request.n_known:
+                prompts.append(request)
             admitted.append((request, row))
         if admitted:
             self.waiting.count_passes(request for request, _ in admitted)

@@ -145,6 +145,15 @@ def test_a_request_whose_prompt_goes_well_and_whose_next_token_never_does_ends_a
     engine.check_idle()
 
 
+def test_a_chunk_of_one_token_acquits_nobody() -> None:
+    engine = Engine(64, 1, SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=1), shares=False)
+    request = engine.add(prompt(30), max_tokens=4)
+    engine.device.fail_steps = set(range(20, 1000, 20))
+    engine.run(400)
+    assert engine.ended[request.id].reason == "device_error"
+    engine.check_idle()
+
+
 def test_a_refused_launch_keeps_the_step_before() -> None:
     engine = Engine()
     engine.add(prompt(17), max_tokens=6)

@@ -133,3 +133,20 @@ def test_a_prompt_that_gives_way_between_two_chunks_is_promised_nothing() -> Non
     assert engine.scheduler.n_preemptions == 1
     engine.check_answers()
     engine.check_idle()
+
+
+def test_a_request_that_goes_first_is_admitted_into_what_a_later_prompt_has_yet_to_take() -> None:
+    engine = Engine(256, 4, SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=66, schedule_policy="fcfs"))
+    document = prompt(160, first=5)
+    engine.add(document, max_tokens=1)
+    engine.run()
+    engine.add([3, *prompt(859, first=77)], max_tokens=40, priority=5)
+    for _ in range(3):
+        engine.turn()
+    urgent = engine.add([*document, 100], max_tokens=4, priority=0)
+    for _ in range(4):
+        engine.turn()
+    assert urgent.n_outputs > 0
+    engine.run()
+    engine.check_answers()
+    engine.check_idle()
