@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from inspect import signature
 
-from radixkv.errors import UnsupportedFeature
+from radixkv.errors import UnsupportedFeature, shortened
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,8 @@ class Foreign:
     """What to use for some of them."""
     neutral: Mapping[str, tuple[object, ...]]
     """Their values that ask for what this engine does anyway."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why other values of some of them are refused, and what to do."""
     likeness: float = 0.6
     """How like a known name an unknown one must be to count as a slip, 1 being the same. Higher where others have
     more settings than are named here."""
@@ -34,6 +36,9 @@ class Foreign:
         for name in asked:
             if name in self.instead:
                 raise self._refusal(name, f"; use {self.instead[name]}")
+            if name in self.reasons:
+                text = f"{name} {shortened(settings[name])} is not supported: {self.reasons[name]}"
+                raise UnsupportedFeature(text, param=name)
         for name in asked:
             if name not in self.neutral and (close := get_close_matches(name, known, 1, self.likeness)):
                 raise self._refusal(name, f"; did you mean {close[0]}?")
@@ -47,6 +52,12 @@ class Foreign:
         return UnsupportedFeature(f"{self.taker} has no setting {names}{advice}", param=names)
 
 
+def dtype_name(dtype: object) -> str:
+    """The name of a number type in all its spellings: ``half``, ``float`` and torch's own ``torch.float16`` too."""
+    name = str(dtype).removeprefix("torch.")
+    return {"half": "float16", "float": "float32"}.get(name, name)
+
+
 def names_of(call: Callable[..., object]) -> list[str]:
     """The arguments that a caller can name; ``**settings`` has none."""
     return [name for name, one in signature(call).parameters.items() if one.kind is not one.VAR_KEYWORD]
@@ -57,6 +68,9 @@ def _is_same(value: object, neutral: object) -> bool:
     is_alike = type(value) is type(neutral) or (type(value) is int and type(neutral) is float)
     return is_alike and value == neutral
 
+
+_ONE_DEVICE = "this release computes on one device; use 1"
+_TEXT_ONLY = "this release generates text, and nothing else; leave it out"
 
 LLM = Foreign(
     "LLM",
@@ -81,6 +95,22 @@ LLM = Foreign(
         "enable_lora": (False,),
         "enable_chunked_prefill": (True,),
         "disable_log_stats": (True, False),
+        "tokenizer_mode": ("auto",),
+        "task": ("auto", "generate"),
+        "runner": ("auto", "generate"),
+    },
+    reasons={
+        "tensor_parallel_size": _ONE_DEVICE,
+        "pipeline_parallel_size": _ONE_DEVICE,
+        "data_parallel_size": _ONE_DEVICE,
+        "quantization": "weights are used as they are, in dtype; leave it out",
+        "kv_cache_dtype": "KV has the type of dtype; leave it out",
+        "trust_remote_code": "code from a checkpoint is never run; leave it out",
+        "enable_lora": "this release has no adapters; leave it out",
+        "enable_chunked_prefill": "prompts are always computed in chunks; leave it out",
+        "tokenizer_mode": "tokenizer.json is used where there is one; leave it out",
+        "task": _TEXT_ONLY,
+        "runner": _TEXT_ONLY,
     },
     likeness=0.8,
 )

@@ -28,11 +28,15 @@ class _RefusesByName(msgspec.StructMeta):
     """Of a struct whose callers may give what other engines know, which ``msgspec`` calls a ``TypeError``."""
 
     def __call__(cls, *args: Any, **settings: Any) -> Any:  # noqa: N805  # its instances are classes
+        if args:
+            raise InvalidRequest(
+                f"{cls.__name__} has {len(args)} settings without names; write temperature=0.8, top_p=0.95"
+            )
         fields = cls.__struct_fields__
         unknown = {name: settings.pop(name) for name in [*settings] if name not in fields}
         if unknown:
             foreign.SAMPLING.refuse(unknown, fields)
-        return super().__call__(*args, **settings)
+        return super().__call__(**settings)
 
 
 class SamplingParams(msgspec.Struct, metaclass=_RefusesByName, frozen=True, kw_only=True):
@@ -103,18 +107,12 @@ class SamplingParams(msgspec.Struct, metaclass=_RefusesByName, frozen=True, kw_o
             msgspec.structs.force_setattr(self, "seed", None)
         values = msgspec.structs.asdict(self)
         for name, (low, high) in _NUMBERS.items():
-            _check_number(name, values[name], low, high)
+            _check_number(name, values[name], low, high, takes_low=name not in _ABOVE_LOWEST)
         for name, (least, most, is_optional) in _COUNTS.items():
             _check_count(name, values[name], least, most, is_optional)
         for name in _SWITCHES:
             if not isinstance(values[name], bool):
                 raise _out_of_range(name, values[name], "true or false")
-        if self.top_p <= 0.0:
-            raise _out_of_range("top_p", self.top_p, "above 0 and at most 1")
-        if self.repetition_penalty <= 0.0:
-            raise _out_of_range(
-                "repetition_penalty", self.repetition_penalty, f"above 0 and at most {MAX_REPETITION_PENALTY:g}"
-            )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _out_of_range("min_tokens", self.min_tokens, f"at most max_tokens, {self.max_tokens}")
         self._check_stop()
@@ -145,6 +143,9 @@ _NUMBERS = {
 }
 """Name: lowest and highest value."""
 
+_ABOVE_LOWEST = ("top_p", "repetition_penalty")
+"""Those that must be above the lowest value."""
+
 _COUNTS = {
     "n": (1, MAX_CHOICES, False),
     "max_tokens": (1, (1 << 31) - 1, True),
@@ -159,11 +160,12 @@ _COUNTS = {
 _SWITCHES = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
 
 
-def _check_number(name: str, value: object, low: float, high: float) -> None:
+def _check_number(name: str, value: object, low: float, high: float, *, takes_low: bool = True) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise _out_of_range(name, value, "a number")
-    if not low <= value <= high:  # also catches NaN
-        raise _out_of_range(name, value, f"between {low:g} and {high:g}")
+    if not low <= value <= high or (value == low and not takes_low):  # also catches NaN
+        least = f"between {low:g} and" if takes_low else f"above {low:g} and at most"
+        raise _out_of_range(name, value, f"{least} {high:g}")
 
 
 def _check_count(name: str, value: object, least: int, most: int, is_optional: bool) -> None:

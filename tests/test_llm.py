@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import radixkv
 from radixkv.errors import CheckpointError, ConfigError, ContextLengthExceeded, InvalidRequest, UnsupportedFeature
@@ -234,18 +235,25 @@ def test_wrong_settings_name_themselves(tmp_path: Path) -> None:
         LLM("tiny", gpu_memory_utilization=0.5, mem_fraction_static=0.5)
     with pytest.raises(ConfigError, match="gpu_memory_utilization 1.5"):
         LLM("tiny", mem_fraction_static=1.5)
-    with pytest.raises(UnsupportedFeature, match="no setting quantization, tensor_parallel_size"):
-        LLM("tiny", tensor_parallel_size=2, quantization="fp8")
+    for name, value, why in (
+        ("tensor_parallel_size", 2, "this release computes on one device; use 1"),
+        ("tensor_parallel_size", True, "this release computes on one device; use 1"),
+        ("quantization", "fp8", "weights are used as they are, in dtype; leave it out"),
+        ("enable_lora", True, "this release has no adapters; leave it out"),
+        ("trust_remote_code", True, "code from a checkpoint is never run; leave it out"),
+    ):
+        with pytest.raises(UnsupportedFeature, match=rf"^{name} {value!r} is not supported: {why}$"):
+            LLM("tiny", **{name: value})
     with pytest.raises(UnsupportedFeature, match="no setting block_size; use page_size"):
         LLM("tiny", block_size=16)
     with pytest.raises(UnsupportedFeature, match=r"no setting max_model_length; did you mean max_model_len\?"):
         LLM("tiny", max_model_length=256)
     with pytest.raises(UnsupportedFeature, match="no setting tp_size in"):  # which is not page_size
         LLM("tiny", tp_size=2)
-    with pytest.raises(UnsupportedFeature, match="no setting trust_remote_code in"):
-        LLM("tiny", trust_remote_code=True, tensor_parallel_size=1)
-    with pytest.raises(UnsupportedFeature, match="no setting swap_space, tensor_parallel_size in"):
-        LLM("tiny", tensor_parallel_size=True, swap_space=None)
+    with pytest.raises(UnsupportedFeature, match="no setting hf_overrides, swap_space in"):
+        LLM("tiny", tensor_parallel_size=1, swap_space=None, hf_overrides={})
+    with pytest.raises(ConfigError, match="dtype 'float8' is not supported"):
+        LLM("tiny", dtype="float8")
 
 
 def test_settings_that_ask_for_nothing_on_the_cpu(llm: LLM, sensitive: Path) -> None:
@@ -259,14 +267,16 @@ def test_settings_that_ask_for_nothing_on_the_cpu(llm: LLM, sensitive: Path) -> 
     }
     sampling = SamplingParams(temperature=0.0, max_tokens=4)
     (expected,) = llm.generate(TEXT, sampling)
-    again = LLM(sensitive, device="cpu", max_total_tokens=4096, enforce_eager=True, **neutral)
+    again = LLM(sensitive, device="cpu", dtype=torch.float32, max_total_tokens=4096, enforce_eager=True, **neutral)
     (answer,) = again.generate(TEXT, sampling)
     assert answer.outputs[0].token_ids == expected.outputs[0].token_ids
 
 
 def test_wrong_calls_name_what_is_wrong(llm: LLM) -> None:
-    with pytest.raises(InvalidRequest, match="prompts is a int"):
+    with pytest.raises(InvalidRequest, match="prompts is 5; give a text, or a list of prompts"):
         llm.generate(5)
+    with pytest.raises(InvalidRequest, match="prompts is None; give a text"):
+        llm.generate()
     with pytest.raises(InvalidRequest, match="sampling_params is neither"):
         llm.generate([TEXT], ["hot"])
     with pytest.raises(InvalidRequest, match="2 priority for 1 prompts"):
@@ -302,12 +312,16 @@ def test_calls_take_what_asks_for_nothing_and_refuse_the_rest_by_name(llm: LLM) 
     with pytest.raises(UnsupportedFeature, match=r"^LLM.generate has no setting lora_request in this release"):
         llm.generate(TEXT, GREEDY, lora_request="mine")
     with pytest.raises(UnsupportedFeature, match="LLM.generate has no setting prompt_token_ids; use prompts"):
-        llm.generate([], prompt_token_ids=[[1, 2]])
+        llm.generate(prompt_token_ids=[[1, 2]], sampling_params=GREEDY)
+    with pytest.raises(UnsupportedFeature, match=r"no setting max_tokens; use SamplingParams\(max_tokens=...\)"):
+        llm.generate(TEXT, max_tokens=5)
     with pytest.raises(UnsupportedFeature, match=r"no setting priorities; did you mean priority\?"):
         llm.generate(TEXT, GREEDY, priorities=[1])
     messages = [{"role": "user", "content": "hello"}]
     with pytest.raises(UnsupportedFeature, match=r"LLM.chat has no setting template_kwargs; did you mean chat_t"):
         llm.chat(messages, GREEDY, template_kwargs={})
+    with pytest.raises(UnsupportedFeature, match=r"no setting temperature; use SamplingParams\(temperature=...\)"):
+        llm.chat(messages, temperature=0.5)
     with pytest.raises(UnsupportedFeature, match=r"^LLM.chat has no setting tools in this release"):
         llm.chat(messages, GREEDY, tools=[{"type": "function"}])
     with pytest.raises(UnsupportedFeature, match="LLM.chat has no setting chat_template; use that of LLM"):

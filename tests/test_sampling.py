@@ -38,7 +38,10 @@ def test_none_asks_for_nothing_as_in_other_engines() -> None:
         ({"temperature": "x"}, "temperature is 'x'"),
         ({"temperature": None}, "temperature is None"),
         ({"temperature": float("nan")}, "temperature is nan"),
-        ({"top_p": 0}, "top_p is 0"),
+        ({"top_p": 0}, "top_p is 0; it must be above 0 and at most 1"),
+        ({"top_p": 1.5}, "top_p is 1.5; it must be above 0 and at most 1"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0; it must be above 0 and at most 100"),
+        ({"min_p": 1.5}, "min_p is 1.5; it must be between 0 and 1"),
         ({"top_k": 1.5}, "top_k is 1.5"),
         ({"top_k": None}, "top_k is None"),
         ({"stop": [1]}, r"stop is \[1\]"),
@@ -79,6 +82,11 @@ def test_a_setting_that_is_not_there_is_refused_by_name(settings: dict[str, Any]
 def test_a_setting_of_other_engines_is_not_taken_for_a_slip(name: str) -> None:
     with pytest.raises(UnsupportedFeature, match="no setting .* leave it out"):
         SamplingParams(**{name: object()})
+
+
+def test_settings_without_names_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"2 settings without names; write temperature=0.8, top_p=0.95"):
+        SamplingParams(0.8, 0.95)  # type: ignore[misc]
 
 
 def test_whole_numbers_ask_for_nothing_where_others_do() -> None:

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from radixkv.cli.foreign import add_foreign_flags
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.errors import RadixKVError, shortened
+from radixkv.foreign import dtype_name
 
 QUEUE_SETTINGS = ("max_queued_requests", "queue_timeout_s", "lpm_window", "lpm_max_passes")
 """Of ``SchedulerConfig``: what only a command has where requests wait for each other."""
@@ -92,6 +93,7 @@ def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
     )
     model.add_argument(
         "--dtype",
+        type=dtype_name,
         default="auto",
         help="float32, bfloat16, float16 (CUDA only) or auto: float32 on the CPU, 16 bits on CUDA (default: auto)",
     )

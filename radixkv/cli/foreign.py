@@ -4,39 +4,71 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NamedTuple
 
-REFUSED: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("--pipeline-parallel-size", "-pp", "--pp-size"), "this release computes in one process; leave it out"),
-    (("--data-parallel-size", "-dp", "--dp-size"), "this release computes in one process; leave it out"),
-    (("--tokenizer-mode", "--skip-tokenizer-init"), "tokenizer.json is used where there is one; leave it out"),
-    (("--quantization", "-q"), "weights are used as they are, in --dtype; leave it out"),
-    (("--enable-lora", "--lora-paths"), "this release has no adapters; leave it out"),
-    (("--speculative-config", "--speculative-algorithm"), "this release does not speculate; leave it out"),
-    (("--trust-remote-code",), "code from a checkpoint is never run; leave it out"),
-    (("--enable-auto-tool-choice", "--tool-call-parser"), "this release has no tools; leave it out"),
-    (("--reasoning-parser",), "this release gives answers as the model writes them; leave it out"),
-    (("--kv-events-config",), "this release publishes no events; leave it out"),
-    (("--kv-transfer-config", "--enable-hierarchical-cache"), "the cache is in memory only; leave it out"),
-    (("--attention-backend",), "each device has one; leave it out"),
-    (("--no-enable-chunked-prefill",), "prompts are always computed in chunks; leave it out"),
-    (("--log-level", "--uvicorn-log-level"), "the log has one level; leave it out"),
-    (("--log-requests", "--enable-log-requests"), "requests are not logged; leave it out"),
-    (("--allowed-methods", "--allowed-headers"), "pages of --allowed-origins may send any; leave it out"),
-    (("--allow-credentials",), "cookies mean nothing here, pages send the key in Authorization; leave it out"),
-    (("--ssl-keyfile", "--ssl-certfile"), "this server speaks plain HTTP; put a proxy with TLS before it"),
+
+class Refused(NamedTuple):
+    """Flags of a feature that is not built."""
+
+    flags: tuple[str, ...]
+    reason: str
+    """And what to do."""
+    neutral: tuple[str, ...] = ()
+    """Values that ask for what is so anyway."""
+
+
+_ONE_DEVICE = "this release computes on one device; leave it out"
+_NO_ADAPTERS = "this release has no adapters; leave it out"
+_NO_MEDIA = "this release takes text only; leave it out"
+_NO_GUIDES = "this release has no guided decoding; leave it out"
+
+REFUSED = (
+    Refused(("--pipeline-parallel-size", "-pp", "--pp-size"), _ONE_DEVICE, ("1",)),
+    Refused(("--data-parallel-size", "-dp", "--dp-size"), _ONE_DEVICE, ("1",)),
+    Refused(("--expert-parallel-size", "--ep-size", "--nnodes"), _ONE_DEVICE, ("1",)),
+    Refused(("--enable-expert-parallel",), _ONE_DEVICE),
+    Refused(("--disaggregation-mode",), "one process prefills and decodes; leave it out", ("null",)),
+    Refused(("--tokenizer-mode",), "tokenizer.json is used where there is one; leave it out", ("auto",)),
+    Refused(("--skip-tokenizer-init",), "tokenizer.json is used where there is one; leave it out"),
+    Refused(
+        ("--task", "--runner"), "this release generates text, and nothing else; leave it out", ("generate", "auto")
+    ),
+    Refused(("--quantization", "-q"), "weights are used as they are, in --dtype; leave it out"),
+    Refused(("--enable-lora", "--lora-paths", "--lora-modules", "--max-loras"), _NO_ADAPTERS),
+    Refused(("--limit-mm-per-prompt", "--mm-processor-kwargs"), _NO_MEDIA),
+    Refused(("--guided-decoding-backend", "--grammar-backend"), _NO_GUIDES),
+    Refused(("--speculative-config", "--speculative-algorithm"), "this release does not speculate; leave it out"),
+    Refused(("--trust-remote-code",), "code from a checkpoint is never run; leave it out"),
+    Refused(("--enable-auto-tool-choice", "--tool-call-parser"), "this release has no tools; leave it out"),
+    Refused(("--reasoning-parser",), "this release gives answers as the model writes them; leave it out"),
+    Refused(("--kv-events-config",), "this release publishes no events; leave it out"),
+    Refused(("--kv-transfer-config", "--enable-hierarchical-cache"), "the cache is in memory only; leave it out"),
+    Refused(("--swap-space", "--cpu-offload-gb"), "nothing is moved off the device; leave it out", ("0",)),
+    Refused(("--attention-backend",), "each device has one; leave it out"),
+    Refused(
+        ("--compilation-config", "-O"), "nothing is compiled to order; leave it out (CUDA graphs: --enforce-eager)"
+    ),
+    Refused(("--no-enable-chunked-prefill",), "prompts are always computed in chunks; leave it out"),
+    Refused(("--stream-interval",), "tokens are sent as they come; leave it out", ("1",)),
+    Refused(("--config",), "settings are not read from files; give them as flags"),
+    Refused(("--log-level", "--uvicorn-log-level"), "the log has one level; leave it out", ("info",)),
+    Refused(("--log-requests", "--enable-log-requests"), "requests are not logged; leave it out"),
+    Refused(("--allowed-methods", "--allowed-headers"), "pages of --allowed-origins may send any; leave it out"),
+    Refused(
+        ("--allow-credentials",), "cookies mean nothing here, pages send the key in Authorization; leave it out"
+    ),
+    Refused(("--ssl-keyfile", "--ssl-certfile"), "this server speaks plain HTTP; put a proxy with TLS before it"),
 )
-"""Flags of features that are not built, and what to do instead."""
 
-_ALWAYS_ON = ("--enable-chunked-prefill",)
+_ALWAYS_ON = ("--enable-chunked-prefill", "--async-scheduling")
 """Flags that ask for what is so anyway."""
 
 
 def add_foreign_flags(parser: argparse.ArgumentParser) -> None:
     """Takes those that ask for what is so anyway, and refuses the others by name."""
     add_always_on(parser, _ALWAYS_ON)
-    for flags, reason in REFUSED:
-        parser.add_argument(*flags, action=_Refuse, reason=reason)
+    for refused in REFUSED:
+        parser.add_argument(*refused.flags, action=_Refuse, refused=refused)
 
 
 def add_always_on(parser: argparse.ArgumentParser, flags: Sequence[str]) -> None:
@@ -47,11 +79,11 @@ def add_always_on(parser: argparse.ArgumentParser, flags: Sequence[str]) -> None
 
 
 class _Refuse(argparse.Action):
-    """A flag of a feature that is not built."""
+    """Takes neutral values only."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, *, reason: str) -> None:
+    def __init__(self, option_strings: Sequence[str], dest: str, *, refused: Refused) -> None:
         super().__init__(option_strings, dest, nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        self.reason = reason
+        self._refused = refused
 
     def __call__(
         self,
@@ -59,5 +91,6 @@ class _Refuse(argparse.Action):
         namespace: argparse.Namespace,
         values: object,
         option_string: str | None = None,
-    ) -> NoReturn:
-        parser.error(f"{option_string} is not supported: {self.reason}")
+    ) -> None:
+        if values not in self._refused.neutral:
+            parser.error(f"{option_string} is not supported: {self._refused.reason}")

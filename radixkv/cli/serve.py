@@ -31,6 +31,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         "serve",
         help="serve a model over HTTP, as OpenAI's API",
         description="Serve a model over HTTP, as OpenAI's API.",
+        formatter_class=_Help,
     )
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
     plain = ServerConfig()
@@ -160,6 +161,15 @@ class _OneName(argparse.Action):
                 f"{option_string} takes one name, not {shortened(more[0])} as well; a model comes before the flags"
             )
         setattr(namespace, self.dest, name)
+
+
+class _Help(argparse.HelpFormatter):
+    """Shows of a flag what it takes, and not what it takes only to refuse it."""
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        if isinstance(action, _OneName):
+            return str(action.metavar)
+        return super()._format_args(action, default_metavar)
 
 
 def _origins(text: str) -> tuple[str, ...]:

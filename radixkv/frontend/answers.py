@@ -22,7 +22,7 @@ _LOGPROB_BYTES = 16
 
 
 class Latencies(Protocol):
-    """Where measured times go."""
+    """Where measured times and ends go."""
 
     def first_token(self, seconds: float) -> None:
         """From the request's arrival to its first token."""
@@ -34,6 +34,10 @@ class Latencies(Protocol):
 
     def done(self, seconds: float, queue_seconds: float) -> None:
         """A whole answer, and how long its request had waited."""
+        ...
+
+    def ended(self, reason: str, count: int = 1) -> None:
+        """``count`` answers have ended: by ``stop`` or ``length``, ``abort`` of a client, or an ``error``."""
         ...
 
 

@@ -39,11 +39,22 @@ NOT_BUILT = (
     "/v1/embeddings",
     "/v1/rerank",
     "/v1/score",
+    "/v1/moderations",
+    "/v1/audio/speech",
     "/v1/audio/transcriptions",
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
     "/encode",
     "/pooling",
+    "/classify",
+    "/invocations",
+    "/abort_request",
+    "/sleep",
+    "/wake_up",
+    "/pause",
+    "/resume",
+    "/start_profile",
+    "/stop_profile",
 )
 
 

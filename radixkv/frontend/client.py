@@ -63,6 +63,8 @@ class Batch:
             Answer(place, prompt.sampling.n, self._wake, arrived, streams=streams)
             for place, prompt in enumerate(prompts)
         ]
+        self._n_open = sum(prompt.sampling.n for prompt in prompts)
+        """Choices whose end is not counted."""
         client.submit(zip(self._answers, prompts, strict=True))
 
     async def __aenter__(self) -> Self:
@@ -71,12 +73,16 @@ class Batch:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._client.latencies.ended("error" if isinstance(error, Exception) else "abort", self._n_open)
         for answer in self._answers:
             self._client.leave(answer)
 
-    def complete(self, prompt: int, choice: int) -> None:
-        """Asks the runtime to end a choice of which no more is wanted; its end still comes."""
-        self._client.cancel(self._answers[prompt], choice)
+    def end(self, delta: Delta, reason: str) -> None:
+        """What a choice gained has ended it. Where the runtime does not know, asks it to; its end still comes."""
+        self._n_open -= 1
+        self._client.latencies.ended(reason)
+        if delta.finish_reason is None:
+            self._client.cancel(self._answers[delta.prompt], delta.choice)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """What comes, in order for each choice, until all have ended. Raises ``RequestError``."""
@@ -101,7 +107,8 @@ class Client:
 
     def __init__(self, socket_path: str, latencies: Latencies) -> None:
         address = endpoint(socket_path)
-        self._latencies = latencies
+        self.latencies = latencies
+        """Where measured times and ends go."""
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         # No high-water mark: a send never blocks or drops, and what can pile up is bounded by the answers of
@@ -262,10 +269,10 @@ class Client:
                         answer.gain_prompt(scored)
                 for item in message.items:
                     if (answer := self._reading(item.id)) is not None:
-                        answer.gain(item, self._latencies)
+                        answer.gain(item, self.latencies)
             case Done():
                 if (answer := self._forget(message.id)) is not None:
-                    answer.end(message, self._latencies)
+                    answer.end(message, self.latencies)
             case Failed():
                 if (answer := self._forget(message.id)) is not None:
                     answer.fail(request_error(message.code, message.text, param=message.param))

@@ -21,6 +21,7 @@ _VLLM: Mapping[str, tuple[str, ...]] = {
     "prompt_tokens": ("prompt_tokens",),
     "generation_tokens": ("generation_tokens",),
     "num_preemptions": ("num_preemptions",),
+    "requests": ("request_success",),
     "time_to_first_token_seconds": ("time_to_first_token_seconds",),
     "inter_token_latency_seconds": ("inter_token_latency_seconds", "time_per_output_token_seconds"),
     "e2e_request_latency_seconds": ("e2e_request_latency_seconds",),
@@ -39,6 +40,8 @@ _SGLANG: Mapping[str, tuple[str, ...]] = {
     "request_queue_time_seconds": ("queue_time_seconds",),
 }
 """Own name without prefix: the other engine's, of its present and earlier releases."""
+_VLLM_LABELS = {"finish_reason": "finished_reason"}
+"""Only vLLM's families have one of these."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,8 @@ class Repeat:
                 renamed = Metric(f"{self.engine}:{name}", family.documentation, family.type)
                 for sample in family.samples:
                     suffix = sample.name.removeprefix(family.name)
-                    renamed.add_sample(renamed.name + suffix, self._labels | sample.labels, sample.value)
+                    labels = {_VLLM_LABELS.get(label, label): value for label, value in sample.labels.items()}
+                    renamed.add_sample(renamed.name + suffix, self._labels | labels, sample.value)
                 yield renamed
 
     def figures(self, stats: Stats, interval: Interval | None) -> Iterator[Metric]:

@@ -83,6 +83,8 @@ class BodyDecoder(Generic[RequestT]):
         except RecursionError:
             raise InvalidRequest("the body is nested too deeply") from None
         except (msgspec.DecodeError, UnicodeDecodeError):
+            if not body.strip():
+                raise InvalidRequest("the body is empty; send the request as JSON") from None
             # Their texts tell byte positions at best, and a wrong cause for half of a surrogate pair.
             raise InvalidRequest("the body is not valid JSON in UTF-8") from None
 

@@ -19,6 +19,8 @@ from radixkv.frontend.interval import Interval
 from radixkv.wire import Stats
 
 PREFIX = "radixkv:"
+FINISH_REASONS = ("stop", "length", "abort", "error")
+"""How answers end: as they should, because their client left, or without being complete."""
 
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -30,6 +32,7 @@ class Metrics:
     def __init__(self) -> None:
         self.interval: Interval | None = None
         """The last one that the server looked at, if it looks."""
+        self._n_ended = dict.fromkeys(FINISH_REASONS, 0)
         self._first_token = _Durations("time_to_first_token_seconds", "Arrival to first token.", _LONG)
         self._next_token = _Durations("inter_token_latency_seconds", "Between tokens of an answer.", _SHORT)
         self._whole = _Durations("e2e_request_latency_seconds", "Arrival to last token.", _LONG)
@@ -48,6 +51,10 @@ class Metrics:
         self._whole.observe(seconds)
         self._queue.observe(queue_seconds)
 
+    def ended(self, reason: str, count: int = 1) -> None:
+        """``count`` answers have ended."""
+        self._n_ended[reason] += count
+
     def look(self, interval: Interval) -> None:
         """What happened lately."""
         self.interval = interval
@@ -55,12 +62,18 @@ class Metrics:
     def render(self, stats: Stats, repeat: Repeat | None = None) -> bytes:
         """Prometheus' text format, repeated under another engine's names if asked for. O(series)."""
         durations = (self._first_token, self._next_token, self._whole, self._queue)
-        families = [*(each.family() for each in durations), *_families(stats)]
+        families = [*(each.family() for each in durations), self._ended_family(), *_families(stats)]
         if repeat is not None:
             families += [*repeat.families(families), *repeat.figures(stats, self.interval)]
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Collected(families))
         return generate_latest(registry)
+
+    def _ended_family(self) -> Metric:
+        family = CounterMetricFamily(PREFIX + "requests", "Answers that have ended.", labels=["finish_reason"])
+        for reason, count in self._n_ended.items():
+            family.add_metric([reason], count)
+        return family
 
 
 class _Durations:

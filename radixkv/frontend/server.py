@@ -109,18 +109,12 @@ class _Signals:
 
 
 async def _serve(engine: EngineConfig, server: ServerConfig, listener: socket.socket) -> int:
-    model = engine.model
-    checkpoint = await _get_model(engine)
-    if model.tokenizer is None:
-        text_folder = checkpoint.folder
-    else:
-        async with stage(f"getting the tokenizer {model.tokenizer}"):
-            text_folder = await asyncio.to_thread(resolve_tokenizer, model.tokenizer)
+    checkpoint, texts_folder, template = await _get_model(engine, server.chat_template)
     metrics = Metrics()
     async with stage(f"loading {checkpoint.folder}"):
         starting = asyncio.create_task(Runtime.start(engine, checkpoint.folder, metrics))
         try:
-            texts = await asyncio.to_thread(_load_texts, text_folder, server.chat_template)
+            tokenizer, longest = await asyncio.to_thread(_load_tokenizer, texts_folder)
         except BaseException:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
@@ -131,11 +125,11 @@ async def _serve(engine: EngineConfig, server: ServerConfig, listener: socket.so
             name=server.served_model_name or checkpoint.name,
             root=checkpoint.name,
             ready=runtime.ready,
-            tokenizer=texts.tokenizer,
+            tokenizer=tokenizer,
             eos_token_ids=checkpoint.eos_token_ids,
             created=int(time.time()),
-            longest_token_characters=texts.longest_token_characters,
-            chat_template=texts.chat_template,
+            longest_token_characters=longest,
+            chat_template=template,
             default_sampling=checkpoint.default_sampling,
         )
         bodies = Bodies(server.max_body_bytes)
@@ -146,17 +140,26 @@ async def _serve(engine: EngineConfig, server: ServerConfig, listener: socket.so
         await runtime.stop()
 
 
-async def _get_model(engine: EngineConfig) -> Checkpoint:
-    """The checkpoint. Weights are fetched last, if nothing speaks against it."""
+async def _get_model(
+    engine: EngineConfig, chat_template: str | None
+) -> tuple[Checkpoint, Path, ChatTemplate | None]:
+    """The checkpoint, the tokenizer's folder and the template. Weights are fetched last, if nothing speaks
+    against it."""
     model = engine.model
+    texts_folder = None
+    if model.tokenizer is not None:
+        async with stage(f"getting the tokenizer {model.tokenizer}"):
+            texts_folder = await asyncio.to_thread(resolve_tokenizer, model.tokenizer)
     async with stage(f"getting the model {model.model}"):
         checkpoint = await asyncio.to_thread(resolve, model.model, model.revision, load_format="dummy")
+    texts_folder = texts_folder or checkpoint.folder
+    template = ChatTemplate.load(texts_folder, None if chat_template is None else Path(chat_template).expanduser())
     if model.load_format == "dummy" or checkpoint.has_weights:
-        return checkpoint
+        return checkpoint, texts_folder, template
     async with stage("checking that machine, settings and model fit"):
         await check(engine, checkpoint.folder)
     async with stage(f"getting the weights of {model.model}"):
-        return await asyncio.to_thread(resolve, model.model, model.revision)
+        return await asyncio.to_thread(resolve, model.model, model.revision), texts_folder, template
 
 
 def _uvicorn(app: ASGIApp) -> uvicorn.Server:
@@ -189,22 +192,12 @@ async def _figures(runtime: Runtime, metrics: Metrics, interval_s: float | None)
         await asyncio.gather(logging, return_exceptions=True)
 
 
-@dataclass(frozen=True)
-class _Texts:
-    """What turns text into tokens."""
-
-    tokenizer: Tokenizer | None
-    """None if there is none, and prompts are token ids."""
-    longest_token_characters: int | None
-    chat_template: ChatTemplate | None
-
-
-def _load_texts(folder: Path, chat_template: str | None) -> _Texts:
-    template = ChatTemplate.load(folder, None if chat_template is None else Path(chat_template).expanduser())
+def _load_tokenizer(folder: Path) -> tuple[Tokenizer | None, int | None]:
+    """The tokenizer and its ``longest_token_characters``; None if there is none, and prompts are token ids."""
     if not (folder / "tokenizer.json").exists():
-        return _Texts(None, None, template)
+        return None, None
     tokenizer = Tokenizer.load(folder)
-    return _Texts(tokenizer, tokenizer.longest_token_characters, template)
+    return tokenizer, tokenizer.longest_token_characters
 
 
 async def _attend(

@@ -53,6 +53,8 @@ class Unbuilt(msgspec.Struct, kw_only=True):
     no_stop_trim: bool | None = False
     stop_regex: str | list[str] | None = ""
     min_new_tokens: int | None = 0
+    max_new_tokens: Any = None
+    max_token: Any = None
     extra_key: str | list[str] | None = ""
     session_params: Any = None
     vllm_xargs: Any = None
@@ -72,6 +74,10 @@ class Unbuilt(msgspec.Struct, kw_only=True):
 _INSTEAD = {
     "best_of": "set n to the same, or leave it out",
     "extra_key": "use cache_salt",
+    "max_new_tokens": "use max_tokens",
+    "max_token": "use max_tokens",
+    "max_tokens": "use max_new_tokens",
+    "max_completion_tokens": "use max_new_tokens",
     "min_new_tokens": "use min_tokens",
     "no_stop_trim": "use include_stop_str_in_output",
 }
@@ -99,5 +105,7 @@ def unsupported(name: str, value: object = None) -> UnsupportedFeature:
     """The error of a field that asks for a feature which is not built."""
     # Numbers only: whatever else a client sends is not repeated to it.
     shown = f" {shortened(value)}" if isinstance(value, int | float) else ""
+    if isinstance(value, bool):
+        shown = shown.lower()  # as in JSON
     advice = _INSTEAD.get(name, "leave it out")
     return UnsupportedFeature(f"{name}{shown} is not supported in this release; {advice}", param=name)

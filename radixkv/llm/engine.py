@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -47,6 +48,12 @@ from radixkv.wire import (
 
 NameT = TypeVar("NameT", str, str | None)
 
+_IN_SAMPLING = {name: f"SamplingParams({name}=...)" for name in SamplingParams.__struct_fields__}
+"""Where settings of sampling are taken."""
+_GENERATE, _CHAT = (
+    replace(one, instead={**_IN_SAMPLING, **one.instead}) for one in (foreign.GENERATE, foreign.CHAT)
+)
+
 _SUBMITS_A_TURN = 128
 """Prompts that are encoded and sent between two steps: some 10 ms of long ones, and as many as steps start with."""
 
@@ -59,7 +66,8 @@ class LLM:
         tokenizer: the folder or hub name of another tokenizer; None takes the model's.
         revision: branch, tag or commit of a hub name.
         device: ``cpu``, ``cuda`` or ``auto``: CUDA if there is a GPU that runs the model.
-        dtype: ``float32``, ``bfloat16``, ``float16`` (CUDA only) or ``auto``: float32 on the CPU, 16 bits on CUDA.
+        dtype: ``float32``, ``bfloat16``, ``float16`` (CUDA only) or ``auto``: float32 on the CPU, 16 bits on CUDA;
+            torch's own, such as ``torch.bfloat16``, too.
         load_format: ``auto``, or ``dummy`` for random weights of the shapes in ``config.json``.
         enforce_eager: whether to do without CUDA graphs: a quicker start, and slower steps.
         chat_template: a file with the chat template that is used instead of the tokenizer's own.
@@ -91,7 +99,7 @@ class LLM:
         tokenizer: str | Path | None = None,
         revision: str | None = None,
         device: Device | Literal["auto"] = "auto",
-        dtype: str = "auto",
+        dtype: object = "auto",
         load_format: LoadFormat = "auto",
         enforce_eager: bool = False,
         chat_template: str | None = None,
@@ -117,7 +125,16 @@ class LLM:
             gpu_memory_utilization = mem_fraction_static
         model, tokenizer = _name(model), _name(tokenizer)
         config = EngineConfig(
-            ModelConfig(model, revision, dtype, max_model_len, load_format, tokenizer, device, enforce_eager),
+            ModelConfig(
+                model,
+                revision,
+                foreign.dtype_name(dtype),
+                max_model_len,
+                load_format,
+                tokenizer,
+                device,
+                enforce_eager,
+            ),
             CacheConfig(
                 page_size, kv_cache_memory_bytes, max_total_tokens, enable_prefix_caching, gpu_memory_utilization
             ),
@@ -125,13 +142,13 @@ class LLM:
             seed,
         )
         check_device(config.model.device)
+        texts_folder = None if tokenizer is None else resolve_tokenizer(tokenizer)
         checkpoint = resolve(model, revision, load_format="dummy")
         config = settle(config, checkpoint)
-        if load_format == "auto" and not checkpoint.has_weights:
-            checkpoint = resolve(model, revision)
-        folder = checkpoint.folder if tokenizer is None else resolve_tokenizer(tokenizer)
         template = None if chat_template is None else Path(chat_template)
-        self._encoder = Encoder(folder, template, checkpoint.eos_token_ids)
+        self._encoder = Encoder(texts_folder or checkpoint.folder, template, checkpoint.eos_token_ids)
+        if load_format == "auto" and not checkpoint.has_weights:
+            checkpoint = resolve(model, revision)  # last, as all of the above may end it
         self._default_sampling = default_sampling(checkpoint)
         self._max_queued = config.scheduler.max_queued_requests
         self._loop: Loop | None = build_loop(config, checkpoint)
@@ -140,7 +157,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         *,
@@ -160,7 +177,8 @@ class LLM:
         Raises:
             RequestError: a prompt cannot be answered; all others of the call are dropped, also those that run.
         """
-        foreign.GENERATE.refuse(settings, foreign.names_of(self.generate))
+        # Also where there are no prompts, but what some engines take instead.
+        _GENERATE.refuse(settings, foreign.names_of(self.generate))
         listed = several_prompts(prompts)
         sampling = each(
             "sampling_params", SamplingParams, sampling_params, self.get_default_sampling_params(), listed
@@ -205,7 +223,7 @@ class LLM:
         Raises:
             RequestError: the template refuses a conversation, or as in ``generate``.
         """
-        foreign.CHAT.refuse(settings, foreign.names_of(self.chat))
+        _CHAT.refuse(settings, foreign.names_of(self.chat))
         prompts = [
             self.chat_prompt(
                 conversation,

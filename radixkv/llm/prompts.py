@@ -102,13 +102,11 @@ class Encoder:
         return self.tokenizer
 
 
-def several_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+def several_prompts(prompts: Prompt | Sequence[Prompt] | None) -> Sequence[Prompt]:
     """A list of prompts, of one or several."""
     listed: Any = prompts
     if not isinstance(listed, Sequence | Mapping):
-        raise InvalidRequest(
-            f"prompts is a {type(listed).__name__}; give a text, or a list of prompts", param="prompts"
-        )
+        raise InvalidRequest(f"prompts is {shortened(listed)}; give a text, or a list of prompts", param="prompts")
     is_one = isinstance(listed, str | bytes | bytearray | Mapping) or (
         listed and all(type(token) is int for token in listed)
     )

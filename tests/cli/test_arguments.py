@@ -78,6 +78,11 @@ def test_each_spelling_gives_its_setting_and_changes_no_other(spellings, value, 
             assert engine_flags(config) == [f"{spellings[0]}={value}"]
 
 
+@pytest.mark.parametrize(("spelling", "name"), [("half", "float16"), ("float", "float32")])
+def test_vllms_other_names_of_types(spelling, name):
+    assert parse("--dtype", spelling).model.dtype == name
+
+
 def test_both_spellings_of_no_cache():
     assert parse().cache.enable_prefix_caching
     assert parse("--enable-prefix-caching").cache.enable_prefix_caching
@@ -281,6 +286,14 @@ def test_the_model_may_follow_a_name_that_is_joined_to_its_flag():
     assert (args.served_model_name, args.positional_model) == ("name", "some/model")
 
 
+def test_help_shows_the_one_name_that_is_taken(capsys):
+    with pytest.raises(SystemExit):
+        command(add_serve, "serve", "--help")
+    text = capsys.readouterr().out
+    assert "--served-model-name NAME" in text
+    assert "NAME [NAME" not in text
+
+
 def test_generate_reads_its_sampling_flags():
     flags = ["--max-tokens", "3", "--temperature", "0.5", "--top-p", "0.9", "--top-k", "7", "--seed", "11"]
     args = command(add_generate, "generate", "text", *flags, "--stop", "a", "--stop", "b c", "--ignore-eos")
@@ -291,15 +304,45 @@ def test_generate_reads_its_sampling_flags():
     assert args.prompt == "text"
 
 
-@pytest.mark.parametrize("flag", [flag for flags, _ in REFUSED for flag in flags])
+@pytest.mark.parametrize("flag", [flag for refused in REFUSED for flag in refused.flags])
 def test_a_flag_of_a_feature_that_is_not_built_is_refused_by_name(capsys, flag):
     for flags in ([flag], [flag, "0.9"], [f"{flag}=0.9"] if flag.startswith("--") else [flag]):
         assert f"{flag} is not supported: " in refused(capsys, parse, *flags)
 
 
 @pytest.mark.parametrize(
+    "flags",
+    [
+        "--data-parallel-size 1",
+        "--dp-size=1",
+        "-dp 1",
+        "--pipeline-parallel-size 1",
+        "--ep-size 1",
+        "--nnodes 1",
+        "--tokenizer-mode auto",
+        "--log-level info",
+        "--task generate",
+        "--runner generate",
+        "--swap-space 0",
+        "--cpu-offload-gb 0",
+        "--stream-interval 1",
+        "--disaggregation-mode null",
+        "--async-scheduling",
+    ],
+)
+def test_a_value_that_asks_for_nothing_is_taken(flags):
+    args = command(add_serve, "serve", *flags.split(), "some/model")
+    assert (args.positional_model, engine_config(args)) == ("some/model", EngineConfig())
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (["--ep-size", "2"], "--ep-size is not supported: this release computes on one device"),
+        (["--stream-interval", "4"], "--stream-interval is not supported: tokens are sent as they come"),
+        (["--task", "embed"], "--task is not supported: this release generates text, and nothing else"),
+        (["-O3"], "-O is not supported: nothing is compiled to order"),
+        (["--lora-modules", "a=b"], "--lora-modules is not supported: this release has no adapters"),
         (["--tensor-parallel-size", "2"], "--tensor-parallel-size/-tp/--tp-size/--tp: '2' is not supported"),
         (["-tp", "2"], "one device"),
         (["--kv-cache-dtype", "fp8"], "'fp8' is not supported: KV has the type of --dtype"),

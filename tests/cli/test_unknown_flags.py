@@ -20,7 +20,7 @@ from radixkv.cli import main
             "radixkv generate: error: unknown flag --maxtokens; did you mean --max-tokens?",
         ),
         ("generate --maxtokens=5", "radixkv generate: error: unknown flag --maxtokens; did you mean --max-tokens?"),
-        ("serve --swap-space 4", "radixkv serve: error: unknown flag --swap-space; see"),
+        ("serve --no-such-flag 4", "radixkv serve: error: unknown flag --no-such-flag; see"),
         ("--port 80 serve", "radixkv: error: unknown flag --port; see"),
         ("bench compare --fast a b", "radixkv bench compare: error: unknown flag --fast; see"),
         ("bench paging --num-shots 3", "radixkv bench paging: error: unknown flag --num-shots; see"),

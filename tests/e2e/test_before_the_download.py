@@ -1,4 +1,4 @@
-"""What machine, settings and ``config.json`` already rule out ends before weights are fetched from the hub."""
+"""What machine, settings and small files already rule out ends before weights are fetched from the hub."""
 
 from __future__ import annotations
 
@@ -56,6 +56,24 @@ def test_a_server_ends_before_it_fetches_weights(hub: Hub, tmp_path: Path) -> No
 def test_an_engine_ends_before_it_fetches_weights(hub: Hub, settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         LLM("org/model", **settings)
+    assert WEIGHTS not in hub.fetched()
+
+
+def test_a_wrong_template_or_tokenizer_ends_a_server_before_it_fetches_weights(hub: Hub, tmp_path: Path) -> None:
+    (scratch := tmp_path / "t").mkdir()
+    (template := tmp_path / "broken.jinja").write_text("{% if %}")
+    assert "is not a chat template" in reason_to_end(scratch, "org/model", "--chat-template", str(template))
+    assert WEIGHTS not in hub.fetched()
+    assert "no-such" in reason_to_end(scratch, "org/other", "--tokenizer", str(tmp_path / "no-such"))
+    assert WEIGHTS not in hub.fetched()
+
+
+@pytest.mark.parametrize("setting", ["chat_template", "tokenizer"])
+def test_a_wrong_template_or_tokenizer_ends_an_engine_before_it_fetches_weights(
+    hub: Hub, tmp_path: Path, setting: str
+) -> None:
+    with pytest.raises(CheckpointError, match="no-such"):
+        LLM("org/model", device="cpu", **{setting: str(tmp_path / "no-such")})
     assert WEIGHTS not in hub.fetched()
 
 

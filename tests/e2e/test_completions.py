@@ -155,7 +155,8 @@ def test_a_request_that_can_never_fit_is_refused(server: Live) -> None:
 
 def test_metrics_are_prometheus_text(server: Live) -> None:
     lines = server.http.get("/metrics").text.splitlines()
-    assert all(line.startswith("#") or re.fullmatch(r"radixkv:\w+(\{le=\"[^\"]+\"\})? \S+", line) for line in lines)
+    sample = re.compile(r"radixkv:\w+(\{(le|finish_reason)=\"[^\"]+\"\})? \S+")
+    assert all(line.startswith("#") or sample.fullmatch(line) for line in lines)
     names = {line.split("{")[0].split()[0] for line in lines if not line.startswith("#")}
     for name in ("time_to_first_token", "inter_token_latency", "e2e_request_latency"):
         assert f"radixkv:{name}_seconds_bucket" in names

@@ -144,8 +144,8 @@ def test_a_choice_ends_alone(tmp_path: Path) -> None:
                 tokens[delta.choice] += delta.tokens
                 if delta.finish_reason is not None:
                     reasons[delta.choice] = delta.finish_reason
-                if len(reasons) == 0 and len(tokens[0]) >= 8:
-                    batch.complete(1, 0)
+                if len(reasons) == 0 and delta.choice == 0 and len(tokens[0]) >= 8:
+                    batch.end(delta, "stop")
                 last = delta
         assert reasons == {0: "abort", 1: "length"}
         assert tokens[1] == pack_tokens([2, 3, 1] * 10)

@@ -76,11 +76,26 @@ def test_a_number_that_is_none_of_a_computers(site: Site, path: str, body: str, 
         ("/v1/completions", {"prompt": "a", "min_new_tokens": 2}, "use min_tokens"),
         ("/v1/completions", {"prompt": "a", "no_stop_trim": True}, "use include_stop_str_in_output"),
         ("/v1/completions", {"prompt": "a", "suffix": "b"}, "leave it out"),
+        ("/v1/completions", {"prompt": "a", "max_new_tokens": 2}, "use max_tokens"),
+        ("/v1/chat/completions", {"messages": [], "max_token": 2}, "use max_tokens"),
+        ("/generate", {"text": "a", "sampling_params": {"max_tokens": 2}}, "use max_new_tokens"),
+        ("/generate", {"text": "a", "sampling_params": {"max_completion_tokens": 2}}, "use max_new_tokens"),
     ],
 )
 def test_a_field_that_another_stands_for_names_it(site: Site, path: str, body: Any, advice: str) -> None:
     message = site.http.post(path, json=body).json()["error"]["message"]
     assert message.endswith(f" is not supported in this release; {advice}")
+
+
+def test_a_truth_is_shown_as_in_json(site: Site) -> None:
+    error = site.http.post("/v1/completions", json={"prompt": "a", "use_beam_search": True}).json()["error"]
+    assert error["message"] == "use_beam_search true is not supported in this release; leave it out"
+
+
+@pytest.mark.parametrize("body", [b"", b" \n"])
+def test_an_empty_body_is_called_so(site: Site, body: bytes) -> None:
+    reply = site.http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    assert reply.json()["error"]["message"] == "the body is empty; send the request as JSON"
 
 
 def test_a_path_without_v1_says_where_openais_are(site: Site) -> None:

@@ -31,6 +31,8 @@ def metrics() -> Metrics:
     metrics.first_token(0.02)
     metrics.next_tokens(0.4, 4)
     metrics.done(3.0, 0.03)
+    metrics.ended("stop")
+    metrics.ended("abort", 2)
     return metrics
 
 
@@ -83,6 +85,8 @@ def test_vllm(metrics: Metrics, stats: Stats) -> None:
     }
     for name, value in expected.items():
         assert read(values, f"vllm:{name}", **labels) == pytest.approx(value), name
+    for reason, count in {"stop": 1, "length": 0, "abort": 2, "error": 0}.items():
+        assert read(values, "vllm:request_success_total", finished_reason=reason, **labels) == count
     assert read(values, "vllm:time_to_first_token_seconds_bucket", le="0.025", **labels) == 1
     assert read(values, "vllm:time_to_first_token_seconds_bucket", le="0.01", **labels) == 0
 

@@ -15,6 +15,7 @@ from radixkv.config import ServerConfig
 from radixkv.errors import Draining, QueueTimeout
 from radixkv.frontend.http.refusal import error_response
 from radixkv.frontend.served import Served
+from radixkv.runtime.intake import MIN_PRIORITY
 from radixkv.wire import Flush, Flushed
 
 
@@ -34,6 +35,28 @@ def test_liveness_is_empty_and_ends_with_the_runtime(site: Site, path: str) -> N
     site.client.refusal = Draining("ends")
     try:
         assert site.http.get(path).status_code == 503
+    finally:
+        site.client.refusal = None
+
+
+def test_a_token_is_generated_to_see_that_it_can_be(site: Site) -> None:
+    before = len(site.loop.submitted)
+    reply = site.http.get("/health_generate")
+    assert (reply.status_code, reply.content) == (200, b"")
+    (asked,) = site.loop.submitted[before:]
+    assert (asked.sampling.max_tokens, asked.priority) == (1, MIN_PRIORITY)
+
+
+def test_an_engine_that_generates_nothing_is_ill(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixkv.frontend.native.GENERATED_WITHIN_S", 0.1)
+    site.loop.is_held = True
+    try:
+        assert site.http.get("/health_generate").status_code == 503
+    finally:
+        site.loop.is_held = False
+    site.client.refusal = Draining("ends")
+    try:
+        assert site.http.get("/health_generate").status_code == 503
     finally:
         site.client.refusal = None
 
@@ -154,7 +177,23 @@ def test_a_full_queue_and_a_long_wait_say_when_to_come_back(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/rerank", "/encode", "/v1/load_lora_adapter"]
+    "path",
+    [
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/encode",
+        "/v1/load_lora_adapter",
+        "/abort_request",
+        "/sleep",
+        "/pause",
+        "/start_profile",
+        "/invocations",
+        "/classify",
+        "/v1/moderations",
+        "/v1/audio/speech",
+    ],
 )
 def test_routes_that_are_not_built_are_refused_by_name(site: Site, path: str) -> None:
     error = site.http.post(path, json={}).json()["error"]

@@ -155,8 +155,8 @@ class Generation:
             has_gained = await asyncio.to_thread(self._take, delta, part)
         else:
             has_gained = self._take(delta, part)
-        if part.choice.is_ended and not was_ended and delta.finish_reason is None:
-            batch.complete(delta.prompt, delta.choice)
+        if part.finish is not None and not was_ended:
+            batch.end(delta, part.finish["type"])
         return has_gained
 
     def _take(self, delta: Delta, part: _Part) -> bool:

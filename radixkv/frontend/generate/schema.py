@@ -40,6 +40,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     no_stop_trim: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
     spaces_between_special_tokens: bool | None = True
     stop_regex: str | list[str] | None = None
     json_schema: Any = None
@@ -100,6 +102,8 @@ _UNBUILT: Mapping[str, object] = {
     "return_prompt_token_ids": False,
 } | dict.fromkeys(
     (
+        "max_tokens",
+        "max_completion_tokens",
         "stop_regex",
         "json_schema",
         "regex",

@@ -146,13 +146,12 @@ class Reply:
             async for delta in deltas:
                 index = delta.prompt * self._n + delta.choice
                 choice = self._choices[index]
-                was_ended = choice.is_ended
                 if is_long(delta):
                     piece = await asyncio.to_thread(self._take, delta, choice)
                 else:
                     piece = self._take(delta, choice)
-                if choice.is_ended and not was_ended and delta.finish_reason is None:
-                    batch.complete(delta.prompt, delta.choice)
+                if piece.finish_reason is not None:
+                    batch.end(delta, piece.finish_reason)
                 if piece.is_empty:
                     continue
                 is_first = index not in begun
