@@ -44,7 +44,7 @@ def counted(site: Site, **expected: int) -> Iterator[None]:
         ({"prompt": "abc", "echo": True, "max_tokens": 0}, {"length": 1}),
         ({"prompt": [FAILS_AT_ONCE]}, {"error": 1}),
         ({"prompt": [[65], [FAILS_AFTER_THREE]], "max_tokens": 2}, {"length": 2}),
-        ({"prompt": [[65], [FAILS_AFTER_THREE]], "max_tokens": 9, "n": 2}, {"error": 4}),
+        ({"prompt": [FAILS_AFTER_THREE], "max_tokens": 9, "n": 2}, {"error": 2}),
         ({"prompt": "abc", "temperature": -1}, {}),
     ],
 )
