@@ -137,9 +137,13 @@ class PageCache:
 
     @_timed
     def lengthen(self, holdings: Sequence[Holding]) -> bool:
-        """Lets each table have one page more, if so many are free; False and no change if not. O(holdings)."""
-        if len(holdings) > len(self._free):
+        """Lets each table have one page more, evicting as needed; False and no change if it cannot.
+
+        O(holdings), and O(log leaves) a leaf evicted.
+        """
+        if len(holdings) > self.n_available:
             return False
+        self._free_up(len(holdings))
         for holding in holdings:
             holding.table.append(self._free.pop())
         self._n_held += len(holdings)
@@ -320,13 +324,16 @@ class PageCache:
             n_tokens = min(n_tokens, replaced * self.page_size)
         self.tree.settle(holding.lease, n_tokens)
 
-    def _allot(self, holding: Holding, n_missing: int) -> None:
-        n_short = n_missing - len(self._free)
+    def _free_up(self, n_pages: int) -> None:
+        n_short = n_pages - len(self._free)
         if n_short > 0:
             for run in self.tree.evict(max(n_short, self._least_evicted)):
                 self.n_evicted += len(run.pages)
                 self._free += run.pages
-        assert len(self._free) >= n_missing, "the tree evicts as many pages as it calls evictable"
+        assert len(self._free) >= n_pages, "the tree evicts as many pages as it calls evictable"
+
+    def _allot(self, holding: Holding, n_missing: int) -> None:
+        self._free_up(n_missing)
         holding.table += self._free[-n_missing:]
         del self._free[-n_missing:]
         self._n_held += n_missing

@@ -10,8 +10,8 @@ from radixkv.runtime.request import TOKEN_BYTES
 from radixkv.tree.node import Namespace
 
 
-@pytest.mark.parametrize(("n_pages", "n_together"), [(100, 1), (1024, 4)])
-def test_pages_of_a_large_pool_are_evicted_together(n_pages: int, n_together: int) -> None:
+def full_of_cached_pages(n_pages: int) -> PageCache:
+    """Pages of one token, all evictable, in two leaves."""
     cache = PageCache(n_pages, 1)
     for first in (0, n_pages // 2):
         tokens = bytearray().join(
@@ -23,13 +23,30 @@ def test_pages_of_a_large_pool_are_evicted_together(n_pages: int, n_together: in
         cache.settle(holding, n_pages // 2, step=0)
         cache.close(holding)
     assert cache.n_free == 0
+    return cache
 
+
+@pytest.mark.parametrize(("n_pages", "n_together"), [(100, 1), (1024, 4)])
+def test_pages_of_a_large_pool_are_evicted_together(n_pages: int, n_together: int) -> None:
+    cache = full_of_cached_pages(n_pages)
     holding = cache.open(Namespace(), b"")
     assert cache.reserve(holding, 1)
     assert (cache.n_evicted, cache.n_free) == (n_together, n_together - 1)
     assert cache.reserve(holding, n_pages), "all of them are to be had"
     assert not cache.reserve(holding, n_pages + 1)
     cache.check([holding])
+
+
+def test_tables_get_a_page_each_that_is_evicted_for_them_or_none_does() -> None:
+    cache = full_of_cached_pages(4)
+    holdings = [cache.open(Namespace(), b"") for _ in range(3)]
+    assert cache.lengthen(holdings)
+    assert [len(holding.table) for holding in holdings] == [1, 1, 1]
+    assert (cache.n_evicted, cache.n_available) == (3, 1)
+    assert not cache.lengthen(holdings)
+    assert [len(holding.table) for holding in holdings] == [1, 1, 1]
+    assert (cache.n_evicted, cache.n_available) == (3, 1)
+    cache.check(holdings)
 
 
 def test_counts_that_are_off_but_add_up_are_found_after_each_step() -> None:
