@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from radixkv.errors import RequestError
-from radixkv.runtime.plan import History, RowSampling, Scoring
+from radixkv.runtime.plan import History, Row, RowSampling, Scoring
 from radixkv.tree.node import Lease, Namespace
 from radixkv.wire import PromptLogprobs, TokenLogprobs
 
@@ -174,6 +174,36 @@ class Request:
     def is_sampled_out(self) -> bool:
         """Whether the launched steps bring it to ``max_tokens``."""
         return len(self.tokens) // TOKEN_BYTES + self.n_sampling >= self.n_prompt + self.max_tokens
+
+    def launch(self, start: int, end: int, write_start: int, step: int) -> Row:
+        """Its row of a step that will be launched: the tokens ``start .. end - 1``, for which its table has pages.
+        O(tokens + new pages), and ``next_sampling`` if the row ends with the last token."""
+        holding, n_known = held(self), self.n_known
+        samples = end == n_known + self.n_sampling
+        row = Row(
+            slot=self.slot,
+            start=start,
+            n_tokens=end - start,
+            tokens=bytes(self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]) if end <= n_known else None,
+            write_start=write_start,
+            table_start=holding.n_sent,
+            table_pages=tuple(holding.table[holding.n_sent :]),
+            sampling=self.next_sampling() if samples else None,
+            scoring=self.scoring(start, end),
+        )
+        holding.n_sent = len(holding.table)
+        if self.n_cached is None and start < self.n_prompt:
+            self.computed.append((start, min(end, self.n_prompt)))
+        self.n_scheduled = end
+        self.n_sampling += samples
+        self.n_in_flight += 1
+        self.last_step = step
+        return row
+
+    def land(self, row: Row) -> None:
+        """A launched row of it is done or has failed."""
+        self.n_in_flight -= 1
+        self.n_sampling -= row.sampling is not None
 
     def next_sampling(self) -> RowSampling:
         """How its next token is drawn. O(1), with penalties O(tokens) the first time in a slot."""

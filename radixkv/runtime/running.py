@@ -60,6 +60,10 @@ class RunningRequests:
         together = (*self._on_trial, request)
         return all(one.trial_rows is not None and len(together) <= one.trial_rows for one in together)
 
+    def prompts(self) -> list[Request]:
+        """Those that go on and have tokens without a row, for which they may need pages. O(running)."""
+        return [one for one in self._going if one.n_scheduled < one.n_known]
+
     def holdings(self) -> list[Holding]:
         """Every open holding. O(running)."""
         return [held(request) for request in (*self._going, *self._draining)]
@@ -100,12 +104,14 @@ class RunningRequests:
 
     def fork(self, leader: Request) -> None:
         """The leader's first token is known: its followers share its pages, and compute no more than the prompt's
-        last token. Those for whom there is no slot or room wait in the queue, and find what the tree has then."""
+        last token. Those for whom there is no slot or room wait in the queue, and find what the tree has then.
+        O(running), and ``PageCache.fork`` a follower."""
+        prompts = self.prompts()
         for follower in leader.followers:
             follower.scheduled_at = leader.scheduled_at
             follower.leader = None
             follower.reads_cache = True
-            if self._can_fork(leader):
+            if self._can_fork(leader, follower, prompts):
                 self._fork(leader, follower)
             else:
                 follower.phase = Phase.WAITING
@@ -143,21 +149,21 @@ class RunningRequests:
                     self._waiting.add(request)
 
     def _promised(self, request: Request, prompts: Iterable[Request]) -> int:
-        """Pages that those of the prompts that run and go before it have yet to get."""
-        first = (one for one in prompts if one.phase is Phase.RUNNING and one.order < request.order)
+        """Pages that those of the prompts that go before it have yet to get."""
+        first = (one for one in prompts if one.order < request.order)
         return sum(self._cache.pages_for(one.n_known) - len(held(one).table) for one in first)
 
     def _stop(self, request: Request) -> None:
         self._going.pop(request, None)
         self._on_trial.pop(request, None)
 
-    def _can_fork(self, leader: Request) -> bool:
+    def _can_fork(self, leader: Request, follower: Request, prompts: Iterable[Request]) -> bool:
         n_pages = self._cache.pages_for(leader.n_prompt) - held(leader).n_leased
         return (
             leader.phase is Phase.RUNNING
             and self.has_slot
             and leader.trial_rows is None
-            and self._has_room(n_pages)
+            and self._has_room(self._promised(follower, prompts) + n_pages)
         )
 
     def _fork(self, leader: Request, follower: Request) -> None:

@@ -69,7 +69,8 @@ class Scheduler:
         self._queue_timeout_s = config.queue_timeout_s
         self._launched: deque[_Launched] = deque()
         self._blocked: tuple[int, int, int] | None = None
-        """Pages available, rows and the queue's version when a request last did not fit."""
+        """Pages available, rows and the queue's version when a request last did not fit; None after the last chunk
+        of a prompt."""
         self._n_requests = 0
         self._n_steps = 0
 
@@ -152,7 +153,7 @@ class Scheduler:
         rows = list(zip(plan.rows, launched.requests, result.tokens, result.finite, strict=True))
         covered: list[Covered] = []
         for row, request, _, finite in rows:
-            self._land(row, request)
+            self._land(request, row)
             if finite and not request.discards:
                 holding, end = held(request), row.start + row.n_tokens
                 fills_page = end >= (holding.n_leased + 1) * self.cache.page_size and holding.fills_tree
@@ -188,7 +189,7 @@ class Scheduler:
         while self._launched:
             launched = self._launched.pop()
             for row, request in zip(reversed(launched.plan.rows), reversed(launched.requests), strict=True):
-                self._land(row, request)
+                self._land(request, row)
                 involved.append(request)
         updates = undo_steps(self.cache, self.running, involved)
         self.running.drain()
@@ -216,8 +217,7 @@ class Scheduler:
         decoding: list[Request] = []
         prefilling: list[Request] = []
         for request in self.running:
-            is_ready = request.phase is Phase.RUNNING and not request.is_sampled_out
-            if is_ready and (request.trial_rows is not None) is on_trial:
+            if not request.is_sampled_out and (request.trial_rows is not None) is on_trial:
                 (decoding if request.is_decoding else prefilling).append(request)
         rows, requests = self._continued(decoding)
         n_decoding = len(rows)
@@ -232,10 +232,10 @@ class Scheduler:
                 rows.append(row)
                 requests.append(request)
                 budget -= row.n_tokens
-        if self.waiting and self.running.has_slot and budget > 0:
-            candidates = self._trials() if on_trial else self._candidates()
-            prompts = [request for request in prefilling if request.n_scheduled < request.n_known]
-            for request, row in self._admit(candidates, budget, prompts):
+                if request.n_scheduled == request.n_known:
+                    self._blocked = None  # those with the same prompt need no more room for it
+        if self.waiting and self.running.has_slot and budget > 0 and (on_trial or not self._is_blocked()):
+            for request, row in self._admit(self._candidates(on_trial=on_trial), budget):
                 rows.append(row)
                 requests.append(request)
         if not rows:
@@ -256,23 +256,19 @@ class Scheduler:
         for request in decoding:
             start = request.n_scheduled
             if has_pages or (request.phase is Phase.RUNNING and self._make_room(request, start + 1)):
-                rows.append(self._row(request, start, start + 1, start))
+                rows.append(request.launch(start, start + 1, start, self._n_steps))
                 requests.append(request)
         return rows, requests
 
-    def _trials(self) -> Iterator[Request]:
-        """Those on trial that may be retried now."""
-        return takewhile(self.running.takes_trial, self.waiting.trials())
+    def _candidates(self, *, on_trial: bool) -> Iterator[Request]:
+        """Those on trial that may be retried now, or all others, in the order in which to try them."""
+        if on_trial:
+            return takewhile(self.running.takes_trial, self.waiting.trials())
+        return (request for request in self.waiting.candidates() if request.trial_rows is None)
 
-    def _candidates(self) -> Iterator[Request]:
-        """All others, in the order in which to try them."""
-        if not self._is_blocked():
-            yield from (request for request in self.waiting.candidates() if request.trial_rows is None)
-
-    def _admit(
-        self, candidates: Iterable[Request], budget: int, prompts: list[Request]
-    ) -> list[tuple[Request, Row]]:
-        """Those that fit beside what running ``prompts`` have yet to take."""
+    def _admit(self, candidates: Iterable[Request], budget: int) -> list[tuple[Request, Row]]:
+        """Those that fit beside what running prompts have yet to take."""
+        prompts = self.running.prompts()
         admitted: list[tuple[Request, Row]] = []
         for request in candidates:
             if budget <= 0 or not self.running.has_slot:
@@ -295,8 +291,8 @@ class Scheduler:
         return admitted
 
     def _is_blocked(self) -> bool:
-        """Whether nothing has changed for the better since a request did not fit: no more pages, no fewer rows, the
-        same queue. Then the queue need not be ranked again."""
+        """Whether nothing has changed for the better since a request did not fit: no more pages, no fewer rows, no
+        prompt whole, the same queue. Then the queue need not be ranked again."""
         if self._blocked is None:
             return False
         n_available, n_running, version = self._blocked
@@ -319,7 +315,9 @@ class Scheduler:
             return None
         n_in_tree = self.cache.commit(holding, request.tokens, end, request.last_step)
         write_start = min(end, max(request.n_scheduled, n_in_tree * page_size))
-        return self._row(request, request.n_scheduled, end, write_start)
+        if request.scheduled_at is None:
+            request.scheduled_at = self._clock()
+        return request.launch(request.n_scheduled, end, write_start, self._n_steps)
 
     def _make_room(self, request: Request, n_tokens: int) -> bool:
         """Pages for so many tokens: evicts, then retracts the last in order, never the first."""
@@ -338,35 +336,9 @@ class Scheduler:
                 return False
         return True
 
-    def _row(self, request: Request, start: int, end: int, write_start: int) -> Row:
-        holding, n_known = held(request), request.n_known
-        samples = end == n_known + request.n_sampling
-        row = Row(
-            slot=request.slot,
-            start=start,
-            n_tokens=end - start,
-            tokens=bytes(request.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]) if end <= n_known else None,
-            write_start=write_start,
-            table_start=holding.n_sent,
-            table_pages=tuple(holding.table[holding.n_sent :]),
-            sampling=request.next_sampling() if samples else None,
-            scoring=request.scoring(start, end),
-        )
-        holding.n_sent = len(holding.table)
-        if request.scheduled_at is None:
-            request.scheduled_at = self._clock()
-        if request.n_cached is None and start < request.n_prompt:
-            request.computed.append((start, min(end, request.n_prompt)))
-        request.n_scheduled = end
-        request.n_sampling += samples
-        request.n_in_flight += 1
-        request.last_step = self._n_steps
-        return row
-
-    def _land(self, row: Row, request: Request) -> None:
-        """A launched row is done or has failed."""
-        request.n_in_flight -= 1
-        request.n_sampling -= row.sampling is not None
+    def _land(self, request: Request, row: Row) -> None:
+        """A launched row is done or has failed, and with it the copies that it may have waited for."""
+        request.land(row)
         if request.leader is not None:
             self.running.end_copy(request)
 

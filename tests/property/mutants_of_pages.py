@@ -180,12 +180,12 @@ def keep_the_pages_of_a_nan_row(patch: Patch) -> None:
 
 
 def write_into_shared_pages(patch: Patch) -> None:
-    row = Scheduler._row
+    launch = Request.launch
 
-    def mutant(self: Scheduler, request: Request, start: int, end: int, write_start: int) -> Row:
-        return replace(row(self, request, start, end, write_start), write_start=start)
+    def mutant(self: Request, start: int, end: int, write_start: int, step: int) -> Row:
+        return replace(launch(self, start, end, write_start, step), write_start=start)
 
-    patch.setattr(Scheduler, "_row", mutant)
+    patch.setattr(Request, "launch", mutant)
 
 
 def accept_what_a_quarantined_row_sampled(patch: Patch) -> None:

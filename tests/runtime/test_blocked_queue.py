@@ -71,3 +71,19 @@ def test_pages_come_back_after_their_row_has_ended() -> None:
     crowd.run()
     crowd.check_answers()
     crowd.check_idle()
+
+
+def test_a_prompt_gets_to_its_end_that_the_one_that_did_not_fit_has_too() -> None:
+    """Of a document for which the pool has no room twice: between its chunks the second request does not fit."""
+    crowd = Engine(40, 4, SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=19))
+    document = prompt(100)
+    first = crowd.add([*document, 1], max_tokens=30)
+    crowd.turn()
+    second = crowd.add([*document, 2], max_tokens=4)
+    crowd.turn()
+    assert second.scheduled_at is None
+    assert turns_until_admitted(crowd, second) < 10
+    assert first.n_outputs < 4
+    crowd.run()
+    crowd.check_answers()
+    crowd.check_idle()

@@ -308,7 +308,7 @@ def score_again_after_handing_over(patch: pytest.MonkeyPatch) -> None:
 
 
 def fork_from_a_leader_on_trial(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(RunningRequests, "_can_fork", lambda self, _: self.has_slot)
+    patch.setattr(RunningRequests, "_can_fork", lambda self, *_: self.has_slot)
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,31 @@ def test_a_chunk_of_one_token_acquits_nobody() -> None:
     engine.check_idle()
 
 
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_device_that_fails_whenever_steps_overlap_brings_every_request_to_its_end(shares: bool) -> None:
+    """Nobody is to blame, so nobody is: who is retried, in steps that overlap with none, gets on by a token at
+    least before it goes on with the others."""
+    config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=16)
+    engine = Engine(64, 4, config, shares=shares)
+    for i in range(4):
+        engine.add(prompt(9 + 15 * i, first=i), max_tokens=6, n=1 + i % 2)
+    launch, n_failures = engine.device.launch, 0
+
+    def launched(plan: StepPlan) -> Pending:
+        nonlocal n_failures
+        if engine.pending:
+            n_failures += 1
+            engine.device.fail_steps.add(plan.step)
+        return launch(plan)
+
+    engine.device.launch = launched  # type: ignore[method-assign]
+    engine.run(400)
+    assert n_failures > 0
+    assert {ended.reason for ended in engine.ended.values()} == {"length"}
+    engine.check_answers()
+    engine.check_idle()
+
+
 def test_a_refused_launch_keeps_the_step_before() -> None:
     engine = Engine()
     engine.add(prompt(17), max_tokens=6)

@@ -6,8 +6,10 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from radixkv.config import CacheConfig, EngineConfig, SchedulePolicy, SchedulerConfig
+from radixkv.runtime.request import GREEDY, Phase
 from radixkv.tree.node import Namespace
 from support.engine import Engine, name_of, prompt
 from support.fake_device import answer
@@ -131,6 +133,47 @@ def test_a_prompt_that_gives_way_between_two_chunks_is_promised_nothing() -> Non
         engine.launch()
         engine.collect()
     assert engine.scheduler.n_preemptions == 1
+    engine.check_answers()
+    engine.check_idle()
+
+
+def test_a_prompt_that_gives_way_is_promised_nothing_before_a_younger_request_that_is_tried_first() -> None:
+    """Its pages are free in the plan in which it goes, and the younger one's prefix is the longer."""
+    engine = Engine(22, 4, SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=6, schedule_policy="lpm"))
+    document = prompt(40, first=1)
+    engine.add(document, max_tokens=40)
+    while not engine.requests["r0"].n_outputs:
+        engine.launch()
+        engine.collect()
+    older = engine.add(prompt(40, first=2), max_tokens=4)
+    engine.launch()
+    engine.collect()
+    younger = engine.add([*document, 100], max_tokens=2)
+    while not engine.scheduler.n_preemptions:
+        assert younger.scheduled_at is None, "the older one is promised what is free"
+        engine.launch()
+        engine.collect()
+    assert older.phase is Phase.WAITING
+    assert younger.scheduled_at is not None
+    engine.run()
+    engine.check_answers()
+    engine.check_idle()
+
+
+def test_forks_leave_an_older_prompt_what_it_has_yet_to_take() -> None:
+    """Their leader's prompt is cached, and so it gets its first token beside the older one's chunks."""
+    engine = Engine(80, 4, SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=35))
+    document = prompt(40, first=9)
+    engine.add(document, max_tokens=1)
+    engine.run()
+    older = engine.add([3, *prompt(255, first=77)], max_tokens=4)
+    engine.turn()
+    leader = engine.add([*document, 100, 101], max_tokens=8, n=8, sampling=replace(GREEDY, temperature=1.0))
+    while not older.n_outputs:
+        engine.turn()
+    assert leader.n_outputs > 0
+    engine.run()
+    assert engine.scheduler.n_preemptions == 0
     engine.check_answers()
     engine.check_idle()
 
