@@ -76,7 +76,7 @@ def _run(args: argparse.Namespace, command: Parser) -> int:
     try:
         code: int = args.run(args)
     except RadixKVError as error:
-        print(f"{command.prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{command.prog}: error: {command.as_typed(str(error))}", file=sys.stderr)
         return 1
     return code
 

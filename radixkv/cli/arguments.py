@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -22,13 +23,18 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
+        self._aliases: dict[str, str] = {}
+        """The settings that were given by a flag's further spelling, and that."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does; what stands behind an unknown flag is not taken for a command or a prompt."""
         for flag in self._own_flags(args or ()):
-            if flag not in self._option_string_actions:
+            action = self._option_string_actions.get(flag)
+            if action is None:
                 close = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.8)
                 self.error(f"unknown flag {flag}{f'; did you mean {close[0]}?' if close else ''}")
+            if flag != action.option_strings[0] and "_" in action.dest:  # others are words of every message
+                self._aliases[action.dest] = flag
         return super().parse_known_args(args, namespace)
 
     def _own_flags(self, args: Sequence[str]) -> Iterator[str]:
@@ -40,8 +46,12 @@ class Parser(argparse.ArgumentParser):
             if arg.startswith("--") and " " not in arg:  # argparse takes what has a space for no flag
                 yield arg.partition("=")[0]
 
+    def as_typed(self, message: str) -> str:
+        """An error in one line, which names settings by the flags of other engines where those were given."""
+        return re.sub(r"\w+", lambda word: self._aliases.get(word[0], word[0]), " ".join(message.split()))
+
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}; see '{self.prog} --help'\n")
+        self.exit(2, f"{self.prog}: error: {self.as_typed(message)}; see '{self.prog} --help'\n")
 
 
 def whole_number(text: str) -> int:

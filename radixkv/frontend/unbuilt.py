@@ -10,7 +10,7 @@ from radixkv.errors import UnsupportedFeature, shortened
 
 
 class Unbuilt(msgspec.Struct, kw_only=True):
-    """Known from OpenAI, vLLM and SGLang. Null and the default ask for nothing."""
+    """Known from OpenAI, vLLM and SGLang. An empty value and the default ask for nothing."""
 
     suffix: str | None = ""
     length_penalty: float | None = 1.0
@@ -55,6 +55,8 @@ class Unbuilt(msgspec.Struct, kw_only=True):
     min_new_tokens: int | None = 0
     max_new_tokens: Any = None
     max_token: Any = None
+    sampling_params: Any = None
+    extra_body: Any = None
     extra_key: str | list[str] | None = ""
     session_params: Any = None
     vllm_xargs: Any = None
@@ -73,12 +75,17 @@ class Unbuilt(msgspec.Struct, kw_only=True):
 
 _INSTEAD = {
     "best_of": "set n to the same, or leave it out",
+    "extra_body": "give its fields beside the others",
     "extra_key": "use cache_salt",
+    "include_stop_str_in_output": "use no_stop_trim",
+    "logprobs": "use return_logprob and top_logprobs_num",
     "max_new_tokens": "use max_tokens",
     "max_token": "use max_tokens",
     "max_tokens": "use max_new_tokens",
     "max_completion_tokens": "use max_new_tokens",
     "min_new_tokens": "use min_tokens",
+    "min_tokens": "use min_new_tokens",
+    "sampling_params": "give its fields beside the others",
     "no_stop_trim": "use include_stop_str_in_output",
 }
 """Fields whose wish another one grants, where to leave them out would be wrong advice."""
@@ -91,21 +98,30 @@ def is_unbuilt(name: str) -> bool:
     return name in _NEUTRAL
 
 
+def is_empty(value: object) -> bool:
+    """Whether a value asks for nothing, whatever the field is: null, an empty text or an empty list."""
+    return value is None or value in ("", [])
+
+
 def refuse_unbuilt(request: Unbuilt) -> None:
     """Raises ``UnsupportedFeature`` for the first field that asks for something."""
     values = msgspec.structs.asdict(request)
     for name, neutral in _NEUTRAL.items():
         value = values[name]
         # False equals 0, but a count of 0 may ask for something.
-        if value is not None and (type(value) is not type(neutral) or value != neutral):
+        if not is_empty(value) and (type(value) is not type(neutral) or value != neutral):
             raise unsupported(name, value)
 
 
-def unsupported(name: str, value: object = None) -> UnsupportedFeature:
-    """The error of a field that asks for a feature which is not built."""
+def unsupported(name: str, value: object = None, advice: str | None = None) -> UnsupportedFeature:
+    """The error of a field that asks for a feature which is not built.
+
+    Args:
+        advice: what to do, if that is not the same at all paths.
+    """
     # Numbers only: whatever else a client sends is not repeated to it.
     shown = f" {shortened(value)}" if isinstance(value, int | float) else ""
     if isinstance(value, bool):
         shown = shown.lower()  # as in JSON
-    advice = _INSTEAD.get(name, "leave it out")
+    advice = advice or _INSTEAD.get(name, "leave it out")
     return UnsupportedFeature(f"{name}{shown} is not supported in this release; {advice}", param=name)

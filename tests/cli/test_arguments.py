@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from radixkv.cli import main
 from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, engine_flags
 from radixkv.cli.foreign import REFUSED
 from radixkv.cli.generate import add as add_generate
@@ -367,6 +368,27 @@ def test_a_value_that_asks_for_nothing_is_taken(flags):
 )
 def test_a_wrong_value_is_one_line_that_names_it(capsys, flags, message):
     assert message in refused(capsys, parse, *flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--mem-fraction-static", "5"], ": error: --mem-fraction-static 5.0 must be above 0 and at most 1;"),
+        (["--max-running-requests=0"], ": error: --max-running-requests 0 must be at least 1;"),
+        (
+            ["--chunked-prefill-size", "4", "--max-num-seqs", "8"],
+            ": error: --chunked-prefill-size 4 is less than 23: a step must hold a token of each of max_num_seqs 8",
+        ),
+    ],
+)
+def test_a_setting_is_named_by_the_flag_of_another_engine_that_gave_it(capsys, flags, message):
+    assert message in refused(capsys, parse, *flags)
+
+
+def test_so_it_is_once_the_engine_starts(capsys):
+    code = main(["generate", "--device", "cpu", "--mem-fraction-static", "0.5", "text"])
+    assert code == 1
+    assert "radixkv generate: error: --mem-fraction-static 0.5 is of no use on the CPU" in capsys.readouterr().err
 
 
 def test_a_model_that_is_given_twice_is_refused(capsys):

@@ -222,6 +222,11 @@ def test_more_values_than_could_fit_are_not_decoded(item: bytes) -> None:
         parse_chat(b'{"messages": [' + item * 3_000 + b"1]}", MAX_MODEL_LEN)
 
 
+def test_the_longest_context_allows_no_endless_conversation() -> None:
+    with pytest.raises(ContextLengthExceeded, match="brackets and commas"):
+        parse_chat(b'{"messages": [{"content": [' + b"[]," * 700_000 + b"1]}]}", 1 << 23)
+
+
 def test_a_checkpoint_without_a_template_says_so(tokenizer: Tokenizer, tmp_path: Path) -> None:
     for has_tokenizer in (True, False):
         ready = ScriptedLoop().ready

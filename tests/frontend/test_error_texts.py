@@ -78,13 +78,33 @@ def test_a_number_that_is_none_of_a_computers(site: Site, path: str, body: str, 
         ("/v1/completions", {"prompt": "a", "suffix": "b"}, "leave it out"),
         ("/v1/completions", {"prompt": "a", "max_new_tokens": 2}, "use max_tokens"),
         ("/v1/chat/completions", {"messages": [], "max_token": 2}, "use max_tokens"),
+        ("/v1/completions", {"prompt": "a", "max_completion_tokens": 2}, "use max_tokens"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 2, "max_completion_tokens": 3}, "use max_tokens"),
+        ("/v1/completions", {"prompt": "a", "top_logprobs": 2}, "use logprobs"),
+        ("/v1/completions", {"prompt": "a", "sampling_params": {"n": 2}}, "give its fields beside the others"),
+        ("/v1/completions", {"prompt": "a", "extra_body": {"top_k": 2}}, "give its fields beside the others"),
         ("/generate", {"text": "a", "sampling_params": {"max_tokens": 2}}, "use max_new_tokens"),
         ("/generate", {"text": "a", "sampling_params": {"max_completion_tokens": 2}}, "use max_new_tokens"),
+        ("/generate", {"text": "a", "sampling_params": {"min_tokens": 2}}, "use min_new_tokens"),
+        ("/generate", {"text": "a", "sampling_params": {"include_stop_str_in_output": True}}, "use no_stop_trim"),
+        (
+            "/generate",
+            {"text": "a", "sampling_params": {"logprobs": 0}},
+            "use return_logprob and top_logprobs_num",
+        ),
     ],
 )
 def test_a_field_that_another_stands_for_names_it(site: Site, path: str, body: Any, advice: str) -> None:
     message = site.http.post(path, json=body).json()["error"]["message"]
     assert message.endswith(f" is not supported in this release; {advice}")
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_new_tokens", 2), ("temperature", 0), ("stop", ["a"]), ("n", 2)])
+def test_a_field_of_sampling_params_is_not_ignored_beside_it(site: Site, name: str, value: Any) -> None:
+    error = site.http.post("/generate", json={"text": "a", name: value}).json()["error"]
+    assert error["message"] == f"{name} is a field of sampling_params; give it there"
+    assert error["param"] == name
+    assert site.http.post("/generate", json={"text": "a", name: None}).status_code == 200
 
 
 def test_a_truth_is_shown_as_in_json(site: Site) -> None:

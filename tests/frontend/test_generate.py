@@ -259,7 +259,7 @@ def test_a_failure_is_an_error_before_the_stream_and_an_event_in_it(site: Site) 
 
 
 BAD_SAMPLING: list[tuple[str, list[Any]]] = [
-    ("max_new_tokens", [0, -1, "5", 1.5, True, 10**30]),
+    ("max_new_tokens", [-1, -5, "5", 1.5, True, 10**30]),
     ("min_new_tokens", [-1, 129, "1"]),
     ("temperature", [-0.001, 100.001, "hot", SECRET]),
     ("top_p", [0, 1.001, -0.001]),

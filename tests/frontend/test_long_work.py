@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +12,11 @@ import pytest
 from scripted import Site
 from starlette.requests import Request
 
+from radixkv.errors import InvalidRequest
 from radixkv.frontend.choice import Piece
+from radixkv.frontend.decoding import MAX_KEYS
 from radixkv.frontend.http.bodies import Bodies
+from radixkv.frontend.openai import schema
 from radixkv.frontend.openai.completion import CompletionShape
 from radixkv.frontend.scored import ScoredPrompt
 from support.live import LIMIT_S
@@ -35,6 +39,37 @@ def test_other_work_goes_on_while_a_long_body_is_parsed() -> None:
         return await Bodies(100_000).read(Request(scope, receive), parse, 7)
 
     assert asyncio.run(ask()) == (70_000, 7)
+
+
+KEYS = b",".join(b'"%x" \n: 1' % number for number in range(MAX_KEYS))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": "a", %b}' % KEYS,
+        b'{"prompt": "a", %b}' % b",".join([b'"n": 1'] * MAX_KEYS),
+        b'{"prompt": "a", %b}' % KEYS.replace(b'" \n', rb'\\" '),
+        b'{"prompt": "a", "unknown": {%b}}' % KEYS,
+        b'{"prompt": "a", "messages": [{%b}]}' % KEYS,
+    ],
+    ids=["unknown", "repeated", "backslashes", "below an unknown one", "of a message"],
+)
+def test_more_keys_than_a_request_has_are_not_looked_at(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    for decoder in (schema._completions, schema._chats):
+        monkeypatch.setattr(decoder, "_fields", None)
+    for parse in (schema.parse_completion, schema.parse_chat):
+        with pytest.raises(InvalidRequest, match=rf"have \d+ keys; at most {MAX_KEYS} a request"):
+            parse(body, 1 << 20)
+
+
+def test_colons_in_texts_are_no_keys() -> None:
+    text = '{"a": 1, "b" : "\\\\"}' * MAX_KEYS
+    assert schema.parse_completion(json.dumps({"prompt": text}).encode(), 1 << 20).prompt == text
+    messages = [{"role": "user", "content": text}]
+    assert schema.parse_chat(json.dumps({"messages": messages}).encode(), 1 << 20).messages == messages
+    just_fits = b'{"prompt": "a", %b}' % KEYS.partition(b",")[2]
+    assert schema.parse_completion(just_fits, 1 << 20).prompt == "a"
 
 
 def test_a_long_reply_is_worded_beside_the_loop(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

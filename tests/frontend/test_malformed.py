@@ -335,6 +335,9 @@ def test_neutral_values_and_unknown_fields_are_accepted(site: Site) -> None:
         "priority": 0,
         "response_format": {"type": "text"},
         "tools": [],
+        "stop_regex": [],
+        "logits_processors": [],
+        "json_schema": "",
         "tool_choice": "none",
         "modalities": ["text"],
         "skip_special_tokens": True,
@@ -348,6 +351,8 @@ def test_neutral_values_and_unknown_fields_are_accepted(site: Site) -> None:
     }
     assert site.http.post("/v1/completions", json={"prompt": "a", **neutral}).status_code == 200
     assert site.http.post("/v1/completions", json={"prompt": "a", "logprobs": False}).status_code == 200
+    alike = {"max_tokens": 3, "max_completion_tokens": 3, "logprobs": 2, "top_logprobs": 2}
+    assert site.http.post("/v1/completions", json={"prompt": "a", **alike}).status_code == 200
 
 
 def test_an_unknown_model(site: Site) -> None:

@@ -61,6 +61,8 @@ class Asked:
     """The first token of the prompt whose log-probability is wanted; None for no token of it."""
     has_texts: bool
     """Whether log-probabilities come with texts."""
+    wants_answer: bool
+    """False: the prompt is computed, to be cached or scored."""
 
 
 async def asked_prompts(request: GenerateRequest, served: Served) -> list[Asked]:
@@ -113,7 +115,13 @@ def _asked(
         priority=request.priority or 0,
     )
     has_scores = sampling.logprobs is not None and start >= 0
-    return Asked(prompt, rid, start if has_scores else None, bool(request.return_text_in_logprobs))
+    return Asked(
+        prompt,
+        rid,
+        start if has_scores else None,
+        bool(request.return_text_in_logprobs),
+        fields.max_new_tokens != 0,
+    )
 
 
 def _scoring(request: GenerateRequest, n_prompts: int) -> list[tuple[int | None, int]]:
@@ -147,7 +155,8 @@ def _sampling(fields: SamplingFields, n_logprobs: int | None, start: int, served
     values = msgspec.structs.asdict(fields)
     given: dict[str, Any] = {name: values[name] for name in _SAME if values[name] is not None}
     seed = fields.seed if fields.sampling_seed is None else fields.sampling_seed
-    most = fields.max_new_tokens
+    # Without an answer it still takes a step, which computes the prompt.
+    most = 1 if fields.max_new_tokens == 0 else fields.max_new_tokens
     with _spelled(_SPELLINGS):
         return SamplingParams(
             **(recommended(served) | given),

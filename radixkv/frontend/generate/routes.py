@@ -32,7 +32,7 @@ from radixkv.frontend.http.leaving import unless_gone
 from radixkv.frontend.http.route import route
 from radixkv.frontend.http.streaming import EventStream, event
 from radixkv.frontend.logprobs import ShowToken
-from radixkv.frontend.openai.reply import is_long
+from radixkv.frontend.openai.reply import is_long, without_answer
 from radixkv.frontend.served import Served
 
 
@@ -81,7 +81,8 @@ class _Part:
     def _finish(self, gained: Piece, delta: Delta) -> dict[str, Any]:
         match gained.finish_reason:
             case "length":
-                return {"type": "length", "length": self.asked.prompt.sampling.max_tokens}
+                most = self.asked.prompt.sampling.max_tokens if self.asked.wants_answer else 0
+                return {"type": "length", "length": most}
             case "stop":
                 matched = delta.stop_token_id if gained.stop_reason is None else gained.stop_reason
                 return {"type": "stop", "matched": matched}
@@ -161,7 +162,7 @@ class Generation:
 
     def _take(self, delta: Delta, part: _Part) -> bool:
         self._scored[delta.prompt].absorb(delta.prompt_logprobs)
-        return part.absorb(delta)
+        return part.absorb(delta if part.asked.wants_answer else without_answer(delta))
 
     def _object(self, place: int, part: _Part, n_cached: int | None) -> dict[str, Any]:
         """An answer so far; what came from the cache is known at the end only."""

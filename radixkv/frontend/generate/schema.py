@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.decoding import BodyDecoder, check_prompt
 from radixkv.frontend.openai.schema import Whole
-from radixkv.frontend.unbuilt import unsupported
+from radixkv.frontend.unbuilt import is_empty, unsupported
 
 ValueT = TypeVar("ValueT")
 
@@ -21,7 +21,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     """``sampling_params``; unknown fields are ignored, and null means the default."""
 
     max_new_tokens: Whole | msgspec.UnsetType | None = msgspec.UNSET
-    """Null: to the end of the context."""
+    """Null: to the end of the context. 0: the prompt is computed, and nothing is generated."""
     min_new_tokens: Whole | None = None
     n: Whole | None = None
     temperature: float | None = None
@@ -42,6 +42,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     max_tokens: Any = None
     max_completion_tokens: Any = None
+    min_tokens: Any = 0
+    include_stop_str_in_output: Any = False
+    logprobs: Any = None
     spaces_between_special_tokens: bool | None = True
     stop_regex: str | list[str] | None = None
     json_schema: Any = None
@@ -94,6 +97,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
 
 
 _UNBUILT: Mapping[str, object] = {
+    "min_tokens": 0,
+    "include_stop_str_in_output": False,
     "spaces_between_special_tokens": True,
     "return_hidden_states": False,
     "return_routed_experts": False,
@@ -104,6 +109,7 @@ _UNBUILT: Mapping[str, object] = {
     (
         "max_tokens",
         "max_completion_tokens",
+        "logprobs",
         "stop_regex",
         "json_schema",
         "regex",
@@ -127,15 +133,18 @@ _UNBUILT: Mapping[str, object] = {
         "data_parallel_rank",
     )
 )
-"""Features that are not built, and the value besides null that asks for nothing."""
+"""Features that are not built, and what asks for nothing besides an empty value."""
 
 
 def parse_generate(body: bytes, max_prompt_tokens: int) -> GenerateRequest:
     """The request in a body. Raises ``InvalidRequest``, which never repeats a part of the body."""
     request = _requests.decode(body, max_prompt_tokens)
-    _refuse_unbuilt(request)
     if (request.text is None) == (request.input_ids is None):
         raise InvalidRequest("give either text or input_ids", param="text")
+    _refuse_unbuilt(request)
+    for name in _BELOW:
+        if getattr(request, name) is not None:
+            raise InvalidRequest(f"{name} is a field of sampling_params; give it there", param=name)
     return request
 
 
@@ -180,13 +189,19 @@ def _as_field(name: str) -> Callable[[bytes, int], None]:
     return check
 
 
+_BELOW = [name for name in SamplingFields.__struct_fields__ if name not in GenerateRequest.__struct_fields__]
+"""Fields of ``sampling_params`` alone: beside it they would be ignored."""
+
+_Body = msgspec.defstruct("_Body", [(name, Any, None) for name in _BELOW], bases=(GenerateRequest,), kw_only=True)
 _requests = BodyDecoder(
-    GenerateRequest, {"text": _as_field("text"), "input_ids": _as_field("input_ids")}, ids_field="input_ids"
+    cast(type[GenerateRequest], _Body),
+    {"text": _as_field("text"), "input_ids": _as_field("input_ids")},
+    ids_field="input_ids",
 )
 _sampling = BodyDecoder(SamplingFields, {})
 
 
 def _refuse_unbuilt(fields: msgspec.Struct) -> None:
     for name, value in msgspec.structs.asdict(fields).items():
-        if name in _UNBUILT and value is not None and value is not _UNBUILT[name]:
+        if name in _UNBUILT and not is_empty(value) and value is not _UNBUILT[name]:
             raise unsupported(name, value)

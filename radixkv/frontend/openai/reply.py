@@ -182,7 +182,7 @@ class Reply:
         if delta.prompt_logprobs:
             self._prompts[delta.prompt].absorb(delta.prompt_logprobs)
         if self._request.is_only_echo:
-            delta = _without_answer(delta)
+            delta = without_answer(delta)
         return choice.absorb(delta)
 
     def _usage(self) -> dict[str, Any]:
@@ -209,8 +209,8 @@ class Reply:
         return {"sglext": {"cached_tokens_details": {"device": self._n_cached, "host": 0, "storage": 0}}}
 
 
-def _without_answer(delta: Delta) -> Delta:
-    """The delta of a prompt that is only echoed: the one token that it took is not shown."""
+def without_answer(delta: Delta) -> Delta:
+    """The delta of a prompt to which no answer is wanted: the one token that it took is not shown."""
     reason = None if delta.finish_reason is None else "length"
     return msgspec.structs.replace(delta, tokens=bytearray(), logprobs=[], stop_token_id=None, finish_reason=reason)
 
