@@ -59,7 +59,7 @@ _SUBMITS_A_TURN = 128
 
 
 class LLM:
-    """A model, its pool and its prefix cache, for offline use.
+    """A model, its pool and its prefix cache, for offline use by one thread, one call at a time.
 
     Args:
         model: a folder, a hub name, or ``tiny`` for the embedded model.
@@ -77,7 +77,7 @@ class LLM:
         page_size: tokens a page.
         kv_cache_memory_bytes: the pool's size; None: 1 GiB on the CPU, on CUDA what ``gpu_memory_utilization``
             leaves.
-        max_total_tokens: the pool's size in tokens, instead.
+        max_total_tokens: the pool's size in tokens, which goes over all other sizes of it.
         gpu_memory_utilization: of the GPU's memory, what weights, pool and workspace may take together; None: 0.9.
         mem_fraction_static: SGLang's name for it.
         enable_prefix_caching: whether prompts share pages.
@@ -275,9 +275,12 @@ class LLM:
         return self._default_sampling
 
     def explain(self, prompt: Prompt, *, cache_salt: str = "") -> Explained:
-        """How much of a prompt is cached, and why no more; changes nothing. Raises ``RequestError``."""
-        message = Explain(next(self._ids), self._encoder.prompt(prompt).tokens, cache_salt)
-        reply = self._live.receive(message)[0]
+        """How much of a prompt is cached, and why no more; changes nothing. Raises ``RequestError``.
+
+        The salt is that of a prompt that brings one, else ``cache_salt``.
+        """
+        encoded = self._encoder.prompt(prompt, cache_salt=cache_salt)
+        reply = self._live.receive(Explain(next(self._ids), encoded.tokens, encoded.cache_salt))[0]
         if isinstance(reply, Failed):
             raise request_error(reply.code, reply.text, param=reply.param)
         assert isinstance(reply, Explained)

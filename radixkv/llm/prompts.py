@@ -51,12 +51,12 @@ class Encoder:
         self.eos_token_ids = eos_token_ids
         self._chat_template = ChatTemplate.load(folder, chat_template)
 
-    def prompt(self, prompt: Prompt) -> Encoded:
-        """Its ids. O(length). Raises ``InvalidRequest``."""
-        salt = ""
+    def prompt(self, prompt: Prompt, *, cache_salt: object = "") -> Encoded:
+        """Its ids and its salt, which is ``cache_salt`` if it brings none. O(length). Raises ``InvalidRequest``."""
         if isinstance(prompt, Mapping):
-            salt = _salt(prompt)
+            cache_salt = prompt.get("cache_salt", cache_salt)
             prompt = _content(prompt)
+        salt = _salt(cache_salt)
         if isinstance(prompt, str):
             return Encoded(prompt, self._with_tokenizer("give prompts as token ids").encode(prompt), salt)
         if isinstance(prompt, bytes | bytearray | memoryview):
@@ -117,7 +117,10 @@ def several_conversations(messages: Sequence[Message] | Sequence[Sequence[Messag
     """A list of conversations, of one or several."""
     listed: Any = messages
     if not isinstance(listed, Sequence) or isinstance(listed, str) or not listed:
-        raise InvalidRequest("messages is no list of messages, nor of conversations, or empty", param="messages")
+        raise InvalidRequest(
+            f"messages is {shortened(listed)}; give a list of messages, or of conversations, that is not empty",
+            param="messages",
+        )
     conversations = [listed] if isinstance(listed[0], Mapping) else listed
     for conversation in conversations:
         _check_conversation(conversation)
@@ -131,7 +134,9 @@ def each(
     if values is None or isinstance(values, kind):
         return [default if values is None else values] * len(prompts)
     if not isinstance(values, Sequence) or not all(isinstance(one, kind) for one in values):
-        raise InvalidRequest(f"{name} is neither a {kind.__name__} nor a list of them", param=name)
+        raise InvalidRequest(
+            f"{name} is {shortened(values)}; give one of type {kind.__name__}, or a list of them", param=name
+        )
     if len(values) != len(prompts):
         raise InvalidRequest(
             f"{len(values)} {name} for {len(prompts)} prompts; give one, or one for each", param=name
@@ -154,8 +159,7 @@ def _content(prompt: Mapping[str, Any]) -> str | Sequence[int]:
     return content
 
 
-def _salt(prompt: Mapping[str, Any]) -> str:
-    salt = prompt.get("cache_salt", "")
+def _salt(salt: object) -> str:
     if not isinstance(salt, str):
         raise InvalidRequest(f"cache_salt is {shortened(salt)}; it must be text", param="cache_salt")
     return salt
@@ -163,7 +167,10 @@ def _salt(prompt: Mapping[str, Any]) -> str:
 
 def _check_conversation(conversation: object) -> None:
     if not isinstance(conversation, Sequence) or isinstance(conversation, str) or not conversation:
-        raise InvalidRequest("a conversation is empty, or no list of messages", param="messages")
+        raise InvalidRequest(
+            f"a conversation is {shortened(conversation)}; it must be a list of messages, and not empty",
+            param="messages",
+        )
     for message in conversation:
         if not isinstance(message, Mapping):
             raise InvalidRequest(
