@@ -66,8 +66,11 @@ class Paged:
         self.seconds += thread_time() - begun
 
     def running(self) -> list[Sequence]:
-        """In the order of their begin."""
-        return [self._sequence(request) for request in self._scheduler.running]
+        """In the order of their begin; then those that had to give way to others in this step, of which they have a
+        row, which may be their last."""
+        running = self._scheduler.running
+        giving_way = [one for one in running.draining if one.phase is Phase.RETURNING and one.n_in_flight]
+        return [self._sequence(request) for request in (*running, *giving_way)]
 
     def memory(self) -> Memory:
         """O(running). Pages are all alike, so a free one is never in the wrong place: nothing is external.
