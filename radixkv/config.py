@@ -26,7 +26,7 @@ MetricsCompat = Literal["vllm", "sglang"]
 
 _ROWS: dict[Device, int] = {"cpu": 256, "cuda": 512}
 _TOKENS: dict[Device, int] = {"cpu": 2048, "cuda": 8192}
-_CPU_POOL_BYTES = 1 << 30
+_POOL_BYTES: dict[Device, int | None] = {"cpu": 1 << 30, "cuda": None}
 _GPU_MEMORY_UTILIZATION = 0.9
 
 
@@ -114,7 +114,7 @@ class CacheConfig:
     kv_cache_memory_bytes: int | None = None
     """None: 1 GiB on the CPU; on CUDA what ``gpu_memory_utilization`` leaves."""
     max_total_tokens: int | None = None
-    """The pool in tokens; None lets ``kv_cache_memory_bytes`` decide."""
+    """The pool in tokens instead; None lets ``kv_cache_memory_bytes`` decide."""
     enable_prefix_caching: bool = True
     gpu_memory_utilization: float | None = None
     """Of the GPU's memory, what all of this may take: weights, pool, workspace. None: 0.9. CUDA only. A pool whose
@@ -187,10 +187,13 @@ class EngineConfig:
 def with_defaults(config: EngineConfig, device: Device) -> EngineConfig:
     """The same with what was left out filled in, as far as it depends on the device; what was given stays.
 
+    What was filled in may come again.
+
     Raises:
-        ConfigError: a setting was given that the device does not have.
+        ConfigError: a setting was given that the device does not have, or the pool's size twice.
     """
     cache, scheduler = config.cache, config.scheduler
+    _check_pool(cache, device)
     n_rows, n_tokens = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
     if n_rows is None:
         n_rows = _ROWS[device] if n_tokens is None else min(_ROWS[device], n_tokens + 1 - cache.page_size)
@@ -204,6 +207,15 @@ def with_defaults(config: EngineConfig, device: Device) -> EngineConfig:
     )
 
 
+def _check_pool(cache: CacheConfig, device: Device) -> None:
+    n_bytes, n_tokens = cache.kv_cache_memory_bytes, cache.max_total_tokens
+    if n_tokens is not None and n_bytes not in (None, _POOL_BYTES[device]):  # a default was filled in before
+        raise ConfigError(
+            f"kv_cache_memory_bytes {n_bytes} and max_total_tokens {n_tokens} both size the KV pool; set only one "
+            "of them"
+        )
+
+
 def _pool_of_cpu(cache: CacheConfig) -> CacheConfig:
     if cache.gpu_memory_utilization is not None:
         raise ConfigError(
@@ -211,7 +223,7 @@ def _pool_of_cpu(cache: CacheConfig) -> CacheConfig:
             "size the pool with kv_cache_memory_bytes or max_total_tokens"
         )
     n_bytes = cache.kv_cache_memory_bytes
-    return replace(cache, kv_cache_memory_bytes=_CPU_POOL_BYTES if n_bytes is None else n_bytes)
+    return replace(cache, kv_cache_memory_bytes=_POOL_BYTES["cpu"] if n_bytes is None else n_bytes)
 
 
 def _pool_of_cuda(cache: CacheConfig) -> CacheConfig:

@@ -205,6 +205,16 @@ def test_a_budget_below_one_page_is_refused_whatever_the_device() -> None:
         EngineConfig(scheduler=SchedulerConfig(max_num_batched_tokens=15))
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_pool_is_sized_once(device: Any) -> None:
+    twice = EngineConfig(cache=CacheConfig(kv_cache_memory_bytes=5000, max_total_tokens=640))
+    with pytest.raises(ConfigError, match="kv_cache_memory_bytes 5000 and max_total_tokens 640 .* set only one"):
+        with_defaults(twice, device)
+    filled = with_defaults(EngineConfig(cache=CacheConfig(max_total_tokens=640)), device)
+    assert filled.cache.max_total_tokens == 640
+    assert with_defaults(filled, device) == filled
+
+
 def test_the_share_of_a_gpu_means_nothing_on_the_cpu() -> None:
     config = EngineConfig(cache=CacheConfig(gpu_memory_utilization=0.8))
     with pytest.raises(ConfigError, match="gpu_memory_utilization 0.8 .* on the CPU.* kv_cache_memory_bytes"):

@@ -77,7 +77,7 @@ class LLM:
         page_size: tokens a page.
         kv_cache_memory_bytes: the pool's size; None: 1 GiB on the CPU, on CUDA what ``gpu_memory_utilization``
             leaves.
-        max_total_tokens: the pool's size in tokens, which goes over all other sizes of it.
+        max_total_tokens: the pool's size in tokens, instead of ``kv_cache_memory_bytes``.
         gpu_memory_utilization: of the GPU's memory, what weights, pool and workspace may take together; None: 0.9.
         mem_fraction_static: SGLang's name for it.
         enable_prefix_caching: whether prompts share pages.

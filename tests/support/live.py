@@ -160,7 +160,8 @@ def serving(
         entry: runs the command line.
     """
     environment = os.environ | {"TMPDIR": str(errors.parent), "OMP_NUM_THREADS": "1"}
-    command = [*entry, "serve", str(model), "--port", "0", "--kv-cache-memory-bytes", "33554432", *flags]
+    pool = () if "--max-total-tokens" in flags else ("--kv-cache-memory-bytes", "33554432")
+    command = [*entry, "serve", str(model), "--port", "0", *pool, *flags]
     if key is not None:
         command += ["--api-key", key]
     with errors.open("w") as log:

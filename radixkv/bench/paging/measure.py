@@ -116,7 +116,9 @@ def measure(
 
 
 def _reserving(config: EngineConfig, pool_tokens: int, n_rows: int) -> EngineConfig:
-    cache = replace(config.cache, max_total_tokens=pool_tokens, enable_prefix_caching=False)
+    cache = replace(
+        config.cache, kv_cache_memory_bytes=None, max_total_tokens=pool_tokens, enable_prefix_caching=False
+    )
     return replace(config, cache=cache, scheduler=replace(config.scheduler, max_num_seqs=n_rows))
 
 
