@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral, Real
 from types import NoneType
 from typing import Any, TypeVar
 
@@ -103,6 +104,8 @@ class SamplingParams(msgspec.Struct, metaclass=_RefusesByName, frozen=True, kw_o
         msgspec.structs.force_setattr(self, "stop", _tuple_of(str, "stop", self.stop))
         msgspec.structs.force_setattr(self, "stop_token_ids", _tuple_of(int, "stop_token_ids", self.stop_token_ids))
         msgspec.structs.force_setattr(self, "logit_bias", _biases(self.logit_bias))
+        for name in (*_NUMBERS, *_COUNTS):
+            msgspec.structs.force_setattr(self, name, _plain(getattr(self, name)))
         if type(self.seed) is int and self.seed == NO_SEED:
             msgspec.structs.force_setattr(self, "seed", None)
         values = msgspec.structs.asdict(self)
@@ -160,6 +163,15 @@ _COUNTS = {
 _SWITCHES = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
 
 
+def _plain(value: Any) -> Any:
+    """A number of another library, such as numpy's scalars, as Python's own; all else as it is."""
+    if type(value) in (int, float, bool, NoneType):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
+
+
 def _check_number(name: str, value: object, low: float, high: float, *, takes_low: bool = True) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise _out_of_range(name, value, "a number")
@@ -181,8 +193,8 @@ def _tuple_of(kind: type[KindT], name: str, value: object) -> tuple[KindT, ...]:
     """One value, or a list of them, as a tuple; None for none."""
     if value is None:
         return ()
-    values = (value,) if isinstance(value, str | int) else value
-    if not isinstance(values, list | tuple) or not all(type(one) is kind for one in values):
+    values = [_plain(one) for one in (value if isinstance(value, list | tuple) else [value])]
+    if not all(type(one) is kind for one in values):
         raise _out_of_range(name, value, f"a list of {kind.__name__}")
     return tuple(values)
 
@@ -190,13 +202,14 @@ def _tuple_of(kind: type[KindT], name: str, value: object) -> tuple[KindT, ...]:
 def _biases(value: Any) -> dict[int, float]:
     if value is None:
         return {}
-    if not isinstance(value, dict) or not all(type(token) is int for token in value):
+    if not isinstance(value, dict) or not all(type(_plain(token)) is int for token in value):
         raise _out_of_range("logit_bias", value, "a map of token ids to numbers")
     if len(value) > MAX_LOGIT_BIASES:
         raise InvalidRequest(f"logit_bias has {len(value)} tokens; at most {MAX_LOGIT_BIASES}", param="logit_bias")
-    for bias in value.values():
+    biases = {_plain(token): _plain(bias) for token, bias in value.items()}
+    for bias in biases.values():
         _check_number("logit_bias", bias, -100.0, 100.0)
-    return dict(value)
+    return biases
 
 
 def _out_of_range(name: str, value: object, allowed: str) -> InvalidRequest:

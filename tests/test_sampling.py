@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
 from radixkv.errors import InvalidRequest, UnsupportedFeature
@@ -22,6 +24,52 @@ def test_vllms_seed_for_none_is_none() -> None:
     for seed in (-2, -1.0):
         with pytest.raises(InvalidRequest, match=f"seed is {seed}; it must be"):
             SamplingParams(seed=seed)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    given = SamplingParams(
+        max_tokens=np.int64(5),
+        top_k=np.int32(3),
+        seed=np.int64(-1),
+        temperature=np.float32(0.5),
+        top_p=np.float64(0.25),
+        presence_penalty=np.int64(1),
+        stop_token_ids=[np.int64(7), 8],
+        logit_bias={np.int64(4): np.float32(1.5)},
+    )
+    assert given == SamplingParams(
+        max_tokens=5,
+        top_k=3,
+        seed=None,
+        temperature=0.5,
+        top_p=0.25,
+        presence_penalty=1,
+        stop_token_ids=[7, 8],
+        logit_bias={4: 1.5},
+    )
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(given), type=SamplingParams) == given
+    assert SamplingParams(stop_token_ids=np.int64(7)).stop_token_ids == (7,)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_tokens": np.float32(5)},
+        {"max_tokens": np.True_},
+        {"max_tokens": np.int64(0)},
+        {"temperature": np.float32("nan")},
+        {"temperature": np.True_},
+        {"temperature": np.array([0.5])},
+        {"n": np.array([1])},
+        {"stop_token_ids": [np.float32(7)]},
+        {"logit_bias": {np.float32(4): 1.0}},
+    ],
+)
+def test_numbers_of_numpy_that_do_not_fit_are_refused(settings: dict[str, Any]) -> None:
+    (name,) = settings
+    with pytest.raises(InvalidRequest, match=f"{name} is .*; it must be") as caught:
+        SamplingParams(**settings)
+    assert caught.value.param == name
 
 
 def test_none_asks_for_nothing_as_in_other_engines() -> None:
