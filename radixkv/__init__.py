@@ -3,7 +3,8 @@
     from radixkv import LLM, SamplingParams
 
     llm = LLM("tiny")
-    for output in llm.generate(["What is 41 plus 11?"], SamplingParams(temperature=0)):
+    question = {"role": "user", "content": "What is 41 plus 11?"}
+    for output in llm.chat([question], SamplingParams(temperature=0)):
         print(output.outputs[0].text, output.num_cached_tokens)
 
 The names are loaded when first used, so that the frontend process never imports torch.

@@ -71,7 +71,7 @@ def test_the_last_message_can_be_continued(llm: LLM, oracle: AutoTokenizer) -> N
     (output,) = llm.chat(begun, GREEDY, add_generation_prompt=False, continue_final_message=True)
     assert output.prompt_token_ids == ids
     assert text.endswith("They have")
-    with pytest.raises(InvalidRequest, match="excludes add_generation_prompt"):
+    with pytest.raises(InvalidRequest, match="set add_generation_prompt to false"):
         llm.chat(begun, GREEDY, continue_final_message=True)
 
 
@@ -86,10 +86,10 @@ def test_another_template_and_what_it_reads(sensitive: Path, oracle: AutoTokeniz
 @pytest.mark.parametrize(
     ("messages", "word"),
     [
-        ([], "no list of messages"),
-        ("hello", "no list of messages"),
-        ([[]], "a conversation is empty"),
-        (["hello"], "a conversation is empty, or no list"),
+        ([], r"messages is \[\]; give a list of messages"),
+        ("hello", "messages is 'hello'; give a list of messages"),
+        ([[]], r"a conversation is \[\]; it must be a list of messages"),
+        (["hello"], "a conversation is 'hello'; it must be a list"),
         ([CHAT[0], "hello"], "a message is 'hello'; it must be a dictionary"),
         ([{"content": "hello"}], r"messages\[0\].role must be a text"),
         ([*CHAT, {"role": "user"}], r"messages\[2\].content is missing"),

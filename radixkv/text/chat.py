@@ -108,7 +108,7 @@ class ChatTemplate:
         """
         if continue_final_message and add_generation_prompt:
             raise InvalidRequest(
-                "continue_final_message excludes add_generation_prompt; set only one of them",
+                "continue_final_message excludes add_generation_prompt; set add_generation_prompt to false",
                 param="continue_final_message",
             )
         if continue_final_message:

@@ -234,6 +234,14 @@ def test_a_server_of_another_kind_is_said_to_answer():
         ask(address, Client.model)
 
 
+def test_a_server_with_a_key_is_told_of():
+    with (
+        listening(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\nno") as address,
+        pytest.raises(ConfigError, match="HTTP status 401: no; give the server's key with --api-key"),
+    ):
+        ask(address, Client.model)
+
+
 def test_who_answers_in_no_http_is_not_taken_for_gone():
     with listening(b"\x00garbage\r\n\r\n") as address:
         measurement = send(address, ["one", "two"])

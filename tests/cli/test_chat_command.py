@@ -121,6 +121,15 @@ def test_a_servers_error_does_not_end_the_session(scripted: ScriptedServer, chat
     assert [message["content"] for message in scripted.asked[1][1]["messages"]] == ["two"]
 
 
+@pytest.mark.parametrize(("status", "is_told"), [(401, True), (403, True), (404, False)])
+def test_a_server_with_a_key_is_told_of(scripted: ScriptedServer, chat: Chat, status: int, is_told: bool) -> None:
+    scripted.answers = {"/v1/chat/completions": lambda _: {"error": {"message": "no"}}}
+    scripted.status = status
+    shown = chat("hello\n", "--base-url", scripted.address, "--model", "m")
+    assert f"answered {status}: no" in shown
+    assert ("no; give the server's key with --api-key" in shown) is is_told
+
+
 def test_a_line_that_is_not_text_does_not_end_the_session(scripted: ScriptedServer) -> None:
     scripted.answers = {"/v1/chat/completions": lambda _: [{"choices": [{"delta": {"content": "Fine"}}]}]}
     command = [sys.executable, "-m", "radixkv.cli", "chat", "--base-url", scripted.address, "--model", "m"]

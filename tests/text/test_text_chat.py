@@ -242,5 +242,5 @@ def test_what_cannot_be_continued(messages: list[dict[str, Any]], match: str) ->
     template = ChatTemplate("{% for m in messages %}{{ m.content if m.role == 'user' }}{% endfor %}", {}, "here")
     with pytest.raises(InvalidRequest, match=match):
         template.render(messages, add_generation_prompt=False, continue_final_message=True)
-    with pytest.raises(InvalidRequest, match="excludes add_generation_prompt"):
+    with pytest.raises(InvalidRequest, match="set add_generation_prompt to false"):
         ChatTemplate(CHATML, {}, "here").render([ASSISTANT], continue_final_message=True)

@@ -92,7 +92,8 @@ class Client:
             return msgspec.json.decode(await self._whole("GET", "/v1/models"), type=_Models).data[0].id
         except BadReply as error:
             if error.kind.startswith("http_"):
-                raise ConfigError(f"{url} answers {error}; give an OpenAI-compatible server, and its key") from None
+                remedy = "" if error.kind in ("http_401", "http_403") else "; give an OpenAI-compatible server"
+                raise ConfigError(f"{url} answers {error}{remedy}") from None
             raise ConfigError(f"{url} does not answer: {error}; is the server running?") from None
         except (msgspec.MsgspecError, IndexError):
             raise ConfigError(f"{url} does not list a model; give an OpenAI-compatible server") from None
@@ -218,7 +219,8 @@ def _read(stamped: list[tuple[float, bytes]], record: Record) -> None:
 
 
 def _refusal(status: int, text: bytes) -> BadReply:
-    return BadReply(f"http_{status}", f"HTTP status {status}: {text.decode('utf-8', 'replace')[:300]}")
+    remedy = "; give the server's key with --api-key" if status in (401, 403) else ""
+    return BadReply(f"http_{status}", f"HTTP status {status}: {text.decode('utf-8', 'replace')[:300]}{remedy}")
 
 
 @contextmanager
