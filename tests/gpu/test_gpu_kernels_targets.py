@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(triton.knobs.runtime.interpret, reason="the interpreter compiles nothing"),
 ]
-SHARED_BYTES = {80: 166_912, 89: 101_376, 90: 232_448, 120: 101_376}
+SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 """That a block of threads may have, by compute capability; 1,024 are the driver's."""
 
 

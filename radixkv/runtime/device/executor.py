@@ -143,8 +143,9 @@ def open_executor(config: EngineConfig, checkpoint: Checkpoint, max_model_len: i
             if not lacks_memory:
                 raise
             raise ConfigError(
-                f"there is too little memory: {str(error).splitlines()[0].rstrip('.')}; set max_num_seqs, "
-                "max_num_batched_tokens or max_model_len lower, take a smaller model, or end what else uses the GPU"
+                f"there is too little memory: {str(error).splitlines()[0].rstrip('.')}; set "
+                "gpu_memory_utilization, max_num_seqs, max_num_batched_tokens or max_model_len lower, take a "
+                "smaller model, or end what else uses the GPU"
             ) from None
     assert cache.kv_cache_memory_bytes is not None
     return CpuExecutor(

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.config import CacheConfig, EngineConfig, ModelConfig, with_defaults
+from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, with_defaults
 from radixkv.errors import ConfigError
 from radixkv.runtime.device import executor
 from radixkv.runtime.device.cpu import CpuExecutor
@@ -166,9 +166,9 @@ def test_what_the_machine_lacks_is_said_before_the_gpu_is_opened(opening: Put, u
     [
         (
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nMore about it"),
-            r"too little memory: .* 20.00 GiB; set max_num_seqs",
+            r"too little memory: .* 20.00 GiB; set gpu_memory_utilization, max",
         ),
-        (torch.AcceleratorError("CUDA error: out of memory\nMore about it"), "out of memory; set max_num_seqs"),
+        (torch.AcceleratorError("CUDA error: out of memory\nMore about it"), "out of memory; set gpu_memory_"),
     ],
     ids=["of the GPU", "of the host"],
 )
@@ -203,6 +203,7 @@ MIXTRAL = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num
     [
         (EngineConfig(cache=CacheConfig(page_size=8)), {}, "page_size 8 is not supported on CUDA"),
         (EngineConfig(ModelConfig(max_model_len=2000)), {}, "max_model_len 2000 must be between"),
+        (EngineConfig(scheduler=SchedulerConfig(max_num_seqs=32_769)), {}, "max_num_seqs 32769 .* at most 32768"),
         (EngineConfig(), {"head_dim": 24}, "heads of size 24"),
         (EngineConfig(), {"vocab_size": 1 << 40}, "weights take .* a smaller model"),
         (EngineConfig(), MIXTRAL, "experts"),

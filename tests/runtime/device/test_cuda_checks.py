@@ -24,6 +24,7 @@ from radixkv.runtime.device.cuda.checks import (
     check_compiled,
     check_machine,
     check_max_model_len,
+    check_max_num_seqs,
     check_model,
     check_page_size,
     check_weights_fit,
@@ -45,6 +46,7 @@ MACHINE = Machine(
     nvcc=None,
     c_compiler="/usr/bin/gcc",
     has_python_headers=True,
+    cxx_compiler="/usr/bin/c++",
 )
 MODEL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -154,6 +156,28 @@ def test_kernels_that_must_be_compiled_need_a_compiler(caplog: pytest.LogCapture
         check_compiled(["batch_decode", "batch_prefill"], MACHINE)
 
 
+def test_kernels_that_must_be_compiled_need_a_cxx_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/no/such/g++-99 -pipe")
+    machine = replace(MACHINE, nvcc="/usr/local/cuda/bin/nvcc", cxx_compiler=look().cxx_compiler)
+    check_compiled([], machine)
+    assert check_machine(machine) is GPU
+    with pytest.raises(
+        ConfigError, match=r"compile 1 of its kernels.*no /no/such/g[+][+]-99 was found; .*CXX.*jit-cache.*batch_de"
+    ):
+        check_compiled(["batch_decode"], machine)
+    monkeypatch.setenv("CXX", f"{sys.executable} -pipe")
+    check_compiled(["batch_decode"], replace(machine, cxx_compiler=look().cxx_compiler))
+
+
+def test_the_cxx_compiler_is_the_one_that_flashinfer_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "g++").touch(mode=0o755)
+    assert look().cxx_compiler is None
+    (tmp_path / "c++").touch(mode=0o755)
+    assert look().cxx_compiler == str(tmp_path / "c++")
+
+
 @pytest.mark.parametrize("page_size", [2, 8, 128])
 def test_page_sizes(page_size: int) -> None:
     for known in PAGE_SIZES:
@@ -246,6 +270,12 @@ def test_free_is_what_an_engine_before_has_given_back_to_torch(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: GPU.name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: GPU.capability)
     assert look().gpu == GPU
+
+
+def test_rows_that_attention_cannot_be_launched_for() -> None:
+    check_max_num_seqs(32_768)
+    with pytest.raises(ConfigError, match="max_num_seqs 32769 is more than CUDA.* at most 32768"):
+        check_max_num_seqs(32_769)
 
 
 def test_block_tables_that_int32_cannot_number() -> None:

@@ -31,6 +31,8 @@ PAGE_SIZES = (1, 16, 32, 64)
 """That attention is built for."""
 MOST_HEADS_A_KV_HEAD = {64: 64, 128: 64, 256: 32}
 """By size of head: as many as fit a tile of attention, and 99 KB of shared memory."""
+MAX_ROWS = 1 << 15
+"""Of a step. Attention launches up to some 1.25 blocks a row along an axis that takes 65,535."""
 MAX_ENTRIES = (1 << 31) - 1
 """Of all block tables: kernels number them in int32."""
 MAX_TABLE_TOKENS = (1 << 32) - 1
@@ -79,6 +81,8 @@ class Machine:
     """Which Triton calls once for each kernel."""
     has_python_headers: bool
     """Which Triton includes in what it compiles."""
+    cxx_compiler: str | None = None
+    """Which FlashInfer calls beside ``nvcc``."""
 
 
 def look() -> Machine:
@@ -99,6 +103,7 @@ def look() -> Machine:
         nvcc=_nvcc(),
         c_compiler=os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
         has_python_headers=_has_python_headers(),
+        cxx_compiler=shutil.which(_cxx_name()),
     )
 
 
@@ -157,6 +162,12 @@ def check_compiled(missing: Sequence[str], machine: Machine) -> None:
             "no nvcc was found; install the CUDA toolkit (or set CUDA_HOME), install the package "
             f"flashinfer-jit-cache, or {_USE_CPU}; the first is {missing[0]}"
         )
+    if missing and machine.cxx_compiler is None:
+        raise ConfigError(
+            f"FlashInfer must compile {len(missing)} of its kernels, which takes a C++ compiler too, but no "
+            f"{_cxx_name()} was found; install one (the package g++, say, or set CXX), install the package "
+            f"flashinfer-jit-cache, or {_USE_CPU}; the first is {missing[0]}"
+        )
     if missing:
         logger.info("FlashInfer compiles %d of its kernels, once; that takes minutes", len(missing))
 
@@ -174,6 +185,12 @@ def check_page_size(page_size: int) -> None:
         raise ConfigError(
             f"page_size {page_size} is not supported on CUDA; use {', '.join(map(str, some))} or {last}"
         )
+
+
+def check_max_num_seqs(max_rows: int) -> None:
+    """Raises ``ConfigError`` for more rows than attention can be launched for."""
+    if max_rows > MAX_ROWS:
+        raise ConfigError(f"max_num_seqs {max_rows} is more than CUDA's kernels take; set it to at most {MAX_ROWS}")
 
 
 def check_block_tables(max_rows: int, max_model_len: int, page_size: int) -> None:
@@ -280,6 +297,11 @@ def _has_python_headers() -> bool:
     scheme = sysconfig.get_default_scheme()
     folder = sysconfig.get_path("include", "posix_prefix" if scheme == "posix_local" else scheme)
     return Path(folder, "Python.h").is_file()
+
+
+def _cxx_name() -> str:
+    """What FlashInfer calls, without flags."""
+    return (os.environ.get("CXX", "").split() or ["c++"])[0]
 
 
 def _nvcc() -> str | None:

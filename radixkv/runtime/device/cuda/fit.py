@@ -33,6 +33,7 @@ def check_for_cuda(
         ConfigError: it does not fit the settings or the GPU.
     """
     checks.check_page_size(page_size)
+    checks.check_max_num_seqs(max_rows)
     checks.check_block_tables(max_rows, max_model_len, page_size)
     checks.check_max_model_len(max_model_len, checkpoint.max_position_embeddings)
     numbers = checks.choose_dtype(dtype, checkpoint.config)
