@@ -84,7 +84,7 @@ class PagedAttention:
             n_kv_heads=shape.n_kv_heads,
             page_size=shape.page_size,
             token_bytes=2 * shape.n_kv_heads * shape.head_dim * shape.dtype.itemsize,
-            small_tile=next(tile for tile in (16, 32, 64, 128) if tile >= shape.group),
+            small_tile=next(tile for tile in (16, 32, 64) if tile >= shape.group),
             large_tile=_large_tile(shape, shared_kernel),
             n_processors=properties.multi_processor_count,
             shared_bytes=properties.shared_memory_per_multiprocessor,

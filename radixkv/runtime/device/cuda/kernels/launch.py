@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 from torch import Tensor
@@ -18,15 +20,21 @@ def overlapping(x: Tensor) -> dict[str, bool]:
 
 def is_hopper_or_newer(x: Tensor) -> bool:
     """By compute capability: 9.0 or above."""
-    return x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)
+    return x.is_cuda and _capability(x.device) >= (9, 0)
 
 
 def has_much_shared_memory(x: Tensor) -> bool:
     """By compute capability: a block of threads may have 163 KB or more on GPUs for data centres, 99 on others."""
     if not x.is_cuda:
         return False
-    capability = torch.cuda.get_device_capability(x.device)
+    capability = _capability(x.device)
     return capability == (8, 0) or (9, 0) <= capability < (12, 0)
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    """Asked once: torch takes microseconds to say it, and a step without graphs has hundreds of launches."""
+    return torch.cuda.get_device_capability(device)
 
 
 def power_of_two(n: int) -> int:
