@@ -32,6 +32,8 @@ def find_shared_runs(leases: Sequence[Lease | None]) -> list[SharedRun]:
         node = lease.node
         while node.n_leases == 1 and node.parent is not None:
             node = node.parent
+        if node.parent is None:
+            continue  # shares no page
         if node not in holders:
             for unseen in _path_to(node):
                 holders.setdefault(unseen, [])
