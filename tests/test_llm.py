@@ -377,7 +377,7 @@ def test_a_device_that_is_not_there_is_said_before_a_checkpoint_is_fetched(
         raise Fetched
 
     def look() -> Machine:
-        return Machine("2.11.0", (13, 0), None, None, "", {}, None, None, has_python_headers=True)
+        return Machine("2.11.0", (13, 0), None, None, "", {}, None, None, None, has_python_headers=True)
 
     monkeypatch.setattr(engine, "resolve", resolve)
     monkeypatch.setattr(executor, "look", look)

@@ -61,8 +61,8 @@ class RunningRequests:
         return all(one.trial_rows is not None and len(together) <= one.trial_rows for one in together)
 
     def prompts(self) -> list[Request]:
-        """Those that go on and have tokens without a row, for which they may need pages. O(running)."""
-        return [one for one in self._going if one.n_scheduled < one.n_known]
+        """Those that go on and have more to compute than the token that was sampled last. O(running)."""
+        return [one for one in self._going if one.n_scheduled < one.n_known and not one.is_decoding]
 
     def holdings(self) -> list[Holding]:
         """Every open holding. O(running)."""
@@ -106,12 +106,12 @@ class RunningRequests:
         """The leader's first token is known: its followers share its pages, and compute no more than the prompt's
         last token. Those for whom there is no slot or room wait in the queue, and find what the tree has then.
         O(running), and ``PageCache.fork`` a follower."""
-        prompts = self.prompts()
+        n_promised = self._promised(leader, self.prompts())
         for follower in leader.followers:
             follower.scheduled_at = leader.scheduled_at
             follower.leader = None
             follower.reads_cache = True
-            if self._can_fork(leader, follower, prompts):
+            if self._can_fork(leader, n_promised):
                 self._fork(leader, follower)
             else:
                 follower.phase = Phase.WAITING
@@ -157,13 +157,14 @@ class RunningRequests:
         self._going.pop(request, None)
         self._on_trial.pop(request, None)
 
-    def _can_fork(self, leader: Request, follower: Request, prompts: Iterable[Request]) -> bool:
+    def _can_fork(self, leader: Request, n_promised: int) -> bool:
+        """Whether there is room beside what older prompts have yet to get. O(1)."""
         n_pages = self._cache.pages_for(leader.n_prompt) - held(leader).n_leased
         return (
             leader.phase is Phase.RUNNING
             and self.has_slot
             and leader.trial_rows is None
-            and self._has_room(self._promised(follower, prompts) + n_pages)
+            and self._has_room(n_promised + n_pages)
         )
 
     def _fork(self, leader: Request, follower: Request) -> None:

@@ -291,8 +291,8 @@ class Scheduler:
         return admitted
 
     def _is_blocked(self) -> bool:
-        """Whether nothing has changed for the better since a request did not fit: no more pages, no fewer rows, no
-        prompt whole, the same queue. Then the queue need not be ranked again."""
+        """Whether a request did not fit, and there are no more pages since, no fewer rows, no prompt that is whole,
+        and the same queue. Then the queue is not ranked again; rarely, a change of the tree would let one in."""
         if self._blocked is None:
             return False
         n_available, n_running, version = self._blocked

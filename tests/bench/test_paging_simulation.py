@@ -225,6 +225,14 @@ def test_sequences_that_are_retracted_do_not_count_as_a_batch() -> None:
     assert run.largest_batch == 1
 
 
+@pytest.mark.parametrize(("page_size", "seed"), [(4, 61), (4, 66), (2, 55)])
+def test_a_sequence_may_give_way_in_the_step_of_its_last_token(page_size: int, seed: int) -> None:
+    scheme = Paged(256, page_size)
+    workload = small_workload("parallel-sampling", seed=seed)
+    assert simulate(scheme, workload).largest_batch > 0
+    scheme.check()
+
+
 def test_turns_wait_for_the_answer_before() -> None:
     workload = small_workload("multi-turn")
     watched = Watched(SCHEMES["pages of 4"](256, 128))

@@ -73,7 +73,7 @@ def test_pages_come_back_after_their_row_has_ended() -> None:
     crowd.check_idle()
 
 
-def test_a_prompt_gets_to_its_end_that_the_one_that_did_not_fit_has_too() -> None:
+def test_a_request_is_tried_again_when_a_running_one_has_their_common_prompt() -> None:
     """Of a document for which the pool has no room twice: between its chunks the second request does not fit."""
     crowd = Engine(40, 4, SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=19))
     document = prompt(100)

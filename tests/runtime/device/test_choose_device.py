@@ -112,6 +112,7 @@ OLD_DRIVER = Machine(
     problem="The NVIDIA driver on your system is too old",
     packages={},
     nvcc=None,
+    cxx_compiler=None,
     c_compiler=None,
     has_python_headers=False,
 )

@@ -77,12 +77,12 @@ class Machine:
     """Versions of ``PACKAGES``; None: not installed."""
     nvcc: str | None
     """CUDA's compiler, which FlashInfer calls for kernels that are not there compiled."""
+    cxx_compiler: str | None
+    """Which FlashInfer calls beside ``nvcc``."""
     c_compiler: str | None
     """Which Triton calls once for each kernel."""
     has_python_headers: bool
     """Which Triton includes in what it compiles."""
-    cxx_compiler: str | None = None
-    """Which FlashInfer calls beside ``nvcc``."""
 
 
 def look() -> Machine:
