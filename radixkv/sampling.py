@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Integral, Real
 from types import NoneType
 from typing import Any, TypeVar
@@ -104,11 +105,14 @@ class SamplingParams(msgspec.Struct, metaclass=_RefusesByName, frozen=True, kw_o
         msgspec.structs.force_setattr(self, "stop", _tuple_of(str, "stop", self.stop))
         msgspec.structs.force_setattr(self, "stop_token_ids", _tuple_of(int, "stop_token_ids", self.stop_token_ids))
         msgspec.structs.force_setattr(self, "logit_bias", _biases(self.logit_bias))
-        for name in (*_NUMBERS, *_COUNTS):
-            msgspec.structs.force_setattr(self, name, _plain(getattr(self, name)))
-        if type(self.seed) is int and self.seed == NO_SEED:
-            msgspec.structs.force_setattr(self, "seed", None)
         values = msgspec.structs.asdict(self)
+        for name in (*_NUMBERS, *_COUNTS):
+            if type(values[name]) not in _OWN:
+                values[name] = _plain(values[name])
+                msgspec.structs.force_setattr(self, name, values[name])
+        if type(values["seed"]) is int and values["seed"] == NO_SEED:
+            values["seed"] = None
+            msgspec.structs.force_setattr(self, "seed", None)
         for name, (low, high) in _NUMBERS.items():
             _check_number(name, values[name], low, high, takes_low=name not in _ABOVE_LOWEST)
         for name, (least, most, is_optional) in _COUNTS.items():
@@ -163,13 +167,20 @@ _COUNTS = {
 _SWITCHES = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
 
 
+_OWN = frozenset({int, float, bool, str, NoneType})
+"""The types of values that are no number of another library."""
+
+
 def _plain(value: Any) -> Any:
     """A number of another library, such as numpy's scalars, as Python's own; all else as it is."""
-    if type(value) in (int, float, bool, NoneType):
+    if type(value) in _OWN:
         return value
     if isinstance(value, Integral):
         return int(value)
-    return float(value) if isinstance(value, Real) else value
+    try:
+        return float(value) if isinstance(value, Real) else value
+    except OverflowError:  # such as of a long fraction
+        return math.inf if value > 0 else -math.inf
 
 
 def _check_number(name: str, value: object, low: float, high: float, *, takes_low: bool = True) -> None:
@@ -202,13 +213,17 @@ def _tuple_of(kind: type[KindT], name: str, value: object) -> tuple[KindT, ...]:
 def _biases(value: Any) -> dict[int, float]:
     if value is None:
         return {}
-    if not isinstance(value, dict) or not all(type(_plain(token)) is int for token in value):
+    if not isinstance(value, dict):
         raise _out_of_range("logit_bias", value, "a map of token ids to numbers")
     if len(value) > MAX_LOGIT_BIASES:
         raise InvalidRequest(f"logit_bias has {len(value)} tokens; at most {MAX_LOGIT_BIASES}", param="logit_bias")
-    biases = {_plain(token): _plain(bias) for token, bias in value.items()}
-    for bias in biases.values():
-        _check_number("logit_bias", bias, -100.0, 100.0)
+    biases: dict[int, float] = {}
+    for token, bias in value.items():
+        own = token if type(token) is int else _plain(token)
+        if type(own) is not int:
+            raise _out_of_range("logit_bias", value, "a map of token ids to numbers")
+        biases[own] = bias if type(bias) is float else _plain(bias)
+        _check_number("logit_bias", biases[own], -100.0, 100.0)
     return biases
 
 

@@ -63,8 +63,10 @@ def test_prompts_may_be_dictionaries_and_salts_part_them(llm: LLM) -> None:
     assert by_ids.prompt_token_ids == [5, 6]
     (salted,) = llm.generate({"prompt": TEXT, "cache_salt": "a"}, GREEDY)
     (again,) = llm.generate({"prompt": TEXT, "cache_salt": "a"}, GREEDY)
+    (unsalted,) = llm.generate({"prompt": TEXT, "cache_salt": None}, GREEDY)
     assert (salted.num_cached_tokens, salted.outputs) == (0, plain.outputs)
     assert again.num_cached_tokens > 0
+    assert unsalted.num_cached_tokens > 0
     (ids,) = llm.generate([5, 6], GREEDY)
     assert ids.outputs == by_ids.outputs
 

@@ -40,6 +40,7 @@ def test_it_asks_under_the_salt_of_the_prompt_or_the_one_it_is_given(llm: LLM) -
     assert llm.explain(salted, cache_salt="other").reason == "whole"
     assert llm.explain(TEXT, cache_salt="mine").reason == "whole"
     assert llm.explain({"prompt": TEXT}, cache_salt="mine").reason == "whole"
+    assert llm.explain({"prompt": TEXT, "cache_salt": None}, cache_salt="mine").reason == "whole"
     for elsewhere in (llm.explain(TEXT), llm.explain(TEXT, cache_salt="other")):
         assert (elsewhere.n_cached, elsewhere.reason) == (0, "other_namespace")
 

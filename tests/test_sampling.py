@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import msgspec
@@ -58,6 +59,12 @@ def test_numbers_of_numpy_are_numbers() -> None:
         {"max_tokens": np.True_},
         {"max_tokens": np.int64(0)},
         {"temperature": np.float32("nan")},
+        {"temperature": Fraction(10**400)},
+        {"presence_penalty": Fraction(-(10**400))},
+        {"top_k": Fraction(10**400)},
+        {"stop_token_ids": [Fraction(10**400)]},
+        {"logit_bias": {4: Fraction(10**400)}},
+        {"seed": np.array([1, 2])},
         {"temperature": np.True_},
         {"temperature": np.array([0.5])},
         {"n": np.array([1])},

@@ -87,7 +87,7 @@ class Server:
             text = msgspec.json.decode(text)["error"]["message"]
         except (msgspec.MsgspecError, KeyError, TypeError):
             text = text[:300]
-        remedy = "; give the server's key with --api-key" if reply.status_code in (401, 403) else ""
+        remedy = "; give the server's key with --api-key" if reply.status_code == 401 else ""
         raise ServerRefused(f"{self._address}{path} answered {reply.status_code}: {text}{remedy}")
 
     def _decoded(self, path: str, data: bytes, kind: type[ReplyT]) -> ReplyT:

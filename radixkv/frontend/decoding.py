@@ -26,8 +26,10 @@ MAX_FIELD_BYTES = 1 << 16
 """The longest JSON of a field that has no check of its own."""
 MAX_KEYS = 1 << 16
 """Of all objects in a body, which take a third of a microsecond each. A message has a few."""
-_FREE_MARKS, _MARKS_A_TOKEN, _MOST_MARKS = 1 << 14, 4, 1 << 19
-"""JSON with more brackets and commas than these, for the tokens that fit, is no conversation."""
+MAX_MARKS = 1 << 19
+"""Of the brackets and commas in ``messages``, each of which may take a value to decode."""
+_FREE_MARKS, _MARKS_A_TOKEN = 1 << 14, 4
+"""JSON with more of them than these, for the tokens that fit, is no conversation."""
 
 _LONG_BYTES = 1 << 16
 """Longer lists of lists are decoded one list at a time."""
@@ -151,12 +153,15 @@ def check_prompt(raw: bytes, max_prompt_tokens: int) -> None:
 def check_messages(raw: bytes, max_prompt_tokens: int) -> None:
     """Refuses more values than a conversation that fits could have, by counting brackets and commas."""
     n_marks = len(raw) - len(raw.translate(None, b",[{"))
-    most = min(_FREE_MARKS + _MARKS_A_TOKEN * max_prompt_tokens, _MOST_MARKS)
-    if n_marks > most:
+    if n_marks > _FREE_MARKS + _MARKS_A_TOKEN * max_prompt_tokens:
         raise ContextLengthExceeded(
-            f"messages has {n_marks} brackets and commas, more than the {most} that a conversation may have; "
-            "shorten it",
+            f"messages has {n_marks} brackets and commas, but this model's maximum context length is "
+            f"{max_prompt_tokens} tokens; shorten it",
             param="messages",
+        )
+    if n_marks > MAX_MARKS:
+        raise InvalidRequest(
+            f"messages has {n_marks} brackets and commas; at most {MAX_MARKS} a request", param="messages"
         )
 
 

@@ -77,18 +77,21 @@ _INSTEAD = {
     "best_of": "set n to the same, or leave it out",
     "extra_body": "give its fields beside the others",
     "extra_key": "use cache_salt",
-    "include_stop_str_in_output": "use no_stop_trim",
+    "include_stop_str_in_output": "use no_stop_trim in sampling_params",
     "logprobs": "use return_logprob and top_logprobs_num",
     "max_new_tokens": "use max_tokens",
     "max_token": "use max_tokens",
-    "max_tokens": "use max_new_tokens",
-    "max_completion_tokens": "use max_new_tokens",
+    "max_tokens": "use max_new_tokens in sampling_params",
+    "max_completion_tokens": "use max_new_tokens in sampling_params",
     "min_new_tokens": "use min_tokens",
-    "min_tokens": "use min_new_tokens",
+    "min_tokens": "use min_new_tokens in sampling_params",
     "sampling_params": "give its fields beside the others",
     "no_stop_trim": "use include_stop_str_in_output",
 }
 """Fields whose wish another one grants, where to leave them out would be wrong advice."""
+
+_OBJECTS = ("guided_json", "json_schema", "web_search_options")
+"""Fields in which ``{}`` asks for something: any JSON, or a search without options."""
 
 _NEUTRAL = msgspec.structs.asdict(Unbuilt())
 
@@ -98,19 +101,20 @@ def is_unbuilt(name: str) -> bool:
     return name in _NEUTRAL
 
 
-def is_empty(value: object) -> bool:
-    """Whether a value asks for nothing, whatever the field is: null, an empty text or an empty list."""
-    return value is None or value in ("", [])
+def asks_nothing(name: str, value: object, neutral: object = None) -> bool:
+    """Whether a value is null, empty, or what a field has anyway."""
+    if value is None or value in ("", []) or (value == {} and name not in _OBJECTS):
+        return True
+    # False equals 0, but a count of 0 may ask for something.
+    return value == neutral and isinstance(value, bool) is isinstance(neutral, bool)
 
 
 def refuse_unbuilt(request: Unbuilt) -> None:
     """Raises ``UnsupportedFeature`` for the first field that asks for something."""
     values = msgspec.structs.asdict(request)
     for name, neutral in _NEUTRAL.items():
-        value = values[name]
-        # False equals 0, but a count of 0 may ask for something.
-        if not is_empty(value) and (type(value) is not type(neutral) or value != neutral):
-            raise unsupported(name, value)
+        if not asks_nothing(name, values[name], neutral):
+            raise unsupported(name, values[name])
 
 
 def unsupported(name: str, value: object = None, advice: str | None = None) -> UnsupportedFeature:

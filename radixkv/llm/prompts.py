@@ -54,7 +54,8 @@ class Encoder:
     def prompt(self, prompt: Prompt, *, cache_salt: object = "") -> Encoded:
         """Its ids and its salt, which is ``cache_salt`` if it brings none. O(length). Raises ``InvalidRequest``."""
         if isinstance(prompt, Mapping):
-            cache_salt = prompt.get("cache_salt", cache_salt)
+            given = prompt.get("cache_salt")
+            cache_salt = cache_salt if given is None else given
             prompt = _content(prompt)
         salt = _salt(cache_salt)
         if isinstance(prompt, str):

@@ -234,12 +234,14 @@ def test_a_server_of_another_kind_is_said_to_answer():
         ask(address, Client.model)
 
 
-def test_a_server_with_a_key_is_told_of():
+@pytest.mark.parametrize(("status", "is_told"), [(401, True), (403, False)])
+def test_a_server_with_a_key_is_told_of(status, is_told):
     with (
-        listening(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\nno") as address,
-        pytest.raises(ConfigError, match="HTTP status 401: no; give the server's key with --api-key"),
+        listening(b"HTTP/1.1 %d No\r\nContent-Length: 2\r\n\r\nno" % status) as address,
+        pytest.raises(ConfigError, match=f"HTTP status {status}: no") as caught,
     ):
         ask(address, Client.model)
+    assert ("no; give the server's key with --api-key" in str(caught.value)) is is_told
 
 
 def test_who_answers_in_no_http_is_not_taken_for_gone():

@@ -121,7 +121,7 @@ def test_a_servers_error_does_not_end_the_session(scripted: ScriptedServer, chat
     assert [message["content"] for message in scripted.asked[1][1]["messages"]] == ["two"]
 
 
-@pytest.mark.parametrize(("status", "is_told"), [(401, True), (403, True), (404, False)])
+@pytest.mark.parametrize(("status", "is_told"), [(401, True), (403, False), (404, False)])
 def test_a_server_with_a_key_is_told_of(scripted: ScriptedServer, chat: Chat, status: int, is_told: bool) -> None:
     scripted.answers = {"/v1/chat/completions": lambda _: {"error": {"message": "no"}}}
     scripted.status = status

@@ -223,8 +223,10 @@ def test_more_values_than_could_fit_are_not_decoded(item: bytes) -> None:
 
 
 def test_the_longest_context_allows_no_endless_conversation() -> None:
-    with pytest.raises(ContextLengthExceeded, match="brackets and commas"):
+    message = f"messages has 1400003 brackets and commas; at most {1 << 19} a request"
+    with pytest.raises(InvalidRequest, match=message) as caught:
         parse_chat(b'{"messages": [{"content": [' + b"[]," * 700_000 + b"1]}]}", 1 << 23)
+    assert (caught.value.code, caught.value.param) == ("invalid_request", "messages")
 
 
 def test_a_checkpoint_without_a_template_says_so(tokenizer: Tokenizer, tmp_path: Path) -> None:

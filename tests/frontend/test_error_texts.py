@@ -83,10 +83,6 @@ def test_a_number_that_is_none_of_a_computers(site: Site, path: str, body: str, 
         ("/v1/completions", {"prompt": "a", "top_logprobs": 2}, "use logprobs"),
         ("/v1/completions", {"prompt": "a", "sampling_params": {"n": 2}}, "give its fields beside the others"),
         ("/v1/completions", {"prompt": "a", "extra_body": {"top_k": 2}}, "give its fields beside the others"),
-        ("/generate", {"text": "a", "sampling_params": {"max_tokens": 2}}, "use max_new_tokens"),
-        ("/generate", {"text": "a", "sampling_params": {"max_completion_tokens": 2}}, "use max_new_tokens"),
-        ("/generate", {"text": "a", "sampling_params": {"min_tokens": 2}}, "use min_new_tokens"),
-        ("/generate", {"text": "a", "sampling_params": {"include_stop_str_in_output": True}}, "use no_stop_trim"),
         (
             "/generate",
             {"text": "a", "sampling_params": {"logprobs": 0}},
@@ -99,12 +95,53 @@ def test_a_field_that_another_stands_for_names_it(site: Site, path: str, body: A
     assert message.endswith(f" is not supported in this release; {advice}")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [
+        ("max_tokens", 2, "max_new_tokens"),
+        ("max_completion_tokens", 2, "max_new_tokens"),
+        ("min_tokens", 2, "min_new_tokens"),
+        ("include_stop_str_in_output", True, "no_stop_trim"),
+    ],
+)
+def test_the_field_to_use_stands_in_sampling_params(site: Site, name: str, value: Any, instead: str) -> None:
+    for body in ({name: value}, {"sampling_params": {name: value}}):
+        error = site.http.post("/generate", json={"text": "a", **body}).json()["error"]
+        assert error["param"] == name
+        assert error["message"].endswith(f"; use {instead} in sampling_params")
+    granted = {"text": "a", "sampling_params": {instead: value}}
+    assert site.http.post("/generate", json=granted).status_code == 200
+
+
 @pytest.mark.parametrize(("name", "value"), [("max_new_tokens", 2), ("temperature", 0), ("stop", ["a"]), ("n", 2)])
 def test_a_field_of_sampling_params_is_not_ignored_beside_it(site: Site, name: str, value: Any) -> None:
     error = site.http.post("/generate", json={"text": "a", name: value}).json()["error"]
     assert error["message"] == f"{name} is a field of sampling_params; give it there"
     assert error["param"] == name
     assert site.http.post("/generate", json={"text": "a", name: None}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("stop", ["", []]),
+        ("regex", [""]),
+        ("n", [1]),
+        ("min_tokens", [0]),
+        ("min_new_tokens", [0]),
+        ("presence_penalty", [0, 0.0]),
+        ("logprobs", [False]),
+        ("no_stop_trim", [False]),
+        ("include_stop_str_in_output", [False]),
+        ("skip_special_tokens", [True]),
+        ("spaces_between_special_tokens", [True]),
+        ("custom_params", [{}]),
+    ],
+)
+def test_what_asks_for_nothing_may_stand_beside_it(site: Site, name: str, values: list[Any]) -> None:
+    for value in values:
+        reply = site.http.post("/generate", json={"text": "a", name: value})
+        assert reply.status_code == 200, reply.text
 
 
 def test_a_truth_is_shown_as_in_json(site: Site) -> None:

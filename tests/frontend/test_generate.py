@@ -346,7 +346,7 @@ def test_a_wrong_field_is_refused_by_name(site: Site) -> None:
         ("input_embeds", [[0.5]]),
         ("image_data", "x"),
         ("lora_path", "x"),
-        ("session_params", {}),
+        ("session_params", {"id": "a"}),
         ("custom_logit_processor", "x"),
         ("extra_key", "tenant"),
         ("token_ids_logprob", [1]),
@@ -365,7 +365,9 @@ def test_a_feature_that_is_not_built_is_refused_by_name(site: Site, name: str, v
         ("regex", "a"),
         ("ebnf", "a"),
         ("stop_regex", "a"),
-        ("custom_params", {}),
+        ("json_schema", {}),
+        ("custom_params", {"a": 1}),
+        ("logprobs", 0),
         ("spaces_between_special_tokens", False),
     ],
 )
@@ -380,6 +382,10 @@ def test_so_is_one_of_sampling(site: Site, name: str, value: Any) -> None:
         (
             {"sampling_params": {"min_new_tokens": 200}},
             "min_new_tokens is 200; it must be at most max_new_tokens, 128",
+        ),
+        (
+            {"sampling_params": {"max_new_tokens": 0, "min_new_tokens": 1}},
+            "min_new_tokens is 1; it must be at most max_new_tokens, 0",
         ),
         ({"return_logprob": True, "top_logprobs_num": 21}, "top_logprobs_num is 21; it must be between 0 and 20"),
         ({"sampling_params": {"n": 9}}, "n is 9; it must be between 1 and 8"),

@@ -11,7 +11,7 @@ from radixkv.cli.arguments import Parser
 from radixkv.cli.serve import add as add_serve
 from radixkv.config import SchedulerConfig, ServerConfig
 from radixkv.errors import RequestError
-from radixkv.frontend.decoding import MAX_KEYS, MAX_PROMPTS
+from radixkv.frontend.decoding import MAX_KEYS, MAX_MARKS, MAX_PROMPTS
 from radixkv.frontend.generate.schema import DEFAULT_MAX_NEW_TOKENS, GenerateRequest, SamplingFields
 from radixkv.frontend.http import failure
 from radixkv.frontend.openai.conversation import MAX_MESSAGES
@@ -79,6 +79,7 @@ def test_numbers_are_those_of_the_code() -> None:
         f"lists of them; at most {MAX_PROMPTS})",
         f"at most {MAX_MESSAGES:,})",
         f"at most {MAX_KEYS:,} keys in all",
+        f"messages of a chat at most {MAX_MARKS:,} brackets and commas",
         f"`max_new_tokens` ({DEFAULT_MAX_NEW_TOKENS};",
         f"`--max-body-bytes`, {ServerConfig().max_body_bytes >> 20} MiB",
         f"`--max-queued-requests` ({SchedulerConfig().max_queued_requests:,})",

@@ -25,6 +25,8 @@ SAMPLING: dict[str, Any] = {
     "ignore_eos": False,
     "regex": None,
     "json_schema": None,
+    "logprobs": False,
+    "custom_params": {},
 }
 SCORED = {"return_logprob": True, "return_text_in_logprobs": True}
 NOTHING = {"max_new_tokens": 0, "temperature": 0}
@@ -38,7 +40,8 @@ def generate(site: Site, **body: Any) -> Any:
 
 def test_its_settings_are_taken(site: Site) -> None:
     assert generate(site, text="ab", sampling_params=SAMPLING)["text"] == "aba"
-    assert generate(site, text="ab", sampling_params=SAMPLING, image_data=[], lora_path="")["text"] == "aba"
+    empty: dict[str, Any] = {"image_data": [], "lora_path": "", "session_params": {}}
+    assert generate(site, text="ab", sampling_params=SAMPLING, **empty)["text"] == "aba"
 
 
 def test_it_has_a_prefix_cached(site: Site) -> None:

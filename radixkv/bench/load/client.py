@@ -219,7 +219,7 @@ def _read(stamped: list[tuple[float, bytes]], record: Record) -> None:
 
 
 def _refusal(status: int, text: bytes) -> BadReply:
-    remedy = "; give the server's key with --api-key" if status in (401, 403) else ""
+    remedy = "; give the server's key with --api-key" if status == 401 else ""
     return BadReply(f"http_{status}", f"HTTP status {status}: {text.decode('utf-8', 'replace')[:300]}{remedy}")
 
 

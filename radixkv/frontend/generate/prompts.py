@@ -20,7 +20,7 @@ from radixkv.frontend.generate.schema import (
     for_each,
     parse_sampling,
 )
-from radixkv.frontend.openai.prompts import check_figures, check_salt, fitted, folded_seed, recommended
+from radixkv.frontend.openai.prompts import check_figures, check_salt, fitted, folded_seed, one_step, recommended
 from radixkv.frontend.served import Served
 from radixkv.sampling import SamplingParams
 
@@ -155,9 +155,8 @@ def _sampling(fields: SamplingFields, n_logprobs: int | None, start: int, served
     values = msgspec.structs.asdict(fields)
     given: dict[str, Any] = {name: values[name] for name in _SAME if values[name] is not None}
     seed = fields.seed if fields.sampling_seed is None else fields.sampling_seed
-    # Without an answer it still takes a step, which computes the prompt.
-    most = 1 if fields.max_new_tokens == 0 else fields.max_new_tokens
     with _spelled(_SPELLINGS):
+        most = one_step(fields.min_new_tokens) if fields.max_new_tokens == 0 else fields.max_new_tokens
         return SamplingParams(
             **(recommended(served) | given),
             max_tokens=DEFAULT_MAX_NEW_TOKENS if most is msgspec.UNSET else most,

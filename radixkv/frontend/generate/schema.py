@@ -10,7 +10,7 @@ import msgspec
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.decoding import BodyDecoder, check_prompt
 from radixkv.frontend.openai.schema import Whole
-from radixkv.frontend.unbuilt import is_empty, unsupported
+from radixkv.frontend.unbuilt import asks_nothing, unsupported
 
 ValueT = TypeVar("ValueT")
 
@@ -99,6 +99,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
 _UNBUILT: Mapping[str, object] = {
     "min_tokens": 0,
     "include_stop_str_in_output": False,
+    "logprobs": False,
     "spaces_between_special_tokens": True,
     "return_hidden_states": False,
     "return_routed_experts": False,
@@ -109,7 +110,6 @@ _UNBUILT: Mapping[str, object] = {
     (
         "max_tokens",
         "max_completion_tokens",
-        "logprobs",
         "stop_regex",
         "json_schema",
         "regex",
@@ -135,6 +135,17 @@ _UNBUILT: Mapping[str, object] = {
 )
 """Features that are not built, and what asks for nothing besides an empty value."""
 
+_SAME_ANYWAY: Mapping[str, object] = {
+    "min_new_tokens": 0,
+    "n": 1,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "no_stop_trim": False,
+    "ignore_eos": False,
+    "skip_special_tokens": True,
+}
+"""Sampling settings whose default no checkpoint changes."""
+
 
 def parse_generate(body: bytes, max_prompt_tokens: int) -> GenerateRequest:
     """The request in a body. Raises ``InvalidRequest``, which never repeats a part of the body."""
@@ -142,8 +153,8 @@ def parse_generate(body: bytes, max_prompt_tokens: int) -> GenerateRequest:
     if (request.text is None) == (request.input_ids is None):
         raise InvalidRequest("give either text or input_ids", param="text")
     _refuse_unbuilt(request)
-    for name in _BELOW:
-        if getattr(request, name) is not None:
+    for name, neutral in _BELOW.items():
+        if not asks_nothing(name, getattr(request, name), neutral):
             raise InvalidRequest(f"{name} is a field of sampling_params; give it there", param=name)
     return request
 
@@ -189,8 +200,12 @@ def _as_field(name: str) -> Callable[[bytes, int], None]:
     return check
 
 
-_BELOW = [name for name in SamplingFields.__struct_fields__ if name not in GenerateRequest.__struct_fields__]
-"""Fields of ``sampling_params`` alone: beside it they would be ignored."""
+_BELOW = {
+    name: _SAME_ANYWAY.get(name, _UNBUILT.get(name))
+    for name in SamplingFields.__struct_fields__
+    if name not in GenerateRequest.__struct_fields__
+}
+"""Fields of ``sampling_params`` alone, and what asks for nothing: beside it anything else would be ignored."""
 
 _Body = msgspec.defstruct("_Body", [(name, Any, None) for name in _BELOW], bases=(GenerateRequest,), kw_only=True)
 _requests = BodyDecoder(
@@ -203,5 +218,5 @@ _sampling = BodyDecoder(SamplingFields, {})
 
 def _refuse_unbuilt(fields: msgspec.Struct) -> None:
     for name, value in msgspec.structs.asdict(fields).items():
-        if name in _UNBUILT and not is_empty(value) and value is not _UNBUILT[name]:
+        if name in _UNBUILT and not asks_nothing(name, value, _UNBUILT[name]):
             raise unsupported(name, value)

@@ -56,8 +56,7 @@ async def completion_prompts(request: CompletionRequest, served: Served) -> list
     if request.max_tokens is None:
         max_tokens = SamplingParams().max_tokens
     else:
-        # What is only echoed still takes a step, which scores the prompt.
-        max_tokens = 1 if request.is_only_echo else request.max_tokens
+        max_tokens = one_step(request.min_tokens) if request.is_only_echo else request.max_tokens
     sampling = _sampling(request, served, max_tokens, request.n_logprobs)
     if request.echo and sampling.logprobs is not None:
         n_prompt_logprobs = max(sampling.logprobs, sampling.prompt_logprobs or 0)
@@ -114,6 +113,17 @@ def check_salt(salt: str | None) -> None:
     """Raises ``InvalidRequest`` for a ``cache_salt`` that the runtime would not take."""
     if len((salt or "").encode()) > MAX_SALT_BYTES:
         raise InvalidRequest(f"cache_salt is longer than {MAX_SALT_BYTES} bytes", param="cache_salt")
+
+
+def one_step(min_tokens: int | None) -> int:
+    """``max_tokens`` of a prompt without an answer: it still takes a step, which computes and scores the prompt.
+
+    Raises:
+        InvalidRequest: for ``min_tokens`` of that answer.
+    """
+    if min_tokens is not None and min_tokens > 0:
+        raise InvalidRequest(f"min_tokens is {min_tokens}; it must be at most max_tokens, 0", param="min_tokens")
+    return 1
 
 
 def check_figures(scored: Iterable[tuple[SamplingParams, int]], field: str) -> None:

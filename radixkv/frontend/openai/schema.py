@@ -127,8 +127,9 @@ class ChatRequest(GenerationRequest, kw_only=True):
         return effort | (self.chat_template_kwargs or {})
 
 
-_OF_CHATS = {"max_completion_tokens": "max_tokens", "top_logprobs": "logprobs"}
-"""Fields that only chats have, and those of completions that grant the same. Some clients send both alike."""
+_OF_CHATS = {"max_completion_tokens": ("max_tokens", None), "top_logprobs": ("logprobs", 0)}
+"""Fields that only chats have; those of completions that grant the same, as some clients send both alike; and what
+asks for nothing."""
 
 _completions = BodyDecoder(CompletionRequest, {"prompt": check_prompt}, ids_field="prompt")
 _chats = BodyDecoder(ChatRequest, {"messages": check_messages})
@@ -138,9 +139,9 @@ def parse_completion(body: bytes, max_prompt_tokens: int) -> CompletionRequest:
     """The completion request in a body. Raises ``InvalidRequest``, which never repeats a part of the body."""
     request = _completions.decode(body, max_prompt_tokens)
     _check(request)
-    for name, instead in _OF_CHATS.items():
+    for name, (instead, neutral) in _OF_CHATS.items():
         value = getattr(request, name)
-        if value is not None and value != getattr(request, instead):
+        if value not in (None, neutral, getattr(request, instead)):
             raise unsupported(name, value, f"use {instead}")
     if request.logprobs is True:
         raise InvalidRequest("logprobs is true; it must be a whole number here", param="logprobs")
