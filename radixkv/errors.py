@@ -29,7 +29,10 @@ from typing import ClassVar
 def shortened(value: object) -> str:
     """A value as messages show it: its ``repr``, its middle left out beyond 40 characters."""
     is_huge = isinstance(value, int) and value.bit_length() > 256  # decimal takes long, and has a limit
-    text = hex(value) if isinstance(value, int) and is_huge else repr(value)
+    try:
+        text = hex(value) if isinstance(value, int) and is_huge else repr(value)
+    except ValueError:  # Python writes out no integer of more than 4,300 digits
+        return f"a {type(value).__name__} with a huge integer"
     return text if len(text) <= 40 else f"{text[:24]}...{text[-12:]}"
 
 

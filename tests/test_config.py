@@ -96,6 +96,7 @@ def test_every_number_of_a_request_is_short_in_its_message(name: Any) -> None:
         ("x" * 38, f"'{'x' * 38}'"),
         ("x" * 39, f"'{'x' * 23}...{'x' * 11}'"),
         ("a\nb", "'a\\nb'"),
+        ([1 << 20000], "a list with a huge integer"),
     ],
     ids=lambda value: type(value).__name__,  # pytest's own would write all digits
 )
