@@ -32,9 +32,10 @@ from shapes import LLAMA_8B, write_model
 from token_workloads import VOCAB, decode
 
 from radixkv import LLM
-from radixkv.runtime.device.cuda.attention import decode as attention
-from radixkv.runtime.device.cuda.executor import CudaExecutor
-from radixkv.runtime.device.cuda.kernels import linear, residual
+from radixkv.runtime.device.attention.cuda import decode_plan as attention
+from radixkv.runtime.device.executor_cuda import CudaExecutor
+from radixkv.runtime.device.ops.cuda import linear
+from radixkv.runtime.device.ops.cuda import linear_add_norm as residual
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from null_runtime import age_s
 
 from radixkv.bench.environment import origin
 from radixkv.bench.run import Bench
-from radixkv.bench.workloads import WorkloadChanges, load_workload
+from radixkv.bench.workloads.catalog import WorkloadChanges, load_workload
 
 HERE = Path(__file__).parent
 N_HEAVY_CLIENTS = 2

@@ -37,9 +37,9 @@ from gpu_environment import gpu_environment
 from msgspec.structs import replace
 from torch import Tensor
 
-from radixkv.runtime.device.cuda.kernels.argmax import argmax, argmax_scratch
-from radixkv.runtime.device.cuda.sampler.sampler import CudaSampler
-from radixkv.runtime.plan import History, RowSampling
+from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
+from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler
+from radixkv.runtime.step.plan import History, RowSampling
 
 VOCAB = 128_256
 DEVICE = torch.device("cuda")

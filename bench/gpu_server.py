@@ -34,10 +34,10 @@ from radixkv.bench.load.arrivals import Load
 from radixkv.bench.load.client import Client
 from radixkv.bench.load.generator import LoadGenerator
 from radixkv.bench.load.record import Measurement, Record
-from radixkv.bench.report.figures import figures
+from radixkv.bench.report.run_metrics import figures
 from radixkv.bench.run import Bench
-from radixkv.bench.started import started_server
-from radixkv.bench.workloads import WorkloadChanges, load_workload, warmup_sessions
+from radixkv.bench.server_process import started_server
+from radixkv.bench.workloads.catalog import WorkloadChanges, load_workload, warmup_sessions
 
 Cache = Literal["on", "off"]
 WORKLOADS: Mapping[str, Mapping[str, int]] = {

@@ -23,12 +23,12 @@ import torch
 from gpu_environment import gpu_environment
 from torch import Tensor
 
-from radixkv.runtime.device.cuda.kernels.activation import silu_and_multiply
-from radixkv.runtime.device.cuda.kernels.argmax import argmax, argmax_scratch
-from radixkv.runtime.device.cuda.kernels.linear import gated_linear, linear
-from radixkv.runtime.device.cuda.kernels.norm import add_rms_norm, rms_norm
-from radixkv.runtime.device.cuda.kernels.residual import add_linear_and_norm
-from radixkv.runtime.device.cuda.kernels.rotary import rotate_and_store
+from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
+from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
+from radixkv.runtime.device.ops.cuda.linear import gated_linear, linear
+from radixkv.runtime.device.ops.cuda.linear_add_norm import add_linear_and_norm
+from radixkv.runtime.device.ops.cuda.norm import add_rms_norm, rms_norm
+from radixkv.runtime.device.ops.cuda.rotary import rotate_and_store
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, LAYERS, VOCAB = 4096, 32, 8, 128, 14336, 32, 128_256
 """An 8B model's shape."""

@@ -30,7 +30,7 @@ from radixkv.bench.load.arrivals import Load
 from radixkv.bench.load.client import Client
 from radixkv.bench.load.generator import LoadGenerator
 from radixkv.bench.load.record import Measurement
-from radixkv.bench.report.figures import percentile
+from radixkv.bench.report.run_metrics import percentile
 from radixkv.bench.session import Request, lone
 
 HERE = Path(__file__).parent

@@ -35,8 +35,9 @@ from traces import recorded, table
 
 from radixkv.checkpoints import resolve
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, with_defaults
-from radixkv.runtime.device.executor import open_executor
-from radixkv.runtime.plan import Executor, Pending
+from radixkv.runtime.device.factory import open_executor
+from radixkv.runtime.step.executor import Executor
+from radixkv.runtime.step.result import Pending
 
 
 def main() -> None:

@@ -35,8 +35,8 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from radixkv.bench.environment import origin
-from radixkv.runtime.device.sampler.sampler import Sampler
-from radixkv.runtime.plan import History, RowSampling
+from radixkv.runtime.device.sampling.cpu.sampler import Sampler
+from radixkv.runtime.step.plan import History, RowSampling
 
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0, index=0)
 DRAWN = replace(GREEDY, temperature=0.8)

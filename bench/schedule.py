@@ -33,11 +33,12 @@ from phases import Phases, load_workloads
 from radixkv.bench.environment import origin
 from radixkv.config import SchedulerConfig
 from radixkv.llm import LLM
-from radixkv.runtime.cache import PageCache
+from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.loop import Loop
-from radixkv.runtime.plan import StepPlan, StepResult
 from radixkv.runtime.request import Request
-from radixkv.runtime.scheduler import Scheduler
+from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.step.plan import StepPlan
+from radixkv.runtime.step.result import StepResult
 from radixkv.sampling import SamplingParams
 from radixkv.tree.node import Namespace
 from radixkv.wire import FromRuntime

@@ -22,7 +22,7 @@ from statistics import median
 import httpx
 
 from radixkv.bench.environment import origin
-from radixkv.bench.started import started_server
+from radixkv.bench.server_process import started_server
 
 FLAGS = ("--max-total-tokens", "65536")
 

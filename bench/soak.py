@@ -23,7 +23,7 @@ import httpx
 from server import FLAGS, counters, processes, resident_bytes
 
 from radixkv.bench.environment import origin
-from radixkv.bench.started import started_server
+from radixkv.bench.server_process import started_server
 
 CANARY = {
     "prompt": "Question: what is 2 + 2?\nAnswer:",

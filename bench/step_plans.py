@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from radixkv.runtime.plan import Row, RowSampling, SharedRun, StepPlan
+from radixkv.runtime.step.plan import Row, RowSampling, SharedRun, StepPlan
 from radixkv.wire import pack_tokens
 
 PAGE_SIZE = 16

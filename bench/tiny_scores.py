@@ -22,10 +22,10 @@ import torch
 from transformers import LlamaForCausalLM
 
 from radixkv import LLM, RequestOutput, SamplingParams
-from radixkv.bench.datasets.gsm8k import read_problems
 from radixkv.bench.environment import origin
-from radixkv.bench.families.layout import asked, worked
-from radixkv.bench.kinds.answers import right_result
+from radixkv.bench.workloads.answers import right_result
+from radixkv.bench.workloads.datasets.gsm8k import read_problems
+from radixkv.bench.workloads.problems.layout import asked, worked
 from radixkv.checkpoints import resolve
 from training.cases import LENGTHS, OUTPUT_TOKENS, Case, cases, families
 

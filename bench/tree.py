@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from radixkv.bench.environment import origin
 from radixkv.tree.node import Namespace
-from radixkv.tree.radix import RadixTree
+from radixkv.tree.radix_tree import RadixTree
 
 PAGE_SIZE = 16
 WIDTH = 4 * PAGE_SIZE

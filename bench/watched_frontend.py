@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from radixkv import cli
-from radixkv.frontend import server
-from radixkv.frontend.supervise import Runtime
+from radixkv.frontend import process
+from radixkv.frontend.runtime_process import Runtime
 
 NULL_RUNTIME = Path(__file__).with_name("null_runtime.py")
 TICK_S = 0.01
@@ -55,5 +55,5 @@ class LoopWatch:
 
 
 if __name__ == "__main__":
-    server.Runtime = _OverNull  # type: ignore[misc]
+    process.Runtime = _OverNull  # type: ignore[misc]
     sys.exit(cli.main(["serve", *sys.argv[3:]]))

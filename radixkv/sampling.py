@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from radixkv import foreign
+from radixkv import compat
 from radixkv.config import MAX_SEED
 from radixkv.errors import InvalidRequest, shortened
 
@@ -37,7 +37,7 @@ class _RefusesByName(msgspec.StructMeta):
         fields = cls.__struct_fields__
         unknown = {name: settings.pop(name) for name in [*settings] if name not in fields}
         if unknown:
-            foreign.SAMPLING.refuse(unknown, fields)
+            compat.SAMPLING.refuse(unknown, fields)
         return super().__call__(**settings)
 
 

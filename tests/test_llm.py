@@ -14,12 +14,13 @@ import torch
 
 import radixkv
 from radixkv.errors import CheckpointError, ConfigError, ContextLengthExceeded, InvalidRequest, UnsupportedFeature
-from radixkv.llm import LLM, engine
-from radixkv.runtime.device import executor
-from radixkv.runtime.device.cpu import CpuExecutor
-from radixkv.runtime.device.cuda.checks import Machine
+from radixkv.llm import LLM
+from radixkv.llm import llm as engine
+from radixkv.runtime.device import factory as executor
+from radixkv.runtime.device.executor_cpu import CpuExecutor
+from radixkv.runtime.device.machine_cuda import Machine
 from radixkv.runtime.loop import Loop
-from radixkv.runtime.plan import StepPlan
+from radixkv.runtime.step.plan import StepPlan
 from radixkv.sampling import SamplingParams
 from radixkv.wire import FromRuntime
 from support.checkpoints import save_llama

@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from radixkv import progress
-from radixkv.progress import Progress
+from radixkv import terminal_progress as progress
+from radixkv.terminal_progress import Progress
 
 
 class Terminal(io.StringIO):

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from radixkv.compat import SAMPLING
 from radixkv.errors import InvalidRequest, UnsupportedFeature
-from radixkv.foreign import SAMPLING
 from radixkv.sampling import SamplingParams
 
 

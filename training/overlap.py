@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from radixkv.bench.families.arithmetic import made_problems
-from radixkv.bench.families.chat import made_chats
-from radixkv.bench.families.lookup import made_documents
-from radixkv.bench.families.problem import result_of
-from radixkv.bench.families.tools import errand_messages, made_errands
+from radixkv.bench.workloads.problems.arithmetic import made_problems
+from radixkv.bench.workloads.problems.chat import made_chats
+from radixkv.bench.workloads.problems.lookup import made_documents
+from radixkv.bench.workloads.problems.problem import result_of
+from radixkv.bench.workloads.problems.tools import errand_messages, made_errands
 from training.cases import SEED
 from training.texts import HELD_OUT_SEEDS, chat_messages
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from radixkv.bench.families.arithmetic import made_problems
-from radixkv.bench.families.chat import SYSTEMS, Chat, made_chats
-from radixkv.bench.families.layout import TEACHER, asked, worked
-from radixkv.bench.families.lookup import about, made_documents
-from radixkv.bench.families.problem import Problem
-from radixkv.bench.families.tools import errand_messages, made_errands
+from radixkv.bench.workloads.problems.arithmetic import made_problems
+from radixkv.bench.workloads.problems.chat import SYSTEMS, Chat, made_chats
+from radixkv.bench.workloads.problems.layout import TEACHER, asked, worked
+from radixkv.bench.workloads.problems.lookup import about, made_documents
+from radixkv.bench.workloads.problems.problem import Problem
+from radixkv.bench.workloads.problems.tools import errand_messages, made_errands
 from training.tokenizer import BEGIN, END, chat_message, header
 
 HELD_OUT_SEEDS = range(1 << 20)

@@ -22,7 +22,7 @@ def check_outputs(file: Path | None, folder: Path | None) -> None:
     if file is not None:
         append_lines(file, b"")
     if folder is not None:
-        from radixkv.bench.report.pictures import require_folder, require_matplotlib
+        from radixkv.bench.report.html_page import require_folder, require_matplotlib
 
         require_matplotlib()
         require_folder(folder, "--plot")

@@ -12,19 +12,19 @@ from typing import Literal
 import msgspec
 
 from radixkv.bench.environment import environment
-from radixkv.bench.kinds.parameters import MOST
-from radixkv.bench.kinds.source import Source
 from radixkv.bench.load.accounting import Tokens, accounting, counted_by_metrics
 from radixkv.bench.load.arrivals import Load, is_open_loop
 from radixkv.bench.load.client import SILENCE_LIMIT_S, Client
-from radixkv.bench.load.encoding import PromptEncoder
 from radixkv.bench.load.generator import LoadGenerator, RunInterrupted
+from radixkv.bench.load.prompt_encoder import PromptEncoder
 from radixkv.bench.load.record import Measurement
-from radixkv.bench.report.figures import Figures, figures
+from radixkv.bench.report.run_metrics import Figures, figures
 from radixkv.bench.session import Session, lone
-from radixkv.bench.workloads import Workload, warmup_sessions
+from radixkv.bench.workloads.catalog import Workload, warmup_sessions
+from radixkv.bench.workloads.parameters import MOST
+from radixkv.bench.workloads.source import Source
 from radixkv.errors import ConfigError, RadixKVError, shortened
-from radixkv.progress import Progress
+from radixkv.terminal_progress import Progress
 
 SETTLES_S = 1.0
 """Some servers count a moment after they have answered."""

@@ -9,10 +9,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from radixkv.cli.foreign import add_foreign_flags
+from radixkv.cli.compat_flags import add_foreign_flags
+from radixkv.compat import dtype_name
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.errors import RadixKVError, shortened
-from radixkv.foreign import dtype_name
 
 QUEUE_SETTINGS = ("max_queued_requests", "queue_timeout_s", "lpm_window", "lpm_max_passes")
 """Of ``SchedulerConfig``: what only a command has where requests wait for each other."""

@@ -9,14 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from radixkv.cli import compare, paging
+from radixkv.cli import bench_compare as compare
+from radixkv.cli import bench_paging as paging
 from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, engine_flags
-from radixkv.cli.load_flags import add_load_flags, check_load_ranges
+from radixkv.cli.bench_flags import add_load_flags, check_load_ranges
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from radixkv.bench.load.encoding import PromptEncoder
+    from radixkv.bench.load.prompt_encoder import PromptEncoder
     from radixkv.bench.run import Bench, Outcome
 
 EXAMPLES = """\
@@ -109,9 +110,9 @@ def _check_combination(args: argparse.Namespace, config: EngineConfig) -> None:
 def _bench(args: argparse.Namespace, config: EngineConfig) -> Bench:
     """What is to be asked; a change that the workload cannot take is wrong usage."""
     parser: Parser = args.parser
-    from radixkv.bench.kinds.source import Source
     from radixkv.bench.run import Bench
-    from radixkv.bench.workloads import WorkloadChanges, load_workload
+    from radixkv.bench.workloads.catalog import WorkloadChanges, load_workload
+    from radixkv.bench.workloads.source import Source
 
     workload = load_workload(args.workload)
     changes = WorkloadChanges(**{name: vars(args)[name] for name in WorkloadChanges.__struct_fields__})
@@ -136,7 +137,7 @@ def _bench(args: argparse.Namespace, config: EngineConfig) -> Bench:
 
 def _encoder(config: EngineConfig) -> PromptEncoder:
     """Of the tokenizer that the server has."""
-    from radixkv.bench.load.encoding import PromptEncoder
+    from radixkv.bench.load.prompt_encoder import PromptEncoder
     from radixkv.checkpoints.resolve import resolve_tokenizer
 
     model = config.model
@@ -182,7 +183,7 @@ def _run(work: Coroutine[Any, Any, Outcome]) -> Outcome:
 
 
 async def _with_server(bench: Bench, config: EngineConfig) -> Outcome:
-    from radixkv.bench.started import ServerFailed, started_server
+    from radixkv.bench.server_process import ServerFailed, started_server
 
     outcome: Outcome | None = None
     flags = engine_flags(config)
@@ -202,7 +203,7 @@ def _report(outcome: Outcome, path: Path | None) -> int:
     import msgspec
 
     from radixkv.bench.output import append_lines
-    from radixkv.bench.report.box import box, failures
+    from radixkv.bench.report.result_table import box, failures
 
     try:
         if path is not None:
@@ -217,7 +218,7 @@ def _report(outcome: Outcome, path: Path | None) -> int:
 
 
 def _compare(outcomes: Sequence[Outcome]) -> int:
-    from radixkv.bench.report.box import comparison, outputs_equal
+    from radixkv.bench.report.result_table import comparison, outputs_equal
 
     off, on = (outcome.figures for outcome in outcomes)
     print(comparison(off, on))
@@ -225,7 +226,7 @@ def _compare(outcomes: Sequence[Outcome]) -> int:
 
 
 def _plot(outcomes: Sequence[Outcome], folder: Path) -> None:
-    from radixkv.bench.report.plot import Run, plot
+    from radixkv.bench.report.run_page import Run, plot
     from radixkv.bench.report.samples import samples_of
 
     plot([Run(outcome.figures, samples_of(outcome.measurement)) for outcome in outcomes], folder)

@@ -11,11 +11,11 @@ from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, engine_flags
-from radixkv.cli.local import add_sampling_flags, is_text, local_llm, sampling_settings
+from radixkv.cli.offline import add_sampling_flags, is_text, local_llm, sampling_settings
 from radixkv.errors import RadixKVError
 
 if TYPE_CHECKING:
-    from radixkv.cli.speakers import Message, Speaker, Turn
+    from radixkv.cli.chat_backends import Message, Speaker, Turn
 
 MAX_TOKENS = 512
 """Of an answer of this process, unless ``--max-tokens`` says otherwise."""
@@ -62,7 +62,7 @@ def _speaker(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStac
     if args.base_url is None:
         if args.api_key is not None:
             parser.error("--api-key is for a running server; give its --base-url, or leave out --api-key")
-        from radixkv.cli.speakers import LocalSpeaker
+        from radixkv.cli.chat_backends import LocalSpeaker
 
         llm = local_llm(config, chat_template=args.chat_template)
         stack.callback(llm.shutdown)
@@ -72,8 +72,8 @@ def _speaker(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStac
         flags.append("--chat-template")
     if flags:
         parser.error(f"{' '.join(flags)} cannot change the server at --base-url, which is running; leave it out")
-    from radixkv.cli.remote import Server
-    from radixkv.cli.speakers import RemoteSpeaker
+    from radixkv.cli.chat_backends import RemoteSpeaker
+    from radixkv.cli.server_client import Server
 
     server = stack.enter_context(Server(args.base_url, args.api_key))
     return RemoteSpeaker(server, args.positional_model or args.model, settings)

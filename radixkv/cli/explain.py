@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from radixkv.cli.arguments import Parser
-from radixkv.cli.local import is_text
+from radixkv.cli.offline import is_text
 from radixkv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from radixkv.cli.remote import Server
+    from radixkv.cli.server_client import Server
 
 N_AROUND = 12
 """Tokens that are shown on either side of the end of the match."""
@@ -69,7 +69,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the report; the exit code."""
     prompt = _prompt(args)
-    from radixkv.cli.remote import Server
+    from radixkv.cli.server_client import Server
 
     with Server(args.base_url, args.api_key) as server:
         ids = server.post("/tokenize", {"prompt": prompt}, Tokenized).tokens

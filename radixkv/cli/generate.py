@@ -7,7 +7,7 @@ import argparse
 import msgspec
 
 from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, whole_number
-from radixkv.cli.local import add_sampling_flags, is_text, local_llm, sampling_settings
+from radixkv.cli.offline import add_sampling_flags, is_text, local_llm, sampling_settings
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, number, whole_number
-from radixkv.cli.foreign import add_always_on
+from radixkv.cli.compat_flags import add_always_on
 from radixkv.config import ServerConfig
 from radixkv.errors import RadixKVError, shortened
 
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     """Serves until told to stop; the exit code."""
     engine = engine_config(args, model=args.positional_model, seed=args.seed)
     server = server_config(args)
-    from radixkv.frontend.server import serve  # only now: other commands need no web server
+    from radixkv.frontend.process import serve  # only now: other commands need no web server
 
     # Until the server takes its signals: both end the start in order, as Ctrl-C does.
     signal.signal(signal.SIGINT, signal.default_int_handler)

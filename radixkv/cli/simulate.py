@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from radixkv.cli.arguments import Parser, whole_number
 
 if TYPE_CHECKING:
-    from radixkv.bench.simulator.replay import Policy
-    from radixkv.bench.simulator.simulation import Result
+    from radixkv.simulator.replay import Policy
+    from radixkv.simulator.simulation import Result
 
 POLICIES: tuple[Policy, ...] = ("lru", "oracle")
 
@@ -124,11 +124,11 @@ def run(args: argparse.Namespace) -> int:
         parser.error("the oracle knows the future of one request in flight; use --policy lru with --concurrency")
     policies = args.policy or (POLICIES if is_alone else ("lru",))
     from radixkv.bench.output import check_outputs
-    from radixkv.bench.simulator.crowd import MAX_NUM_BATCHED_TOKENS
-    from radixkv.bench.simulator.recording import read_recording
-    from radixkv.bench.simulator.simulation import simulate
-    from radixkv.bench.simulator.size import kv_bytes_per_token
-    from radixkv.bench.simulator.table import cells, columns, line, remarks, title
+    from radixkv.simulator.concurrent_replay import MAX_NUM_BATCHED_TOKENS
+    from radixkv.simulator.kv_size import kv_bytes_per_token
+    from radixkv.simulator.recording import read_recording
+    from radixkv.simulator.result_table import cells, columns, line, remarks, title
+    from radixkv.simulator.simulation import simulate
 
     check_outputs(args.output_file, args.plot)
     n_bytes = args.kv_bytes_per_token if args.model is None else kv_bytes_per_token(args.model)
@@ -160,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
     for remark in remarks(results, recording):
         print(remark)
     if args.plot is not None:
-        from radixkv.bench.simulator.curve import plot
+        from radixkv.simulator.hit_rate_plot import plot
 
         plot(results, recording, args.plot)
         print(f"pictures: {args.plot / 'index.html'}")

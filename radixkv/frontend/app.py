@@ -15,21 +15,22 @@ from starlette.types import ASGIApp
 
 from radixkv.config import EngineConfig, ServerConfig
 from radixkv.errors import ContextLengthExceeded, InvalidRequest, RequestError, UnsupportedFeature
-from radixkv.frontend.about import about_routes
+from radixkv.frontend.api.admin import native_routes
+from radixkv.frontend.api.explain import explain_routes
+from radixkv.frontend.api.openai.routes import openai_routes
+from radixkv.frontend.api.server_info import about_routes
+from radixkv.frontend.api.sglang.routes import generate_routes
+from radixkv.frontend.api.tokenize import tokenize_routes
 from radixkv.frontend.client import Client
-from radixkv.frontend.compat import Repeat
-from radixkv.frontend.generate.routes import generate_routes
-from radixkv.frontend.http.bodies import Bodies
-from radixkv.frontend.http.failure import MethodNotAllowed, RouteNotFound
-from radixkv.frontend.http.guard import KeyRequired, LocalOnly
-from radixkv.frontend.http.leaving import ClientGone
-from radixkv.frontend.http.refusal import error_response
+from radixkv.frontend.http.auth import KeyRequired, LocalOnly
+from radixkv.frontend.http.body import Bodies
+from radixkv.frontend.http.disconnect import ClientGone
+from radixkv.frontend.http.error_response import error_response
+from radixkv.frontend.http.errors import MethodNotAllowed, RouteNotFound
 from radixkv.frontend.http.route import route
-from radixkv.frontend.metrics import Metrics
-from radixkv.frontend.native import native_routes
-from radixkv.frontend.openai.routes import openai_routes
-from radixkv.frontend.served import Served
-from radixkv.frontend.texts import text_routes
+from radixkv.frontend.metrics.aliases import Repeat
+from radixkv.frontend.metrics.prometheus import Metrics
+from radixkv.frontend.served_model import Served
 
 CLIENT_CLOSED_REQUEST = 499
 
@@ -75,7 +76,8 @@ def build_app(
             *openai_routes(client, served, bodies),
             *generate_routes(client, served, bodies),
             *native_routes(client, metrics, repeat),
-            *text_routes(client, served, bodies, explain_contents=server.may_explain_contents),
+            *tokenize_routes(served, bodies),
+            *explain_routes(client, served, bodies, explain_contents=server.may_explain_contents),
             *about_routes(client, served, metrics, engine, server),
             *(route(path, _refuse_route, "GET", "POST") for path in NOT_BUILT),
         ],

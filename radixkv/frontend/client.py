@@ -17,8 +17,8 @@ import zmq
 import zmq.asyncio
 
 from radixkv.errors import Draining, RequestError, WireError, request_error
-from radixkv.frontend.answers import Answer, Delta, Latencies, Prompt
-from radixkv.frontend.http.failure import ClientTooSlow, RuntimeSilent
+from radixkv.frontend.http.errors import ClientTooSlow, RuntimeSilent
+from radixkv.frontend.in_flight import Answer, Delta, Latencies, Prompt
 from radixkv.wire import (
     MAX_FRAME_BYTES,
     WIRE_VERSION,

@@ -1,6 +1,6 @@
 """``LLM``: the engine in this process, for offline use."""
 
-from radixkv.llm.engine import LLM
+from radixkv.llm.llm import LLM
 from radixkv.llm.outputs import CompletionOutput, Logprob, RequestOutput
 from radixkv.llm.prompts import Message, Prompt
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from radixkv.errors import InvalidRequest, shortened
 from radixkv.sampling import SamplingParams
-from radixkv.text.chat import ChatTemplate
+from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.messages import plain_messages
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import pack_tokens

@@ -10,10 +10,10 @@ import numpy as np
 
 from radixkv.config import MAX_SEED
 from radixkv.errors import ContextLengthExceeded, InvalidRequest, shortened
-from radixkv.runtime.plan import RowSampling
-from radixkv.runtime.request import TOKEN_BYTES, Request
+from radixkv.runtime.request import Request
+from radixkv.runtime.step.plan import RowSampling
 from radixkv.sampling import SamplingParams
-from radixkv.tree.node import Namespace
+from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire import Submit
 
 MAX_SALT_BYTES = 128

@@ -14,12 +14,15 @@ from time import monotonic, perf_counter
 from radixkv.checkpoints import Checkpoint
 from radixkv.config import EngineConfig, with_defaults
 from radixkv.errors import DeviceError, Draining, InvariantError, RequestError
-from radixkv.runtime.cache import PageCache
-from radixkv.runtime.device.executor import choose_device, open_executor
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.device.factory import choose_device, open_executor
 from radixkv.runtime.intake import Intake
-from radixkv.runtime.plan import Executor, Pending, StepPlan
-from radixkv.runtime.request import TOKEN_BYTES, Phase, Request, Update
-from radixkv.runtime.scheduler import Scheduler
+from radixkv.runtime.request import Phase, Request, Update
+from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.step.executor import Executor
+from radixkv.runtime.step.plan import StepPlan
+from radixkv.runtime.step.result import Pending
+from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire import (
     WIRE_VERSION,
     Cancel,

@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import decoders, pre_tokenizers
 
 from radixkv.errors import CheckpointError, ContextLengthExceeded, InvalidRequest
-from radixkv.text.stretches import Stretches, pack
+from radixkv.text.segment_cache import Stretches, pack
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _CACHED_TOKENS = 1 << 15

@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from radixkv.tree.children import Children
 
+TOKEN_BYTES = 4
+"""A token is one little-endian int32."""
+
 
 class Namespace(NamedTuple):
     """What must not share pages. The position gives the type: a salt never equals an adapter."""

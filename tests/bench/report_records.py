@@ -4,7 +4,7 @@ from array import array
 
 from radixkv.bench.load.chunks import PromptTokensDetails, Usage
 from radixkv.bench.load.record import Answer, Measurement, Record
-from radixkv.bench.report.figures import figures
+from radixkv.bench.report.run_metrics import figures
 
 
 def record(

@@ -8,8 +8,8 @@ from pathlib import Path
 from bench_command import SMALL, bench
 from fake_openai import output_ids, output_text
 
-from radixkv.bench.workloads import WorkloadChanges, load_workload, workload_names
-from radixkv.cli.load_flags import COUNTS, WORKLOADS
+from radixkv.bench.workloads.catalog import WorkloadChanges, load_workload, workload_names
+from radixkv.cli.bench_flags import COUNTS, WORKLOADS
 
 
 def test_a_run_prints_its_box_and_appends_its_line(fake, tmp_path):
@@ -95,7 +95,7 @@ def test_the_line_says_how_a_server_was_started(fake, tmp_path, inside, monkeypa
         started.append(flags)
         yield fake.address
 
-    monkeypatch.setattr("radixkv.bench.started.started_server", started_server)
+    monkeypatch.setattr("radixkv.bench.server_process.started_server", started_server)
     path = tmp_path / "lines.jsonl"
     assert inside(*SMALL, "--output-file", path, "--compare-cache", "--page-size", 32)[0] == 0
     assert inside(*SMALL, "--output-file", path, "--tokenizer", "\udcff")[0] == 0
@@ -208,7 +208,7 @@ def test_a_models_revision_is_not_asked_of_another_tokenizer(fake, inside, monke
     async def started_server(flags):
         yield fake.address
 
-    monkeypatch.setattr("radixkv.bench.started.started_server", started_server)
+    monkeypatch.setattr("radixkv.bench.server_process.started_server", started_server)
     flags = ["--model", "org/model", "--revision", "v2", "--tokenizer", "tiny", "--prompt-form", "tokens"]
     code, _, errors = inside(*SMALL, *flags)
     assert (code, errors) == (0, "")

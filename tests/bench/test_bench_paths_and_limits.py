@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from radixkv.bench.started import ServerFailed, started_server
+from radixkv.bench.server_process import ServerFailed, started_server
 from radixkv.cli import main
 from support.live import LIMIT_S
 
@@ -76,7 +76,7 @@ def test_an_open_loop_may_have_more_connections_than_files_are_allowed_at_first(
     fake.crowd = 50
     command = f"""
 import resource, sys
-from radixkv.bench.started import ServerFailed, started_server
+from radixkv.bench.server_process import ServerFailed, started_server
 from radixkv.cli import main
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 sys.exit(main({["bench", "--base-url", fake.address, *SMALL, "--num-prompts", "60", "--request-rate", "1000"]!r}))

@@ -5,11 +5,11 @@ import threading
 
 import pytest
 
-from radixkv.bench.datasets.conversations import read_conversations
-from radixkv.bench.datasets.documents import read_documents
-from radixkv.bench.datasets.gsm8k import read_problems
-from radixkv.bench.datasets.lines import MAX_LINE_BYTES
-from radixkv.bench.datasets.mooncake import read_trace
+from radixkv.bench.workloads.datasets.conversations import read_conversations
+from radixkv.bench.workloads.datasets.documents import read_documents
+from radixkv.bench.workloads.datasets.gsm8k import read_problems
+from radixkv.bench.workloads.datasets.lines import MAX_LINE_BYTES
+from radixkv.bench.workloads.datasets.mooncake import read_trace
 from radixkv.errors import ConfigError
 
 PROBLEM = {"question": "How many?", "answer": "Two.\n#### 2"}

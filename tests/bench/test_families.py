@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from radixkv.bench.families.arithmetic import made_problems
-from radixkv.bench.families.chat import made_chats
-from radixkv.bench.families.layout import asked, worked
-from radixkv.bench.families.lookup import about, made_documents
-from radixkv.bench.families.problem import Problem, result_of
-from radixkv.bench.families.tools import made_errands
+from radixkv.bench.workloads.problems.arithmetic import made_problems
+from radixkv.bench.workloads.problems.chat import made_chats
+from radixkv.bench.workloads.problems.layout import asked, worked
+from radixkv.bench.workloads.problems.lookup import about, made_documents
+from radixkv.bench.workloads.problems.problem import Problem, result_of
+from radixkv.bench.workloads.problems.tools import made_errands
 from radixkv.errors import ConfigError
 
 MAKERS: dict[str, Callable[[int], Iterator[Any]]] = {

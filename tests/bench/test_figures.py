@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_records import failed, line, measured, record
 
-from radixkv.bench.report.box import MOST_REASONS, box, comparison, failures
-from radixkv.bench.report.figures import cache_report, figures, outputs_sha256, summary
+from radixkv.bench.report.result_table import MOST_REASONS, box, comparison, failures
+from radixkv.bench.report.run_metrics import cache_report, figures, outputs_sha256, summary
 
 API_KEYS = {
     "completed",

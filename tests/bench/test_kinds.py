@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from radixkv.bench.kinds.source import Source
-from radixkv.bench.workloads import WorkloadChanges, load_workload, workload_names
+from radixkv.bench.workloads.catalog import WorkloadChanges, load_workload, workload_names
+from radixkv.bench.workloads.source import Source
 from radixkv.errors import ConfigError
 from support.sessions import facts_of, requests_of, turns_of
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from radixkv.bench.families.problem import Problem
-from radixkv.bench.kinds.answers import mostly_right_result, right_mention, right_result
+from radixkv.bench.workloads.answers import mostly_right_result, right_mention, right_result
+from radixkv.bench.workloads.problems.problem import Problem
 
 
 @pytest.mark.parametrize(

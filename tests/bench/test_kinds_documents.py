@@ -5,9 +5,9 @@ from itertools import chain, groupby
 
 import pytest
 
-from radixkv.bench.families.lookup import about, made_documents
-from radixkv.bench.kinds.source import Source
-from radixkv.bench.workloads import WorkloadChanges, load_workload
+from radixkv.bench.workloads.catalog import WorkloadChanges, load_workload
+from radixkv.bench.workloads.problems.lookup import about, made_documents
+from radixkv.bench.workloads.source import Source
 from radixkv.errors import ConfigError
 from support.sessions import requests_of, turns_of
 

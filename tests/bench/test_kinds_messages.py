@@ -5,11 +5,11 @@ from itertools import pairwise
 
 import pytest
 
-from radixkv.bench.families.chat import made_chats
-from radixkv.bench.families.tools import made_errands
-from radixkv.bench.kinds.chat import Chat
-from radixkv.bench.kinds.source import Source
-from radixkv.bench.workloads import WorkloadChanges, load_workload
+from radixkv.bench.workloads.catalog import WorkloadChanges, load_workload
+from radixkv.bench.workloads.chat import Chat
+from radixkv.bench.workloads.problems.chat import made_chats
+from radixkv.bench.workloads.problems.tools import made_errands
+from radixkv.bench.workloads.source import Source
 from radixkv.errors import ConfigError
 from support.sessions import requests_of, turns_of
 

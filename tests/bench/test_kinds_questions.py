@@ -7,11 +7,11 @@ from itertools import islice, pairwise
 
 import pytest
 
-from radixkv.bench.families.arithmetic import made_problems
-from radixkv.bench.kinds.source import Source
-from radixkv.bench.kinds.tree_of_thought import best
 from radixkv.bench.session import Request
-from radixkv.bench.workloads import WorkloadChanges, load_workload
+from radixkv.bench.workloads.catalog import WorkloadChanges, load_workload
+from radixkv.bench.workloads.problems.arithmetic import made_problems
+from radixkv.bench.workloads.source import Source
+from radixkv.bench.workloads.tree_of_thought import best
 from radixkv.errors import ConfigError
 from support.sessions import requests_of, shared_beginning, turns_of
 

@@ -17,7 +17,7 @@ from radixkv.bench.load.client import Client
 from radixkv.bench.load.generator import LoadGenerator
 from radixkv.bench.session import Request, Session
 from radixkv.errors import ConfigError
-from radixkv.progress import Progress
+from radixkv.terminal_progress import Progress
 
 
 def kept(record):

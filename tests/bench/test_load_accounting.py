@@ -7,7 +7,7 @@ from loads import OUTPUT_LEN, ask, send
 
 from radixkv.bench.load.accounting import Tokens, accounting, counted_by_metrics
 from radixkv.bench.load.client import Client
-from radixkv.bench.load.encoding import PromptEncoder
+from radixkv.bench.load.prompt_encoder import PromptEncoder
 from radixkv.bench.session import Request
 from radixkv.errors import CheckpointError
 

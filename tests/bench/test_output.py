@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from radixkv.bench.output import append_lines
-from radixkv.bench.report.pictures import Section, write_page
+from radixkv.bench.report.html_page import Section, write_page
 from radixkv.errors import ConfigError
 
 

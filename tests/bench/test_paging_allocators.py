@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from radixkv.bench.paging.allocators import BestFit, Block, Buddy, next_power_of_two
+from radixkv.studies.paging.allocators import BestFit, Block, Buddy, next_power_of_two
 
 POOLS = (1, 12, 64, 100, 257)
 

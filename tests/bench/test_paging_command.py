@@ -11,10 +11,14 @@ from typing import Any
 
 import pytest
 
-from radixkv.bench.paging import workloads as study_workloads
-from radixkv.bench.paging.lengths import AllLengths, Lengths, Pair, published_lengths
-from radixkv.bench.paging.measure import measure
-from radixkv.bench.paging.tables import (
+from radixkv.cli import bench_paging as paging
+from radixkv.cli import main
+from radixkv.config import CacheConfig, EngineConfig, ModelConfig
+from radixkv.runtime.device.machine_cuda import look
+from radixkv.studies.paging import workloads as study_workloads
+from radixkv.studies.paging.lengths import AllLengths, Lengths, Pair, published_lengths
+from radixkv.studies.paging.measure import measure
+from radixkv.studies.paging.tables import (
     cost_rows,
     lost_rows,
     measured_cells,
@@ -23,9 +27,6 @@ from radixkv.bench.paging.tables import (
     page_size_remarks,
     targets,
 )
-from radixkv.cli import main, paging
-from radixkv.config import CacheConfig, EngineConfig, ModelConfig
-from radixkv.runtime.device.cuda.checks import look
 
 SMALL = ("--max-total-tokens", "2048", "--max-model-len", "512", "--num-prompts", "40", "--page-sizes", "1,16")
 
@@ -179,7 +180,7 @@ def test_without_a_gpu_measuring_is_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = replace(look(), driver_cuda=None)
-    monkeypatch.setattr("radixkv.runtime.device.executor.look", lambda: machine)
+    monkeypatch.setattr("radixkv.runtime.device.factory.look", lambda: machine)
     assert run(*SMALL, "--measure") == 1
     assert "--measure runs the engine on a GPU, but" in capsys.readouterr().err
 

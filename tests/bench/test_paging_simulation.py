@@ -7,17 +7,17 @@ from random import Random
 
 import pytest
 
-from radixkv.bench.paging.allocators import BestFit, Buddy
-from radixkv.bench.paging.contiguous import Contiguous, to_length, to_maximum, to_power_of_two
-from radixkv.bench.paging.lengths import AllLengths, Chat, Lengths, Pair
-from radixkv.bench.paging.memory import Memory, shares
-from radixkv.bench.paging.paged import Paged
-from radixkv.bench.paging.scheme import Scheme
-from radixkv.bench.paging.sequences import Segments, Sequence, Turn, n_distinct
-from radixkv.bench.paging.simulation import Stay, most_at_once, simulate
-from radixkv.bench.paging.workloads import WORKLOADS, Workload, make_workload
 from radixkv.errors import ConfigError
 from radixkv.runtime.request import held
+from radixkv.studies.paging.allocators import BestFit, Buddy
+from radixkv.studies.paging.contiguous import Contiguous, to_length, to_maximum, to_power_of_two
+from radixkv.studies.paging.lengths import AllLengths, Chat, Lengths, Pair
+from radixkv.studies.paging.memory import Memory, shares
+from radixkv.studies.paging.paged import Paged
+from radixkv.studies.paging.scheme import Scheme
+from radixkv.studies.paging.sequences import Segments, Sequence, Turn, n_distinct
+from radixkv.studies.paging.simulation import Stay, most_at_once, simulate
+from radixkv.studies.paging.workloads import WORKLOADS, Workload, make_workload
 
 SMALL = AllLengths(
     problems=Lengths("made", lambda rng: Pair(rng.randint(1, 12), rng.randint(1, 12))),

@@ -11,8 +11,11 @@ from random import Random
 
 import pytest
 
-from radixkv.bench.datasets.formats import MESSAGES, PROBLEMS, TRACE
-from radixkv.bench.paging.lengths import (
+from radixkv.bench.workloads.datasets.formats import MESSAGES, PROBLEMS, TRACE
+from radixkv.checkpoints import resolve_tokenizer
+from radixkv.cli import main
+from radixkv.errors import ConfigError
+from radixkv.studies.paging.lengths import (
     N_TURNS,
     SHAREGPT_MEANS,
     AllLengths,
@@ -22,11 +25,8 @@ from radixkv.bench.paging.lengths import (
     at_quantile,
     published_lengths,
 )
-from radixkv.bench.paging.recorded import USED_BY, recorded_lengths
-from radixkv.bench.paging.workloads import N_PREFIXES, N_SAMPLES, N_SHOTS, WORKLOADS, Workload, make_workload
-from radixkv.checkpoints import resolve_tokenizer
-from radixkv.cli import main
-from radixkv.errors import ConfigError
+from radixkv.studies.paging.recorded_lengths import USED_BY, recorded_lengths
+from radixkv.studies.paging.workloads import N_PREFIXES, N_SAMPLES, N_SHOTS, WORKLOADS, Workload, make_workload
 from radixkv.text.tokenizer import Tokenizer
 
 

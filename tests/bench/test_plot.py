@@ -3,7 +3,7 @@ from report_page import PNG, Page
 from report_records import failed, line, measured, record
 
 from radixkv.bench.report.charts import off_on
-from radixkv.bench.report.plot import Run, plot
+from radixkv.bench.report.run_page import Run, plot
 from radixkv.bench.report.samples import samples_of
 from radixkv.errors import ConfigError
 

@@ -1,8 +1,8 @@
 import json
 
-from radixkv.bench.datasets.conversations import Conversation
-from radixkv.bench.kinds.replay import replayed
 from radixkv.bench.session import Reply
+from radixkv.bench.workloads.datasets.conversations import Conversation
+from radixkv.bench.workloads.replay import replayed
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "find", "arguments": '{"key": "red"}'}}
 ERRAND = [

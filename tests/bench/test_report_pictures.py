@@ -5,7 +5,7 @@ import sys
 import pytest
 from report_page import PNG, Page
 
-from radixkv.bench.report.pictures import Section, label_ends, new_figure, require_folder, save, style, write_page
+from radixkv.bench.report.html_page import Section, label_ends, new_figure, require_folder, save, style, write_page
 from radixkv.errors import ConfigError
 
 
@@ -73,8 +73,8 @@ def test_without_matplotlib_the_extra_is_named_and_reports_without_pictures_work
     code = """
 import sys
 sys.modules["matplotlib"] = None
-import radixkv.bench.report.plot, radixkv.bench.report.box
-from radixkv.bench.report.pictures import require_matplotlib
+import radixkv.bench.report.run_page, radixkv.bench.report.result_table
+from radixkv.bench.report.html_page import require_matplotlib
 from radixkv.errors import ConfigError
 try:
     require_matplotlib()

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_records import failed, measured, record
 
-from radixkv.bench.report.figures import figures
+from radixkv.bench.report.run_metrics import figures
 from radixkv.bench.report.samples import FEWEST_INTERVALS, MOST_INTERVALS, samples_of
 
 moments = st.floats(0, 100)

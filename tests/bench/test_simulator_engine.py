@@ -8,11 +8,11 @@ from random import Random
 import pytest
 
 from radixkv import LLM, SamplingParams
-from radixkv.bench.simulator.crowd import Crowd
-from radixkv.bench.simulator.recording import read_recording
-from radixkv.bench.simulator.replay import Replay
-from radixkv.bench.simulator.traffic import TokenTraffic
 from radixkv.errors import ContextLengthExceeded
+from radixkv.simulator.concurrent_replay import Crowd
+from radixkv.simulator.recording import read_recording
+from radixkv.simulator.replay import Replay
+from radixkv.simulator.traffic import TokenTraffic
 from radixkv.wire import pack_tokens
 
 PAGE_SIZE = 16

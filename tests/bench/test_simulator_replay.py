@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from radixkv.bench.datasets.mooncake import TraceRequest
-from radixkv.bench.simulator.crowd import Crowd
-from radixkv.bench.simulator.replay import Replay
-from radixkv.bench.simulator.traffic import BlockTraffic, TokenTraffic
+from radixkv.bench.workloads.datasets.mooncake import TraceRequest
 from radixkv.config import SchedulerConfig
+from radixkv.simulator.concurrent_replay import Crowd
+from radixkv.simulator.replay import Replay
+from radixkv.simulator.traffic import BlockTraffic, TokenTraffic
 from support.engine import Engine, token_bytes
 
 BLOCK = 512

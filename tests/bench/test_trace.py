@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixkv.bench.datasets.mooncake import TraceRequest
-from radixkv.bench.kinds.made_trace import made_trace
-from radixkv.bench.kinds.source import Source
-from radixkv.bench.kinds.trace import Trace
-from radixkv.bench.workloads import load_workload
+from radixkv.bench.workloads.catalog import load_workload
+from radixkv.bench.workloads.datasets.mooncake import TraceRequest
+from radixkv.bench.workloads.source import Source
+from radixkv.bench.workloads.synthetic_trace import made_trace
+from radixkv.bench.workloads.trace import Trace
 from radixkv.errors import ConfigError
 
 

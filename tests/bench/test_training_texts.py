@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from radixkv.bench.families.arithmetic import made_problems
-from radixkv.bench.kinds.agents import Agents
-from radixkv.bench.kinds.chat import Chat
-from radixkv.bench.kinds.fewshot import FewShot
-from radixkv.bench.kinds.long_document_qa import LongDocumentQA
-from radixkv.bench.kinds.source import Made, Source
 from radixkv.bench.session import Prompt, Reply
+from radixkv.bench.workloads.agents import Agents
+from radixkv.bench.workloads.chat import Chat
+from radixkv.bench.workloads.fewshot import FewShot
+from radixkv.bench.workloads.long_document_qa import LongDocumentQA
+from radixkv.bench.workloads.problems.arithmetic import made_problems
+from radixkv.bench.workloads.source import Made, Source
 from radixkv.checkpoints import resolve
-from radixkv.text.chat import ChatTemplate
+from radixkv.text.chat_template import ChatTemplate
 from training.cases import SCORE_SEEDS, SEED
 from training.texts import HELD_OUT_PROBLEMS, HELD_OUT_SEEDS, Texts, held_out_questions
 

@@ -1,7 +1,7 @@
 import pytest
 
-from radixkv.bench.kinds.source import Source
-from radixkv.bench.workloads import WorkloadChanges, load_workload, warmup_sessions, workload_names
+from radixkv.bench.workloads.catalog import WorkloadChanges, load_workload, warmup_sessions, workload_names
+from radixkv.bench.workloads.source import Source
 from radixkv.errors import ConfigError
 from support.sessions import facts_of, requests_of
 

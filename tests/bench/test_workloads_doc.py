@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from radixkv.bench.kinds.source import Source
-from radixkv.bench.load.encoding import PromptEncoder
-from radixkv.bench.workloads import WorkloadChanges, load_workload, workload_names
+from radixkv.bench.load.prompt_encoder import PromptEncoder
+from radixkv.bench.workloads.catalog import WorkloadChanges, load_workload, workload_names
+from radixkv.bench.workloads.source import Source
 from radixkv.checkpoints.resolve import resolve, resolve_tokenizer
 from radixkv.llm import LLM
 from radixkv.sampling import SamplingParams

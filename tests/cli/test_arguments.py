@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from radixkv.cli import main
 from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, engine_flags
-from radixkv.cli.foreign import REFUSED
+from radixkv.cli.compat_flags import REFUSED
 from radixkv.cli.generate import add as add_generate
-from radixkv.cli.local import sampling_settings
+from radixkv.cli.offline import sampling_settings
 from radixkv.cli.serve import add as add_serve
 from radixkv.cli.serve import server_config
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig

@@ -129,9 +129,9 @@ try:
     main([{command!r}, "--help"])
 except SystemExit:
     pass
-import radixkv.bench.run, radixkv.bench.started, radixkv.bench.report.box, radixkv.cli.remote
+import radixkv.bench.run, radixkv.bench.server_process, radixkv.bench.report.result_table, radixkv.cli.server_client
 if {command!r} == "serve":
-    import radixkv.frontend.server
+    import radixkv.frontend.process
 print([name for name in ("torch", "transformers") if name in sys.modules], file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from radixkv.cli import main
-from radixkv.cli.local import local_llm
+from radixkv.cli.offline import local_llm
 from radixkv.config import EngineConfig
 from radixkv.llm import LLM
 from radixkv.sampling import SamplingParams

@@ -8,12 +8,12 @@ from random import Random
 
 import pytest
 
-from radixkv.bench.simulator import simulation
-from radixkv.bench.simulator.recording import read_recording
-from radixkv.bench.simulator.replay import Replay
 from radixkv.checkpoints import resolve_tokenizer
 from radixkv.cli import main
 from radixkv.errors import ConfigError
+from radixkv.simulator import simulation
+from radixkv.simulator.recording import read_recording
+from radixkv.simulator.replay import Replay
 
 BLOCK = 512
 

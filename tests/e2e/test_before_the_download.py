@@ -33,7 +33,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         monkeypatch.setenv("HF_HUB_OFFLINE", "0")
         # This process's client has read its environment already.
         here = partial(resolve, cache_folder=tmp_path / "home" / "hub", hub_endpoint=hub.endpoint)
-        monkeypatch.setattr("radixkv.llm.engine.resolve", here)
+        monkeypatch.setattr("radixkv.llm.llm.resolve", here)
         yield hub
 
 

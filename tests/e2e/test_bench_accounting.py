@@ -8,8 +8,8 @@ import pytest
 from radixkv.bench.load.accounting import accounting, counted_by_metrics
 from radixkv.bench.load.arrivals import Load
 from radixkv.bench.load.client import Client
-from radixkv.bench.load.encoding import PromptEncoder
 from radixkv.bench.load.generator import LoadGenerator
+from radixkv.bench.load.prompt_encoder import PromptEncoder
 from radixkv.bench.session import Request, Session, lone
 
 SHARED = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer: 7.\n\n" * 8

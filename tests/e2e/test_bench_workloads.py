@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from radixkv.bench.kinds.source import Source
-from radixkv.bench.report.box import outputs_equal
+from radixkv.bench.report.result_table import outputs_equal
 from radixkv.bench.run import Bench
-from radixkv.bench.workloads import load_workload
+from radixkv.bench.workloads.catalog import load_workload
+from radixkv.bench.workloads.source import Source
 from radixkv.checkpoints.resolve import resolve
 from support.live import Live, serving
 

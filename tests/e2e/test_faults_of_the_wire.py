@@ -18,7 +18,8 @@ from support.live import HERE, LIMIT_S, Live, wait_for
 
 OTHER_VERSION = """
 import sys
-from radixkv.runtime import loop, main
+from radixkv.runtime import process as main
+from radixkv.runtime import loop
 loop.WIRE_VERSION = main.WIRE_VERSION = main.WIRE_VERSION + 1
 sys.exit(main.main())
 """
@@ -51,7 +52,7 @@ def test_garbage_and_strangers_are_dropped_and_counted(unharmed: Live, socket_pa
 def test_a_second_runtime_on_the_same_path_refuses(unharmed: Live, socket_path: Path) -> None:
     start = Start(EngineConfig(), "/nowhere", str(socket_path))
     ended = subprocess.run(
-        [sys.executable, "-m", "radixkv.runtime.main"],
+        [sys.executable, "-m", "radixkv.runtime.process"],
         input=msgspec.json.encode(start) + b"\n",
         capture_output=True,
         timeout=LIMIT_S,

@@ -6,8 +6,8 @@ import pytest
 from scripted import EOS, MAX_MODEL_LEN, ScriptedLoop, Site, write_tokenizer
 from sites import running_site
 
-from radixkv.frontend.served import Served
-from radixkv.text.chat import ChatTemplate
+from radixkv.frontend.served_model import Served
+from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
 
 CHAT_TEMPLATE = """\

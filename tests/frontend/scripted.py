@@ -255,7 +255,7 @@ def run_as_process(loop: ScriptedLoop) -> int:
     module = types.ModuleType("radixkv.runtime.loop")
     module.build_loop = lambda config, checkpoint: loop
     sys.modules |= {"radixkv.checkpoints": checkpoints, "radixkv.runtime.loop": module}
-    from radixkv.runtime.main import main
+    from radixkv.runtime.process import main
 
     return main()
 

@@ -17,12 +17,12 @@ from scripted import ScriptedLoop, Site
 from radixkv.config import EngineConfig, ServerConfig
 from radixkv.frontend.app import build_app
 from radixkv.frontend.client import Client
-from radixkv.frontend.http.bodies import BODY_S, Bodies
+from radixkv.frontend.http.body import BODY_S, Bodies
 from radixkv.frontend.http.connection import Connection
-from radixkv.frontend.metrics import Metrics
-from radixkv.frontend.served import Served
-from radixkv.frontend.server import _Uvicorn, claim
-from radixkv.runtime.main import Server, _bound
+from radixkv.frontend.metrics.prometheus import Metrics
+from radixkv.frontend.process import _Uvicorn, claim
+from radixkv.frontend.served_model import Served
+from radixkv.runtime.process import Server, _bound
 from support.live import KEPT_S, LIMIT_S
 
 

@@ -10,7 +10,7 @@ from scripted import Site
 from sites import running_site
 
 from radixkv.config import ServerConfig
-from radixkv.frontend.served import Served
+from radixkv.frontend.served_model import Served
 from support.live import LIMIT_S
 
 KEY = "sesame-0123456789"

@@ -14,8 +14,8 @@ from scripted import MAX_MODEL_LEN, ScriptedLoop, Site
 from sites import running_site
 
 from radixkv.errors import ContextLengthExceeded, InvalidRequest
-from radixkv.frontend.openai.schema import parse_chat
-from radixkv.frontend.served import Served
+from radixkv.frontend.api.openai.schema import parse_chat
+from radixkv.frontend.served_model import Served
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import unpack_tokens
 

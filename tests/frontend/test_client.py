@@ -13,12 +13,12 @@ from scripted import ScriptedLoop
 
 from radixkv.errors import WireError
 from radixkv.frontend import client as client_module
-from radixkv.frontend.answers import Delta, Prompt
 from radixkv.frontend.client import Client
-from radixkv.frontend.http.failure import ClientTooSlow, RuntimeSilent
-from radixkv.frontend.metrics import Metrics
-from radixkv.frontend.server import SLOW_READER_MS, claim
-from radixkv.runtime.main import Server, _bound
+from radixkv.frontend.http.errors import ClientTooSlow, RuntimeSilent
+from radixkv.frontend.in_flight import Delta, Prompt
+from radixkv.frontend.metrics.prometheus import Metrics
+from radixkv.frontend.process import SLOW_READER_MS, claim
+from radixkv.runtime.process import Server, _bound
 from radixkv.sampling import SamplingParams
 from radixkv.wire import FromRuntime, NewTokens, Submit, Tokens, ToRuntime, encode, pack_tokens, unpack_tokens
 from support.live import LIMIT_S
@@ -249,7 +249,7 @@ def test_the_kernel_cuts_readers_that_stop() -> None:
 
 def test_the_frontend_imports_no_torch_and_no_transformers() -> None:
     code = (
-        "import sys, radixkv.frontend.server\n"
+        "import sys, radixkv.frontend.process\n"
         "bad = {'torch', 'transformers', 'radixkv.runtime'} & set(sys.modules)\n"
         "assert not bad, bad"
     )

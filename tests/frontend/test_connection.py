@@ -13,7 +13,7 @@ from scripted import Site
 from sites import running_site
 
 from radixkv.frontend.http.connection import Connection
-from radixkv.frontend.served import Served
+from radixkv.frontend.served_model import Served
 from support.live import LIMIT_S
 
 SHORT_S = 1.0

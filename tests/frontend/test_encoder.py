@@ -14,9 +14,9 @@ from scripted import ScriptedLoop
 from tokenizers import models, pre_tokenizers, processors
 
 from radixkv.errors import ContextLengthExceeded, InvalidRequest
-from radixkv.frontend.encoder import CHARACTERS_AT_ONCE
-from radixkv.frontend.encoding import encode_texts
-from radixkv.frontend.served import Served
+from radixkv.frontend.batch_tokenizer import CHARACTERS_AT_ONCE
+from radixkv.frontend.prompt_encoding import encode_texts
+from radixkv.frontend.served_model import Served
 from radixkv.text.tokenizer import Tokenizer
 from support.live import LIMIT_S
 

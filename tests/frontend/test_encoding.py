@@ -11,10 +11,10 @@ from scripted import EOS, ScriptedLoop
 from tokenizers import models, pre_tokenizers, processors
 
 from radixkv.errors import ContextLengthExceeded
-from radixkv.frontend.openai.prompts import chat_prompt, completion_prompts
-from radixkv.frontend.openai.schema import ChatRequest, CompletionRequest
-from radixkv.frontend.served import Served
-from radixkv.text.chat import ChatTemplate
+from radixkv.frontend.api.openai.prompts import chat_prompt, completion_prompts
+from radixkv.frontend.api.openai.schema import ChatRequest, CompletionRequest
+from radixkv.frontend.served_model import Served
+from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import unpack_tokens
 

@@ -12,7 +12,7 @@ from support.live import LIMIT_S
 CODE = """
 import resource
 from radixkv.config import SchedulerConfig
-from radixkv.frontend.files import raise_file_limit
+from radixkv.frontend.file_limit import raise_file_limit
 
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
 raise_file_limit(SchedulerConfig(max_num_seqs={n_rows}, max_queued_requests=400))

@@ -11,9 +11,9 @@ import pytest
 from scripted import ScriptedLoop
 
 from radixkv.errors import RequestError, RuntimeDied
-from radixkv.frontend.http.failure import RuntimeSilent
-from radixkv.frontend.interval import Interval
-from radixkv.frontend.log import StatsLog, stage
+from radixkv.frontend.http.errors import RuntimeSilent
+from radixkv.frontend.metrics.log import StatsLog, stage
+from radixkv.frontend.metrics.stats_delta import Interval
 from radixkv.wire import GetStats, Stats
 
 

@@ -17,12 +17,12 @@ from scripted import EOS, ScriptedLoop, Site, figures, write_tokenizer
 from sites import running_site
 from tokenizers import processors
 
-from radixkv.frontend.answers import Prompt
-from radixkv.frontend.generate.logprobs import show_with_text
+from radixkv.frontend.api.openai import prompts
+from radixkv.frontend.api.sglang.logprobs import show_with_text
+from radixkv.frontend.in_flight import Prompt
 from radixkv.frontend.logprobs import chat_token, completion_token, prompt_entry
-from radixkv.frontend.openai import prompts
-from radixkv.frontend.scored import ScoredPrompt
-from radixkv.frontend.served import Served
+from radixkv.frontend.prompt_logprobs import ScoredPrompt
+from radixkv.frontend.served_model import Served
 from radixkv.sampling import SamplingParams
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import TokenLogprobs, pack_tokens, unpack_tokens

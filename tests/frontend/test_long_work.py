@@ -13,12 +13,12 @@ from scripted import Site
 from starlette.requests import Request
 
 from radixkv.errors import InvalidRequest
-from radixkv.frontend.choice import Piece
-from radixkv.frontend.decoding import MAX_KEYS
-from radixkv.frontend.http.bodies import Bodies
-from radixkv.frontend.openai import schema
-from radixkv.frontend.openai.completion import CompletionShape
-from radixkv.frontend.scored import ScoredPrompt
+from radixkv.frontend.api.openai import schema
+from radixkv.frontend.api.openai.completion import CompletionShape
+from radixkv.frontend.choice_stream import Piece
+from radixkv.frontend.http.body import Bodies
+from radixkv.frontend.http.body_decoder import MAX_KEYS
+from radixkv.frontend.prompt_logprobs import ScoredPrompt
 from support.live import LIMIT_S
 
 

@@ -9,9 +9,9 @@ import pytest
 from scripted import MAX_MODEL_LEN, VOCAB_SIZE, Site
 from sites import running_site
 
-from radixkv.frontend.http import refusal
-from radixkv.frontend.openai import schema
-from radixkv.frontend.served import Served
+from radixkv.frontend.api.openai import schema
+from radixkv.frontend.http import error_response
+from radixkv.frontend.served_model import Served
 from radixkv.text.tokenizer import Tokenizer
 from support.live import LIMIT_S
 
@@ -308,7 +308,7 @@ def test_paths_are_exact_and_health_takes_head(site: Site) -> None:
 def test_a_body_that_does_not_come_ends_the_connection(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refusal, "DISCARD_S", 0.2)
+    monkeypatch.setattr(error_response, "DISCARD_S", 0.2)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with (
         running_site(served, tmp_path, body_limit_s=0.5) as site,

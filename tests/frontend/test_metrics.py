@@ -3,7 +3,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 from scripted import ScriptedLoop
 
-from radixkv.frontend.metrics import Metrics
+from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.wire import GetStats, Stats
 
 

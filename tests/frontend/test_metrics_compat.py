@@ -10,9 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from scripted import ScriptedLoop
 
-from radixkv.frontend.compat import Repeat
-from radixkv.frontend.interval import Interval
-from radixkv.frontend.metrics import Metrics
+from radixkv.frontend.metrics.aliases import Repeat
+from radixkv.frontend.metrics.prometheus import Metrics
+from radixkv.frontend.metrics.stats_delta import Interval
 from radixkv.wire import GetStats, Stats
 
 Sample = tuple[str, tuple[tuple[str, str], ...]]

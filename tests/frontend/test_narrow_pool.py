@@ -11,7 +11,7 @@ import pytest
 from scripted import MAX_MODEL_LEN, Site
 from sites import running_site
 
-from radixkv.frontend.served import Served
+from radixkv.frontend.served_model import Served
 
 POOL_TOKENS = 64
 LIMIT = POOL_TOKENS + 1

@@ -13,8 +13,8 @@ from sites import running_site
 from radixkv import __version__
 from radixkv.config import ServerConfig
 from radixkv.errors import Draining, QueueTimeout
-from radixkv.frontend.http.refusal import error_response
-from radixkv.frontend.served import Served
+from radixkv.frontend.http.error_response import error_response
+from radixkv.frontend.served_model import Served
 from radixkv.runtime.intake import MIN_PRIORITY
 from radixkv.wire import Flush, Flushed
 
@@ -48,7 +48,7 @@ def test_a_token_is_generated_to_see_that_it_can_be(site: Site) -> None:
 
 
 def test_an_engine_that_generates_nothing_is_ill(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixkv.frontend.native.GENERATED_WITHIN_S", 0.1)
+    monkeypatch.setattr("radixkv.frontend.api.admin.GENERATED_WITHIN_S", 0.1)
     site.loop.is_held = True
     try:
         assert site.http.get("/health_generate").status_code == 503

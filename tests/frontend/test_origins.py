@@ -12,7 +12,7 @@ from scripted import Site
 from sites import running_site
 
 from radixkv.config import ServerConfig
-from radixkv.frontend.served import Served
+from radixkv.frontend.served_model import Served
 
 PAGE = "https://app.example"
 OTHER = "https://other.example"

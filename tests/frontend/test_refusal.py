@@ -17,11 +17,11 @@ from sites import running_site
 
 from radixkv.config import ServerConfig
 from radixkv.errors import Draining
-from radixkv.frontend.http import refusal
-from radixkv.frontend.http.bodies import Bodies
+from radixkv.frontend.http import error_response
+from radixkv.frontend.http.body import Bodies
 from radixkv.frontend.http.connection import REQUEST_S
-from radixkv.frontend.served import Served
-from radixkv.frontend.server import REPLIES_S
+from radixkv.frontend.process import REPLIES_S
+from radixkv.frontend.served_model import Served
 from support.live import LIMIT_S
 
 COMPLETIONS = "/v1/completions"
@@ -63,7 +63,7 @@ def test_who_sends_all_before_reading_sees_why_it_is_refused(
     send: Callable[[Site, str, dict[str, str]], tuple[int, bytes]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(refusal, "DISCARD_S", LIMIT_S)  # the machine may be busy
+    monkeypatch.setattr(error_response, "DISCARD_S", LIMIT_S)  # the machine may be busy
     for where, path, headers, status, code in (
         (site, COMPLETIONS, JSON, 413, "body_too_large"),
         (site, COMPLETIONS, JSON | {"Origin": "https://example.org"}, 403, "forbidden"),
@@ -80,14 +80,14 @@ def test_who_sends_all_before_reading_sees_why_it_is_refused(
 
 
 def test_the_reply_does_not_wait_for_the_body(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusal, "DISCARD_S", LIMIT_S)
+    monkeypatch.setattr(error_response, "DISCARD_S", LIMIT_S)
     with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S / 2) as connection:
         connection.sendall(HEAD + b"Content-Length: 9000000\r\n\r\n")
         assert b"body_too_large" in connection.recv(4096)
 
 
 def test_a_body_that_does_not_come_is_not_waited_for_long(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusal, "DISCARD_S", 0.2)
+    monkeypatch.setattr(error_response, "DISCARD_S", 0.2)
     with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection:
         connection.sendall(HEAD + b"Content-Length: 9000000\r\n\r\n")
         while connection.recv(4096):
@@ -95,8 +95,8 @@ def test_a_body_that_does_not_come_is_not_waited_for_long(site: Site, monkeypatc
 
 
 def test_a_body_without_an_end_is_not_read_to_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusal, "DISCARD_BYTES", 1 << 20)
-    monkeypatch.setattr(refusal, "DISCARD_S", LIMIT_S)
+    monkeypatch.setattr(error_response, "DISCARD_BYTES", 1 << 20)
+    monkeypatch.setattr(error_response, "DISCARD_S", LIMIT_S)
     chunk = b"10000\r\n" + b" " * 65_536 + b"\r\n"
     with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection:
         connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
@@ -107,7 +107,7 @@ def test_a_body_without_an_end_is_not_read_to_it(site: Site, monkeypatch: pytest
 def test_a_server_that_ends_waits_for_no_upload(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refusal, "DISCARD_S", LIMIT_S)
+    monkeypatch.setattr(error_response, "DISCARD_S", LIMIT_S)
     bodies = Bodies(100)
     monkeypatch.setattr(sites, "Bodies", lambda *_: bodies)
 
@@ -127,4 +127,4 @@ def test_a_server_that_ends_waits_for_no_upload(
 
 
 def test_it_ends_before_the_server_cuts_what_is_left() -> None:
-    assert refusal.DISCARD_S < REPLIES_S
+    assert error_response.DISCARD_S < REPLIES_S

@@ -11,13 +11,13 @@ from radixkv.cli.arguments import Parser
 from radixkv.cli.serve import add as add_serve
 from radixkv.config import SchedulerConfig, ServerConfig
 from radixkv.errors import RequestError
-from radixkv.frontend.decoding import MAX_KEYS, MAX_MARKS, MAX_PROMPTS
-from radixkv.frontend.generate.schema import DEFAULT_MAX_NEW_TOKENS, GenerateRequest, SamplingFields
-from radixkv.frontend.http import failure
-from radixkv.frontend.openai.conversation import MAX_MESSAGES
-from radixkv.frontend.openai.prompts import MAX_SALT_BYTES
-from radixkv.frontend.openai.schema import ChatRequest, CompletionRequest, StreamOptions
-from radixkv.frontend.unbuilt import Unbuilt
+from radixkv.frontend.api.openai.schema import ChatRequest, CompletionRequest, StreamOptions
+from radixkv.frontend.api.sglang.schema import DEFAULT_MAX_NEW_TOKENS, GenerateRequest, SamplingFields
+from radixkv.frontend.chat_text import MAX_MESSAGES
+from radixkv.frontend.http import errors as failure
+from radixkv.frontend.http.body_decoder import MAX_KEYS, MAX_MARKS, MAX_PROMPTS
+from radixkv.frontend.request_limits import MAX_SALT_BYTES
+from radixkv.frontend.unsupported_fields import Unbuilt
 from radixkv.sampling import (
     MAX_CHOICES,
     MAX_LOGIT_BIASES,

@@ -15,10 +15,10 @@ from scripted import KILLS
 
 from radixkv.config import EngineConfig
 from radixkv.errors import CheckpointError, ConfigError, RadixKVError, RuntimeDied, WireError
-from radixkv.frontend import supervise
+from radixkv.frontend import runtime_process as supervise
 from radixkv.frontend.client import Prompt
-from radixkv.frontend.metrics import Metrics
-from radixkv.frontend.supervise import Runtime, check
+from radixkv.frontend.metrics.prometheus import Metrics
+from radixkv.frontend.runtime_process import Runtime, check
 from radixkv.sampling import SamplingParams
 from radixkv.wire import pack_tokens
 from support.live import children

@@ -13,10 +13,10 @@ from scripted import EOS, VOCAB_SIZE, ScriptedLoop, Site
 from sites import running_site
 
 from radixkv.config import ServerConfig
-from radixkv.frontend.explanation import explanation
-from radixkv.frontend.served import Served
-from radixkv.frontend.texts import MAX_CHARACTERS
-from radixkv.text.chat import ChatTemplate
+from radixkv.frontend.api.explain import explanation
+from radixkv.frontend.api.tokenize import MAX_CHARACTERS
+from radixkv.frontend.served_model import Served
+from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import Explained, pack_tokens
 

@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from radixkv.runtime.device.cuda.attention.blocks import Variant
-from radixkv.runtime.device.cuda.attention.kernels import Shape
-from radixkv.runtime.device.cuda.attention.paged import PagedAttention
-from radixkv.runtime.device.cuda.attention.sharing import SharedKernel, SharingCosts
-from radixkv.runtime.device.cuda.staging import Layout, Staging
-from radixkv.runtime.plan import SharedRun
+from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
+from radixkv.runtime.device.attention.cuda.flashinfer import Shape
+from radixkv.runtime.device.attention.cuda.paged import PagedAttention
+from radixkv.runtime.device.attention.cuda.shared_runs import SharedKernel, SharingCosts
+from radixkv.runtime.device.staging_cuda import Layout, Staging
+from radixkv.runtime.step.plan import SharedRun
 
 Ints = NDArray[np.int32]
 

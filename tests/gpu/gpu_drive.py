@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 from radixkv import LLM, SamplingParams
 from radixkv.runtime.loop import Loop
-from radixkv.runtime.plan import Executor, Pending, StepPlan
+from radixkv.runtime.step.executor import Executor
+from radixkv.runtime.step.plan import StepPlan
+from radixkv.runtime.step.result import Pending
 from radixkv.wire import Cancel, Done, Failed, FromRuntime, Stats, Submit, Tokens, pack_tokens, unpack_tokens
 
 

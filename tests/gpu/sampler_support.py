@@ -10,8 +10,8 @@ from kernel_support import DEVICE
 from msgspec.structs import replace
 from torch import Tensor
 
-from radixkv.runtime.device.cuda.sampler.sampler import CudaSampler
-from radixkv.runtime.plan import History, RowSampling
+from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler
+from radixkv.runtime.step.plan import History, RowSampling
 from radixkv.wire import TokenLogprobs
 
 VOCAB = 9001

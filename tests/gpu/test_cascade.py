@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from radixkv.runtime.plan import SharedRun
+from radixkv.runtime.step.plan import SharedRun
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -19,8 +19,8 @@ pytest.importorskip("flashinfer", reason="attention on CUDA is FlashInfer's")
 if torch.cuda.is_available():
     from attention_world import World, assert_close, ints
 
-    from radixkv.runtime.device.cuda.attention.kernels import Shape
-    from radixkv.runtime.device.cuda.attention.sharing import SharingCosts
+    from radixkv.runtime.device.attention.cuda.flashinfer import Shape
+    from radixkv.runtime.device.attention.cuda.shared_runs import SharingCosts
 
 
 def nested_world(page_size=16, n_groups=8, group_rows=6, root=2048, branch=512, kernel="fa2", heads=(32, 8, 128)):

@@ -17,7 +17,7 @@ pytest.importorskip("flashinfer", reason="attention on CUDA is FlashInfer's")
 if torch.cuda.is_available():
     from attention_world import World, assert_close, ints
 
-    from radixkv.runtime.device.cuda.attention.kernels import Shape
+    from radixkv.runtime.device.attention.cuda.flashinfer import Shape
 
 LLAMA = (32, 8, 128)
 

@@ -12,7 +12,8 @@ from gpu_drive import Drive, executor_of
 from gpu_support import family, greedy, opened, save
 from torch import Tensor
 
-from radixkv.runtime.plan import Pending, StepPlan
+from radixkv.runtime.step.plan import StepPlan
+from radixkv.runtime.step.result import Pending
 
 pytest.importorskip("triton", reason="the device's clock is read in a Triton kernel")
 pytest.importorskip("flashinfer", reason="attention on CUDA is FlashInfer's")
@@ -28,8 +29,8 @@ def test_attention_seconds_are_those_of_cuda_events(is_graph: bool) -> None:
     """Of long decode rows; in a graph, of replays that are all enqueued before the first number is read."""
     from attention_world import World, ints
 
-    from radixkv.runtime.device.cuda.attention.kernels import Shape
-    from radixkv.runtime.device.cuda.timer import AttentionTimer
+    from radixkv.runtime.device.attention.cuda.flashinfer import Shape
+    from radixkv.runtime.device.attention_timer_cuda import AttentionTimer
 
     world = World(
         Shape(32, 8, 128, 16, torch.bfloat16), [None] * N_LAYERS, max_rows=N_ROWS, width=512, n_pages=16_384

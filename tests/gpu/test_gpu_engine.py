@@ -113,7 +113,7 @@ def test_shared_pages_in_tiles_of_either_size(
     sensitive_folder: Path, alone: LLM, is_large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Forced, where the model of costs would not: few rows, short runs."""
-    sharing = pytest.importorskip("radixkv.runtime.device.cuda.attention.sharing")
+    sharing = pytest.importorskip("radixkv.runtime.device.attention.cuda.shared_runs")
     monkeypatch.setattr(sharing.SharingCosts, "saved_ns", lambda *given: 1e9 if given[-1] is is_large else -1.0)
     chosen = []
     choose = sharing.SharingChoice.choose

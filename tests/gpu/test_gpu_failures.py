@@ -18,8 +18,8 @@ from gpu_support import DEVICE, greedy, opened, random_ids, save
 
 from radixkv import LLM
 from radixkv.errors import ConfigError, DeviceError, DeviceFailure
-from radixkv.runtime.device.cuda.checks import look
-from radixkv.runtime.device.cuda.translation import Translation
+from radixkv.runtime.device.errors_cuda import Translation
+from radixkv.runtime.device.machine_cuda import look
 
 MIB = 1 << 20
 WIDE = 32_768
@@ -104,7 +104,7 @@ def test_a_step_without_memory_is_retried_in_halves_and_then_fails_alone(folder:
 @pytest.fixture
 def unread(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """What opens the GPU, which fails if it comes as far as the weights."""
-    from radixkv.runtime.device.cuda import opening
+    from radixkv.runtime.device import factory_cuda as opening
 
     def never(*_: object) -> None:
         raise AssertionError("weights are read")

@@ -7,10 +7,10 @@ import torch
 from kernel_support import DEVICE, RELATIVE, check_close, integers, normal, on_kernels, poisoned
 from torch import Tensor
 
-from radixkv.runtime.device.cuda.kernels.activation import silu_and_multiply
-from radixkv.runtime.device.cuda.kernels.argmax import argmax, argmax_scratch
-from radixkv.runtime.device.cuda.kernels.norm import add_rms_norm, rms_norm
-from radixkv.runtime.device.cuda.kernels.rotary import rotate_and_store
+from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
+from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
+from radixkv.runtime.device.ops.cuda.norm import add_rms_norm, rms_norm
+from radixkv.runtime.device.ops.cuda.rotary import rotate_and_store
 
 pytestmark = on_kernels
 DTYPES = list(RELATIVE)

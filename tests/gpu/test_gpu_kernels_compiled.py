@@ -9,14 +9,14 @@ from kernel_support import DEVICE, integers, normal, on_device_only, on_kernels,
 from msgspec.structs import replace
 from torch import Tensor
 
-from radixkv.runtime.device.cuda.kernels.argmax import argmax, argmax_scratch
-from radixkv.runtime.device.cuda.kernels.linear import gated_linear
-from radixkv.runtime.device.cuda.kernels.norm import rms_norm
-from radixkv.runtime.device.cuda.kernels.residual import add_linear_and_norm
-from radixkv.runtime.device.cuda.kernels.rotary import rotate_and_store
-from radixkv.runtime.device.cuda.kernels.step import place_tokens, update_tables
-from radixkv.runtime.device.cuda.sampler.sampler import CudaSampler
-from radixkv.runtime.plan import History, RowSampling
+from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
+from radixkv.runtime.device.ops.cuda.linear import gated_linear
+from radixkv.runtime.device.ops.cuda.linear_add_norm import add_linear_and_norm
+from radixkv.runtime.device.ops.cuda.norm import rms_norm
+from radixkv.runtime.device.ops.cuda.rotary import rotate_and_store
+from radixkv.runtime.device.ops.cuda.token_inputs import place_tokens, update_tables
+from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler
+from radixkv.runtime.step.plan import History, RowSampling
 
 pytestmark = [*on_kernels, on_device_only]
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 512, 4, 2, 128, 1024

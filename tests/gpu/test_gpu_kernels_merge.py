@@ -8,8 +8,8 @@ import pytest
 import torch
 from kernel_support import DEVICE, check_close, integers, normal, on_kernels, poisoned
 
-from radixkv.runtime.device.cuda.attention import merge as merging
-from radixkv.runtime.device.cuda.attention.reorder import gather, spread
+from radixkv.runtime.device.attention.cuda import merge as merging
+from radixkv.runtime.device.attention.cuda.query_order import gather, spread
 
 pytestmark = on_kernels
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from kernel_support import DEVICE, integers, on_kernels, poisoned
 
-from radixkv.runtime.device.cuda.kernels.step import place_tokens, update_tables
+from radixkv.runtime.device.ops.cuda.token_inputs import place_tokens, update_tables
 
 pytestmark = on_kernels
 

@@ -12,10 +12,11 @@ from kernel_support import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from radixkv.runtime.device.cuda.attention import attend
-from radixkv.runtime.device.cuda.attention.blocks import Block, Variant, block_of
-from radixkv.runtime.device.cuda.checks import MOST_HEADS_A_KV_HEAD
-from radixkv.runtime.device.cuda.kernels import gated, linear
+from radixkv.runtime.device.attention.cuda import decode_kernel as attend
+from radixkv.runtime.device.attention.cuda.decode_tiles import Block, Variant, block_of
+from radixkv.runtime.device.machine_cuda import MOST_HEADS_A_KV_HEAD
+from radixkv.runtime.device.ops.cuda import gated_linear as gated
+from radixkv.runtime.device.ops.cuda import linear
 
 pytestmark = [
     pytest.mark.gpu,

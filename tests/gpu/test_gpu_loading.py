@@ -14,10 +14,10 @@ from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.errors import CheckpointError
-from radixkv.runtime.device.cuda.checks import check_machine, look
-from radixkv.runtime.device.cuda.memory import measure
-from radixkv.runtime.device.models import weights as weights_module
-from radixkv.runtime.device.models.weights import MlpWeights, Weights, open_weights
+from radixkv.runtime.device.machine_cuda import check_machine, look
+from radixkv.runtime.device.pool_size_cuda import measure
+from radixkv.runtime.device.weights import weights as weights_module
+from radixkv.runtime.device.weights.weights import MlpWeights, Weights, open_weights
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,9 @@ from gpu_drive import Drive, executor_of, record
 from gpu_support import NEAR_TIE, check_same_answers, family, greedy, opened, random_ids
 
 from radixkv import SamplingParams
-from radixkv.runtime.plan import Executor, Pending, StepPlan
+from radixkv.runtime.step.executor import Executor
+from radixkv.runtime.step.plan import StepPlan
+from radixkv.runtime.step.result import Pending
 
 
 def run_plans(executor: Executor, plans: list[StepPlan], n_ahead: int) -> list[tuple[int, ...]]:

@@ -7,8 +7,8 @@ import random
 import torch
 from gpu_support import DEVICE
 
-from radixkv.runtime.device.cuda.pool import COPIED_AT_ONCE_BYTES, CudaPool
-from radixkv.runtime.device.kvpool import PageShape
+from radixkv.runtime.device.kv_pool_cpu import PageShape
+from radixkv.runtime.device.kv_pool_cuda import COPIED_AT_ONCE_BYTES, CudaPool
 
 
 def test_large_pages_are_copied_in_lots_and_right() -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sampler_support import DRAWN, VOCAB, history, normal, peaked, sample
 from torch import Tensor
 
-from radixkv.runtime.plan import RowSampling
+from radixkv.runtime.step.plan import RowSampling
 from radixkv.wire import unpack_tokens
 
 pytestmark = on_kernels

@@ -7,14 +7,15 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from radixkv.runtime.cache import PageCache
-from radixkv.runtime.plan import Row, StepPlan
-from radixkv.runtime.request import Holding, Request
-from radixkv.runtime.running import RunningRequests
-from radixkv.runtime.scheduler import Scheduler
+from radixkv.runtime.cache.block_table import Holding
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.request import Request
+from radixkv.runtime.scheduler.running import RunningRequests
+from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.tree.forest import Forest
 from radixkv.tree.node import Lease, Namespace, Node
-from radixkv.tree.radix import EvictedRun, RadixTree
+from radixkv.tree.radix_tree import EvictedRun, RadixTree
 
 Patch = pytest.MonkeyPatch
 

@@ -7,16 +7,17 @@ from collections.abc import Callable, Sequence
 import pytest
 from msgspec.structs import replace
 
-from radixkv.runtime.cache import PageCache
-from radixkv.runtime.plan import Row, RowSampling, Scoring, SharedRun, StepPlan
-from radixkv.runtime.request import Holding, Request
-from radixkv.runtime.running import RunningRequests
-from radixkv.runtime.scheduler import Scheduler
-from radixkv.runtime.shared import SharedRows
-from radixkv.runtime.waiting import WaitingQueue
-from radixkv.tree import sharing as tree_sharing
+from radixkv.runtime.cache.block_table import Holding
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.request import Request
+from radixkv.runtime.scheduler.running import RunningRequests
+from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.scheduler.shared_prefixes import SharedRows
+from radixkv.runtime.scheduler.waiting import WaitingQueue
+from radixkv.runtime.step.plan import Row, RowSampling, Scoring, SharedRun, StepPlan
+from radixkv.tree import shared_runs as tree_sharing
 from radixkv.tree.node import Lease, Namespace
-from radixkv.tree.radix import RadixTree
+from radixkv.tree.radix_tree import RadixTree
 from radixkv.wire import PromptLogprobs, TokenLogprobs
 
 Patch = pytest.MonkeyPatch

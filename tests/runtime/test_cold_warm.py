@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint, resolve
-from radixkv.runtime.cache import PageCache
-from radixkv.runtime.device.batch import Batch, Batcher
+from radixkv.runtime.cache.block_table import Holding
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.device.pack_cpu import Batch, Batcher
 from radixkv.runtime.loop import Loop
-from radixkv.runtime.plan import StepPlan
-from radixkv.runtime.request import Holding
+from radixkv.runtime.step.plan import StepPlan
 from radixkv.tree.node import Namespace
 from support.checkpoints import save_checkpoint
 from support.cpu_server import PAGE_SIZE, Answer, Logits, Server, ids, watched_logits

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from radixkv.checkpoints import Checkpoint, resolve
-from radixkv.runtime.cache import PageCache
-from radixkv.runtime.request import Holding, Request
-from radixkv.runtime.running import RunningRequests
+from radixkv.runtime.cache.block_table import Holding
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.request import Request
+from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.wire import TokenLogprobs
 from support.checkpoints import save_checkpoint
 from support.cpu_server import Answer, Logits, Server, ids, watched_logits

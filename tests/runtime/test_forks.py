@@ -9,10 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from radixkv.config import SchedulerConfig
-from radixkv.runtime.plan import StepPlan, StepResult
 from radixkv.runtime.request import GREEDY, Phase, Request, Update
-from radixkv.runtime.running import RunningRequests
-from radixkv.runtime.scheduler import Scheduler
+from radixkv.runtime.scheduler.running import RunningRequests
+from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.step.plan import StepPlan
+from radixkv.runtime.step.result import StepResult
 from support.engine import Engine, name_of
 
 SAMPLED = replace(GREEDY, temperature=1.0, seed=5)

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 import zmq
 
-from radixkv.runtime import main
+from radixkv.runtime import process as main
 from radixkv.runtime.loop import Loop
 from radixkv.wire import FromRuntime
 

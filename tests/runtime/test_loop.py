@@ -9,10 +9,10 @@ import pytest
 
 from radixkv import wire
 from radixkv.config import SchedulerConfig
-from radixkv.runtime.cache import PageCache
+from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.loop import Loop
-from radixkv.runtime.plan import StepPlan
-from radixkv.runtime.scheduler import Scheduler
+from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.step.plan import StepPlan
 from radixkv.sampling import SamplingParams
 from radixkv.tree.node import Namespace
 from support.engine import PoisoningList, token_bytes

@@ -67,7 +67,7 @@ def build_loop(config, checkpoint):
 
 loop.build_loop = build_loop
 sys.modules |= {{"radixkv.checkpoints": checkpoints, "radixkv.runtime.loop": loop}}
-from radixkv.runtime.main import main
+from radixkv.runtime.process import main
 sys.exit(main())
 """
 

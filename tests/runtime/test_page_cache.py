@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from radixkv.errors import InvariantError
-from radixkv.runtime.cache import PageCache
-from radixkv.runtime.request import TOKEN_BYTES
-from radixkv.tree.node import Namespace
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.tree.node import TOKEN_BYTES, Namespace
 
 
 def full_of_cached_pages(n_pages: int) -> PageCache:

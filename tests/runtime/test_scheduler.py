@@ -10,9 +10,9 @@ import pytest
 from radixkv.config import SchedulerConfig
 from radixkv.errors import InvariantError, QueueFull
 from radixkv.runtime.request import Phase, Request
-from radixkv.runtime.scheduler import Scheduler
-from radixkv.runtime.shared import LEAST_TOKENS
-from radixkv.runtime.waiting import WaitingQueue
+from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.scheduler.shared_prefixes import LEAST_TOKENS
+from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt
 

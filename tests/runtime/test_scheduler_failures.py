@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from radixkv.config import SchedulerConfig
-from radixkv.runtime.plan import Pending, StepPlan
 from radixkv.runtime.request import Request
+from radixkv.runtime.step.plan import StepPlan
+from radixkv.runtime.step.result import Pending
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt
 

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from radixkv.config import SchedulerConfig
 from radixkv.errors import QueueFull
-from radixkv.runtime.plan import RowSampling
 from radixkv.runtime.request import GREEDY, Phase, Request
+from radixkv.runtime.step.plan import RowSampling
 from radixkv.tree.node import Namespace
 from support.engine import Engine, name_of, token_bytes
 from support.fake_device import unpacked

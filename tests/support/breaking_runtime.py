@@ -10,8 +10,8 @@ import time
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.models.decoder import Attend, Decoder
-from radixkv.runtime.main import main
+from radixkv.runtime.device.model.decoder_cpu import Attend, Decoder
+from radixkv.runtime.process import main
 
 _BREAKS = 3000
 NO_MEMORY = (_BREAKS, 3001)

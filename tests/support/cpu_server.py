@@ -15,12 +15,12 @@ from torch import Tensor
 from radixkv import wire
 from radixkv.checkpoints import Checkpoint
 from radixkv.config import SchedulerConfig
-from radixkv.runtime.cache import PageCache
-from radixkv.runtime.device.cpu import CpuExecutor
-from radixkv.runtime.device.sampler.sampler import Sampled, Sampler
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.device.executor_cpu import CpuExecutor
+from radixkv.runtime.device.sampling.cpu.sampler import Sampled, Sampler
 from radixkv.runtime.loop import Loop
-from radixkv.runtime.plan import RowSampling
-from radixkv.runtime.scheduler import Scheduler
+from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.step.plan import RowSampling
 from radixkv.sampling import SamplingParams
 from radixkv.tree.node import Namespace
 from support.checkpoints import VOCAB

@@ -12,11 +12,12 @@ from msgspec.structs import replace
 
 from radixkv.config import SchedulerConfig
 from radixkv.errors import DeviceError
-from radixkv.runtime.cache import PageCache
-from radixkv.runtime.plan import Pending, RowSampling, StepPlan
+from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import GREEDY, Phase, Request, Update
-from radixkv.runtime.scheduler import Scheduler
-from radixkv.runtime.shared import SharedRows
+from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.scheduler.shared_prefixes import SharedRows
+from radixkv.runtime.step.plan import RowSampling, StepPlan
+from radixkv.runtime.step.result import Pending
 from radixkv.tree.node import Namespace
 from radixkv.wire import TokenLogprobs
 from support.fake_device import FakeDevice, answer, chain, prompt_scores, score, unpacked

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from radixkv.errors import DeviceError
-from radixkv.runtime.plan import Row, RowSampling, SharedRun, StepPlan, StepResult
+from radixkv.runtime.step.plan import Row, RowSampling, SharedRun, StepPlan
+from radixkv.runtime.step.result import StepResult
 from radixkv.tree.node import Namespace
 from radixkv.wire import TokenLogprobs
 

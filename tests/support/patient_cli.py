@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from radixkv import cli
-from radixkv.frontend import server
+from radixkv.frontend import process
 
 if __name__ == "__main__":
-    server.DRAIN_S = server.REPLIES_S = server.DEATH_NOTICE_S = 3600.0
+    process.DRAIN_S = process.REPLIES_S = process.DEATH_NOTICE_S = 3600.0
     sys.exit(cli.main())

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from radixkv import cli
-from radixkv.frontend import server
-from radixkv.frontend.supervise import Runtime
+from radixkv.frontend import process
+from radixkv.frontend.runtime_process import Runtime
 
 
 class OtherRuntime(Runtime):
@@ -37,7 +37,7 @@ def write_report(path: Path) -> None:
 if __name__ == "__main__":
     report = Path(sys.argv.pop(1))
     signal.signal(signal.SIGUSR1, lambda *_: write_report(report))
-    server.Runtime = OtherRuntime
-    server.SLOW_READER_MS = 3_600_000  # the kernel would cut a reader whom a busy machine lets wait
+    process.Runtime = OtherRuntime
+    process.SLOW_READER_MS = 3_600_000  # the kernel would cut a reader whom a busy machine lets wait
     script = sys.argv[1]
     sys.exit(cli.main(sys.argv[2:]))

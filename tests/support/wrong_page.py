@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from radixkv.llm import LLM
-from radixkv.runtime.device.cpu import CpuExecutor
+from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.tree.node import Namespace
 
 

@@ -11,7 +11,7 @@ from text_oracle import answer_text
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from radixkv.text.answer import AnswerText
+from radixkv.text.answer_text import AnswerText
 from radixkv.text.tokenizer import Tokenizer
 
 

@@ -12,8 +12,8 @@ from chat_templates import CHATML, LLAMA_3, MISTRAL, QWEN_3, TEMPLATES
 from tokenizers import models, processors
 
 from radixkv.errors import CheckpointError, ContextLengthExceeded, InvalidRequest
-from radixkv.text import chat
-from radixkv.text.chat import ChatTemplate
+from radixkv.text import chat_template
+from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
 
 USER = {"role": "user", "content": " Is 2 < 3 & 'é'? <b>日本</b>\n"}
@@ -206,9 +206,9 @@ def test_a_template_reaches_nothing_and_its_faults_are_the_requests(source: str)
     ],
 )
 def test_a_template_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    monkeypatch.setattr(chat, "MAX_STEPS", 100_000)
+    monkeypatch.setattr(chat_template, "MAX_STEPS", 100_000)
     with pytest.raises(InvalidRequest, match="the chat template") as found:
-        ChatTemplate(source, {}, "here").render([USER], **{chat._STEPS: None})
+        ChatTemplate(source, {}, "here").render([USER], **{chat_template._STEPS: None})
     assert found.value.param == "messages"
 
 
@@ -223,7 +223,7 @@ def test_counted_loops_know_their_length_and_place() -> None:
 
 
 def test_a_text_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "MAX_RENDERED_CHARACTERS", 1000)
+    monkeypatch.setattr(chat_template, "MAX_RENDERED_CHARACTERS", 1000)
     endless = "{% for i in range(1000) %}{% for i in range(1000) %}xx{% endfor %}{% endfor %}"
     with pytest.raises(ContextLengthExceeded, match="more than 1000 characters"):
         ChatTemplate(endless, {}, "here").render([USER])

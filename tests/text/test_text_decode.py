@@ -11,7 +11,7 @@ from text_oracle import answer_text
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from radixkv.text.decode import IncrementalDecoder
+from radixkv.text.detokenizer import IncrementalDecoder
 from radixkv.text.tokenizer import Tokenizer
 
 MANY = settings(max_examples=150, deadline=None)

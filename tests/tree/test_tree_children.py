@@ -9,7 +9,7 @@ from radixkv.tree.children import Children
 from radixkv.tree.digest import RecentDigests
 from radixkv.tree.explain import Explanation
 from radixkv.tree.node import Namespace, Node
-from radixkv.tree.radix import RadixTree
+from radixkv.tree.radix_tree import RadixTree
 
 
 @pytest.mark.parametrize("n_children", [3, 600, 3000])

@@ -7,9 +7,9 @@ from struct import pack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.runtime.cache import PageCache
+from radixkv.runtime.cache.cache import PageCache
 from radixkv.tree.node import Namespace
-from radixkv.tree.radix import RadixTree
+from radixkv.tree.radix_tree import RadixTree
 
 NAMESPACE = Namespace()
 

@@ -9,11 +9,11 @@ import pytest
 from tree_world import run_script
 
 from radixkv.errors import InvariantError
-from radixkv.tree import forest, node, radix
+from radixkv.tree import forest, node, radix_tree
 from radixkv.tree.children import Children
 from radixkv.tree.forest import Forest
 from radixkv.tree.node import Lease, Namespace
-from radixkv.tree.radix import RadixTree
+from radixkv.tree.radix_tree import RadixTree
 
 Patch = pytest.MonkeyPatch
 
@@ -191,18 +191,18 @@ def version_stands_still(patch: Patch) -> None:
 
 
 def shared_runs_are_too_long(patch: Patch) -> None:
-    original = radix.find_shared_runs
+    original = radix_tree.find_shared_runs
 
     def find(leases: Any) -> Any:
         runs = original(leases)
         return [run._replace(n_pages=run.n_pages + 1) for run in runs]
 
-    patch.setattr(radix, "find_shared_runs", find)
+    patch.setattr(radix_tree, "find_shared_runs", find)
 
 
 def shared_runs_of_some_leases_are_left_out(patch: Patch) -> None:
-    original = radix.find_shared_runs
-    patch.setattr(radix, "find_shared_runs", lambda leases: original(leases)[1:])
+    original = radix_tree.find_shared_runs
+    patch.setattr(radix_tree, "find_shared_runs", lambda leases: original(leases)[1:])
 
 
 def removed_child_is_still_found(patch: Patch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from radixkv.errors import InvariantError
 from radixkv.tree.node import Lease, Namespace
-from radixkv.tree.radix import RadixTree
+from radixkv.tree.radix_tree import RadixTree
 
 NAMESPACE = Namespace()
 

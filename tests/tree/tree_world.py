@@ -8,7 +8,7 @@ from random import Random
 from struct import pack
 
 from radixkv.tree.node import Lease, Namespace
-from radixkv.tree.radix import RadixTree
+from radixkv.tree.radix_tree import RadixTree
 
 NAMESPACES = (Namespace(), Namespace(salt="a"), Namespace(adapter="a"), Namespace(epoch=1))
 N_PAGES = 64

@@ -7,18 +7,18 @@ import itertools
 import time
 from collections.abc import Sequence
 
-from radixkv.bench.load.ahead import Ahead, Opened
 from radixkv.bench.load.arrivals import Load
 from radixkv.bench.load.chunks import BadReply
 from radixkv.bench.load.client import Client
-from radixkv.bench.load.collector import young_collections_only
-from radixkv.bench.load.encoding import PromptEncoder
+from radixkv.bench.load.garbage_collection import young_collections_only
+from radixkv.bench.load.prefetch import Ahead, Opened
+from radixkv.bench.load.progress import View
+from radixkv.bench.load.prompt_encoder import PromptEncoder
 from radixkv.bench.load.record import Measurement, Record
-from radixkv.bench.load.view import View
-from radixkv.bench.load.wording import Post, Wording
+from radixkv.bench.load.request_body import Post, Wording
 from radixkv.bench.session import Reply, Request, Session, Turns
 from radixkv.errors import RadixKVError
-from radixkv.progress import Progress
+from radixkv.terminal_progress import Progress
 
 LOST = ("connect", "disconnect")
 """Kinds of errors after which the server may be gone."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from radixkv.bench.report.figures import Figures, percentile
-from radixkv.bench.report.metrics import ratio
-from radixkv.bench.report.pictures import BLUE, GREEN, INK, ORANGE, QUIET, Section, label_ends, new_figure, style
+from radixkv.bench.report.compared_metrics import ratio
+from radixkv.bench.report.html_page import BLUE, GREEN, INK, ORANGE, QUIET, Section, label_ends, new_figure, style
+from radixkv.bench.report.run_metrics import Figures, percentile
 from radixkv.bench.report.samples import Samples
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from radixkv.bench.report.figures import Figures
-from radixkv.bench.report.metrics import METRICS, Metric
+from radixkv.bench.report.compared_metrics import METRICS, Metric
 from radixkv.bench.report.results import Group, read_groups
+from radixkv.bench.report.run_metrics import Figures
 from radixkv.errors import ConfigError, shortened
 
 MAY_DIFFER = tuple(map(frozenset[str], ((), ("server",), ("cache",), ("server", "cache"))))

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from radixkv.bench.load.record import Measurement
-from radixkv.bench.report.figures import Figures, figures
-from radixkv.bench.report.metrics import METRICS
+from radixkv.bench.report.compared_metrics import METRICS
+from radixkv.bench.report.run_metrics import Figures, figures
 from radixkv.errors import ConfigError
 
 ABOUT = frozenset({"date", "request_timeout_s", "cache_flushed", "accounting", "environment"})

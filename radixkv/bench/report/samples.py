@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from radixkv.bench.load.record import Measurement, Record
-from radixkv.bench.report.figures import optimum_of
+from radixkv.bench.report.run_metrics import optimum_of
 
 FEWEST_INTERVALS, MOST_INTERVALS = 10, 60
 """Of the series: an interval is a second long where that gives so many, and all are equally long."""

@@ -11,8 +11,8 @@ from starlette.responses import Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from radixkv.errors import InvalidRequest
-from radixkv.frontend.http.bodies import BODY_S
-from radixkv.frontend.http.failure import error_body
+from radixkv.frontend.http.body import BODY_S
+from radixkv.frontend.http.errors import error_body
 
 CONNECTION = "connection"
 """Of a request's state, the connection that it came by."""

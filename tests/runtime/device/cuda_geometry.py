@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixkv.runtime.device.cuda.attention.decode import Geometry
+from radixkv.runtime.device.attention.cuda.decode_plan import Geometry
 
 PAGE = 16
 H200 = Geometry(

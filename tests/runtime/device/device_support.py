@@ -12,12 +12,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.runtime.device.attention.reference import ReferenceAttention
-from radixkv.runtime.device.batch import Batch, Batcher
-from radixkv.runtime.device.kvpool import KVPool, PageShape
-from radixkv.runtime.device.models.decoder import Decoder
-from radixkv.runtime.device.models.weights import open_weights
-from radixkv.runtime.plan import Row, RowSampling, StepPlan
+from radixkv.runtime.device.attention.cpu.reference import ReferenceAttention
+from radixkv.runtime.device.kv_pool_cpu import KVPool, PageShape
+from radixkv.runtime.device.model.decoder_cpu import Decoder
+from radixkv.runtime.device.pack_cpu import Batch, Batcher
+from radixkv.runtime.device.weights.weights import open_weights
+from radixkv.runtime.step.plan import Row, RowSampling, StepPlan
 from support.checkpoints import VOCAB
 
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0, index=0)

@@ -9,8 +9,8 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from radixkv.runtime.device.sampler.sampler import Sampled, Sampler
-from radixkv.runtime.plan import History, RowSampling
+from radixkv.runtime.device.sampling.cpu.sampler import Sampled, Sampler
+from radixkv.runtime.step.plan import History, RowSampling
 from radixkv.wire import TokenLogprobs, unpack_tokens
 
 N = 2000

@@ -7,8 +7,8 @@ import torch
 from device_support import CHECKPOINTS, GREEDY, OpenDevice, load_oracle, random_ids, row_of, tokens_of
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.runtime.device.cpu import CpuExecutor
-from radixkv.runtime.plan import Row, StepPlan
+from radixkv.runtime.device.executor_cpu import CpuExecutor
+from radixkv.runtime.step.plan import Row, StepPlan
 
 Get = Callable[[str], Checkpoint]
 N_NEW = 64

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import ConfigError
-from radixkv.runtime.device.cpu import CpuExecutor
-from radixkv.runtime.plan import StepPlan
+from radixkv.runtime.device.executor_cpu import CpuExecutor
+from radixkv.runtime.step.plan import StepPlan
 
 Get = Callable[[str], Checkpoint]
 IDS = random_ids(200, seed=1)

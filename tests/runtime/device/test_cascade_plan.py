@@ -12,14 +12,14 @@ import torch
 from cuda_geometry import H200, PAGE
 from numpy.typing import NDArray
 
-from radixkv.runtime.device.cuda.attention.blocks import Variant
-from radixkv.runtime.device.cuda.attention.decode import DecodePlanner, DecodeStep, Geometry
-from radixkv.runtime.device.cuda.attention.schedule import TileSchedule, balanced, causal_tiles
-from radixkv.runtime.device.cuda.attention.sharing import SharedKernel, SharingChoice, SharingCosts
-from radixkv.runtime.device.cuda.attention.tiles import TileFields, part_tokens
-from radixkv.runtime.device.cuda.attention.work import N_COLUMNS, Items
-from radixkv.runtime.device.cuda.staging import Layout, Staged
-from radixkv.runtime.plan import SharedRun
+from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner, DecodeStep, Geometry
+from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
+from radixkv.runtime.device.attention.cuda.fa3_prefill import TileSchedule, balanced, causal_tiles
+from radixkv.runtime.device.attention.cuda.fa3_shared import TileFields, part_tokens
+from radixkv.runtime.device.attention.cuda.shared_runs import SharedKernel, SharingChoice, SharingCosts
+from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS, Items
+from radixkv.runtime.device.staging_cuda import Layout, Staged
+from radixkv.runtime.step.plan import SharedRun
 
 Ints = NDArray[np.int32]
 WIDTH = 300

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError
-from radixkv.runtime.device.models.config import DecoderConfig
-from radixkv.runtime.device.models.decoder import Decoder
-from radixkv.runtime.device.models.rope import Llama3Scaling, Rope, YarnScaling
-from radixkv.runtime.device.models.weights import open_weights
+from radixkv.runtime.device.model.decoder_cpu import Decoder
+from radixkv.runtime.device.spec.config import DecoderConfig
+from radixkv.runtime.device.spec.rope import Llama3Scaling, Rope, YarnScaling
+from radixkv.runtime.device.weights.weights import open_weights
 from support.checkpoints import save_checkpoint, save_llama
 
 CONFIG_PATH = Path("/some/folder/config.json")

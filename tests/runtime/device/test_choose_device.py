@@ -16,10 +16,10 @@ import torch
 from radixkv.checkpoints import Checkpoint
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, with_defaults
 from radixkv.errors import ConfigError
-from radixkv.runtime.device import executor
-from radixkv.runtime.device.cpu import CpuExecutor
-from radixkv.runtime.device.cuda.checks import PACKAGES, Gpu, Machine
-from radixkv.runtime.device.executor import choose_device, open_executor, settle
+from radixkv.runtime.device import factory
+from radixkv.runtime.device.executor_cpu import CpuExecutor
+from radixkv.runtime.device.factory import choose_device, open_executor, settle
+from radixkv.runtime.device.machine_cuda import PACKAGES, Gpu, Machine
 from radixkv.runtime.loop import build_loop
 
 Get = Callable[[str], Checkpoint]
@@ -132,7 +132,7 @@ def test_auto_says_why_a_driver_is_of_no_use(
     gpu: See, usual: Checkpoint, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu(None)
-    monkeypatch.setattr(executor, "look", lambda: OLD_DRIVER)
+    monkeypatch.setattr(factory, "look", lambda: OLD_DRIVER)
     assert choose_device("auto", usual) == "cpu"
     (line,) = caplog.messages
     assert line.startswith("computing on the CPU: the NVIDIA driver runs CUDA up to 12.4, and torch")
@@ -143,9 +143,9 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine, Callable[...,
     """Puts a machine, and what opens its GPU, in place of this one's."""
 
     def put(machine: Machine, open_it: Callable[..., object]) -> None:
-        monkeypatch.setattr(executor, "look", lambda: machine)
+        monkeypatch.setattr(factory, "look", lambda: machine)
         module = SimpleNamespace(open_cuda_executor=open_it)
-        monkeypatch.setitem(sys.modules, "radixkv.runtime.device.cuda.opening", module)
+        monkeypatch.setitem(sys.modules, "radixkv.runtime.device.factory_cuda", module)
 
     return put
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from cuda_geometry import H200, PAGE
 
-from radixkv.runtime.device.cuda.attention.decode import DecodePlanner, DecodeStep
-from radixkv.runtime.device.cuda.attention.sharing import SharedKernel, SharingChoice, SharingCosts
-from radixkv.runtime.device.cuda.attention.work import N_COLUMNS
-from radixkv.runtime.device.cuda.staging import Layout, Staged
-from radixkv.runtime.plan import SharedRun
+from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner, DecodeStep
+from radixkv.runtime.device.attention.cuda.shared_runs import SharedKernel, SharingChoice, SharingCosts
+from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS
+from radixkv.runtime.device.staging_cuda import Layout, Staged
+from radixkv.runtime.step.plan import SharedRun
 
 MAX_ROWS = 512
 SHARED = [

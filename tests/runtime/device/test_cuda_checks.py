@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from radixkv.errors import ConfigError
-from radixkv.runtime.device.cuda.checks import (
+from radixkv.runtime.device.machine_cuda import (
     HEAD_SIZES,
     PACKAGES,
     PAGE_SIZES,
@@ -32,7 +32,7 @@ from radixkv.runtime.device.cuda.checks import (
     look,
     version,
 )
-from radixkv.runtime.device.models.config import DecoderConfig
+from radixkv.runtime.device.spec.config import DecoderConfig
 
 GIB = 1 << 30
 GPU = Gpu("NVIDIA H100", (9, 0), 80 * GIB, 70 * GIB)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from radixkv.errors import DeviceError
-from radixkv.runtime.device.cuda.packing import Packer
-from radixkv.runtime.plan import Row, StepPlan
+from radixkv.runtime.device.pack_cuda import Packer
+from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.wire import pack_tokens
 
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.cuda.attention.base import Attention, LayerAttention
-from radixkv.runtime.device.cuda.attention.kernels import Shape
-from radixkv.runtime.device.cuda.attention.reference import ReferenceAttention
-from radixkv.runtime.device.cuda.attention.work import Ints
-from radixkv.runtime.device.cuda.staging import Layout, Staged, Staging
+from radixkv.runtime.device.attention.cuda.base import Attention, LayerAttention
+from radixkv.runtime.device.attention.cuda.flashinfer import Shape
+from radixkv.runtime.device.attention.cuda.reference import ReferenceAttention
+from radixkv.runtime.device.attention.cuda.work_items import Ints
+from radixkv.runtime.device.staging_cuda import Layout, Staged, Staging
 
 CPU = torch.device("cpu")
 MAX_ROWS = 12
@@ -147,7 +147,7 @@ def test_rows_that_need_several_lots(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = shape_of()
     expected = World(shape, [None], [*DECODE, *PROMPTS]).expected([*DECODE, *PROMPTS], 0).float()
     for numbers in (1, 1 << 14, 1 << 18):
-        monkeypatch.setattr("radixkv.runtime.device.cuda.attention.reference._MAX_NUMBERS", numbers)
+        monkeypatch.setattr("radixkv.runtime.device.attention.cuda.reference._MAX_NUMBERS", numbers)
         world = World(shape, [None], [*DECODE, *PROMPTS])
         out = world.run(planned(world.connected(), DECODE, PROMPTS), 0, world.q)
         torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)

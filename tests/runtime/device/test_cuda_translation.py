@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from radixkv.errors import DeviceError, DeviceLost
-from radixkv.runtime.device.cuda.translation import Translation
+from radixkv.runtime.device.errors_cuda import Translation
 
 
 class Held:

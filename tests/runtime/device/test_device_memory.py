@@ -9,13 +9,13 @@ from device_support import limited_memory
 
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.errors import CheckpointError, ConfigError
-from radixkv.runtime.device import memory
-from radixkv.runtime.device.batch import Batcher
-from radixkv.runtime.device.cpu import CpuExecutor
-from radixkv.runtime.device.kvpool import KVPool, PageShape, count_pages
-from radixkv.runtime.device.memory import available_bytes, claim
-from radixkv.runtime.device.models.layers import Rotary
-from radixkv.runtime.device.models.rope import Rope
+from radixkv.runtime.device import host_memory as memory
+from radixkv.runtime.device.executor_cpu import CpuExecutor
+from radixkv.runtime.device.host_memory import available_bytes, claim
+from radixkv.runtime.device.kv_pool_cpu import KVPool, PageShape, count_pages
+from radixkv.runtime.device.ops.cpu.layers import Rotary
+from radixkv.runtime.device.pack_cpu import Batcher
+from radixkv.runtime.device.spec.rope import Rope
 from support.checkpoints import save_llama
 
 Build = Callable[[], object]

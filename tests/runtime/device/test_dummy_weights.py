@@ -10,8 +10,8 @@ from transformers import AutoConfig
 
 from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError, ConfigError
-from radixkv.runtime.device.cpu import CpuExecutor
-from radixkv.runtime.plan import StepPlan
+from radixkv.runtime.device.executor_cpu import CpuExecutor
+from radixkv.runtime.step.plan import StepPlan
 from support.checkpoints import save_checkpoint
 
 LLAMA_8B = {
@@ -65,7 +65,7 @@ def test_a_config_of_transformers_alone_names_no_architecture(tmp_path: Path) ->
 
 def test_a_model_larger_than_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    monkeypatch.setattr("radixkv.runtime.device.memory.available_bytes", lambda: 15 << 30)
+    monkeypatch.setattr("radixkv.runtime.device.host_memory.available_bytes", lambda: 15 << 30)
     with pytest.raises(ConfigError) as caught:
         execute(tmp_path)
     n_bytes = 4 * (8_030_261_248 + 128256 * 4096)
@@ -79,7 +79,7 @@ def test_a_model_larger_than_memory_is_one_line(tmp_path: Path, monkeypatch: pyt
 
 def test_a_pool_that_the_model_leaves_no_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    monkeypatch.setattr("radixkv.runtime.device.memory.available_bytes", lambda: 17 << 30)
+    monkeypatch.setattr("radixkv.runtime.device.host_memory.available_bytes", lambda: 17 << 30)
     with pytest.raises(
         ConfigError, match="a KV pool of 2148532224 bytes beside a model in bfloat16, a total of .*lower"
     ):

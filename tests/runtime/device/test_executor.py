@@ -10,9 +10,10 @@ from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import ConfigError, DeviceError
-from radixkv.runtime.device import cpu as cpu_module
-from radixkv.runtime.device.cpu import CpuExecutor
-from radixkv.runtime.plan import Pending, Row, StepPlan
+from radixkv.runtime.device import executor_cpu as cpu_module
+from radixkv.runtime.device.executor_cpu import CpuExecutor
+from radixkv.runtime.step.plan import Row, StepPlan
+from radixkv.runtime.step.result import Pending
 from support.checkpoints import VOCAB
 
 Get = Callable[[str], Checkpoint]

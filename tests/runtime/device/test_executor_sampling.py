@@ -12,8 +12,8 @@ from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import DeviceError
-from radixkv.runtime.device.cpu import CpuExecutor
-from radixkv.runtime.plan import History, Row, RowSampling, Scoring, StepPlan
+from radixkv.runtime.device.executor_cpu import CpuExecutor
+from radixkv.runtime.step.plan import History, Row, RowSampling, Scoring, StepPlan
 from radixkv.wire import TokenLogprobs
 from support.checkpoints import VOCAB
 

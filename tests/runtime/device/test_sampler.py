@@ -24,10 +24,10 @@ from sampler_oracle import (
 )
 
 from radixkv.errors import DeviceError
-from radixkv.runtime.device.sampler.draw import uniforms
-from radixkv.runtime.device.sampler.edits import Edits
-from radixkv.runtime.device.sampler.sampler import Sampler
-from radixkv.runtime.plan import RowSampling
+from radixkv.runtime.device.sampling.cpu.draw import uniforms
+from radixkv.runtime.device.sampling.cpu.logit_edits import Edits
+from radixkv.runtime.device.sampling.cpu.sampler import Sampler
+from radixkv.runtime.step.plan import RowSampling
 
 
 @pytest.mark.parametrize(

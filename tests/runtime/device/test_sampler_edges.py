@@ -19,8 +19,8 @@ from sampler_oracle import (
 )
 
 from radixkv.errors import DeviceError
-from radixkv.runtime.device.sampler.sampler import Sampler
-from radixkv.runtime.plan import RowSampling
+from radixkv.runtime.device.sampling.cpu.sampler import Sampler
+from radixkv.runtime.step.plan import RowSampling
 
 
 def test_only_one_token_is_left() -> None:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.attention.tiles import agreeing_tiles, cover
+from radixkv.runtime.device.ops.cpu.agreeing_tiles import agreeing_tiles, cover
 
 SAMPLE = torch.randn(32, 3, generator=torch.Generator().manual_seed(1))
 

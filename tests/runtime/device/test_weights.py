@@ -14,9 +14,9 @@ from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import CheckpointError
-from radixkv.runtime.device.models import reads as reads_module
-from radixkv.runtime.device.models.reads import ParallelReads
-from radixkv.runtime.device.models.weights import MlpWeights, Weights, open_weights
+from radixkv.runtime.device.weights import parallel_load as reads_module
+from radixkv.runtime.device.weights.parallel_load import ParallelReads
+from radixkv.runtime.device.weights.weights import MlpWeights, Weights, open_weights
 
 Get = Callable[[str], Checkpoint]
 

@@ -1,0 +1,154 @@
+"""Reports for people: the familiar box, and two runs side by side."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from radixkv.bench.report.compared_metrics import METRICS, ratio
+from radixkv.bench.report.run_metrics import Figures
+
+WIDTH = 50
+MOST_REASONS = 10
+"""Of failures: a server may give each request another text."""
+
+_COUNTS = (
+    ("Successful requests:", "completed"),
+    ("Failed requests:", "failed"),
+    ("Sessions:", "num_sessions"),
+    ("Maximum request concurrency:", "max_concurrency"),
+    ("Request rate configured (req/s):", "request_rate"),
+    ("Speed of the data set's clock:", "speed"),
+    ("Benchmark duration (s):", "duration"),
+    ("Total input tokens:", "total_input_tokens"),
+    ("Total generated tokens:", "total_output_tokens"),
+    ("Request throughput (req/s):", "request_throughput"),
+    ("Request goodput (req/s):", "request_goodput"),
+    ("Output token throughput (tok/s):", "output_throughput"),
+    ("Total token throughput (tok/s):", "total_throughput"),
+    ("Achieved concurrency:", "concurrency"),
+)
+
+_TIMES = (
+    ("Time to First Token", "TTFT", "ttft"),
+    ("Time per Output Token (excl. 1st token)", "TPOT", "tpot"),
+    ("Inter-token Latency", "ITL", "itl"),
+    ("End-to-end Latency", "E2E", "e2e_latency"),
+)
+
+_WORDS = (("Mean", "mean"), ("Median", "median"), ("P99", "p99"))
+
+_EQUAL = {True: "yes", False: "NO", None: "not known"}
+
+Rows = list[tuple[str, str]]
+
+
+def box(figures: Figures) -> str:
+    """One run, as other engines' benchmarks print it, and the prefix cache."""
+    lines: list[str] = []
+    for heading, rows in parts(figures):
+        lines.append(heading.center(WIDTH, "-") if lines else f" {heading} ".center(WIDTH, "="))
+        lines += [f"{label:<40} {value:<10}".rstrip() for label, value in rows]
+    return "\n".join([*lines, *remarks(figures), "=" * WIDTH])
+
+
+def parts(figures: Figures) -> list[tuple[str, Rows]]:
+    """The box's parts: a heading, and its lines as label and value."""
+    times = [
+        (title, [_row(f"{word} {short} (ms):", figures[f"{key}_{name}_ms"]) for word, key in _WORDS])
+        for title, short, name in _TIMES
+    ]
+    report = figures["cache_report"]
+    cache = [
+        _row("Cache:", figures["cache"] or "as the server has it"),
+        _row("Cached prompt tokens:", report["total_cached_tokens"]),
+        _row("Cache hit rate (%):", report["cache_hit_rate_pct"]),
+        _row("Optimum, infinite cache (%):", report["optimum_pct"]),
+    ]
+    if figures["outputs_sha256"] is not None:
+        cache.append(_row("Outputs, SHA-256:", figures["outputs_sha256"][:16]))
+    return [("Serving Benchmark Result", _counts(figures)), *times, ("Prefix Cache", cache)]
+
+
+def remarks(figures: Figures) -> list[str]:
+    """What a reader of the figures must know, in sentences."""
+    lines = []
+    if figures["aborted"] is not None:
+        lines.append(f"The run ended early: {figures['aborted']}. The figures are of what was done until then.")
+    if (figures.get("accounting") or {}).get("agree") is False:
+        lines.append(
+            "The client, the answers' usage and the server's metrics count different tokens: see accounting."
+        )
+    if not figures["cache_flushed"]:
+        lines.append("The server has no endpoint that empties its cache: it may not have been cold.")
+    report = figures["cache_report"]
+    if report["optimum_pct"] is None and figures["completed"]:
+        lines.append("No optimum: the server returns no token ids, and texts do not tell what tokens share.")
+    if figures["outputs_sha256"] is None:
+        reason = "a request failed" if figures["failed"] else "the server returns no token ids"
+        lines.append(f"No digest of the outputs: {reason}.")
+    return lines
+
+
+def outputs_equal(off: Figures, on: Figures) -> bool | None:
+    """Whether both runs gave the same tokens; None if one of them has no digest."""
+    digests = off["outputs_sha256"], on["outputs_sha256"]
+    return None if None in digests else digests[0] == digests[1]
+
+
+def comparison(off: Figures, on: Figures) -> str:
+    """The same requests with the cache off and on."""
+    lines = [" Prefix cache off and on ".center(WIDTH + 10, "="), f"{'':<30}{'off':>10}{'on':>10}{'better':>10}"]
+    for metric in METRICS:
+        before, after = metric.of(off), metric.of(on)
+        if metric.is_main and not (before is None and after is None):
+            better = metric.better(before, after)
+            times = "n/a" if better is None else f"{better:.2f}x"
+            lines.append(f"{metric.label:<30}{_text(before):>10}{_text(after):>10}{times:>10}")
+    report = on["cache_report"]
+    of_optimum = ratio(report["cache_hit_rate_pct"], report["optimum_pct"])
+    lines.append(
+        f"Cache hit rate {_text(report['cache_hit_rate_pct'])}%, optimum {_text(report['optimum_pct'])}%: "
+        f"{_text(None if of_optimum is None else 100 * of_optimum)}% of it"
+    )
+    lines.append(f"Outputs equal: {_EQUAL[outputs_equal(off, on)]}")
+    lines.append("=" * (WIDTH + 10))
+    return "\n".join(lines)
+
+
+def failures(errors: Sequence[str]) -> str:
+    """The failed requests' most frequent reasons, a line each with its count."""
+    counts = Counter(" ".join(error.split()) for error in errors).most_common()
+    lines = [f"{count} x {error}" for error, count in counts[:MOST_REASONS]]
+    n_others = sum(count for _, count in counts[MOST_REASONS:])
+    return "\n".join([*lines, f"{n_others} x other reasons"] if n_others else lines)
+
+
+def _counts(figures: Figures) -> Rows:
+    rows = []
+    for label, key in _COUNTS:
+        if figures.get(key) is not None:
+            rows.append(_row(label, figures[key]))
+        if key == "failed":
+            rows += [_row(f"  {kind}:", count) for kind, count in figures["errors"].items()]
+    for reason, count in (figures.get("left_out") or {}).items():
+        rows.append(_row(f"Of the data set, {reason}:", count))
+    if figures["total_choices"] != figures["completed"]:
+        rows.append(_row("Choices of successful requests:", figures["total_choices"]))
+    if figures["mean_lateness_ms"] is not None:
+        rows.append(_row("Mean lateness of sending (ms):", figures["mean_lateness_ms"]))
+        rows.append(_row("P99 lateness of sending (ms):", figures["p99_lateness_ms"]))
+    if figures["n_checked"]:
+        rows.append(_row("Answers checked:", figures["n_checked"]))
+        rows.append(_row("Accuracy (%):", figures["accuracy_pct"]))
+    return rows
+
+
+def _row(label: str, value: object) -> tuple[str, str]:
+    return label, _text(value)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "n/a"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,157 @@
+"""Documents of made-up facts, and questions that each need one of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from radixkv.bench.workloads.problems.problem import MARK, Problem
+from radixkv.bench.workloads.problems.words import (
+    ANIMALS,
+    CLOTHES,
+    CLUBS,
+    COLOURS,
+    CORNERS,
+    DAYS,
+    GATES,
+    JOBS,
+    MATERIALS,
+    NAMES,
+    PET_NAMES,
+    SHOPS,
+    STREETS,
+    THINGS,
+    TOWNS,
+)
+from radixkv.errors import ConfigError
+
+MOST_FACTS = 2000
+"""Of one document; there are some 6,000 different things to state a fact about."""
+_PARAGRAPH = 6
+"""Facts a paragraph."""
+
+
+class Document(msgspec.Struct, frozen=True):
+    """A text of facts, and questions about it."""
+
+    text: str
+    problems: tuple[Problem, ...]
+
+
+class Fact(NamedTuple):
+    """One statement, and the question that it answers."""
+
+    sentence: str
+    question: str
+    result: str
+
+    def problem(self) -> Problem:
+        """The answer repeats the statement, then has the result alone."""
+        return Problem(self.question, f"{self.sentence}\n{MARK} {self.result}")
+
+
+def made_documents(seed: int, n_facts: int, n_problems: int) -> Iterator[Document]:
+    """Endless documents, the same for the same arguments; no two questions of a document are alike.
+
+    Args:
+        n_facts: in each document, about 13 tokens each.
+        n_problems: questions about each document, at most one a fact.
+
+    Raises:
+        ConfigError: too many facts, or more questions than facts.
+    """
+    if not 1 <= n_facts <= MOST_FACTS:
+        raise ConfigError(f"a document has 1 to {MOST_FACTS} facts, not {n_facts}")
+    if n_problems > n_facts:
+        raise ConfigError(f"{n_problems} questions need as many facts; there are {n_facts}")
+    return _documents(random.Random(f"{seed} {n_facts} {n_problems}"), n_facts, n_problems)
+
+
+def about(document: Document) -> str:
+    """The head of a prompt about the document, with a blank line at its end."""
+    return document.text + "\n\n"
+
+
+def _documents(rng: random.Random, n_facts: int, n_problems: int) -> Iterator[Document]:
+    while True:
+        facts = _facts(rng, n_facts)
+        sentences = [fact.sentence for fact in facts]
+        paragraphs = [" ".join(sentences[start : start + _PARAGRAPH]) for start in range(0, n_facts, _PARAGRAPH)]
+        title = f"Notes on {rng.choice(TOWNS)}, number {rng.randint(100, 999)}, by {rng.choice(NAMES)}:"
+        chosen = rng.sample(facts, n_problems)
+        yield Document("\n".join([title, *paragraphs]), tuple(fact.problem() for fact in chosen))
+
+
+def _facts(rng: random.Random, n_facts: int) -> list[Fact]:
+    facts: dict[str, Fact] = {}
+    while len(facts) < n_facts:
+        fact = rng.choices(_KINDS, _WEIGHTS)[0](rng)
+        facts.setdefault(fact.question, fact)
+    return list(facts.values())
+
+
+def _kept(rng: random.Random) -> Fact:
+    name, thing, corner = rng.choice(NAMES), f"{rng.choice(MATERIALS)} {rng.choice(THINGS)}", rng.choice(CORNERS)
+    return Fact(f"{name} keeps the {thing} in the {corner}.", f"Where does {name} keep the {thing}?", corner)
+
+
+def _worn(rng: random.Random) -> Fact:
+    name, clothes, colour = rng.choice(NAMES), rng.choice(CLOTHES), rng.choice(COLOURS)
+    return Fact(f"The {clothes} of {name} is {colour}.", f"What colour is the {clothes} of {name}?", colour)
+
+
+def _pet(rng: random.Random) -> Fact:
+    name, animal, called = rng.choice(NAMES), rng.choice(ANIMALS), rng.choice(PET_NAMES)
+    return Fact(f"The {animal} of {name} is called {called}.", f"What is the {animal} of {name} called?", called)
+
+
+def _opening(rng: random.Random) -> Fact:
+    shop, street = rng.choice(SHOPS), rng.choice(STREETS)
+    hour = f"{rng.randint(6, 12)}:{rng.choice(('00', '15', '30', '45'))}"
+    return Fact(
+        f"The {shop} in {street} Street opens at {hour}.", f"When does the {shop} in {street} Street open?", hour
+    )
+
+
+def _code(rng: random.Random) -> Fact:
+    gate, code = f"{rng.choice(COLOURS)} {rng.choice(GATES)}", str(rng.randint(1000, 9999))
+    street = rng.choice(STREETS)
+    return Fact(
+        f"The code of the {gate} in {street} Street is {code}.",
+        f"What is the code of the {gate} in {street} Street?",
+        code,
+    )
+
+
+def _meeting(rng: random.Random) -> Fact:
+    club, town, day = rng.choice(CLUBS), rng.choice(TOWNS), rng.choice(DAYS)
+    return Fact(
+        f"The {club} club of {town} meets on {day}.", f"On which day does the {club} club of {town} meet?", day
+    )
+
+
+def _job(rng: random.Random) -> Fact:
+    name, town, job = rng.choice(NAMES), rng.choice(TOWNS), rng.choice(JOBS)
+    return Fact(f"In {town} {name} worked as a {job}.", f"What did {name} work as in {town}?", job)
+
+
+def _price(rng: random.Random) -> Fact:
+    thing, town, price = f"{rng.choice(MATERIALS)} {rng.choice(THINGS)}", rng.choice(TOWNS), rng.randint(11, 99)
+    return Fact(f"A {thing} costs ${price} in {town}.", f"How much does a {thing} cost in {town}?", f"${price}")
+
+
+_KINDS: tuple[Callable[[random.Random], Fact], ...] = (
+    _kept,
+    _worn,
+    _pet,
+    _opening,
+    _code,
+    _meeting,
+    _job,
+    _price,
+)
+_WEIGHTS = (3, 1, 1, 1, 2, 1, 1, 2)
+"""The kinds with more to state a fact about come more often, so that long documents do not run dry."""

@@ -1,0 +1,183 @@
+"""Errands: a user asks for something, the assistant calls a tool in JSON, and says what came back."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from radixkv.bench.workloads.problems.words import CORNERS, DAYS, FOODS, GOODS, NAMES, STREETS, THINGS, TOWNS
+
+_OPENING = (
+    "You run errands with these tools. When one is needed, answer with its call alone, as JSON with name and "
+    "arguments; when its result has come, answer the user in one sentence."
+)
+
+
+class ErrandTurn(msgspec.Struct, frozen=True):
+    """One request of the user, and all that follows from it."""
+
+    user: str
+    call: str
+    """The JSON of the tool call that the assistant makes."""
+    result: str
+    """The JSON that the tool gives back."""
+    answer: str
+    """What the assistant then tells the user."""
+
+
+class Errand(msgspec.Struct, frozen=True):
+    """A chat with tools. As messages, each turn is: user, assistant (the call), tool (the result), assistant."""
+
+    system: str
+    turns: tuple[ErrandTurn, ...]
+
+
+class Tool(NamedTuple):
+    """One tool, and a maker of requests that need it."""
+
+    line: str
+    """Describes it to the model."""
+    ask: Callable[[random.Random], ErrandTurn]
+
+
+def made_errands(seed: int, n_turns: int) -> Iterator[Errand]:
+    """Endless errands of ``n_turns`` turns, the same for the same arguments."""
+    rng = random.Random(f"{seed} {n_turns}")
+    while True:
+        tools = rng.choice(_TOOL_SETS)
+        system = "\n".join([_OPENING, *(f"- {tool.line}" for tool in tools)])
+        yield Errand(system, tuple(rng.choice(tools).ask(rng) for _ in range(n_turns)))
+
+
+def errand_messages(errand: Errand) -> list[dict[str, str]]:
+    """As a client sends them, with calls, results and answers."""
+    messages = [{"role": "system", "content": errand.system}]
+    for turn in errand.turns:
+        messages += [
+            {"role": "user", "content": turn.user},
+            {"role": "assistant", "content": turn.call},
+            {"role": "tool", "content": turn.result},
+            {"role": "assistant", "content": turn.answer},
+        ]
+    return messages
+
+
+def called(name: str, arguments: Mapping[str, str | int]) -> str:
+    """The JSON of a call, as the model writes it."""
+    return json.dumps({"name": name, "arguments": arguments})
+
+
+def _weather(rng: random.Random) -> ErrandTurn:
+    town, day, degrees = rng.choice(TOWNS), rng.choice(DAYS), rng.randint(1, 39)
+    sky = rng.choice(("sunny", "cloudy", "rainy", "windy", "foggy"))
+    return ErrandTurn(
+        rng.choice((f"What will the weather be in {town} on {day}?", f"How is the weather on {day} in {town}?")),
+        called("get_weather", {"town": town, "day": day}),
+        json.dumps({"sky": sky, "degrees": degrees}),
+        f"On {day} it will be {sky} in {town}, with {degrees} degrees.",
+    )
+
+
+def _alarm(rng: random.Random) -> ErrandTurn:
+    time, day = f"{rng.randint(5, 12)}:{rng.choice(('00', '15', '30', '45'))}", rng.choice(DAYS)
+    number = rng.randint(10, 99)
+    return ErrandTurn(
+        rng.choice((f"Wake me at {time} on {day}.", f"Please set an alarm for {day} at {time}.")),
+        called("set_alarm", {"day": day, "time": time}),
+        json.dumps({"alarm": number}),
+        f"Alarm {number} is set for {day} at {time}.",
+    )
+
+
+def _message(rng: random.Random) -> ErrandTurn:
+    name, day = rng.choice(NAMES), rng.choice(DAYS)
+    text = rng.choice(
+        (f"See you on {day}", f"The {rng.choice(FOODS)} is ready", f"I have the {rng.choice(THINGS)}")
+    )
+    minute = rng.randint(10, 59)
+    return ErrandTurn(
+        rng.choice((f'Send {name} the message "{text}".', f'Tell {name} "{text}", please.')),
+        called("send_message", {"to": name, "text": text}),
+        json.dumps({"sent": f"12:{minute}"}),
+        f"The message to {name} was sent at 12:{minute}.",
+    )
+
+
+def _stock(rng: random.Random) -> ErrandTurn:
+    goods, street, count = rng.choice(GOODS), rng.choice(STREETS), rng.randint(2, 99)
+    return ErrandTurn(
+        rng.choice(
+            (f"How many {goods} are in the shop in {street} Street?", f"Count the {goods} in {street} Street.")
+        ),
+        called("count_stock", {"item": goods, "street": street}),
+        json.dumps({"count": count}),
+        f"The shop in {street} Street has {count} {goods}.",
+    )
+
+
+def _order(rng: random.Random) -> ErrandTurn:
+    goods, count, number = rng.choice(GOODS), rng.randint(2, 99), rng.randint(1000, 9999)
+    return ErrandTurn(
+        rng.choice((f"Order {count} {goods}.", f"We need {count} {goods}, please order them.")),
+        called("order", {"item": goods, "count": count}),
+        json.dumps({"order": number}),
+        f"The {count} {goods} are ordered; the number of the order is {number}.",
+    )
+
+
+def _light(rng: random.Random) -> ErrandTurn:
+    corner, state = rng.choice(CORNERS), rng.choice(("on", "off"))
+    return ErrandTurn(
+        rng.choice((f"Turn the light in the {corner} {state}.", f"Light {state} in the {corner}, please.")),
+        called("set_light", {"room": corner, "state": state}),
+        json.dumps({"done": True}),
+        f"The light in the {corner} is {state} now.",
+    )
+
+
+def _heating(rng: random.Random) -> ErrandTurn:
+    corner, degrees, minutes = rng.choice(CORNERS), rng.randint(12, 28), rng.randint(5, 60)
+    return ErrandTurn(
+        rng.choice((f"Heat the {corner} to {degrees} degrees.", f"I want {degrees} degrees in the {corner}.")),
+        called("set_heating", {"room": corner, "degrees": degrees}),
+        json.dumps({"minutes": minutes}),
+        f"The {corner} will have {degrees} degrees in {minutes} minutes.",
+    )
+
+
+def _train(rng: random.Random) -> ErrandTurn:
+    one, two = rng.sample(TOWNS, 2)
+    day, time, platform = rng.choice(DAYS), f"{rng.randint(6, 22)}:{rng.randint(10, 59)}", rng.randint(1, 12)
+    return ErrandTurn(
+        rng.choice(
+            (
+                f"When does the first train from {one} to {two} leave on {day}?",
+                f"Find a train to {two} from {one} on {day}.",
+            )
+        ),
+        called("find_train", {"from": one, "to": two, "day": day}),
+        json.dumps({"time": time, "platform": platform}),
+        f"The train from {one} to {two} leaves at {time} from platform {platform}.",
+    )
+
+
+_WEATHER = Tool("get_weather(town, day): the weather of a day", _weather)
+_ALARM = Tool("set_alarm(day, time): wakes the user", _alarm)
+_MESSAGE = Tool("send_message(to, text): sends a message to a person", _message)
+_STOCK = Tool("count_stock(item, street): how many of an item a shop has", _stock)
+_ORDER = Tool("order(item, count): orders goods", _order)
+_LIGHT = Tool("set_light(room, state): turns a light on or off", _light)
+_HEATING = Tool("set_heating(room, degrees): heats a room", _heating)
+_TRAIN = Tool("find_train(from, to, day): the first train of a day", _train)
+
+_TOOL_SETS = (
+    (_WEATHER, _ALARM, _MESSAGE),
+    (_STOCK, _ORDER, _MESSAGE),
+    (_LIGHT, _HEATING, _ALARM),
+    (_TRAIN, _WEATHER, _MESSAGE),
+)
+"""What the system prompts list."""

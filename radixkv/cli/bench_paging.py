@@ -1,0 +1,253 @@
+"""``radixkv bench paging``: what pages bring, beside contiguous reservation."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, engine_flags, whole_number
+from radixkv.config import EngineConfig
+
+if TYPE_CHECKING:
+    from radixkv.studies.paging.study import Figures, Settings
+
+    Keep = Callable[[Sequence[Figures]], None]
+
+WORKLOADS = ("uniform-short", "variable-length", "shared-prefix", "multi-turn", "parallel-sampling")
+PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+POOL_TOKENS = 65_536
+MAX_MODEL_LEN = 2048
+
+STUDY_FLAGS = ("--model=", "--revision=", "--tokenizer=", "--max-model-len=", "--page-size=", "--max-total-tokens=")
+"""Engine flags that mean something without an engine: the tokenizer counts the tokens of texts."""
+
+
+def add(commands: argparse._SubParsersAction[Parser]) -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "paging",
+        help="what pages bring: memory beside contiguous reservation",
+        description="Serve five workloads from the engine's own page cache and from contiguous memory, without a "
+        "model, and print what memory is used for while requests wait for it. Pool: --max-total-tokens (default: "
+        f"{POOL_TOKENS}); longest sequence: --max-model-len (default: {MAX_MODEL_LEN}).",
+    )
+    study = parser.add_argument_group("study")
+    study.add_argument(
+        "--workloads",
+        type=_workloads,
+        default=list(WORKLOADS),
+        metavar="NAMES",
+        help=f"of {', '.join(WORKLOADS)}, separated by commas (default: all)",
+    )
+    study.add_argument(
+        "--dataset-path",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="real lengths instead of published ones: problems for uniform-short and shared-prefix, a trace or "
+        "conversations for variable-length and parallel-sampling, conversations for multi-turn; once for each file",
+    )
+    study.add_argument(
+        "--skip-bad-lines", action="store_true", help="count lines of the data that cannot be read, and go on"
+    )
+    study.add_argument(
+        "--page-sizes",
+        type=_page_sizes,
+        default=list(PAGE_SIZES),
+        metavar="SIZES",
+        help="of the curve of waste by page size, separated by commas, or none (default: 1,2,4 to 256)",
+    )
+    study.add_argument(
+        "--num-prompts",
+        type=whole_number,
+        metavar="COUNT",
+        help="requests, or chats, of each workload (default: as many as fill the pool four times)",
+    )
+    study.add_argument("--seed", type=whole_number, default=0, help="of lengths and arrivals (default: 0)")
+    study.add_argument(
+        "--measure",
+        action="store_true",
+        help="also run the engine on a GPU with pages and with reservation, and compare throughput",
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument("--output-file", type=Path, metavar="FILE", help="append a JSON line a result")
+    output.add_argument("--plot", type=Path, metavar="FOLDER", help="write a page with pictures into this folder")
+    add_engine_flags(parser)
+    parser.set_defaults(parser=parser, run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the tables, workload by workload, as they are done; the exit code."""
+    config = engine_config(args)
+    _check_flags(args, config)
+    from radixkv.bench.output import check_outputs
+
+    check_outputs(args.output_file, args.plot)
+    from radixkv.bench.plural import counted
+    from radixkv.studies.paging.recorded_lengths import recorded_lengths
+    from radixkv.studies.paging.study import Settings
+
+    if args.measure:
+        from radixkv.studies.paging.measure import check_gpu
+
+        check_gpu(config, args.workloads)
+    model = config.model
+    recorded = recorded_lengths(
+        args.dataset_path,
+        model.tokenizer or model.model,
+        model.revision if model.tokenizer is None else None,
+        workloads=args.workloads,
+        skip_bad_lines=args.skip_bad_lines,
+    )
+    if recorded.n_bad_lines:
+        print(f"left out of the data: {counted(recorded.n_bad_lines, 'bad line')}")
+    settings = Settings(
+        recorded.lengths,
+        workloads=args.workloads,
+        page_size=args.page_size,
+        page_sizes=args.page_sizes,
+        pool_tokens=POOL_TOKENS if args.max_total_tokens is None else args.max_total_tokens,
+        max_model_len=MAX_MODEL_LEN if args.max_model_len is None else args.max_model_len,
+        n_conversations=args.num_prompts,
+        seed=args.seed,
+    )
+    keep = _keeping(args.output_file)
+    by_scheme = _compare_schemes(settings, keep)
+    by_page_size, remarks = _compare_page_sizes(settings, keep)
+    if args.plot is not None:
+        from radixkv.studies.paging.plots import plot
+
+        plot(by_scheme, by_page_size, remarks, args.plot)
+        print(f"\npictures: {args.plot / 'index.html'}")
+    if args.measure:
+        _measure(config, settings, keep)
+    return 0
+
+
+def _check_flags(args: argparse.Namespace, config: EngineConfig) -> None:
+    parser: Parser = args.parser
+    if not args.measure:
+        flags = [flag for flag in engine_flags(config) if not flag.startswith(STUDY_FLAGS)]
+        if flags:
+            parser.error(f"{' '.join(flags)} is for the engine that --measure runs; leave it out, or add --measure")
+    elif not config.cache.enable_prefix_caching:
+        parser.error("--measure runs with pages shared and with none shared; leave out --no-enable-prefix-caching")
+    if args.seed < 0:
+        parser.error(f"seed {args.seed} must be at least 0")
+    if args.skip_bad_lines and not args.dataset_path:
+        parser.error("--skip-bad-lines is for data; give a --dataset-path, or leave it out")
+
+
+def _compare_schemes(settings: Settings, keep: Keep) -> list[Figures]:
+    from radixkv.studies.paging.study import compare_schemes
+    from radixkv.studies.paging.tables import (
+        SCHEME_COLUMNS,
+        SCHEME_LEGEND,
+        scheme_cells,
+        scheme_heading,
+        table,
+        target_lines,
+        targets,
+    )
+
+    print(SCHEME_LEGEND)
+    lines: list[Figures] = []
+    for name in settings.workloads:
+        of_workload = list(compare_schemes(replace(settings, workloads=[name])))
+        print(f"\n{scheme_heading(of_workload)}")
+        print(table(SCHEME_COLUMNS, [scheme_cells(line) for line in of_workload]))
+        print("\n".join(target_lines(targets(of_workload))), flush=True)
+        keep(of_workload)
+        lines += of_workload
+    return lines
+
+
+def _compare_page_sizes(settings: Settings, keep: Keep) -> tuple[list[Figures], list[str]]:
+    from radixkv.studies.paging.study import compare_page_sizes
+    from radixkv.studies.paging.tables import (
+        COST_COLUMNS,
+        COST_LEGEND,
+        LOST_LEGEND,
+        cost_rows,
+        lost_columns,
+        lost_rows,
+        page_size_remarks,
+        table,
+    )
+
+    lines: list[Figures] = []
+    for line in compare_page_sizes(settings):
+        keep([line | {"study": "page_size"}])
+        lines.append(line)
+    if lines:
+        print(f"\n{LOST_LEGEND}")
+        print(table(lost_columns(lines), lost_rows(lines)))
+    if rows := cost_rows(lines):
+        print(f"\n{COST_LEGEND}")
+        print(table(COST_COLUMNS, rows))
+    remarks = page_size_remarks(lines, settings.workloads, settings.page_sizes)
+    if remarks:
+        print("\n".join(["", *remarks]), flush=True)
+    return lines, remarks
+
+
+def _measure(config: EngineConfig, settings: Settings, keep: Keep) -> None:
+    from radixkv.studies.paging.measure import measure
+    from radixkv.studies.paging.tables import (
+        measured_cells,
+        measured_columns,
+        measured_targets,
+        table,
+        target_lines,
+    )
+
+    lines: list[Figures] = []
+    for line in measure(
+        config,
+        settings.lengths,
+        settings.workloads,
+        max_model_len=settings.max_model_len,
+        n_conversations=settings.n_conversations,
+        seed=settings.seed,
+    ):
+        keep([line | {"study": "measure"}])
+        lines.append(line)
+    print("\nThe engine on the GPU, all requests sent at once:")
+    print(table(measured_columns(), [measured_cells(line) for line in lines]))
+    half = len(lines) // 2
+    for paged, reserving in zip(lines[:half], lines[half:], strict=True):
+        print("\n".join([f"{paged['workload']}:", *target_lines(measured_targets(paged, reserving))]))
+
+
+def _keeping(path: Path | None) -> Keep:
+    """What appends lines to the file, if there is one."""
+    if path is None:
+        return lambda _: None
+    import msgspec
+
+    from radixkv.bench.environment import origin
+    from radixkv.bench.output import append_lines
+
+    about = origin()
+
+    def keep(lines: Sequence[Figures]) -> None:
+        whole: list[Figures] = [{"bench": "paging", **line, **about} for line in lines]
+        append_lines(path, b"".join(msgspec.json.encode(line) + b"\n" for line in whole))
+
+    return keep
+
+
+def _workloads(text: str) -> list[str]:
+    names = list(dict.fromkeys(text.split(",")))
+    unknown = [name for name in names if name not in WORKLOADS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(map(repr, unknown))} is none of {', '.join(WORKLOADS)}")
+    return names
+
+
+def _page_sizes(text: str) -> list[int]:
+    return [] if text == "none" else sorted({whole_number(each) for each in text.split(",")})

@@ -1,0 +1,66 @@
+"""Server-sent events."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from radixkv.errors import RequestError
+from radixkv.frontend.http.connection import CONNECTION, Connection
+from radixkv.frontend.http.disconnect import ClientGone, unless_gone
+from radixkv.frontend.http.error_response import error_response
+from radixkv.frontend.http.errors import error_body
+
+EVENT_START, EVENT_END = b"data: ", b"\n\n"
+DONE_EVENT = EVENT_START + b"[DONE]" + EVENT_END
+
+
+def event(data: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return EVENT_START + msgspec.json.encode(data) + EVENT_END
+
+
+def error_event(error: RequestError) -> bytes:
+    """A failure in the middle of a stream."""
+    return event(error_body(error))
+
+
+class EventStream(Response):
+    """Server-sent events. A failure before the first event is a plain error reply; a later one is an event."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends events until they end or the client leaves."""
+        with contextlib.suppress(ClientGone):
+            await unless_gone(receive, self._send(scope, receive, send))
+
+    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with contextlib.aclosing(self._events) as events:
+            try:
+                first = await anext(events)
+            except RequestError as error:
+                await error_response(error)(scope, receive, send)
+                return
+            start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            await send(start)
+            connection: Connection = scope["state"][CONNECTION]
+            connection.write_part(first)
+            try:
+                # Before more is taken there must be room for it: what waits is bounded where it is gathered.
+                await connection.drain()
+                async for event in events:
+                    connection.write_part(event)
+                    if connection.is_full:
+                        await connection.drain()
+            except RequestError as error:
+                connection.write_part(error_event(error))
+        await send({"type": "http.response.body", "body": DONE_EVENT, "more_body": False})

@@ -1,0 +1,86 @@
+"""Metrics once more, under the names that other engines' dashboards look for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from radixkv.config import MetricsCompat
+from radixkv.frontend.metrics.stats_delta import Interval
+from radixkv.wire import Stats
+
+_VLLM: Mapping[str, tuple[str, ...]] = {
+    "num_requests_running": ("num_requests_running",),
+    "num_requests_waiting": ("num_requests_waiting",),
+    "kv_cache_usage_perc": ("kv_cache_usage_perc", "gpu_cache_usage_perc"),
+    "prefix_cache_queries": ("prefix_cache_queries",),
+    "prefix_cache_hits": ("prefix_cache_hits",),
+    "prompt_tokens": ("prompt_tokens",),
+    "generation_tokens": ("generation_tokens",),
+    "num_preemptions": ("num_preemptions",),
+    "requests": ("request_success",),
+    "time_to_first_token_seconds": ("time_to_first_token_seconds",),
+    "inter_token_latency_seconds": ("inter_token_latency_seconds", "time_per_output_token_seconds"),
+    "e2e_request_latency_seconds": ("e2e_request_latency_seconds",),
+    "request_queue_time_seconds": ("request_queue_time_seconds",),
+}
+_SGLANG: Mapping[str, tuple[str, ...]] = {
+    "num_requests_running": ("num_running_reqs",),
+    "num_requests_waiting": ("num_queue_reqs",),
+    "kv_cache_usage_perc": ("token_usage",),
+    "prefix_cache_hits": ("cached_tokens",),
+    "prompt_tokens": ("prompt_tokens",),
+    "generation_tokens": ("generation_tokens",),
+    "time_to_first_token_seconds": ("time_to_first_token_seconds",),
+    "inter_token_latency_seconds": ("inter_token_latency_seconds", "time_per_output_token_seconds"),
+    "e2e_request_latency_seconds": ("e2e_request_latency_seconds",),
+    "request_queue_time_seconds": ("queue_time_seconds",),
+}
+"""Own name without prefix: the other engine's, of its present and earlier releases."""
+_VLLM_LABELS = {"finish_reason": "finished_reason"}
+"""Only vLLM's families have one of these."""
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """Under whose names, and what its labels need."""
+
+    engine: MetricsCompat
+    model: str
+    page_size: int
+
+    def families(self, own: Iterable[Metric]) -> Iterator[Metric]:
+        """Those of the own families that the other engine has too, renamed and labelled."""
+        names = _VLLM if self.engine == "vllm" else _SGLANG
+        for family in own:
+            for name in names.get(family.name.partition(":")[2], ()):
+                renamed = Metric(f"{self.engine}:{name}", family.documentation, family.type)
+                for sample in family.samples:
+                    suffix = sample.name.removeprefix(family.name)
+                    labels = {_VLLM_LABELS.get(label, label): value for label, value in sample.labels.items()}
+                    renamed.add_sample(renamed.name + suffix, self._labels | labels, sample.value)
+                yield renamed
+
+    def figures(self, stats: Stats, interval: Interval | None) -> Iterator[Metric]:
+        """What SGLang computes from counters before it reports. Rates are of the interval, if there is one."""
+        if self.engine != "sglang":
+            return
+        n_used = stats.n_pages - stats.n_pages_free - stats.n_pages_evictable
+        yield self._gauge("num_used_tokens", "Tokens in pages neither free nor evictable.", n_used * self.page_size)
+        yield self._gauge("max_total_num_tokens", "Tokens that the pool holds.", stats.n_pages * self.page_size)
+        if interval is not None:
+            yield self._gauge("cache_hit_rate", "Share of prompt tokens not computed.", interval.hit_rate or 0.0)
+            yield self._gauge("gen_throughput", "Generated tokens a second.", interval.generation_tokens_per_s)
+
+    @property
+    def _labels(self) -> dict[str, str]:
+        # vLLM numbers its data-parallel engines.
+        return {"model_name": self.model} | ({"engine": "0"} if self.engine == "vllm" else {})
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        gauge = GaugeMetricFamily(f"{self.engine}:{name}", text, labels=list(self._labels))
+        gauge.add_metric(list(self._labels.values()), value)
+        return gauge

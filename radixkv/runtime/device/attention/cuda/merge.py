@@ -1,0 +1,118 @@
+"""Partial results of attention, merged."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two
+
+_FEW = 4096
+"""(Query, head) pairs, below which each has a block of threads of its own."""
+
+
+def merge(
+    values: Tensor,
+    lse: Tensor,
+    indptr: Tensor,
+    listed: Tensor,
+    order: Tensor,
+    out: Tensor,
+    *,
+    group: int,
+    head_steps: tuple[int, int],
+) -> None:
+    """``out[order[i]]`` = the attention over all that query i's results were computed from, where it has any.
+
+    Args:
+        values: [n, heads, head_dim], each divided by its own sum of exponentials.
+        lse: [n, heads] float32, log2 of that sum; -inf for one of nothing.
+        indptr: [queries + 1] int32.
+        listed: [indptr[-1]] int32; query i has results ``listed[indptr[i] : indptr[i + 1]]``.
+        order: [queries] int32.
+        out: [queries, heads, head_dim].
+        group: heads that share a KV head.
+        head_steps: ``Results.head_steps``.
+    """
+    n_queries, n_heads, head_dim = out.shape
+    is_few = n_queries * n_heads < _FEW
+    heads = 1 if is_few else 8
+    _merge[n_queries, triton.cdiv(n_heads, heads)](
+        values,
+        lse,
+        indptr,
+        listed,
+        order,
+        out,
+        n_heads,
+        RESULTS=8 if is_few else 2,
+        HEADS=heads,
+        HEAD_DIM=head_dim,
+        DIM=power_of_two(head_dim),
+        GROUP=group,
+        KV_STEP=head_steps[0],
+        MEMBER_STEP=head_steps[1],
+        num_warps=1 if is_few else 4,
+        **overlapping(out),
+    )
+
+
+@triton.jit
+def _merge(
+    values: tl.tensor,
+    lse: tl.tensor,
+    indptr: tl.tensor,
+    listed: tl.tensor,
+    order: tl.tensor,
+    out: tl.tensor,
+    n_heads: tl.tensor,
+    RESULTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    GROUP: tl.constexpr,
+    KV_STEP: tl.constexpr,
+    MEMBER_STEP: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    # What results belong where comes by a copy, which no kernel overlaps; it may be read before the wait.
+    query = tl.program_id(0)
+    begin = tl.load(indptr + query)
+    end = tl.load(indptr + query + 1)
+    target = tl.load(order + query).to(tl.int64)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    is_head = head < n_heads
+    dim = tl.arange(0, DIM)
+    stored = head // GROUP * KV_STEP + head % GROUP * MEMBER_STEP
+    place = stored[:, None] * HEAD_DIM + dim[None, :]
+    is_place = is_head[:, None] & (dim < HEAD_DIM)[None, :]
+    highest = tl.full([HEADS], float("-inf"), tl.float32)
+    total = tl.zeros([HEADS], tl.float32)
+    summed = tl.zeros([HEADS, DIM], tl.float32)
+    for first in range(begin, end, RESULTS):
+        index = first + tl.arange(0, RESULTS)
+        is_result = index < end
+        result = tl.load(listed + index, is_result, 0).to(tl.int64)
+        is_score = is_result[:, None] & is_head[None, :]
+        score = tl.load(lse + result[:, None] * n_heads + stored[None, :], is_score, float("-inf"))
+        value = tl.load(
+            values + result[:, None, None] * n_heads * HEAD_DIM + place[None, :, :],
+            is_result[:, None, None] & is_place[None, :, :],
+            0.0,
+        )
+        higher = tl.maximum(highest, tl.max(score, 0))
+        safe = tl.where(higher == float("-inf"), 0.0, higher)
+        kept = tl.exp2(highest - safe)
+        added = tl.exp2(score - safe[None, :])
+        total = total * kept + tl.sum(added, 0)
+        summed = summed * kept[:, None] + tl.sum(value.to(tl.float32) * added[:, :, None], 0)
+        highest = higher
+    if begin < end:
+        merged = summed / total[:, None]
+        given = head[:, None] * HEAD_DIM + dim[None, :]
+        tl.store(out + target * n_heads * HEAD_DIM + given, merged.to(out.dtype.element_ty), is_place)

@@ -1,0 +1,106 @@
+"""Queries in the order in which kernels of tiles take them."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
+
+
+def gather(x: Tensor, sources: Tensor, out: Tensor) -> None:
+    """``out[i] = x[sources[i]]``.
+
+    Args:
+        x: [rows, ...], contiguous within a row.
+        sources: [n] int32.
+        out: [n, ...], contiguous.
+    """
+    size = out[0].numel()
+    block = min(power_of_two(size), 4096)
+    _gather[len(sources), triton.cdiv(size, block)](
+        x, sources, out, x.stride(0), size, BLOCK=block, num_warps=8, **overlapping(out)
+    )
+
+
+@triton.jit
+def _gather(
+    x: tl.tensor,
+    sources: tl.tensor,
+    out: tl.tensor,
+    stride: tl.tensor,
+    size: tl.tensor,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    source = tl.load(sources + row).to(tl.int64)
+    is_value = place < size
+    values = tl.load(x + source * stride + place, is_value)
+    tl.store(out + row.to(tl.int64) * size + place, values, is_value)
+
+
+def spread(q: Tensor, order: Tensor, copies: Tensor, out: Tensor, *, n_items: int, n_rows: int, group: int) -> None:
+    """Each item's queries, at the places of their results, with the heads of one KV head apart.
+
+    Args:
+        q: [rows, heads, head_dim], contiguous within a row.
+        order: [rows] int32: the row of each query.
+        copies: [3, capacity] int32: each item's first query, how many, and where the first one goes.
+        out: [results, group, kv_heads, head_dim].
+        n_items: the grid, padding included.
+        n_rows: of an item, at most.
+        group: heads that share a KV head.
+    """
+    n_heads, head_dim = q.shape[1:]
+    size = power_of_two(n_heads * head_dim)
+    _spread[n_items, n_rows](
+        q,
+        order,
+        copies,
+        out,
+        copies.stride(0),
+        q.stride(0),
+        GROUP=group,
+        KV_HEADS=n_heads // group,
+        DIM=head_dim,
+        SIZE=size,
+        num_warps=warps_for(size),
+        **overlapping(out),
+    )
+
+
+@triton.jit
+def _spread(
+    q: tl.tensor,
+    order: tl.tensor,
+    copies: tl.tensor,
+    out: tl.tensor,
+    column: tl.tensor,
+    stride: tl.tensor,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    SIZE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    item = copies + tl.program_id(0)
+    query = tl.program_id(1)
+    is_query = query < tl.load(item + column)
+    row = tl.load(order + tl.load(item) + query, is_query, 0).to(tl.int64)
+    target = (tl.load(item + 2 * column) + query).to(tl.int64)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    place = tl.arange(0, SIZE)
+    head = place // DIM
+    is_value = is_query & (head < GROUP * KV_HEADS)
+    stored = head % GROUP * KV_HEADS + head // GROUP
+    values = tl.load(q + row * stride + place, is_value)
+    tl.store(out + target * (GROUP * KV_HEADS * DIM) + stored * DIM + place % DIM, values, is_value)

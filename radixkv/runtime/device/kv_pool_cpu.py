@@ -1,0 +1,103 @@
+"""Where keys and values live."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from radixkv.errors import ConfigError
+from radixkv.runtime.device.host_memory import claim
+
+
+@dataclass(frozen=True)
+class PageShape:
+    """What one page holds in all layers, K and V each."""
+
+    n_layers: int
+    n_kv_heads: int
+    page_size: int
+    """Tokens."""
+    head_dim: int
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of a page, K and V together."""
+        return 2 * self.n_layers * self.n_kv_heads * self.page_size * self.head_dim * self.dtype.itemsize
+
+
+class KVPool:
+    """Paged K and V of all layers, touched at start so that memory stays flat.
+
+    ``k`` and ``v`` are [layers, pages + 1, kv_heads, page_size, head_dim]. The last page is not handed out: it
+    stays zero, and stands in for pages that a block of pages lacks.
+
+    Raises:
+        ConfigError: the pool does not fit into memory.
+    """
+
+    def __init__(self, page: PageShape, n_pages: int) -> None:
+        shape = (page.n_layers, n_pages + 1, page.n_kv_heads, page.page_size, page.head_dim)
+        n_bytes = (n_pages + 1) * page.n_bytes
+        with claim(n_bytes, "a KV pool", "set kv_cache_memory_bytes or max_total_tokens lower"):
+            self.k = torch.empty(shape, dtype=page.dtype).zero_()
+            self.v = torch.empty(shape, dtype=page.dtype).zero_()
+        self.n_pages = n_pages
+        self.page_size = page.page_size
+
+    @property
+    def zero_page(self) -> int:
+        """The page that stays zero."""
+        return self.n_pages
+
+    def lines(self, pages: Tensor, offsets: Tensor) -> Tensor:
+        """Where the slots' heads lie in a layer seen as [-1, head_dim]: [slots * kv_heads] int64.
+
+        Args:
+            pages: [slots] int64.
+            offsets: [slots] int64, within the page.
+        """
+        _, _, n_kv_heads, page_size, _ = self.k.shape
+        heads = torch.arange(n_kv_heads)
+        return ((pages[:, None] * n_kv_heads + heads) * page_size + offsets[:, None]).flatten()
+
+    def write(self, layer: int, lines: Tensor, k: Tensor, v: Tensor) -> None:
+        """Stores [slots, kv_heads, head_dim] each at ``lines``."""
+        head_dim = self.k.shape[-1]
+        self.k[layer].view(-1, head_dim).index_copy_(0, lines, k.reshape(-1, head_dim))
+        self.v[layer].view(-1, head_dim).index_copy_(0, lines, v.reshape(-1, head_dim))
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies pages (source, destination) in all layers, as if all at once."""
+        sources, destinations = [source for source, _ in pairs], [destination for _, destination in pairs]
+        self.k[:, destinations] = self.k[:, sources]
+        self.v[:, destinations] = self.v[:, sources]
+
+    def poison(self, page: int) -> None:
+        """Fills a page with NaN in all layers, so that a read of what was not written shows."""
+        if not 0 <= page < self.n_pages:
+            raise IndexError(f"page {page} is not between 0 and {self.n_pages - 1}")
+        self.k[:, page] = math.nan
+        self.v[:, page] = math.nan
+
+
+def count_pages(page: PageShape, memory_bytes: int, max_total_tokens: int | None) -> int:
+    """Pages of a pool of ``max_total_tokens``, or else of ``memory_bytes``. Raises ``ConfigError`` for none."""
+    page_size = page.page_size
+    if max_total_tokens is not None:
+        if max_total_tokens < page_size:
+            raise ConfigError(
+                f"max_total_tokens {max_total_tokens} is less than one page of {page_size} tokens; "
+                f"set it to at least {page_size}, or page_size to at most {max_total_tokens}"
+            )
+        return max_total_tokens // page_size
+    if memory_bytes < page.n_bytes:
+        raise ConfigError(
+            f"kv_cache_memory_bytes {memory_bytes} is less than one page, which takes {page.n_bytes}; "
+            f"set it to at least {page.n_bytes}, or page_size {page_size} lower"
+        )
+    return memory_bytes // page.n_bytes

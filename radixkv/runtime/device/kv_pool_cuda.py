@@ -1,0 +1,60 @@
+"""Where keys and values live on the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from radixkv.runtime.device.kv_pool_cpu import PageShape
+
+COPIED_AT_ONCE_BYTES = 64 << 20
+"""Of K, or of V: pages take memory of their own on the way."""
+
+
+class CudaPool:
+    """Paged K and V of all layers.
+
+    ``k`` and ``v`` are [layers, pages + 1, page_size, kv_heads, head_dim]. The last page is not handed out: rows
+    that pad a batch read it.
+
+    Args:
+        page: what one page holds.
+        n_pages: pages that are handed out.
+        device: where.
+    """
+
+    def __init__(self, page: PageShape, n_pages: int, device: torch.device) -> None:
+        shape = (page.n_layers, n_pages + 1, page.page_size, page.n_kv_heads, page.head_dim)
+        self.k = torch.zeros(shape, dtype=page.dtype, device=device)
+        self.v = torch.zeros(shape, dtype=page.dtype, device=device)
+        self.n_pages = n_pages
+        self._n_copied_at_once = max(1, COPIED_AT_ONCE_BYTES // (page.n_bytes // 2))
+        self.page_size = page.page_size
+
+    @property
+    def zero_page(self) -> int:
+        """The page that stays zero."""
+        return self.n_pages
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies pages (source, destination) in all layers, on the current stream; no source is a destination."""
+        for first in range(0, len(pairs), self._n_copied_at_once):
+            lot = pairs[first : first + self._n_copied_at_once]
+            places = torch.tensor(lot, dtype=torch.int64, pin_memory=True).t()
+            sources, destinations = places.to(self.k.device, non_blocking=True)
+            for cache in (self.k, self.v):
+                cache.index_copy_(1, destinations, cache.index_select(1, sources))
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """K and V of one layer, [pages + 1, page_size, kv_heads, head_dim] each."""
+        return self.k[index], self.v[index]
+
+    def poison(self, page: int) -> None:
+        """Fills a page with NaN in all layers, so that a read of what was not written shows."""
+        if not 0 <= page < self.n_pages:
+            raise IndexError(f"page {page} is not between 0 and {self.n_pages - 1}")
+        self.k[:, page] = math.nan
+        self.v[:, page] = math.nan

@@ -1,0 +1,48 @@
+"""The gated activation between an MLP's two matrix products."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
+
+_BLOCK = 2048
+
+
+def silu_and_multiply(gate_up: Tensor, out: Tensor) -> None:
+    """``out = silu(gate) * up``, in float32 and rounded once.
+
+    Args:
+        gate_up: [rows, 2 * inner], gate first; bfloat16, float16 or float32; rows may be strided.
+        out: [rows, inner], of the same dtype.
+    """
+    n_rows, size = out.shape
+    _silu_and_multiply[n_rows, triton.cdiv(size, _BLOCK)](
+        gate_up, out, gate_up.stride(0), out.stride(0), size, BLOCK=_BLOCK, num_warps=4, **overlapping(out)
+    )
+
+
+@triton.jit
+def _silu_and_multiply(
+    gate_up: tl.tensor,
+    out: tl.tensor,
+    gate_up_stride: tl.tensor,
+    out_stride: tl.tensor,
+    size: tl.tensor,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_column = columns < size
+    source = gate_up + row * gate_up_stride + columns
+    gate = tl.load(source, is_column, 0.0).to(tl.float32)
+    up = tl.load(source + size, is_column, 0.0).to(tl.float32)
+    activated = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + row * out_stride + columns, activated.to(out.dtype.element_ty), is_column)

@@ -1,0 +1,30 @@
+"""When work begins and ends, by the GPU's own clock."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, globaltimer
+
+from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
+
+
+def stamp(out: Tensor, index: int) -> None:
+    """``out[index]`` = the time at which all that was enqueued before has ended, in nanoseconds.
+
+    The clock is one for all processors of a GPU and never goes back; it may move in steps of a microsecond.
+
+    Args:
+        out: [n] int64.
+        index: below n.
+    """
+    _stamp[(1,)](out, index, num_warps=1, **overlapping(out))
+
+
+@triton.jit(do_not_specialize=["index"])
+def _stamp(out: tl.tensor, index: tl.tensor, OVERLAP: tl.constexpr) -> None:
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    tl.store(out + index, globaltimer())

@@ -1,0 +1,81 @@
+"""RMS norm over rows, alone and behind the residual sum."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    """``out = x / rms(x) * weight`` by rows; statistics in float32, rounded once before the weight.
+
+    Args:
+        x: [rows, hidden] bfloat16, float16 or float32; rows may be strided.
+        weight: [hidden], of ``x``'s dtype, as is ``out``.
+        out: [rows, hidden]; may be ``x``.
+    """
+    _launch(x, None, weight, eps, out)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    """``residual += x``, rounded to its dtype; then ``out = rms_norm(residual)``. Arguments as in ``rms_norm``."""
+    _launch(x, residual, weight, eps, out)
+
+
+def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
+    n_rows, size = x.shape
+    block = power_of_two(size)
+    _norm[(n_rows,)](
+        x,
+        x if residual is None else residual,
+        weight,
+        out,
+        x.stride(0),
+        x.stride(0) if residual is None else residual.stride(0),
+        out.stride(0),
+        eps,
+        SIZE=size,
+        BLOCK=block,
+        ADDS=residual is not None,
+        num_warps=warps_for(block),
+        **overlapping(x),
+    )
+
+
+@triton.jit
+def _norm(
+    x: tl.tensor,
+    residual: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    x_stride: tl.tensor,
+    residual_stride: tl.tensor,
+    out_stride: tl.tensor,
+    eps: tl.tensor,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADDS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    is_column = columns < SIZE
+    if OVERLAP:
+        gdc_launch_dependents()
+    scale_by = tl.load(weight + columns, is_column, 0.0)
+    if OVERLAP:
+        gdc_wait()
+    given = tl.load(x + row * x_stride + columns, is_column, 0.0)
+    if ADDS:
+        target = residual + row * residual_stride + columns
+        given = (given.to(tl.float32) + tl.load(target, is_column, 0.0).to(tl.float32)).to(given.dtype)
+        tl.store(target, given, is_column)
+    full = given.to(tl.float32)
+    normed = full * tl.rsqrt(tl.sum(full * full, 0) / SIZE + eps)
+    # Rounded before the weight, as Transformers does.
+    scaled = normed.to(given.dtype).to(tl.float32) * scale_by.to(tl.float32)
+    tl.store(out + row * out_stride + columns, scaled.to(given.dtype), is_column)

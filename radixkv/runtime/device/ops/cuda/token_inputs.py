@@ -1,0 +1,165 @@
+"""A step's small integers: block tables, and each token's id, position and line of the K/V pool."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
+
+_PAGES = 256
+"""Entries of a block table that a program copies at a time."""
+_TOKENS = 256
+"""Tokens of one row that a program places at a time, and rows where each has one."""
+_VARIED = "slots starts n_tokens firsts write_starts ids_in ids_out positions_out lines_out".split()
+"""Fields that are cut out of larger ones anywhere: nothing may be compiled for how one begins."""
+
+
+def update_tables(
+    tables: Tensor,
+    slots: Tensor,
+    table_starts: Tensor,
+    update_firsts: Tensor,
+    update_counts: Tensor,
+    updates: Tensor,
+) -> None:
+    """``tables[slots[r], table_starts[r] : + update_counts[r]] = updates[update_firsts[r] : + update_counts[r]]``.
+
+    Args:
+        tables: [slots, width] int32.
+        slots, table_starts, update_firsts, update_counts: [rows] int32; no slot twice with a count above 0.
+        updates: [n] int32.
+    """
+    _update_tables[(len(slots),)](
+        tables,
+        slots,
+        table_starts,
+        update_firsts,
+        update_counts,
+        updates,
+        tables.stride(0),
+        BLOCK=_PAGES,
+        num_warps=4,
+        **overlapping(tables),
+    )
+
+
+@triton.jit(do_not_specialize_on_alignment=["slots", "table_starts", "update_firsts", "update_counts", "updates"])
+def _update_tables(
+    tables: tl.tensor,
+    slots: tl.tensor,
+    table_starts: tl.tensor,
+    update_firsts: tl.tensor,
+    update_counts: tl.tensor,
+    updates: tl.tensor,
+    table_stride: tl.tensor,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0)
+    count = tl.load(update_counts + row)
+    target = tables + tl.load(slots + row).to(tl.int64) * table_stride + tl.load(table_starts + row)
+    source = updates + tl.load(update_firsts + row)
+    for first in range(0, count, BLOCK):
+        entries = first + tl.arange(0, BLOCK)
+        pages = tl.load(source + entries, entries < count)
+        tl.store(target + entries, pages, entries < count)
+
+
+def place_tokens(
+    tables: Tensor,
+    last_tokens: Tensor,
+    slots: Tensor,
+    starts: Tensor,
+    n_tokens: Tensor,
+    firsts: Tensor,
+    write_starts: Tensor,
+    ids_in: Tensor,
+    *,
+    page_size: int,
+    max_n_tokens: int,
+    ids_out: Tensor,
+    positions_out: Tensor,
+    lines_out: Tensor,
+) -> None:
+    """Each token's id, position and line, for token i of row r at ``firsts[r] + i``. All tensors are int32.
+
+    Args:
+        tables: [slots, width], page numbers.
+        last_tokens: [slots], the token that each slot sampled last.
+        slots, starts, n_tokens, firsts, write_starts: [rows]; ``starts``: position of the row's first token.
+        ids_in: [tokens]; -1 stands for ``last_tokens[slot]``.
+        page_size: tokens a page.
+        max_n_tokens: no row has more tokens.
+        ids_out: [tokens]; may be ``ids_in``.
+        positions_out: [tokens].
+        lines_out: [tokens], page * page_size + place in the page; -1 for positions below ``write_starts[r]``.
+    """
+    # Two variants, so that nothing is compiled between steps.
+    rows, tokens = (_TOKENS, 1) if max_n_tokens == 1 else (1, _TOKENS)
+    grid = triton.cdiv(len(slots), rows), triton.cdiv(max_n_tokens, tokens)
+    _place_tokens[grid](
+        tables,
+        last_tokens,
+        slots,
+        starts,
+        n_tokens,
+        firsts,
+        write_starts,
+        ids_in,
+        ids_out,
+        positions_out,
+        lines_out,
+        tables.stride(0),
+        len(slots),
+        PAGE_SIZE=page_size,
+        ROWS=rows,
+        TOKENS=tokens,
+        num_warps=4,
+        **overlapping(tables),
+    )
+
+
+@triton.jit(do_not_specialize=["n_rows"], do_not_specialize_on_alignment=_VARIED)
+def _place_tokens(
+    tables: tl.tensor,
+    last_tokens: tl.tensor,
+    slots: tl.tensor,
+    starts: tl.tensor,
+    n_tokens: tl.tensor,
+    firsts: tl.tensor,
+    write_starts: tl.tensor,
+    ids_in: tl.tensor,
+    ids_out: tl.tensor,
+    positions_out: tl.tensor,
+    lines_out: tl.tensor,
+    table_stride: tl.tensor,
+    n_rows: tl.tensor,
+    PAGE_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    is_row = row < n_rows
+    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)[None, :]
+    is_token = is_row & (token < tl.load(n_tokens + row, is_row, 0))
+    slot = tl.load(slots + row, is_row, 0)
+    place = tl.load(firsts + row, is_row, 0) + token
+    position = tl.load(starts + row, is_row, 0) + token
+    given = tl.load(ids_in + place, is_token, 0)
+    last = tl.load(last_tokens + slot, is_row, 0)
+    tl.store(ids_out + place, tl.where(given == -1, last, given), is_token)
+    tl.store(positions_out + place, position, is_token)
+    is_written = is_token & (position >= tl.load(write_starts + row, is_row, 0))
+    page = tl.load(tables + slot.to(tl.int64) * table_stride + position // PAGE_SIZE, is_written, 0)
+    line = page * PAGE_SIZE + position % PAGE_SIZE
+    tl.store(lines_out + place, tl.where(is_written, line, -1), is_token)

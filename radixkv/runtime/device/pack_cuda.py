@@ -1,0 +1,143 @@
+"""A ``StepPlan`` as arrays, checked in bulk: hundreds of rows are packed while the device runs the step before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain, takewhile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixkv.errors import DeviceError
+from radixkv.runtime.step.plan import Row, StepPlan
+
+Ints = NDArray[np.int32]
+
+_LAST_TOKEN = np.int32(-1).tobytes()
+"""In place of an id: the token that the slot sampled last."""
+
+
+@dataclass(frozen=True)
+class PackedStep:
+    """One step, row by row; all arrays are int32."""
+
+    plan: StepPlan
+    n_decode: int
+    """Leading rows of one token."""
+    slots: Ints
+    starts: Ints
+    n_tokens: Ints
+    firsts: Ints
+    """Index of each row's first token within the batch."""
+    write_starts: Ints
+    table_starts: Ints
+    update_firsts: Ints
+    """Where each row's pages begin in ``updates``."""
+    update_counts: Ints
+    ids: Ints
+    """[tokens]; -1 where the slot's last token is meant."""
+    updates: Ints
+    """Pages that go into the block tables."""
+
+    @property
+    def n_rows(self) -> int:
+        """All rows."""
+        return len(self.slots)
+
+    @property
+    def lengths(self) -> Ints:
+        """[rows]: positions that a row's last token reads, itself included."""
+        return self.starts + self.n_tokens
+
+
+class Packer:
+    """Packs plans, and knows how far each slot's block table reaches.
+
+    A plan that does not fit is refused before anything of it reaches the device, where it would write into memory
+    of others. O(rows + tokens + changed pages), in bulk.
+    """
+
+    def __init__(self, *, page_size: int, max_rows: int, max_tokens: int, max_model_len: int, n_pages: int) -> None:
+        self._page_size = page_size
+        self._max_rows = max_rows
+        self._max_tokens = max_tokens
+        self._max_model_len = max_model_len
+        self._n_pages = n_pages
+        self._width = -(-max_model_len // page_size)
+        self._table_ends = np.zeros(max_rows, dtype=np.int32)
+
+    def pack(self, plan: StepPlan) -> PackedStep:
+        """The plan's arrays. Raises ``DeviceError`` for a plan that does not fit; nothing has changed then."""
+        if not 1 <= len(plan.rows) <= self._max_rows:
+            raise DeviceError(f"step {plan.step} has {len(plan.rows)} rows; the device takes 1 to {self._max_rows}")
+        columns = np.array([_numbers(row) for row in plan.rows], dtype=np.int32).T
+        slots, starts, n_tokens, write_starts, table_starts, update_counts, n_ids = np.ascontiguousarray(columns)
+        updates = np.fromiter(chain.from_iterable(row.table_pages for row in plan.rows), dtype=np.int32)
+        ids = b"".join([_LAST_TOKEN if row.tokens is None else row.tokens for row in plan.rows])
+        step = PackedStep(
+            plan=plan,
+            n_decode=sum(1 for _ in takewhile(lambda n: n == 1, n_tokens.tolist())),
+            slots=slots,
+            starts=starts,
+            n_tokens=n_tokens,
+            firsts=_firsts(n_tokens),
+            write_starts=write_starts,
+            table_starts=table_starts,
+            update_firsts=_firsts(update_counts),
+            update_counts=update_counts,
+            ids=np.frombuffer(ids, dtype="<i4") if len(ids) % 4 == 0 else np.empty(0, np.int32),
+            updates=updates,
+        )
+        self._check(step, n_ids)
+        return step
+
+    def _check(self, step: PackedStep, n_id_bytes: Ints) -> None:
+        def require(holds: NDArray[np.bool_] | np.bool_ | bool, problem: str) -> None:
+            if not np.all(holds):
+                rows = np.flatnonzero(~np.atleast_1d(np.asarray(holds)))
+                where = f", row {rows[0]}" if np.ndim(holds) else ""
+                raise DeviceError(f"step {step.plan.step}{where}: {problem}")
+
+        require((step.slots >= 0) & (step.slots < self._max_rows), f"the device has {self._max_rows} slots")
+        require(np.bincount(step.slots).max() == 1, "two rows have one slot")
+        require((step.n_tokens >= 1) & (step.starts >= 0), "no tokens, or a start below 0")
+        require(n_id_bytes == 4 * step.n_tokens, "as many ids as tokens are needed")
+        require(len(step.ids) <= self._max_tokens, f"{len(step.ids)} tokens; the device takes {self._max_tokens}")
+        ends, table_ends = step.lengths, step.table_starts + step.update_counts
+        require(ends <= self._max_model_len, f"a position beyond max_model_len {self._max_model_len}")
+        require((step.table_starts >= 0) & (table_ends <= self._width), f"table entries beyond {self._width}")
+        require((step.updates >= 0) & (step.updates < self._n_pages), f"a page beyond the pool's {self._n_pages}")
+        known = self._table_ends[step.slots]
+        require((step.update_counts == 0) | (step.table_starts <= known), "a hole in the block table")
+        known = np.where(step.update_counts > 0, table_ends, known)
+        require(-(-ends // self._page_size) <= known, "no page is known for some positions")
+        self._check_copies(step.plan)
+        self._table_ends[step.slots] = known
+
+    def _check_copies(self, plan: StepPlan) -> None:
+        pages = [page for pair in plan.copies for page in pair]
+        if pages and not 0 <= min(pages) <= max(pages) < self._n_pages:
+            raise DeviceError(
+                f"step {plan.step} copies pages {min(pages)} to {max(pages)} of a pool of {self._n_pages}"
+            )
+        if len({destination for _, destination in plan.copies}) < len(plan.copies):
+            raise DeviceError(f"step {plan.step} copies two pages to one")
+
+
+def _numbers(row: Row) -> tuple[int, int, int, int, int, int, int]:
+    n_id_bytes = 4 * row.n_tokens if row.tokens is None and row.n_tokens == 1 else len(row.tokens or b"")
+    return (
+        row.slot,
+        row.start,
+        row.n_tokens,
+        row.write_start,
+        row.table_start,
+        len(row.table_pages),
+        n_id_bytes,
+    )
+
+
+def _firsts(counts: Ints) -> Ints:
+    firsts = np.zeros(len(counts), dtype=np.int32)
+    np.cumsum(counts[:-1], out=firsts[1:])
+    return firsts

@@ -1,0 +1,51 @@
+"""What machine, settings and ``config.json`` decide together, whether weights are there or not."""
+
+from __future__ import annotations
+
+from radixkv.checkpoints import Checkpoint
+from radixkv.runtime.device import machine_cuda
+from radixkv.runtime.device.kv_pool_cpu import PageShape
+from radixkv.runtime.device.pool_size_cuda import Room, plan_pages
+from radixkv.runtime.device.weights.weights import open_weights
+
+
+def check_for_cuda(
+    checkpoint: Checkpoint,
+    gpu: machine_cuda.Gpu,
+    *,
+    page_size: int,
+    max_rows: int,
+    max_model_len: int,
+    dtype: str,
+    kv_cache_memory_bytes: int | None,
+    max_total_tokens: int | None,
+    gpu_memory_utilization: float,
+) -> None:
+    """Refuses what is known not to fit before anything is fetched, read or allocated.
+
+    Args:
+        checkpoint: need not have weights.
+        max_rows: most rows of a step.
+        dtype: as set, as is the rest.
+
+    Raises:
+        CheckpointError: ``config.json`` is wrong, or asks for what is not supported.
+        ConfigError: it does not fit the settings or the GPU.
+    """
+    machine_cuda.check_page_size(page_size)
+    machine_cuda.check_max_num_seqs(max_rows)
+    machine_cuda.check_block_tables(max_rows, max_model_len, page_size)
+    machine_cuda.check_max_model_len(max_model_len, checkpoint.max_position_embeddings)
+    numbers = machine_cuda.choose_dtype(dtype, checkpoint.config)
+    with open_weights(checkpoint, load_format="dummy", dtype=numbers) as weights:
+        config, n_bytes = weights.config, weights.n_bytes
+    machine_cuda.check_model(config, numbers)
+    machine_cuda.check_weights_fit(n_bytes, gpu)
+    plan_pages(
+        PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, numbers),
+        Room(gpu.total_bytes, gpu.free_bytes - n_bytes),
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
+        max_total_tokens=max_total_tokens,
+        gpu_memory_utilization=gpu_memory_utilization,
+        max_model_len=max_model_len,
+    )

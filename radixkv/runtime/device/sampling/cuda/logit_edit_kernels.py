@@ -1,0 +1,195 @@
+"""Kernels over edited logits.
+
+A token's count is int16: its sign says that the token is in the prompt, the rest how often it is in the answer.
+``rows`` is [3, n] int32: each row's place in the logits, its slot, and whether it has penalties. ``penalties`` is
+[4, n] float32: repetition, its inverse, frequency, presence. All are contiguous.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from radixkv.runtime.device.sampling.cuda.softmax_parts import PART
+
+_ENTRIES = 128
+_LARGEST: tl.constexpr = tl.constexpr(3.0e38)
+"""Edits of huge logits end here, so that weights are numbers."""
+
+
+def edit_rows(logits: Tensor, counts: Tensor, rows: Tensor, penalties: Tensor, edited: Tensor) -> None:
+    """``edited`` becomes the logits after penalties; one launch.
+
+    Args:
+        logits: [any, vocab], any float dtype.
+        counts: [slots, vocab] int16.
+        rows: [3, n].
+        penalties: [4, n].
+        edited: [n, vocab] float32.
+    """
+    n_rows, size = edited.shape
+    _edit_rows[n_rows, triton.cdiv(size, PART.value)](
+        logits,
+        counts,
+        rows,
+        penalties,
+        edited,
+        logits.stride(0),
+        n_rows,
+        size,
+        BLOCK=PART.value,
+        num_warps=8,
+    )
+
+
+def edit_tokens(
+    logits: Tensor, counts: Tensor, rows: Tensor, penalties: Tensor, lists: Tensor, longest: int, edited: Tensor
+) -> None:
+    """Makes single tokens anew, with a bias before their penalties; one launch.
+
+    Args:
+        logits, counts, rows, penalties, edited: as for ``edit_rows``.
+        lists: [3, m] int64: addresses of lists, their sizes, and the place in ``edited`` that each is for. A list
+            is [2, size] int32: tokens, none twice, and the bits of float32 biases.
+        longest: no list is longer.
+    """
+    n_lists = lists.shape[1]
+    _edit_tokens[n_lists, triton.cdiv(longest, _ENTRIES)](
+        logits,
+        counts,
+        rows,
+        penalties,
+        lists,
+        edited,
+        logits.stride(0),
+        edited.shape[0],
+        n_lists,
+        edited.shape[1],
+        BLOCK=_ENTRIES,
+        num_warps=4,
+    )
+
+
+def count_tokens(counts: Tensor, pairs: Tensor, tokens: Tensor, finite: Tensor) -> None:
+    """Counts ``tokens[row]`` in the slot's answer, unless ``finite[row]`` is 0; one launch.
+
+    Args:
+        counts: [slots, vocab] int16.
+        pairs: [2, n] int32, slot and row; no slot twice.
+        tokens, finite: [any] int32.
+    """
+    n = pairs.shape[1]
+    _count_tokens[(triton.cdiv(n, _ENTRIES),)](
+        counts, pairs, tokens, finite, n, counts.shape[1], BLOCK=_ENTRIES, num_warps=4
+    )
+
+
+@triton.jit
+def _penalised(
+    values: tl.tensor,
+    counts: tl.tensor,
+    repetition: tl.tensor,
+    inverse: tl.tensor,
+    frequency: tl.tensor,
+    presence: tl.tensor,
+) -> tl.tensor:
+    repeated = tl.where(values > 0.0, values * inverse, values * repetition)
+    values = tl.where(counts != 0, repeated, values)
+    n_said = counts & 0x7FFF
+    return values - tl.where(n_said > 0, frequency * n_said.to(tl.float32) + presence, 0.0)
+
+
+@triton.jit
+def _bounded(values: tl.tensor) -> tl.tensor:
+    return tl.minimum(tl.maximum(values, -_LARGEST), _LARGEST)
+
+
+@triton.jit(do_not_specialize=["n_rows"], do_not_specialize_on_alignment=["rows", "penalties"])
+def _edit_rows(
+    logits: tl.tensor,
+    counts: tl.tensor,
+    rows: tl.tensor,
+    penalties: tl.tensor,
+    edited: tl.tensor,
+    stride: tl.tensor,
+    n_rows: tl.tensor,
+    size: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = tl.program_id(0)
+    ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = ids < size
+    source = logits + tl.load(rows + row).to(tl.int64) * stride
+    values = tl.load(source + ids, inside, 0.0).to(tl.float32)
+    if tl.load(rows + 2 * n_rows + row) != 0:
+        slot = tl.load(rows + n_rows + row).to(tl.int64)
+        found = tl.load(counts + slot * size + ids, inside, 0).to(tl.int32)
+        values = _penalised(
+            values,
+            found,
+            tl.load(penalties + row),
+            tl.load(penalties + n_rows + row),
+            tl.load(penalties + 2 * n_rows + row),
+            tl.load(penalties + 3 * n_rows + row),
+        )
+    tl.store(edited + row.to(tl.int64) * size + ids, _bounded(values), inside)
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_lists"], do_not_specialize_on_alignment=["rows", "penalties", "lists"])
+def _edit_tokens(
+    logits: tl.tensor,
+    counts: tl.tensor,
+    rows: tl.tensor,
+    penalties: tl.tensor,
+    lists: tl.tensor,
+    edited: tl.tensor,
+    stride: tl.tensor,
+    n_rows: tl.tensor,
+    n_lists: tl.tensor,
+    size: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    list_ = tl.program_id(0)
+    entries = tl.load(lists + list_).to(tl.pointer_type(tl.int32))
+    n_entries = tl.load(lists + n_lists + list_)
+    row = tl.load(lists + 2 * n_lists + list_)
+    entry = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = entry < n_entries
+    token = tl.load(entries + entry, inside, 0)
+    bias = tl.load(entries + n_entries + entry, inside, 0).to(tl.float32, bitcast=True)
+    source = tl.load(rows + row).to(tl.int64)
+    values = tl.load(logits + source * stride + token, inside, 0.0).to(tl.float32) + bias
+    has_penalties = tl.load(rows + 2 * n_rows + row) != 0
+    slot = tl.load(rows + n_rows + row).to(tl.int64)
+    found = tl.load(counts + slot * size + token, inside & has_penalties, 0).to(tl.int32)
+    values = _penalised(
+        values,
+        found,
+        tl.load(penalties + row),
+        tl.load(penalties + n_rows + row),
+        tl.load(penalties + 2 * n_rows + row),
+        tl.load(penalties + 3 * n_rows + row),
+    )
+    values = tl.where(bias == float("-inf"), bias, _bounded(values))
+    tl.store(edited + row * size + token, values, inside)
+
+
+@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["finite"])
+def _count_tokens(
+    counts: tl.tensor,
+    pairs: tl.tensor,
+    tokens: tl.tensor,
+    finite: tl.tensor,
+    n: tl.tensor,
+    size: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = pair < n
+    row = tl.load(pairs + n + pair, inside, 0)
+    counted = inside & (tl.load(finite + row, inside, 0) != 0)
+    places = counts + tl.load(pairs + pair, inside, 0).to(tl.int64) * size + tl.load(tokens + row, inside, 0)
+    before = tl.load(places, counted, 0)
+    n_said = before.to(tl.int32) & 0x7FFF
+    tl.store(places, tl.where(n_said < 0x7FFF, before + 1, before), counted)

@@ -1,0 +1,241 @@
+"""A checkpoint's tensors -> what the decoder's layers are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from radixkv.checkpoints import Checkpoint
+from radixkv.config import LoadFormat
+from radixkv.runtime.device.spec.config import DecoderConfig
+from radixkv.runtime.device.weights.parallel_load import N_LANES, ParallelReads, PinnedLane
+from radixkv.runtime.device.weights.safetensors import RandomTensors, SafetensorsFiles, TensorSource
+
+_CPU = torch.device("cpu")
+Shapes = dict[str, tuple[int, ...]]
+"""By full name."""
+
+
+@dataclass(frozen=True)
+class LinearWeights:
+    """A matrix [out, in], and a vector [out] if there is one. Matrices that share an input are stacked."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class MlpWeights:
+    """Gate and up stacked, and down."""
+
+    gate_up: LinearWeights
+    down: LinearWeights
+
+
+@dataclass(frozen=True)
+class ExpertsWeights:
+    """The router and one MLP an expert."""
+
+    router: LinearWeights
+    experts: tuple[MlpWeights, ...]
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One layer."""
+
+    attention_norm: Tensor
+    query_key_value: LinearWeights
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    output: LinearWeights
+    mlp_norm: Tensor
+    mlp: MlpWeights | ExpertsWeights
+
+
+class Weights:
+    """A decoder's tensors, each read when it is asked for, into memory of its own: no part is held twice."""
+
+    def __init__(
+        self, config: DecoderConfig, source: TensorSource, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self._device = device
+        self._source = source
+        self._shapes = _shapes(config)
+
+    @property
+    def n_bytes(self) -> int:
+        """All tensors together; a tied head is the embedding."""
+        return sum(math.prod(shape) for shape in self._shapes.values()) * self.dtype.itemsize
+
+    @property
+    def peak_bytes(self) -> int:
+        """Memory that a decoder on the CPU takes while it is made of them: all tensors, and the largest part twice,
+        since it turns its matrices; a tied head is turned, too."""
+        config = self.config
+        parts = [
+            sum(math.prod(shape) for shape in _layer_shapes(config, i).values()) for i in range(config.n_layers)
+        ]
+        embedding = config.vocab_size * config.hidden_size
+        return (sum(parts) + config.hidden_size + 2 * embedding + max(embedding, *parts)) * self.dtype.itemsize
+
+    def embedding(self) -> Tensor:
+        """[vocab, hidden]"""
+        return self._read(f"{self.config.names.embedding}.weight")
+
+    def head(self) -> Tensor:
+        """[vocab, hidden], of a head that is not tied."""
+        return self._read(f"{self.config.names.head}.weight")
+
+    def final_norm(self) -> Tensor:
+        """[hidden]"""
+        return self._read(f"{self.config.names.final_norm}.weight")
+
+    def layer(self, index: int) -> LayerWeights:
+        """One layer's. Raises ``CheckpointError``."""
+        names, config = self.config.names, self.config
+
+        def read(name: str) -> Tensor:
+            return self._read(f"{name.format(layer=index)}.weight")
+
+        def linear(*parts: str) -> LinearWeights:
+            return self._linear(*(name.format(layer=index) for name in parts))
+
+        return LayerWeights(
+            attention_norm=read(names.attention_norm),
+            query_key_value=linear(names.query, names.key, names.value),
+            query_norm=read(names.query_norm) if config.has_query_key_norm else None,
+            key_norm=read(names.key_norm) if config.has_query_key_norm else None,
+            output=linear(names.output),
+            mlp_norm=read(names.mlp_norm),
+            mlp=self._experts(index) or MlpWeights(linear(names.gate, names.up), linear(names.down)),
+        )
+
+    def _experts(self, layer: int) -> ExpertsWeights | None:
+        experts, names = self.config.experts_of(layer), self.config.names
+        if experts is None:
+            return None
+
+        def linear(expert: int, *parts: str) -> LinearWeights:
+            return self._linear(*(name.format(layer=layer, expert=expert) for name in parts))
+
+        return ExpertsWeights(
+            router=linear(0, names.router),
+            experts=tuple(
+                MlpWeights(linear(i, names.expert_gate, names.expert_up), linear(i, names.expert_down))
+                for i in range(experts.n_experts)
+            ),
+        )
+
+    def _linear(self, *parts: str) -> LinearWeights:
+        biases = [f"{name}.bias" for name in parts if f"{name}.bias" in self._shapes]
+        return LinearWeights(
+            self._stacked([f"{name}.weight" for name in parts]), self._stacked(biases) if biases else None
+        )
+
+    def _read(self, name: str) -> Tensor:
+        return self._stacked([name])
+
+    def _stacked(self, names: Sequence[str]) -> Tensor:
+        """One tensor whose first rows are those of the first name, and so on."""
+        shapes = [self._shapes[name] for name in names]
+        n_rows = [shape[0] for shape in shapes]
+        whole = torch.empty((sum(n_rows), *shapes[0][1:]), dtype=self.dtype, device=self._device)
+        for name, part in zip(names, whole.split(n_rows), strict=True):
+            self._source.fill(name, part)
+        return whole
+
+
+@contextmanager
+def open_weights(
+    checkpoint: Checkpoint, *, load_format: LoadFormat, dtype: torch.dtype, device: torch.device = _CPU
+) -> Iterator[Weights]:
+    """The checkpoint's tensors, all of whose headers were checked; or random ones of the shapes that its
+    ``config.json`` asks for, whatever files there are. Nothing is allocated yet.
+
+    The files are ``model.safetensors``, or those that ``model.safetensors.index.json`` names. Cost: O(tensors).
+    A GPU's tensors are read side by side: they hold their numbers when the ``with`` block has ended.
+
+    Args:
+        dtype: what the tensors are converted to.
+        device: where they lie.
+
+    Raises:
+        CheckpointError: ``config.json`` is wrong or asks for what is not supported; or a file or tensor is
+            missing, corrupt, of a wrong shape or dtype, or not expected.
+    """
+    config = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
+    with ExitStack() as stack:
+        if load_format == "dummy":
+            yield Weights(config, RandomTensors(device), dtype, device)
+            return
+        files = SafetensorsFiles(checkpoint.folder, stack)
+        files.check_layers(config.names.layers, config.n_layers)
+        files.check(_shapes(config), _optional(config))
+        if device.type == "cpu":
+            yield Weights(config, files, dtype, device)
+            return
+        with ParallelReads(files, [PinnedLane(device) for _ in range(N_LANES)]) as reads:
+            yield Weights(config, reads, dtype, device)
+
+
+def _shapes(config: DecoderConfig) -> Shapes:
+    vocabulary = (config.vocab_size, config.hidden_size)
+    shapes: Shapes = {
+        f"{config.names.embedding}.weight": vocabulary,
+        f"{config.names.final_norm}.weight": (config.hidden_size,),
+    }
+    if not config.tied_head:
+        shapes[f"{config.names.head}.weight"] = vocabulary
+    for layer in range(config.n_layers):
+        shapes |= _layer_shapes(config, layer)
+    return shapes
+
+
+def _layer_shapes(config: DecoderConfig, layer: int) -> Shapes:
+    names, hidden = config.names, config.hidden_size
+    shapes: Shapes = {}
+
+    def norm(name: str, size: int) -> None:
+        shapes[f"{name.format(layer=layer)}.weight"] = (size,)
+
+    def linear(name: str, n_outputs: int, n_inputs: int, *, bias: bool = False, expert: int = 0) -> None:
+        full = name.format(layer=layer, expert=expert)
+        shapes[f"{full}.weight"] = (n_outputs, n_inputs)
+        if bias:
+            shapes[f"{full}.bias"] = (n_outputs,)
+
+    query, key = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    norm(names.attention_norm, hidden)
+    linear(names.query, query, hidden, bias=config.has_query_key_value_bias)
+    linear(names.key, key, hidden, bias=config.has_query_key_value_bias)
+    linear(names.value, key, hidden, bias=config.has_query_key_value_bias)
+    if config.has_query_key_norm:
+        norm(names.query_norm, config.head_dim)
+        norm(names.key_norm, config.head_dim)
+    linear(names.output, hidden, query, bias=config.has_output_bias)
+    norm(names.mlp_norm, hidden)
+    experts = config.experts_of(layer)
+    if experts is None:
+        linear(names.gate, config.intermediate_size, hidden, bias=config.has_mlp_bias)
+        linear(names.up, config.intermediate_size, hidden, bias=config.has_mlp_bias)
+        linear(names.down, hidden, config.intermediate_size, bias=config.has_mlp_bias)
+        return shapes
+    linear(names.router, experts.n_experts, hidden)
+    for expert in range(experts.n_experts):
+        linear(names.expert_gate, experts.inner_size, hidden, expert=expert)
+        linear(names.expert_up, experts.inner_size, hidden, expert=expert)
+        linear(names.expert_down, hidden, experts.inner_size, expert=expert)
+    return shapes
+
+
+def _optional(config: DecoderConfig) -> frozenset[str]:
+    unused = {name.format(layer=layer) for name in config.names.unused for layer in range(config.n_layers)}
+    return frozenset(unused | {f"{config.names.head}.weight"}) if config.tied_head else frozenset(unused)

@@ -1,0 +1,99 @@
+"""The waiting requests, and who is admitted next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from sortedcontainers import SortedDict
+
+from radixkv.config import SchedulePolicy
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.request import Request
+
+
+class WaitingQueue:
+    """Requests by priority; within one oldest first (``fcfs``) or longest cached prefix first (``lpm``).
+
+    ``lpm`` ranks the first ``window`` by priority and age; of a priority's, one that was passed over ``max_passes``
+    times goes first.
+    """
+
+    def __init__(self, cache: PageCache, *, policy: SchedulePolicy, window: int, max_passes: int) -> None:
+        self._cache = cache
+        self._policy = policy
+        self._window = window
+        self._max_passes = max_passes
+        self._in_order: SortedDict[tuple[int, int], Request] = SortedDict()
+        self._unstarted: SortedDict[int, Request] = SortedDict()
+        self._on_trial: SortedDict[int, Request] = SortedDict()
+        self.version = 0
+        """Changes whenever a request comes or goes."""
+
+    def __len__(self) -> int:
+        return len(self._in_order)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._in_order.values())
+
+    @property
+    def n_unstarted(self) -> int:
+        """How many wait for their first step; the others were retracted, or are forks. O(1)."""
+        return len(self._unstarted)
+
+    @property
+    def has_trials(self) -> bool:
+        """Whether any is to be retried after a failed step. O(1)."""
+        return bool(self._on_trial)
+
+    def oldest_unstarted(self) -> Request | None:
+        """Who has waited longest for its first step. O(1)."""
+        return self._unstarted.peekitem(0)[1] if self._unstarted else None
+
+    def add(self, request: Request) -> None:
+        """Queues a request at its place. O(log n + tokens)."""
+        self.version += 1
+        request.key = bytes(request.tokens)
+        self._in_order[request.order] = request
+        if request.scheduled_at is None:
+            self._unstarted[request.serial] = request
+        if request.trial_rows is not None:
+            self._on_trial[request.serial] = request
+
+    def remove(self, request: Request) -> None:
+        """Takes a request out. O(log n)."""
+        self.version += 1
+        request.key = b""
+        del self._in_order[request.order]
+        self._unstarted.pop(request.serial, None)
+        self._on_trial.pop(request.serial, None)
+
+    def trials(self) -> list[Request]:
+        """Those to be retried after a failed step, oldest first. O(trials)."""
+        return list(self._on_trial.values())
+
+    def candidates(self) -> Iterable[Request]:
+        """Requests in the order in which to try them. ``lpm``: O(window) matches, less those still known."""
+        window = list(islice(self._in_order.values(), self._window))
+        if self._policy == "fcfs" or len(window) == 1:
+            return window
+        version = self._cache.tree.version
+        unknown = [request for request in window if request.match_version != version]
+        matches = self._cache.matches((request.namespace, request.key) for request in unknown)
+        for request, n_matched in zip(unknown, matches, strict=True):
+            request.n_matched = n_matched if request.reads_cache and not request.private else 0
+            request.match_version = version
+        return sorted(window, key=self._rank)
+
+    def count_passes(self, admitted: Iterable[Request]) -> None:
+        """Notes whom a step's admissions passed over: those of the window that came first. O(window)."""
+        last = max((request.order for request in admitted), default=None)
+        for request in islice(self._in_order.values(), self._window):
+            if last is None or request.order > last:
+                break
+            request.n_passed += 1
+
+    def _rank(self, request: Request) -> tuple[int, bool, int, int]:
+        if request.n_passed >= self._max_passes:
+            return (request.priority, False, 0, request.serial)
+        return (request.priority, True, -request.n_matched, request.serial)

@@ -1,0 +1,91 @@
+"""The picture of a simulation: hit rate by capacity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from radixkv.bench.report.html_page import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    Section,
+    label_ends,
+    new_figure,
+    save,
+    style,
+    write_page,
+)
+from radixkv.simulator.recording import Recording
+from radixkv.simulator.result_table import cells, columns, remarks, short, title
+from radixkv.simulator.simulation import Result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_LOOKS = {"oracle": (ORANGE, 3.2, 8), "lru": (BLUE, 1.6, -15)}
+"""Colour, width and where the figures stand of each policy: the narrower comes last, so that both are seen."""
+
+
+def plot(results: Sequence[Result], recording: Recording, folder: Path) -> None:
+    """Writes ``index.html``, which needs no other file, and its picture ``hit_rate_by_capacity.png``.
+
+    Args:
+        results: of one recording; the last has an infinite capacity.
+        folder: is there, and can be written to.
+
+    Raises:
+        ConfigError: a file cannot be written, or matplotlib is not there.
+    """
+    figure = _curve(results)
+    save(figure, folder / "hit_rate_by_capacity.png")
+    infinite = results[-1]
+    section = Section(
+        "Hit rate by capacity",
+        "\n".join([title(recording, infinite.concurrency), *remarks(results, recording)]),
+        [column.head for column in columns(infinite.kv_bytes_per_token is not None)],
+        [cells(result) for result in results],
+        figure,
+        f"Hit rate against capacity for each policy, and {infinite.hit_rate_pct:.1f}% of an infinite capacity.",
+    )
+    write_page(folder / "index.html", f"radixkv simulate: {recording.name}", [section])
+
+
+def _curve(results: Sequence[Result]) -> Figure:
+    *finite, infinite = results
+    figure = new_figure(8, 4.5)
+    axes = figure.add_subplot()
+    style(
+        axes,
+        title="Prompt tokens served from the cache, by its capacity",
+        x_title="capacity (tokens, logarithmic)",
+        y_title="hit rate (%)",
+    )
+    capacities = sorted({result.capacity_tokens or 0 for result in finite})
+    axes.set_xscale("log")
+    axes.axhline(infinite.hit_rate_pct, color=GREEN, linewidth=1.2, linestyle=(0, (4, 3)))
+    labels = [(capacities[-1], infinite.hit_rate_pct, f"infinite {infinite.hit_rate_pct:.1f}%", GREEN)]
+    for policy, (colour, width, offset) in _LOOKS.items():
+        points = sorted((r.capacity_tokens or 0, r.hit_rate_pct) for r in finite if r.policy == policy)
+        if not points:
+            continue
+        xs, ys = zip(*points, strict=True)
+        axes.plot(xs, ys, color=colour, linewidth=width, marker="o", markersize=3 * width, clip_on=False)
+        labels.append((xs[-1], ys[-1], f"{policy} {ys[-1]:.1f}%", colour))
+        for x, y in points[:-1]:
+            axes.annotate(
+                f"{y:.1f}",
+                (x, y),
+                xytext=(0, offset),
+                textcoords="offset points",
+                ha="center",
+                color=colour,
+                fontsize=9,
+            )
+    axes.set_xticks(capacities, [short(capacity) for capacity in capacities])
+    axes.minorticks_off()
+    axes.set_xlim(capacities[0] / 1.3, capacities[-1])  # the labels stand behind it
+    axes.set_ylim(0, max(1.0, 1.12 * max(result.hit_rate_pct for result in results)))
+    label_ends(axes, labels)
+    return figure
