@@ -168,14 +168,14 @@ class Bench:
         """Each way, and what planning costs."""
         attention, staging, runs = self.attention(case)
         n_rows = len(case.lengths)
-        slots, lengths = np.arange(n_rows, dtype=np.int32), np.array(case.lengths, dtype=np.int32)
+        batch_slots, lengths = np.arange(n_rows, dtype=np.int32), np.array(case.lengths, dtype=np.int32)
         q = torch.randn(n_rows, self.shape.n_heads, self.shape.head_dim, device="cuda").to(self.shape.dtype)
         out = torch.empty_like(q)
         staged = staging.stage()
-        chosen = attention.plan_decode(staged, slots, lengths, runs, n_rows).variant
+        chosen = attention.plan_decode(staged, batch_slots, lengths, runs, n_rows).variant
         begun = time.perf_counter()
         for _ in range(20):
-            attention.plan_decode(staged, slots, lengths, runs, n_rows)
+            attention.plan_decode(staged, batch_slots, lengths, runs, n_rows)
         plan_ms = (time.perf_counter() - begun) * 1000 / 20
         times: dict[str, float] = {}
         for way in case.ways:
@@ -183,7 +183,7 @@ class Bench:
                 attention, staging, runs = self.attention(case, costs=SharingCosts(launches_ns=0))
             staged = staging.stage()
             variant = None if way == "shared" else way
-            step = attention.plan_decode(staged, slots, lengths, runs, n_rows, variant)
+            step = attention.plan_decode(staged, batch_slots, lengths, runs, n_rows, variant)
             staging.send(staged)
             times[step.variant] = self.time(partial(attention.step(step, None).run, 0, q, self.k, self.v, out))
         return {"chosen": chosen, "plan_ms": round(plan_ms, 3), **{way: round(ms, 4) for way, ms in times.items()}}
@@ -192,7 +192,7 @@ class Bench:
         """Each kernel."""
         found: dict[str, object] = {}
         n_rows = len(case.lengths)
-        slots, n_tokens = np.arange(n_rows, dtype=np.int32), np.full(n_rows, case.n_tokens, np.int32)
+        batch_slots, n_tokens = np.arange(n_rows, dtype=np.int32), np.full(n_rows, case.n_tokens, np.int32)
         starts = np.array(case.lengths, dtype=np.int32) - n_tokens
         q = torch.randn(int(n_tokens.sum()), self.shape.n_heads, self.shape.head_dim, device="cuda")
         q = q.to(self.shape.dtype)
@@ -201,7 +201,7 @@ class Bench:
         for way in kernels:
             attention, _, _ = self.attention(case, way)
             begun = time.perf_counter()
-            step = attention.plan_prompts(slots, starts, n_tokens)
+            step = attention.plan_prompts(batch_slots, starts, n_tokens)
             found[f"plan_{way}_ms"] = round((time.perf_counter() - begun) * 1000, 3)
             ms = self.time(partial(attention.step(None, step).run, 0, q, self.k, self.v, out))
             found[way] = round(ms, 4)

@@ -74,13 +74,13 @@ class Step:
         n_rows = len(self.logits)
         self.choice = torch.zeros(2, n_rows, dtype=torch.int32, device=DEVICE)
         self.scratch = argmax_scratch(n_rows, VOCAB, DEVICE)
-        self.slots = range(n_rows)
+        self.batch_slots = range(n_rows)
 
     def run(self, rows: Sequence[RowSampling]) -> None:
         greedy, finite = self.choice
         argmax(self.logits, greedy, finite, self.scratch)
         if rows[0].temperature:
-            self.sampler.sample(self.logits, self.slots, rows, greedy, finite)
+            self.sampler.sample(self.logits, self.batch_slots, rows, greedy, finite)
 
 
 def main() -> None:

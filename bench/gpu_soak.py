@@ -36,12 +36,12 @@ from radixkv.runtime.loop import Loop, build_loop
 from radixkv.wire import Cancel, Done, Failed, Flush, FromRuntime, GetStats, Stats, Submit, Tokens, pack_tokens
 
 VOCAB = 32_000
-MOST_TOKENS = 600
+MAX_TOKENS = 600
 CANCEL_SHARE = 0.25
 """The odds that a turn cancels a request."""
 BURST_EVERY, BURST_AT, N_BURST = 1000, 200, 120
 """Requests that begin short and end long come together, and outgrow the pool."""
-MOST_GROWTH_BYTES = 64 << 20
+MAX_GROWTH_BYTES = 64 << 20
 """By which the GPU's memory may differ between pauses: logits of the longest prompt that was scored so far."""
 
 
@@ -109,7 +109,7 @@ class Soak:
     loop: Loop
     traffic: Traffic
     n_clients: int
-    n_sent: int = 0
+    n_on_device: int = 0
     live: set[str] = field(default_factory=set)
     ends: Counter[str] = field(default_factory=Counter)
     samples: list[dict[str, Any]] = field(default_factory=list)
@@ -118,10 +118,10 @@ class Soak:
     def run(self, n_requests: int, every: int) -> None:
         """All requests, with a look after each ``every``. Raises ``SoakFailed``."""
         rng = self.traffic.rng
-        while self.n_sent < n_requests:
-            goal = min(self.n_sent + every, n_requests)
-            while self.n_sent < goal or self.loop.has_work:
-                while self.n_sent < goal and len(self.live) < self.n_clients:
+        while self.n_on_device < n_requests:
+            goal = min(self.n_on_device + every, n_requests)
+            while self.n_on_device < goal or self.loop.has_work:
+                while self.n_on_device < goal and len(self.live) < self.n_clients:
                     self._send()
                 self._take(self.loop.turn())
                 if self.live and rng.random() < CANCEL_SHARE:
@@ -130,8 +130,8 @@ class Soak:
 
     def _send(self) -> None:
         prompt, sampling = self.traffic.draw()
-        name = f"r{self.n_sent}"
-        self.n_sent += 1
+        name = f"r{self.n_on_device}"
+        self.n_on_device += 1
         self.live.add(name)
         self._take(self.loop.receive(Submit(name, pack_tokens(prompt), sampling)))
 
@@ -152,17 +152,17 @@ class Soak:
     def _look(self) -> None:
         if self.live:
             raise SoakFailed(f"the loop is idle, but {sorted(self.live)[:5]} have not ended")
-        if sum(self.ends.values()) != self.n_sent:
-            raise SoakFailed(f"{self.n_sent} requests, but {dict(self.ends)} ends")
+        if sum(self.ends.values()) != self.n_on_device:
+            raise SoakFailed(f"{self.n_on_device} requests, but {dict(self.ends)} ends")
         self.loop.check()
         stats = self._stats()
         if stats.n_pages_free + stats.n_pages_evictable != stats.n_pages:
             raise SoakFailed(f"pages are missing: {stats}")
         self._check_canary()
         used, reserved = gpu_bytes()
-        sample = {"requests": self.n_sent, "gpu_used_bytes": used, "torch_reserved_bytes": reserved}
+        sample = {"requests": self.n_on_device, "gpu_used_bytes": used, "torch_reserved_bytes": reserved}
         print(json.dumps(sample), flush=True)
-        if self.samples and used > self.samples[0]["gpu_used_bytes"] + MOST_GROWTH_BYTES:
+        if self.samples and used > self.samples[0]["gpu_used_bytes"] + MAX_GROWTH_BYTES:
             raise SoakFailed(f"the GPU's memory has grown from {self.samples[0]} to {sample}")
         self.samples.append(sample)
 
@@ -178,7 +178,7 @@ class Soak:
                     answer += b"".join(item.tokens for item in message.items)
         tokens = list(answer)
         if self.canary and tokens != self.canary:
-            raise SoakFailed(f"after {self.n_sent} requests the canary is {tokens}, not {self.canary}")
+            raise SoakFailed(f"after {self.n_on_device} requests the canary is {tokens}, not {self.canary}")
         self.canary = tokens
 
     def _stats(self) -> Stats:
@@ -192,7 +192,7 @@ class Soak:
         names = ("generation_tokens_total", "prefix_hits_total", "pages_evicted_total", "preemptions_total")
         return {
             "case": "gpu_soak",
-            "requests": self.n_sent,
+            "requests": self.n_on_device,
             "ends": dict(self.ends),
             "kinds": dict(self.traffic.made),
             **{name: getattr(stats, name) for name in names},
@@ -223,7 +223,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = str(write_model(SMALL, Path(folder)))
         config = EngineConfig(
-            ModelConfig(model, None, "bfloat16", MOST_TOKENS, "dummy", None, arguments.device),
+            ModelConfig(model, None, "bfloat16", MAX_TOKENS, "dummy", None, arguments.device),
             CacheConfig(max_total_tokens=arguments.pool_tokens),
             SchedulerConfig(max_num_seqs=128, max_num_batched_tokens=2048),
         )

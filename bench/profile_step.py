@@ -30,7 +30,7 @@ from typing import Any
 from engine import write
 from gpu_environment import gpu_environment
 from shapes import LLAMA_8B, SMALL, write_model
-from step_plans import CASES, MAX_MODEL_LEN, MOST_STEPS, PAGE_SIZE, SMALL_CASES, Plans
+from step_plans import CASES, MAX_MODEL_LEN, MAX_STEPS, PAGE_SIZE, SMALL_CASES, Plans
 from traces import recorded, table
 
 from radixkv.checkpoints import resolve
@@ -55,7 +55,7 @@ def main() -> None:
     for case in SMALL_CASES if arguments.small else CASES:
         if any(text in case.name for text in arguments.only.split(",")):
             plans = Plans(case, executor.n_pages, first_step)
-            first_step += MOST_STEPS
+            first_step += MAX_STEPS
             line = {"case": case.name, "tokens": case.n_tokens, **timed(executor, plans, arguments.steps)}
             print(f"{case.name}: {line['ms_per_step']} ms, host {line['launch_ms']} ms", flush=True)
             if not arguments.no_profile:

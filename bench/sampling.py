@@ -126,11 +126,11 @@ def make_cases(logits: Tensor, n_history: int, n_steps: int) -> dict[str, Callab
 
 def stepper(logits: Tensor, first: list[RowSampling], n_steps: int) -> Callable[[], object]:
     """Steps after one that starts with ``first``."""
-    sampler, slots = Sampler(*logits.shape), range(len(logits))
-    rows = [replace(row, seed=slot) for slot, row in zip(slots, first, strict=True)]
-    sampler.sample(logits, slots, rows)
+    sampler, batch_slots = Sampler(*logits.shape), range(len(logits))
+    rows = [replace(row, seed=batch_slot) for batch_slot, row in zip(batch_slots, first, strict=True)]
+    sampler.sample(logits, batch_slots, rows)
     steps = iter([[replace(row, index=index, history=None) for row in rows] for index in range(1, 1 + n_steps)])
-    return lambda: sampler.sample(logits, slots, next(steps))
+    return lambda: sampler.sample(logits, batch_slots, next(steps))
 
 
 def measure(cases: dict[str, Callable[[], object]], n_rounds: int) -> dict[str, list[float]]:

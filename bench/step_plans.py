@@ -11,7 +11,7 @@ from radixkv.wire import pack_tokens
 
 PAGE_SIZE = 16
 MAX_MODEL_LEN = 16_384
-MOST_STEPS = 128
+MAX_STEPS = 128
 """That a case may be asked for."""
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0, index=0)
 
@@ -85,7 +85,7 @@ class Plans:
         n_groups = min(4, case.n_decode)
         shared = [self._pages(case.n_shared) for _ in range(n_groups)]
         self._tables = [
-            (*shared[row * n_groups // case.n_decode], *self._pages(case.length + MOST_STEPS - case.n_shared))
+            (*shared[row * n_groups // case.n_decode], *self._pages(case.length + MAX_STEPS - case.n_shared))
             for row in range(case.n_decode)
         ]
         self._tables += [self._pages(case.n_found + case.n_new) for _ in range(case.n_prompts)]
@@ -108,7 +108,7 @@ class Plans:
         case, is_first = self._case, self._n_done == 0
         rows = [
             Row(
-                slot=slot,
+                batch_slot=batch_slot,
                 start=(start := case.length - 1 + self._n_done),
                 n_tokens=1,
                 tokens=self._ids(1) if is_first else None,
@@ -117,11 +117,11 @@ class Plans:
                 table_pages=table if is_first else (),
                 sampling=GREEDY,
             )
-            for slot, table in enumerate(self._tables[: case.n_decode])
+            for batch_slot, table in enumerate(self._tables[: case.n_decode])
         ]
         rows += [
             Row(
-                slot=slot,
+                batch_slot=batch_slot,
                 start=case.n_found,
                 n_tokens=case.n_new,
                 tokens=self._ids(case.n_new),
@@ -130,7 +130,7 @@ class Plans:
                 table_pages=table,
                 sampling=GREEDY,
             )
-            for slot, table in enumerate(self._tables[case.n_decode :], case.n_decode)
+            for batch_slot, table in enumerate(self._tables[case.n_decode :], case.n_decode)
         ]
         plan = StepPlan(self._step, tuple(rows), shared=self._runs)
         self._step += 1

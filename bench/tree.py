@@ -69,7 +69,7 @@ def insert(tree: RadixTree, tokens: bytes, first_page: int) -> None:
     lease = tree.lease(NAMESPACE, tokens)
     rest = tokens[4 * lease.n_tokens :]
     tree.commit(lease, rest, range(first_page, first_page + len(rest) // WIDTH))
-    tree.settle(lease, len(tokens) // 4)
+    tree.mark_computed(lease, len(tokens) // 4)
     tree.release(lease)
 
 
@@ -96,7 +96,7 @@ def lease_commit_release(random: Random, n_runs: int) -> Case:
         prompt = prompts.pop()
         lease = tree.lease(NAMESPACE, prompt)
         tree.commit(lease, prompt, pages)
-        tree.settle(lease, PROMPT_PAGES * PAGE_SIZE)
+        tree.mark_computed(lease, PROMPT_PAGES * PAGE_SIZE)
         tree.release(lease)
 
     runs = []

@@ -21,7 +21,7 @@ from radixkv.bench.load.record import Measurement
 from radixkv.bench.report.run_metrics import Figures, figures
 from radixkv.bench.session import Session, lone
 from radixkv.bench.workloads.catalog import Workload, warmup_sessions
-from radixkv.bench.workloads.parameters import MOST
+from radixkv.bench.workloads.parameters import MAX
 from radixkv.bench.workloads.source import Source
 from radixkv.errors import ConfigError, RadixKVError, shortened
 from radixkv.terminal_progress import Progress
@@ -105,8 +105,8 @@ class Bench:
         for what, value in (("request_rate", request_rate), ("speed", speed), ("max_concurrency", max_concurrency)):
             if value is not None and not value > 0:
                 raise ConfigError(f"{what} {value} must be above 0")
-        if not 0 <= warmup_requests <= MOST:
-            raise ConfigError(f"warmup_requests {warmup_requests} must be between 0 and {MOST}")
+        if not 0 <= warmup_requests <= MAX:
+            raise ConfigError(f"warmup_requests {warmup_requests} must be between 0 and {MAX}")
         source = source or Source()
         made = workload.make(source)
         is_open = is_open_loop(request_rate, made.sessions)

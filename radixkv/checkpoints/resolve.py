@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TINY = "tiny"
 """The name of the embedded model."""
 
-_MOST = 2**63
+_MAX = 2**63
 """Sizes are below it."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -70,13 +70,13 @@ class Checkpoint:
         kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
         original = rope.get("original_max_position_embeddings", declared) if kind == "yarn" else declared
         is_stretched = kind in ("yarn", "linear") and is_integer(original) and original >= 1
-        if is_stretched and isinstance(factor, int | float) and 1 <= factor < _MOST / original:
+        if is_stretched and isinstance(factor, int | float) and 1 <= factor < _MAX / original:
             return max(declared, int(original * factor))
         return declared
 
     def _positive_integer(self, key: str) -> int:
         value = self.config.get(key)
-        if not is_integer(value) or not 1 <= value < _MOST:
+        if not is_integer(value) or not 1 <= value < _MAX:
             raise CheckpointError(
                 f"{self.folder / 'config.json'}: {key} is {value!r}; it must be a positive integer below 2**63"
             )

@@ -41,9 +41,9 @@ COUNTS = (
 )
 """What workloads count, as ``WorkloadChanges`` has it."""
 
-MOST_WARMUP_REQUESTS = 1_000_000
+MAX_WARMUP_REQUESTS = 1_000_000
 GOODPUT_NAMES = ("ttft", "tpot", "e2el")
-MOST_REQUEST_TIMEOUT_S = 1e6
+MAX_REQUEST_TIMEOUT_S = 1e6
 
 
 def add_load_flags(load: argparse._ArgumentGroup) -> None:
@@ -133,14 +133,14 @@ def check_load_ranges(args: argparse.Namespace) -> None:
         ("seed", args.seed >= 0, "at least 0"),
         (
             "warmup_requests",
-            0 <= args.warmup_requests <= MOST_WARMUP_REQUESTS,
-            f"between 0 and {MOST_WARMUP_REQUESTS}",
+            0 <= args.warmup_requests <= MAX_WARMUP_REQUESTS,
+            f"between 0 and {MAX_WARMUP_REQUESTS}",
         ),
         ("request_rate", args.request_rate is None or args.request_rate > 0, "above 0"),
         (
             "request_timeout",
-            0 < args.request_timeout <= MOST_REQUEST_TIMEOUT_S,
-            f"above 0 s and at most {MOST_REQUEST_TIMEOUT_S:g}",
+            0 < args.request_timeout <= MAX_REQUEST_TIMEOUT_S,
+            f"above 0 s and at most {MAX_REQUEST_TIMEOUT_S:g}",
         ),
         ("speed", args.speed is None or 0 < args.speed < math.inf, "above 0 and finite"),
     ):

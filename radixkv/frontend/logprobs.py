@@ -12,7 +12,7 @@ import msgspec
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import TokenLogprobs, unpack_tokens
 
-LEAST_LOGPROB = -9999.0
+MIN_LOGPROB = -9999.0
 """Shown instead of minus infinity, for which JSON has no number."""
 
 
@@ -93,7 +93,7 @@ def own_logprob(figures: TokenLogprobs, token: int) -> float:
 
 def shown_logprob(logprob: float) -> float:
     """A log-probability for which JSON has a number."""
-    return max(logprob, LEAST_LOGPROB)
+    return max(logprob, MIN_LOGPROB)
 
 
 def _prompt_figures(tokenizer: Tokenizer | None, token: int, logprob: float, rank: int) -> dict[str, Any]:

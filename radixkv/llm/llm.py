@@ -26,7 +26,7 @@ from radixkv.llm.in_flight import Answer
 from radixkv.llm.interrupts import held_interrupts
 from radixkv.llm.outputs import RequestOutput
 from radixkv.llm.prompts import Encoder, Message, Prompt, each, several_conversations, several_prompts
-from radixkv.runtime.device.factory import check_device, settle
+from radixkv.runtime.device.factory import check_device, resolve_config
 from radixkv.runtime.loop import Loop, build_loop
 from radixkv.sampling import SamplingParams
 from radixkv.terminal_progress import Progress
@@ -142,7 +142,7 @@ class LLM:
         check_device(config.model.device)
         texts_folder = None if tokenizer is None else resolve_tokenizer(tokenizer)
         checkpoint = resolve(model, revision, load_format="dummy")
-        config = settle(config, checkpoint)
+        config = resolve_config(config, checkpoint)
         template = None if chat_template is None else Path(chat_template)
         self._encoder = Encoder(texts_folder or checkpoint.folder, template, checkpoint.eos_token_ids)
         if load_format == "auto" and not checkpoint.has_weights:

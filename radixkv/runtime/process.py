@@ -104,10 +104,10 @@ def _read_start() -> Start:
 
 def _check(start: Start) -> None:
     from radixkv.checkpoints import resolve
-    from radixkv.runtime.device.factory import settle
+    from radixkv.runtime.device.factory import resolve_config
 
     logging.disable()  # the process that runs says it again
-    settle(start.engine, resolve(start.folder, load_format="dummy"))
+    resolve_config(start.engine, resolve(start.folder, load_format="dummy"))
 
 
 def _end_with_frontend(socket_path: Path) -> None:

@@ -13,7 +13,7 @@ from enum import Enum
 import msgspec
 
 from radixkv.errors import RequestError
-from radixkv.runtime.cache.block_table import Holding
+from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.step.plan import History, Row, RowSampling, Scoring
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire import PromptLogprobs, TokenLogprobs
@@ -28,7 +28,7 @@ class Phase(Enum):
     """Another choice computes its prompt; it has neither slot nor pages."""
     WAITING = "waiting"
     RUNNING = "running"
-    RETURNING = "returning"
+    RETRACTED = "returning"
     """Retracted: goes back to the queue once no launched step has a row of it."""
     ENDED = "ended"
     """Its terminal message is out: its pages go back once no launched step has a row of it."""
@@ -65,8 +65,9 @@ class Request:
     phase: Phase = Phase.WAITING
     serial: int = 0
     """Order of arrival; kept when the request returns to the queue."""
-    holding: Holding | None = None
-    slot: int = -1
+    block_table: BlockTable | None = None
+    """None while it waits: it has no pages then."""
+    batch_slot: int = -1
     needs_history: bool = False
     """Whether the device must be told the tokens before its next one, for penalties: its slot is new."""
     leader: Request | None = None
@@ -74,23 +75,23 @@ class Request:
     row has copied the leader's tail."""
     followers: list[Request] = field(default_factory=list)
     """The choices that wait for this one's first token, in order."""
-    n_borrowers: int = 0
+    n_pending_copies: int = 0
     """Forks that have still to copy its tail."""
     n_scheduled: int = 0
     """Tokens, from the start, whose KV is in the pool or will be by a launched step."""
-    n_sampling: int = 0
+    n_output_placeholders: int = 0
     """Tokens that launched steps sample and the host does not know yet."""
     n_in_flight: int = 0
     """Launched steps with a row of it."""
     last_step: int = -1
     """The newest step with a row of it."""
-    discards: bool = False
+    discards_results: bool = False
     """What its launched rows sample is not to be used."""
-    private: bool = False
+    bypasses_tree: bool = False
     """It is retried without the tree, after non-finite numbers."""
-    trial_rows: int | None = None
+    max_retry_rows: int | None = None
     """A step of it failed: it is retried in steps of their own, of so many rows at most."""
-    n_passed: int = 0
+    n_passed_over: int = 0
     """Steps that admitted a younger request while it waited."""
     key: bytes = b""
     """Its known tokens, while it waits."""
@@ -105,6 +106,12 @@ class Request:
     """The first place of the prompt that is not scored yet, where it is to be scored."""
     scheduled_at: float | None = None
     """When the first row of it, or of its leader, was scheduled."""
+
+    @property
+    def blocks(self) -> BlockTable:
+        """The block table of a request that is running or releasing."""
+        assert self.block_table is not None, "a request that is running or releasing has a block table"
+        return self.block_table
 
     @property
     def order(self) -> tuple[int, int]:
@@ -126,46 +133,46 @@ class Request:
     @property
     def is_decoding(self) -> bool:
         """Whether its next row computes the one token that was sampled last."""
-        return self.n_prompt <= self.n_scheduled == len(self.tokens) // TOKEN_BYTES + self.n_sampling - 1
+        return self.n_prompt <= self.n_scheduled == len(self.tokens) // TOKEN_BYTES + self.n_output_placeholders - 1
 
     @property
-    def is_sampled_out(self) -> bool:
+    def reaches_max_tokens(self) -> bool:
         """Whether the launched steps bring it to ``max_tokens``."""
-        return len(self.tokens) // TOKEN_BYTES + self.n_sampling >= self.n_prompt + self.max_tokens
+        return len(self.tokens) // TOKEN_BYTES + self.n_output_placeholders >= self.n_prompt + self.max_tokens
 
-    def launch(self, start: int, end: int, write_start: int, step: int) -> Row:
+    def make_row(self, start: int, end: int, write_start: int, step: int) -> Row:
         """Its row of a step that will be launched: the tokens ``start .. end - 1``, for which its table has pages.
         O(tokens + new pages), and ``next_sampling`` if the row ends with the last token."""
-        holding, n_known = held(self), self.n_known
-        samples = end == n_known + self.n_sampling
+        blocks, n_known = self.blocks, self.n_known
+        samples = end == n_known + self.n_output_placeholders
         row = Row(
-            slot=self.slot,
+            batch_slot=self.batch_slot,
             start=start,
             n_tokens=end - start,
             tokens=bytes(self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]) if end <= n_known else None,
             write_start=write_start,
-            table_start=holding.n_sent,
-            table_pages=tuple(holding.table[holding.n_sent :]),
+            table_start=blocks.n_on_device,
+            table_pages=tuple(blocks.pages[blocks.n_on_device :]),
             sampling=self.next_sampling() if samples else None,
             scoring=self.scoring(start, end),
         )
-        holding.n_sent = len(holding.table)
+        blocks.n_on_device = len(blocks.pages)
         if self.n_cached is None and start < self.n_prompt:
             self.computed.append((start, min(end, self.n_prompt)))
         self.n_scheduled = end
-        self.n_sampling += samples
+        self.n_output_placeholders += samples
         self.n_in_flight += 1
         self.last_step = step
         return row
 
-    def land(self, row: Row) -> None:
+    def row_done(self, row: Row) -> None:
         """A launched row of it is done or has failed."""
         self.n_in_flight -= 1
-        self.n_sampling -= row.sampling is not None
+        self.n_output_placeholders -= row.sampling is not None
 
     def next_sampling(self) -> RowSampling:
         """How its next token is drawn. O(1), with penalties O(tokens) the first time in a slot."""
-        how, index = self.sampling, len(self.tokens) // TOKEN_BYTES - self.n_prompt + self.n_sampling
+        how, index = self.sampling, len(self.tokens) // TOKEN_BYTES - self.n_prompt + self.n_output_placeholders
         history = None
         if self.needs_history:
             history = History(bytes(self.tokens), self.n_prompt)
@@ -234,9 +241,3 @@ class Update(msgspec.Struct, frozen=True):
     logprobs: TokenLogprobs | None = None
     """Of the token, if asked for."""
     scores: PromptLogprobs | None = None
-
-
-def held(request: Request) -> Holding:
-    """The pages of a request that runs or drains."""
-    assert request.holding is not None, "a request that runs or drains holds pages"
-    return request.holding

@@ -47,7 +47,7 @@ def next_uses(traffic: Traffic, most_pages: int) -> list[list[NextUse]]:
         found.append([NextUse(0, index + 1), *runs])
         first = lease.n_tokens // traffic.symbols_a_page
         tree.commit(lease, tokens[first * width : n_pages * width], range(first, n_pages))
-        tree.settle(lease, lease.n_tokens)
+        tree.mark_computed(lease, lease.n_tokens)
         at = index
         tree.release(lease)
     tree.detach(namespace)  # frees its links, which hold each other

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from radixkv.config import SchedulerConfig
-from radixkv.runtime.cache.block_table import Holding
+from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.scheduler import Scheduler
@@ -114,7 +114,7 @@ class Replay:
 
     def _make_room(self) -> None:
         """Evicts down to the capacity: the pool has room beside it for the largest prompt."""
-        aside = Holding(None, [], 0)
+        aside = BlockTable(None, [], 0)
         self.cache.reserve(aside, self._n_aside)
         self.cache.close(aside)
 

@@ -31,13 +31,13 @@ _NEEDS_TEXT_BEFORE = {
 none looks across. Whether that holds only if the line does not end with white space."""
 _FOLLOWS = frozenset(ascii_letters + digits)
 
-LEAST_CHARACTERS = 256
+MIN_CHARACTERS = 256
 """Of a stretch that another follows. Places are counted from the text's beginning, so that prefixes agree."""
 SHARED_CHARACTERS = 1 << 15
 """That all processors encode before they look who else waits. Tokens take hundreds of bytes each meanwhile."""
-MOST_CHARACTERS = 1 << 13
+MAX_CHARACTERS = 1 << 13
 """Of a stretch that is kept."""
-MOST_KEPT_CHARACTERS = 1 << 22
+MAX_KEPT_CHARACTERS = 1 << 22
 """Of all of them, a short one counted as of the least; least recently used first. Ids take about as many bytes."""
 
 
@@ -104,14 +104,14 @@ class Stretches:
 
     def _stretches(self, text: str) -> list[str]:
         stretches, start = [], 0
-        place = text.find("\n", LEAST_CHARACTERS - 1) + 1
+        place = text.find("\n", MIN_CHARACTERS - 1) + 1
         while place:
             if text[place : place + 1] in _FOLLOWS and (
                 not self._needs_text_before or "!" <= text[place - 2] <= "~"
             ):
                 stretches.append(text[start:place])
                 start = place
-            place = text.find("\n", max(place, start + LEAST_CHARACTERS - 1)) + 1
+            place = text.find("\n", max(place, start + MIN_CHARACTERS - 1)) + 1
         return [*stretches, text[start:]]
 
     def _kept(self, wanted: Sequence[str]) -> dict[str, bytes]:
@@ -124,17 +124,17 @@ class Stretches:
     def _keep(self, encoded: Mapping[str, bytes]) -> None:
         with self._lock:
             for stretch, ids in encoded.items():
-                if len(stretch) <= MOST_CHARACTERS and stretch not in self._ids:
+                if len(stretch) <= MAX_CHARACTERS and stretch not in self._ids:
                     self._ids[stretch] = ids
                     self._n_characters += _counted(stretch)
-            while self._n_characters > MOST_KEPT_CHARACTERS:
+            while self._n_characters > MAX_KEPT_CHARACTERS:
                 oldest, _ = self._ids.popitem(last=False)
                 self._n_characters -= _counted(oldest)
 
 
 def _counted(stretch: str) -> int:
     # A whole text may be of one character, and its entry takes some 200 bytes nevertheless.
-    return max(len(stretch), LEAST_CHARACTERS)
+    return max(len(stretch), MIN_CHARACTERS)
 
 
 def _parts(stretches: Sequence[str], n_at_once: int) -> Iterator[list[str]]:

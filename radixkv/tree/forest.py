@@ -76,10 +76,10 @@ class Forest:
             return freed
         self.n_leased -= n_pages
         self.n_evictable += n_pages
-        if node.n_settled == n_pages:
+        if node.n_computed == n_pages:
             self._offer(node)
             return []
-        n_kept = node.n_settled
+        n_kept = node.n_computed
         _, freed = self.cut(node, n_kept)
         if n_kept:
             self._offer(node)
@@ -115,14 +115,14 @@ class Forest:
         cut = n_pages * self.width
         upper = self._node(node.namespace, parent, node.key[:cut], node.pages[:n_pages], tick=node.tick)
         upper.n_leases = node.n_leases
-        upper.n_settled = min(node.n_settled, n_pages)
+        upper.n_computed = min(node.n_computed, n_pages)
         parent.children[self._first_page(node)] = upper
         if node.digests is not None:
             upper.digests = node.digests[:n_pages]
             node.digests = node.digests[n_pages:]
         node.key = node.key[cut:]
         node.pages = node.pages[n_pages:]
-        node.n_settled -= upper.n_settled
+        node.n_computed -= upper.n_computed
         node.parent = upper
         upper.children = Children()
         upper.children.add(self._first_page(node), node)
@@ -145,7 +145,7 @@ class Forest:
         del leaf.pages[n_kept:]
         if leaf.digests is not None:
             del leaf.digests[n_kept:]
-        leaf.n_settled = min(leaf.n_settled, n_kept)
+        leaf.n_computed = min(leaf.n_computed, n_kept)
         return tokens, pages
 
     def detach(self, top: Node) -> list[int]:

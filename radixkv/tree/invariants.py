@@ -40,13 +40,13 @@ def check_forest(forest: Forest, leases: Collection[Lease], digest: Digest) -> N
         _expect(bool(node.pages) or node.parent is None, node, "it has no pages")
         _expect(pages.isdisjoint(node.pages), node, "one of its pages has a second place in the tree")
         pages.update(node.pages)
-        _expect(0 <= node.n_settled <= len(node.pages), node, f"{node.n_settled} of its pages are settled")
+        _expect(0 <= node.n_computed <= len(node.pages), node, f"{node.n_computed} of its pages are settled")
         _check_parent(node, forest.width)
     _expect(len(pages) == sum(len(node.pages) for node in (*reachable, *detached)), None, "a page is held twice")
 
     for node in reachable:
         _expect(not node.detached, node, "it is detached, and reachable")
-        _expect(bool(node.n_leases) or node.n_settled == len(node.pages), node, "it has unsettled pages, unleased")
+        _expect(bool(node.n_leases) or node.n_computed == len(node.pages), node, "it has unsettled pages, unleased")
         _check_children(node, forest.width)
         _check_digests(node, forest.width, digest)
     for node in detached:
@@ -90,8 +90,8 @@ def _check_parent(node: Node, width: int) -> None:
     _expect(parent.tick >= node.tick, node, f"its parent was used last at {parent.tick}")
     _expect(parent.namespace == node.namespace, node, f"its parent is in {parent.namespace}")
     _expect(node.detached or not parent.detached, node, "it is reachable, its parent detached")
-    if node.n_settled:
-        _expect(parent.n_settled == len(parent.pages), node, "it is settled, its parent is not")
+    if node.n_computed:
+        _expect(parent.n_computed == len(parent.pages), node, "it is settled, its parent is not")
     if not node.detached:
         children = parent.children
         found = None if children is None else children.get(bytes(node.key[:width]))

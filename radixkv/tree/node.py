@@ -32,8 +32,8 @@ class Node:
         "detached",
         "digests",
         "key",
+        "n_computed",
         "n_leases",
-        "n_settled",
         "namespace",
         "pages",
         "parent",
@@ -63,7 +63,7 @@ class Node:
         self.tick = tick
         """When the run was used last; never less than a child's."""
         self.serial = serial
-        self.n_settled = 0
+        self.n_computed = 0
         """How many of its pages, from its start, a finite row has covered."""
         self.detached = False
         self.digests: array[int] | None = None

@@ -176,7 +176,7 @@ class RadixTree:
             node = parent
         return freed
 
-    def settle(self, lease: Lease, n_tokens: int) -> None:
+    def mark_computed(self, lease: Lease, n_tokens: int) -> None:
         """A finite row has covered the first ``n_tokens`` of the path: their whole pages can be trusted.
 
         O(edges not settled before).
@@ -184,18 +184,18 @@ class RadixTree:
         if lease.released:
             self._require_open(lease)
         node, n_behind = lease.node, lease.n_tokens // self._page_size - n_tokens // self._page_size
-        while node.parent is not None and node.n_settled < len(node.pages):
+        while node.parent is not None and node.n_computed < len(node.pages):
             n_pages = len(node.pages)
-            node.n_settled = n_pages if n_behind <= 0 else max(node.n_settled, n_pages - n_behind)
+            node.n_computed = n_pages if n_behind <= 0 else max(node.n_computed, n_pages - n_behind)
             n_behind -= n_pages
             node = node.parent
 
-    def first_unsettled(self, lease: Lease) -> Node | None:
+    def first_uncomputed(self, lease: Lease) -> Node | None:
         """The first node of the path that is not settled whole. O(edges not settled)."""
         self._require_open(lease)
         top: Node | None = None
         node = lease.node
-        while node.parent is not None and node.n_settled < len(node.pages):
+        while node.parent is not None and node.n_computed < len(node.pages):
             top, node = node, node.parent
         return top
 
@@ -209,16 +209,16 @@ class RadixTree:
             node = node.parent
         return False
 
-    def detach_unsettled(self, lease: Lease) -> list[int]:
+    def detach_uncomputed(self, lease: Lease) -> list[int]:
         """Makes the path unreachable from its first unsettled page on, with all that lies below.
 
         Returns the pages freed at once. O(edges + subtree · log leaves).
         """
-        top = self.first_unsettled(lease)
+        top = self.first_uncomputed(lease)
         if top is None or top.detached:
             return []
-        if top.n_settled:
-            self._forest.split(top, top.n_settled)
+        if top.n_computed:
+            self._forest.split(top, top.n_computed)
         return self._forest.detach(top)
 
     def detach(self, namespace: Namespace, tokens: bytes = b"") -> list[int]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_records import failed, line, measured, record
 
-from radixkv.bench.report.result_table import MOST_REASONS, box, comparison, failures
+from radixkv.bench.report.result_table import MAX_REASONS, box, comparison, failures
 from radixkv.bench.report.run_metrics import cache_report, figures, outputs_sha256, summary
 
 API_KEYS = {
@@ -240,6 +240,6 @@ def test_every_key_is_explained_in_the_docs():
 
 
 def test_reasons_of_failures_are_few_lines():
-    lines = failures(["often"] * 3 + [f"broken\n  id {n}" for n in range(MOST_REASONS + 1)]).splitlines()
+    lines = failures(["often"] * 3 + [f"broken\n  id {n}" for n in range(MAX_REASONS + 1)]).splitlines()
     assert lines[:2] == ["3 x often", "1 x broken id 0"]
-    assert lines[MOST_REASONS:] == ["2 x other reasons"]
+    assert lines[MAX_REASONS:] == ["2 x other reasons"]

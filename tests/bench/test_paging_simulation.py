@@ -8,7 +8,6 @@ from random import Random
 import pytest
 
 from radixkv.errors import ConfigError
-from radixkv.runtime.request import held
 from radixkv.studies.paging.allocators import BestFit, Buddy
 from radixkv.studies.paging.contiguous import Contiguous, to_length, to_maximum, to_power_of_two
 from radixkv.studies.paging.lengths import AllLengths, Chat, Lengths, Pair
@@ -184,8 +183,8 @@ def check_pages(scheme: Paged, memory: Memory) -> None:
     pages: set[int] = set()
     reserved = 0
     running = scheme._scheduler.running
-    for request in (*running, *running.draining):
-        table, sequence = held(request).table, scheme._sequence(request)
+    for request in (*running, *running.releasing):
+        table, sequence = request.blocks.pages, scheme._sequence(request)
         pages.update(table)
         to_come = range(request.n_scheduled, sequence.n_stored if request in set(running) else 0)
         reserved += sum(place // page_size < len(table) for place in to_come)

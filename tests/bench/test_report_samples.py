@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from report_records import failed, measured, record
 
 from radixkv.bench.report.run_metrics import figures
-from radixkv.bench.report.samples import FEWEST_INTERVALS, MOST_INTERVALS, samples_of
+from radixkv.bench.report.samples import MAX_INTERVALS, MIN_INTERVALS, samples_of
 
 moments = st.floats(0, 100)
 ids = st.lists(st.integers(0, 3), min_size=1, max_size=6)
@@ -28,7 +28,7 @@ def test_series_add_up_to_the_figures_of_the_run(good):
     run = measured(*good, failed("timeout", started=3.0), duration=50.0)
     samples, found = samples_of(run), figures(run)
     assert len(samples.output_tokens_per_s) == len(samples.hit_rate_pct) == len(samples.optimum_pct)
-    assert FEWEST_INTERVALS <= len(samples.hit_rate_pct) <= MOST_INTERVALS
+    assert MIN_INTERVALS <= len(samples.hit_rate_pct) <= MAX_INTERVALS
     assert sum(samples.output_tokens_per_s) * samples.interval_s == pytest.approx(found["total_output_tokens"])
     last = len(samples.hit_rate_pct) - 1
     began = min(each.started for each in good)

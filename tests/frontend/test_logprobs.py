@@ -17,7 +17,7 @@ from scripted import EOS, ScriptedLoop, Site, figures, write_tokenizer
 from sites import running_site
 from tokenizers import processors
 
-from radixkv.frontend.api.openai import prompts
+from radixkv.frontend import request_limits
 from radixkv.frontend.api.sglang.logprobs import show_with_text
 from radixkv.frontend.in_flight import Prompt
 from radixkv.frontend.logprobs import chat_token, completion_token, prompt_entry
@@ -172,7 +172,7 @@ def test_echo_and_prompt_logprobs_show_each_as_many_as_asked(site: Site) -> None
 def test_a_reply_has_a_limited_number_of_figures(
     site: Site, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompts, "MAX_PROMPT_FIGURES", 40)
+    monkeypatch.setattr(request_limits, "MAX_PROMPT_FIGURES", 40)
     complete(site, prompt=["hello", "abcde"], max_tokens=1, **asked)
     refused = site.http.post("/v1/completions", json={"prompt": ["hello", "abcdef"], "max_tokens": 1, **asked})
     assert refused.json()["error"]["param"] in asked
@@ -180,7 +180,7 @@ def test_a_reply_has_a_limited_number_of_figures(
 
 
 def test_a_generated_reply_has_so_too(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "MAX_PROMPT_FIGURES", 40)
+    monkeypatch.setattr(request_limits, "MAX_PROMPT_FIGURES", 40)
     body = {"text": ["hello", "abcdef"], "return_logprob": True, "top_logprobs_num": 3}
     assert site.http.post("/generate", json={**body, "logprob_start_len": [-1, 0]}).status_code == 200
     error = site.http.post("/generate", json={**body, "logprob_start_len": 0}).json()["error"]

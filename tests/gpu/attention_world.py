@@ -64,7 +64,7 @@ class World:
         self.staging = Staging(layout, self.device)
         self.attention.connect(self.staging, self.tables)
 
-    def fill(self, slot: int, length: int, shared: Sequence[int] = ()) -> list[int]:
+    def fill(self, batch_slot: int, length: int, shared: Sequence[int] = ()) -> list[int]:
         """Gives a slot pages for ``length`` positions, the first of them given, and writes random K and V."""
         size = self.shape.page_size
         pages = list(shared)
@@ -75,7 +75,7 @@ class World:
             cache[own] = torch.randn(len(own), *cache.shape[1:], device="cuda").to(cache.dtype)
             if length % size and len(own):
                 cache[own[-1], length % size :] = math.nan
-        self.tables[slot, : len(pages)] = torch.tensor(pages, dtype=torch.int32, device="cuda")
+        self.tables[batch_slot, : len(pages)] = torch.tensor(pages, dtype=torch.int32, device="cuda")
         return pages
 
     def queries(self, n: int) -> Tensor:
@@ -84,7 +84,7 @@ class World:
 
     def decode(
         self,
-        slots: Ints,
+        batch_slots: Ints,
         lengths: Ints,
         q: Tensor,
         shared: Sequence[SharedRun] = (),
@@ -94,18 +94,18 @@ class World:
     ) -> Tensor:
         """Eager decode."""
         staged = self.staging.stage()
-        step = self.attention.plan_decode(staged, slots, lengths, shared, variant=variant)
+        step = self.attention.plan_decode(staged, batch_slots, lengths, shared, variant=variant)
         self.staging.send(staged)
         out = torch.full_like(q, math.nan)
         self.attention.step(step, None).run(layer, q, self.k, self.v, out)
         return out
 
-    def expected(self, slots: Ints, lengths: Ints, n_tokens: Ints, q: Tensor, *, layer: int = 0) -> Tensor:
+    def expected(self, batch_slots: Ints, lengths: Ints, n_tokens: Ints, q: Tensor, *, layer: int = 0) -> Tensor:
         """What rows of the last ``n_tokens`` positions of ``lengths`` give."""
         outs, first = [], 0
         window, group = self.windows[layer], self.shape.group
-        for slot, length, n in zip(slots.tolist(), lengths.tolist(), n_tokens.tolist(), strict=True):
-            pages = self.tables[slot, : -(-length // self.shape.page_size)].long()
+        for batch_slot, length, n in zip(batch_slots.tolist(), lengths.tolist(), n_tokens.tolist(), strict=True):
+            pages = self.tables[batch_slot, : -(-length // self.shape.page_size)].long()
             k, v = (cache[pages].flatten(0, 1)[:length].float() for cache in (self.k, self.v))
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
             rows = q[first : first + n].float()

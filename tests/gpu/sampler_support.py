@@ -45,14 +45,14 @@ def sample(
     logits: Tensor,
     rows: Sequence[RowSampling],
     sampler: CudaSampler | None = None,
-    slots: Sequence[int] | None = None,
+    batch_slots: Sequence[int] | None = None,
 ) -> tuple[list[int], list[TokenLogprobs | None]]:
     """One step, a slot a row; what the logits were they must be. -1 for a row that is not finite."""
     on_device = logits.to(DEVICE)
     finite = logits.isfinite().all(-1)
     greedy = torch.where(finite, logits.float().argmax(-1), 0).int().to(DEVICE)
     sampler = sampler or make(len(rows), logits.shape[1])
-    sampled = sampler.sample(on_device, slots or range(len(rows)), rows, greedy, finite.int().to(DEVICE))
+    sampled = sampler.sample(on_device, batch_slots or range(len(rows)), rows, greedy, finite.int().to(DEVICE))
     if DEVICE == "cuda":
         torch.cuda.synchronize()
     assert torch.equal(on_device.cpu().view(torch.uint8), logits.view(torch.uint8))

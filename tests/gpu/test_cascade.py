@@ -56,31 +56,34 @@ def nested_world(page_size=16, n_groups=8, group_rows=6, root=2048, branch=512, 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize(("n_groups", "group_rows"), [(12, 4), (2, 32), (1, 40), (5, 9)])
 def test_nested_runs_equal_flat(page_size, n_groups, group_rows, kernel):
-    world, slots, lengths, runs = nested_world(page_size, n_groups, group_rows, kernel=kernel)
-    q = world.queries(len(slots))
+    world, batch_slots, lengths, runs = nested_world(page_size, n_groups, group_rows, kernel=kernel)
+    q = world.queries(len(batch_slots))
     staged = world.staging.stage()
-    step = world.attention.plan_decode(staged, slots, lengths, runs)
+    step = world.attention.plan_decode(staged, batch_slots, lengths, runs)
     assert step.variant == "shared"
     assert step.n_large_items > 0
-    shared = world.decode(slots, lengths, q, runs)
-    assert_close(shared, world.expected(slots, lengths, np.ones_like(slots), q))
-    assert_close(shared, world.decode(slots, lengths, q, variant="split").float())
+    shared = world.decode(batch_slots, lengths, q, runs)
+    assert_close(shared, world.expected(batch_slots, lengths, np.ones_like(batch_slots), q))
+    assert_close(shared, world.decode(batch_slots, lengths, q, variant="split").float())
 
 
 @pytest.mark.parametrize("heads", [(28, 4, 128), (8, 8, 128), (8, 2, 64)])
 def test_nested_runs_equal_flat_with_other_heads(heads):
-    world, slots, lengths, runs = nested_world(n_groups=2, group_rows=32, kernel="fa3", heads=heads)
-    q = world.queries(len(slots))
+    world, batch_slots, lengths, runs = nested_world(n_groups=2, group_rows=32, kernel="fa3", heads=heads)
+    q = world.queries(len(batch_slots))
     staged = world.staging.stage()
-    step = world.attention.plan_decode(staged, slots, lengths, runs)
+    step = world.attention.plan_decode(staged, batch_slots, lengths, runs)
     assert step.n_large_items > 0
-    assert_close(world.decode(slots, lengths, q, runs), world.expected(slots, lengths, np.ones_like(slots), q))
+    assert_close(
+        world.decode(batch_slots, lengths, q, runs),
+        world.expected(batch_slots, lengths, np.ones_like(batch_slots), q),
+    )
 
 
 @pytest.mark.parametrize("kernel", ["fa2", "fa3"])
 def test_a_shared_graph_serves_other_runs(kernel):
-    world, slots, lengths, runs = nested_world(kernel=kernel)
-    n_rows = len(slots)
+    world, batch_slots, lengths, runs = nested_world(kernel=kernel)
+    n_rows = len(batch_slots)
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
@@ -94,11 +97,11 @@ def test_a_shared_graph_serves_other_runs(kernel):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             world.attention.step(step, None).run(0, q, world.k, world.v, out)
-        expected = world.expected(slots, lengths, np.ones_like(slots), q)
+        expected = world.expected(batch_slots, lengths, np.ones_like(batch_slots), q)
         for some in (runs, runs[:1], runs[:4], []):
             staged = world.staging.stage()
             variant = None if some else "shared"
-            step = world.attention.plan_decode(staged, slots, lengths, some, n_rows, variant)
+            step = world.attention.plan_decode(staged, batch_slots, lengths, some, n_rows, variant)
             assert step.variant == "shared"
             world.staging.send(staged)
             out.fill_(math.nan)

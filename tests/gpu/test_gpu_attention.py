@@ -31,24 +31,24 @@ def shape_of(heads: tuple[int, int, int] = LLAMA, page_size: int = 16) -> Shape:
 def test_decode_of_ragged_rows(page_size, variant):
     world = World(shape_of(page_size=page_size), width=4096 // page_size, n_pages=65536 // page_size)
     lengths = ints([1, 15, 16, 17, 64, 65, 127, 128, 129, 700, 2048, 4000, 333, 31])
-    slots = ints(world.random.permutation(64)[: len(lengths)])
-    for slot, length in zip(slots, lengths, strict=True):
-        world.fill(int(slot), int(length))
-    q = world.queries(len(slots))
-    expected = world.expected(slots, lengths, np.ones_like(slots), q)
-    assert_close(world.decode(slots, lengths, q, variant=variant), expected)
+    batch_slots = ints(world.random.permutation(64)[: len(lengths)])
+    for batch_slot, length in zip(batch_slots, lengths, strict=True):
+        world.fill(int(batch_slot), int(length))
+    q = world.queries(len(batch_slots))
+    expected = world.expected(batch_slots, lengths, np.ones_like(batch_slots), q)
+    assert_close(world.decode(batch_slots, lengths, q, variant=variant), expected)
 
 
 @pytest.mark.parametrize("heads", [(8, 8, 128), (12, 4, 128), (28, 4, 128), (32, 2, 128), (40, 1, 128)])
 def test_decode_with_other_head_ratios(heads):
     world = World(shape_of(heads))
     lengths = ints([1, 100, 1000, 17])
-    for slot, length in enumerate(lengths):
-        world.fill(slot, int(length))
-    slots, q = ints(range(4)), world.queries(4)
-    expected = world.expected(slots, lengths, np.ones_like(slots), q)
+    for batch_slot, length in enumerate(lengths):
+        world.fill(batch_slot, int(length))
+    batch_slots, q = ints(range(4)), world.queries(4)
+    expected = world.expected(batch_slots, lengths, np.ones_like(batch_slots), q)
     for variant in ("whole", "split"):
-        assert_close(world.decode(slots, lengths, q, variant=variant), expected)
+        assert_close(world.decode(batch_slots, lengths, q, variant=variant), expected)
 
 
 @pytest.mark.parametrize("kernel", ["fa2", None])
@@ -60,14 +60,14 @@ def test_prompts_of_ragged_rows(page_size, heads, kernel):
     )
     starts = ints([0, 0, 5, 512, 1536, 2000, 0])
     n_tokens = ints([1, 300, 129, 128, 96, 33, 777])
-    slots = ints([3, 9, 1, 30, 63, 0, 5])
-    for slot, start, n in zip(slots, starts, n_tokens, strict=True):
-        world.fill(int(slot), int(start + n))
+    batch_slots = ints([3, 9, 1, 30, 63, 0, 5])
+    for batch_slot, start, n in zip(batch_slots, starts, n_tokens, strict=True):
+        world.fill(int(batch_slot), int(start + n))
     q = world.queries(int(n_tokens.sum()))
     out = torch.full_like(q, math.nan)
-    prompts = world.attention.plan_prompts(slots, starts, n_tokens)
+    prompts = world.attention.plan_prompts(batch_slots, starts, n_tokens)
     world.attention.step(None, prompts).run(0, q, world.k, world.v, out)
-    assert_close(out, world.expected(slots, starts + n_tokens, n_tokens, q))
+    assert_close(out, world.expected(batch_slots, starts + n_tokens, n_tokens, q))
 
 
 @pytest.mark.parametrize(
@@ -75,16 +75,16 @@ def test_prompts_of_ragged_rows(page_size, heads, kernel):
 )
 def test_other_head_sizes_and_dtypes(heads, dtype):
     world = World(Shape(*heads, 16, dtype), width=256, prompt_kernel="fa2", shared_kernel="fa2")
-    slots, lengths, n_tokens = ints([4, 2, 60, 7]), ints([900, 33, 400, 2500]), ints([1, 1, 400, 100])
-    for slot, length in zip(slots, lengths, strict=True):
-        world.fill(int(slot), int(length))
+    batch_slots, lengths, n_tokens = ints([4, 2, 60, 7]), ints([900, 33, 400, 2500]), ints([1, 1, 400, 100])
+    for batch_slot, length in zip(batch_slots, lengths, strict=True):
+        world.fill(int(batch_slot), int(length))
     q = world.queries(502)
-    expected = world.expected(slots, lengths, n_tokens, q)
+    expected = world.expected(batch_slots, lengths, n_tokens, q)
     out = torch.full_like(q, math.nan)
-    prompts = world.attention.plan_prompts(slots[2:], (lengths - n_tokens)[2:], n_tokens[2:])
+    prompts = world.attention.plan_prompts(batch_slots[2:], (lengths - n_tokens)[2:], n_tokens[2:])
     for variant in ("whole", "split"):
         staged = world.staging.stage()
-        decode = world.attention.plan_decode(staged, slots[:2], lengths[:2], variant=variant)
+        decode = world.attention.plan_decode(staged, batch_slots[:2], lengths[:2], variant=variant)
         world.staging.send(staged)
         world.attention.step(decode, prompts).run(0, q, world.k, world.v, out)
         assert_close(out, expected)
@@ -93,35 +93,39 @@ def test_other_head_sizes_and_dtypes(heads, dtype):
 @pytest.mark.parametrize("kernel", ["fa2", None])
 def test_layers_with_a_window(kernel):
     world = World(shape_of(), [None, 500], width=256, n_pages=8192, prompt_kernel=kernel)
-    slots, lengths, n_tokens = ints([4, 2, 60, 7, 9, 11]), ints([900, 33, 3000, 500, 501, 2500]), ints([1] * 6)
+    batch_slots, lengths, n_tokens = (
+        ints([4, 2, 60, 7, 9, 11]),
+        ints([900, 33, 3000, 500, 501, 2500]),
+        ints([1] * 6),
+    )
     n_tokens[4:] = 300, 777
-    for slot, length in zip(slots, lengths, strict=True):
-        world.fill(int(slot), int(length))
+    for batch_slot, length in zip(batch_slots, lengths, strict=True):
+        world.fill(int(batch_slot), int(length))
     q = world.queries(int(n_tokens.sum()))
-    prompts = world.attention.plan_prompts(slots[4:], (lengths - n_tokens)[4:], n_tokens[4:])
+    prompts = world.attention.plan_prompts(batch_slots[4:], (lengths - n_tokens)[4:], n_tokens[4:])
     for variant in ("whole", "split"):
         staged = world.staging.stage()
-        decode = world.attention.plan_decode(staged, slots[:4], lengths[:4], variant=variant)
+        decode = world.attention.plan_decode(staged, batch_slots[:4], lengths[:4], variant=variant)
         world.staging.send(staged)
         for layer in (0, 1):
             out = torch.full_like(q, math.nan)
             world.attention.step(decode, prompts).run(layer, q, world.k, world.v, out)
-            assert_close(out, world.expected(slots, lengths, n_tokens, q, layer=layer))
+            assert_close(out, world.expected(batch_slots, lengths, n_tokens, q, layer=layer))
 
 
 def test_a_mixed_step():
     world = World(shape_of(), width=256)
-    slots, lengths, n_tokens = ints([4, 2, 60, 7]), ints([900, 33, 400, 2500]), ints([1, 1, 400, 100])
-    for slot, length in zip(slots, lengths, strict=True):
-        world.fill(int(slot), int(length))
+    batch_slots, lengths, n_tokens = ints([4, 2, 60, 7]), ints([900, 33, 400, 2500]), ints([1, 1, 400, 100])
+    for batch_slot, length in zip(batch_slots, lengths, strict=True):
+        world.fill(int(batch_slot), int(length))
     q = world.queries(502)
     staged = world.staging.stage()
-    decode = world.attention.plan_decode(staged, slots[:2], lengths[:2])
+    decode = world.attention.plan_decode(staged, batch_slots[:2], lengths[:2])
     world.staging.send(staged)
-    prompts = world.attention.plan_prompts(slots[2:], (lengths - n_tokens)[2:], n_tokens[2:])
+    prompts = world.attention.plan_prompts(batch_slots[2:], (lengths - n_tokens)[2:], n_tokens[2:])
     out = torch.full_like(q, math.nan)
     world.attention.step(decode, prompts).run(0, q, world.k, world.v, out)
-    assert_close(out, world.expected(slots, lengths, n_tokens, q))
+    assert_close(out, world.expected(batch_slots, lengths, n_tokens, q))
 
 
 def test_a_graph_gives_what_eager_does_as_lengths_change():
@@ -129,8 +133,8 @@ def test_a_graph_gives_what_eager_does_as_lengths_change():
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
-        for slot in range(16):
-            world.fill(slot, 4096)
+        for batch_slot in range(16):
+            world.fill(batch_slot, 4096)
         q = world.queries(8)
         outs, graphs = {}, {}
         for variant in world.attention.variants(8):
@@ -148,12 +152,12 @@ def test_a_graph_gives_what_eager_does_as_lengths_change():
             with torch.cuda.graph(graphs[variant], stream=stream):
                 body()
         for n_rows, longest in [(8, 4096), (5, 3000), (1, 17), (7, 1), (6, 200)]:
-            slots = ints(world.random.permutation(16)[:n_rows])
+            batch_slots = ints(world.random.permutation(16)[:n_rows])
             lengths = ints(world.random.integers(1, longest + 1, n_rows))
-            expected = world.expected(slots, lengths, np.ones_like(slots), q[:n_rows])
+            expected = world.expected(batch_slots, lengths, np.ones_like(batch_slots), q[:n_rows])
             for variant, graph in graphs.items():
                 staged = world.staging.stage()
-                step = world.attention.plan_decode(staged, slots, lengths, bucket=8, variant=variant)
+                step = world.attention.plan_decode(staged, batch_slots, lengths, bucket=8, variant=variant)
                 world.staging.send(staged)
                 outs[variant].fill_(math.nan)
                 graph.replay()
@@ -164,23 +168,23 @@ def test_a_graph_gives_what_eager_does_as_lengths_change():
 
 def test_a_thousand_plans_without_waiting():
     world = World(shape_of(), width=128, max_rows=32)
-    for slot in range(32):
-        world.fill(slot, 2000)
+    for batch_slot in range(32):
+        world.fill(batch_slot, 2000)
     q = world.queries(32)
     torch.cuda.synchronize()
     checks = []
     for index in range(1000):
         n_rows = int(world.random.integers(1, 33))
-        slots = ints(world.random.permutation(32)[:n_rows])
+        batch_slots = ints(world.random.permutation(32)[:n_rows])
         lengths = ints(world.random.integers(1, 2001, n_rows))
-        out = world.decode(slots, lengths, q[:n_rows])
+        out = world.decode(batch_slots, lengths, q[:n_rows])
         if index % 5 == 0:
             n_tokens = np.minimum(lengths, ints(world.random.integers(1, 40, n_rows)))
             rows = world.queries(int(n_tokens.sum()))
-            prompts = world.attention.plan_prompts(slots, lengths - n_tokens, n_tokens)
+            prompts = world.attention.plan_prompts(batch_slots, lengths - n_tokens, n_tokens)
             prompt_out = torch.empty_like(rows)
             world.attention.step(None, prompts).run(0, rows, world.k, world.v, prompt_out)
-            checks.append((slots, lengths, n_tokens, rows, prompt_out))
-        checks.append((slots, lengths, np.ones_like(slots), q[:n_rows], out))
-    for slots, lengths, n_tokens, rows, out in checks[::7]:
-        assert_close(out, world.expected(slots, lengths, n_tokens, rows))
+            checks.append((batch_slots, lengths, n_tokens, rows, prompt_out))
+        checks.append((batch_slots, lengths, np.ones_like(batch_slots), q[:n_rows], out))
+    for batch_slots, lengths, n_tokens, rows, out in checks[::7]:
+        assert_close(out, world.expected(batch_slots, lengths, n_tokens, rows))

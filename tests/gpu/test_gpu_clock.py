@@ -35,19 +35,19 @@ def test_attention_seconds_are_those_of_cuda_events(is_graph: bool) -> None:
     world = World(
         Shape(32, 8, 128, 16, torch.bfloat16), [None] * N_LAYERS, max_rows=N_ROWS, width=512, n_pages=16_384
     )
-    for slot in range(N_ROWS):
-        world.fill(slot, LENGTH)
+    for batch_slot in range(N_ROWS):
+        world.fill(batch_slot, LENGTH)
     times = torch.zeros(2, dtype=torch.int64, device="cuda")
     timer = AttentionTimer(N_LAYERS, times)
     q = world.queries(N_ROWS)
     out = torch.empty_like(q)
-    slots = ints(range(N_ROWS))
+    batch_slots = ints(range(N_ROWS))
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
 
     with torch.cuda.stream(stream):
         staged = world.staging.stage()
-        step = world.attention.plan_decode(staged, slots, np.full_like(slots, LENGTH))
+        step = world.attention.plan_decode(staged, batch_slots, np.full_like(batch_slots, LENGTH))
         world.staging.send(staged)
         attention = timer.timed(world.attention.step(step, None))
 

@@ -114,7 +114,7 @@ def test_argmax_keeps_what_the_slots_chose() -> None:
     ids, finite = (poisoned(3, dtype=torch.int32) for _ in range(2))
     logits[1, 3] = float("nan")
     scratch = argmax_scratch(3, 500, logits.device)
-    argmax(logits, ids, finite, scratch, slots=integers([4, 0, 2]), last_tokens=last_tokens)
+    argmax(logits, ids, finite, scratch, batch_slots=integers([4, 0, 2]), last_tokens=last_tokens)
     best = logits.float().argmax(-1).tolist()
     assert last_tokens.tolist() == [0, -1, best[2], -1, best[0], -1]
 
@@ -145,19 +145,19 @@ def check_rotation(
     n_tokens: int, n_heads: int, n_kv_heads: int, head_dim: int, norms: bool, dtype: torch.dtype
 ) -> None:
     """Strided rows, one token in three not written, other lines of the pool untouched."""
-    n_lines, width = 4 * n_tokens, (n_heads + 2 * n_kv_heads) * head_dim
+    n_slots, width = 4 * n_tokens, (n_heads + 2 * n_kv_heads) * head_dim
     qkv = normal(n_tokens, width + 32, dtype=dtype)[:, :width]
     weights = [normal(head_dim, dtype=dtype) if norms else None for _ in range(2)]
     positions = torch.randint(100, (n_tokens,), device=DEVICE, dtype=torch.int32)
-    lines = torch.randperm(n_lines, device=DEVICE)[:n_tokens].int()
-    lines[1::3] = -1
+    slot_mapping = torch.randperm(n_slots, device=DEVICE)[:n_tokens].int()
+    slot_mapping[1::3] = -1
     angles = 100 * torch.rand(100, head_dim // 2, device=DEVICE)
-    k_cache, v_cache = (poisoned(n_lines // 4, 4, n_kv_heads, head_dim, dtype=dtype) for _ in range(2))
+    k_cache, v_cache = (poisoned(n_slots // 4, 4, n_kv_heads, head_dim, dtype=dtype) for _ in range(2))
     q_out = poisoned(n_tokens, n_heads, head_dim, dtype=dtype)
     rotate_and_store(
         qkv,
         positions,
-        lines,
+        slot_mapping,
         torch.cat([angles.cos(), angles.sin()], -1),
         k_cache,
         v_cache,
@@ -172,12 +172,12 @@ def check_rotation(
         q, k = normed(q, weights[0]).to(dtype), normed(k, weights[1]).to(dtype)
     slack = 4.0 if norms else 0.1
     check_close(q_out, turned(q, angles[positions.long()]), slack=slack)
-    written = lines >= 0
-    k_lines, v_lines = k_cache.view(n_lines, n_kv_heads, head_dim), v_cache.view(n_lines, n_kv_heads, head_dim)
-    targets = lines[written].long()
+    written = slot_mapping >= 0
+    k_lines, v_lines = k_cache.view(n_slots, n_kv_heads, head_dim), v_cache.view(n_slots, n_kv_heads, head_dim)
+    targets = slot_mapping[written].long()
     check_close(k_lines[targets], turned(k, angles[positions.long()])[written], slack=slack)
     assert torch.equal(v_lines[targets], v[written])
-    others = torch.ones(n_lines, dtype=torch.bool, device=DEVICE).index_fill_(0, targets, False)
+    others = torch.ones(n_slots, dtype=torch.bool, device=DEVICE).index_fill_(0, targets, False)
     assert k_lines[others].isnan().all()
     assert v_lines[others].isnan().all()
 

@@ -99,19 +99,19 @@ class Step:
             shift += n + 1
             return self.numbers[shift : shift + n]
 
-        slots, positions, lines = field(n_rows), field(total), field(total)
-        update_tables(self.tables, slots, *(field(n_rows) for _ in range(3)), field(9))
+        batch_slots, positions, slot_mapping = field(n_rows), field(total), field(total)
+        update_tables(self.tables, batch_slots, *(field(n_rows) for _ in range(3)), field(9))
         place_tokens(
             self.tables,
             self.last_tokens,
-            slots,
+            batch_slots,
             *(field(n_rows) for _ in range(4)),
             field(total),
             page_size=16,
             max_n_tokens=n_tokens,
             ids_out=field(total),
             positions_out=positions,
-            lines_out=lines,
+            slot_mapping_out=slot_mapping,
         )
         x, residual, normed = (self.x[shift % 7 :][:total] for _ in range(3))
         inner = normal(total, 1024, dtype=x.dtype)
@@ -122,7 +122,7 @@ class Step:
         rotate_and_store(
             self.qkv[:total],
             positions,
-            lines,
+            slot_mapping,
             self.angles,
             *self.caches,
             q,
@@ -135,6 +135,6 @@ class Step:
             self.chosen[shift % 4 :][:n_rows],
             self.chosen[100 + shift % 4 :][:n_rows],
             self.scratch[:n_rows],
-            slots=slots,
+            batch_slots=batch_slots,
             last_tokens=self.last_tokens,
         )

@@ -130,7 +130,7 @@ class Layers:
         ]
         self.norm = 1 + normal(hidden, dtype=dtype, scale=0.1)
         self.x = normal(n_rows, hidden, dtype=dtype)
-        self.positions, self.lines = integers(range(n_rows)), integers(range(n_rows))
+        self.positions, self.slot_mapping = integers(range(n_rows)), integers(range(n_rows))
         angles = torch.rand(n_rows, self.HEAD_DIM // 2, device=DEVICE)
         self.table = torch.cat([angles.cos(), angles.sin()], -1)
         self.cache = [poisoned(n_rows, 1, self.KV_HEADS, self.HEAD_DIM, dtype=dtype) for _ in range(2)]
@@ -150,7 +150,7 @@ class Layers:
             rotate_and_store(
                 qkv,
                 self.positions,
-                self.lines,
+                self.slot_mapping,
                 self.table,
                 *self.cache,
                 q,

@@ -18,17 +18,17 @@ def test_update_tables(n_rows: int, width: int) -> None:
     rng = random.Random(n_rows)
     tables = torch.randint(1000, (n_rows + 3, width), dtype=torch.int32, device=DEVICE)
     expected = tables.clone()
-    slots = rng.sample(range(n_rows + 3), n_rows)
+    batch_slots = rng.sample(range(n_rows + 3), n_rows)
     starts, firsts, counts, updates = [], [], [], [7]
-    for slot in slots:
+    for batch_slot in batch_slots:
         start = rng.randrange(width)
         count = rng.choice([0, 1, width - start, rng.randint(0, width - start)])
         starts.append(start)
         firsts.append(len(updates))
         counts.append(count)
         updates += [rng.randrange(2000, 3000) for _ in range(count)]
-        expected[slot, start : start + count] = integers(updates[firsts[-1] :])
-    update_tables(tables, *map(integers, (slots, starts, firsts, counts, updates)))
+        expected[batch_slot, start : start + count] = integers(updates[firsts[-1] :])
+    update_tables(tables, *map(integers, (batch_slots, starts, firsts, counts, updates)))
     assert torch.equal(tables, expected)
 
 
@@ -38,7 +38,7 @@ def test_place_tokens(n_tokens: list[int]) -> None:
     n_rows, total = len(n_tokens), sum(n_tokens)
     tables = torch.randint(5000, (n_rows + 2, width), dtype=torch.int32, device=DEVICE)
     last_tokens = torch.randint(9000, (n_rows + 2,), dtype=torch.int32, device=DEVICE)
-    slots = rng.sample(range(n_rows + 2), n_rows)
+    batch_slots = rng.sample(range(n_rows + 2), n_rows)
     starts = [rng.randint(0, width * page_size - n) for n in n_tokens]
     write_starts = [start + rng.choice([0, 0, 5, 10_000]) for start in starts]
     firsts = [sum(n_tokens[:row]) for row in range(n_rows)]
@@ -47,28 +47,28 @@ def test_place_tokens(n_tokens: list[int]) -> None:
     place_tokens(
         tables,
         last_tokens,
-        *map(integers, (slots, starts, n_tokens, firsts, write_starts, ids_in)),
+        *map(integers, (batch_slots, starts, n_tokens, firsts, write_starts, ids_in)),
         page_size=page_size,
         max_n_tokens=max(n_tokens),
         ids_out=outs[0],
         positions_out=outs[1],
-        lines_out=outs[2],
+        slot_mapping_out=outs[2],
     )
     pages, last = tables.tolist(), last_tokens.tolist()
-    ids, positions, lines = [], [], []
-    for row, slot in enumerate(slots):
+    ids, positions, slot_mapping = [], [], []
+    for row, batch_slot in enumerate(batch_slots):
         for i in range(n_tokens[row]):
             position, given = starts[row] + i, ids_in[firsts[row] + i]
-            ids.append(last[slot] if given == -1 else given)
+            ids.append(last[batch_slot] if given == -1 else given)
             positions.append(position)
-            line = pages[slot][position // page_size] * page_size + position % page_size
-            lines.append(-1 if position < write_starts[row] else line)
-    assert [out.tolist() for out in outs] == [ids, positions, lines]
+            slot = pages[batch_slot][position // page_size] * page_size + position % page_size
+            slot_mapping.append(-1 if position < write_starts[row] else slot)
+    assert [out.tolist() for out in outs] == [ids, positions, slot_mapping]
 
 
 def test_place_tokens_in_place() -> None:
     tables, last_tokens, ids = integers([[4, 9]]), integers([42]), integers([-1])
-    positions, lines = poisoned(1, dtype=torch.int32), poisoned(1, dtype=torch.int32)
+    positions, slot_mapping = poisoned(1, dtype=torch.int32), poisoned(1, dtype=torch.int32)
     place_tokens(
         tables,
         last_tokens,
@@ -78,6 +78,6 @@ def test_place_tokens_in_place() -> None:
         max_n_tokens=1,
         ids_out=ids,
         positions_out=positions,
-        lines_out=lines,
+        slot_mapping_out=slot_mapping,
     )
-    assert [ids.tolist(), positions.tolist(), lines.tolist()] == [[42], [17], [9 * 16 + 1]]
+    assert [ids.tolist(), positions.tolist(), slot_mapping.tolist()] == [[42], [17], [9 * 16 + 1]]

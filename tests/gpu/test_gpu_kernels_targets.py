@@ -14,7 +14,7 @@ from triton.compiler import ASTSource
 
 from radixkv.runtime.device.attention.cuda import decode_kernel as attend
 from radixkv.runtime.device.attention.cuda.decode_tiles import Block, Variant, block_of
-from radixkv.runtime.device.machine_cuda import MOST_HEADS_A_KV_HEAD
+from radixkv.runtime.device.machine_cuda import MAX_HEADS_A_KV_HEAD
 from radixkv.runtime.device.ops.cuda import gated_linear as gated
 from radixkv.runtime.device.ops.cuda import linear
 
@@ -96,7 +96,7 @@ def blocks_of(head_dim: int, target: int) -> set[Block]:
 
 
 @pytest.mark.parametrize("target", SHARED_BYTES)
-@pytest.mark.parametrize(("head_dim", "most"), MOST_HEADS_A_KV_HEAD.items())
+@pytest.mark.parametrize(("head_dim", "most"), MAX_HEADS_A_KV_HEAD.items())
 def test_attention_of_decode_rows_fits(head_dim: int, most: int, target: int) -> None:
     kinds = dict.fromkeys(("q", "k_cache", "v_cache", "out", "values"), "*bf16")
     kinds |= dict.fromkeys(("tables", "items", "order"), "*i32") | {"lse": "*fp32", "scale": "fp32"}

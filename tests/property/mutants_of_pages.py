@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from radixkv.runtime.cache.block_table import Holding
+from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.running import RunningRequests
@@ -54,41 +54,41 @@ def never_release(patch: Patch) -> None:
 def leak_the_tail(patch: Patch) -> None:
     close = PageCache.close
 
-    def mutant(self: PageCache, holding: Holding) -> None:
-        del holding.table[holding.n_leased :]
-        close(self, holding)
+    def mutant(self: PageCache, blocks: BlockTable) -> None:
+        del blocks.pages[blocks.n_leased :]
+        close(self, blocks)
 
     patch.setattr(PageCache, "close", mutant)
 
 
 def leak_duplicates(patch: Patch) -> None:
-    def mutant(self: PageCache, holding: Holding, step: int) -> None:
-        holding.retired.clear()
+    def mutant(self: PageCache, blocks: BlockTable, step: int) -> None:
+        blocks.replaced.clear()
 
-    patch.setattr(PageCache, "reap", mutant)
+    patch.setattr(PageCache, "free_replaced", mutant)
 
 
 def free_while_in_flight(patch: Patch) -> None:
     close = RunningRequests.close
 
     def mutant(self: RunningRequests) -> None:
-        for request in self.draining:
-            if request.holding is not None and request.holding.table:
-                self._cache.close(request.holding)
-                request.holding = Holding(None, [], 0)
+        for request in self.releasing:
+            if request.block_table is not None and request.block_table.pages:
+                self._cache.close(request.block_table)
+                request.block_table = BlockTable(None, [], 0)
             if not request.n_in_flight:
                 del self._draining[request]
                 close(self, request)
 
-    patch.setattr(RunningRequests, "drain", mutant)
+    patch.setattr(RunningRequests, "release", mutant)
 
 
 def free_duplicates_while_in_flight(patch: Patch) -> None:
     commit = PageCache._commit
 
-    def mutant(self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, last_read: int) -> int:
-        n_in_tree = commit(self, holding, tokens, n_tokens, -1)
-        self.reap(holding, 0)
+    def mutant(self: PageCache, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_read: int) -> int:
+        n_in_tree = commit(self, blocks, tokens, n_tokens, -1)
+        self.free_replaced(blocks, 0)
         return n_in_tree
 
     patch.setattr(PageCache, "_commit", mutant)
@@ -97,10 +97,10 @@ def free_duplicates_while_in_flight(patch: Patch) -> None:
 def commit_an_unwritten_token(patch: Patch) -> None:
     commit = PageCache._commit
 
-    def mutant(self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, last_read: int) -> int:
-        ahead = min(len(holding.table) * self.page_size, n_tokens + 1)
+    def mutant(self: PageCache, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_read: int) -> int:
+        ahead = min(len(blocks.pages) * self.page_size, n_tokens + 1)
         padded = tokens + bytes(4 * max(0, ahead - len(tokens) // 4))
-        return commit(self, holding, padded, ahead, last_read)
+        return commit(self, blocks, padded, ahead, last_read)
 
     patch.setattr(PageCache, "_commit", mutant)
 
@@ -108,10 +108,10 @@ def commit_an_unwritten_token(patch: Patch) -> None:
 def free_duplicates_before_the_table_moves(patch: Patch) -> None:
     commit = PageCache._commit
 
-    def mutant(self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, last_read: int) -> int:
-        before = list(holding.table)
-        n_in_tree = commit(self, holding, tokens, n_tokens, last_read)
-        holding.table[:] = before
+    def mutant(self: PageCache, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_read: int) -> int:
+        before = list(blocks.pages)
+        n_in_tree = commit(self, blocks, tokens, n_tokens, last_read)
+        blocks.pages[:] = before
         return n_in_tree
 
     patch.setattr(PageCache, "_commit", mutant)
@@ -120,10 +120,10 @@ def free_duplicates_before_the_table_moves(patch: Patch) -> None:
 def leave_the_devices_table_stale(patch: Patch) -> None:
     commit = PageCache._commit
 
-    def mutant(self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, last_read: int) -> int:
-        n_sent = holding.n_sent
-        n_in_tree = commit(self, holding, tokens, n_tokens, last_read)
-        holding.n_sent = n_sent
+    def mutant(self: PageCache, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_read: int) -> int:
+        n_on_device = blocks.n_on_device
+        n_in_tree = commit(self, blocks, tokens, n_tokens, last_read)
+        blocks.n_on_device = n_on_device
         return n_in_tree
 
     patch.setattr(PageCache, "_commit", mutant)
@@ -139,7 +139,7 @@ def drop_a_committed_row_from_its_plan(patch: Patch) -> None:
         launched = self._launched.pop()
         request = launched.requests[-1]
         request.n_in_flight -= 1
-        request.n_sampling -= plan.rows[-1].sampling is not None
+        request.n_output_placeholders -= plan.rows[-1].sampling is not None
         plan = StepPlan(plan.step, plan.rows[:-1])
         self._launched.append(type(launched)(plan, launched.requests[:-1]))
         return plan
@@ -176,23 +176,25 @@ def commit_after_detach(patch: Patch) -> None:
 
 
 def keep_the_pages_of_a_nan_row(patch: Patch) -> None:
-    patch.setattr(PageCache, "detach_unsettled", lambda self, holding: None)
-    patch.setattr(RadixTree, "detach_unsettled", lambda self, lease: [])
+    patch.setattr(PageCache, "detach_uncomputed", lambda self, blocks: None)
+    patch.setattr(RadixTree, "detach_uncomputed", lambda self, lease: [])
 
 
 def write_into_shared_pages(patch: Patch) -> None:
-    launch = Request.launch
+    launch = Request.make_row
 
     def mutant(self: Request, start: int, end: int, write_start: int, step: int) -> Row:
         return replace(launch(self, start, end, write_start, step), write_start=start)
 
-    patch.setattr(Request, "launch", mutant)
+    patch.setattr(Request, "make_row", mutant)
 
 
 def accept_what_a_quarantined_row_sampled(patch: Patch) -> None:
     requeue = RunningRequests.requeue
     patch.setattr(
-        RunningRequests, "requeue", lambda self, request, *, discards=True: requeue(self, request, discards=False)
+        RunningRequests,
+        "requeue",
+        lambda self, request, *, discards_results=True: requeue(self, request, discards_results=False),
     )
 
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import pytest
 from msgspec.structs import replace
 
-from radixkv.runtime.cache.block_table import Holding
+from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.scheduler.scheduler import Scheduler
-from radixkv.runtime.scheduler.shared_prefixes import SharedRows
+from radixkv.runtime.scheduler.shared_prefixes import SharedPrefixes
 from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.runtime.step.plan import Row, RowSampling, Scoring, SharedRun, StepPlan
 from radixkv.tree import shared_runs as tree_sharing
@@ -54,22 +54,22 @@ def free_the_source_of_a_copy_early(patch: Patch) -> None:
 
     def mutant(self: RunningRequests, leader: Request, follower: Request) -> None:
         fork(self, leader, follower)
-        self.end_copy(follower)
-        follower.leader, leader.n_borrowers = leader, 0
+        self.end_copies(follower)
+        follower.leader, leader.n_pending_copies = leader, 0
 
     patch.setattr(RunningRequests, "_fork", mutant)
-    patch.setattr(RunningRequests, "end_copy", lambda self, request: setattr(request, "leader", None))
+    patch.setattr(RunningRequests, "end_copies", lambda self, request: setattr(request, "leader", None))
 
 
 def share_the_partial_page_of_a_fork(patch: Patch) -> None:
     fork = PageCache.fork
 
-    def mutant(self: PageCache, holding: Holding, n_tokens: int, n_pages: int) -> Holding:
-        second = fork(self, holding, n_tokens, n_pages)
-        for place, page in enumerate(second.table):
+    def mutant(self: PageCache, blocks: BlockTable, n_tokens: int, n_pages: int) -> BlockTable:
+        second = fork(self, blocks, n_tokens, n_pages)
+        for place, page in enumerate(second.pages):
             source = next((source for source, copy in second.copies if copy == page), None)
             if source is not None:
-                second.table[place] = source
+                second.pages[place] = source
                 self._free.append(page)
                 self._n_held -= 1
         second.copies = []
@@ -81,8 +81,8 @@ def share_the_partial_page_of_a_fork(patch: Patch) -> None:
 def leave_out_the_copies(patch: Patch) -> None:
     fork = PageCache.fork
 
-    def mutant(self: PageCache, holding: Holding, n_tokens: int, n_pages: int) -> Holding:
-        second = fork(self, holding, n_tokens, n_pages)
+    def mutant(self: PageCache, blocks: BlockTable, n_tokens: int, n_pages: int) -> BlockTable:
+        second = fork(self, blocks, n_tokens, n_pages)
         second.copies = []
         return second
 
@@ -100,13 +100,13 @@ def forget_the_followers_of_a_leader_that_ends(patch: Patch) -> None:
 
 
 def send_the_history_once_only(patch: Patch) -> None:
-    seat = RunningRequests._seat
+    seat = RunningRequests._assign
 
-    def mutant(self: RunningRequests, request: Request, holding: Holding) -> None:
-        seat(self, request, holding)
+    def mutant(self: RunningRequests, request: Request, blocks: BlockTable) -> None:
+        seat(self, request, blocks)
         request.needs_history = request.needs_history and not request.n_outputs
 
-    patch.setattr(RunningRequests, "_seat", mutant)
+    patch.setattr(RunningRequests, "_assign", mutant)
 
 
 def report_a_scored_position_twice(patch: Patch) -> None:
@@ -133,18 +133,18 @@ def read_the_cache_where_the_prompt_is_scored(patch: Patch) -> None:
     opened = PageCache.open
 
     def mutant(
-        self: PageCache, namespace: Namespace, tokens: bytes, reads: bool = True, private: bool = False
-    ) -> Holding:
-        return opened(self, namespace, tokens, reads=True, private=private)
+        self: PageCache, namespace: Namespace, tokens: bytes, reads: bool = True, bypasses_tree: bool = False
+    ) -> BlockTable:
+        return opened(self, namespace, tokens, reads=True, bypasses_tree=bypasses_tree)
 
-    chunk = Scheduler._chunk
+    chunk = Scheduler._prefill_row
 
     def reading(self: Scheduler, request: Request, budget: int) -> Row | None:
         request.reads_cache = True
         return chunk(self, request, budget)
 
     patch.setattr(PageCache, "open", mutant)
-    patch.setattr(Scheduler, "_chunk", reading)
+    patch.setattr(Scheduler, "_prefill_row", reading)
 
 
 def forbid_an_early_end_one_token_too_long(patch: Patch) -> None:
@@ -171,12 +171,12 @@ def time_out_what_has_run(patch: Patch) -> None:
 
 
 def keep_shared_runs_while_the_rows_are_as_many(patch: Patch) -> None:
-    find = SharedRows.find
+    find = SharedPrefixes.find
 
-    def mutant(self: SharedRows, requests: Sequence[Request]) -> tuple[SharedRun, ...]:
+    def mutant(self: SharedPrefixes, requests: Sequence[Request]) -> tuple[SharedRun, ...]:
         return self._runs if len(requests) == len(self._leases) else find(self, requests)
 
-    patch.setattr(SharedRows, "find", mutant)
+    patch.setattr(SharedPrefixes, "find", mutant)
 
 
 def share_pages_of_the_tail(patch: Patch) -> None:
@@ -189,8 +189,8 @@ def share_pages_of_the_tail(patch: Patch) -> None:
 
 
 def find_shared_runs_in_another_order_of_the_rows(patch: Patch) -> None:
-    find = SharedRows.find
-    patch.setattr(SharedRows, "find", lambda self, requests: find(self, requests[::-1]))
+    find = SharedPrefixes.find
+    patch.setattr(SharedPrefixes, "find", lambda self, requests: find(self, requests[::-1]))
 
 
 OF_REQUESTS: tuple[Callable[[Patch], None], ...] = (

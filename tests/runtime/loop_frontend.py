@@ -22,7 +22,7 @@ HERE = Namespace()
 
 class OneNamespace(FakeDevice):
     def launch(self, plan: StepPlan) -> FakePending:
-        self.namespaces.update({row.slot: HERE for row in plan.rows})
+        self.namespaces.update({row.batch_slot: HERE for row in plan.rows})
         return super().launch(plan)
 
 

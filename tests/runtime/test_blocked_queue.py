@@ -64,7 +64,7 @@ def test_pages_come_back_after_their_row_has_ended() -> None:
     crowd.abort(leaving)
     crowd.launch()
     assert large.scheduled_at is None
-    assert crowd.scheduler.running.is_draining
+    assert crowd.scheduler.running.is_releasing
     crowd.collect()
     crowd.collect()
     assert turns_until_admitted(crowd, large) == 1

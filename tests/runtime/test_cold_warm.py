@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint, resolve
-from radixkv.runtime.cache.block_table import Holding
+from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.device.pack_cpu import Batch, Batcher
 from radixkv.runtime.loop import Loop
@@ -174,11 +174,11 @@ def a_wrong_page(patch: pytest.MonkeyPatch) -> None:
     opened = PageCache.open
 
     def mutant(
-        self: PageCache, namespace: Namespace, tokens: bytes, reads: bool = True, private: bool = False
-    ) -> Holding:
-        holding = opened(self, namespace, tokens, reads, private)
-        holding.table[:2] = holding.table[:2][::-1]
-        return holding
+        self: PageCache, namespace: Namespace, tokens: bytes, reads: bool = True, bypasses_tree: bool = False
+    ) -> BlockTable:
+        blocks = opened(self, namespace, tokens, reads, bypasses_tree)
+        blocks.pages[:2] = blocks.pages[:2][::-1]
+        return blocks
 
     patch.setattr(PageCache, "open", mutant)
     patch.setattr(Loop, "check", lambda self: None)
@@ -199,10 +199,10 @@ def a_position_off_by_one(patch: pytest.MonkeyPatch) -> None:
 def a_stale_tail(patch: pytest.MonkeyPatch) -> None:
     commit = PageCache.commit
 
-    def mutant(self: PageCache, holding: Holding, tokens: bytearray, n_tokens: int, last_read: int) -> int:
-        if n_tokens % self.page_size and n_tokens == len(tokens) // 4 and len(holding.table) > 1:
-            holding.table[-1], holding.table[-2] = holding.table[-2], holding.table[-1]
-        return commit(self, holding, tokens, n_tokens, last_read)
+    def mutant(self: PageCache, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_read: int) -> int:
+        if n_tokens % self.page_size and n_tokens == len(tokens) // 4 and len(blocks.pages) > 1:
+            blocks.pages[-1], blocks.pages[-2] = blocks.pages[-2], blocks.pages[-1]
+        return commit(self, blocks, tokens, n_tokens, last_read)
 
     patch.setattr(PageCache, "commit", mutant)
     patch.setattr(Loop, "check", lambda self: None)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from radixkv.checkpoints import Checkpoint, resolve
-from radixkv.runtime.cache.block_table import Holding
+from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.running import RunningRequests
@@ -161,8 +161,8 @@ def test_prompt_logprobs_of_cached_prompts(checkpoint: Checkpoint, cold: Cold, s
 def leave_out_the_copies(patch: pytest.MonkeyPatch) -> None:
     fork = PageCache.fork
 
-    def mutant(self: PageCache, holding: Holding, n_tokens: int, n_pages: int) -> Holding:
-        second = fork(self, holding, n_tokens, n_pages)
+    def mutant(self: PageCache, blocks: BlockTable, n_tokens: int, n_pages: int) -> BlockTable:
+        second = fork(self, blocks, n_tokens, n_pages)
         second.copies = []
         return second
 
@@ -172,9 +172,9 @@ def leave_out_the_copies(patch: pytest.MonkeyPatch) -> None:
 def copy_another_page(patch: pytest.MonkeyPatch) -> None:
     fork = PageCache.fork
 
-    def mutant(self: PageCache, holding: Holding, n_tokens: int, n_pages: int) -> Holding:
-        second = fork(self, holding, n_tokens, n_pages)
-        second.copies = [(holding.table[0], destination) for _, destination in second.copies]
+    def mutant(self: PageCache, blocks: BlockTable, n_tokens: int, n_pages: int) -> BlockTable:
+        second = fork(self, blocks, n_tokens, n_pages)
+        second.copies = [(blocks.pages[0], destination) for _, destination in second.copies]
         return second
 
     patch.setattr(PageCache, "fork", mutant)
@@ -208,12 +208,12 @@ def test_a_broken_fork_is_found(
 def test_a_history_that_is_not_sent_again_is_found(
     checkpoint: Checkpoint, cold: Cold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seat = RunningRequests._seat
+    seat = RunningRequests._assign
 
-    def mutant(self: RunningRequests, request: Request, holding: Holding) -> None:
-        seat(self, request, holding)
+    def mutant(self: RunningRequests, request: Request, blocks: BlockTable) -> None:
+        seat(self, request, blocks)
         request.needs_history = request.needs_history and not request.n_outputs
 
-    monkeypatch.setattr(RunningRequests, "_seat", mutant)
+    monkeypatch.setattr(RunningRequests, "_assign", mutant)
     with pytest.raises((AssertionError, KeyError)):
         test_choices_that_are_retracted(checkpoint, cold, "penalties")

@@ -59,14 +59,14 @@ def test_forks_compute_the_last_prompt_token_and_copy_what_comes_before_it_in_it
     leader, *forks = forked(engine, n_prompt)
     plan = engine.launch()
     assert plan is not None
-    rows = {row.slot: row for row in plan.rows}
-    assert [(rows[f.slot].start, rows[f.slot].n_tokens) for f in forks] == [(n_prompt - 1, 1)] * 2
+    rows = {row.batch_slot: row for row in plan.rows}
+    assert [(rows[f.batch_slot].start, rows[f.batch_slot].n_tokens) for f in forks] == [(n_prompt - 1, 1)] * 2
     assert len(plan.copies) == 2 * n_copied
-    assert leader.holding is not None
+    assert leader.block_table is not None
     for fork in forks:
-        assert fork.holding is not None
-        assert fork.holding.table[:2] == leader.holding.table[:2]
-        assert fork.holding.table[2:] != leader.holding.table[2:] or n_prompt == 8
+        assert fork.block_table is not None
+        assert fork.block_table.pages[:2] == leader.block_table.pages[:2]
+        assert fork.block_table.pages[2:] != leader.block_table.pages[2:] or n_prompt == 8
     finish(engine)
     assert [choice.n_cached for choice in (leader, *forks)] == [0, 0, 0]
 
@@ -109,43 +109,43 @@ def test_a_leader_that_ends_with_its_first_token_keeps_its_tail_until_the_copies
     engine.launch()
     engine.collect()
     assert leader.phase is Phase.ENDED
-    assert leader.holding is not None
-    source = leader.holding.table[2]
+    assert leader.block_table is not None
+    source = leader.block_table.pages[2]
     other = engine.add(prompt(30, first=3), 2)
     plan = engine.launch()
     assert plan is not None
     assert [pair[0] for pair in plan.copies] == [source]
     assert source not in {page for row in plan.rows for page in row.table_pages}, "nobody writes there meanwhile"
     engine.collect()
-    assert leader.holding is None
+    assert leader.block_table is None
     finish(engine)
     assert other.n_outputs == 2
 
 
-@pytest.mark.parametrize("harm", ["abort", "retract", "quarantine"])
+@pytest.mark.parametrize("harm", ["abort", "retract", "retry_without_tree"])
 @pytest.mark.parametrize("shares", [True, False])
 def test_a_leader_that_goes_before_the_copies_are_made_keeps_their_sources(harm: str, shares: bool) -> None:
     engine = make(shares=shares)
     leader, *forks = forked(engine)
-    assert leader.holding is not None
+    assert leader.block_table is not None
     if harm == "abort":
         engine.abort(leader)
         engine.collect()
     elif harm == "retract":
-        engine.scheduler.running.requeue(leader, discards=False)
+        engine.scheduler.running.requeue(leader, discards_results=False)
         engine.collect()
     else:
-        engine.device.nan_slots.add(leader.slot)
+        engine.device.nan_slots.add(leader.batch_slot)
         engine.collect()
     assert leader.n_in_flight == 0
-    assert leader.holding is not None, "the copies are not made yet"
+    assert leader.block_table is not None, "the copies are not made yet"
     plan = engine.launch()
     assert plan is not None
     sources = {source for source, _ in plan.copies}
     assert len(sources) == (1 if shares else 3)
-    assert sources <= set(leader.holding.table)
+    assert sources <= set(leader.block_table.pages)
     engine.collect()
-    assert leader.phase is not Phase.RETURNING
+    assert leader.phase is not Phase.RETRACTED
     finish(engine)
     assert all(engine.ended[name_of(fork)].reason == "length" for fork in forks)
 
@@ -169,10 +169,10 @@ def test_a_fork_that_goes_before_its_first_row_lets_its_leader_go() -> None:
     leader, *forks = forked(engine)
     engine.abort(leader)
     engine.collect()
-    assert leader.holding is not None
+    assert leader.block_table is not None
     for fork in forks:
         engine.abort(fork)
-    assert leader.holding is None
+    assert leader.block_table is None
     finish(engine)
 
 
@@ -184,19 +184,19 @@ def test_a_source_that_leaves_its_table_as_a_duplicate_is_freed_after_the_copy()
     engine.launch()
     engine.launch()
     engine.collect()
-    assert leader.holding is not None
-    source = leader.holding.table[2]
+    assert leader.block_table is not None
+    source = leader.block_table.pages[2]
     engine.collect()  # the first answer token has filled the page, and the tree has one of the same tokens
-    assert leader.holding.table[2] != source
-    assert [retired.page for retired in leader.holding.retired] == [source]
+    assert leader.block_table.pages[2] != source
+    assert [retired.page for retired in leader.block_table.replaced] == [source]
     plan = engine.launch()
     assert plan is not None
     assert [pair[0] for pair in plan.copies] == [source]
     engine.collect()
     engine.launch()
     engine.collect()
-    assert leader.holding is not None
-    assert not leader.holding.retired
+    assert leader.block_table is not None
+    assert not leader.block_table.replaced
     finish(engine)
 
 
@@ -215,16 +215,18 @@ def test_a_flushed_path_is_pinned_again_though_nobody_can_find_it() -> None:
     engine.launch()
     engine.cache.flush()
     engine.collect()
-    assert leader.holding is not None
-    assert not leader.holding.fills_tree
+    assert leader.block_table is not None
+    assert not leader.block_table.can_commit
     for fork in engine.siblings[leader.id][1:]:
-        assert fork.holding is not None
-        assert fork.holding.table[:2] == leader.holding.table[:2]
+        assert fork.block_table is not None
+        assert fork.block_table.pages[:2] == leader.block_table.pages[:2]
     finish(engine)
     assert engine.cache.n_free == engine.n_pages, "nothing of a detached path is cached"
 
 
-@pytest.mark.parametrize(("settings", "n_pages"), [({"max_num_seqs": 2}, 64), ({}, 6)], ids=["slots", "pages"])
+@pytest.mark.parametrize(
+    ("settings", "n_pages"), [({"max_num_seqs": 2}, 64), ({}, 6)], ids=["batch_slots", "pages"]
+)
 def test_forks_without_a_slot_or_pages_wait_and_find_the_prompt(settings: dict[str, int], n_pages: int) -> None:
     engine = make(n_pages, **settings)
     leader = engine.add(prompt(11), 12, n=5, sampling=SAMPLED)
@@ -258,11 +260,11 @@ def test_a_choice_that_fails_alone_does_not_touch_its_leader() -> None:
     engine = make()
     leader, *forks = forked(engine)
     engine.launch()
-    engine.device.nan_logits_slots.add(forks[0].slot)
+    engine.device.nan_logits_slots.add(forks[0].batch_slot)
     engine.collect()
     engine.collect()
-    assert forks[0].private
-    assert not leader.private
+    assert forks[0].bypasses_tree
+    assert not leader.bypasses_tree
     finish(engine)
     assert reasons(engine, leader) == ["length"] * 3
 
@@ -273,11 +275,11 @@ def test_forks_do_not_join_a_leader_that_is_on_trial() -> None:
     engine.device.fail_steps = {0}
     engine.turn()
     engine.turn()
-    assert leader.trial_rows == 1
+    assert leader.max_retry_rows == 1
     engine.launch()
     engine.collect()
     assert leader.n_outputs == 1
-    assert leader.trial_rows == 1
+    assert leader.max_retry_rows == 1
     assert [fork.phase for fork in engine.siblings[leader.id][1:]] == [Phase.WAITING] * 2
     finish(engine)
     assert reasons(engine, leader) == ["length"] * 3
@@ -290,8 +292,8 @@ def free_a_replaced_source_early(patch: pytest.MonkeyPatch) -> None:
         requests = self._launched[0].requests
         updates = complete(self, plan, result)
         for request in requests:
-            if request.holding is not None:
-                self.cache.reap(request.holding, plan.step)
+            if request.block_table is not None:
+                self.cache.free_replaced(request.block_table, plan.step)
         return updates
 
     patch.setattr(Scheduler, "complete", mutant)
@@ -309,7 +311,7 @@ def score_again_after_handing_over(patch: pytest.MonkeyPatch) -> None:
 
 
 def fork_from_a_leader_on_trial(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(RunningRequests, "_can_fork", lambda self, *_: self.has_slot)
+    patch.setattr(RunningRequests, "_can_fork", lambda self, *_: self.has_batch_slot)
 
 
 @pytest.mark.parametrize(

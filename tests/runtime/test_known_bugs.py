@@ -22,9 +22,9 @@ def test_bug_01_duplicate_pages_freed_while_a_live_table_points_at_them() -> Non
     while not engine.scheduler.is_idle:
         engine.turn()
         for request in (first, second):
-            if request.holding is not None:
-                n_duplicates += len(request.holding.retired)
-                assert not set(request.holding.table) & set(engine.cache.free_pages())
+            if request.block_table is not None:
+                n_duplicates += len(request.block_table.replaced)
+                assert not set(request.block_table.pages) & set(engine.cache.free_pages())
     assert n_duplicates > 0, "two equal answers were committed"
     engine.check_answers()
     engine.check_idle()
@@ -44,13 +44,13 @@ def test_bug_03_a_node_stored_a_view_of_a_table_that_was_overwritten() -> None:
     engine = Engine(64, 4, config())
     first = engine.add(prompt(17), max_tokens=1)
     engine.launch()
-    assert first.holding is not None
-    pages = list(first.holding.table[:4])
+    assert first.block_table is not None
+    pages = list(first.block_table.pages[:4])
     first.tokens[:64] = bytes(64)
-    table = first.holding.table
+    table = first.block_table.pages
     table[:4] = [0, 0, 0, 0]
     probe = engine.cache.open(Namespace(), b"".join(t.to_bytes(4, "little") for t in prompt(17)))
-    assert probe.table == pages
+    assert probe.pages == pages
     engine.cache.close(probe)
 
 
@@ -75,7 +75,7 @@ def test_bug_06_abort_or_finish_frees_pages_that_a_launched_step_uses() -> None:
     stopping.stop_token_ids = frozenset(range(1000))
     for request in (aborted, stopping):
         assert request.n_in_flight > 0
-    tables = [set(r.holding.table) for r in (aborted, stopping) if r.holding is not None]
+    tables = [set(r.block_table.pages) for r in (aborted, stopping) if r.block_table is not None]
     engine.abort(aborted)
     engine.turn()
     assert engine.ended[stopping.id].reason == "stop"
@@ -112,8 +112,8 @@ def test_bug_09_counts_are_stale_after_preemption_or_failed_admission() -> None:
     engine.cache.flush()
     big = engine.add(prompt(70, first=9), max_tokens=4)
     engine.turn()
-    assert big.holding is None, "it does not fit"
-    leased = {id(r.holding.lease) for r in requests if r.holding is not None}
+    assert big.block_table is None, "it does not fit"
+    leased = {id(r.block_table.lease) for r in requests if r.block_table is not None}
     assert {id(lease) for lease in engine.cache.tree._leases} == leased, "what did not fit holds nothing"
     engine.run()
     assert [engine.ended[r.id].reason for r in (*retracted, big)] == ["length"] * (len(retracted) + 1)
@@ -130,10 +130,10 @@ def test_bug_12_overlap_lets_a_decode_step_see_other_slots() -> None:
         while not engine.scheduler.is_idle:
             plan = engine.launch()
             for row in plan.rows if plan is not None else ():
-                request = engine.rows[plan.step, row.slot] if plan is not None else None
+                request = engine.rows[plan.step, row.batch_slot] if plan is not None else None
                 assert request is not None
-                assert request.holding is not None
-                rows.setdefault(request.id, []).append((row.start, row.n_tokens, list(request.holding.table)))
+                assert request.block_table is not None
+                rows.setdefault(request.id, []).append((row.start, row.n_tokens, list(request.block_table.pages)))
             if not overlap or plan is None or len(engine.pending) > 1:
                 engine.collect()
         engine.check_answers()
@@ -147,8 +147,8 @@ def test_bug_13_committed_kv_leads_the_known_tokens_by_one() -> None:
     request = engine.add(prompt(8), max_tokens=9)
     while not engine.scheduler.is_idle:
         engine.turn()
-        if request.holding is not None:
-            assert request.holding.n_leased * 4 <= request.n_known
+        if request.block_table is not None:
+            assert request.block_table.n_leased * 4 <= request.n_known
     # 17 tokens are known; the KV of the last was never computed, so 16 can be in the tree.
     assert engine.cache.tree.match(Namespace(), bytes(request.tokens)) == 16
 

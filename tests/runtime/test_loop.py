@@ -25,7 +25,7 @@ class OneNamespace(FakeDevice):
     """Every request of these tests has the same namespace, so that the device need not be told."""
 
     def launch(self, plan: StepPlan) -> FakePending:
-        self.namespaces.update({row.slot: Namespace() for row in plan.rows})
+        self.namespaces.update({row.batch_slot: Namespace() for row in plan.rows})
         return super().launch(plan)
 
 

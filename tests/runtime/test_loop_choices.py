@@ -88,8 +88,8 @@ def test_a_choice_that_fails_fails_the_request_and_ends_the_others() -> None:
         front.turn()
     victim = front.loop._live["a"].choices[1]
     while front.heard["a"].last is None:
-        if victim.slot >= 0:
-            front.device.nan_logits_slots.add(victim.slot)
+        if victim.batch_slot >= 0:
+            front.device.nan_logits_slots.add(victim.batch_slot)
         front.turn()
     assert failed(front.heard["a"]).code == "numerical_error"
     front.run()

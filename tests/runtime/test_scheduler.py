@@ -11,7 +11,7 @@ from radixkv.config import SchedulerConfig
 from radixkv.errors import InvariantError, QueueFull
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.scheduler.scheduler import Scheduler
-from radixkv.runtime.scheduler.shared_prefixes import LEAST_TOKENS
+from radixkv.runtime.scheduler.shared_prefixes import MIN_TOKENS
 from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt
@@ -109,7 +109,7 @@ def test_a_plan_says_which_pages_its_rows_share() -> None:
 
 
 def test_a_plan_says_nothing_of_short_runs_nor_unless_asked() -> None:
-    for asked, n_common, n_runs in ((True, LEAST_TOKENS, 1), (True, LEAST_TOKENS - 4, 0), (False, 80, 0)):
+    for asked, n_common, n_runs in ((True, MIN_TOKENS, 1), (True, MIN_TOKENS - 4, 0), (False, 80, 0)):
         engine = Engine(256, 4, settings(max_num_batched_tokens=256))
         engine.scheduler = Scheduler(engine.cache, engine.config, finds_shared_runs=asked, clock=lambda: 0.0)
         for suffix in (1, 2):
@@ -259,7 +259,7 @@ def test_a_crowd_in_a_small_pool_is_not_admitted_only_to_be_retracted() -> None:
         running = list(engine.scheduler.running)
         engine.turn()
         for request in running:
-            n_retracted[request] += request.phase in (Phase.RETURNING, Phase.WAITING)
+            n_retracted[request] += request.phase in (Phase.RETRACTED, Phase.WAITING)
     engine.check_answers()
     engine.check_idle()
     assert max(n_retracted.values()) <= 3
@@ -366,8 +366,8 @@ def test_who_must_not_read_the_cache_and_is_retracted_finds_its_own_pages(asks: 
     while request.n_outputs < 2:
         engine.launch()
         engine.collect()
-    engine.scheduler.running.requeue(request, discards=False)
-    engine.scheduler.running.drain()
+    engine.scheduler.running.requeue(request, discards_results=False)
+    engine.scheduler.running.release()
     plan = engine.launch()
     assert plan is not None
     assert plan.rows[0].start == 40

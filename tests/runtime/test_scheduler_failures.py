@@ -61,7 +61,7 @@ def test_a_request_is_not_blamed_for_the_step_of_one_that_was_cancelled() -> Non
     engine = Engine()
     culprit, other = (engine.add(prompt(9, first=i), max_tokens=6) for i in range(2))
     engine.breaking = {culprit.id}
-    while not (culprit.trial_rows == other.trial_rows == 1 and culprit.n_in_flight):
+    while not (culprit.max_retry_rows == other.max_retry_rows == 1 and culprit.n_in_flight):
         engine.turn()
     engine.abort(culprit)
     assert engine.launch() is None, "nobody takes the place while the cancelled one's step is still to fail"
@@ -117,12 +117,12 @@ def test_who_is_retried_is_alone_with_those_whose_step_failed_too() -> None:
     engine.collect()
     others = [engine.add(prompt(9, first=i), max_tokens=6) for i in range(4, 6)]
     while plan := engine.launch():
-        together = {engine.rows[plan.step, row.slot].id for row in plan.rows}
+        together = {engine.rows[plan.step, row.batch_slot].id for row in plan.rows}
         assert len(together) <= 2
         assert together < suspects
         assert engine.launch() is None
         engine.collect()
-        if not (engine.scheduler.running.has_trials or engine.scheduler.waiting.has_trials):
+        if not (engine.scheduler.running.has_retries or engine.scheduler.waiting.has_retries):
             break
     engine.run()
     assert engine.ended[others[0].id].reason == "length"
@@ -134,7 +134,7 @@ def test_a_request_whose_prompt_goes_well_and_whose_next_token_never_does_ends_a
     culprit, launch = requests[3], engine.device.launch
 
     def launched(plan: StepPlan) -> Pending:
-        if any(row.slot == culprit.slot and row.n_tokens == 1 for row in plan.rows):
+        if any(row.batch_slot == culprit.batch_slot and row.n_tokens == 1 for row in plan.rows):
             engine.device.fail_steps.add(plan.step)
         return launch(plan)
 
@@ -197,14 +197,14 @@ def test_a_row_with_nan_kv_takes_its_readers_back_to_the_queue_and_is_retried_al
     reader = engine.add(prompt(16) + [3], max_tokens=6)
     other = engine.add(prompt(20, first=5), max_tokens=6)
     engine.launch()
-    engine.device.nan_slots = {writer.slot}
+    engine.device.nan_slots = {writer.batch_slot}
     engine.collect()
     assert engine.output(other), "a request that does not share the path goes on"
     engine.run()
     engine.check_answers()
     engine.check_idle()
-    assert writer.private
-    assert not reader.private
+    assert writer.bypasses_tree
+    assert not reader.bypasses_tree
     assert {ended.reason for ended in engine.ended.values()} == {"length"}
 
 
@@ -214,7 +214,7 @@ def test_nan_logits_over_kv_that_a_finite_row_has_covered_leave_the_tree_alone()
     engine.run()
     second = engine.add(prompt(17), max_tokens=3)
     engine.launch()
-    engine.device.nan_logits_slots = {second.slot}
+    engine.device.nan_logits_slots = {second.batch_slot}
     engine.collect()
     assert engine.cache.tree.match(Namespace(), bytes(second.tokens)) == 16
     engine.run()
@@ -229,11 +229,11 @@ def test_a_finite_row_does_not_vouch_for_a_page_that_replaced_its_own_after_its_
     engine.launch()  # writes the first token of the answer, and with it fills a page
     second = engine.add([*prompt(15), engine.output(first)[0], 5], max_tokens=2)
     engine.launch()  # the second request commits the same page, which this step writes
-    engine.device.nan_slots = {second.slot}
+    engine.device.nan_slots = {second.batch_slot}
     engine.collect()
-    assert first.holding is not None
-    assert second.holding is not None
-    assert first.holding.table[3] == second.holding.table[3], "the first request's page was a duplicate"
+    assert first.block_table is not None
+    assert second.block_table is not None
+    assert first.block_table.pages[3] == second.block_table.pages[3], "the first request's page was a duplicate"
     engine.collect()
     engine.run()
     engine.check_answers()
@@ -246,7 +246,7 @@ def test_a_second_nan_is_the_requests_error() -> None:
     request = engine.add(prompt(17), max_tokens=6)
     for _ in range(2):
         engine.launch()
-        engine.device.nan_slots = {request.slot}
+        engine.device.nan_slots = {request.batch_slot}
         engine.collect()
     assert engine.ended[request.id].reason == "numerical_error"
     engine.run()

@@ -14,7 +14,7 @@ from radixkv.tree.node import Namespace
 from support.engine import Engine, name_of, prompt
 from support.fake_device import answer
 
-MOST_TOKENS = 160
+MAX_TOKENS = 160
 
 
 class Crowd:
@@ -32,10 +32,10 @@ class Crowd:
         )
         EngineConfig(cache=CacheConfig(page_size=page_size), scheduler=config)  # what it refuses need not work
         self.engine = Engine(n_pages, page_size, config)
-        self.room = min(n_pages * page_size + 1, MOST_TOKENS)
+        self.room = min(n_pages * page_size + 1, MAX_TOKENS)
         """Longest prompt and answer: the last token's KV is never computed."""
         self.random = random
-        self.text = [random.randrange(1, 4) for _ in range(MOST_TOKENS)]
+        self.text = [random.randrange(1, 4) for _ in range(MAX_TOKENS)]
 
     def ask(self) -> None:
         random, page_size = self.random, self.engine.page_size

@@ -119,8 +119,8 @@ class Actions:
         """The next row of a running request is not finite, with or without its KV."""
         running = list(self.engine.scheduler.running)
         if running:
-            slot = running[which % len(running)].slot
-            (self.engine.device.nan_slots if kv else self.engine.device.nan_logits_slots).add(slot)
+            batch_slot = running[which % len(running)].batch_slot
+            (self.engine.device.nan_slots if kv else self.engine.device.nan_logits_slots).add(batch_slot)
 
     def evict(self, n_pages: int) -> None:
         """Pressure from outside, as a tier would make it."""
@@ -149,8 +149,8 @@ class Actions:
         if len(scheduler.running) > 1:
             victim = list(scheduler.running)[which % len(scheduler.running)]
             if victim.phase is Phase.RUNNING:
-                scheduler.running.requeue(victim, discards=False)
-                scheduler.running.drain()
+                scheduler.running.requeue(victim, discards_results=False)
+                scheduler.running.release()
                 self.engine.after()
 
     def finish(self) -> None:

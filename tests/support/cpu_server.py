@@ -37,11 +37,11 @@ def watched_logits() -> Iterator[Logits]:
     sample = Sampler.sample
 
     def spy(
-        self: Sampler, rows: Tensor, slots: Sequence[int], sampling: Sequence[RowSampling]
+        self: Sampler, rows: Tensor, batch_slots: Sequence[int], sampling: Sequence[RowSampling]
     ) -> list[Sampled | None]:
         for row, how in zip(rows, sampling, strict=True):
             seen[how.seed, how.index] = row.clone()
-        return sample(self, rows, slots, sampling)
+        return sample(self, rows, batch_slots, sampling)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Sampler, "sample", spy)
@@ -135,13 +135,13 @@ class Server:
                         self.answers[int(message.id)].end = message.code
             self.loop.check()
             choices = (choice for live in self.loop._live.values() for choice in live.choices)
-            assert not any(choice.private for choice in choices), "NaN was read, or computed"
+            assert not any(choice.bypasses_tree for choice in choices), "NaN was read, or computed"
 
     def stored(self, tokens: list[int], salt: str = "") -> Tensor:
         """K and V of a sequence, as far as the tree has its pages: [2, layers, pages, kv_heads, page_size, dim]."""
-        holding = self.cache.open(Namespace(salt=salt), token_bytes(tokens))
-        pages = list(holding.table)
-        self.cache.close(holding)
+        blocks = self.cache.open(Namespace(salt=salt), token_bytes(tokens))
+        pages = list(blocks.pages)
+        self.cache.close(blocks)
         return torch.stack([self.executor.pool.k[:, pages], self.executor.pool.v[:, pages]])
 
 

@@ -15,7 +15,7 @@ from radixkv.errors import DeviceError
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import GREEDY, Phase, Request, Update
 from radixkv.runtime.scheduler.scheduler import Scheduler
-from radixkv.runtime.scheduler.shared_prefixes import SharedRows
+from radixkv.runtime.scheduler.shared_prefixes import SharedPrefixes
 from radixkv.runtime.step.plan import RowSampling, StepPlan
 from radixkv.runtime.step.result import Pending
 from radixkv.tree.node import Namespace
@@ -75,7 +75,7 @@ class Engine:
         self.cache = PageCache(self.n_pages, self.page_size, shares=self.shares)
         self.now = 0.0
         self.scheduler = Scheduler(self.cache, self.config, finds_shared_runs=True, clock=lambda: self.now)
-        self.scheduler._shared = SharedRows(self.cache, least_tokens=1)
+        self.scheduler._shared = SharedPrefixes(self.cache, least_tokens=1)
         self.device = FakeDevice(self.n_pages, self.page_size)
         self.cache._free = PoisoningList(self.device, self.cache._free)
         self.requests: dict[str, Request] = {}
@@ -145,8 +145,8 @@ class Engine:
         if plan is not None:
             launched = self.scheduler._launched[-1]
             for row, request in zip(plan.rows, launched.requests, strict=True):
-                self.device.namespaces[row.slot] = request.namespace
-                self.rows[plan.step, row.slot] = request
+                self.device.namespaces[row.batch_slot] = request.namespace
+                self.rows[plan.step, row.batch_slot] = request
                 if request.id in self.breaking:
                     self.device.fail_steps.add(plan.step)
             try:
@@ -232,23 +232,23 @@ class Engine:
     def check_requests(self) -> None:
         live = [r for name, r in self.requests.items() if name not in self.ended]
         waiting, running = list(self.scheduler.waiting), list(self.scheduler.running)
-        returning = [r for r in self.scheduler.running.draining if r.phase is Phase.RETURNING]
+        returning = [r for r in self.scheduler.running.releasing if r.phase is Phase.RETRACTED]
         following = [follower for r in live for follower in r.followers]
         placed = (*waiting, *running, *returning, *following)
         assert sorted(r.serial for r in live) == sorted(r.serial for r in placed)
         assert all(r.phase is Phase.FOLLOWING for r in following)
         assert [r.order for r in waiting] == sorted(r.order for r in waiting)
-        draining = self.scheduler.running.draining
-        for leader in {r.leader for r in (*running, *draining) if r.leader is not None}:
-            assert leader in (*running, *draining), "a fork copies from pages that were given back"
+        releasing = self.scheduler.running.releasing
+        for leader in {r.leader for r in (*running, *releasing) if r.leader is not None}:
+            assert leader in (*running, *releasing), "a fork copies from pages that were given back"
         for request in running:
-            holding = request.holding
-            assert holding is not None
-            n_committed = holding.n_leased * self.page_size
+            blocks = request.block_table
+            assert blocks is not None
+            n_committed = blocks.n_leased * self.page_size
             assert n_committed <= request.n_known, "committed KV leads the known tokens"
-            assert request.n_scheduled <= len(holding.table) * self.page_size, "scheduled KV has no page"
+            assert request.n_scheduled <= len(blocks.pages) * self.page_size, "scheduled KV has no page"
             free = set(self.cache.free_pages())
-            assert not free & set(holding.table), "a live table points at a free page"
+            assert not free & set(blocks.pages), "a live table points at a free page"
 
     def check_answers(self) -> None:
         """Everything that ended well has exactly the naive answer, also to what it asked beside the tokens."""
@@ -283,7 +283,7 @@ class Engine:
     def check_quarantine(self) -> None:
         """Only a request with a broken row of its own is kept from the tree; its readers are not."""
         broken = {self.rows[row] for row in self.device.broken}
-        assert {request for request in self.requests.values() if request.private} <= broken
+        assert {request for request in self.requests.values() if request.bypasses_tree} <= broken
 
     def check_idle(self) -> None:
         """Nothing is left behind."""

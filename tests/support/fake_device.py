@@ -124,7 +124,7 @@ class FakeDevice:
     executed: list[StepPlan] = field(default_factory=list)
     computed: list[tuple[int, int, int]] = field(default_factory=list)
     """(step, slot, tokens computed)"""
-    slots: dict[tuple[int, int], tuple[int, int] | str] = field(default_factory=dict)
+    batch_slots: dict[tuple[int, int], tuple[int, int] | str] = field(default_factory=dict)
     tables: dict[int, list[int]] = field(default_factory=dict)
     last_token: dict[int, int | None] = field(default_factory=dict)
     histories: dict[int, tuple[int, list[int] | None]] = field(default_factory=dict)
@@ -150,7 +150,7 @@ class FakeDevice:
     def poison(self, pages: Iterable[int]) -> None:
         for page in pages:
             for offset in range(self.page_size):
-                self.slots[page, offset] = POISON
+                self.batch_slots[page, offset] = POISON
                 self.copied.discard((page, offset))
 
     def run_next(self) -> None:
@@ -168,20 +168,24 @@ class FakeDevice:
         writer: dict[tuple[int, int], int] = {}
         self._copy(plan)
         for row in plan.rows:
-            table = self.tables.setdefault(row.slot, [])
+            table = self.tables.setdefault(row.batch_slot, [])
             del table[row.table_start :]
             table += row.table_pages
         self._check_shared(plan)
         self.broken |= {
-            (plan.step, row.slot) for row in plan.rows if row.slot in self.nan_slots | self.nan_logits_slots
+            (plan.step, row.batch_slot)
+            for row in plan.rows
+            if row.batch_slot in self.nan_slots | self.nan_logits_slots
         }
         chains: list[list[int] | None] = []
         for index, row in enumerate(plan.rows):
             chains.append(self._write(index, row, writer))
-            self.computed.append((plan.step, row.slot, row.n_tokens))
+            self.computed.append((plan.step, row.batch_slot, row.n_tokens))
         ends = [self._read(index, row, chains[index], writer) for index, row in enumerate(plan.rows)]
         rows = list(zip(plan.rows, ends, strict=True))
-        tokens = [-1 if row.sampling is None else self._choose(row.slot, row.sampling, end) for row, end in rows]
+        tokens = [
+            -1 if row.sampling is None else self._choose(row.batch_slot, row.sampling, end) for row, end in rows
+        ]
         return StepResult(
             tokens=tuple(tokens),
             finite=tuple(end is not None for end in ends),
@@ -204,7 +208,7 @@ class FakeDevice:
             assert len(run.rows) > 1, "a row shares with itself"
             assert list(run.rows) == sorted(set(run.rows)), "rows ascend"
             end = run.first_page + run.n_pages
-            pages = [self.tables[plan.rows[index].slot][run.first_page : end] for index in run.rows]
+            pages = [self.tables[plan.rows[index].batch_slot][run.first_page : end] for index in run.rows]
             assert len(pages[0]) == run.n_pages > 0, "a run reaches beyond the block table"
             assert all(other == pages[0] for other in pages), "rows are said to share pages that they do not share"
             for index in run.rows:
@@ -223,25 +227,25 @@ class FakeDevice:
                 f"page {source} is copied to page {destination}, which is free"
             )
             for offset in range(self.page_size):
-                value = self.slots.get((source, offset))
-                assert self.slots.get((destination, offset)) in (None, POISON), "a copy overwrites live KV"
+                value = self.batch_slots.get((source, offset))
+                assert self.batch_slots.get((destination, offset)) in (None, POISON), "a copy overwrites live KV"
                 if value is not None:
-                    self.slots[destination, offset] = value
+                    self.batch_slots[destination, offset] = value
                     self.copied.add((destination, offset))
 
-    def _choose(self, slot: int, how: RowSampling, end: int | None) -> int:
+    def _choose(self, batch_slot: int, how: RowSampling, end: int | None) -> int:
         """The next token; -1 if the row is not finite. Checks that penalties would know the right tokens."""
         token = None if end is None else sampled(end, how.seed if how.temperature else 0, how.banned)
         if how.history is not None:
             assert how.has_penalties, "a history that nobody asked for"
-            self.histories[slot] = how.history.n_prompt, unpacked(how.history.tokens)
+            self.histories[batch_slot] = how.history.n_prompt, unpacked(how.history.tokens)
         if how.has_penalties:
-            n_prompt, known = self.histories[slot]
+            n_prompt, known = self.histories[batch_slot]
             if end is not None and known is not None:
-                assert chain(self.namespaces[slot], known) == end, "penalties know other tokens than the row"
+                assert chain(self.namespaces[batch_slot], known) == end, "penalties know other tokens than the row"
                 assert len(known) - n_prompt == how.index, "the prompt's end is not where penalties have it"
-            self.histories[slot] = n_prompt, None if known is None or token is None else [*known, token]
-        self.last_token[slot] = token
+            self.histories[batch_slot] = n_prompt, None if known is None or token is None else [*known, token]
+        self.last_token[batch_slot] = token
         return -1 if token is None else token
 
     @staticmethod
@@ -254,25 +258,25 @@ class FakeDevice:
         return tuple(score(end, token) for end, token in zip(links, targets, strict=False))
 
     def _slot(self, row: Row, position: int) -> tuple[int, int]:
-        page = self.tables[row.slot][position // self.page_size]
-        assert page not in self.free_pages, f"slot {row.slot} uses page {page}, which is free"
+        page = self.tables[row.batch_slot][position // self.page_size]
+        assert page not in self.free_pages, f"slot {row.batch_slot} uses page {page}, which is free"
         return page, position % self.page_size
 
     def _write(self, index: int, row: Row, writer: dict[tuple[int, int], int]) -> list[int] | None:
         """Writes the row's KV; gives its chain, or None if it is not finite."""
         if row.tokens is None:
-            last = self.last_token[row.slot]
+            last = self.last_token[row.batch_slot]
             tokens = None if last is None else [last]
         else:
             tokens = unpacked(row.tokens)
             assert len(tokens) == row.n_tokens
-        end: int | None = start(self.namespaces[row.slot])
+        end: int | None = start(self.namespaces[row.batch_slot])
         if row.start:
-            before = self.slots.get(self._slot(row, row.start - 1))
+            before = self.batch_slots.get(self._slot(row, row.start - 1))
             assert before is not None, "KV of the token before was never written"
-            assert before != POISON, f"slot {row.slot} continues freed KV"
+            assert before != POISON, f"slot {row.batch_slot} continues freed KV"
             end = None if isinstance(before, str) else before[1]
-        if row.slot in self.nan_slots or tokens is None:
+        if row.batch_slot in self.nan_slots or tokens is None:
             end = None
         chain: list[int] | None = [] if end is not None else None
         for offset in range(row.n_tokens):
@@ -284,32 +288,32 @@ class FakeDevice:
             position = row.start + offset
             if position >= row.write_start:
                 target = self._slot(row, position)
-                is_open = target in self.copied or self.slots.get(target) in (None, POISON)
-                assert is_open, f"slot {row.slot} writes over live KV"
+                is_open = target in self.copied or self.batch_slots.get(target) in (None, POISON)
+                assert is_open, f"slot {row.batch_slot} writes over live KV"
                 self.copied.discard(target)
                 writer[target] = index
-                self.slots[target] = value
-        self.nan_slots.discard(row.slot)
+                self.batch_slots[target] = value
+        self.nan_slots.discard(row.batch_slot)
         return chain
 
     def _read(
         self, index: int, row: Row, chain: list[int] | None, writer: dict[tuple[int, int], int]
     ) -> int | None:
         """Checks all KV that the row attends to; gives the end of its chain, or None if it is not finite."""
-        previous, finite = start(self.namespaces[row.slot]), chain is not None
+        previous, finite = start(self.namespaces[row.batch_slot]), chain is not None
         for position in range(row.start + row.n_tokens):
             target = self._slot(row, position)
             assert writer.get(target, -1) <= index, "a reader stands before its writer"
-            value = self.slots.get(target)
-            assert value is not None, f"slot {row.slot} reads position {position}, which was never written"
-            assert value != POISON, f"slot {row.slot} reads position {position} from a free page"
+            value = self.batch_slots.get(target)
+            assert value is not None, f"slot {row.batch_slot} reads position {position}, which was never written"
+            assert value != POISON, f"slot {row.batch_slot} reads position {position} from a free page"
             if isinstance(value, str):
                 finite = False
             elif finite:
-                assert value[0] == previous, f"slot {row.slot} reads another prefix at position {position}"
+                assert value[0] == previous, f"slot {row.batch_slot} reads another prefix at position {position}"
                 previous = value[1]
-        if row.slot in self.nan_logits_slots:
-            self.nan_logits_slots.discard(row.slot)
+        if row.batch_slot in self.nan_logits_slots:
+            self.nan_logits_slots.discard(row.batch_slot)
             finite = False
         if not finite or chain is None:
             return None

@@ -14,9 +14,9 @@ from radixkv.tree.node import Namespace
 def pages_of(llm: LLM, prompt: Sequence[int]) -> list[int]:
     """Those in the cache that hold a prompt's KV, from its beginning."""
     cache = llm._live._scheduler.cache
-    holding = cache.open(Namespace(), array("i", prompt).tobytes())
-    pages = list(holding.table)
-    cache.close(holding)
+    blocks = cache.open(Namespace(), array("i", prompt).tobytes())
+    pages = list(blocks.pages)
+    cache.close(blocks)
     return pages
 
 

@@ -101,7 +101,7 @@ def whole(backend: tokenizers.Tokenizer, text: str, *, adds: bool) -> bytes:
 @given(texts=st.lists(TEXTS, min_size=1, max_size=4), adds=st.booleans())
 def test_ids_are_those_of_the_whole_text(backend: tokenizers.Tokenizer, texts: Sequence[str], adds: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segment_cache, "LEAST_CHARACTERS", 1)
+        patch.setattr(segment_cache, "MIN_CHARACTERS", 1)
         encoder = Stretches.of(backend)
         assert encoder is not None
         for _ in range(2):
@@ -111,7 +111,7 @@ def test_ids_are_those_of_the_whole_text(backend: tokenizers.Tokenizer, texts: S
 
 
 def test_every_short_text_around_a_cut(backend: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_cache, "LEAST_CHARACTERS", 1)
+    monkeypatch.setattr(segment_cache, "MIN_CHARACTERS", 1)
     encoder = Stretches.of(backend)
     assert encoder is not None
     parts = ["\n", " ", "\r", "\t", ".", "'", "s", "T", "7", "é", "<|end|>"]
@@ -155,14 +155,14 @@ def test_what_prompts_share_is_encoded_once(backend: tokenizers.Tokenizer) -> No
         before = counting.n_characters
         text = f"{EXAMPLES}Question: {i}?\nAnswer:"
         assert encoder.encode_all([text], adds_special_tokens=False) == [whole(backend, text, adds=False)]
-        assert counting.n_characters - before < segment_cache.LEAST_CHARACTERS + 200
+        assert counting.n_characters - before < segment_cache.MIN_CHARACTERS + 200
     before = counting.n_characters
     encoder.encode_all([f"{EXAMPLES}{i}\nx" for i in range(10)], adds_special_tokens=False)
-    assert counting.n_characters - before < 10 * (segment_cache.LEAST_CHARACTERS + 100)
+    assert counting.n_characters - before < 10 * (segment_cache.MIN_CHARACTERS + 100)
 
 
 def test_what_is_kept_is_bounded(backend: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_cache, "MOST_KEPT_CHARACTERS", 5 * len(EXAMPLES) // 2)
+    monkeypatch.setattr(segment_cache, "MAX_KEPT_CHARACTERS", 5 * len(EXAMPLES) // 2)
     encoder, counting = counted(backend)
 
     def asked(*texts: str) -> int:
@@ -177,14 +177,14 @@ def test_what_is_kept_is_bounded(backend: tokenizers.Tokenizer, monkeypatch: pyt
     assert asked(third)
     assert asked(first) == 0
     assert asked(second)
-    long = "x" * (segment_cache.MOST_CHARACTERS + 1)
+    long = "x" * (segment_cache.MAX_CHARACTERS + 1)
     assert asked(long) == asked(long) == len(long)
 
 
 def test_what_is_kept_of_short_texts_is_bounded(
     backend: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segment_cache, "MOST_KEPT_CHARACTERS", 4 * segment_cache.LEAST_CHARACTERS)
+    monkeypatch.setattr(segment_cache, "MAX_KEPT_CHARACTERS", 4 * segment_cache.MIN_CHARACTERS)
     encoder, counting = counted(backend)
     for text in ("one", "two", "three", "four", "two", "five", "two", "one"):
         assert encoder.encode_here(text, adds_special_tokens=False) == whole(backend, text, adds=False)

@@ -70,7 +70,7 @@ def test_explain_names_each_reason() -> None:
         lease = tree.lease(namespace, tokens)
         rest = tokens[4 * lease.n_tokens :]
         tree.commit(lease, rest, range(page, page + len(rest) // 8))
-        tree.settle(lease, 4)
+        tree.mark_computed(lease, 4)
         tree.release(lease)
 
     def differs(n_tokens: int, place: int, below: int | None, above: int | None, token: int) -> Explanation:
@@ -96,7 +96,7 @@ def test_what_a_namespace_had_is_called_evicted_also_when_it_has_nothing_left() 
     tree = RadixTree(2)
     lease = tree.lease(here, b"")
     tree.commit(lease, ids(1, 2, 3, 4), [0, 1])
-    tree.settle(lease, 4)
+    tree.mark_computed(lease, 4)
     tree.release(lease)
     tree.evict(2)
     assert tree.namespaces() == []
@@ -120,7 +120,7 @@ def test_without_contents_a_page_is_told_whole_or_not_at_all() -> None:
         for number, (namespace, tokens) in enumerate(cached):
             lease = tree.lease(namespace, b"")
             tree.commit(lease, tokens, [2 * number, 2 * number + 1])
-            tree.settle(lease, 8)
+            tree.mark_computed(lease, 8)
             tree.release(lease)
         return tree
 

@@ -22,7 +22,7 @@ def test_what_the_clock_gives_the_least_is_evicted_first(ticks):
         now = tick
         lease = tree.lease(NAMESPACE, b"")
         tree.commit(lease, pack("<i", page), [page])
-        tree.settle(lease, 1)
+        tree.mark_computed(lease, 1)
         tree.release(lease)
         now = 8  # of the root, through which all lead
         tree.release(tree.lease(NAMESPACE, b""))
@@ -35,12 +35,12 @@ def test_a_cache_evicts_by_the_clock_that_it_was_given():
     now = 5
     cache = PageCache(2, 1, clock=lambda: now)
     for token in (1, 2):
-        holding = cache.open(NAMESPACE, pack("<i", token))
-        assert cache.reserve(holding, 1)
-        cache.commit(holding, bytearray(pack("<i", token)), 1, last_read=-1)
-        cache.settle(holding, 1, step=0)
-        cache.close(holding)
+        blocks = cache.open(NAMESPACE, pack("<i", token))
+        assert cache.reserve(blocks, 1)
+        cache.commit(blocks, bytearray(pack("<i", token)), 1, last_read=-1)
+        cache.mark_computed(blocks, 1, step=0)
+        cache.close(blocks)
         now = 3
-    holding = cache.open(NAMESPACE, pack("<i", 3))
-    assert cache.reserve(holding, 1)
+    blocks = cache.open(NAMESPACE, pack("<i", 3))
+    assert cache.reserve(blocks, 1)
     assert cache.matches([(NAMESPACE, pack("<i", token)) for token in (1, 2)]) == [1, 0]

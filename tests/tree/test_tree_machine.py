@@ -75,18 +75,18 @@ class TreeMachine(RuleBasedStateMachine):
     def finish(self, index):
         """A request whose rows were all finite: what it held can be evicted now."""
         held = self.chosen(index)
-        self.world.settle(held, len(held.tokens) // 4)
+        self.world.mark_computed(held, len(held.tokens) // 4)
         self.world.release(held)
 
     @precondition(lambda self: self.world.held)
     @rule(index=st.integers(0), n_tokens=st.integers(0, 40))
-    def settle(self, index, n_tokens):
-        self.world.settle(self.chosen(index), n_tokens)
+    def mark_computed(self, index, n_tokens):
+        self.world.mark_computed(self.chosen(index), n_tokens)
 
     @precondition(lambda self: self.world.held)
     @rule(index=st.integers(0))
-    def detach_unsettled(self, index):
-        self.world.detach_unsettled(self.chosen(index))
+    def detach_uncomputed(self, index):
+        self.world.detach_uncomputed(self.chosen(index))
 
     @rule(namespace=namespaces, index=st.integers(0), fraction=fractions)
     def detach(self, namespace, index, fraction):

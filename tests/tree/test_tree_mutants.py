@@ -41,7 +41,7 @@ def split_loses_the_tick(patch: Patch) -> None:
 def split_settles_all(patch: Patch) -> None:
     def split(self: Forest, lower: Any, n_pages: int) -> Any:
         upper = original(self, lower, n_pages)
-        lower.n_settled = len(lower.pages)
+        lower.n_computed = len(lower.pages)
         return upper
 
     original = Forest.split
@@ -113,8 +113,8 @@ def fork_does_not_pin(patch: Patch) -> None:
 
 
 def settle_rounds_up(patch: Patch) -> None:
-    original = RadixTree.settle
-    patch.setattr(RadixTree, "settle", lambda self, lease, n: original(self, lease, n + self._page_size))
+    original = RadixTree.mark_computed
+    patch.setattr(RadixTree, "mark_computed", lambda self, lease, n: original(self, lease, n + self._page_size))
 
 
 def duplicates_are_lost(patch: Patch) -> None:
@@ -149,7 +149,7 @@ def detach_loses_unleased_pages(patch: Patch) -> None:
 
 def unsettled_pages_stay_cached(patch: Patch) -> None:
     def unpin(self: Forest, unpinned: Any) -> list[int]:
-        unpinned.n_settled = len(unpinned.pages)
+        unpinned.n_computed = len(unpinned.pages)
         return original(self, unpinned)
 
     original = Forest.unpin

@@ -23,7 +23,7 @@ def insert(tree: RadixTree, namespace: Namespace, tokens: bytes, page_size: int,
     lease = tree.lease(namespace, tokens)
     rest = tokens[4 * lease.n_tokens :]
     tree.commit(lease, rest, range(first_page, first_page + len(rest) // (4 * page_size)))
-    tree.settle(lease, len(tokens) // 4)
+    tree.mark_computed(lease, len(tokens) // 4)
     return lease
 
 
@@ -72,14 +72,14 @@ def test_recursion_error_on_a_deep_tree() -> None:
         token = tokens[4 * page : 4 * page + 4]
         tree.commit(lease, token, [page])
         assert tree.extend(companion, token) == [page]
-    tree.settle(lease, depth)
+    tree.mark_computed(lease, depth)
     tree.check()
     fork = tree.fork(lease)
     assert tree.pages(fork) == list(range(depth))
     assert tree.match(NAMESPACE, tokens) == depth
     assert tree.explain(NAMESPACE, tokens + ids(7)).reason == "never_seen"
     assert len(tree.shared_runs([lease, fork])) == 1
-    assert tree.detach_unsettled(lease) == []
+    assert tree.detach_uncomputed(lease) == []
     for held in (companion, fork, lease):
         assert tree.release(held) == []
     assert sum(len(run.pages) for run in tree.evict(depth // 2)) == depth // 2
@@ -148,13 +148,13 @@ def test_split_that_lost_counts_and_stamps() -> None:
     tree = RadixTree(1)
     lease = tree.lease(NAMESPACE, b"")
     tree.commit(lease, ids(1, 2, 3), [0, 1, 2])
-    tree.settle(lease, 2)
+    tree.mark_computed(lease, 2)
     tree.fork(lease)
     lower = lease.node
     tick = lower.tick
     upper = tree._forest.split(lower, 1)
-    assert (upper.tick, upper.n_leases, upper.n_settled) == (tick, 2, 1)
-    assert (lower.tick, lower.n_leases, lower.n_settled) == (tick, 2, 1)
+    assert (upper.tick, upper.n_leases, upper.n_computed) == (tick, 2, 1)
+    assert (lower.tick, lower.n_leases, lower.n_computed) == (tick, 2, 1)
     assert lease.node is lower
     assert tree.pages(lease) == [0, 1, 2]
     tree.check()
@@ -193,7 +193,7 @@ def test_second_release_raises() -> None:
     tree = RadixTree(1)
     lease = tree.lease(NAMESPACE, b"")
     tree.release(lease)
-    for use in (tree.release, tree.fork, tree.pages, tree.detach_unsettled):
+    for use in (tree.release, tree.fork, tree.pages, tree.detach_uncomputed):
         with pytest.raises(InvariantError, match="after its release"):
             use(lease)
 
@@ -209,7 +209,7 @@ def test_pages_that_never_settled_go_with_their_last_lease() -> None:
     lease = tree.lease(NAMESPACE, b"")
     tree.commit(lease, ids(1, 2, 3), [0, 1, 2])
     reader = tree.lease(NAMESPACE, ids(1, 2, 3))
-    tree.settle(lease, 1)
+    tree.mark_computed(lease, 1)
     assert tree.release(lease) == []
     assert tree.release(reader) == [1, 2]
     assert tree.match(NAMESPACE, ids(1, 2, 3)) == 1

@@ -130,12 +130,12 @@ class World:
         self.cached = {prefix: page for prefix, page in self.cached.items() if page not in expected}
         self._give_back(freed)
 
-    def settle(self, held: Held, n_tokens: int) -> None:
-        self.tree.settle(held.lease, n_tokens)
+    def mark_computed(self, held: Held, n_tokens: int) -> None:
+        self.tree.mark_computed(held.lease, n_tokens)
         self.settled.update(held.pages[: n_tokens // self.page_size])
 
-    def detach_unsettled(self, held: Held) -> None:
-        freed = self.tree.detach_unsettled(held.lease)
+    def detach_uncomputed(self, held: Held) -> None:
+        freed = self.tree.detach_uncomputed(held.lease)
         unsettled = [index for index, page in enumerate(held.pages) if page not in self.settled]
         if unsettled and (held.detached_from is None or unsettled[0] < held.detached_from):
             end = (unsettled[0] + 1) * self.width
@@ -254,7 +254,17 @@ def run_script(seed: int, n_steps: int, page_size: int) -> World:
     for _ in range(n_steps):
         verbs = ["lease", "lease", "match", "evict", "detach"]
         if world.held:
-            verbs += ["commit", "commit", "commit", "extend", "fork", "release", "settle", "settle", "undo"]
+            verbs += [
+                "commit",
+                "commit",
+                "commit",
+                "extend",
+                "fork",
+                "release",
+                "mark_computed",
+                "mark_computed",
+                "undo",
+            ]
         verb = random.choice(verbs)
         namespace, tokens = random.choice(NAMESPACES[:3]), draw_tokens(random, world, 4)
         held = random.choice(world.held) if world.held else None
@@ -277,12 +287,12 @@ def run_script(seed: int, n_steps: int, page_size: int) -> World:
                 world.fork(held)
             elif verb == "release":
                 if random.random() < 0.8:
-                    world.settle(held, len(held.tokens) // 4)
+                    world.mark_computed(held, len(held.tokens) // 4)
                 world.release(held)
-            elif verb == "settle":
-                world.settle(held, random.randrange(len(held.tokens) // 4 + 3))
+            elif verb == "mark_computed":
+                world.mark_computed(held, random.randrange(len(held.tokens) // 4 + 3))
             elif verb == "undo" and random.random() < 0.3:
-                world.detach_unsettled(held)
+                world.detach_uncomputed(held)
         world.check()
         if world.cached != before:
             assert world.tree.version != version

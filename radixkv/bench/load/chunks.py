@@ -9,7 +9,7 @@ import msgspec
 
 from radixkv.errors import RadixKVError
 
-MOST_CHOICES = 1024
+MAX_CHOICES = 1024
 """An index beyond it is not believed."""
 
 NULL = msgspec.Raw(b"null")
@@ -56,7 +56,7 @@ class Choice(msgspec.Struct, frozen=True):
     The prompt's ids stay as they came, for ``read_token_ids``: a prompt of 100,000 tokens takes milliseconds.
     """
 
-    index: Annotated[int, msgspec.Meta(ge=0, lt=MOST_CHOICES)] = 0
+    index: Annotated[int, msgspec.Meta(ge=0, lt=MAX_CHOICES)] = 0
     text: str | None = None
     delta: Delta | None = None
     token_ids: list[TokenId] | None = None

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_POINTS = 2000
+MAX_POINTS = 2000
 """Of a drawn distribution."""
-LEAST_MS = 0.01
+MIN_MS = 0.01
 """Shorter times are drawn as this: pieces that come in one read have no time between them."""
 
 _BARS = (
@@ -112,7 +112,7 @@ def itl(runs: Sequence[Run]) -> Section:
     return Section(
         "Inter-token latency",
         "The share of gaps between two streamed pieces of one answer that were at most so long. A piece is a token "
-        f"or more, as the server sends them. Pieces that came together are drawn at {LEAST_MS} ms.",
+        f"or more, as the server sends them. Pieces that came together are drawn at {MIN_MS} ms.",
         figure=figure,
         file="itl.png",
         described=title,
@@ -129,7 +129,7 @@ def _distribution(
     leftmost = min(range(len(runs)), key=lambda place: percentile(values[place], 50) or 0.0)
     for place, (run, ordered) in enumerate(zip(runs, values, strict=True)):
         _curve(axes, run, ordered, is_labelled_left=place == leftmost)
-    tenths = [max(percentile(ordered, 10) or 0.0, LEAST_MS) for ordered in values]
+    tenths = [max(percentile(ordered, 10) or 0.0, MIN_MS) for ordered in values]
     axes.set_xlim(left=max(axes.get_xlim()[0], min(tenths) / 3))  # few gaps of next to nothing would stretch it
     axes.set_ylim(0, 103)
     axes.set_yticks([0, 25, 50, 75, 99])
@@ -138,10 +138,10 @@ def _distribution(
 
 
 def _curve(axes: Axes, run: Run, ordered: Sequence[float], *, is_labelled_left: bool) -> None:
-    n_points = min(len(ordered), MOST_POINTS)
+    n_points = min(len(ordered), MAX_POINTS)
     shares = [100 * (place + 1) / n_points for place in range(n_points)]
     xs = [ordered[math.ceil(share / 100 * len(ordered)) - 1] for share in shares]
-    xs = [max(x, LEAST_MS) for x in xs]
+    xs = [max(x, MIN_MS) for x in xs]
     axes.plot([xs[0], *xs], [0, *shares], drawstyle="steps-post", color=run.colour, linewidth=1.8)
     for share in (50, 99):
         axes.plot([percentile(xs, share) or 0.0], [share], "o", color=run.colour, markersize=5)

@@ -9,7 +9,7 @@ from radixkv.bench.report.compared_metrics import METRICS, ratio
 from radixkv.bench.report.run_metrics import Figures
 
 WIDTH = 50
-MOST_REASONS = 10
+MAX_REASONS = 10
 """Of failures: a server may give each request another text."""
 
 _COUNTS = (
@@ -119,8 +119,8 @@ def comparison(off: Figures, on: Figures) -> str:
 def failures(errors: Sequence[str]) -> str:
     """The failed requests' most frequent reasons, a line each with its count."""
     counts = Counter(" ".join(error.split()) for error in errors).most_common()
-    lines = [f"{count} x {error}" for error, count in counts[:MOST_REASONS]]
-    n_others = sum(count for _, count in counts[MOST_REASONS:])
+    lines = [f"{count} x {error}" for error, count in counts[:MAX_REASONS]]
+    n_others = sum(count for _, count in counts[MAX_REASONS:])
     return "\n".join([*lines, f"{n_others} x other reasons"] if n_others else lines)
 
 

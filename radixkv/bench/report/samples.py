@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from radixkv.bench.load.record import Measurement, Record
 from radixkv.bench.report.run_metrics import optimum_of
 
-FEWEST_INTERVALS, MOST_INTERVALS = 10, 60
+MIN_INTERVALS, MAX_INTERVALS = 10, 60
 """Of the series: an interval is a second long where that gives so many, and all are equally long."""
 
 
@@ -34,7 +34,7 @@ def samples_of(measurement: Measurement) -> Samples:
     good = [record for record in measurement.records if record.error is None]
     began = min((record.started for record in good), default=0.0)
     ended = max((record.started + record.arrivals[-1] for record in good), default=0.0)
-    n_intervals = min(max(round(ended - began), FEWEST_INTERVALS), MOST_INTERVALS)
+    n_intervals = min(max(round(ended - began), MIN_INTERVALS), MAX_INTERVALS)
     series = _Series(began, (ended - began) / n_intervals or 1.0, n_intervals)
     is_told = all(record.n_cached_tokens is not None for record in good)
     optimum = optimum_of(measurement.records)

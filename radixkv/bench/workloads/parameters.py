@@ -7,16 +7,16 @@ import msgspec
 from radixkv.errors import ConfigError, shortened
 from radixkv.sampling import MAX_CHOICES
 
-MOST = 1_000_000
+MAX = 1_000_000
 """Of anything that a workload counts: its texts are all made before the first is sent."""
 
 RANGES = {
-    "num_shots": (0, MOST),
+    "num_shots": (0, MAX),
     "num_samples": (1, MAX_CHOICES),
-    "start": (0, MOST),
-    "first_token": (0, MOST),
+    "start": (0, MAX),
+    "first_token": (0, MAX),
 }
-"""Of the counts that are not 1 to ``MOST``."""
+"""Of the counts that are not 1 to ``MAX``."""
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_unknown_fields=True):
@@ -31,7 +31,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", fo
 
     def __post_init__(self) -> None:
         for name, value in msgspec.structs.asdict(self).items():
-            least, most = RANGES.get(name, (1, MOST))
+            least, most = RANGES.get(name, (1, MAX))
             if isinstance(value, int) and not least <= value <= most:
                 raise ConfigError(f"{name} {shortened(value)} must be between {least} and {most}")
 

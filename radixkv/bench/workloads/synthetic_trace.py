@@ -14,11 +14,11 @@ MEAN_PAUSE_S = 4.0
 CHANCE_OF_MORE = 0.7
 """That a turn is not the last."""
 
-INPUT_MEDIAN, INPUT_SIGMA, INPUT_MOST = 3000, 1.0, 40_000
+INPUT_MEDIAN, INPUT_SIGMA, INPUT_MAX = 3000, 1.0, 40_000
 """Tokens of a session's first prompt: log-normal."""
-TURN_MEDIAN, TURN_SIGMA, TURN_MOST = 500, 1.0, 4000
+TURN_MEDIAN, TURN_SIGMA, TURN_MAX = 500, 1.0, 4000
 """Tokens that a later turn adds to the answer before it."""
-OUTPUT_MEDIAN, OUTPUT_SIGMA, OUTPUT_MOST = 250, 0.8, 2000
+OUTPUT_MEDIAN, OUTPUT_SIGMA, OUTPUT_MAX = 250, 0.8, 2000
 LONGEST = 100_000
 """Tokens of a prompt; a session ends before it has more."""
 
@@ -41,10 +41,10 @@ def made_trace(seed: int, n_requests: int) -> list[TraceRequest]:
 def _session(rng: Random, ids: Iterator[int], start_s: float) -> Iterator[TraceRequest]:
     """Whole blocks keep their ids from turn to turn; the last, of fewer tokens, is another each time."""
     whole = [SHARED_ID]
-    n_input = BLOCK_LEN + _length(rng, INPUT_MEDIAN, INPUT_SIGMA, INPUT_MOST)
+    n_input = BLOCK_LEN + _length(rng, INPUT_MEDIAN, INPUT_SIGMA, INPUT_MAX)
     time_s = start_s
     while n_input <= LONGEST:
-        n_output = _length(rng, OUTPUT_MEDIAN, OUTPUT_SIGMA, OUTPUT_MOST)
+        n_output = _length(rng, OUTPUT_MEDIAN, OUTPUT_SIGMA, OUTPUT_MAX)
         n_whole, rest = divmod(n_input, BLOCK_LEN)
         whole += [next(ids) for _ in range(n_whole - len(whole))]
         yield TraceRequest(
@@ -55,7 +55,7 @@ def _session(rng: Random, ids: Iterator[int], start_s: float) -> Iterator[TraceR
         )
         if rng.random() >= CHANCE_OF_MORE:
             return
-        n_input += n_output + _length(rng, TURN_MEDIAN, TURN_SIGMA, TURN_MOST)
+        n_input += n_output + _length(rng, TURN_MEDIAN, TURN_SIGMA, TURN_MAX)
         time_s += rng.expovariate(1 / MEAN_PAUSE_S)
 
 

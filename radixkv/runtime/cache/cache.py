@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from radixkv.errors import InvariantError
-from radixkv.runtime.cache.block_table import Holding, Retired
+from radixkv.runtime.cache.block_table import BlockTable, ReplacedPage
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node
 from radixkv.tree.radix_tree import RadixTree
 from radixkv.tree.shared_runs import SharedRun
@@ -37,10 +37,10 @@ def _timed(
     return timed
 
 
-class Covered(NamedTuple):
+class ComputedRow(NamedTuple):
     """What a row that is done and finite has covered: a request's tokens up to ``n_tokens``."""
 
-    holding: Holding
+    blocks: BlockTable
     tokens: bytearray
     n_tokens: int
     last_read: int
@@ -53,7 +53,7 @@ class PageCache:
     Args:
         n_pages: pages in the pool.
         page_size: tokens a page.
-        shares: whether prompts share pages; False makes every holding private.
+        shares: whether prompts share pages; False makes every blocks private.
         clock: the tree's, by which it evicts; None evicts what was used least recently.
     """
 
@@ -97,79 +97,81 @@ class PageCache:
         return [match(namespace, tokens) for namespace, tokens in prompts]
 
     @_timed
-    def open(self, namespace: Namespace, tokens: bytes, reads: bool = True, private: bool = False) -> Holding:
-        """A holding that leases the longest cached prefix. O(pages leased).
+    def open(
+        self, namespace: Namespace, tokens: bytes, reads: bool = True, bypasses_tree: bool = False
+    ) -> BlockTable:
+        """A blocks that leases the longest cached prefix. O(pages leased).
 
         Args:
             reads: False leases nothing yet; commits still share.
             private: neither reads nor fills the tree.
         """
-        if private or not self.shares:
-            return Holding(None, [], 0)
+        if bypasses_tree or not self.shares:
+            return BlockTable(None, [], 0)
         lease = self.tree.lease(namespace, tokens if reads else b"")
         table = self.tree.pages(lease)
-        return Holding(lease, table, len(table))
+        return BlockTable(lease, table, len(table))
 
     @_timed
-    def extend(self, holding: Holding, tokens: bytearray) -> None:
+    def extend(self, blocks: BlockTable, tokens: bytearray) -> None:
         """Leases what others have committed behind the lease's end; only while there is no tail.
 
         O(new edges + new pages), and one copy of the tokens behind the lease.
         """
-        if holding.lease is None or len(holding.table) > holding.n_leased:
+        if blocks.lease is None or len(blocks.pages) > blocks.n_leased:
             return
-        following = bytes(memoryview(tokens)[holding.n_leased * self.page_size * TOKEN_BYTES :])
-        holding.table += self.tree.extend(holding.lease, following)
-        holding.n_leased = len(holding.table)
+        following = bytes(memoryview(tokens)[blocks.n_leased * self.page_size * TOKEN_BYTES :])
+        blocks.pages += self.tree.extend(blocks.lease, following)
+        blocks.n_leased = len(blocks.pages)
 
     @_timed
-    def reserve(self, holding: Holding, n_pages: int) -> bool:
+    def reserve(self, blocks: BlockTable, n_pages: int) -> bool:
         """Lets the table have at least ``n_pages``, evicting as needed; False and no change if it cannot.
 
         O(new pages), and O(log leaves) a leaf evicted.
         """
-        n_missing = n_pages - len(holding.table)
+        n_missing = n_pages - len(blocks.pages)
         if n_missing > self.n_available:
             return False
         if n_missing > 0:
-            self._allot(holding, n_missing)
+            self._allocate(blocks, n_missing)
         return True
 
     @_timed
-    def lengthen(self, holdings: Sequence[Holding]) -> bool:
+    def append_pages(self, block_tables: Sequence[BlockTable]) -> bool:
         """Lets each table have one page more, evicting as needed; False and no change if it cannot.
 
-        O(holdings), and O(log leaves) a leaf evicted.
+        O(block_tables), and O(log leaves) a leaf evicted.
         """
-        if len(holdings) > self.n_available:
+        if len(block_tables) > self.n_available:
             return False
-        self._free_up(len(holdings))
-        for holding in holdings:
-            holding.table.append(self._free.pop())
-        self._n_held += len(holdings)
+        self._evict_if_short(len(block_tables))
+        for blocks in block_tables:
+            blocks.pages.append(self._free.pop())
+        self._n_held += len(block_tables)
         return True
 
     @_timed
-    def fork(self, holding: Holding, n_tokens: int, n_pages: int) -> Holding:
-        """A second holding of the first ``n_tokens``: the lease pinned once more, and copies of the tail's pages.
+    def fork(self, blocks: BlockTable, n_tokens: int, n_pages: int) -> BlockTable:
+        """A second blocks of the first ``n_tokens``: the lease pinned once more, and copies of the tail's pages.
 
-        The new holding's ``copies`` go into the plan of its first row. Until that step is done the pages of
-        ``holding`` must not be given back. O(edges + pages), and O(log leaves) a leaf evicted.
+        The new blocks's ``copies`` go into the plan of its first row. Until that step is done the pages of
+        ``blocks`` must not be given back. O(edges + pages), and O(log leaves) a leaf evicted.
 
         Args:
             n_tokens: no fewer than the lease's pages but the last hold.
             n_pages: pages of the new table; there must be room for those that are not leased.
         """
-        lease = None if holding.lease is None else self.tree.fork(holding.lease)
-        first, last = holding.n_leased, self.pages_for(n_tokens)
-        second = Holding(lease, holding.table[:first], first)
+        lease = None if blocks.lease is None else self.tree.fork(blocks.lease)
+        first, last = blocks.n_leased, self.pages_for(n_tokens)
+        second = BlockTable(lease, blocks.pages[:first], first)
         if n_pages > first:
-            self._allot(second, n_pages - first)
-        second.copies = list(zip(holding.table[first:last], second.table[first:last], strict=True))
+            self._allocate(second, n_pages - first)
+        second.copies = list(zip(blocks.pages[first:last], second.pages[first:last], strict=True))
         return second
 
     @_timed
-    def commit(self, holding: Holding, tokens: bytearray, n_tokens: int, last_read: int) -> int:
+    def commit(self, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_read: int) -> int:
         """Gives the tail's pages up to ``n_tokens`` to the tree. O(new pages) amortised.
 
         Where the tree has the same tokens already, the table is pointed at the tree's pages first, and its own
@@ -178,48 +180,48 @@ class PageCache:
         Returns:
             Pages, from the table's start, that were in the tree before this call: their KV must not be written.
         """
-        return self._commit(holding, tokens, n_tokens, last_read)
+        return self._commit(blocks, tokens, n_tokens, last_read)
 
     @_timed
-    def settle(self, holding: Holding, n_tokens: int, step: int) -> None:
+    def mark_computed(self, blocks: BlockTable, n_tokens: int, step: int) -> None:
         """A row of ``step`` is done and finite up to ``n_tokens``: the pages that it read may be relied on.
 
         A row that knew the table from before duplicates left it has not read the tree's pages in their place.
         O(unsettled edges + retired).
         """
-        self._settle(holding, n_tokens, step)
+        self._mark_computed(blocks, n_tokens, step)
 
     @_timed
-    def cover(self, rows: Iterable[Covered], step: int) -> None:
-        """Rows of ``step`` are done and finite: ``commit`` of the pages that they have filled, and ``settle``."""
-        for holding, tokens, n_tokens, last_read in rows:
-            self._commit(holding, tokens, n_tokens, last_read)
-            self._settle(holding, n_tokens, step)
+    def commit_computed(self, rows: Iterable[ComputedRow], step: int) -> None:
+        """Rows of ``step`` are done and finite: ``commit`` of the pages that they have filled, and ``mark_computed``."""
+        for blocks, tokens, n_tokens, last_read in rows:
+            self._commit(blocks, tokens, n_tokens, last_read)
+            self._mark_computed(blocks, n_tokens, step)
 
     @_timed
-    def reap(self, holding: Holding, step: int) -> None:
+    def free_replaced(self, blocks: BlockTable, step: int) -> None:
         """Frees the retired duplicates that no step after ``step`` reads. O(retired)."""
-        done = [retired.page for retired in holding.retired if retired.last_read <= step]
-        holding.retired = [retired for retired in holding.retired if retired.last_read > step]
+        done = [retired.page for retired in blocks.replaced if retired.last_read <= step]
+        blocks.replaced = [retired for retired in blocks.replaced if retired.last_read > step]
         self._free += done
         self._n_held -= len(done)
 
     @_timed
-    def detach_unsettled(self, holding: Holding) -> Node | None:
-        """Makes the holding's path unreachable from the first page that no finite row has covered. O(subtree).
+    def detach_uncomputed(self, blocks: BlockTable) -> Node | None:
+        """Makes the blocks's path unreachable from the first page that no finite row has covered. O(subtree).
 
         Returns:
             The node that begins with that page, also if it was detached before; None if all are covered.
         """
-        if holding.lease is None:
+        if blocks.lease is None:
             return None
-        self._free += self.tree.detach_unsettled(holding.lease)
-        return self.tree.first_unsettled(holding.lease)
+        self._free += self.tree.detach_uncomputed(blocks.lease)
+        return self.tree.first_uncomputed(blocks.lease)
 
     @_timed
-    def leads_through(self, holding: Holding, nodes: AbstractSet[Node]) -> bool:
-        """Whether the holding's path has one of the nodes. O(edges)."""
-        return holding.lease is not None and self.tree.leads_through(holding.lease, nodes)
+    def leads_through(self, blocks: BlockTable, nodes: AbstractSet[Node]) -> bool:
+        """Whether the blocks's path has one of the nodes. O(edges)."""
+        return blocks.lease is not None and self.tree.leads_through(blocks.lease, nodes)
 
     @_timed
     def shared_runs(self, leases: Sequence[Lease | None]) -> list[SharedRun]:
@@ -227,16 +229,16 @@ class PageCache:
         return self.tree.shared_runs(leases)
 
     @_timed
-    def close(self, holding: Holding) -> None:
+    def close(self, blocks: BlockTable) -> None:
         """Releases the lease and frees the tail; no launched step may still use them. O(pages)."""
-        tail = _unshared(holding)
-        if holding.lease is not None:
-            self._free += self.tree.release(holding.lease)
+        tail = _unshared(blocks)
+        if blocks.lease is not None:
+            self._free += self.tree.release(blocks.lease)
         self._free += tail
         self._n_held -= len(tail)
-        holding.table = []
-        holding.retired = []
-        holding.n_leased = 0
+        blocks.pages = []
+        blocks.replaced = []
+        blocks.n_leased = 0
 
     @_timed
     def flush(self) -> tuple[int, int]:
@@ -264,11 +266,11 @@ class PageCache:
                 f"detached and {self._n_held} held pages do not add up to the pool's {self.n_pages}"
             )
 
-    def check(self, holdings: Iterable[Holding]) -> None:
+    def check(self, block_tables: Iterable[BlockTable]) -> None:
         """Every page is in exactly one place, and every table is lease + tail. O(pages + length of all tables).
 
         Args:
-            holdings: all that are open.
+            block_tables: all that are open.
 
         Raises:
             InvariantError: a bug in radixkv.
@@ -280,14 +282,14 @@ class PageCache:
         _claim(owners, "the tree", self.tree.reachable_pages())
         _claim(owners, "a detached path", self.tree.detached_pages())
         n_held = 0
-        for number, holding in enumerate(holdings):
-            tail = _unshared(holding)
-            _claim(owners, f"holding {number}", tail)
+        for number, blocks in enumerate(block_tables):
+            tail = _unshared(blocks)
+            _claim(owners, f"blocks {number}", tail)
             n_held += len(tail)
-            leased = [] if holding.lease is None else self.tree.pages(holding.lease)
-            if holding.table[: holding.n_leased] != leased:
+            leased = [] if blocks.lease is None else self.tree.pages(blocks.lease)
+            if blocks.pages[: blocks.n_leased] != leased:
                 raise InvariantError(
-                    f"the table of holding {number} starts {holding.table[: holding.n_leased]}, "
+                    f"the table of blocks {number} starts {blocks.pages[: blocks.n_leased]}, "
                     f"its lease holds {leased}"
                 )
         if n_held != self._n_held:
@@ -299,32 +301,34 @@ class PageCache:
         """The free pages. O(free)."""
         return iter(self._free)
 
-    def _commit(self, holding: Holding, tokens: bytearray, n_tokens: int, last_read: int) -> int:
-        first, last = holding.n_leased, n_tokens // self.page_size
-        lease = holding.lease
+    def _commit(self, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_read: int) -> int:
+        first, last = blocks.n_leased, n_tokens // self.page_size
+        lease = blocks.lease
         if lease is None or last <= first:
             return first
         page_bytes = self.page_size * TOKEN_BYTES
-        pages = holding.table[first:last]
+        pages = blocks.pages[first:last]
         canonical = self.tree.commit(lease, tokens[first * page_bytes : last * page_bytes], pages)
         if canonical:
             n_duplicates = len(canonical)
-            holding.table[first : first + n_duplicates] = canonical
-            holding.n_sent = min(holding.n_sent, first)
-            holding.retired += [Retired(last_read, first + i, page) for i, page in enumerate(pages[:n_duplicates])]
-        holding.n_leased = lease.n_tokens // self.page_size
-        self._n_held -= holding.n_leased - first - len(canonical)
+            blocks.pages[first : first + n_duplicates] = canonical
+            blocks.n_on_device = min(blocks.n_on_device, first)
+            blocks.replaced += [
+                ReplacedPage(last_read, first + i, page) for i, page in enumerate(pages[:n_duplicates])
+            ]
+        blocks.n_leased = lease.n_tokens // self.page_size
+        self._n_held -= blocks.n_leased - first - len(canonical)
         return first + len(canonical)
 
-    def _settle(self, holding: Holding, n_tokens: int, step: int) -> None:
-        if holding.lease is None:
+    def _mark_computed(self, blocks: BlockTable, n_tokens: int, step: int) -> None:
+        if blocks.lease is None:
             return
-        if holding.retired:
-            replaced = min((r.entry for r in holding.retired if r.last_read >= step), default=holding.n_leased)
+        if blocks.replaced:
+            replaced = min((r.entry for r in blocks.replaced if r.last_read >= step), default=blocks.n_leased)
             n_tokens = min(n_tokens, replaced * self.page_size)
-        self.tree.settle(holding.lease, n_tokens)
+        self.tree.mark_computed(blocks.lease, n_tokens)
 
-    def _free_up(self, n_pages: int) -> None:
+    def _evict_if_short(self, n_pages: int) -> None:
         n_short = n_pages - len(self._free)
         if n_short > 0:
             for run in self.tree.evict(max(n_short, self._least_evicted)):
@@ -332,15 +336,15 @@ class PageCache:
                 self._free += run.pages
         assert len(self._free) >= n_pages, "the tree evicts as many pages as it calls evictable"
 
-    def _allot(self, holding: Holding, n_missing: int) -> None:
-        self._free_up(n_missing)
-        holding.table += self._free[-n_missing:]
+    def _allocate(self, blocks: BlockTable, n_missing: int) -> None:
+        self._evict_if_short(n_missing)
+        blocks.pages += self._free[-n_missing:]
         del self._free[-n_missing:]
         self._n_held += n_missing
 
 
-def _unshared(holding: Holding) -> list[int]:
-    return holding.table[holding.n_leased :] + [retired.page for retired in holding.retired]
+def _unshared(blocks: BlockTable) -> list[int]:
+    return blocks.pages[blocks.n_leased :] + [retired.page for retired in blocks.replaced]
 
 
 def _claim(owners: dict[int, str], owner: str, pages: Iterable[int]) -> None:

@@ -176,11 +176,11 @@ class CpuExecutor:
         sampled: dict[int, Sampled | None] = {}
         for start in range(0, len(asked), _MAX_LOGIT_ROWS):
             rows, sampling = zip(*asked[start : start + _MAX_LOGIT_ROWS], strict=True)
-            slots = batch.slots[list(rows)]
-            choices = self._sampler.sample(self.model.logits(last[list(rows)]), slots.tolist(), sampling)
+            batch_slots = batch.batch_slots[list(rows)]
+            choices = self._sampler.sample(self.model.logits(last[list(rows)]), batch_slots.tolist(), sampling)
             # A step that was launched meanwhile goes on with any token where there is none.
             tokens = [0 if choice is None else choice.token for choice in choices]
-            self._last_tokens[slots] = torch.tensor(tokens)
+            self._last_tokens[batch_slots] = torch.tensor(tokens)
             sampled.update(zip(rows, choices, strict=True))
         return sampled
 

@@ -125,7 +125,7 @@ class CudaExecutor:
         greedy, finite = outputs.choice[:, : step.n_rows]
         if len(asked) < step.n_rows:
             logits, greedy, finite = (numbers.index_select(0, places) for numbers in (logits, greedy, finite))
-        sampled = self._sampler.sample(logits, step.slots[rows].tolist(), sampling, greedy, finite)
+        sampled = self._sampler.sample(logits, step.batch_slots[rows].tolist(), sampling, greedy, finite)
         outputs.choice[0].index_copy_(0, places, sampled.tokens)
         self._runner.keep(places, sampled.tokens)
         reports = any(how.n_logprobs is not None for how in sampling)

@@ -17,7 +17,7 @@ from radixkv.runtime.device.errors_cuda import is_lack_of_memory
 from radixkv.runtime.device.executor_cpu import CpuExecutor, check_for_cpu
 from radixkv.runtime.device.machine_cuda import (
     HEAD_SIZES,
-    LEAST_CAPABILITY,
+    MIN_CAPABILITY,
     Machine,
     check_machine,
     look,
@@ -51,7 +51,7 @@ def choose_device(setting: Device | Literal["auto"], checkpoint: Checkpoint) -> 
         _say_why_not(look())
         return "cpu"
     capability = torch.cuda.get_device_capability()
-    if capability < LEAST_CAPABILITY:
+    if capability < MIN_CAPABILITY:
         logger.warning("computing on the CPU: the GPU's compute capability is %d.%d; CUDA needs 8.0", *capability)
         return "cpu"
     head_dim = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json").head_dim
@@ -61,7 +61,7 @@ def choose_device(setting: Device | Literal["auto"], checkpoint: Checkpoint) -> 
     return "cuda"
 
 
-def settle(config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig:
+def resolve_config(config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig:
     """The settings with those of the device filled in, if machine and checkpoint fit them.
 
     Looks at all that can be known before weights are fetched or read. Up to a second.

@@ -54,7 +54,7 @@ class KVPool:
         """The page that stays zero."""
         return self.n_pages
 
-    def lines(self, pages: Tensor, offsets: Tensor) -> Tensor:
+    def slot_mapping(self, pages: Tensor, offsets: Tensor) -> Tensor:
         """Where the slots' heads lie in a layer seen as [-1, head_dim]: [slots * kv_heads] int64.
 
         Args:
@@ -65,11 +65,11 @@ class KVPool:
         heads = torch.arange(n_kv_heads)
         return ((pages[:, None] * n_kv_heads + heads) * page_size + offsets[:, None]).flatten()
 
-    def write(self, layer: int, lines: Tensor, k: Tensor, v: Tensor) -> None:
-        """Stores [slots, kv_heads, head_dim] each at ``lines``."""
+    def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
+        """Stores [slots, kv_heads, head_dim] each at ``slot_mapping``."""
         head_dim = self.k.shape[-1]
-        self.k[layer].view(-1, head_dim).index_copy_(0, lines, k.reshape(-1, head_dim))
-        self.v[layer].view(-1, head_dim).index_copy_(0, lines, v.reshape(-1, head_dim))
+        self.k[layer].view(-1, head_dim).index_copy_(0, slot_mapping, k.reshape(-1, head_dim))
+        self.v[layer].view(-1, head_dim).index_copy_(0, slot_mapping, v.reshape(-1, head_dim))
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies pages (source, destination) in all layers, as if all at once."""

@@ -23,13 +23,13 @@ from radixkv.runtime.device.spec.config import DecoderConfig
 
 logger = logging.getLogger(__name__)
 
-LEAST_CAPABILITY = (8, 0)
+MIN_CAPABILITY = (8, 0)
 """Of a GPU: Ampere. Older ones have no bfloat16."""
 HEAD_SIZES = (64, 128, 256)
 """That attention is built for in 16 bits."""
 PAGE_SIZES = (1, 16, 32, 64)
 """That attention is built for."""
-MOST_HEADS_A_KV_HEAD = {64: 64, 128: 64, 256: 32}
+MAX_HEADS_A_KV_HEAD = {64: 64, 128: 64, 256: 32}
 """By size of head: as many as fit a tile of attention, and 99 KB of shared memory."""
 MAX_ROWS = 1 << 15
 """Of a step. Attention launches up to some 1.25 blocks a row along an axis that takes 65,535."""
@@ -124,10 +124,10 @@ def check_machine(machine: Machine) -> Gpu:
     gpu = machine.gpu
     if gpu is None:
         raise ConfigError(f"CUDA cannot be used: {machine.problem}; make a GPU visible, or {_USE_CPU}")
-    if gpu.capability < LEAST_CAPABILITY:
+    if gpu.capability < MIN_CAPABILITY:
         raise ConfigError(
             f"{gpu.name} has compute capability {_dotted(gpu.capability)}; this release needs "
-            f"{_dotted(LEAST_CAPABILITY)} (Ampere) or above; {_USE_CPU}"
+            f"{_dotted(MIN_CAPABILITY)} (Ampere) or above; {_USE_CPU}"
         )
     for name, (least, below) in PACKAGES.items():
         installed = machine.packages[name]
@@ -216,9 +216,7 @@ def check_model(config: DecoderConfig, dtype: torch.dtype) -> None:
             f"this {config.architecture} has heads of size {head_dim}; CUDA's kernels are built for "
             f"{', '.join(map(str, some))} and {last}, and in float32 for powers of two; {remedy}"
         )
-    if dtype is not torch.float32 and config.n_heads // config.n_kv_heads > (
-        most := MOST_HEADS_A_KV_HEAD[head_dim]
-    ):
+    if dtype is not torch.float32 and config.n_heads // config.n_kv_heads > (most := MAX_HEADS_A_KV_HEAD[head_dim]):
         raise ConfigError(
             f"this {config.architecture} has {config.n_heads} heads for {config.n_kv_heads} KV heads; CUDA's "
             f"kernels are built for up to {most} heads of size {head_dim} a KV head; set dtype to float32, or "

@@ -136,7 +136,7 @@ class StepRunner:
         step = PackedStep(
             plan=StepPlan(0, ()),
             n_decode=0,
-            slots=np.full(n_rows, self._rows.max_rows, np.int32),
+            batch_slots=np.full(n_rows, self._rows.max_rows, np.int32),
             starts=zeros,
             n_tokens=n_tokens,
             firsts=ends - n_tokens,
@@ -170,13 +170,13 @@ class StepRunner:
 
     def keep(self, rows: Tensor, tokens: Tensor) -> None:
         """These, not the likeliest tokens, are what the slots of staged rows sampled: [n] int64, [n] int32."""
-        slots = self._state.slots(self._rows.max_rows).index_select(0, rows)
-        self._state.last_tokens.index_copy_(0, slots.long(), tokens)
+        batch_slots = self._state.batch_slots(self._rows.max_rows).index_select(0, rows)
+        self._state.last_tokens.index_copy_(0, batch_slots.long(), tokens)
 
     def _replay(self, step: PackedStep, bucket: int) -> Outputs:
         staged = self._staging.stage()
         self._rows.fill_decode(staged, step, bucket)
-        decode = self._attention.plan_decode(staged, step.slots, step.lengths, step.plan.shared, bucket)
+        decode = self._attention.plan_decode(staged, step.batch_slots, step.lengths, step.plan.shared, bucket)
         self._staging.send(staged)
         self._graphs.replay(bucket, decode.variant)
         return self._outputs(bucket)
@@ -187,14 +187,14 @@ class StepRunner:
         self._rows.fill(staged, step, step.n_rows)
         decode = prompts = None
         if n_decode:
-            slots, lengths = step.slots[:n_decode], step.lengths[:n_decode]
-            decode = self._attention.plan_decode(staged, slots, lengths, step.plan.shared, None)
+            batch_slots, lengths = step.batch_slots[:n_decode], step.lengths[:n_decode]
+            decode = self._attention.plan_decode(staged, batch_slots, lengths, step.plan.shared, None)
         self._staging.send(staged)
         if len(step.updates):
             self._state.update(step.n_rows, to_device(step.updates, self._device))
         if n_decode < step.n_rows:
             prompts = self._attention.plan_prompts(
-                step.slots[n_decode:], step.starts[n_decode:], step.n_tokens[n_decode:]
+                step.batch_slots[n_decode:], step.starts[n_decode:], step.n_tokens[n_decode:]
             )
         forward = self._placed(step)
         attention = self._planned(decode, prompts)
@@ -222,7 +222,7 @@ class StepRunner:
         """Of each row's last token. It takes the place of the staged step's, which must be enqueued by now."""
         staged = self._staging.stage()
         self._rows.fill(staged, step, step.n_rows)
-        decode = self._attention.plan_decode(staged, step.slots, step.lengths)
+        decode = self._attention.plan_decode(staged, step.batch_slots, step.lengths)
         self._staging.send(staged)
         return self._planned(decode, None)
 
@@ -252,7 +252,7 @@ class StepRunner:
             tokens,
             finite,
             self._scratch[:n_rows],
-            slots=self._state.slots(n_rows),
+            batch_slots=self._state.batch_slots(n_rows),
             last_tokens=self._state.last_tokens,
         )
 

@@ -53,7 +53,7 @@ class Batch:
     """One step's tokens, row after row. Index tensors are int64."""
 
     spans: tuple[Span, ...]
-    slots: Tensor
+    batch_slots: Tensor
     """[rows]"""
     ids: Tensor
     """[tokens]; 0 where the id is still to come from ``last_tokens``."""
@@ -112,9 +112,9 @@ class Batcher:
         for row in plan.rows:
             self._check(plan.step, row)
         for row in plan.rows:
-            self._tables[row.slot, row.table_start : row.table_start + len(row.table_pages)] = row.table_pages
+            self._tables[row.batch_slot, row.table_start : row.table_start + len(row.table_pages)] = row.table_pages
             if row.sampling is not None:
-                self._has_history[row.slot] = row.sampling.has_penalties
+                self._has_history[row.batch_slot] = row.sampling.has_penalties
         ends = list(accumulate(row.n_tokens for row in plan.rows))
         spans = tuple(self._span(row, end - row.n_tokens) for row, end in zip(plan.rows, ends, strict=True))
         positions = np.concatenate([np.arange(span.start, span.length) for span in spans])
@@ -126,13 +126,15 @@ class Batcher:
         ids = np.concatenate(
             [np.zeros(1, _TOKEN) if row.tokens is None else np.frombuffer(row.tokens, _TOKEN) for row in plan.rows]
         )
-        fed = [(span.first, row.slot) for row, span in zip(plan.rows, spans, strict=True) if row.tokens is None]
+        fed = [
+            (span.first, row.batch_slot) for row, span in zip(plan.rows, spans, strict=True) if row.tokens is None
+        ]
         return Batch(
             spans=spans,
-            slots=_tensor([row.slot for row in plan.rows]),
+            batch_slots=_tensor([row.batch_slot for row in plan.rows]),
             ids=_tensor(ids),
             fed_tokens=_tensor([first for first, _ in fed]),
-            fed_slots=_tensor([slot for _, slot in fed]),
+            fed_slots=_tensor([batch_slot for _, batch_slot in fed]),
             positions=_tensor(positions),
             written_tokens=_tensor(written),
             written_pages=_tensor(pages[written]),
@@ -149,17 +151,17 @@ class Batcher:
 
     def _span(self, row: Row, first: int) -> Span:
         n_pages = -(-(row.start + row.n_tokens) // self._page_size)
-        return Span(first, row.n_tokens, row.start, self._tables[row.slot, :n_pages].copy())
+        return Span(first, row.n_tokens, row.start, self._tables[row.batch_slot, :n_pages].copy())
 
     def _check(self, step: int, row: Row) -> None:
         def require(holds: bool, problem: str) -> None:
             if not holds:
-                raise DeviceError(f"step {step}, slot {row.slot}: {problem}")
+                raise DeviceError(f"step {step}, slot {row.batch_slot}: {problem}")
 
-        n_slots, table_size = self._tables.shape
+        n_batch_slots, table_size = self._tables.shape
         end = row.start + row.n_tokens
         table_end = row.table_start + len(row.table_pages)
-        require(0 <= row.slot < n_slots, f"the device has {n_slots} slots")
+        require(0 <= row.batch_slot < n_batch_slots, f"the device has {n_batch_slots} slots")
         require(row.n_tokens >= 1 and row.start >= 0, f"{row.n_tokens} tokens from position {row.start}")
         require(end <= self._max_model_len, f"position {end - 1} is beyond max_model_len {self._max_model_len}")
         n_given = 1 if row.tokens is None else len(row.tokens) / _TOKEN.itemsize
@@ -170,7 +172,7 @@ class Batcher:
         if row.table_pages:
             low, high = min(row.table_pages), max(row.table_pages)
             require(low >= 0 and high < self._n_pages, f"pages {low} to {high} of a pool of {self._n_pages}")
-        known = self._tables[row.slot, : -(-end // self._page_size)] >= 0
+        known = self._tables[row.batch_slot, : -(-end // self._page_size)] >= 0
         known[row.table_start : table_end] = True
         require(bool(known.all()), f"no page is known for some positions below {end}")
         if row.scoring is not None:
@@ -181,9 +183,9 @@ class Batcher:
             )
             require(row.scoring.n_logprobs >= 0, f"{row.scoring.n_logprobs} log-probabilities")
         if row.sampling is not None:
-            self._check_sampling(row.slot, row.sampling, require)
+            self._check_sampling(row.batch_slot, row.sampling, require)
 
-    def _check_sampling(self, slot: int, sampling: RowSampling, require: Callable[[bool, str], None]) -> None:
+    def _check_sampling(self, batch_slot: int, sampling: RowSampling, require: Callable[[bool, str], None]) -> None:
         require(sampling.temperature >= 0.0, f"temperature {sampling.temperature}")
         require(0.0 < sampling.top_p <= 1.0, f"top_p {sampling.top_p}")
         require(0.0 <= sampling.min_p <= 1.0, f"min_p {sampling.min_p}")
@@ -198,7 +200,7 @@ class Batcher:
                 f"a history of {n_history:g} tokens, {n_prompt} of them the prompt's",
             )
         elif sampling.has_penalties:
-            require(bool(self._has_history[slot]), "penalties without a history")
+            require(bool(self._has_history[batch_slot]), "penalties without a history")
 
     def _check_copies(self, plan: StepPlan) -> None:
         pages = [page for copy in plan.copies for page in copy]

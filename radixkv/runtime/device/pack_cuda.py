@@ -24,7 +24,7 @@ class PackedStep:
     plan: StepPlan
     n_decode: int
     """Leading rows of one token."""
-    slots: Ints
+    batch_slots: Ints
     starts: Ints
     n_tokens: Ints
     firsts: Ints
@@ -42,7 +42,7 @@ class PackedStep:
     @property
     def n_rows(self) -> int:
         """All rows."""
-        return len(self.slots)
+        return len(self.batch_slots)
 
     @property
     def lengths(self) -> Ints:
@@ -71,13 +71,15 @@ class Packer:
         if not 1 <= len(plan.rows) <= self._max_rows:
             raise DeviceError(f"step {plan.step} has {len(plan.rows)} rows; the device takes 1 to {self._max_rows}")
         columns = np.array([_numbers(row) for row in plan.rows], dtype=np.int32).T
-        slots, starts, n_tokens, write_starts, table_starts, update_counts, n_ids = np.ascontiguousarray(columns)
+        batch_slots, starts, n_tokens, write_starts, table_starts, update_counts, n_ids = np.ascontiguousarray(
+            columns
+        )
         updates = np.fromiter(chain.from_iterable(row.table_pages for row in plan.rows), dtype=np.int32)
         ids = b"".join([_LAST_TOKEN if row.tokens is None else row.tokens for row in plan.rows])
         step = PackedStep(
             plan=plan,
             n_decode=sum(1 for _ in takewhile(lambda n: n == 1, n_tokens.tolist())),
-            slots=slots,
+            batch_slots=batch_slots,
             starts=starts,
             n_tokens=n_tokens,
             firsts=_firsts(n_tokens),
@@ -98,8 +100,10 @@ class Packer:
                 where = f", row {rows[0]}" if np.ndim(holds) else ""
                 raise DeviceError(f"step {step.plan.step}{where}: {problem}")
 
-        require((step.slots >= 0) & (step.slots < self._max_rows), f"the device has {self._max_rows} slots")
-        require(np.bincount(step.slots).max() == 1, "two rows have one slot")
+        require(
+            (step.batch_slots >= 0) & (step.batch_slots < self._max_rows), f"the device has {self._max_rows} slots"
+        )
+        require(np.bincount(step.batch_slots).max() == 1, "two rows have one slot")
         require((step.n_tokens >= 1) & (step.starts >= 0), "no tokens, or a start below 0")
         require(n_id_bytes == 4 * step.n_tokens, "as many ids as tokens are needed")
         require(len(step.ids) <= self._max_tokens, f"{len(step.ids)} tokens; the device takes {self._max_tokens}")
@@ -107,12 +111,12 @@ class Packer:
         require(ends <= self._max_model_len, f"a position beyond max_model_len {self._max_model_len}")
         require((step.table_starts >= 0) & (table_ends <= self._width), f"table entries beyond {self._width}")
         require((step.updates >= 0) & (step.updates < self._n_pages), f"a page beyond the pool's {self._n_pages}")
-        known = self._table_ends[step.slots]
+        known = self._table_ends[step.batch_slots]
         require((step.update_counts == 0) | (step.table_starts <= known), "a hole in the block table")
         known = np.where(step.update_counts > 0, table_ends, known)
         require(-(-ends // self._page_size) <= known, "no page is known for some positions")
         self._check_copies(step.plan)
-        self._table_ends[step.slots] = known
+        self._table_ends[step.batch_slots] = known
 
     def _check_copies(self, plan: StepPlan) -> None:
         pages = [page for pair in plan.copies for page in pair]
@@ -127,7 +131,7 @@ class Packer:
 def _numbers(row: Row) -> tuple[int, int, int, int, int, int, int]:
     n_id_bytes = 4 * row.n_tokens if row.tokens is None and row.n_tokens == 1 else len(row.tokens or b"")
     return (
-        row.slot,
+        row.batch_slot,
         row.start,
         row.n_tokens,
         row.write_start,

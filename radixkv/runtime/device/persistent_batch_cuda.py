@@ -23,12 +23,12 @@ class Places:
     ids: Tensor
     positions: Tensor
     """In the token's own sequence."""
-    lines: Tensor
+    slot_mapping: Tensor
     """Where in the pool its K and V go, seen as [pages * page_size]; -1 for nowhere."""
 
     def first(self, n_tokens: int) -> Places:
         """The same without the tokens behind."""
-        return Places(self.ids[:n_tokens], self.positions[:n_tokens], self.lines[:n_tokens])
+        return Places(self.ids[:n_tokens], self.positions[:n_tokens], self.slot_mapping[:n_tokens])
 
 
 class RowFields:
@@ -41,7 +41,7 @@ class RowFields:
 
     def __init__(self, max_rows: int, layout: Layout) -> None:
         self.max_rows = max_rows
-        self.slots = layout.field(max_rows)
+        self.batch_slots = layout.field(max_rows)
         self.starts = layout.field(max_rows)
         self.n_tokens = layout.field(max_rows)
         self.firsts = layout.field(max_rows)
@@ -56,7 +56,7 @@ class RowFields:
         """The rows, then padding up to ``n_padded``; but neither ids nor updates."""
         self.pad(staged, step.n_rows, n_padded)
         for field, values in (
-            (self.slots, step.slots),
+            (self.batch_slots, step.batch_slots),
             (self.starts, step.starts),
             (self.n_tokens, step.n_tokens),
             (self.firsts, step.firsts),
@@ -70,7 +70,7 @@ class RowFields:
     def pad(self, staged: Staged, first: int, end: int) -> None:
         """Rows ``first .. end - 1`` are padding."""
         for field, value in (
-            (self.slots, self.max_rows),
+            (self.batch_slots, self.max_rows),
             (self.starts, 0),
             (self.n_tokens, 1),
             (self.write_starts, 1),
@@ -116,27 +116,27 @@ class RowState:
         n_kept: int,
         device: torch.device,
     ) -> None:
-        n_slots = fields.max_rows + 1
-        self.tables = torch.full((n_slots, width), zero_page, dtype=torch.int32, device=device)
+        n_batch_slots = fields.max_rows + 1
+        self.tables = torch.full((n_batch_slots, width), zero_page, dtype=torch.int32, device=device)
         """[slots + 1, width]"""
-        self.last_tokens = torch.zeros(n_slots, dtype=torch.int32, device=device)
+        self.last_tokens = torch.zeros(n_batch_slots, dtype=torch.int32, device=device)
         """[slots + 1]"""
         self._fields = fields
         self._staging = staging
         self._page_size = page_size
         self._places = Places(*torch.zeros(3, max(n_kept, fields.max_rows), dtype=torch.int32, device=device))
-        self._places.lines.fill_(-1)
+        self._places.slot_mapping.fill_(-1)
 
-    def slots(self, n_rows: int) -> Tensor:
+    def batch_slots(self, n_rows: int) -> Tensor:
         """[n_rows] int32: the staged rows' slots."""
-        return self._staging.view(self._fields.slots)[:n_rows]
+        return self._staging.view(self._fields.batch_slots)[:n_rows]
 
     def update(self, n_rows: int, updates: Tensor | None = None) -> None:
         """Brings the staged rows' tables up to date; ``updates`` [n] int32, None for the staged ones."""
         fields, view = self._fields, self._staging.view
         update_tables(
             self.tables,
-            self.slots(n_rows),
+            self.batch_slots(n_rows),
             view(fields.table_starts)[:n_rows],
             view(fields.update_firsts)[:n_rows],
             view(fields.update_counts)[:n_rows],
@@ -155,7 +155,7 @@ class RowState:
 
     def place_kept(self, n_rows: int, ids: Tensor, max_n_tokens: int, n_padded: int) -> None:
         """As ``place``, but in ``kept``; the tokens behind, up to ``n_padded``, are written nowhere."""
-        self._places.lines[len(ids) : n_padded].fill_(-1)
+        self._places.slot_mapping[len(ids) : n_padded].fill_(-1)
         self._place(n_rows, ids, max_n_tokens, self.kept(len(ids)))
 
     def place(self, n_rows: int, ids: Tensor, max_n_tokens: int) -> Places:
@@ -174,7 +174,7 @@ class RowState:
         place_tokens(
             self.tables,
             self.last_tokens,
-            self.slots(n_rows),
+            self.batch_slots(n_rows),
             view(fields.starts)[:n_rows],
             view(fields.n_tokens)[:n_rows],
             view(fields.firsts)[:n_rows],
@@ -184,5 +184,5 @@ class RowState:
             max_n_tokens=max_n_tokens,
             ids_out=places.ids,
             positions_out=places.positions,
-            lines_out=places.lines,
+            slot_mapping_out=places.slot_mapping,
         )

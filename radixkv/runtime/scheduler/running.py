@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from radixkv.runtime.cache.block_table import Holding
+from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.request import Phase, Request, held
+from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.scheduler.waiting import WaitingQueue
 
-_GROWTH_TOKENS = 16
+_HEADROOM_TOKENS = 16
 """Room that an admission leaves for each running row, so that no retraction follows it at once."""
-_GROWTH_PARTS = 24
+_HEADROOM_DIVISOR = 24
 """It leaves no more than one in so many of the pool's pages: where many short sequences run, they end as fast as
 they grow."""
 
@@ -20,87 +20,87 @@ class RunningRequests:
     """Requests that go on, in the order of their admission, and those that *drain*: they have ended or been
     retracted, and keep slot and pages until no step that is launched, or that copies their tail, uses them."""
 
-    def __init__(self, cache: PageCache, waiting: WaitingQueue, n_slots: int) -> None:
+    def __init__(self, cache: PageCache, waiting: WaitingQueue, n_batch_slots: int) -> None:
         self._cache = cache
         self._waiting = waiting
-        self._n_slots = n_slots
-        self._free_slots = list(range(n_slots - 1, -1, -1))
-        self._going: dict[Request, None] = {}
-        self._on_trial: dict[Request, None] = {}
+        self._n_batch_slots = n_batch_slots
+        self._free_batch_slots = list(range(n_batch_slots - 1, -1, -1))
+        self._active: dict[Request, None] = {}
+        self._retrying: dict[Request, None] = {}
         self._draining: dict[Request, None] = {}
-        self._most_growth = -(-cache.n_pages // _GROWTH_PARTS)
+        self._max_headroom_pages = -(-cache.n_pages // _HEADROOM_DIVISOR)
 
     def __len__(self) -> int:
-        return len(self._going)
+        return len(self._active)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(tuple(self._going))
+        return iter(tuple(self._active))
 
     @property
-    def draining(self) -> tuple[Request, ...]:
+    def releasing(self) -> tuple[Request, ...]:
         """Those that do not go on. O(draining)."""
         return tuple(self._draining)
 
     @property
-    def is_draining(self) -> bool:
+    def is_releasing(self) -> bool:
         """Whether pages will come back. O(1)."""
         return bool(self._draining)
 
     @property
-    def has_slot(self) -> bool:
+    def has_batch_slot(self) -> bool:
         """Whether another request can be opened."""
-        return bool(self._free_slots)
+        return bool(self._free_batch_slots)
 
     @property
-    def has_trials(self) -> bool:
+    def has_retries(self) -> bool:
         """Whether some that go on are retried after a failed step. O(1)."""
-        return bool(self._on_trial)
+        return bool(self._retrying)
 
-    def takes_trial(self, request: Request) -> bool:
+    def can_join_retry(self, request: Request) -> bool:
         """Whether this one may be retried together with those that are. O(trials)."""
-        together = (*self._on_trial, request)
-        return all(one.trial_rows is not None and len(together) <= one.trial_rows for one in together)
+        together = (*self._retrying, request)
+        return all(one.max_retry_rows is not None and len(together) <= one.max_retry_rows for one in together)
 
     def prompts(self) -> list[Request]:
         """Those that go on and have more to compute than the token that was sampled last. O(running)."""
-        return [one for one in self._going if one.n_scheduled < one.n_known and not one.is_decoding]
+        return [one for one in self._active if one.n_scheduled < one.n_known and not one.is_decoding]
 
-    def holdings(self) -> list[Holding]:
-        """Every open holding. O(running)."""
-        return [held(request) for request in (*self._going, *self._draining)]
+    def block_tables(self) -> list[BlockTable]:
+        """Every open blocks. O(running)."""
+        return [request.blocks for request in (*self._active, *self._draining)]
 
     def open(self, request: Request, prompts: Iterable[Request]) -> bool:
         """A slot and a lease for a waiting request, if there is room for all tokens that it has, beside what the
         ``prompts`` before it have yet to get, and for the running rows to grow. Also after a retraction no more is
         asked for: ``max_tokens`` says little of how long an answer will be, and all that wait would wait with it.
         O(prompts), and ``PageCache.open``."""
-        holding = self._cache.open(request.namespace, request.key, request.reads_cache, request.private)
-        n_missing = self._cache.pages_for(request.n_known) - holding.n_leased
+        blocks = self._cache.open(request.namespace, request.key, request.reads_cache, request.bypasses_tree)
+        n_missing = self._cache.pages_for(request.n_known) - blocks.n_leased
         if not self._has_room(self._promised(request, prompts) + n_missing):
-            self._cache.close(holding)
+            self._cache.close(blocks)
             return False
-        self._seat(request, holding)
+        self._assign(request, blocks)
         return True
 
     def start(self, request: Request) -> None:
         """An opened request goes on."""
         request.phase = Phase.RUNNING
-        self._going[request] = None
-        if request.trial_rows is not None:
-            self._on_trial[request] = None
+        self._active[request] = None
+        if request.max_retry_rows is not None:
+            self._retrying[request] = None
 
-    def acquit(self, request: Request) -> None:
+    def end_retry(self, request: Request) -> None:
         """It was retried, and all went well."""
-        request.trial_rows = None
-        self._on_trial.pop(request, None)
+        request.max_retry_rows = None
+        self._retrying.pop(request, None)
 
     def close(self, request: Request) -> None:
         """Takes slot and pages back; no step may still use them."""
-        self.end_copy(request)
-        self._cache.close(held(request))
-        request.holding = None
-        self._free_slots.append(request.slot)
-        request.slot = -1
+        self.end_copies(request)
+        self._cache.close(request.blocks)
+        request.block_table = None
+        self._free_batch_slots.append(request.batch_slot)
+        request.batch_slot = -1
         request.n_scheduled = 0
 
     def fork(self, leader: Request) -> None:
@@ -119,10 +119,10 @@ class RunningRequests:
                 self._waiting.add(follower)
         leader.followers = []
 
-    def end_copy(self, fork: Request) -> None:
+    def end_copies(self, fork: Request) -> None:
         """The first row of a fork is done, or will not be: its leader's tail need not be kept for it."""
         if fork.leader is not None:
-            fork.leader.n_borrowers -= 1
+            fork.leader.n_pending_copies -= 1
             fork.leader = None
 
     def end(self, request: Request) -> None:
@@ -131,59 +131,59 @@ class RunningRequests:
         request.phase = Phase.ENDED
         self._draining[request] = None
 
-    def requeue(self, request: Request, *, discards: bool = True) -> None:
-        """A request that runs or drains goes back to the queue; ``discards`` what its launched rows give."""
+    def requeue(self, request: Request, *, discards_results: bool = True) -> None:
+        """A request that runs or drains goes back to the queue; ``discards_results`` what its launched rows give."""
         self._stop(request)
-        request.phase = Phase.RETURNING
-        request.discards |= discards
+        request.phase = Phase.RETRACTED
+        request.discards_results |= discards_results
         self._draining[request] = None
 
-    def drain(self) -> None:
+    def release(self) -> None:
         """Takes back the pages of draining requests that no step uses. O(draining)."""
-        while done := [r for r in self._draining if not (r.n_in_flight or r.n_borrowers)]:
+        while done := [r for r in self._draining if not (r.n_in_flight or r.n_pending_copies)]:
             for request in done:  # a fork that goes lets its leader go
                 del self._draining[request]
                 self.close(request)
-                request.discards = False
-                if request.phase is Phase.RETURNING:
+                request.discards_results = False
+                if request.phase is Phase.RETRACTED:
                     request.phase = Phase.WAITING
                     self._waiting.add(request)
 
     def _promised(self, request: Request, prompts: Iterable[Request]) -> int:
         """Pages that those of the prompts that go before it have yet to get."""
         first = (one for one in prompts if one.order < request.order)
-        return sum(self._cache.pages_for(one.n_known) - len(held(one).table) for one in first)
+        return sum(self._cache.pages_for(one.n_known) - len(one.blocks.pages) for one in first)
 
     def _stop(self, request: Request) -> None:
-        self._going.pop(request, None)
-        self._on_trial.pop(request, None)
+        self._active.pop(request, None)
+        self._retrying.pop(request, None)
 
     def _can_fork(self, leader: Request, n_promised: int) -> bool:
         """Whether there is room beside what older prompts have yet to get. O(1)."""
-        n_pages = self._cache.pages_for(leader.n_prompt) - held(leader).n_leased
+        n_pages = self._cache.pages_for(leader.n_prompt) - leader.blocks.n_leased
         return (
             leader.phase is Phase.RUNNING
-            and self.has_slot
-            and leader.trial_rows is None
+            and self.has_batch_slot
+            and leader.max_retry_rows is None
             and self._has_room(n_promised + n_pages)
         )
 
     def _fork(self, leader: Request, follower: Request) -> None:
         n_tokens = follower.n_prompt - 1
-        holding = self._cache.fork(held(leader), n_tokens, self._cache.pages_for(follower.n_prompt))
-        self._seat(follower, holding)
+        blocks = self._cache.fork(leader.blocks, n_tokens, self._cache.pages_for(follower.n_prompt))
+        self._assign(follower, blocks)
         self.start(follower)
         follower.n_scheduled = n_tokens
-        if holding.copies:
+        if blocks.copies:
             follower.leader = leader
-            leader.n_borrowers += 1
+            leader.n_pending_copies += 1
 
-    def _seat(self, request: Request, holding: Holding) -> None:
-        request.holding = holding
-        request.slot = self._free_slots.pop()
+    def _assign(self, request: Request, blocks: BlockTable) -> None:
+        request.block_table = blocks
+        request.batch_slot = self._free_batch_slots.pop()
         request.needs_history = request.sampling.has_penalties
 
     def _has_room(self, n_pages: int) -> bool:
         """Whether there are so many pages, and some for the running rows to grow. O(1)."""
-        n_growth = min(self._cache.pages_for(_GROWTH_TOKENS * len(self._going)), self._most_growth)
-        return n_pages + n_growth <= self._cache.n_available
+        n_headroom = min(self._cache.pages_for(_HEADROOM_TOKENS * len(self._active)), self._max_headroom_pages)
+        return n_pages + n_headroom <= self._cache.n_available

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from radixkv.config import SchedulerConfig
 from radixkv.errors import InvariantError, QueueFull, QueueTimeout
-from radixkv.runtime.cache.cache import Covered, PageCache
-from radixkv.runtime.request import Phase, Request, Update, held
-from radixkv.runtime.scheduler.retry import quarantine, undo_steps
+from radixkv.runtime.cache.cache import ComputedRow, PageCache
+from radixkv.runtime.request import Phase, Request, Update
+from radixkv.runtime.scheduler.retry import retry_without_tree, undo_steps
 from radixkv.runtime.scheduler.running import RunningRequests
-from radixkv.runtime.scheduler.shared_prefixes import SharedRows
+from radixkv.runtime.scheduler.shared_prefixes import SharedPrefixes
 from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.result import StepResult
@@ -65,7 +65,7 @@ class Scheduler:
         self.running = RunningRequests(cache, self.waiting, config.max_num_seqs)
         self.n_preemptions = 0
         """Retractions for want of pages."""
-        self._shared = SharedRows(cache) if finds_shared_runs else None
+        self._shared = SharedPrefixes(cache) if finds_shared_runs else None
         self._clock = clock
         self._max_waiting = config.max_queued_requests
         self._queue_timeout_s = config.queue_timeout_s
@@ -79,7 +79,7 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits, runs or drains."""
-        return not (self.waiting or self.running or self.running.is_draining)
+        return not (self.waiting or self.running or self.running.is_releasing)
 
     def add(self, leader: Request, followers: Sequence[Request] = ()) -> None:
         """Queues a new request: the choice that leads, and those that follow it. O(log waiting).
@@ -110,7 +110,7 @@ class Scheduler:
             request.phase = Phase.ENDED
         else:
             self.running.end(request)
-            self.running.drain()
+            self.running.release()
         if request.followers:
             self.waiting.add(request.hand_over())
 
@@ -140,12 +140,12 @@ class Scheduler:
         Requests that are retried after a failed step share no plan, and no time, with others: if it fails again,
         it is known whose it was. The others pause meanwhile, unless none of the former fits.
         """
-        if self._has_trials():
+        if self._has_retries():
             if self._launched:
                 return None
-            if (plan := self._plan(on_trial=True)) is not None:
+            if (plan := self._plan(retrying=True)) is not None:
                 return plan
-        return self._plan(on_trial=False)
+        return self._plan(retrying=False)
 
     def complete(self, plan: StepPlan, result: StepResult) -> list[Update]:
         """Takes the oldest plan's result. O(rows)."""
@@ -153,36 +153,36 @@ class Scheduler:
         assert launched.plan is plan, "results come in the order of the plans"
         updates: list[Update] = []
         rows = list(zip(plan.rows, launched.requests, result.tokens, result.finite, strict=True))
-        covered: list[Covered] = []
+        covered: list[ComputedRow] = []
         for row, request, _, finite in rows:
             self._land(request, row)
-            if finite and not request.discards:
-                holding, end = held(request), row.start + row.n_tokens
-                fills_page = end >= (holding.n_leased + 1) * self.cache.page_size and holding.fills_tree
+            if finite and not request.discards_results:
+                blocks, end = request.blocks, row.start + row.n_tokens
+                fills_page = end >= (blocks.n_leased + 1) * self.cache.page_size and blocks.can_commit
                 if request.phase is Phase.ENDED:
-                    self.cache.settle(holding, end, plan.step)
-                elif fills_page or not holding.is_settled:
-                    covered.append(Covered(holding, request.tokens, end, request.last_step))
-        self.cache.cover(covered, plan.step)
+                    self.cache.mark_computed(blocks, end, plan.step)
+                elif fills_page or not blocks.is_computed:
+                    covered.append(ComputedRow(blocks, request.tokens, end, request.last_step))
+        self.cache.commit_computed(covered, plan.step)
         if not all(result.finite):
             for _, request, _, finite in rows:
                 if not finite:
-                    updates += quarantine(self.cache, self.running, request)
+                    updates += retry_without_tree(self.cache, self.running, request)
         for index, (row, request, token, finite) in enumerate(rows):
-            if finite and request.phase is not Phase.ENDED and not request.discards:
+            if finite and request.phase is not Phase.ENDED and not request.discards_results:
                 # After one of a prompt's rows it is not known yet whether it can go on.
-                if request.trial_rows is not None and row.n_tokens == 1 and row.sampling is not None:
-                    self.running.acquit(request)
+                if request.max_retry_rows is not None and row.n_tokens == 1 and row.sampling is not None:
+                    self.running.end_retry(request)
                 scores = result.scores[index] if result.scores else None
                 if scores and (stretch := request.take_scores(row.start, scores)):
                     updates.append(Update(request, scores=stretch))
                 if row.sampling is not None:
                     logprobs = result.logprobs[index] if result.logprobs else None
-                    updates.append(self._accept(request, token, logprobs))
-            holding = held(request)
-            if holding.retired and not request.n_borrowers:
-                self.cache.reap(holding, plan.step)
-        self.running.drain()
+                    updates.append(self._append_token(request, token, logprobs))
+            blocks = request.blocks
+            if blocks.replaced and not request.n_pending_copies:
+                self.cache.free_replaced(blocks, plan.step)
+        self.running.release()
         return updates
 
     def fail(self) -> list[Update]:
@@ -194,7 +194,7 @@ class Scheduler:
                 self._land(request, row)
                 involved.append(request)
         updates = undo_steps(self.cache, self.running, involved)
-        self.running.drain()
+        self.running.release()
         return updates
 
     def check(self) -> None:
@@ -203,41 +203,41 @@ class Scheduler:
         Raises:
             InvariantError: a bug in radixkv.
         """
-        self.cache.check(self.running.holdings())
+        self.cache.check(self.running.block_tables())
         n_held = self.cache.n_pages - self.cache.n_available
         if self.is_idle and n_held:
             raise InvariantError(f"nothing runs, but {n_held} pages are leased, detached or held")
 
-    def _has_trials(self) -> bool:
+    def _has_retries(self) -> bool:
         """Whether some are retried, or could be."""
-        return self.running.has_trials or (
-            self.waiting.has_trials and self.running.has_slot and not self._is_blocked()
+        return self.running.has_retries or (
+            self.waiting.has_retries and self.running.has_batch_slot and not self._is_blocked()
         )
 
-    def _plan(self, *, on_trial: bool) -> StepPlan | None:
+    def _plan(self, *, retrying: bool) -> StepPlan | None:
         """A step of those on trial, or of the others; None if it would have no rows."""
         decoding: list[Request] = []
         prefilling: list[Request] = []
         for request in self.running:
-            if not request.is_sampled_out and (request.trial_rows is not None) is on_trial:
+            if not request.reaches_max_tokens and (request.max_retry_rows is not None) is retrying:
                 (decoding if request.is_decoding else prefilling).append(request)
-        rows, requests = self._continued(decoding)
+        rows, requests = self._decode_rows(decoding)
         n_decoding = len(rows)
         budget = self.max_num_batched_tokens - n_decoding
         for request in prefilling:
             if request.phase is not Phase.RUNNING:
                 continue
             if request.reads_cache:
-                self.cache.extend(held(request), request.tokens)
-            row = self._chunk(request, budget)
+                self.cache.extend(request.blocks, request.tokens)
+            row = self._prefill_row(request, budget)
             if row is not None:
                 rows.append(row)
                 requests.append(request)
                 budget -= row.n_tokens
                 if request.n_scheduled == request.n_known:
                     self._blocked = None  # those with the same prompt need no more room for it
-        if self.waiting and self.running.has_slot and budget > 0 and (on_trial or not self._is_blocked()):
-            for request, row in self._admit(self._candidates(on_trial=on_trial), budget):
+        if self.waiting and self.running.has_batch_slot and budget > 0 and (retrying or not self._is_blocked()):
+            for request, row in self._admit(self._candidates(retrying=retrying), budget):
                 rows.append(row)
                 requests.append(request)
         if not rows:
@@ -248,37 +248,37 @@ class Scheduler:
         self._n_steps += 1
         return plan
 
-    def _continued(self, decoding: list[Request]) -> tuple[list[Row], list[Request]]:
+    def _decode_rows(self, decoding: list[Request]) -> tuple[list[Row], list[Request]]:
         """The next tokens' rows, and whose they are: of those for whom there are pages."""
         page_size = self.cache.page_size
-        full = [held(r) for r in decoding if r.n_scheduled == len(held(r).table) * page_size]
-        has_pages = self.cache.lengthen(full)  # all at once, where nobody has to give way
+        full = [r.blocks for r in decoding if r.n_scheduled == len(r.blocks.pages) * page_size]
+        has_pages = self.cache.append_pages(full)  # all at once, where nobody has to give way
         rows: list[Row] = []
         requests: list[Request] = []
         for request in decoding:
             start = request.n_scheduled
             if has_pages or (request.phase is Phase.RUNNING and self._make_room(request, start + 1)):
-                rows.append(request.launch(start, start + 1, start, self._n_steps))
+                rows.append(request.make_row(start, start + 1, start, self._n_steps))
                 requests.append(request)
         return rows, requests
 
-    def _candidates(self, *, on_trial: bool) -> Iterator[Request]:
+    def _candidates(self, *, retrying: bool) -> Iterator[Request]:
         """Those on trial that may be retried now, or all others, in the order in which to try them."""
-        if on_trial:
-            return takewhile(self.running.takes_trial, self.waiting.trials())
-        return (request for request in self.waiting.candidates() if request.trial_rows is None)
+        if retrying:
+            return takewhile(self.running.can_join_retry, self.waiting.retries())
+        return (request for request in self.waiting.candidates() if request.max_retry_rows is None)
 
     def _admit(self, candidates: Iterable[Request], budget: int) -> list[tuple[Request, Row]]:
         """Those that fit beside what running prompts have yet to take."""
         prompts = self.running.prompts()
         admitted: list[tuple[Request, Row]] = []
         for request in candidates:
-            if budget <= 0 or not self.running.has_slot:
+            if budget <= 0 or not self.running.has_batch_slot:
                 break
             if not self.running.open(request, prompts):
                 self._blocked = (self.cache.n_available, len(self.running), self.waiting.version)
                 break
-            row = self._chunk(request, budget)
+            row = self._prefill_row(request, budget)
             if row is None:
                 self.running.close(request)
                 break
@@ -304,47 +304,47 @@ class Scheduler:
             and self.waiting.version == version
         )
 
-    def _chunk(self, request: Request, budget: int) -> Row | None:
+    def _prefill_row(self, request: Request, budget: int) -> Row | None:
         """The next chunk of a prompt, committed; chunks but the last end on a page boundary."""
-        holding, page_size = held(request), self.cache.page_size
+        blocks, page_size = request.blocks, self.cache.page_size
         if request.reads_cache:
-            n_cached = min(holding.n_leased * page_size, request.n_known - 1)
+            n_cached = min(blocks.n_leased * page_size, request.n_known - 1)
             request.n_scheduled = max(request.n_scheduled, n_cached)
         end = min(request.n_known, request.n_scheduled + budget)
         if end < request.n_known:
             end -= end % page_size
         if end <= request.n_scheduled or not self._make_room(request, end):
             return None
-        n_in_tree = self.cache.commit(holding, request.tokens, end, request.last_step)
+        n_in_tree = self.cache.commit(blocks, request.tokens, end, request.last_step)
         write_start = min(end, max(request.n_scheduled, n_in_tree * page_size))
         if request.scheduled_at is None:
             request.scheduled_at = self._clock()
-        return request.launch(request.n_scheduled, end, write_start, self._n_steps)
+        return request.make_row(request.n_scheduled, end, write_start, self._n_steps)
 
     def _make_room(self, request: Request, n_tokens: int) -> bool:
         """Pages for so many tokens: evicts, then retracts the last in order, never the first."""
-        holding = held(request)
-        if n_tokens <= len(holding.table) * self.cache.page_size:
+        blocks = request.blocks
+        if n_tokens <= len(blocks.pages) * self.cache.page_size:
             return True
         n_pages = self.cache.pages_for(n_tokens)
-        while not self.cache.reserve(holding, n_pages):
-            if self.running.is_draining or len(self.running) < 2:
+        while not self.cache.reserve(blocks, n_pages):
+            if self.running.is_releasing or len(self.running) < 2:
                 return False
             victim = max(self.running, key=lambda running: running.order)
             self.n_preemptions += 1
-            self.running.requeue(victim, discards=False)
-            self.running.drain()
+            self.running.requeue(victim, discards_results=False)
+            self.running.release()
             if victim is request:
                 return False
         return True
 
     def _land(self, request: Request, row: Row) -> None:
         """A launched row is done or has failed, and with it the copies that it may have waited for."""
-        request.land(row)
+        request.row_done(row)
         if request.leader is not None:
-            self.running.end_copy(request)
+            self.running.end_copies(request)
 
-    def _accept(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> Update:
+    def _append_token(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> Update:
         """Appends a token; lets the other choices fork."""
         request.tokens += token.to_bytes(TOKEN_BYTES, "little")
         if request.n_cached is None:
@@ -367,7 +367,7 @@ def _take_copies(requests: list[Request]) -> tuple[tuple[int, int], ...]:
     copies: list[tuple[int, int]] = []
     for request in requests:
         if request.leader is not None:
-            holding = held(request)
-            copies += holding.copies
-            holding.copies = []
+            blocks = request.blocks
+            copies += blocks.copies
+            blocks.copies = []
     return tuple(copies)

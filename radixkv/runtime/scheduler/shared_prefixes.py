@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.request import Request, held
+from radixkv.runtime.request import Request
 from radixkv.runtime.step.plan import SharedRun
 from radixkv.tree.node import Lease
 
-LEAST_TOKENS = 64
+MIN_TOKENS = 64
 """Shorter runs are left out: to read them once saves less than it costs to put the parts of attention together."""
 
 
-class SharedRows:
+class SharedPrefixes:
     """The shared runs of the rows that continue an answer, kept while the same requests do, in the same order.
 
     What was found stays true for as long: the pages of an open lease keep their places in its block table. A run
     that grows meanwhile, because two answers go on alike, is seen when the rows change.
     """
 
-    def __init__(self, cache: PageCache, *, least_tokens: int = LEAST_TOKENS) -> None:
+    def __init__(self, cache: PageCache, *, least_tokens: int = MIN_TOKENS) -> None:
         self._cache = cache
         self._least_pages = cache.pages_for(least_tokens)
         self._leases: list[Lease | None] = []
@@ -31,7 +31,7 @@ class SharedRows:
 
         O(rows), and O(edges) where other requests have a row than in the last call.
         """
-        leases = [held(request).lease for request in requests]
+        leases = [request.blocks.lease for request in requests]
         if leases != self._leases:
             self._leases = leases
             self._runs = tuple(

@@ -26,7 +26,7 @@ class WaitingQueue:
         self._max_passes = max_passes
         self._in_order: SortedDict[tuple[int, int], Request] = SortedDict()
         self._unstarted: SortedDict[int, Request] = SortedDict()
-        self._on_trial: SortedDict[int, Request] = SortedDict()
+        self._retrying: SortedDict[int, Request] = SortedDict()
         self.version = 0
         """Changes whenever a request comes or goes."""
 
@@ -42,9 +42,9 @@ class WaitingQueue:
         return len(self._unstarted)
 
     @property
-    def has_trials(self) -> bool:
+    def has_retries(self) -> bool:
         """Whether any is to be retried after a failed step. O(1)."""
-        return bool(self._on_trial)
+        return bool(self._retrying)
 
     def oldest_unstarted(self) -> Request | None:
         """Who has waited longest for its first step. O(1)."""
@@ -57,8 +57,8 @@ class WaitingQueue:
         self._in_order[request.order] = request
         if request.scheduled_at is None:
             self._unstarted[request.serial] = request
-        if request.trial_rows is not None:
-            self._on_trial[request.serial] = request
+        if request.max_retry_rows is not None:
+            self._retrying[request.serial] = request
 
     def remove(self, request: Request) -> None:
         """Takes a request out. O(log n)."""
@@ -66,11 +66,11 @@ class WaitingQueue:
         request.key = b""
         del self._in_order[request.order]
         self._unstarted.pop(request.serial, None)
-        self._on_trial.pop(request.serial, None)
+        self._retrying.pop(request.serial, None)
 
-    def trials(self) -> list[Request]:
+    def retries(self) -> list[Request]:
         """Those to be retried after a failed step, oldest first. O(trials)."""
-        return list(self._on_trial.values())
+        return list(self._retrying.values())
 
     def candidates(self) -> Iterable[Request]:
         """Requests in the order in which to try them. ``lpm``: O(window) matches, less those still known."""
@@ -81,7 +81,7 @@ class WaitingQueue:
         unknown = [request for request in window if request.match_version != version]
         matches = self._cache.matches((request.namespace, request.key) for request in unknown)
         for request, n_matched in zip(unknown, matches, strict=True):
-            request.n_matched = n_matched if request.reads_cache and not request.private else 0
+            request.n_matched = n_matched if request.reads_cache and not request.bypasses_tree else 0
             request.match_version = version
         return sorted(window, key=self._rank)
 
@@ -91,9 +91,9 @@ class WaitingQueue:
         for request in islice(self._in_order.values(), self._window):
             if last is None or request.order > last:
                 break
-            request.n_passed += 1
+            request.n_passed_over += 1
 
     def _rank(self, request: Request) -> tuple[int, bool, int, int]:
-        if request.n_passed >= self._max_passes:
+        if request.n_passed_over >= self._max_passes:
             return (request.priority, False, 0, request.serial)
         return (request.priority, True, -request.n_matched, request.serial)

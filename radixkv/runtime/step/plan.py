@@ -65,7 +65,7 @@ class Row(msgspec.Struct, frozen=True):
     block table.
     """
 
-    slot: int
+    batch_slot: int
     """Index into the device's persistent batch arrays (block table, last sampled token)."""
     start: int
     n_tokens: int

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from radixkv.config import SchedulerConfig
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.request import GREEDY, Phase, Request, held
+from radixkv.runtime.request import GREEDY, Phase, Request
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.result import StepResult
@@ -70,7 +70,7 @@ class Paged:
         """In the order of their begin; then those that had to give way to others in this step, of which they have a
         row, which may be their last."""
         running = self._scheduler.running
-        giving_way = [one for one in running.draining if one.phase is Phase.RETURNING and one.n_in_flight]
+        giving_way = [one for one in running.releasing if one.phase is Phase.RETRACTED and one.n_in_flight]
         return [self._sequence(request) for request in (*running, *giving_way)]
 
     def memory(self) -> Memory:
@@ -83,13 +83,13 @@ class Paged:
         reserved = entries = 0
         stored: list[tuple[Sequence, int]] = []
         running = self._scheduler.running
-        for request in (*running, *running.draining):
-            holding, sequence = held(request), self._sequence(request)
-            occupied += request.n_scheduled - holding.n_leased * page_size
-            entries += len(holding.table)
+        for request in (*running, *running.releasing):
+            blocks, sequence = request.blocks, self._sequence(request)
+            occupied += request.n_scheduled - blocks.n_leased * page_size
+            entries += len(blocks.pages)
             stored.append((sequence, request.n_scheduled))
             if request.phase is Phase.RUNNING:
-                n_empty = len(holding.table) * page_size - request.n_scheduled
+                n_empty = len(blocks.pages) * page_size - request.n_scheduled
                 reserved += min(n_empty, sequence.n_stored - request.n_scheduled)
         return Memory(
             occupied=occupied,

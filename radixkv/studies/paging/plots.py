@@ -54,7 +54,7 @@ PARTS = (
 )
 """Of a bar: what slots are used for, its colour, and that of a number on it."""
 
-LEAST_LABELLED_PCT = 4.5
+MIN_LABELLED_PCT = 4.5
 
 
 def plot(
@@ -127,7 +127,7 @@ def _waste(lines: Sequence[Figures]) -> Figure:
             widths = [_parts(of)[index] for of in of_workload]
             axes.barh(places, widths, 0.78, starts, color=colour, label=label, edgecolor="white", linewidth=0.6)
             for place, start, width in zip(places, starts, widths, strict=True):
-                if width >= LEAST_LABELLED_PCT:
+                if width >= MIN_LABELLED_PCT:
                     axes.text(
                         start + width / 2, place, f"{width:.0f}", color=ink, fontsize=8, ha="center", va="center"
                     )

@@ -164,7 +164,7 @@ def row_of(
     ids: Sequence[int],
     pages: Sequence[int],
     *,
-    slot: int = 0,
+    batch_slot: int = 0,
     start: int = 0,
     stop: int | None = None,
     write_start: int | None = None,
@@ -173,7 +173,7 @@ def row_of(
     """The row that computes ``ids[start:stop]`` of a sequence whose whole table is ``pages``."""
     some = ids[start:stop]
     return Row(
-        slot=slot,
+        batch_slot=batch_slot,
         start=start,
         n_tokens=len(some),
         tokens=tokens_of(some),

@@ -46,16 +46,28 @@ def test_greedy_tokens_alone_batched_chunked_and_with_hits(checkpoint: Get, name
     tables = [tuple(range(i * n_table, (i + 1) * n_table)) for i in range(3)]
     tables[1] = tables[0][:3] + tables[1][3:]
 
-    def prefill(slot: int, start: int, stop: int) -> Row:
-        sampling = GREEDY if stop == len(prompts[slot]) else None
-        return row_of(prompts[slot], tables[slot], slot=slot, start=start, stop=stop, sampling=sampling)
+    def prefill(batch_slot: int, start: int, stop: int) -> Row:
+        sampling = GREEDY if stop == len(prompts[batch_slot]) else None
+        return row_of(
+            prompts[batch_slot],
+            tables[batch_slot],
+            batch_slot=batch_slot,
+            start=start,
+            stop=stop,
+            sampling=sampling,
+        )
 
     plans = [
         (prefill(0, 0, 2 * PAGE),),
         (prefill(0, 2 * PAGE, len(prompts[0])), prefill(1, 3 * PAGE, len(prompts[1])), prefill(2, 0, 11)),
     ]
     for step in range(N_NEW - 1):
-        plans.append(tuple(Row(slot, len(prompts[slot]) + step, 1, None, 0, 0, (), GREEDY) for slot in range(3)))
+        plans.append(
+            tuple(
+                Row(batch_slot, len(prompts[batch_slot]) + step, 1, None, 0, 0, (), GREEDY)
+                for batch_slot in range(3)
+            )
+        )
     results = [executor.launch(StepPlan(number, plan)) for number, plan in enumerate(plans)]
     answers = list(zip(*(pending.result().tokens for pending in results[1:]), strict=True))
     with torch.inference_mode():

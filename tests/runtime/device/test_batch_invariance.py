@@ -52,11 +52,13 @@ def test_decoding_in_a_batch(checkpoint: Get, name: str, n_mates: int) -> None:
     for i in range(n_mates):
         ids = random_ids(3 + 7 * i % 50, seed=i)
         own = device.pages(len(ids) + 8)
-        device.run(row_of(ids, own, slot=i + 1))
+        device.run(row_of(ids, own, batch_slot=i + 1))
         if i % 3 == 0:
-            mates.append(row_of(IDS, pages, slot=i + 1, start=8 + i % 40, stop=9 + i % 40, write_start=LENGTH))
+            mates.append(
+                row_of(IDS, pages, batch_slot=i + 1, start=8 + i % 40, stop=9 + i % 40, write_start=LENGTH)
+            )
         else:
-            mates.append(row_of(ids + ids[:1], own, slot=i + 1, start=len(ids)))
+            mates.append(row_of(ids + ids[:1], own, batch_slot=i + 1, start=len(ids)))
     middle = n_mates // 2
     rows = [*mates[:middle], row_of(IDS, pages, start=LENGTH - 1), *mates[middle:]]
     together = device.run(*rows)
@@ -73,7 +75,7 @@ def test_prompts_in_a_batch(checkpoint: Get, name: str) -> None:
     prompts = [random_ids(n, seed=n) for n in lengths]
     alone = [cold(device, ids) for ids in prompts]
     tables = [device.pages(n) for n in lengths]
-    together = device.run(*(row_of(ids, tables[i], slot=i) for i, ids in enumerate(prompts)))
+    together = device.run(*(row_of(ids, tables[i], batch_slot=i) for i, ids in enumerate(prompts)))
     for i, ids in enumerate(prompts):
         assert same((together[i], device.stored(tables[i], len(ids))), alone[i])
 
@@ -100,7 +102,7 @@ def test_pages_written_in_the_same_step(checkpoint: Get, name: str) -> None:
     writer = IDS[:40] + random_ids(20, seed=13)
     theirs = device.pages(len(writer))
     pages = theirs[:10] + device.pages(LENGTH - 40)
-    _, logits = device.run(row_of(writer, theirs, slot=1), row_of(IDS, pages, slot=2, start=40))
+    _, logits = device.run(row_of(writer, theirs, batch_slot=1), row_of(IDS, pages, batch_slot=2, start=40))
     assert torch.equal(logits, expected[0][40:])
     assert torch.equal(device.stored(pages, LENGTH), expected[1])
 
@@ -113,10 +115,10 @@ def test_recomputing_without_writing(checkpoint: Get, start: int) -> None:
     pages = device.pages(LENGTH)
     device.run(row_of(IDS, pages))
     before = device.pool.k.clone(), device.pool.v.clone()
-    (logits,) = device.run(row_of(IDS, pages, slot=3, start=start, write_start=LENGTH))
+    (logits,) = device.run(row_of(IDS, pages, batch_slot=3, start=start, write_start=LENGTH))
     assert torch.equal(logits, expected[0][start:])
     others = random_ids(LENGTH, seed=17)
-    device.run(row_of(others, pages, slot=3, start=start, write_start=LENGTH))
+    device.run(row_of(others, pages, batch_slot=3, start=start, write_start=LENGTH))
     for now, then in zip((device.pool.k, device.pool.v), before, strict=True):
         assert torch.equal(now.view(torch.int32), then.view(torch.int32))
 
@@ -156,7 +158,7 @@ class TestMutantsAreSeen:
     """The comparisons above can fail."""
 
     def decode(self, device: OpenDevice, table: tuple[int, ...]) -> Tensor:
-        return device.run(row_of(IDS, table, slot=5, start=LENGTH - 1, write_start=LENGTH))[0][0]
+        return device.run(row_of(IDS, table, batch_slot=5, start=LENGTH - 1, write_start=LENGTH))[0][0]
 
     @pytest.fixture
     def device(self, checkpoint: Get) -> OpenDevice:
@@ -171,7 +173,7 @@ class TestMutantsAreSeen:
     @pytest.mark.parametrize("wrong", [0, 7, 17])
     def test_one_wrong_page(self, device: OpenDevice, pages: tuple[int, ...], wrong: int) -> None:
         other = device.pages(LENGTH)
-        device.run(row_of(random_ids(LENGTH, seed=15), other, slot=1))
+        device.run(row_of(random_ids(LENGTH, seed=15), other, batch_slot=1))
         table = pages[:wrong] + other[wrong : wrong + 1] + pages[wrong + 1 :]
         assert not torch.equal(self.decode(device, table), self.decode(device, pages))
 
@@ -187,12 +189,12 @@ class TestMutantsAreSeen:
         """The last page's table entry still points to what the slot held before."""
         right = self.decode(device, pages)
         old = device.pages(LENGTH)
-        device.run(row_of(random_ids(LENGTH, seed=16), old, slot=2))
+        device.run(row_of(random_ids(LENGTH, seed=16), old, batch_slot=2))
         assert not torch.equal(self.decode(device, (*pages[:-1], old[-1])), right)
 
     def test_positions_off_by_one(self, device: OpenDevice, pages: tuple[int, ...]) -> None:
         expected = self.decode(device, pages)
-        batch = device.pack(row_of(IDS, pages, slot=5, start=LENGTH - 1, write_start=LENGTH))
+        batch = device.pack(row_of(IDS, pages, batch_slot=5, start=LENGTH - 1, write_start=LENGTH))
         device.attention.plan(batch)
         with torch.inference_mode():
             hidden = device.model(batch.ids, batch.positions - 1, device.attention.run)
@@ -203,15 +205,15 @@ def test_a_row_that_is_not_finite_disturbs_nobody(checkpoint: Get) -> None:
     device = OpenDevice(checkpoint("grouped"), page_size=PAGE, block_tokens=BLOCK)
     expected = cold(device)
     bad, good = device.pages(LENGTH), device.pages(LENGTH)
-    device.run(row_of(IDS, good, slot=1, stop=60))
-    device.run(row_of(IDS, bad, slot=0, stop=60))
+    device.run(row_of(IDS, good, batch_slot=1, stop=60))
+    device.run(row_of(IDS, bad, batch_slot=0, stop=60))
     device.pool.poison(bad[3])
-    sick, healthy = device.run(row_of(IDS, bad, slot=0, start=60), row_of(IDS, good, slot=1, start=60))
+    sick, healthy = device.run(row_of(IDS, bad, batch_slot=0, start=60), row_of(IDS, good, batch_slot=1, start=60))
     assert sick.isnan().all()
     assert torch.equal(healthy, expected[0][60:])
     sick, healthy = device.run(
-        row_of(IDS, bad, slot=0, start=74, write_start=LENGTH),
-        row_of(IDS, good, slot=1, start=74, write_start=LENGTH),
+        row_of(IDS, bad, batch_slot=0, start=74, write_start=LENGTH),
+        row_of(IDS, good, batch_slot=1, start=74, write_start=LENGTH),
     )
     assert sick.isnan().all()
     assert torch.equal(healthy[0], expected[0][-1])

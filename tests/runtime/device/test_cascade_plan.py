@@ -58,14 +58,14 @@ class Played:
 
     def plan(
         self,
-        slots: Ints,
+        batch_slots: Ints,
         lengths: Ints,
         shared: Sequence[SharedRun] = (),
         bucket: int | None = None,
         variant: Variant | None = None,
     ) -> DecodeStep:
         self.staged = Staged(torch.full((self.layout.size,), -77, dtype=torch.int32))
-        return self.planner.plan(self.staged, slots, lengths, WIDTH, shared, bucket, variant)
+        return self.planner.plan(self.staged, batch_slots, lengths, WIDTH, shared, bucket, variant)
 
     def items(self, step: DecodeStep, window: int | None = None) -> list[Played.Item]:
         """What ``attend.attend`` would do for each item."""
@@ -167,25 +167,25 @@ class Played:
         assert not results, "each result is merged"
         return rows
 
-    def check(self, step: DecodeStep, slots: Ints, lengths: Ints, window: int | None = None) -> None:
+    def check(self, step: DecodeStep, batch_slots: Ints, lengths: Ints, window: int | None = None) -> None:
         reads = self.reads(step, window)
-        for row, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
+        for row, (batch_slot, length) in enumerate(zip(batch_slots.tolist(), lengths.tolist(), strict=True)):
             seen = range(0 if window is None else max(length - window, 0), length)
-            expected = [(int(self.tables[slot, at // PAGE]), at % PAGE) for at in seen]
+            expected = [(int(self.tables[batch_slot, at // PAGE]), at % PAGE) for at in seen]
             assert sorted(reads[row]) == sorted(expected), f"row {row}"
-        for row in range(len(slots), step.n_rows):
+        for row in range(len(batch_slots), step.n_rows):
             assert reads[row] == [(ZERO_PAGE, 0)], "rows of padding read the zero page"
 
 
 def ragged(played: Played, seed: int, n_rows: int, longest: int) -> tuple[Ints, Ints]:
     random = np.random.default_rng(seed)
     played.tables[:MAX_ROWS] = random.permutation(MAX_ROWS * WIDTH).reshape(MAX_ROWS, WIDTH)
-    slots = random.permutation(MAX_ROWS)[:n_rows].astype(np.int32)
-    return slots, random.integers(1, longest + 1, n_rows).astype(np.int32)
+    batch_slots = random.permutation(MAX_ROWS)[:n_rows].astype(np.int32)
+    return batch_slots, random.integers(1, longest + 1, n_rows).astype(np.int32)
 
 
 def share(
-    played: Played, slots: Ints, lengths: Ints, seed: int, first_page: int, rows: list[int], depth: int = 0
+    played: Played, batch_slots: Ints, lengths: Ints, seed: int, first_page: int, rows: list[int], depth: int = 0
 ) -> list[SharedRun]:
     """Random nested runs, parents first; tables and lengths are made to fit."""
     random = np.random.default_rng(seed)
@@ -194,13 +194,13 @@ def share(
     if len(rows) < 2 or end * PAGE >= WIDTH * PAGE - 400 or depth > 3:
         return []
     for row in rows:
-        played.tables[slots[row], first_page:end] = played.tables[slots[rows[0]], first_page:end]
+        played.tables[batch_slots[row], first_page:end] = played.tables[batch_slots[rows[0]], first_page:end]
         lengths[row] = max(lengths[row], end * PAGE + int(random.integers(1, 300)))
     runs = [SharedRun(tuple(sorted(rows)), first_page, n_pages)]
     shuffled = random.permutation(rows).tolist()
     while len(shuffled) > 3:
         size = int(random.integers(2, len(shuffled)))
-        runs += share(played, slots, lengths, int(random.integers(1 << 30)), end, shuffled[:size], depth + 1)
+        runs += share(played, batch_slots, lengths, int(random.integers(1 << 30)), end, shuffled[:size], depth + 1)
         shuffled = shuffled[size:]
     return runs
 
@@ -209,9 +209,9 @@ def share(
 @pytest.mark.parametrize(("n_rows", "longest"), [(1, 4800), (3, 40), (33, 4800), (200, 700)])
 def test_every_row_reads_each_of_its_positions_once(n_rows: int, longest: int, variant: Variant | None) -> None:
     played = Played()
-    slots, lengths = ragged(played, n_rows, n_rows, longest)
-    played.check(played.plan(slots, lengths, variant=variant), slots, lengths)
-    played.check(played.plan(slots, lengths, bucket=n_rows + 7, variant=variant), slots, lengths)
+    batch_slots, lengths = ragged(played, n_rows, n_rows, longest)
+    played.check(played.plan(batch_slots, lengths, variant=variant), batch_slots, lengths)
+    played.check(played.plan(batch_slots, lengths, bucket=n_rows + 7, variant=variant), batch_slots, lengths)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -224,14 +224,14 @@ def test_nested_runs(seed: int) -> None:
     )
     played = Played(geometry, shared_kernel="fa3" if seed % 4 < 2 else "fa2")
     n_rows = int(random.integers(2, 250))
-    slots, lengths = ragged(played, seed, n_rows, 300)
+    batch_slots, lengths = ragged(played, seed, n_rows, 300)
     rows = random.permutation(n_rows).tolist()
     half = int(random.integers(1, n_rows + 1))
-    runs = share(played, slots, lengths, seed, 0, rows[:half]) + share(
-        played, slots, lengths, seed + 1, 0, rows[half:]
+    runs = share(played, batch_slots, lengths, seed, 0, rows[:half]) + share(
+        played, batch_slots, lengths, seed + 1, 0, rows[half:]
     )
     bucket = None if seed % 2 else min(n_rows + 16, MAX_ROWS)
-    played.check(played.plan(slots, lengths, runs, bucket), slots, lengths)
+    played.check(played.plan(batch_slots, lengths, runs, bucket), batch_slots, lengths)
 
 
 @pytest.mark.parametrize("n_processors", [2, 58, 132])
@@ -247,7 +247,7 @@ def test_there_is_room_for_rows_of_any_lengths(
     planner = DecodePlanner(geometry, [None], max_rows=most_rows, layout=layout, costs=costs, shared_kernel="fa3")
     random = np.random.default_rng(n_processors + n_heads)
     for n_rows in (1, 2, 7, 65, 300, 777, 1024):
-        slots = random.permutation(most_rows)[:n_rows].astype(np.int32)
+        batch_slots = random.permutation(most_rows)[:n_rows].astype(np.int32)
         for longest in (33, 5000, width * PAGE):
             lengths = random.integers(1, longest, n_rows).astype(np.int32)
             lengths[: n_rows // 50] = longest
@@ -258,7 +258,7 @@ def test_there_is_room_for_rows_of_any_lengths(
             ways: list[tuple[Variant | None, int | None]] = [(None, None), (None, min(n_rows + 9, most_rows))]
             for variant, bucket in [*ways, ("split", None)]:
                 staged = Staged(torch.zeros(layout.size, dtype=torch.int32))
-                step = planner.plan(staged, slots, lengths, width, runs, bucket, variant)
+                step = planner.plan(staged, batch_slots, lengths, width, runs, bucket, variant)
                 items = planner.work[None].items
                 columns = staged[items.field].reshape(N_COLUMNS, items.capacity)[:, : step.n_items]
                 n_read = int((columns[1].astype(np.int64) * (columns[4] - columns[3])).sum())
@@ -274,9 +274,9 @@ def test_there_is_room_for_rows_of_any_lengths(
 @pytest.mark.parametrize("shared_kernel", ["fa2", "fa3"])
 def test_a_large_prefix_is_read_once_a_tile(shared_kernel: SharedKernel) -> None:
     played = Played(shared_kernel=shared_kernel)
-    slots, lengths = np.arange(256, dtype=np.int32), np.full(256, 3300, np.int32)
+    batch_slots, lengths = np.arange(256, dtype=np.int32), np.full(256, 3300, np.int32)
     played.tables[:256, :192] = played.tables[0, :192]
-    step = played.plan(slots, lengths, [SharedRun(tuple(range(256)), 0, 192)], 256)
+    step = played.plan(batch_slots, lengths, [SharedRun(tuple(range(256)), 0, 192)], 256)
     assert step.variant == "shared"
     n_read = sum(len(item.lines) for item in played.items(step) + played.large_items(step))
     assert n_read == 256 * (3300 - 3072) + 3072 * 256 * 4 // 128
@@ -284,18 +284,18 @@ def test_a_large_prefix_is_read_once_a_tile(shared_kernel: SharedKernel) -> None
 
 def test_little_is_not_shared() -> None:
     played = Played()
-    slots, lengths = np.arange(32, dtype=np.int32), np.full(32, 512, np.int32)
-    assert played.plan(slots, lengths, [SharedRun(tuple(range(32)), 0, 16)], 32).variant == "whole"
+    batch_slots, lengths = np.arange(32, dtype=np.int32), np.full(32, 512, np.int32)
+    assert played.plan(batch_slots, lengths, [SharedRun(tuple(range(32)), 0, 16)], 32).variant == "whole"
 
 
 def test_one_long_row_among_short_ones_is_cut() -> None:
     played = Played()
-    slots, lengths = np.arange(256, dtype=np.int32), np.full(256, 300, np.int32)
-    assert played.plan(slots, lengths, bucket=256).variant == "whole"
+    batch_slots, lengths = np.arange(256, dtype=np.int32), np.full(256, 300, np.int32)
+    assert played.plan(batch_slots, lengths, bucket=256).variant == "whole"
     lengths[100] = 4800
     lengths[:100] = 100
     lengths[101:] = 100
-    step = played.plan(slots, lengths, bucket=256)
+    step = played.plan(batch_slots, lengths, bucket=256)
     assert step.variant == "split"
     assert max(len(item.lines) for item in played.items(step)) < 1500
 
@@ -305,10 +305,10 @@ def test_one_long_row_among_short_ones_is_cut() -> None:
 def test_layers_with_windows(windows: tuple[int | None, ...], variant: Variant | None) -> None:
     for n_rows in (2, 20, 90):
         played = Played(windows=windows)
-        slots, lengths = ragged(played, n_rows, n_rows, 2000)
-        step = played.plan(slots, lengths, bucket=n_rows + 4, variant=variant)
+        batch_slots, lengths = ragged(played, n_rows, n_rows, 2000)
+        step = played.plan(batch_slots, lengths, bucket=n_rows + 4, variant=variant)
         for window in windows:
-            played.check(step, slots, lengths, window)
+            played.check(step, batch_slots, lengths, window)
 
 
 def test_a_gap_before_a_run_leaves_it_out() -> None:

@@ -18,7 +18,7 @@ from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConf
 from radixkv.errors import ConfigError
 from radixkv.runtime.device import factory
 from radixkv.runtime.device.executor_cpu import CpuExecutor
-from radixkv.runtime.device.factory import choose_device, open_executor, settle
+from radixkv.runtime.device.factory import choose_device, open_executor, resolve_config
 from radixkv.runtime.device.machine_cuda import PACKAGES, Gpu, Machine
 from radixkv.runtime.loop import build_loop
 
@@ -223,8 +223,8 @@ def test_what_does_not_fit_a_gpu_is_known_without_weights(
     bare = replace(usual, folder=tmp_path)
     on_cuda = replace(config, model=replace(config.model, device="cuda"))
     with pytest.raises(ConfigError, match=message):
-        settle(on_cuda, replace(bare, config={**usual.config, **changes}))
-    assert settle(EngineConfig(ModelConfig(device="cuda")), bare) == with_defaults(EngineConfig(), "cuda")
+        resolve_config(on_cuda, replace(bare, config={**usual.config, **changes}))
+    assert resolve_config(EngineConfig(ModelConfig(device="cuda")), bare) == with_defaults(EngineConfig(), "cuda")
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), KeyboardInterrupt()])

@@ -90,8 +90,8 @@ def planned(lengths: list[int], bucket: int | None = None) -> tuple[DecodeStep, 
         H200, [None], max_rows=MAX_ROWS, layout=layout, costs=SharingCosts(), shared_kernel="fa3"
     )
     staged = Staged(torch.zeros(layout.size, dtype=torch.int32))
-    slots = np.arange(len(lengths), dtype=np.int32)
-    step = planner.plan(staged, slots, np.array(lengths, np.int32), 4096, (), bucket or len(lengths))
+    batch_slots = np.arange(len(lengths), dtype=np.int32)
+    step = planner.plan(staged, batch_slots, np.array(lengths, np.int32), 4096, (), bucket or len(lengths))
     fields = planner.work[None].items
     columns = staged[fields.field].reshape(N_COLUMNS, fields.capacity)[:, : step.n_items]
     return step, [int(end - begin) for _, n, _, begin, end, _ in columns.T if n]

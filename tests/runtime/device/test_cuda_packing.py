@@ -18,9 +18,9 @@ def make_packer() -> Packer:
     return Packer(page_size=4, max_rows=4, max_tokens=16, max_model_len=32, n_pages=20)
 
 
-def row(slot: int = 0, **changes: object) -> Row:
+def row(batch_slot: int = 0, **changes: object) -> Row:
     fields: dict[str, object] = {
-        "slot": slot,
+        "batch_slot": batch_slot,
         "start": 0,
         "n_tokens": 5,
         "tokens": pack_tokens([7, 8, 9, 10, 11]),
@@ -44,7 +44,7 @@ def test_rows_become_arrays() -> None:
         if isinstance(value := getattr(step, field.name), np.ndarray)
     }
     assert found == {
-        "slots": [2, 1],
+        "batch_slots": [2, 1],
         "starts": [5, 0],
         "n_tokens": [1, 5],
         "firsts": [0, 1],
@@ -67,8 +67,8 @@ def test_a_row_of_one_token_behind_a_longer_one_does_not_lead() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"slot": 4}, "4 slots"),
-        ({"slot": -1}, "4 slots"),
+        ({"batch_slot": 4}, "4 slots"),
+        ({"batch_slot": -1}, "4 slots"),
         ({"n_tokens": 0, "tokens": b""}, "no tokens"),
         ({"start": -1}, "below 0"),
         ({"tokens": None}, "as many ids"),
@@ -86,7 +86,7 @@ def test_a_row_of_one_token_behind_a_longer_one_does_not_lead() -> None:
 def test_a_row_that_does_not_fit_is_refused(changes: dict[str, object], problem: str) -> None:
     packer = make_packer()
     with pytest.raises(DeviceError, match=problem):
-        packer.pack(StepPlan(0, (row(3), row(**{"slot": 0} | changes))))  # type: ignore[arg-type]
+        packer.pack(StepPlan(0, (row(3), row(**{"batch_slot": 0} | changes))))  # type: ignore[arg-type]
     packer.pack(StepPlan(0, (row(3),)))
     with pytest.raises(DeviceError, match="no page is known"):  # the refused plan has left nothing
         packer.pack(StepPlan(1, (row(0, table_pages=()),)))
@@ -99,7 +99,7 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
     with pytest.raises(DeviceError, match="one slot"):
         packer.pack(StepPlan(0, (row(1), row(1))))
     with pytest.raises(DeviceError, match="20 tokens; the device takes 16"):
-        packer.pack(StepPlan(0, tuple(row(slot) for slot in range(4))))
+        packer.pack(StepPlan(0, tuple(row(batch_slot) for batch_slot in range(4))))
     with pytest.raises(DeviceError, match="copies pages 1 to 20"):
         packer.pack(StepPlan(0, (row(),), copies=((1, 20),)))
     with pytest.raises(DeviceError, match="two pages to one"):

@@ -38,9 +38,9 @@ class World:
         free = torch.randperm(2 * sum(counts), generator=generator).tolist()
         self.k, self.v = torch.full((2, len(free) + 1, shape.page_size, shape.n_kv_heads, shape.head_dim), math.nan)
         self.tables = torch.full((MAX_ROWS + 1, max(WIDTH, *counts)), 1 << 30, dtype=torch.int32)
-        for (slot, length, _), n_pages in zip(rows, counts, strict=True):
+        for (batch_slot, length, _), n_pages in zip(rows, counts, strict=True):
             pages = [free.pop() for _ in range(n_pages)]
-            self.tables[slot, :n_pages] = torch.tensor(pages, dtype=torch.int32)
+            self.tables[batch_slot, :n_pages] = torch.tensor(pages, dtype=torch.int32)
             for cache in (self.k, self.v):
                 numbers = torch.randn(length, *cache.shape[2:], generator=generator)
                 for index, page in enumerate(pages):
@@ -62,11 +62,11 @@ class World:
     def expected(self, rows: Sequence[Row], layer: int) -> Tensor:
         window, group = self.windows[layer], self.shape.group
         outs, queries = [], iter(self.q.double())
-        for slot, length, n in rows:
+        for batch_slot, length, n in rows:
             for position in range(length - n, length):
                 seen = range(0 if window is None else max(0, position - window + 1), position + 1)
                 lines = torch.tensor(seen)
-                pages = self.tables[slot].long()[lines // self.shape.page_size]
+                pages = self.tables[batch_slot].long()[lines // self.shape.page_size]
                 k, v = (cache[pages, lines % self.shape.page_size].double() for cache in (self.k, self.v))
                 k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
                 scores = torch.einsum("hd,khd->hk", next(queries), k) * self.shape.head_dim**-0.5
@@ -75,18 +75,18 @@ class World:
 
 
 def columns(rows: Sequence[Row]) -> tuple[Ints, Ints, Ints]:
-    slots, lengths, n_tokens = np.array(rows, dtype=np.int32).T
-    return slots, lengths, n_tokens
+    batch_slots, lengths, n_tokens = np.array(rows, dtype=np.int32).T
+    return batch_slots, lengths, n_tokens
 
 
 def planned(attention: Attention[Ints, Ints], decode: Sequence[Row], prompts: Sequence[Row]) -> LayerAttention:
     of_decode = of_prompts = None
     if decode:
-        slots, lengths, _ = columns(decode)
-        of_decode = attention.plan_decode(NOTHING, slots, lengths)
+        batch_slots, lengths, _ = columns(decode)
+        of_decode = attention.plan_decode(NOTHING, batch_slots, lengths)
     if prompts:
-        slots, lengths, n_tokens = columns(prompts)
-        of_prompts = attention.plan_prompts(slots, lengths - n_tokens, n_tokens)
+        batch_slots, lengths, n_tokens = columns(prompts)
+        of_prompts = attention.plan_prompts(batch_slots, lengths - n_tokens, n_tokens)
     return attention.step(of_decode, of_prompts)
 
 
@@ -127,9 +127,9 @@ def test_pages_behind_all_windows_are_not_read() -> None:
     rows: list[Row] = [(0, 700, 1), (1, 300, 1), (2, 500, 90)]
     world = World(shape_of(), [40], rows)
     expected = world.expected(rows, 0).float()
-    for slot, length, n_tokens in rows:
+    for batch_slot, length, n_tokens in rows:
         for position in range(length - n_tokens - 40 + 1):
-            page = int(world.tables[slot, position // 16])
+            page = int(world.tables[batch_slot, position // 16])
             world.k[page, position % 16] = world.v[page, position % 16] = math.nan
     out = world.run(planned(world.connected(), rows[:2], rows[2:]), 0, world.q)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)

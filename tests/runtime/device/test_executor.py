@@ -48,12 +48,12 @@ def executor(checkpoint: Get) -> CpuExecutor:
     return executor
 
 
-def prompt(slot: int = 0, table: tuple[int, ...] = TABLE) -> Row:
-    return row_of(IDS, table, slot=slot, sampling=GREEDY)
+def prompt(batch_slot: int = 0, table: tuple[int, ...] = TABLE) -> Row:
+    return row_of(IDS, table, batch_slot=batch_slot, sampling=GREEDY)
 
 
-def decode(position: int, slot: int = 0) -> Row:
-    return Row(slot, position, 1, None, position, 0, (), GREEDY)
+def decode(position: int, batch_slot: int = 0) -> Row:
+    return Row(batch_slot, position, 1, None, position, 0, (), GREEDY)
 
 
 def expected_tokens(checkpoint: Checkpoint, n: int) -> list[int]:
@@ -129,16 +129,16 @@ def test_rows_of_each_kind_in_one_step(checkpoint: Get, executor: CpuExecutor) -
     executor.pool.poison(7)
     drawn = replace(GREEDY, temperature=1.0, seed=3, index=1)
     rows = (
-        decode(20, slot=0),
-        decode(20, slot=1),
-        row_of(IDS, (12, 13, 14, 15, 16), slot=2, stop=7),
-        row_of(IDS, (17, 18, 19, 20, 21), slot=3, sampling=drawn),
+        decode(20, batch_slot=0),
+        decode(20, batch_slot=1),
+        row_of(IDS, (12, 13, 14, 15, 16), batch_slot=2, stop=7),
+        row_of(IDS, (17, 18, 19, 20, 21), batch_slot=3, sampling=drawn),
     )
     result = executor.launch(StepPlan(1, rows)).result()
     assert result.tokens[0] == expected_tokens(checkpoint("grouped"), 2)[1]
     assert result.finite == (True, False, True, True)
     assert result.tokens[1:3] == (-1, -1)
-    again = row_of(IDS, (17, 18, 19, 20, 21), slot=3, sampling=drawn)
+    again = row_of(IDS, (17, 18, 19, 20, 21), batch_slot=3, sampling=drawn)
     assert executor.launch(StepPlan(2, (again,))).result().tokens == result.tokens[3:]
 
 
@@ -162,11 +162,11 @@ def test_a_slot_whose_token_was_not_finite_can_go_on(executor: CpuExecutor, temp
 
 
 def test_a_failure_takes_the_launched_steps_along_and_no_later_one(checkpoint: Get, executor: CpuExecutor) -> None:
-    broken = row_of([VOCAB, *IDS[1:]], TABLE, slot=2, sampling=GREEDY)
+    broken = row_of([VOCAB, *IDS[1:]], TABLE, batch_slot=2, sampling=GREEDY)
     before = executor.launch(StepPlan(0, (prompt(0, (20, 21, 22, 23, 24)),)))
     steps: list[Pending] = [
         executor.launch(StepPlan(1, (broken,))),
-        executor.launch(StepPlan(2, (decode(20, slot=2),))),
+        executor.launch(StepPlan(2, (decode(20, batch_slot=2),))),
         executor.launch(StepPlan(3, (prompt(3, (30, 31, 32, 33, 34)),))),
     ]
     with pytest.raises(DeviceError, match="step 3 was built on step 1"):

@@ -38,12 +38,12 @@ def executor(checkpoint: Get) -> CpuExecutor:
     return executor
 
 
-def prompt(sampling: RowSampling = GREEDY, *, slot: int = 0, scoring: Scoring | None = None) -> Row:
-    return replace(row_of(IDS, TABLE, slot=slot, sampling=sampling), scoring=scoring)
+def prompt(sampling: RowSampling = GREEDY, *, batch_slot: int = 0, scoring: Scoring | None = None) -> Row:
+    return replace(row_of(IDS, TABLE, batch_slot=batch_slot, sampling=sampling), scoring=scoring)
 
 
-def decode(position: int, sampling: RowSampling = GREEDY, slot: int = 0) -> Row:
-    return Row(slot, position, 1, None, position, 0, (), sampling)
+def decode(position: int, sampling: RowSampling = GREEDY, batch_slot: int = 0) -> Row:
+    return Row(batch_slot, position, 1, None, position, 0, (), sampling)
 
 
 def logits_of(checkpoint: Checkpoint, ids: list[int]) -> Tensor:
@@ -81,14 +81,14 @@ def test_penalties_count_tokens_that_the_host_has_not_seen(checkpoint: Get, exec
     steps = [executor.launch(StepPlan(i, (row,))) for i, row in enumerate(rows)]
     assert [step.result().tokens[0] for step in steps] == expected
     again = History(tokens_of(IDS + expected[:3]), len(IDS))
-    retried = row_of(IDS + expected[:3], range(20, 30), slot=2, sampling=replace(PENALISED, history=again))
+    retried = row_of(IDS + expected[:3], range(20, 30), batch_slot=2, sampling=replace(PENALISED, history=again))
     assert executor.launch(StepPlan(7, (retried,))).result().tokens == (expected[3],)
-    assert executor.launch(StepPlan(8, (decode(23, PENALISED, slot=2),))).result().tokens == (expected[4],)
+    assert executor.launch(StepPlan(8, (decode(23, PENALISED, batch_slot=2),))).result().tokens == (expected[4],)
 
 
 def test_logprobs_of_sampled_tokens(checkpoint: Get, executor: CpuExecutor) -> None:
     drawn = replace(GREEDY, temperature=5.0, seed=4, n_logprobs=3, logit_bias=((7, 3.0),))
-    rows = (prompt(drawn), row_of(IDS, range(20, 25), slot=1, sampling=GREEDY), prompt_part(slot=2))
+    rows = (prompt(drawn), row_of(IDS, range(20, 25), batch_slot=1, sampling=GREEDY), prompt_part(batch_slot=2))
     result = executor.launch(StepPlan(0, rows)).result()
     assert result.logprobs[1:] == (None, None)
     assert result.logprobs[0] is not None
@@ -96,8 +96,8 @@ def test_logprobs_of_sampled_tokens(checkpoint: Get, executor: CpuExecutor) -> N
     assert executor.launch(StepPlan(1, (decode(20),))).result().logprobs == ()
 
 
-def prompt_part(slot: int) -> Row:
-    return row_of(IDS, range(30, 35), slot=slot, stop=7)
+def prompt_part(batch_slot: int) -> Row:
+    return row_of(IDS, range(30, 35), batch_slot=batch_slot, stop=7)
 
 
 @pytest.mark.parametrize("chunks", [[(0, 20)], [(0, 8), (8, 20)], [(0, 19), (19, 20)]])
@@ -107,7 +107,7 @@ def test_scores_of_a_prompt(checkpoint: Get, executor: CpuExecutor, chunks: list
     for step, (start, stop) in enumerate(chunks):
         row = row_of(IDS, TABLE, start=start, stop=stop, sampling=GREEDY if stop == len(IDS) else None)
         scored = replace(row, scoring=Scoring(tokens_of(IDS[start + 1 : stop + 1]), 2))
-        result = executor.launch(StepPlan(step, (row_of([1], (60,), slot=1), scored))).result()
+        result = executor.launch(StepPlan(step, (row_of([1], (60,), batch_slot=1), scored))).result()
         assert result.finite == (True, True)
         assert result.scores[0] is None
         assert result.scores[1] is not None
@@ -149,7 +149,9 @@ def test_a_row_whose_scores_are_not_finite(executor: CpuExecutor, monkeypatch: p
 
     scoring = Scoring(tokens_of(IDS[1:]), 1)
     asked = replace(GREEDY, n_logprobs=1)
-    other = replace(row_of(IDS[:9], range(20, 23), slot=1, sampling=asked), scoring=Scoring(tokens_of(IDS[1:9]), 1))
+    other = replace(
+        row_of(IDS[:9], range(20, 23), batch_slot=1, sampling=asked), scoring=Scoring(tokens_of(IDS[1:9]), 1)
+    )
     expected = executor.launch(StepPlan(0, (other,))).result()
     monkeypatch.setattr(executor.model, "logits", breaks)
     result = executor.launch(StepPlan(1, (prompt(asked, scoring=scoring), other))).result()
@@ -163,11 +165,11 @@ def test_pages_are_copied_before_anything_is_written(executor: CpuExecutor) -> N
     """A fork of 18 tokens: slot 0 goes on in the partial page, slot 1 in its copy."""
     executor.launch(StepPlan(0, (row_of(IDS, TABLE, stop=18),))).result()
     fork = (*TABLE[:4], 60)
-    alone = row_of([*IDS[:18], 77], (70, 71, 72, 73, 74), slot=3, sampling=GREEDY)
+    alone = row_of([*IDS[:18], 77], (70, 71, 72, 73, 74), batch_slot=3, sampling=GREEDY)
     expected = executor.launch(StepPlan(1, (alone,))).result()
     rows = (
         row_of(IDS, TABLE, start=18, sampling=GREEDY),
-        row_of([*IDS[:18], 77], fork, slot=1, start=18, sampling=GREEDY),
+        row_of([*IDS[:18], 77], fork, batch_slot=1, start=18, sampling=GREEDY),
     )
     got = executor.launch(StepPlan(2, rows, copies=((TABLE[4], 60), (TABLE[0], 61)))).result()
     assert got.finite == (True, True)
@@ -218,7 +220,7 @@ def test_what_no_row_may_ask(executor: CpuExecutor, row: Row, message: str) -> N
 
 def test_a_slot_whose_request_changed_has_no_history(executor: CpuExecutor) -> None:
     executor.launch(StepPlan(0, (prompt(replace(PENALISED, history=HISTORY)),)))
-    executor.launch(StepPlan(1, (prompt_part(slot=0),)))
+    executor.launch(StepPlan(1, (prompt_part(batch_slot=0),)))
     executor.launch(StepPlan(2, (prompt(PENALISED),)))
     executor.launch(StepPlan(3, (prompt(),)))
     with pytest.raises(DeviceError, match="penalties without a history"):

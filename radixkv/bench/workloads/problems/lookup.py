@@ -28,7 +28,7 @@ from radixkv.bench.workloads.problems.words import (
 )
 from radixkv.errors import ConfigError
 
-MOST_FACTS = 2000
+MAX_FACTS = 2000
 """Of one document; there are some 6,000 different things to state a fact about."""
 _PARAGRAPH = 6
 """Facts a paragraph."""
@@ -63,8 +63,8 @@ def made_documents(seed: int, n_facts: int, n_problems: int) -> Iterator[Documen
     Raises:
         ConfigError: too many facts, or more questions than facts.
     """
-    if not 1 <= n_facts <= MOST_FACTS:
-        raise ConfigError(f"a document has 1 to {MOST_FACTS} facts, not {n_facts}")
+    if not 1 <= n_facts <= MAX_FACTS:
+        raise ConfigError(f"a document has 1 to {MAX_FACTS} facts, not {n_facts}")
     if n_problems > n_facts:
         raise ConfigError(f"{n_problems} questions need as many facts; there are {n_facts}")
     return _documents(random.Random(f"{seed} {n_facts} {n_problems}"), n_facts, n_problems)

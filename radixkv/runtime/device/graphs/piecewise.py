@@ -21,7 +21,7 @@ from radixkv.runtime.device.kv_pool_cuda import CudaPool
 from radixkv.runtime.device.model.decoder_cuda import CudaDecoder, Wanted
 from radixkv.runtime.device.persistent_batch_cuda import Places
 
-_MOST_TOKENS = 512
+_MAX_TOKENS = 512
 """Above, an 8B model's step takes the GPU longer than the host needs to launch it, even on an H200."""
 
 logger = logging.getLogger(__name__)
@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 def token_buckets(max_tokens: int) -> list[int]:
     """Numbers of tokens that have graphs, ascending: close where a token more costs time."""
-    largest = min(max_tokens, _MOST_TOKENS)
-    return [size for size in (16, 32, 64, *range(128, _MOST_TOKENS, 64)) if size < largest] + [largest]
+    largest = min(max_tokens, _MAX_TOKENS)
+    return [size for size in (16, 32, 64, *range(128, _MAX_TOKENS, 64)) if size < largest] + [largest]
 
 
 class PieceGraphs:

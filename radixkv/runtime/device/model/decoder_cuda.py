@@ -130,7 +130,7 @@ class CudaDecoder:
         rotate_and_store(
             _product(batch.normed, layer.query_key_value),
             places.positions,
-            places.lines,
+            places.slot_mapping,
             self._cosine_sine,
             *pool.layer(index),
             batch.q,

@@ -11,7 +11,7 @@ from radixkv.runtime.device.spec.config_reader import Fields
 from radixkv.runtime.device.spec.families import ARCHITECTURES, Architecture, ExpertFields, WeightNames
 from radixkv.runtime.device.spec.rope import Rope
 
-_MOST = 1000
+_MAX = 1000
 """Layers, and experts a layer. A corrupt file may count a billion, and what they need is listed."""
 _WINDOWED, _WHOLE = "sliding_attention", "full_attention"
 
@@ -72,7 +72,7 @@ class DecoderConfig:
         attention_bias = biases.get("attention_bias", False)
         hidden_size = fields.count("hidden_size")
         n_heads, n_kv_heads, head_dim = _heads(fields, architecture, hidden_size)
-        n_layers = fields.count("num_hidden_layers", most=_MOST)
+        n_layers = fields.count("num_hidden_layers", most=_MAX)
         return cls(
             architecture=name,
             vocab_size=fields.count("vocab_size"),
@@ -164,7 +164,7 @@ def _window(fields: Fields, architecture: Architecture) -> int | None:
 
 def _experts(fields: Fields, where: ExpertFields) -> ExpertConfig:
     count = next((name for name in where.count if fields.get(name) is not None), where.count[0])
-    n_experts, n_active = fields.count(count, most=_MOST), fields.count("num_experts_per_tok")
+    n_experts, n_active = fields.count(count, most=_MAX), fields.count("num_experts_per_tok")
     if n_active > n_experts:
         raise fields.error(f"num_experts_per_tok {n_active} is more than {count} {n_experts}")
     dense_layers = fields.get("mlp_only_layers") or []

@@ -9,7 +9,7 @@ from typing import Any
 
 from radixkv.errors import CheckpointError
 
-_MOST = 2**63 - 1
+_MAX = 2**63 - 1
 """No size is larger; beyond it integers leave tensors, and then floats."""
 
 
@@ -61,7 +61,7 @@ class Fields:
             raise self.error(f"{name} is {value!r}; it must be true or false")
         return value
 
-    def count(self, name: str, default: int | None = None, *, least: int = 1, most: int = _MOST) -> int:
+    def count(self, name: str, default: int | None = None, *, least: int = 1, most: int = _MAX) -> int:
         """An integer from ``least`` to ``most``; required where there is no default."""
         value = self._read(name, default)
         if type(value) is not int or value < least:

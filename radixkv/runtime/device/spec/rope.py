@@ -12,8 +12,8 @@ from torch import Tensor
 
 from radixkv.runtime.device.spec.config_reader import Fields
 
-_MOST_THETA = 1e15
-_MOST_FACTOR = 1e6
+_MAX_THETA = 1e15
+_MAX_FACTOR = 1e6
 """Beyond these and their inverses float32 has no angles; no model comes near."""
 
 
@@ -98,7 +98,7 @@ class Rope:
             CheckpointError: a field is missing or wrong, or asks for what is not built.
         """
         rope = _merged(fields)
-        theta = _number(rope, "rope_theta", default_theta, most=_MOST_THETA)
+        theta = _number(rope, "rope_theta", default_theta, most=_MAX_THETA)
         return cls(theta, _scaling(rope, fields, theta))
 
     @property
@@ -144,7 +144,7 @@ def _scaling(rope: Fields, fields: Fields, theta: float) -> LinearScaling | Llam
     )
 
 
-def _number(rope: Fields, name: str, default: float | None = None, *, most: float = _MOST_FACTOR) -> float:
+def _number(rope: Fields, name: str, default: float | None = None, *, most: float = _MAX_FACTOR) -> float:
     value = rope.number(name, default)
     if not 1.0 / most <= value <= most:
         raise rope.error(f"{name} is {value!r}; it must be between {1.0 / most:g} and {most:g}")

@@ -57,12 +57,12 @@ class ReferenceAttention:
         self._parts: dict[int | None, list[LongRow | ShortRows]] = {}
         self._workspace = (torch.empty(0), torch.empty(0))
         self._written_tokens = torch.empty(0, dtype=torch.int64)
-        self._written_lines = torch.empty(0, dtype=torch.int64)
+        self._slot_mapping = torch.empty(0, dtype=torch.int64)
 
     def plan(self, batch: Batch) -> None:
         """Cuts the step into products, once for each kind of layer. O(rows * blocks)."""
         self._written_tokens = batch.written_tokens
-        self._written_lines = self._pool.lines(batch.written_pages, batch.written_offsets)
+        self._slot_mapping = self._pool.slot_mapping(batch.written_pages, batch.written_offsets)
         self._parts = {window: self._cut(batch.spans, layout) for window, layout in self._layouts.items()}
         most = max(part.n_gathered for parts in self._parts.values() for part in parts)
         if most > len(self._workspace[0]):
@@ -70,7 +70,7 @@ class ReferenceAttention:
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As in ``Attention``."""
-        self._pool.write(layer, self._written_lines, k[self._written_tokens], v[self._written_tokens])
+        self._pool.write(layer, self._slot_mapping, k[self._written_tokens], v[self._written_tokens])
         scaled = q.float() * self._scale
         out = torch.empty_like(scaled)
         for part in self._parts[self._windows[layer]]:

@@ -133,8 +133,8 @@ class ShortRows:
                 fitting = next(size for size in sizes if size >= len(some))
                 units[fitting].append((block, index, some))
         n_blocks = max(len(layout.blocks(position)) for position in positions)
-        n_slots = sum(size * len(those) for size, those in units.items())
-        parts = np.full((len(positions), n_blocks), n_slots, dtype=np.int64)
+        n_batch_slots = sum(size * len(those) for size, those in units.items())
+        parts = np.full((len(positions), n_blocks), n_batch_slots, dtype=np.int64)
         self._buckets = []
         first_slot = 0
         for size, those in units.items():

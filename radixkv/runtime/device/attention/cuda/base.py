@@ -55,7 +55,7 @@ class Attention(Protocol[DecodeT, PromptT]):
     def plan_decode(
         self,
         staged: Staged,
-        slots: Ints,
+        batch_slots: Ints,
         lengths: Ints,
         shared: Sequence[SharedRun] = (),
         bucket: int | None = None,
@@ -72,7 +72,7 @@ class Attention(Protocol[DecodeT, PromptT]):
         """
         ...
 
-    def plan_prompts(self, slots: Ints, starts: Ints, n_tokens: Ints) -> PromptT:
+    def plan_prompts(self, batch_slots: Ints, starts: Ints, n_tokens: Ints) -> PromptT:
         """A step's other rows.
 
         Args:

@@ -15,11 +15,11 @@ from radixkv.runtime.device.attention.cuda.work_items import Ints, ItemFields, I
 from radixkv.runtime.device.staging_cuda import Field, Layout, Staged
 from radixkv.runtime.step.plan import SharedRun
 
-_LEAST = 64
+_MIN = 64
 """Tokens of a part of a row, of which 8 are merged at a time: rows that are short in all have 8 parts at most."""
 _MULTIPLE = 32
 """Of tokens, that parts of rows are."""
-_MOST_PARTS = 16
+_MAX_PARTS = 16
 """Of a row, which are merged one after another."""
 _REQUEST_PART = 128
 """Tokens that an item of FA2's tiles reads at least; parts are multiples of it."""
@@ -154,7 +154,7 @@ class DecodePlanner:
     def plan(
         self,
         staged: Staged,
-        slots: Ints,
+        batch_slots: Ints,
         lengths: Ints,
         width: int,
         shared: Sequence[SharedRun] = (),
@@ -171,9 +171,9 @@ class DecodePlanner:
             bucket: rows of a graph; None for a grid of just what is needed.
             variant: None for the best.
         """
-        n_rows = len(slots) if bucket is None else bucket
-        padding = n_rows - len(slots)
-        slots = np.concatenate([slots, np.full(padding, self._max_rows, np.int32)])
+        n_rows = len(batch_slots) if bucket is None else bucket
+        padding = n_rows - len(batch_slots)
+        batch_slots = np.concatenate([batch_slots, np.full(padding, self._max_rows, np.int32)])
         lengths = np.concatenate([lengths, np.ones(padding, np.int32)])
         sharing = None
         if variant is None:
@@ -181,10 +181,10 @@ class DecodePlanner:
             variant = "shared" if sharing is not None else "split" if self._pays_to_split(lengths) else "whole"
         order = np.arange(n_rows, dtype=np.int32) if sharing is None else sharing.order
         staged[self.order][:n_rows] = order
-        slots, lengths = slots[order], lengths[order]
+        batch_slots, lengths = batch_slots[order], lengths[order]
         n_items, n_large_items = self._n_items(n_rows, variant), 0
         for window, fields in self.work.items():
-            small, large = self._spans(slots, lengths, width, window, sharing if window is None else None)
+            small, large = self._spans(batch_slots, lengths, width, window, sharing if window is None else None)
             if variant == "whole":
                 fields.items.fill(staged, small.cut(_UNCUT), np.full(n_rows, -1, np.int32), n_items)
                 continue
@@ -251,8 +251,8 @@ class DecodePlanner:
     def _part(self, lengths: Ints, n_rows: int, variant: Variant) -> int:
         """Tokens of a part of a row, a multiple of ``_MULTIPLE``, so that cutting adds no more than ``_n_cuts``."""
         n_tokens = int(lengths.sum())
-        most = max(n_tokens / self._n_cuts(n_rows, variant), int(lengths.max()) / _MOST_PARTS)
-        return math.ceil(max(most, min(n_tokens / 8, _LEAST)) / _MULTIPLE) * _MULTIPLE
+        most = max(n_tokens / self._n_cuts(n_rows, variant), int(lengths.max()) / _MAX_PARTS)
+        return math.ceil(max(most, min(n_tokens / 8, _MIN)) / _MULTIPLE) * _MULTIPLE
 
     def _large_cut(self, items: Items, n_rows: int) -> Items:
         """Items of large tiles, so that no more are launched than there is room for."""
@@ -265,19 +265,19 @@ class DecodePlanner:
         return items.cut(part, _REQUEST_PART)
 
     def _spans(
-        self, slots: Ints, lengths: Ints, width: int, window: int | None, sharing: Sharing | None
+        self, batch_slots: Ints, lengths: Ints, width: int, window: int | None, sharing: Sharing | None
     ) -> tuple[Items, Items]:
         """What small tiles read, rows' own pages and those that few rows share; and what large tiles do."""
         page_size, group = self._geometry.page_size, self._geometry.group
-        rows = np.arange(len(slots), dtype=np.int32)
+        rows = np.arange(len(batch_slots), dtype=np.int32)
         begins = np.zeros_like(lengths) if window is None else np.maximum(lengths - np.int32(window), 0)
         if sharing is not None:
             begins = sharing.covered_pages * np.int32(page_size)
-        own = Items(rows, np.ones_like(rows), slots * np.int32(width), begins, lengths)
+        own = Items(rows, np.ones_like(rows), batch_slots * np.int32(width), begins, lengths)
         tiles: dict[bool, list[tuple[int, int, int, int, int]]] = {False: [], True: []}
         for run in () if sharing is None else sharing.runs:
             size = (self._geometry.large_tile if run.is_large else self._geometry.small_tile) // group
-            first_entry = int(slots[run.first_row]) * width
+            first_entry = int(batch_slots[run.first_row]) * width
             begin, end = run.first_page * page_size, (run.first_page + run.n_pages) * page_size
             last_row = run.first_row + run.n_rows
             tiles[run.is_large] += [

@@ -18,7 +18,7 @@ from radixkv.runtime.device.staging_cuda import Field, Layout, Staged
 
 _WORK_TOKENS = 256
 """Tokens that a tile costs besides those that it reads."""
-_MOST_PARTS = 16
+_MAX_PARTS = 16
 
 
 def part_tokens(items: Items, n_kv_heads: int, n_processors: int, max_items: int, least: int) -> int:
@@ -27,7 +27,7 @@ def part_tokens(items: Items, n_kv_heads: int, n_processors: int, max_items: int
         return least
     n_tokens = items.ends - items.begins
     longest, best, soonest = int(n_tokens.max()), 0, np.inf
-    for n_parts in range(1, _MOST_PARTS + 1):
+    for n_parts in range(1, _MAX_PARTS + 1):
         part = -(-longest // (n_parts * least)) * least
         n_items = int((-(-n_tokens // part)).sum())
         if best and n_items > max_items:

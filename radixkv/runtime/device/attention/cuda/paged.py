@@ -130,7 +130,7 @@ class PagedAttention:
     def plan_decode(
         self,
         staged: Staged,
-        slots: Ints,
+        batch_slots: Ints,
         lengths: Ints,
         shared: Sequence[SharedRun] = (),
         bucket: int | None = None,
@@ -145,16 +145,16 @@ class PagedAttention:
             bucket: rows of the graph that will run, in the variant that the step says; None runs without a graph.
             variant: None for the best.
         """
-        return self._decode.plan(staged, slots, lengths, self._tables.shape[1], shared, bucket, variant)
+        return self._decode.plan(staged, batch_slots, lengths, self._tables.shape[1], shared, bucket, variant)
 
-    def plan_prompts(self, slots: Ints, starts: Ints, n_tokens: Ints) -> PromptStep:
+    def plan_prompts(self, batch_slots: Ints, starts: Ints, n_tokens: Ints) -> PromptStep:
         """Schedules the prompt rows, and sends the schedule on the current stream.
 
         Args:
             slots, starts, n_tokens: [rows]; a row's tokens follow on those of the row before it.
         """
         firsts = np.cumsum(n_tokens, dtype=np.int32) - n_tokens
-        entries, lengths = slots * np.int32(self._tables.shape[1]), starts + n_tokens
+        entries, lengths = batch_slots * np.int32(self._tables.shape[1]), starts + n_tokens
         if self._uses_tiles:
             schedule = TileSchedule.of(
                 firsts,

@@ -56,7 +56,7 @@ class ReferenceAttention:
     def plan_decode(
         self,
         staged: Staged,
-        slots: Ints,
+        batch_slots: Ints,
         lengths: Ints,
         shared: Sequence[SharedRun] = (),
         bucket: int | None = None,
@@ -64,11 +64,11 @@ class ReferenceAttention:
     ) -> Ints:
         """[3, rows]: slots, starts and numbers of tokens."""
         assert bucket is None, "there are no graphs"
-        return np.stack([slots, lengths - 1, np.ones_like(lengths)])
+        return np.stack([batch_slots, lengths - 1, np.ones_like(lengths)])
 
-    def plan_prompts(self, slots: Ints, starts: Ints, n_tokens: Ints) -> Ints:
+    def plan_prompts(self, batch_slots: Ints, starts: Ints, n_tokens: Ints) -> Ints:
         """The same."""
-        return np.stack([slots, starts, n_tokens])
+        return np.stack([batch_slots, starts, n_tokens])
 
     def step(self, decode: Ints | None, prompts: Ints | None) -> ReferenceStep:
         """Cuts the rows, and sends the tiles on the current stream."""
@@ -80,8 +80,8 @@ class ReferenceAttention:
         for size, numbers in tiles:
             end = first + numbers.shape[1]
             n_blocks = {window: self._n_blocks(size, numbers[1], window) for window in set(self._windows)}
-            slots, positions, places = sent[:, first:end]
-            lots.append(_Lot(size, slots, positions, places, n_blocks))
+            batch_slots, positions, places = sent[:, first:end]
+            lots.append(_Lot(size, batch_slots, positions, places, n_blocks))
             first = end
         return ReferenceStep(self._shape, self._windows, self._tables, lots)
 
@@ -106,7 +106,7 @@ class _Lot:
 
     size: int
     """Queries of each, neighbours in one row."""
-    slots: Tensor
+    batch_slots: Tensor
     """[tiles]"""
     positions: Tensor
     """[tiles]: each tile's first, in its sequence."""
@@ -154,7 +154,7 @@ class ReferenceStep:
         total, sums = torch.zeros_like(peak), torch.zeros_like(q)
         for number in range(lot.n_blocks[window]):
             pages = first_page + number * len(block) + block
-            known = self._tables[lot.slots[:, None], torch.minimum(pages, last_page)]
+            known = self._tables[lot.batch_slots[:, None], torch.minimum(pages, last_page)]
             keys = (pages[..., None] * page_size + torch.arange(page_size, device=q.device)).flatten(1)[:, None]
             is_seen = (keys <= queries[..., None]) & (keys >= first_seen[..., None])
             k, v = (self._gathered(cache, known) for cache in (k_cache, v_cache))
@@ -190,7 +190,7 @@ def _tiles(rows: Ints) -> Iterator[tuple[int, Ints]]:
     Args:
         rows: [3, rows]: slots, starts and numbers of tokens.
     """
-    slots, starts, n_tokens = rows
+    batch_slots, starts, n_tokens = rows
     firsts = np.cumsum(n_tokens, dtype=np.int32) - n_tokens
     done, size = np.zeros_like(n_tokens), _MAX_QUERIES
     while size:
@@ -198,6 +198,6 @@ def _tiles(rows: Ints) -> Iterator[tuple[int, Ints]]:
         row = np.repeat(np.arange(len(counts)), counts)
         number = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
         offsets = done[row] + number * size
-        yield size, np.stack([slots[row], starts[row] + offsets, firsts[row] + offsets])
+        yield size, np.stack([batch_slots[row], starts[row] + offsets, firsts[row] + offsets])
         done = done + counts * size
         size //= 2

@@ -27,7 +27,7 @@ def argmax(
     finite_out: Tensor,
     scratch: Tensor,
     *,
-    slots: Tensor | None = None,
+    batch_slots: Tensor | None = None,
     last_tokens: Tensor | None = None,
 ) -> None:
     """The smallest id of those with the largest logit, by rows; two launches.
@@ -38,7 +38,7 @@ def argmax(
         finite_out: [rows] int32, 1 where all logits are finite, else 0.
         scratch: of ``argmax_scratch``.
         slots: [rows] int32; with ``last_tokens``.
-        last_tokens: [slots] int32; if given, ``last_tokens[slots] = ids_out`` too.
+        last_tokens: [slots] int32; if given, ``last_tokens[batch_slots] = ids_out`` too.
     """
     n_rows, size = logits.shape
     n_blocks = 1 if n_rows <= FEW_ROWS else 4
@@ -59,7 +59,7 @@ def argmax(
         scratch,
         ids_out,
         finite_out,
-        ids_out if slots is None else slots,
+        ids_out if batch_slots is None else batch_slots,
         ids_out if last_tokens is None else last_tokens,
         scratch.stride(0),
         IS_KEPT=last_tokens is not None,
@@ -108,12 +108,12 @@ def _best_of_parts(
     tl.store(scratch + tl.program_id(0).to(tl.int64) * scratch_stride + tl.program_id(1), key)
 
 
-@triton.jit(do_not_specialize_on_alignment=["scratch", "ids_out", "finite_out", "slots", "last_tokens"])
+@triton.jit(do_not_specialize_on_alignment=["scratch", "ids_out", "finite_out", "batch_slots", "last_tokens"])
 def _best_of_rows(
     scratch: tl.tensor,
     ids_out: tl.tensor,
     finite_out: tl.tensor,
-    slots: tl.tensor,
+    batch_slots: tl.tensor,
     last_tokens: tl.tensor,
     scratch_stride: tl.tensor,
     IS_KEPT: tl.constexpr,
@@ -132,5 +132,5 @@ def _best_of_rows(
     chosen = tl.where(is_finite, (0x7FFFFFFF - (best & 0x7FFFFFFF)).to(tl.int32), 0)
     tl.store(ids_out + row, chosen)
     if IS_KEPT:
-        tl.store(last_tokens + tl.load(slots + row), chosen)
+        tl.store(last_tokens + tl.load(batch_slots + row), chosen)
     tl.store(finite_out + row, is_finite.to(tl.int32))

@@ -22,7 +22,7 @@ from radixkv.runtime.device.ops.cuda.programmatic_launch import (
     power_of_two,
 )
 
-_MOST_ROWS = 16
+_MAX_ROWS = 16
 """Above, cuBLAS is as fast."""
 
 
@@ -77,7 +77,7 @@ def _is_thin(x: Tensor, weight: Tensor) -> bool:
     ``x``: an 8B model's steps of 16 rows take 1.7% less if cuBLAS computes down, and 3.5% more if it computes all.
     """
     n_out, n_in = weight.shape
-    is_faster = len(x) <= (_MOST_ROWS if n_in <= 2 * n_out else _MOST_ROWS // 2)
+    is_faster = len(x) <= (_MAX_ROWS if n_in <= 2 * n_out else _MAX_ROWS // 2)
     fits = n_out % 64 == 0 and n_in % 128 == 0
     return is_faster and fits and weight.dtype != torch.float32
 
@@ -87,7 +87,7 @@ def _is_gated_at_once(x: Tensor, weight: Tensor) -> bool:
     short burst, and costs 2.5% of a long run's steps, in which the GPU's power is what is short.
     """
     fits = weight.shape[0] % 16 == 0 and weight.shape[1] % 8 == 0 and weight.dtype != torch.float32
-    return _MOST_ROWS < len(x) <= 128 and fits and is_hopper_or_newer(x)
+    return _MAX_ROWS < len(x) <= 128 and fits and is_hopper_or_newer(x)
 
 
 def vector_tile(n_in: int) -> Tile:

@@ -13,7 +13,7 @@ from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, pow
 def rotate_and_store(
     qkv: Tensor,
     positions: Tensor,
-    lines: Tensor,
+    slot_mapping: Tensor,
     cosine_sine: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -42,7 +42,7 @@ def rotate_and_store(
     _rotate_and_store[(n_tokens,)](
         qkv,
         positions,
-        lines,
+        slot_mapping,
         cosine_sine,
         k_cache,
         v_cache,
@@ -62,11 +62,11 @@ def rotate_and_store(
     )
 
 
-@triton.jit(do_not_specialize_on_alignment=["positions", "lines"])
+@triton.jit(do_not_specialize_on_alignment=["positions", "slot_mapping"])
 def _rotate_and_store(
     qkv: tl.tensor,
     positions: tl.tensor,
-    lines: tl.tensor,
+    slot_mapping: tl.tensor,
     cosine_sine: tl.tensor,
     k_cache: tl.tensor,
     v_cache: tl.tensor,
@@ -96,7 +96,7 @@ def _rotate_and_store(
         gdc_launch_dependents()
         gdc_wait()
     # All loads come before the first use, so that they wait together.
-    line = tl.load(lines + token).to(tl.int64)
+    slot = tl.load(slot_mapping + token).to(tl.int64)
     angles = cosine_sine + tl.load(positions + token).to(tl.int64) * HEAD_DIM + dims
     source = qkv + token * qkv_stride
     q_first = tl.load(source + of_query, is_query, 0.0)
@@ -116,8 +116,8 @@ def _rotate_and_store(
     tl.store(target + HALF, q_second, is_query)
 
     k_first, k_second = _turned(k_first, k_second, cosine, sine)
-    place = line * (N_KV_HEADS * HEAD_DIM)
-    is_stored = is_key & (line >= 0)
+    place = slot * (N_KV_HEADS * HEAD_DIM)
+    is_stored = is_key & (slot >= 0)
     tl.store(k_cache + place + of_key, k_first, is_stored)
     tl.store(k_cache + place + of_key + HALF, k_second, is_stored)
     tl.store(v_cache + place + of_value, v, is_stored)

@@ -13,28 +13,28 @@ _PAGES = 256
 """Entries of a block table that a program copies at a time."""
 _TOKENS = 256
 """Tokens of one row that a program places at a time, and rows where each has one."""
-_VARIED = "slots starts n_tokens firsts write_starts ids_in ids_out positions_out lines_out".split()
+_VARIED = "batch_slots starts n_tokens firsts write_starts ids_in ids_out positions_out slot_mapping_out".split()
 """Fields that are cut out of larger ones anywhere: nothing may be compiled for how one begins."""
 
 
 def update_tables(
     tables: Tensor,
-    slots: Tensor,
+    batch_slots: Tensor,
     table_starts: Tensor,
     update_firsts: Tensor,
     update_counts: Tensor,
     updates: Tensor,
 ) -> None:
-    """``tables[slots[r], table_starts[r] : + update_counts[r]] = updates[update_firsts[r] : + update_counts[r]]``.
+    """``tables[batch_slots[r], table_starts[r] : + update_counts[r]] = updates[update_firsts[r] : + update_counts[r]]``.
 
     Args:
         tables: [slots, width] int32.
         slots, table_starts, update_firsts, update_counts: [rows] int32; no slot twice with a count above 0.
         updates: [n] int32.
     """
-    _update_tables[(len(slots),)](
+    _update_tables[(len(batch_slots),)](
         tables,
-        slots,
+        batch_slots,
         table_starts,
         update_firsts,
         update_counts,
@@ -46,10 +46,12 @@ def update_tables(
     )
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots", "table_starts", "update_firsts", "update_counts", "updates"])
+@triton.jit(
+    do_not_specialize_on_alignment=["batch_slots", "table_starts", "update_firsts", "update_counts", "updates"]
+)
 def _update_tables(
     tables: tl.tensor,
-    slots: tl.tensor,
+    batch_slots: tl.tensor,
     table_starts: tl.tensor,
     update_firsts: tl.tensor,
     update_counts: tl.tensor,
@@ -63,7 +65,7 @@ def _update_tables(
         gdc_wait()
     row = tl.program_id(0)
     count = tl.load(update_counts + row)
-    target = tables + tl.load(slots + row).to(tl.int64) * table_stride + tl.load(table_starts + row)
+    target = tables + tl.load(batch_slots + row).to(tl.int64) * table_stride + tl.load(table_starts + row)
     source = updates + tl.load(update_firsts + row)
     for first in range(0, count, BLOCK):
         entries = first + tl.arange(0, BLOCK)
@@ -74,7 +76,7 @@ def _update_tables(
 def place_tokens(
     tables: Tensor,
     last_tokens: Tensor,
-    slots: Tensor,
+    batch_slots: Tensor,
     starts: Tensor,
     n_tokens: Tensor,
     firsts: Tensor,
@@ -85,7 +87,7 @@ def place_tokens(
     max_n_tokens: int,
     ids_out: Tensor,
     positions_out: Tensor,
-    lines_out: Tensor,
+    slot_mapping_out: Tensor,
 ) -> None:
     """Each token's id, position and line, for token i of row r at ``firsts[r] + i``. All tensors are int32.
 
@@ -93,7 +95,7 @@ def place_tokens(
         tables: [slots, width], page numbers.
         last_tokens: [slots], the token that each slot sampled last.
         slots, starts, n_tokens, firsts, write_starts: [rows]; ``starts``: position of the row's first token.
-        ids_in: [tokens]; -1 stands for ``last_tokens[slot]``.
+        ids_in: [tokens]; -1 stands for ``last_tokens[batch_slot]``.
         page_size: tokens a page.
         max_n_tokens: no row has more tokens.
         ids_out: [tokens]; may be ``ids_in``.
@@ -102,11 +104,11 @@ def place_tokens(
     """
     # Two variants, so that nothing is compiled between steps.
     rows, tokens = (_TOKENS, 1) if max_n_tokens == 1 else (1, _TOKENS)
-    grid = triton.cdiv(len(slots), rows), triton.cdiv(max_n_tokens, tokens)
+    grid = triton.cdiv(len(batch_slots), rows), triton.cdiv(max_n_tokens, tokens)
     _place_tokens[grid](
         tables,
         last_tokens,
-        slots,
+        batch_slots,
         starts,
         n_tokens,
         firsts,
@@ -114,9 +116,9 @@ def place_tokens(
         ids_in,
         ids_out,
         positions_out,
-        lines_out,
+        slot_mapping_out,
         tables.stride(0),
-        len(slots),
+        len(batch_slots),
         PAGE_SIZE=page_size,
         ROWS=rows,
         TOKENS=tokens,
@@ -129,7 +131,7 @@ def place_tokens(
 def _place_tokens(
     tables: tl.tensor,
     last_tokens: tl.tensor,
-    slots: tl.tensor,
+    batch_slots: tl.tensor,
     starts: tl.tensor,
     n_tokens: tl.tensor,
     firsts: tl.tensor,
@@ -137,7 +139,7 @@ def _place_tokens(
     ids_in: tl.tensor,
     ids_out: tl.tensor,
     positions_out: tl.tensor,
-    lines_out: tl.tensor,
+    slot_mapping_out: tl.tensor,
     table_stride: tl.tensor,
     n_rows: tl.tensor,
     PAGE_SIZE: tl.constexpr,
@@ -152,14 +154,14 @@ def _place_tokens(
     is_row = row < n_rows
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)[None, :]
     is_token = is_row & (token < tl.load(n_tokens + row, is_row, 0))
-    slot = tl.load(slots + row, is_row, 0)
+    batch_slot = tl.load(batch_slots + row, is_row, 0)
     place = tl.load(firsts + row, is_row, 0) + token
     position = tl.load(starts + row, is_row, 0) + token
     given = tl.load(ids_in + place, is_token, 0)
-    last = tl.load(last_tokens + slot, is_row, 0)
+    last = tl.load(last_tokens + batch_slot, is_row, 0)
     tl.store(ids_out + place, tl.where(given == -1, last, given), is_token)
     tl.store(positions_out + place, position, is_token)
     is_written = is_token & (position >= tl.load(write_starts + row, is_row, 0))
-    page = tl.load(tables + slot.to(tl.int64) * table_stride + position // PAGE_SIZE, is_written, 0)
-    line = page * PAGE_SIZE + position % PAGE_SIZE
-    tl.store(lines_out + place, tl.where(is_written, line, -1), is_token)
+    page = tl.load(tables + batch_slot.to(tl.int64) * table_stride + position // PAGE_SIZE, is_written, 0)
+    slot = page * PAGE_SIZE + position % PAGE_SIZE
+    tl.store(slot_mapping_out + place, tl.where(is_written, slot, -1), is_token)

@@ -14,9 +14,9 @@ from radixkv.runtime.step.plan import RowSampling
 _TOKEN = np.dtype("<i4")
 _NEUTRAL = np.array([[0.0], [1.0], [1.0], [0.0]], dtype=np.float32)
 """What is added to a token's logit, what it is multiplied by if negative and if positive, what is taken off."""
-_LEAST_REPETITION_PENALTY = 1e-30
+_MIN_REPETITION_PENALTY = 1e-30
 """With less, logits leave float32; the order of tokens is the same."""
-_LEAST_CAPACITY = 64
+_MIN_CAPACITY = 64
 
 
 class Edits:
@@ -34,7 +34,7 @@ class Edits:
         """
         self.counts_tokens = sampling.history is not None
         self._vocab_size = vocab_size
-        self._repetition_penalty = max(sampling.repetition_penalty, _LEAST_REPETITION_PENALTY)
+        self._repetition_penalty = max(sampling.repetition_penalty, _MIN_REPETITION_PENALTY)
         self._weaker = np.minimum if self._repetition_penalty >= 1.0 else np.maximum
         """Of a positive logit it takes the product with the penalty's inverse, of a negative that with itself."""
         self._frequency_penalty = sampling.frequency_penalty
@@ -42,8 +42,8 @@ class Edits:
         self._logit_bias: tuple[tuple[int, float], ...] = ()
         self._banned: tuple[int, ...] = ()
         self._places: dict[int, int] = {}
-        self._ids = np.zeros(_LEAST_CAPACITY, dtype=np.int64)
-        self._table = np.repeat(_NEUTRAL, _LEAST_CAPACITY, axis=1)
+        self._ids = np.zeros(_MIN_CAPACITY, dtype=np.int64)
+        self._table = np.repeat(_NEUTRAL, _MIN_CAPACITY, axis=1)
         self._counts: Counter[int] = Counter()
         if sampling.history is not None:
             tokens = np.frombuffer(sampling.history.tokens, _TOKEN)

@@ -19,7 +19,7 @@ from radixkv.runtime.device.sampling.cpu.top_tokens import Shortlists
 from radixkv.runtime.step.plan import RowSampling
 from radixkv.wire import TokenLogprobs
 
-_LEAST_TEMPERATURE = 1e-5
+_MIN_TEMPERATURE = 1e-5
 """Below it the likeliest token is taken: the others' weights would be zero in float32."""
 
 _LARGEST_EXPONENT = 64.0
@@ -64,13 +64,15 @@ class Sampler:
     difference. Of equal logits ``top_k`` and greedy rows prefer the smaller id.
     """
 
-    def __init__(self, n_slots: int, vocab_size: int) -> None:
+    def __init__(self, n_batch_slots: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._edits: list[Edits | None] = [None] * n_slots
+        self._edits: list[Edits | None] = [None] * n_batch_slots
         self._scratch = torch.empty(vocab_size)
         self._weights: NDArray[np.float32] = self._scratch.numpy()
 
-    def sample(self, logits: Tensor, slots: Sequence[int], sampling: Sequence[RowSampling]) -> list[Sampled | None]:
+    def sample(
+        self, logits: Tensor, batch_slots: Sequence[int], sampling: Sequence[RowSampling]
+    ) -> list[Sampled | None]:
         """One token a row; None where the row is not finite, whose slot then keeps what it had.
 
         Args:
@@ -83,19 +85,19 @@ class Sampler:
         """
         with np.errstate(over="ignore"):  # differences of huge logits
             readings = [
-                self._read(values, self._edits_of(slot, row), row)
-                for values, slot, row in zip(logits.numpy(), slots, sampling, strict=True)
+                self._read(values, self._edits_of(batch_slot, row), row)
+                for values, batch_slot, row in zip(logits.numpy(), batch_slots, sampling, strict=True)
             ]
             good = [(reading, row) for reading, row in zip(readings, sampling, strict=True) if reading is not None]
             _draw_listed([(reading, row) for reading, row in good if reading.kept is not None])
             asked = [(reading, row.n_logprobs) for reading, row in good if row.n_logprobs is not None]
             logprobs = iter(_logprobs([reading for reading, _ in asked], [n for _, n in asked]))
         sampled: list[Sampled | None] = []
-        for reading, slot, row in zip(readings, slots, sampling, strict=True):
+        for reading, batch_slot, row in zip(readings, batch_slots, sampling, strict=True):
             if reading is None:
                 sampled.append(None)
                 continue
-            edits = self._edits[slot]
+            edits = self._edits[batch_slot]
             if edits is not None and edits.counts_tokens:
                 edits.count(reading.token)
             sampled.append(Sampled(reading.token, None if row.n_logprobs is None else next(logprobs)))
@@ -122,21 +124,21 @@ class Sampler:
                 readings.append(_Reading(row, target, log_total=self._log_total(row)))
         return _logprobs(readings, [n_logprobs] * len(readings))
 
-    def _edits_of(self, slot: int, sampling: RowSampling) -> Edits | None:
+    def _edits_of(self, batch_slot: int, sampling: RowSampling) -> Edits | None:
         """The slot's edits, brought up to date; those of another request are dropped."""
-        edits = self._edits[slot]
+        edits = self._edits[batch_slot]
         if sampling.history is not None:
             edits = Edits(sampling, self._vocab_size)
         elif sampling.has_penalties:
             if edits is None or not edits.counts_tokens:
-                raise DeviceError(f"slot {slot} has penalties and no history; send one with its first row")
+                raise DeviceError(f"slot {batch_slot} has penalties and no history; send one with its first row")
         elif not sampling.logit_bias and not sampling.banned:
             edits = None
         elif edits is None or edits.counts_tokens or not edits.has(sampling):
             edits = Edits(sampling, self._vocab_size)
         if edits is not None:
             edits.adopt(sampling)
-        self._edits[slot] = edits
+        self._edits[batch_slot] = edits
         return edits
 
     def _read(self, values: NDArray[np.float32], edits: Edits | None, sampling: RowSampling) -> _Reading | None:
@@ -189,7 +191,7 @@ class Sampler:
 
 
 def _is_greedy(sampling: RowSampling) -> bool:
-    return sampling.temperature < _LEAST_TEMPERATURE or sampling.top_k == 1
+    return sampling.temperature < _MIN_TEMPERATURE or sampling.top_k == 1
 
 
 def _draw_listed(rows: Sequence[tuple[_Reading, RowSampling]]) -> None:

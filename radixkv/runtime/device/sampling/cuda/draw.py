@@ -24,7 +24,7 @@ _MAX_ROUNDS: tl.constexpr = tl.constexpr(1000)
 """Of a draw from weights that are not numbers, which would not end."""
 _ZERO_KEY: tl.constexpr = tl.constexpr(0x80000000)
 """Of ``_float_of``,"""
-_LEAST_KEY: tl.constexpr = tl.constexpr(0x00800000)
+_MIN_KEY: tl.constexpr = tl.constexpr(0x00800000)
 """and that of the least number that is finite."""
 _N_BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
 """How many first bits of a float32 tell the values of a type apart, an even number."""
@@ -208,7 +208,7 @@ def _bound_of(
     key = tl.where(is_negative, key | (0xFFFFFFFF >> N_BITS), key)
     weight = weights_of(_float_of(key), top, scale).to(tl.int32, bitcast=True)
     bound = tl.maximum(weight - 1, 0).to(tl.float32, bitcast=True)
-    return tl.where(key < _LEAST_KEY, 0.0, bound)
+    return tl.where(key < _MIN_KEY, 0.0, bound)
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from radixkv.runtime.step.plan import RowSampling
 
 MAX_LISTED = 128
 """A ``top_k`` up to here is listed; more is bounded by a search."""
-LEAST_TEMPERATURE = 1e-5
+MIN_TEMPERATURE = 1e-5
 """Below it the likeliest token is taken: the others' weights would be zero in float32."""
 _SEED_MASK = (1 << 64) - 1
 _N_NUMBERS = 7
@@ -24,7 +24,7 @@ _N_NUMBERS = 7
 
 def is_greedy(sampling: RowSampling) -> bool:
     """Whether the likeliest token is taken."""
-    return sampling.temperature < LEAST_TEMPERATURE or sampling.top_k == 1
+    return sampling.temperature < MIN_TEMPERATURE or sampling.top_k == 1
 
 
 def top_k_of(sampling: RowSampling, vocab_size: int) -> int:

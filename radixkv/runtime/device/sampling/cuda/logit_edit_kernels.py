@@ -123,8 +123,8 @@ def _edit_rows(
     source = logits + tl.load(rows + row).to(tl.int64) * stride
     values = tl.load(source + ids, inside, 0.0).to(tl.float32)
     if tl.load(rows + 2 * n_rows + row) != 0:
-        slot = tl.load(rows + n_rows + row).to(tl.int64)
-        found = tl.load(counts + slot * size + ids, inside, 0).to(tl.int32)
+        batch_slot = tl.load(rows + n_rows + row).to(tl.int64)
+        found = tl.load(counts + batch_slot * size + ids, inside, 0).to(tl.int32)
         values = _penalised(
             values,
             found,
@@ -161,8 +161,8 @@ def _edit_tokens(
     source = tl.load(rows + row).to(tl.int64)
     values = tl.load(logits + source * stride + token, inside, 0.0).to(tl.float32) + bias
     has_penalties = tl.load(rows + 2 * n_rows + row) != 0
-    slot = tl.load(rows + n_rows + row).to(tl.int64)
-    found = tl.load(counts + slot * size + token, inside & has_penalties, 0).to(tl.int32)
+    batch_slot = tl.load(rows + n_rows + row).to(tl.int64)
+    found = tl.load(counts + batch_slot * size + token, inside & has_penalties, 0).to(tl.int32)
     values = _penalised(
         values,
         found,

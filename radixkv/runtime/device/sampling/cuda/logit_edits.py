@@ -22,7 +22,7 @@ _IN_PROMPT = -(1 << 15)
 """The sign of a token's number; the rest counts how often it is in the answer,"""
 _MAX_COUNT = (1 << 15) - 1
 """at most up to here."""
-_LEAST_REPETITION_PENALTY = 1e-30
+_MIN_REPETITION_PENALTY = 1e-30
 """With less, logits leave float32; the order of tokens is the same."""
 
 
@@ -64,7 +64,7 @@ class Edits:
         self._has_history = [False] * len(self._has_history)
         self._listed = [None] * len(self._listed)
 
-    def adopt(self, slots: Sequence[int], sampling: Sequence[RowSampling]) -> None:
+    def adopt(self, batch_slots: Sequence[int], sampling: Sequence[RowSampling]) -> None:
         """Takes over histories, biases and bans; those of a slot's former request are forgotten.
 
         Raises:
@@ -72,21 +72,21 @@ class Edits:
                 Then no history has changed.
         """
         histories, has_history = [], [row.history is not None or row.has_penalties for row in sampling]
-        for slot, row in zip(slots, sampling, strict=True):
+        for batch_slot, row in zip(batch_slots, sampling, strict=True):
             if row.history is not None:
                 tokens = np.frombuffer(row.history.tokens, _TOKEN)
                 self._check(tokens)
-                histories.append((slot, tokens, row.history.n_prompt))
-            elif row.has_penalties and not self._has_history[slot]:
-                raise DeviceError(f"slot {slot} has penalties and no history; send one with its first row")
-            self._adopt_lists(slot, row)
-        for slot, has in zip(slots, has_history, strict=True):
-            self._has_history[slot] = has
+                histories.append((batch_slot, tokens, row.history.n_prompt))
+            elif row.has_penalties and not self._has_history[batch_slot]:
+                raise DeviceError(f"slot {batch_slot} has penalties and no history; send one with its first row")
+            self._adopt_lists(batch_slot, row)
+        for batch_slot, has in zip(batch_slots, has_history, strict=True):
+            self._has_history[batch_slot] = has
         if histories:
             self._fill(histories)
 
     def apply(
-        self, logits: Tensor, rows: Sequence[int], slots: Sequence[int], some: Sequence[RowSampling]
+        self, logits: Tensor, rows: Sequence[int], batch_slots: Sequence[int], some: Sequence[RowSampling]
     ) -> Tensor:
         """A float32 copy of up to ``LOT`` rows after bias, bans and penalties, which the next call writes again.
 
@@ -102,8 +102,8 @@ class Edits:
             [n, vocab].
         """
         places = np.empty((3, len(rows)), dtype=np.int32)
-        places[:] = rows, slots, [row.has_penalties for row in some]
-        repetition = np.maximum([row.repetition_penalty for row in some], _LEAST_REPETITION_PENALTY)
+        places[:] = rows, batch_slots, [row.has_penalties for row in some]
+        repetition = np.maximum([row.repetition_penalty for row in some], _MIN_REPETITION_PENALTY)
         penalties = np.empty((4, len(rows)), dtype=np.float32)
         penalties[:] = (
             repetition,
@@ -114,7 +114,11 @@ class Edits:
         sent = to_device(np.concatenate((places, penalties.view(np.int32))), self._device)
         edited = self._edited[: len(rows)]
         edit_rows(logits, self._counts, sent[:3], sent[3:].view(torch.float32), edited)
-        found = [(place, listed) for place, slot in enumerate(slots) if (listed := self._listed[slot]) is not None]
+        found = [
+            (place, listed)
+            for place, batch_slot in enumerate(batch_slots)
+            if (listed := self._listed[batch_slot]) is not None
+        ]
         if found:
             sizes = [listed.entries.shape[1] for _, listed in found]
             addresses = [listed.entries.data_ptr() for _, listed in found]
@@ -122,21 +126,23 @@ class Edits:
             edit_tokens(logits, self._counts, sent[:3], sent[3:].view(torch.float32), lists, max(sizes), edited)
         return edited
 
-    def count(self, slots: Sequence[int], rows: Sequence[int], tokens: Tensor, finite: Tensor) -> None:
-        """``tokens[rows]`` came into the answers of ``slots``, where the row is finite.
+    def count(self, batch_slots: Sequence[int], rows: Sequence[int], tokens: Tensor, finite: Tensor) -> None:
+        """``tokens[rows]`` came into the answers of ``batch_slots``, where the row is finite.
 
         Args:
             tokens: [any] int32.
             finite: [any] int32, 0 or 1.
         """
-        count_tokens(self._counts, to_device(np.array((slots, rows), dtype=np.int32), self._device), tokens, finite)
+        count_tokens(
+            self._counts, to_device(np.array((batch_slots, rows), dtype=np.int32), self._device), tokens, finite
+        )
 
-    def _adopt_lists(self, slot: int, row: RowSampling) -> None:
-        found = self._listed[slot]
+    def _adopt_lists(self, batch_slot: int, row: RowSampling) -> None:
+        found = self._listed[batch_slot]
         if found is not None and found.fits(row):
             return
         if not row.logit_bias and not row.banned:
-            self._listed[slot] = None
+            self._listed[batch_slot] = None
             return
         if len(set(row.banned)) == self._vocab_size:
             raise DeviceError(f"all {self._vocab_size} tokens are banned")
@@ -147,7 +153,7 @@ class Edits:
         ids = np.array(list(biases), dtype=np.int64)
         self._check(ids)
         bits = np.array(list(biases.values()), dtype=np.float32).view(np.int32)
-        self._listed[slot] = _Listed(row, to_device(np.stack((ids.astype(np.int32), bits)), self._device))
+        self._listed[batch_slot] = _Listed(row, to_device(np.stack((ids.astype(np.int32), bits)), self._device))
 
     def _check(self, tokens: NDArray[np.integer]) -> None:
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocab_size:
@@ -157,15 +163,15 @@ class Edits:
 
     def _fill(self, histories: Sequence[tuple[int, NDArray[np.int32], int]]) -> None:
         """All slots at once, in a few operations."""
-        slots = np.array([slot for slot, _, _ in histories], dtype=np.int64)
-        self._counts.index_fill_(0, to_device(slots, self._device), 0)
+        batch_slots = np.array([batch_slot for batch_slot, _, _ in histories], dtype=np.int64)
+        self._counts.index_fill_(0, to_device(batch_slots, self._device), 0)
         flat = self._counts.view(-1)
         prompts = np.concatenate(
-            [slot * self._vocab_size + tokens[:n].astype(np.int64) for slot, tokens, n in histories]
+            [batch_slot * self._vocab_size + tokens[:n].astype(np.int64) for batch_slot, tokens, n in histories]
         )
         flat.index_fill_(0, to_device(prompts, self._device), _IN_PROMPT)
         answers = np.concatenate(
-            [slot * self._vocab_size + tokens[n:].astype(np.int64) for slot, tokens, n in histories]
+            [batch_slot * self._vocab_size + tokens[n:].astype(np.int64) for batch_slot, tokens, n in histories]
         )
         if len(answers):
             places, counts = np.unique(answers, return_counts=True)

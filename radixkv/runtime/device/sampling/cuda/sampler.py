@@ -95,7 +95,7 @@ class CudaSampler:
     def sample(
         self,
         logits: Tensor,
-        slots: Sequence[int],
+        batch_slots: Sequence[int],
         sampling: Sequence[RowSampling],
         greedy: Tensor,
         finite: Tensor,
@@ -113,7 +113,7 @@ class CudaSampler:
             DeviceError: token ids are outside the vocabulary, all of it is banned, or penalties have no history;
                 then no slot's history has changed.
         """
-        self._edits.adopt(slots, sampling)
+        self._edits.adopt(batch_slots, sampling)
         tokens = greedy.clone()
         edited, plain = [], []
         for row, each in enumerate(sampling):
@@ -125,12 +125,14 @@ class CudaSampler:
             self._draw(logits, plain, plain, sampling, tokens)
         for first in range(0, len(edited), LOT):
             lot = edited[first : first + LOT]
-            values = self._edits.apply(logits, lot, [slots[row] for row in lot], [sampling[row] for row in lot])
+            values = self._edits.apply(
+                logits, lot, [batch_slots[row] for row in lot], [sampling[row] for row in lot]
+            )
             self._draw(values, range(len(lot)), lot, sampling, tokens)
         tokens.mul_(finite)
         counted = [row for row in edited if sampling[row].has_penalties]
         if counted:
-            self._edits.count([slots[row] for row in counted], counted, tokens, finite)
+            self._edits.count([batch_slots[row] for row in counted], counted, tokens, finite)
         asked = [(row, each.n_logprobs) for row, each in enumerate(sampling) if each.n_logprobs is not None]
         rows = [row for row, _ in asked]
         logprobs = Logprobs(logits, rows, [n for _, n in asked], tokens, finite) if asked else None
