@@ -1,7 +1,7 @@
 import pytest
-from fake_openai import FakeServer
 
 from radixkv.cli import main
+from support.fake_openai import FakeServer
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 import json
 import re
 from contextlib import asynccontextmanager
-from pathlib import Path
-
-from bench_command import SMALL, bench
-from fake_openai import output_ids, output_text
 
 from radixkv.bench.workloads.catalog import WorkloadChanges, load_workload, workload_names
 from radixkv.cli.bench_flags import COUNTS, WORKLOADS
+from support.bench_command import SMALL, bench
+from support.fake_openai import output_ids, output_text
+from support.paths import ROOT
 
 
 def test_a_run_prints_its_box_and_appends_its_line(fake, tmp_path):
@@ -114,7 +113,7 @@ def test_every_key_of_a_line_is_in_the_docs(fake, tmp_path, inside):
     path = tmp_path / "lines.jsonl"
     assert inside("--base-url", fake.address, *SMALL, "--output-file", path)[0] == 0
     line = json.loads(path.read_text())
-    told = set(re.findall(r"`(\w+)`", (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text("utf-8")))
+    told = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "benchmarks.md").read_text("utf-8")))
     latencies = {key for key in line if key.endswith("_ms")}  # test_figures.py has those
     parameters = set(load_workload("fewshot").__struct_fields__)  # docs/workloads.md has those
     assert line.keys() - latencies - parameters <= told

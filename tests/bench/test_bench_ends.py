@@ -8,8 +8,8 @@ import sys
 import time
 
 import pytest
-from bench_command import COMMAND, SMALL
 
+from support.bench_command import COMMAND, SMALL
 from support.live import LIMIT_S
 
 

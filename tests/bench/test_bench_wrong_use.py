@@ -1,7 +1,8 @@
 """Wrong use of ``radixkv bench`` is one line."""
 
 import pytest
-from bench_command import SMALL
+
+from support.bench_command import SMALL
 
 
 @pytest.mark.parametrize(

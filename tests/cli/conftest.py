@@ -3,7 +3,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from scripted_server import ScriptedServer
+
+from support.scripted_server import ScriptedServer
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from scripted_server import ScriptedServer
 
 from radixkv.cli import main
 from support.live import LIMIT_S
+from support.scripted_server import ScriptedServer
 
 POOL = ["--max-total-tokens", "2048", "--max-model-len", "1024"]
 REUSED = re.compile(r"\[(\d+) of (\d+) prompt tokens from the cache, (\d+) new tokens, \d+\.\d s(.*)\]")

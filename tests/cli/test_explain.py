@@ -6,9 +6,9 @@ import io
 from pathlib import Path
 
 import pytest
-from scripted_server import ScriptedServer
 
 from radixkv.cli import main
+from support.scripted_server import ScriptedServer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 

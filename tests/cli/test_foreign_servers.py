@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from scripted_server import ScriptedServer
 
 from radixkv.cli import main
+from support.scripted_server import ScriptedServer
 
 MODELS = {"data": [{"id": "theirs"}]}
 

@@ -3,12 +3,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from scripted import EOS, MAX_MODEL_LEN, ScriptedLoop, Site, write_tokenizer
-from sites import running_site
 
 from radixkv.frontend.served_model import Served
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
+from support.running_site import running_site
+from support.scripted_runtime import EOS, MAX_MODEL_LEN, ScriptedLoop, Site, write_tokenizer
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}

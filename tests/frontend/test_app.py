@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from scripted import EOS, FAILS_AFTER_THREE, FAILS_AT_ONCE, MAX_MODEL_LEN, Site
 
 from radixkv.errors import Draining
 from support.live import LIMIT_S
+from support.scripted_runtime import EOS, FAILS_AFTER_THREE, FAILS_AT_ONCE, MAX_MODEL_LEN, Site
 
 
 def post(site: Site, **body: Any) -> httpx.Response:

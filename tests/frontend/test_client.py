@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from scripted import ScriptedLoop
 
 from radixkv.errors import WireError
 from radixkv.frontend import client as client_module
@@ -22,6 +21,7 @@ from radixkv.runtime.process import Server, _bound
 from radixkv.sampling import SamplingParams
 from radixkv.wire import FromRuntime, NewTokens, Submit, Tokens, ToRuntime, encode, pack_tokens, unpack_tokens
 from support.live import LIMIT_S
+from support.scripted_runtime import ScriptedLoop
 
 
 def run(path: Path, loop: ScriptedLoop, test: Callable[[Client, Server], Awaitable[None]]) -> None:

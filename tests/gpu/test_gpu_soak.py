@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from gpu_support import DEVICE
 
-SOAK = Path(__file__).parents[2] / "bench" / "gpu_soak.py"
+from support.paths import ROOT
+
+SOAK = ROOT / "bench" / "gpu_soak.py"
 
 
 def test_pages_memory_and_terminal_messages_add_up(tmp_path: Path) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from loop_frontend import HERE, PROMPT, Frontend, done, failed
 
 from radixkv.config import MAX_SEED
 from support.fake_device import answer, chain, prompt_scores, score
+from support.loop_frontend import HERE, PROMPT, Frontend, done, failed
 
 
 def test_each_choice_ends_in_its_tokens_and_then_comes_one_end_with_the_totals() -> None:

@@ -6,13 +6,13 @@ import gc
 import random
 
 import pytest
-from loop_frontend import HERE, PROMPT, Frontend, done, failed
 
 from radixkv import wire
 from radixkv.runtime.request import Request
 from radixkv.tree.node import Lease
 from support.engine import token_bytes
 from support.fake_device import answer
+from support.loop_frontend import HERE, PROMPT, Frontend, done, failed
 
 
 def test_who_waits_too_long_for_the_first_step_fails_though_the_loop_is_busy_with_others() -> None:

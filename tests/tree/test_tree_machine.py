@@ -5,7 +5,8 @@ from struct import pack
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tree_world import NAMESPACES, Held, World
+
+from support.tree_world import NAMESPACES, Held, World
 
 namespaces = st.sampled_from(NAMESPACES)
 suffixes = st.lists(st.sampled_from((1, 2)), max_size=8).map(lambda ids: pack(f"<{len(ids)}i", *ids))

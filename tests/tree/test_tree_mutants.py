@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tree_world import run_script
 
 from radixkv.errors import InvariantError
 from radixkv.tree import forest, node, radix_tree
@@ -14,6 +13,7 @@ from radixkv.tree.children import Children
 from radixkv.tree.forest import Forest
 from radixkv.tree.node import Lease, Namespace
 from radixkv.tree.radix_tree import RadixTree
+from support.tree_world import run_script
 
 Patch = pytest.MonkeyPatch
 

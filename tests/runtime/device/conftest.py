@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from device_support import CHECKPOINTS
 
 from radixkv.checkpoints import Checkpoint, resolve
 from support.checkpoints import save_checkpoint
+from support.device_support import CHECKPOINTS
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,157 @@
+"""Tokens as the client, the answers' usage and the server's metrics count them, and prompts as token ids."""
+
+import json
+
+import pytest
+
+from radixkv.bench.load.accounting import Tokens, accounting, counted_by_metrics
+from radixkv.bench.load.client import Client
+from radixkv.bench.load.prompt_encoder import PromptEncoder
+from radixkv.bench.session import Request
+from radixkv.errors import CheckpointError
+from support.loads import OUTPUT_LEN, ask, send
+
+RADIXKV = """# TYPE radixkv:prompt_tokens_total counter
+radixkv:prompt_tokens_total {prompt}.0
+# TYPE radixkv:generation_tokens_total counter
+radixkv:generation_tokens_total {generated}.0
+# TYPE radixkv:prefix_cache_hits_total counter
+radixkv:prefix_cache_hits_total {cached}.0
+"""
+VLLM = """# HELP vllm:prompt_tokens_total Prefilled.
+# TYPE vllm:prompt_tokens_total counter
+vllm:prompt_tokens_total{{engine="0",model_name="m"}} {prompt}.0
+vllm:prompt_tokens_total{{engine="1",model_name="m"}} 7.0
+# TYPE vllm:prompt_tokens_created gauge
+vllm:prompt_tokens_created{{engine="0",model_name="m"}} 1.7e+09
+# TYPE vllm:generation_tokens_total counter
+vllm:generation_tokens_total{{engine="0",model_name="m"}} {generated}.0
+# TYPE vllm:prefix_cache_hits_total counter
+vllm:prefix_cache_hits_total{{engine="0",model_name="m"}} {cached}.0
+"""
+SGLANG = """# TYPE sglang:prompt_tokens_total counter
+sglang:prompt_tokens_total{{model_name="m"}} {prompt}.0
+# TYPE sglang:generation_tokens_total counter
+sglang:generation_tokens_total{{model_name="m"}} {generated}.0
+# TYPE sglang:cached_tokens_total counter
+sglang:cached_tokens_total{{cache_source="device",model_name="m"}} {cached}.0
+"""
+
+
+def counted(address):
+    return counted_by_metrics(ask(address, Client.metrics))
+
+
+@pytest.mark.parametrize("metrics", [RADIXKV, VLLM, SGLANG], ids=["radixkv", "vllm", "sglang"])
+def test_three_counts_agree_whatever_the_metrics_are_called(fake, metrics):
+    fake.metrics = metrics
+    before = counted(fake.address)
+    records = send(fake.address, ["same start, one", Request("same start, two", OUTPUT_LEN, n=2)]).records
+    told = accounting(records, counted(fake.address) - before)
+    assert told["usage"] == told["metrics"] == {"prompt": 30, "generated": 12, "cached": len("same start, ")}
+    assert told["client"] == {"prompt": 30, "generated": 12, "cached": None}
+    assert told["agree"] is True
+
+
+def test_a_count_that_differs_shows(fake):
+    records = send(fake.address, ["one"]).records
+    assert accounting(records, Tokens(3, 4, 0))["agree"] is True
+    for wrong in (Tokens(4, 4, 0), Tokens(3, 5, 0), Tokens(3, 4, 1)):
+        assert accounting(records, wrong)["agree"] is False
+    records[0].answers[0].token_ids.append(9)
+    assert accounting(records, None)["agree"] is False
+
+
+def test_what_a_server_does_not_tell_is_left_out(fake):
+    fake.returns_ids = fake.reports_cached = False
+    assert ask(fake.address, Client.metrics) is None
+    told = accounting(send(fake.address, ["one"]).records, None)
+    assert told == {
+        "client": {"prompt": None, "generated": None, "cached": None},
+        "usage": {"prompt": 3, "generated": 4, "cached": None},
+        "metrics": None,
+        "agree": True,
+    }
+    assert counted_by_metrics("# TYPE other:tokens counter\nother:tokens_total 3\n") is None
+    assert counted_by_metrics("<html>no metrics</html>") is None
+
+
+def test_counts_of_a_run_with_failures_are_not_compared(fake):
+    fake.fault = "http_500"
+    told = accounting(send(fake.address, ["one", "FAULT"]).records, Tokens(3, 4, 0))
+    assert (told["usage"]["prompt"], told["agree"]) == (3, None)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A tokenizer of words, which begins a text with ``<s>``, and a chat template that writes that itself."""
+    words = ["<s>", "?", "hi", "there", "you", "user", "assistant"]
+    (tmp_path / "tokenizer.json").write_text(
+        json.dumps(
+            {
+                "version": "1.0",
+                "truncation": None,
+                "padding": None,
+                "added_tokens": [
+                    {
+                        "id": 0,
+                        "content": "<s>",
+                        "single_word": False,
+                        "lstrip": False,
+                        "rstrip": False,
+                        "normalized": False,
+                        "special": True,
+                    }
+                ],
+                "normalizer": None,
+                "pre_tokenizer": {"type": "Whitespace"},
+                "post_processor": {
+                    "type": "TemplateProcessing",
+                    "single": [
+                        {"SpecialToken": {"id": "<s>", "type_id": 0}},
+                        {"Sequence": {"id": "A", "type_id": 0}},
+                    ],
+                    "pair": [],
+                    "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
+                },
+                "decoder": None,
+                "model": {
+                    "type": "WordLevel",
+                    "vocab": {word: place for place, word in enumerate(words)},
+                    "unk_token": "?",
+                },
+            }
+        )
+    )
+    template = "<s> {% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}assistant"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    return tmp_path
+
+
+def test_prompts_are_encoded_as_the_server_would(fake, folder):
+    messages = [{"role": "user", "content": "hi there"}]
+    prompts = [Request("hi you", 2), Request(messages, 2, n=2), Request((4, 4), 2)]
+    send(fake.address, prompts, encoder=PromptEncoder(folder), max_concurrency=1)
+    assert fake.paths == ["/v1/completions"] * 3
+    assert [body["prompt"] for body in fake.bodies] == [[0, 2, 4], [0, 5, 2, 3, 6], [4, 4]]
+    assert fake.bodies[1]["n"] == 2
+
+
+def test_a_prompt_that_cannot_be_encoded_is_an_error_of_its_own(fake, folder):
+    records = send(fake.address, ["hi", "hi \ud800"], encoder=PromptEncoder(folder)).records
+    assert [record.error_kind for record in records] == [None, "prompt"]
+    assert "U+D800" in records[1].error
+
+
+def test_chats_without_a_template_cannot_be_encoded(fake, folder):
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(CheckpointError, match="has no chat template"):
+        send(fake.address, [Request([{"role": "user", "content": "hi"}], 2)], encoder=PromptEncoder(folder))
+    assert fake.bodies == []
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "1e400"])
+def test_a_counter_that_is_no_number_is_not_known(value):
+    text = "# TYPE vllm:{0}_total counter\nvllm:{0}_total {1}\n"
+    tokens = counted_by_metrics(text.format("prompt_tokens", 7) + text.format("generation_tokens", value))
+    assert (tokens.prompt, tokens.generated) == (7, None)

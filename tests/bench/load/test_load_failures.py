@@ -1,0 +1,260 @@
+"""Requests that fail, servers that go away, and runs that are interrupted."""
+
+import asyncio
+import re
+import socket
+import socketserver
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from radixkv.bench.load.arrivals import Load
+from radixkv.bench.load.client import Client
+from radixkv.bench.load.generator import LoadGenerator, RunInterrupted
+from radixkv.bench.session import Request, Session
+from radixkv.errors import ConfigError
+from support.live import LIMIT_S
+from support.loads import ask, chat, send, sessions_of
+
+SILENCE_S = 2.0
+"""Where somebody waits in vain, and a busy machine shall not be taken for that."""
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "reason"),
+    [
+        ("http_500", "http_500", "HTTP status 500: .*it broke"),
+        ("http_429", "http_429", "HTTP status 429: .*it broke"),
+        ("truncated", "stream", "the stream ended early"),
+        ("error_event", "server", "the server reported .*the runtime died"),
+        ("no_usage", "stream", "brought no usage"),
+        ("no_output", "stream", "brought no output"),
+        ("not_json", "stream", "not a completion chunk"),
+        ("cut", "disconnect", "ClientPayloadError"),
+        ("cut_early", "disconnect", "ServerDisconnectedError"),
+        ("silent", "timeout", "Timeout"),
+        ("odd_prompt", "stream", "the prompt's token ids are none: .*<= 2147483647"),
+    ],
+)
+def test_a_failed_request_is_noted_by_kind_and_the_others_go_on(fake, fault, kind, reason):
+    fake.fault = fault
+    silence_limit_s = SILENCE_S if fault == "silent" else LIMIT_S
+    measurement = send(fake.address, ["one", "FAULT", "two"], silence_limit_s=silence_limit_s)
+    records = measurement.records
+    assert [record.error_kind for record in records] == [None, kind, None]
+    assert [record.error is None for record in records] == [True, False, True]
+    assert re.search(reason, records[1].error)
+    assert measurement.aborted is None
+
+
+def test_fewer_choices_than_were_asked_for_are_a_failed_request(fake):
+    fake.fault = "one_choice"
+    records = send(fake.address, [Request("one", 4, n=2), Request("FAULT", 4, n=2)]).records
+    assert [(record.error_kind, record.error) for record in records] == [
+        (None, None),
+        ("stream", "the stream brought 1 of 2 choices (n)"),
+    ]
+
+
+def test_a_turn_that_fails_ends_its_session_and_no_other(fake):
+    fake.fault = "http_500"
+    sessions = [chat("one", "FAULT", "never", "nor this"), chat("uno", "due", "tre")]
+    records = send(fake.address, sessions).records
+    assert [record.error_kind for record in records] == [None, "http_500", "not_sent", "not_sent", None, None, None]
+    assert records[2].error == "not sent: the turn before it failed"
+    assert not any("never" in body["prompt"] for body in fake.bodies)
+
+
+def test_a_session_is_closed_when_it_fails(fake):
+    fake.fault = "http_500"
+    ends = []
+
+    def turns():
+        try:
+            yield [Request("FAULT", 1)]
+        finally:
+            ends.append("closed")
+
+    kept = turns()  # so that nothing but closing it ends it
+    send(fake.address, [Session(lambda: kept, n_requests=1)])
+    assert ends == ["closed"]
+
+
+@pytest.fixture
+def nowhere():
+    """An address that nobody listens at, nor can begin to."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_a_server_that_is_not_there_ends_the_run(nowhere):
+    measurement = send(nowhere, ["one", "two", chat("uno", "due")], max_concurrency=1)
+    assert [record.error_kind for record in measurement.records] == ["connect", *["not_sent"] * 3]
+    assert re.match("the server at http://127.* is gone: ClientConnectorError: ", measurement.aborted)
+    with pytest.raises(ConfigError, match="does not answer: ClientConnectorError.*is the server running"):
+        ask(nowhere, Client.model)
+
+
+@pytest.mark.parametrize(
+    ("least", "settings"),
+    [(9, {"max_concurrency": 2}), (1, {"max_concurrency": None, "request_rate": 30.0})],
+)
+def test_a_server_that_goes_away_ends_the_run_with_what_there_is(fake, least, settings):
+    fake.dies_at = 11
+    fake.delay = 0.002
+    measurement = send(fake.address, [f"prompt {n}" for n in range(400)], **settings)
+    kinds = [record.error_kind for record in measurement.records]
+    assert re.match("the server at http://127.* is gone: ", measurement.aborted)
+    assert len(kinds) == 400
+    assert least <= kinds.count(None) < 30  # in an open loop any number may be in flight with the one that kills
+    assert "not_sent" in kinds
+    assert set(kinds) <= {None, "connect", "disconnect", "not_sent", "stopped"}
+
+
+@pytest.mark.parametrize(("fault", "kind"), [("http_503", "http_503"), ("error_event", "server")])
+def test_a_server_that_says_it_is_dying_ends_the_run(fake, fault, kind):
+    fake.fault = fault
+    prompts = ["one", "FAULT", *["two"] * 20]
+    records = send(fake.address, prompts, max_concurrency=1).records
+    assert [record.error_kind for record in records] == [None, kind, *[None] * 20]  # others may be served
+    fake.health = 503
+    measurement = send(fake.address, prompts, max_concurrency=1)
+    assert [record.error_kind for record in measurement.records] == [None, kind, *["not_sent"] * 20]
+    assert re.match("the server at http://127.* cannot serve any more: ", measurement.aborted)
+
+
+def test_a_run_that_is_cancelled_tells_what_there_was(fake):
+    fake.delay = 0.1
+
+    async def go():
+        async with Client(fake.address) as client:
+            sessions = sessions_of([Request("short", 1), Request("long", 10_000), Request("later", 10_000)])
+            work = asyncio.create_task(LoadGenerator(client).run(sessions, Load("fake-model", max_concurrency=2)))
+            while len(fake.bodies) < 3:
+                await asyncio.sleep(0.01)
+            work.cancel()
+            with pytest.raises(RunInterrupted) as caught:
+                await work
+            return caught.value.measurement
+
+    measurement = asyncio.run(go())
+    assert [record.error_kind for record in measurement.records] == [None, "stopped", "stopped"]
+    assert measurement.aborted == "it was interrupted"
+
+
+def test_what_a_workload_raises_ends_the_run(fake):
+    def turns():
+        yield [Request("one", 1)]
+        raise ConfigError("no second turn")
+
+    with pytest.raises(ConfigError, match="no second turn"):
+        send(fake.address, [Session(turns, n_requests=2), *["other"] * 5])
+
+
+def test_a_kept_connection_that_the_server_closed_is_not_used_again(fake):
+    """The client drops idle connections before servers do; a new one is made."""
+
+    async def go():
+        async with Client(fake.address) as client:
+            generator, load = LoadGenerator(client), Load("fake-model")
+            first = await generator.run(sessions_of(["one"]), load)
+            for connection in fake.connections:
+                connection.shutdown(socket.SHUT_RDWR)
+            await asyncio.sleep(0.1)
+            second = await generator.run(sessions_of(["two"]), load)
+            return [*first.records, *second.records]
+
+    assert [record.error for record in asyncio.run(go())] == [None, None]
+    assert threading.active_count() < 50
+
+
+@pytest.mark.parametrize(
+    ("most", "settings"),
+    [(10, {"max_concurrency": 2}), (100, {"max_concurrency": None, "request_rate": 20.0})],
+)
+def test_a_server_that_answers_nobody_ends_the_run(most, settings):
+    with listening(None) as address:
+        measurement = send(address, [f"prompt {n}" for n in range(200)], silence_limit_s=0.3, **settings)
+    kinds = [record.error_kind for record in measurement.records]
+    assert re.match("the server at http://127.* answers nobody: SocketTimeoutError", measurement.aborted)
+    assert kinds[0] == "timeout"
+    assert set(kinds) <= {"timeout", "stopped", "not_sent"}
+    assert 200 - kinds.count("not_sent") <= most
+
+
+def test_a_server_that_stops_answering_ends_the_run_with_what_there_is(fake):
+    fake.hangs_at = 6
+    measurement = send(
+        fake.address, [f"prompt {n}" for n in range(100)], silence_limit_s=SILENCE_S, max_concurrency=2
+    )
+    kinds = [record.error_kind for record in measurement.records]
+    assert kinds.count(None) == 5
+    assert "answers nobody" in measurement.aborted
+    assert kinds.count("not_sent") >= 90
+
+
+def test_a_server_that_is_slow_for_one_is_not_taken_for_gone(fake):
+    """Nothing comes for one request, even from its beginning, while another is answered."""
+    fake.fault, fake.delay = "mute", SILENCE_S / 5
+    prompts = [Request("long", 12), "FAULT", "FAULT", "two"]
+    measurement = send(fake.address, prompts, silence_limit_s=SILENCE_S, max_concurrency=2)
+    assert [record.error_kind for record in measurement.records] == [None, "timeout", "timeout", None]
+    assert measurement.aborted is None
+
+
+@contextmanager
+def listening(reply):
+    """A server that reads a little and says this; None: it never answers."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.recv(1 << 16)
+            if reply is None:
+                ended.wait(LIMIT_S)
+            else:
+                self.request.sendall(reply)
+
+    ended = threading.Event()
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        ended.set()
+        server.shutdown()
+        thread.join()
+
+
+def test_a_server_of_another_kind_is_said_to_answer():
+    with (
+        listening(b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nnone") as address,
+        pytest.raises(ConfigError, match="/v1/models answers HTTP status 404: none; give an OpenAI-compatible"),
+    ):
+        ask(address, Client.model)
+
+
+@pytest.mark.parametrize(("status", "is_told"), [(401, True), (403, False)])
+def test_a_server_with_a_key_is_told_of(status, is_told):
+    with (
+        listening(b"HTTP/1.1 %d No\r\nContent-Length: 2\r\n\r\nno" % status) as address,
+        pytest.raises(ConfigError, match=f"HTTP status {status}: no") as caught,
+    ):
+        ask(address, Client.model)
+    assert ("no; give the server's key with --api-key" in str(caught.value)) is is_told
+
+
+def test_who_answers_in_no_http_is_not_taken_for_gone():
+    with listening(b"\x00garbage\r\n\r\n") as address:
+        measurement = send(address, ["one", "two"])
+    assert [record.error_kind for record in measurement.records] == ["stream", "stream"]
+    assert measurement.aborted is None
+
+
+def test_a_server_that_never_answers_what_a_run_begins_with_is_given_up(monkeypatch):
+    monkeypatch.setattr("radixkv.bench.load.client.WHOLE_LIMIT_S", 0.1)
+    with listening(None) as address:
+        with pytest.raises(ConfigError, match="does not answer: TimeoutError"):
+            ask(address, Client.model)
+        assert ask(address, Client.metrics) is None
+        assert ask(address, Client.is_there)

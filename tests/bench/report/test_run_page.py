@@ -1,0 +1,100 @@
+import pytest
+
+from radixkv.bench.report.charts import off_on
+from radixkv.bench.report.run_page import Run, plot
+from radixkv.bench.report.samples import samples_of
+from radixkv.errors import ConfigError
+from support.report_page import PNG, Page
+from support.report_records import failed, line, measured, record
+
+ALL = {"index.html", "off_on.png", "ttft.png", "itl.png", "throughput.png", "hit_rate.png"}
+
+
+def run_of(*records, cache="on", duration=2.0, **keys):
+    measurement = measured(*records, duration=duration)
+    return Run(line(measurement, cache, **keys), samples_of(measurement))
+
+
+def answers(pace, cached, n=30, **keys):
+    return [
+        record([pace * k for k in (2, 3, 4)], (1, 2, 3, n, n), (7, 8, 9), cached=cached, started=n * pace, **keys)
+        for n in range(n)
+    ]
+
+
+def drawn(folder, *runs):
+    plot(runs, folder)
+    pngs = [path for path in folder.iterdir() if path.suffix == ".png"]
+    assert all(path.read_bytes().startswith(PNG) for path in pngs)
+    page = Page((folder / "index.html").read_text(encoding="utf-8"))
+    assert [load[:22] for load in page.loads] == ["data:image/png;base64,"] * len(pngs)
+    return {path.name for path in folder.iterdir()}, page
+
+
+def test_off_and_on_give_every_picture_in_words_too_and_all_figures(tmp_path):
+    machine = {"commit": "c0ffee", "processor": "<b>"}
+    off = run_of(*answers(0.4, 0, right=True), cache="off", duration=20.0, environment=machine)
+    on = run_of(*answers(0.1, 3, right=True), duration=5.0, environment=machine)
+    files, page = drawn(tmp_path, off, on)
+    assert files == ALL
+    cells = page.cells
+    for label, *values in (
+        ("Mean TTFT (ms)", "800.00", "200.00"),
+        ("Request throughput (req/s)", "1.50", "6.00"),
+        ("Cache hit rate (%)", "0.00", "60.00"),
+        ("Optimum, infinite cache (%)", "58.00", "58.00"),
+        ("Accuracy (%)", "100.00", "100.00"),
+    ):
+        place = cells.index(label)
+        assert cells[place + 1 : place + 3] == values
+    for key, value in (
+        ("workload", "fewshot"),
+        ("max_concurrency", "8"),
+        ("commit", "c0ffee"),
+        ("processor", "<b>"),
+    ):
+        assert cells[cells.index(key) + 1] == value
+    text = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert 'alt="With the prefix cache on: 4.00 times the requests per second"' in text
+    assert 'alt="First token: 800 ms (cache off), 200 ms (cache on) in the median"' in text
+    assert 'alt="Output tokens per second: 4.5 (cache off), 18 (cache on)"' in text
+    assert 'alt="60.0% of prompt tokens came from the cache; 58.0% were possible"' in text
+
+
+@pytest.mark.parametrize("right", [True, None])  # six pictures in a row of three, or five
+def test_the_words_beside_a_bar_end_before_the_next_picture_begins(right):
+    off = run_of(*answers(0.4, 0, right=right), cache="off", duration=20.0)
+    section = off_on(off, run_of(*answers(0.1, 3, right=right), duration=1.2))
+    section.figure.draw_without_rendering()
+    for axes in section.figure.axes:
+        assert len(axes.texts) == 2
+        assert all(text.get_window_extent().x1 <= axes.get_window_extent().x1 for text in axes.texts)
+
+
+def test_one_run_of_a_server_that_tells_little_has_the_pictures_that_it_can(tmp_path):
+    records = [record([0.1], output=(1,), cached=None, returns_ids=False) for _ in range(3)]
+    files, page = drawn(tmp_path, run_of(*records, cache=None, cache_flushed=False))
+    assert files == {"index.html", "ttft.png", "throughput.png"}
+    assert any("returns no token ids" in text for text in page.texts)
+
+
+@pytest.mark.parametrize("cache", ["on", None])
+def test_a_run_in_which_nothing_succeeded_has_a_page_that_says_why(tmp_path, cache):
+    files, page = drawn(tmp_path, run_of(failed("http_500"), cache=cache, environment={}))
+    assert files == {"index.html"}
+    assert page.cells[page.cells.index("  http_500") + 1] == "1"
+
+
+def test_pictures_of_an_earlier_run_go_and_other_files_stay(tmp_path):
+    for name in ("off_on.png", "hit_rate.png", "mine.png"):
+        (tmp_path / name).write_bytes(PNG)
+    plot([run_of(record([0.1], output=(1,), cached=None))], tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"index.html", "ttft.png", "throughput.png", "mine.png"}
+    (tmp_path / "itl.png").mkdir()
+    with pytest.raises(ConfigError, match="cannot remove .*itl.png: Is a directory"):
+        plot([run_of(record([0.1]))], tmp_path)
+
+
+def test_all_latencies_may_be_the_same(tmp_path):
+    files, _ = drawn(tmp_path, run_of(*[record([0.0, 0.0]) for _ in range(3)]))
+    assert files == ALL - {"off_on.png"}

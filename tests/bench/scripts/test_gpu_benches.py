@@ -1,0 +1,78 @@
+"""The benchmarks for a GPU run on a machine without one too, in small, so that they do not break unseen."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.paths import ROOT
+
+BENCH = ROOT / "bench"
+WORKLOADS = """
+def fewshot(requests=1000, shared=1000, question=8, output=4):
+    return [[([7] * shared + [100 + i] * question, output) for i in range(requests)]]
+
+def multiturn(sessions=1000, turns=2, system=1000, user=8, output=4):
+    chats = [[9 + i] * system for i in range(sessions)]
+    return [[(chat + [5] * user * turn, output) for chat in chats] for turn in range(1, turns + 1)]
+
+ALL = {"fewshot": fewshot, "multiturn": multiturn}
+"""
+
+
+def run(script: str, tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
+    output = tmp_path / "lines.jsonl"
+    command = [sys.executable, str(BENCH / script), "--device", "cpu", "--output-file", str(output), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture
+def workloads(tmp_path: Path) -> str:
+    path = tmp_path / "workloads.py"
+    path.write_text(WORKLOADS, encoding="utf-8")
+    return str(path)
+
+
+def test_engine_counts_what_the_workloads_are_made_of(tmp_path: Path, workloads: str) -> None:
+    arguments = ("--small", "--workloads-file", workloads, "--setting", "max_num_seqs=4")
+    lines = run("engine.py", tmp_path, *arguments)
+    assert [line["workload"] for line in lines] == ["fewshot", "multiturn"]
+    fewshot, multiturn = lines
+    assert (fewshot["requests"], fewshot["prompt_tokens"], fewshot["output_tokens"]) == (8, 8 * (48 + 8), 8 * 4)
+    assert multiturn["prompt_tokens"] == 3 * (32 + 8) + 3 * (32 + 16)
+    assert fewshot["hit_rate_pct"] == pytest.approx(100 * 7 * 48 / (8 * 56), abs=0.01)
+    for line in lines:
+        assert (line["mode"], line["cache"]) == ("offline", "on")
+        assert line["duration"] > 0
+        assert min(line["gemm_1_ms"], line["gemm_256_ms"], line["gemm_8192_ms"]) > 0
+        assert line["first_token_s"] > 0
+        assert {"gpu", "driver", "commit", "versions"} <= line["environment"].keys()
+    (off,) = run("engine.py", tmp_path / "..", *arguments, "--cache", "off", "--workloads", "fewshot")[-1:]
+    assert (off["cache"], off["hit_rate_pct"]) == ("off", 0.0)
+
+
+def test_engine_names_an_unknown_workload() -> None:
+    command = [sys.executable, str(BENCH / "engine.py"), "--small", "--device", "cpu", "--workloads", "chess"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    known = "single, decode, unshared, fewshot, multiturn, agents, all and none"
+    assert done.stderr.strip() == f"no workload chess; there are {known}"
+
+
+def test_steps_are_timed(tmp_path: Path) -> None:
+    lines = run("profile_step.py", tmp_path, "--small", "--no-profile", "--steps", "3")
+    assert [line["tokens"] for line in lines] == [4, 4, 64, 52]
+    assert all(line["ms_per_step"] > line["launch_ms"] > 0 for line in lines)
+
+
+def test_a_soak_adds_up(tmp_path: Path) -> None:
+    (line,) = run("gpu_soak.py", tmp_path, "--requests", "60", "--every", "30")
+    assert sum(line["ends"].values()) == line["requests"] == 60
+    assert [sample["requests"] for sample in line["samples"]] == [30, 60]

@@ -1,0 +1,45 @@
+"""The commands and links in README and docs are such as work."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import radixkv.cli
+from radixkv.cli.arguments import Parser
+from support.paths import ROOT
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "radixkv").rglob("*.md")])
+
+
+def _commands(page: Path) -> set[str]:
+    """Those in blocks of code, without ``radixkv``; placeholders in brackets are no commands."""
+    text = page.read_text().replace("\\\n", " ")
+    lines = "".join(re.split(r"^```.*$", text, flags=re.M)[1::2]).splitlines()
+    lines += re.findall(r"^ {4}(.*)$", text, re.M)
+    found = (re.match(r"(?:\$ )?radixkv (.*)", line) for line in lines if "[--" not in line)
+    return {shlex.join(shlex.split(match[1], comments=True)) for match in found if match}
+
+
+COMMANDS = sorted(set[str]().union(*map(_commands, PAGES)))
+
+
+def test_there_are_commands() -> None:
+    assert len(COMMANDS) > 30
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_documented_command_is_one(command: str) -> None:
+    args, unknown = radixkv.cli._parser().parse_known_args(shlex.split(command))
+    assert unknown == []
+    parser: Parser = args.parser
+    assert command.startswith(" ".join(parser.prog.split()[1:]))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target

@@ -1,0 +1,94 @@
+"""docs/workloads.md says what is so."""
+
+import ast
+import re
+
+import pytest
+
+from radixkv.bench.load.prompt_encoder import PromptEncoder
+from radixkv.bench.workloads.catalog import WorkloadChanges, load_workload, workload_names
+from radixkv.bench.workloads.source import Source
+from radixkv.checkpoints.resolve import resolve, resolve_tokenizer
+from radixkv.llm import LLM
+from radixkv.sampling import SamplingParams
+from support.paths import ROOT
+from support.sessions import requests_of, turns_of
+
+TEXT = (ROOT / "docs" / "workloads.md").read_text()
+
+
+def parameters():
+    """Kind, names and documented default of each row of the table of parameters."""
+    kind = None
+    for row in re.findall(
+        r"^\|(.*)\|(.*)\|(.*)\|.*\|$", TEXT.partition("## Parameters")[2].partition("\n## ")[0], re.M
+    ):
+        first, names, default = (cell.strip() for cell in row)
+        if not (names := re.findall(r"`(\w+)`", names)):
+            continue
+        kind = first.strip("`") or kind
+        yield kind, names, default
+
+
+def test_the_table_has_every_parameter_with_its_default():
+    documented = {}
+    for kind, names, default in parameters():
+        values = [value.replace(",", "") for value in re.findall(r'"\w+"|none|\d[\d,]*\d|\d', default)]
+        values = [None if value == "none" else ast.literal_eval(value) for value in values]
+        documented.setdefault(kind, {}).update(zip(names, values, strict="shipped" not in default))
+    assert sorted(documented) == workload_names()
+    for name, values in documented.items():
+        kind = type(load_workload(name))()
+        values["max_concurrency"] = 8
+        assert values == {field: getattr(kind, field) for field in kind.__struct_fields__}
+
+
+@pytest.mark.parametrize("command", re.findall(r"^radixkv bench (--workload .*--num.*)$", TEXT, re.M))
+def test_the_large_sizes_fit_the_embedded_model_or_name_another(command):
+    words = command.split()
+    flags = dict(zip(words[::2], words[1::2], strict=True))
+    name, model = flags.pop("--workload"), flags.pop("--model", "tiny")
+    changes = {flag[2:].replace("-", "_"): int(value) for flag, value in flags.items()}
+    sessions = load_workload(name, WorkloadChanges(**changes)).make(Source()).sessions
+    encoder = PromptEncoder(resolve_tokenizer("tiny"))
+    longest = 0
+    for session in sessions[:4]:
+        *_, (request, *_) = turns_of(session, lambda request: ["word " * request.output_len] * request.n)
+        longest = max(longest, len(encoder.encode(request).prompt) + request.output_len)
+    assert (longest <= resolve("tiny").max_position_embeddings) == (model == "tiny")
+
+
+def test_all_but_those_that_are_named_have_a_flag():
+    (sentence,) = re.findall(r"Only (`\w+`.*?) have no flag", TEXT, re.DOTALL)
+    named = {*re.findall(r"`(\w+)`", sentence)} - {"trace"}
+    fields = {field for name in workload_names() for field in load_workload(name).__struct_fields__}
+    assert named == fields - {*WorkloadChanges.__struct_fields__}
+
+
+@pytest.fixture
+def example(tmp_path):
+    """The workload that the page makes, from its two files."""
+    (toml,) = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+    (problems,) = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
+    (tmp_path / "desk.toml").write_text(toml)
+    (tmp_path / "desk.jsonl").write_text(problems)
+    return load_workload(str(tmp_path / "desk.toml")).make(Source(0, tmp_path / "desk.jsonl"))
+
+
+def test_the_example_sends_what_is_said(example):
+    first, *_ = requests = requests_of(example.sessions)
+    assert len(requests) == 3
+    assert first.prompt.count("#### ") == 2
+    assert first.is_right([" 7 * 6 = $42.\n100 - 42 = $58.\n#### 58"])
+    assert example.counts == {}
+
+
+def test_the_embedded_model_answers_the_example_rightly(example):
+    requests = requests_of(example.sessions)
+    llm = LLM("tiny", max_total_tokens=2048, max_model_len=512)
+    sampling = SamplingParams(temperature=0.0, max_tokens=requests[0].output_len, ignore_eos=True)
+    answers = llm.generate([request.prompt for request in requests], sampling)
+    llm.shutdown()
+    assert all(
+        request.is_right([answer.outputs[0].text]) for request, answer in zip(requests, answers, strict=True)
+    )

@@ -1,0 +1,155 @@
+"""Several choices of one prompt, and how each ends."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from support.scripted_runtime import EOS, Site
+
+
+def complete(site: Site, **body: Any) -> dict[str, Any]:
+    reply = site.http.post("/v1/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def stream(site: Site, **body: Any) -> list[dict[str, Any]]:
+    text = site.http.post("/v1/completions", json={**body, "stream": True}).text
+    lines = [line for line in text.split("\n\n") if line]
+    assert lines.pop() == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def test_each_prompt_has_n_choices_in_order(site: Site) -> None:
+    body = complete(site, prompt=["abc", "xyz"], n=3, best_of=3, max_tokens=4)
+    texts = ["abca", "bcab", "cabc", "xyzx", "yzxy", "zxyz"]
+    assert [(choice["index"], choice["text"]) for choice in body["choices"]] == list(enumerate(texts))
+    assert body["usage"]["prompt_tokens"] == 6
+    assert body["usage"]["completion_tokens"] == 24
+    assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 2
+    assert [submit.sampling.n for submit in site.loop.submitted[-2:]] == [3, 3]
+
+
+def test_a_stop_string_ends_one_choice_and_the_others_go_on(site: Site) -> None:
+    choices = complete(site, prompt="abcdef", n=3, max_tokens=8, stop="cde")["choices"]
+    assert [choice["text"] for choice in choices] == ["ab", "b", ""]
+    choices = complete(site, prompt="abcdef", n=3, max_tokens=4, stop="bcd")["choices"]
+    assert [(choice["text"], choice["finish_reason"]) for choice in choices] == [
+        ("a", "stop"),
+        ("", "stop"),
+        ("cdef", "length"),
+    ]
+    assert [choice["stop_reason"] for choice in choices] == ["bcd", "bcd", None]
+
+
+def test_a_choice_that_a_stop_string_ended_costs_no_more(site: Site) -> None:
+    site.loop.step_s = 0.02
+    try:
+        body = complete(site, prompt="abcdef", n=2, max_tokens=30, stop="ab")
+    finally:
+        site.loop.step_s = 0.0
+    assert [choice["text"] for choice in body["choices"]] == ["", "bcdef"]
+    assert site.loop.cancelled.count(site.loop.submitted[-1].id) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "text", "reason"),
+    [
+        ({"stop": "lo"}, "hello", "stop"),
+        ({"stop": ["zz", "llo"]}, "hello", "stop"),
+        ({"stop_token_ids": "l"}, "hel", "stop"),
+        ({"max_tokens": 3}, "hel", "length"),
+    ],
+)
+def test_the_end_may_be_part_of_the_text(site: Site, settings: dict[str, Any], text: str, reason: str) -> None:
+    if "stop_token_ids" in settings:
+        complete(site, prompt="l", max_tokens=1)
+        settings = {"stop_token_ids": list(site.loop.submitted[-1].tokens[:1])}
+    for streams in (False, True):
+        body = {"prompt": "hello", "include_stop_str_in_output": True, **settings}
+        pieces = (
+            [event["choices"][0] for event in stream(site, **body)]
+            if streams
+            else complete(site, **body)["choices"]
+        )
+        assert "".join(piece["text"] for piece in pieces) == text
+        assert pieces[-1]["finish_reason"] == reason
+
+
+def test_special_tokens_are_shown_if_asked_for(site: Site) -> None:
+    body = {"prompt": [70, EOS, 71], "max_tokens": 4, "ignore_eos": True}
+    plain = complete(site, **body)["choices"][0]["text"]
+    shown = complete(site, **body, skip_special_tokens=False)["choices"][0]["text"]
+    assert shown == plain[0] + "<eos>" + plain[1:]
+    end = complete(site, prompt=[70, EOS], skip_special_tokens=False)["choices"][0]
+    assert (end["text"], end["finish_reason"]) == (plain[0], "stop")
+    end = complete(site, prompt=[70, EOS], skip_special_tokens=False, include_stop_str_in_output=True)["choices"][0]
+    assert (end["text"], end["finish_reason"]) == (plain[0] + "<eos>", "stop")
+
+
+@pytest.mark.parametrize(("min_tokens", "text"), [(0, ""), (1, ""), (2, "abcd"), (6, "abcdabcd"), (7, "abcdabcd")])
+def test_stop_strings_count_only_after_min_tokens(site: Site, min_tokens: int, text: str) -> None:
+    choice = complete(site, prompt="abcd", max_tokens=20, min_tokens=min_tokens, stop="ab")["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == (text, "stop")
+
+
+def test_all_settings_reach_the_runtime(site: Site) -> None:
+    asked = {
+        "n": 2,
+        "min_tokens": 3,
+        "min_p": 0.25,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.5,
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "logprobs": 4,
+        "prompt_logprobs": 5,
+    }
+    complete(site, prompt="ab", logit_bias={"5": -100, "299": 7.5}, priority=-7, **asked)
+    submit = site.loop.submitted[-1]
+    assert {name: getattr(submit.sampling, name) for name in asked} == asked
+    assert submit.sampling.logit_bias == {5: -100.0, 299: 7.5}
+    assert submit.priority == -7
+
+
+def test_usage_so_far_comes_with_each_chunk_if_asked_for(site: Site) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = stream(site, prompt="hello", max_tokens=5, stream_options=options)
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts)
+    assert counts[-1] == 5
+    assert all(event["usage"]["prompt_tokens"] == 5 for event in events)
+
+
+def test_what_was_cached_is_left_out_until_it_is_known(site: Site) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": ["hello", "good bye"], "max_tokens": 40, "stream_options": options}
+    told = [event["usage"].get("prompt_tokens_details") for event in stream(site, **body)]
+    assert told[0] is None
+    known = told.index({"cached_tokens": 2 + 4})
+    assert told[:known] == [None] * known
+    assert told[known:] == [{"cached_tokens": 6}] * (len(told) - known)
+
+
+def test_sglangs_details_of_cached_tokens(site: Site) -> None:
+    details = {"cached_tokens_details": {"device": 2, "host": 0, "storage": 0}}
+    body = {"prompt": "hello", "max_tokens": 2, "return_cached_tokens_details": True}
+    assert complete(site, **body)["sglext"] == details
+    events = stream(site, **body)
+    assert [event.get("sglext") for event in events] == [None] * (len(events) - 1) + [details]
+    assert events[-1]["choices"] == []
+    last = stream(site, **body, stream_options={"include_usage": True})[-1]
+    assert last["sglext"] == details
+    assert last["usage"]["completion_tokens"] == 2
+
+
+def test_one_model_is_described(site: Site) -> None:
+    listed = site.http.get("/v1/models").json()["data"][0]
+    assert site.http.get("/v1/models/echo").json() == listed
+    unknown = site.http.get("/v1/models/other/name")
+    assert unknown.status_code == 404
+    assert unknown.json()["error"]["code"] == "model_not_found"

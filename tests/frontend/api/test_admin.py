@@ -1,0 +1,201 @@
+"""Routes that operate and describe the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from radixkv import __version__
+from radixkv.config import ServerConfig
+from radixkv.errors import Draining, QueueTimeout
+from radixkv.frontend.http.error_response import error_response
+from radixkv.frontend.served_model import Served
+from radixkv.runtime.intake import MIN_PRIORITY
+from radixkv.wire import Flush, Flushed
+from support.running_site import running_site
+from support.scripted_runtime import EOS, FAILS_AT_ONCE, MAX_MODEL_LEN, VOCAB_SIZE, ScriptedLoop, Site
+
+
+@pytest.fixture(scope="module")
+def vllm(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    server = ServerConfig(metrics_compat="vllm", served_model_name="echo")
+    plain = replace(served, default_sampling={"temperature": 0.5})
+    with running_site(plain, tmp_path_factory.mktemp("s"), server) as site:
+        yield site
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping"])
+def test_liveness_is_empty_and_ends_with_the_runtime(site: Site, path: str) -> None:
+    for method in ("GET", "HEAD"):
+        reply = site.http.request(method, path)
+        assert (reply.status_code, reply.content) == (200, b"")
+    site.client.refusal = Draining("ends")
+    try:
+        assert site.http.get(path).status_code == 503
+    finally:
+        site.client.refusal = None
+
+
+def test_a_token_is_generated_to_see_that_it_can_be(site: Site) -> None:
+    before = len(site.loop.submitted)
+    reply = site.http.get("/health_generate")
+    assert (reply.status_code, reply.content) == (200, b"")
+    (asked,) = site.loop.submitted[before:]
+    assert (asked.sampling.max_tokens, asked.priority) == (1, MIN_PRIORITY)
+
+
+def test_an_engine_that_generates_nothing_is_ill(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixkv.frontend.api.admin.GENERATED_WITHIN_S", 0.1)
+    site.loop.is_held = True
+    try:
+        assert site.http.get("/health_generate").status_code == 503
+    finally:
+        site.loop.is_held = False
+    site.client.refusal = Draining("ends")
+    try:
+        assert site.http.get("/health_generate").status_code == 503
+    finally:
+        site.client.refusal = None
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/flush_cache"), ("POST", "/flush_cache"), ("POST", "/reset_prefix_cache")]
+)
+def test_a_reset_says_what_it_did_and_what_is_still_held(site: Site, method: str, path: str) -> None:
+    assert site.http.request(method, path).json() == {
+        "pages_freed": 3,
+        "pages_held": 2,
+        "message": "nothing is cached any more; running requests still hold 2 pages, which are free once those end",
+    }
+
+
+def test_a_reset_without_leases_does_not_speak_of_them(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    receive = ScriptedLoop.receive
+
+    def flushed(self: ScriptedLoop, message: object) -> object:
+        return [Flushed(message.id, 5, 0)] if isinstance(message, Flush) else receive(self, message)
+
+    monkeypatch.setattr(ScriptedLoop, "receive", flushed)
+    reply = site.http.post("/reset_prefix_cache").json()
+    assert reply == {"pages_freed": 5, "pages_held": 0, "message": "nothing is cached any more"}
+
+
+def test_resets_that_do_more_are_refused_by_name(site: Site) -> None:
+    assert site.http.get("/reset_prefix_cache").status_code == 405
+    assert site.http.head("/flush_cache").status_code == 405
+    assert site.http.post("/reset_prefix_cache?reset_connector=false").status_code == 200
+    for name in ("reset_connector", "reset_running_requests"):
+        error = site.http.post(f"/reset_prefix_cache?{name}=true").json()["error"]
+        assert (error["code"], error["param"]) == ("unsupported_feature", name)
+
+
+def test_the_version_is_the_packages(site: Site) -> None:
+    assert site.http.get("/version").json() == {"version": __version__}
+
+
+@pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
+def test_the_servers_settings_and_state(vllm: Site, path: str) -> None:
+    info = vllm.http.get(path).json()
+    (state,) = info["internal_states"]
+    assert (state["n_waiting"], state["prefix_hits_total"], state["last_gen_throughput"]) == (7, 40, 0)
+    assert "id" not in state
+    expected = {
+        "model_path": "tiny",
+        "served_model_name": "echo",
+        "version": __version__,
+        "max_total_num_tokens": 64 * 16,
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 8192,
+        "page_size": 16,
+        "device": "NVIDIA H200",
+        "dtype": "bfloat16",
+        "schedule_policy": "lpm",
+        "metrics_compat": "vllm",
+        "needs_api_key": False,
+        "seed": 0,
+    }
+    assert {name: info[name] for name in expected} == expected
+    assert "api_key" not in info
+
+
+@pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
+def test_the_model(vllm: Site, path: str) -> None:
+    assert vllm.http.get(path).json() == {
+        "model_path": "some/echo",
+        "tokenizer_path": "some/echo",
+        "is_generation": True,
+        "preferred_sampling_params": {"temperature": 0.5},
+        "max_model_len": MAX_MODEL_LEN,
+        "vocab_size": VOCAB_SIZE,
+        "eos_token_ids": [EOS],
+        "has_tokenizer": True,
+        "has_chat_template": True,
+    }
+
+
+def test_loads_have_what_routers_read(site: Site) -> None:
+    reply = site.http.get("/v1/loads?include=core").json()
+    assert (reply["version"], reply["dp_rank_count"]) == (__version__, 1)
+    (load,) = reply["loads"]
+    assert load == {
+        "dp_rank": 0,
+        "num_running_reqs": 0,
+        "num_waiting_reqs": 7,
+        "num_used_tokens": 16 * 16,
+        "max_total_num_tokens": 64 * 16,
+        "token_usage": 0.25,
+        "gen_throughput": 0.0,
+        "cache_hit_rate": 0.0,
+        "utilization": 0.0,
+        "max_running_requests": 256,
+    }
+    assert reply["aggregate"]["total_reqs"] == 7
+    for query in ("dp_rank=1", "format=prometheus"):
+        error = site.http.get(f"/v1/loads?{query}").json()["error"]
+        assert error["param"] == query.split("=")[0]
+
+
+def test_metrics_are_repeated_if_the_server_says_so(site: Site, vllm: Site) -> None:
+    assert 'vllm:num_requests_waiting{engine="0",model_name="echo"} 7.0' in vllm.http.get("/metrics").text
+    assert "vllm:" not in site.http.get("/metrics").text
+
+
+def test_a_full_queue_and_a_long_wait_say_when_to_come_back(site: Site) -> None:
+    full = site.http.post("/v1/completions", json={"prompt": [FAILS_AT_ONCE]})
+    waited = error_response(QueueTimeout("it waited for 5 s"))
+    for status, headers, body, code in (
+        (full.status_code, full.headers, full.content, "queue_full"),
+        (waited.status_code, waited.headers, waited.body, "queue_timeout"),
+    ):
+        assert status == 503
+        assert int(headers["Retry-After"]) >= 1
+        assert msgspec.json.decode(body)["error"]["code"] == code
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/encode",
+        "/v1/load_lora_adapter",
+        "/abort_request",
+        "/sleep",
+        "/pause",
+        "/start_profile",
+        "/invocations",
+        "/classify",
+        "/v1/moderations",
+        "/v1/audio/speech",
+    ],
+)
+def test_routes_that_are_not_built_are_refused_by_name(site: Site, path: str) -> None:
+    error = site.http.post(path, json={}).json()["error"]
+    assert error["code"] == "unsupported_feature"
+    assert path in error["message"]

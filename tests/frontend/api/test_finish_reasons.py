@@ -1,0 +1,81 @@
+"""``/metrics`` counts answers by how they ended, as their clients saw it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from support.scripted_runtime import EOS, FAILS_AFTER_THREE, FAILS_AT_ONCE, Site
+
+
+def counts(site: Site) -> dict[str, float]:
+    families = text_string_to_metric_families(site.http.get("/metrics").text)
+    return {
+        sample.labels["finish_reason"]: sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == "radixkv:requests_total"
+    }
+
+
+@contextmanager
+def counted(site: Site, **expected: int) -> Iterator[None]:
+    """What is counted meanwhile."""
+    before = counts(site)
+    yield
+    site.call(site.client.idle())
+    after = counts(site)
+    assert {
+        reason: after[reason] - before[reason] for reason in after if after[reason] != before[reason]
+    } == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"prompt": "abc", "max_tokens": 2}, {"length": 1}),
+        ({"prompt": [70, EOS]}, {"stop": 1}),
+        ({"prompt": "abcdef", "stop": "cd"}, {"stop": 1}),
+        ({"prompt": ["abcdef", "xyz"], "n": 2, "stop": "cd", "max_tokens": 8}, {"stop": 2, "length": 2}),
+        ({"prompt": "abc", "echo": True, "max_tokens": 0}, {"length": 1}),
+        ({"prompt": [FAILS_AT_ONCE]}, {"error": 1}),
+        ({"prompt": [[65], [FAILS_AFTER_THREE]], "max_tokens": 2}, {"length": 2}),
+        ({"prompt": [FAILS_AFTER_THREE], "max_tokens": 9, "n": 2}, {"error": 2}),
+        ({"prompt": "abc", "temperature": -1}, {}),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_answer_is_counted_once(
+    site: Site, body: dict[str, Any], expected: dict[str, int], stream: bool
+) -> None:
+    with counted(site, **expected):
+        assert site.http.post("/v1/completions", json={**body, "stream": stream}).read()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_so_is_each_of_sglangs(site: Site, stream: bool) -> None:
+    with counted(site, stop=1, length=1):
+        settings = [{"stop": "cd", "max_new_tokens": 9}, {"max_new_tokens": 3}]
+        body = {"text": ["abcdef", "abc"], "sampling_params": settings, "stream": stream}
+        assert site.http.post("/generate", json=body).status_code == 200
+
+
+def test_one_whose_client_leaves_is_aborted(site: Site) -> None:
+    with counted(site, abort=1):
+        site.loop.is_held = True
+        try:
+            with pytest.raises(httpx.ReadTimeout):
+                site.http.post("/v1/completions", json={"prompt": "abc"}, timeout=0.2)
+            site.call(site.client.idle())
+        finally:
+            site.loop.is_held = False
+
+
+def test_a_probe_is_counted_as_what_it_is(site: Site) -> None:
+    with counted(site, length=1):
+        site.http.get("/health_generate")

@@ -1,0 +1,77 @@
+"""Where the pool holds less than the context, what is announced is what a request may have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from radixkv.frontend.served_model import Served
+from support.running_site import running_site
+from support.scripted_runtime import MAX_MODEL_LEN, Site
+
+POOL_TOKENS = 64
+LIMIT = POOL_TOKENS + 1
+"""The last token of an answer needs no page."""
+SHORT = f"the pool holds {POOL_TOKENS} tokens, fewer than max_model_len {MAX_MODEL_LEN}"
+
+
+@pytest.fixture(scope="module")
+def narrow(served: Served) -> Served:
+    return replace(served, ready=msgspec.structs.replace(served.ready, n_pages=4))
+
+
+@pytest.fixture(scope="module")
+def site(narrow: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with running_site(narrow, tmp_path_factory.mktemp("s")) as site:
+        yield site
+
+
+def test_what_is_announced_fits(site: Site) -> None:
+    assert site.http.get("/v1/models").json()["data"][0]["max_model_len"] == LIMIT
+    assert site.http.get("/v1/models/echo").json()["max_model_len"] == LIMIT
+    assert site.http.get("/model_info").json()["max_model_len"] == LIMIT
+    assert site.http.post("/tokenize", json={"prompt": "a"}).json()["max_model_len"] == LIMIT
+    reply = site.http.post("/v1/completions", json={"prompt": "a" * (LIMIT - 1), "max_tokens": 1})
+    assert reply.status_code == 200, reply.text
+
+
+def test_the_servers_settings_say_both(site: Site) -> None:
+    info = site.http.get("/server_info").json()
+    assert (info["max_model_len"], info["max_req_len"]) == (MAX_MODEL_LEN, LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a" * LIMIT}),
+        ("/v1/completions", {"prompt": "a" * (LIMIT + 1)}),
+        ("/v1/completions", {"prompt": "a" * (LIMIT * 5 + 1)}),
+        ("/v1/completions", {"prompt": [1] * (LIMIT + 1)}),
+        ("/v1/completions", {"prompt": "a", "max_tokens": LIMIT}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * LIMIT}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}] * (LIMIT + 1)}),
+        ("/generate", {"text": "a", "sampling_params": {"max_new_tokens": LIMIT}}),
+        ("/generate", {"input_ids": [1] * (LIMIT + 1)}),
+        ("/cache/explain", {"prompt": "a" * (LIMIT + 1)}),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_is_longer_is_told_of_the_pool(site: Site, path: str, body: dict[str, Any]) -> None:
+    reply = site.http.post(path, json=body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert f"this model's maximum context length is {LIMIT} tokens" in error["message"]
+    assert error["message"].endswith(f" ({SHORT})")
+    assert error["param"] in (*body, "max_new_tokens")
+
+
+def test_an_operator_is_told(served: Served, narrow: Served) -> None:
+    assert served.warnings == []
+    assert narrow.warnings == [f"{SHORT}: longer requests are refused"]
+    (line,) = replace(served, tokenizer=None).warnings
+    assert "some/echo has no tokenizer.json" in line
+    assert "--tokenizer" in line

@@ -1,0 +1,147 @@
+"""With a key everything but liveness needs it, however a path is written."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from radixkv.config import ServerConfig
+from radixkv.frontend.served_model import Served
+from support.live import LIMIT_S
+from support.running_site import running_site
+from support.scripted_runtime import Site
+
+KEY = "sesame-0123456789"
+SHOWN = {"Authorization": f"Bearer {KEY}"}
+
+
+@pytest.fixture(scope="module")
+def guarded(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with running_site(served, tmp_path_factory.mktemp("s"), ServerConfig(api_key=KEY)) as site:
+        yield site
+
+
+def status(site: Site, target: str, headers: str = "") -> int:
+    """The reply's status to a target exactly as it is written here."""
+    with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection:
+        connection.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n".encode())
+        reply = b""
+        while part := connection.recv(4096):
+            reply += part
+    return int(reply.split()[1])
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/completions"),
+        ("POST", "/v1/chat/completions"),
+        ("GET", "/v1/models"),
+        ("GET", "/metrics"),
+        ("GET", "/flush_cache"),
+        ("POST", "/reset_prefix_cache"),
+        ("GET", "/server_info"),
+        ("GET", "/version"),
+        ("GET", "/nowhere"),
+        ("GET", "/docs"),
+        ("OPTIONS", "/v1/completions"),
+        ("DELETE", "/health/x"),
+    ],
+)
+def test_every_route_but_liveness_needs_the_key(guarded: Site, method: str, path: str) -> None:
+    refused = guarded.http.request(method, path)
+    assert refused.status_code == 401
+    assert refused.headers["WWW-Authenticate"] == "Bearer"
+    error = refused.json()["error"]
+    assert (error["type"], error["code"], error["param"]) == ("AuthenticationError", "invalid_api_key", None)
+    assert KEY not in refused.text
+    assert guarded.http.request(method, path, headers=SHOWN).status_code != 401
+
+
+def test_liveness_needs_none(guarded: Site) -> None:
+    for path in ("/health", "/ping"):
+        assert guarded.http.get(path).status_code == guarded.http.head(path).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        KEY,
+        "Bearer",
+        f"Basic {KEY}",
+        f"Bearer{KEY}",
+        f"Bearer {KEY[:-1]}",
+        f"Bearer {KEY}0",
+        f"Bearer {KEY.upper()}",
+        f"Bearer {KEY} {KEY}",
+        f"Bearer Bearer {KEY}",
+        "Bearer sesäme",
+    ],
+)
+def test_what_is_not_the_key_is_refused(guarded: Site, value: str) -> None:
+    headers = {"Authorization": value.encode("latin-1")}
+    assert guarded.http.get("/version", headers=headers).status_code == 401
+
+
+def test_the_scheme_may_be_written_in_any_case(guarded: Site) -> None:
+    for scheme in ("Bearer", "bearer", "BEARER"):
+        assert guarded.http.get("/version", headers={"Authorization": f"{scheme}  {KEY}"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/metrics/",
+        "//metrics",
+        "//health/../metrics",
+        "/health/../metrics",
+        "/health/",
+        "//health",
+        "/health%2f..%2fmetrics",
+        "/%2e%2e/metrics",
+        "/m%65trics",
+        "/health%00",
+        "/health%0a",
+        "/Health",
+        "/health;x/metrics",
+        "/metrics?/health",
+        "/metrics#/health",
+        "http://x/health",
+        "http://x/metrics",
+    ],
+)
+def test_no_spelling_of_a_path_passes_as_liveness(guarded: Site, target: str) -> None:
+    assert status(guarded, target) in (400, 401)
+
+
+def test_an_encoded_path_is_the_path_that_is_routed(guarded: Site) -> None:
+    assert status(guarded, "/h%65alth") == 200
+    assert status(guarded, "/health?x=/metrics") == 200
+    assert status(guarded, "/m%65trics", f"Authorization: Bearer {KEY}\r\n") == 200
+
+
+def test_names_of_paths_in_headers_mean_nothing(guarded: Site) -> None:
+    for name in ("X-Forwarded-Prefix", "X-Original-URL", "X-Rewrite-URL", "X-Script-Name"):
+        assert guarded.http.get("/version", headers={name: "/health"}).status_code == 401
+
+
+def test_who_has_the_key_may_come_from_anywhere(guarded: Site) -> None:
+    headers = {**SHOWN, "Host": "gpu.example.org", "Origin": "https://app.example.org"}
+    reply = guarded.http.post("/v1/completions", json={"prompt": "ab", "max_tokens": 2}, headers=headers)
+    assert reply.json()["choices"][0]["text"] == "ab"
+
+
+def test_the_key_is_not_told(guarded: Site) -> None:
+    reply = guarded.http.get("/server_info", headers=SHOWN)
+    assert reply.json()["needs_api_key"] is True
+    assert KEY not in reply.text
+
+
+def test_a_refused_request_leaves_its_connection_usable(guarded: Site) -> None:
+    body = {"prompt": "x" * 50_000}
+    for _ in range(3):
+        assert guarded.http.post("/v1/completions", json=body).status_code == 401
+    assert guarded.http.get("/version", headers=SHOWN).status_code == 200

@@ -1,0 +1,134 @@
+"""Connections whose requests do not come whole, or are none."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from radixkv.frontend.http.connection import Connection
+from radixkv.frontend.served_model import Served
+from support.live import LIMIT_S
+from support.running_site import running_site
+from support.scripted_runtime import Site
+
+SHORT_S = 1.0
+"""For what does not come."""
+LONG_S = 4.0
+"""For what comes, from a busy machine."""
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+BODY = json.dumps({"prompt": "ab", "max_tokens": 3}).encode()
+WHOLE = HEAD + f"Content-Length: {len(BODY)}\r\n\r\n".encode() + BODY
+
+
+class Hasty(Connection):
+    limit_s = SHORT_S
+
+
+class Patient(Connection):
+    limit_s = LONG_S
+
+
+@pytest.fixture(scope="module")
+def hasty(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with running_site(served, tmp_path_factory.mktemp("s"), connection=Hasty) as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def patient(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with running_site(served, tmp_path_factory.mktemp("s"), connection=Patient) as site:
+        yield site
+
+
+def connect(site: Site) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S)
+
+
+def until_closed(connection: socket.socket) -> bytes:
+    reply = b""
+    while part := connection.recv(4096):
+        reply += part
+    return reply
+
+
+@pytest.mark.parametrize("sent", [b"", b"P", HEAD, HEAD + b"Content-Length: 5\r\n"])
+def test_a_head_that_does_not_come_ends_the_connection(hasty: Site, sent: bytes) -> None:
+    with connect(hasty) as connection:
+        connection.sendall(sent)
+        assert until_closed(connection) == b""
+
+
+@pytest.mark.parametrize(
+    ("begun", "rest"),
+    [
+        (b"", WHOLE),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n", b"x" * 100),
+    ],
+    ids=["head", "body that nobody reads"],
+)
+def test_what_comes_byte_by_byte_gains_no_time(hasty: Site, begun: bytes, rest: bytes) -> None:
+    with connect(hasty) as connection:
+        connection.sendall(begun)
+        connection.settimeout(0.05)
+        # It is reset, and not just closed, if another byte has come that the server had not read.
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            for i in range(len(rest)):
+                connection.sendall(rest[i : i + 1])
+                with contextlib.suppress(TimeoutError):
+                    if connection.recv(4096) == b"":
+                        return
+            pytest.fail("the connection is still open")
+
+
+def test_a_request_that_takes_its_time_to_be_answered_is(hasty: Site) -> None:
+    hasty.loop.step_s = SHORT_S / 2  # three times
+    try:
+        with connect(hasty) as connection:
+            connection.sendall(WHOLE.replace(b"Host", b"Connection: close\r\nHost"))
+            assert b'"text":"aba"' in until_closed(connection)
+    finally:
+        hasty.loop.step_s = 0.0
+
+
+def test_several_requests_on_one_connection_have_their_time_each(patient: Site) -> None:
+    with connect(patient) as connection:
+        for _ in range(4):
+            connection.sendall(WHOLE[:40])
+            time.sleep(LONG_S / 3)
+            connection.sendall(WHOLE[40:])
+            reply = b""
+            while b"}]" not in reply and b'"usage"' not in reply:
+                reply += connection.recv(4096)
+            assert reply.startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(40),
+        b"GARBAGE\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        HEAD + b"Content-Length: -5\r\n\r\n",
+        HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n",
+        HEAD + b"Transfer-Encoding: gzip\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 66_000,
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n",
+    ],
+    ids=lambda sent: repr(sent[:20] + sent[-20:]),
+)
+def test_what_is_no_http_is_refused_in_the_shape_of_errors(
+    patient: Site, sent: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with connect(patient) as connection:
+        connection.sendall(sent)
+        reply = until_closed(connection)
+    assert reply.split()[1] in (b"400", b"501")
+    error = json.loads(reply.partition(b"\r\n\r\n")[2])["error"]
+    assert (error["type"], error["code"]) == ("BadRequestError", "invalid_request")
+    assert patient.http.get("/health").status_code == 200
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,130 @@
+"""The same numbers under the names that vLLM's and SGLang's dashboards query."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from radixkv.frontend.metrics.aliases import Repeat
+from radixkv.frontend.metrics.prometheus import Metrics
+from radixkv.frontend.metrics.stats_delta import Interval
+from radixkv.wire import GetStats, Stats
+from support.scripted_runtime import ScriptedLoop
+
+Sample = tuple[str, tuple[tuple[str, str], ...]]
+
+
+@pytest.fixture
+def stats() -> Stats:
+    (stats,) = ScriptedLoop().receive(GetStats(id="g"))
+    assert isinstance(stats, Stats)
+    return stats
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    metrics = Metrics()
+    metrics.first_token(0.02)
+    metrics.next_tokens(0.4, 4)
+    metrics.done(3.0, 0.03)
+    metrics.ended("stop")
+    metrics.ended("abort", 2)
+    return metrics
+
+
+def samples(text: bytes, prefix: str) -> dict[Sample, float]:
+    """By name and labels, of one prefix."""
+    families = text_string_to_metric_families(text.decode())
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name.startswith(prefix)
+    }
+
+
+def read(values: dict[Sample, float], name: str, **labels: str) -> float:
+    return values[name, tuple(sorted(labels.items()))]
+
+
+def test_nothing_is_repeated_unless_asked_for(metrics: Metrics, stats: Stats) -> None:
+    text = metrics.render(stats)
+    assert samples(text, "radixkv:")
+    assert not samples(text, "vllm:")
+    assert not samples(text, "sglang:")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_own_names_stay_as_they_are(metrics: Metrics, stats: Stats, engine: Any) -> None:
+    text = metrics.render(stats, Repeat(engine, "some/model", 16))
+    assert samples(text, "radixkv:") == samples(metrics.render(stats), "radixkv:")
+
+
+def test_vllm(metrics: Metrics, stats: Stats) -> None:
+    values = samples(metrics.render(stats, Repeat("vllm", "some/model", 16)), "vllm:")
+    labels = {"model_name": "some/model", "engine": "0"}
+    expected = {
+        "num_requests_running": 0,
+        "num_requests_waiting": 7,
+        "kv_cache_usage_perc": 0.25,
+        "gpu_cache_usage_perc": 0.25,
+        "prefix_cache_queries_total": 100,
+        "prefix_cache_hits_total": 40,
+        "prompt_tokens_total": 100,
+        "generation_tokens_total": 50,
+        "num_preemptions_total": 1,
+        "time_to_first_token_seconds_count": 1,
+        "inter_token_latency_seconds_sum": 0.4,
+        "time_per_output_token_seconds_count": 4,
+        "e2e_request_latency_seconds_sum": 3,
+        "request_queue_time_seconds_sum": 0.03,
+    }
+    for name, value in expected.items():
+        assert read(values, f"vllm:{name}", **labels) == pytest.approx(value), name
+    for reason, count in {"stop": 1, "length": 0, "abort": 2, "error": 0}.items():
+        assert read(values, "vllm:request_success_total", finished_reason=reason, **labels) == count
+    assert read(values, "vllm:time_to_first_token_seconds_bucket", le="0.025", **labels) == 1
+    assert read(values, "vllm:time_to_first_token_seconds_bucket", le="0.01", **labels) == 0
+
+
+def test_sglang(metrics: Metrics, stats: Stats) -> None:
+    before = msgspec.structs.replace(
+        stats, prefix_queries_total=60, prefix_hits_total=30, generation_tokens_total=30
+    )
+    metrics.look(Interval(before, stats, 4.0))
+    values = samples(metrics.render(stats, Repeat("sglang", "some/model", 16)), "sglang:")
+    expected = {
+        "num_running_reqs": 0,
+        "num_queue_reqs": 7,
+        "token_usage": 0.25,
+        "num_used_tokens": 16 * 16,
+        "max_total_num_tokens": 64 * 16,
+        "cache_hit_rate": 0.25,
+        "gen_throughput": 5.0,
+        "cached_tokens_total": 40,
+        "prompt_tokens_total": 100,
+        "generation_tokens_total": 50,
+        "time_to_first_token_seconds_count": 1,
+        "inter_token_latency_seconds_sum": 0.4,
+        "time_per_output_token_seconds_count": 4,
+        "e2e_request_latency_seconds_sum": 3,
+        "queue_time_seconds_sum": 0.03,
+    }
+    for name, value in expected.items():
+        assert read(values, f"sglang:{name}", model_name="some/model") == pytest.approx(value), name
+
+
+def test_rates_are_missing_rather_than_wrong_without_an_interval(metrics: Metrics, stats: Stats) -> None:
+    values = samples(metrics.render(stats, Repeat("sglang", "m", 16)), "sglang:")
+    assert ("sglang:gen_throughput", (("model_name", "m"),)) not in values
+
+
+def test_a_name_with_quotes_is_one_label(metrics: Metrics, stats: Stats) -> None:
+    name = 'a"b\\c\nd'
+    repeat = dataclasses.replace(Repeat("vllm", "m", 16), model=name)
+    values = samples(metrics.render(stats, repeat), "vllm:")
+    assert read(values, "vllm:num_requests_waiting", model_name=name, engine="0") == 7

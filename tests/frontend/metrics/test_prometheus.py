@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from radixkv.frontend.metrics.prometheus import Metrics
+from radixkv.wire import GetStats, Stats
+from support.scripted_runtime import ScriptedLoop
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
+    (stats,) = ScriptedLoop().receive(GetStats(id="g"))
+    assert isinstance(stats, Stats)
+    families = list(text_string_to_metric_families(metrics.render(stats).decode()))
+    return {(s.name, s.labels.get("le", "")): s.value for family in families for s in family.samples}
+
+
+def test_stats_have_the_names_that_dashboards_know() -> None:
+    values = samples(Metrics())
+    expected = {
+        "num_requests_running": 0,
+        "num_requests_waiting": 7,
+        "kv_cache_usage_perc": 0.25,
+        "kv_pages": 64,
+        "kv_pages_free": 32,
+        "kv_pages_evictable": 16,
+        "prefix_cache_queries_total": 100,
+        "prefix_cache_hits_total": 40,
+        "prompt_tokens_total": 100,
+        "generation_tokens_total": 50,
+        "num_preemptions_total": 1,
+        "pages_evicted_total": 2,
+        "steps_total": 9,
+        "step_seconds_total": 1.5,
+        "schedule_seconds_total": 0.5,
+        "cache_seconds_total": 0.25,
+        "attention_seconds_total": 0.75,
+        "frames_dropped_total": 0,
+    }
+    for name, value in expected.items():
+        assert values[f"radixkv:{name}", ""] == value, name
+
+
+def test_latencies_are_counted_by_token_and_by_request() -> None:
+    metrics = Metrics()
+    metrics.first_token(0.02)
+    metrics.next_tokens(0.4, 4)
+    metrics.done(3.0, 0.03)
+    values = samples(metrics)
+    assert values["radixkv:time_to_first_token_seconds_bucket", "0.025"] == 1
+    assert values["radixkv:inter_token_latency_seconds_count", ""] == 4
+    assert values["radixkv:inter_token_latency_seconds_bucket", "0.1"] == 4
+    assert values["radixkv:inter_token_latency_seconds_bucket", "0.05"] == 0
+    assert values["radixkv:e2e_request_latency_seconds_sum", ""] == 3.0
+    assert values["radixkv:request_queue_time_seconds_sum", ""] == 0.03
+
+
+def test_two_servers_in_one_process_do_not_share_metrics() -> None:
+    first, second = Metrics(), Metrics()
+    first.first_token(1.0)
+    assert samples(second)["radixkv:time_to_first_token_seconds_count", ""] == 0

@@ -1,0 +1,208 @@
+"""Texts of many requests are encoded together, and each request gets what it would get alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers, processors
+
+from radixkv.errors import ContextLengthExceeded, InvalidRequest
+from radixkv.frontend.batch_tokenizer import CHARACTERS_AT_ONCE
+from radixkv.frontend.prompt_encoding import encode_texts
+from radixkv.frontend.served_model import Served
+from radixkv.text.tokenizer import Tokenizer
+from support.live import LIMIT_S
+from support.scripted_runtime import ScriptedLoop
+
+ResultT = TypeVar("ResultT")
+
+LIMIT = 20_000
+LETTERS = "abcdefgh"
+
+
+class Watched(Tokenizer):
+    """Knows what was encoded together, and can be held up."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        super().__init__(backend)
+        self.calls: list[list[str]] = []
+        self.released = threading.Event()
+        self.released.set()
+
+    def encode_all(
+        self, texts: Sequence[str], limit: int | None = None, *, adds_special_tokens: bool = True
+    ) -> list[bytes | InvalidRequest]:
+        self.calls.append(list(texts))
+        assert self.released.wait(LIMIT_S)
+        return super().encode_all(texts, limit, adds_special_tokens=adds_special_tokens)
+
+
+@pytest.fixture
+def tokenizer() -> Watched:
+    """A token for each word of one letter, and one that the tokenizer adds; none for what it does not know."""
+    backend = tokenizers.Tokenizer(
+        models.WordLevel({"<s>": 0} | {letter: i for i, letter in enumerate(LETTERS, 1)})
+    )
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(["<s>"])
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return Watched(backend)
+
+
+def text(name: str, n_characters: int = 1000) -> str:
+    return f"{name} " * (n_characters // 2)
+
+
+def oracle(text: str, *, adds_special_tokens: bool = True) -> bytes:
+    ids = [LETTERS.index(word) + 1 for word in text.split()]
+    return b"".join(one.to_bytes(4, "little") for one in ([0] if adds_special_tokens else []) + ids)
+
+
+def served_by(tokenizer: Tokenizer) -> Served:
+    ready = msgspec.structs.replace(ScriptedLoop().ready, max_model_len=LIMIT, n_pages=LIMIT)
+    return Served("echo", "some/echo", ready, tokenizer, frozenset(), 0)
+
+
+def encoding(texts: list[str], served: Served, *, adds: bool = True) -> Coroutine[Any, Any, list[bytes]]:
+    return encode_texts(texts, served, "prompt", adds_special_tokens=adds)
+
+
+def together(*work: Coroutine[Any, Any, ResultT]) -> list[ResultT | BaseException]:
+    async def gathered() -> list[ResultT | BaseException]:
+        return await asyncio.gather(*work, return_exceptions=True)
+
+    return asyncio.run(gathered())
+
+
+def test_each_request_of_a_crowd_gets_its_own_ids(tokenizer: Watched) -> None:
+    served = served_by(tokenizer)
+    sizes = (10, 600, 5000, 20_000, 35_000)
+    asked = [
+        ([text(LETTERS[(i + j) % 8], sizes[(i + j) % 5]) for j in range(1 + i % 3)], i % 7 != 0) for i in range(60)
+    ]
+    found = together(*(encoding(texts, served, adds=adds) for texts, adds in asked))
+    assert found == [[oracle(text, adds_special_tokens=adds) for text in texts] for texts, adds in asked]
+
+
+def test_a_crowd_is_encoded_in_few_calls_of_bounded_size(tokenizer: Watched) -> None:
+    served = served_by(tokenizer)
+    together(*(encoding([text(LETTERS[i % 8], 5000)], served) for i in range(100)))
+    assert len(tokenizer.calls) == -(-100 // (CHARACTERS_AT_ONCE // 5000))
+    assert all(sum(map(len, texts)) <= CHARACTERS_AT_ONCE for texts in tokenizer.calls)
+
+
+def test_a_text_that_cannot_be_encoded_fails_alone(tokenizer: Watched) -> None:
+    served = served_by(tokenizer)
+    lone, long, unknown = text("a") + "\ud800", text("a", 2 * LIMIT), text("z")
+    found = together(*(encoding(texts, served) for texts in ([text("a")], [lone], [text("b")], [long])))
+    assert found[0::2] == [[oracle(text("a"))], [oracle(text("b"))]]
+    assert isinstance(found[1], InvalidRequest)
+    assert isinstance(found[3], ContextLengthExceeded)
+    assert (found[1].param, found[3].param) == ("prompt", "prompt")
+    found = together(*(encoding(texts, served) for texts in ([text("a")], [text("b"), unknown], [text("c")])))
+    assert found[0::2] == [[oracle(text("a"))], [oracle(text("c"))]]
+    assert "vocabulary" in str(found[1])
+
+
+def test_what_a_client_that_left_has_sent_is_not_encoded(tokenizer: Watched) -> None:
+    served = served_by(tokenizer)
+    tokenizer.released.clear()
+
+    async def ask() -> list[bytes]:
+        first, left, last = (asyncio.create_task(encoding([text(name)], served)) for name in "abc")
+        while not tokenizer.calls:
+            await asyncio.sleep(0.001)
+        later, gone = (asyncio.create_task(encoding([text(name)], served)) for name in "de")
+        await asyncio.sleep(0)
+        left.cancel()
+        gone.cancel()
+        tokenizer.released.set()
+        return [ids for task in (first, last, later) for ids in await task]
+
+    assert asyncio.run(ask()) == [oracle(text(name)) for name in "acd"]
+    assert tokenizer.calls == [[text("a"), text("b"), text("c")], [text("d")]]
+
+
+def test_no_other_text_waits_for_a_long_one(tokenizer: Watched) -> None:
+    served = served_by(tokenizer)
+    tokenizer.released.clear()
+
+    async def ask() -> list[bytes]:
+        long = asyncio.create_task(encoding([text("a", 35_000)], served))
+        while not tokenizer.calls:
+            await asyncio.sleep(0.001)
+        others = asyncio.create_task(encoding([text("b")], served))
+        while len(tokenizer.calls) < 2:
+            await asyncio.sleep(0.001)
+        assert not long.done()
+        tokenizer.released.set()
+        return await long + await others
+
+    assert asyncio.run(asyncio.wait_for(ask(), LIMIT_S)) == [oracle(text("a", 35_000)), oracle(text("b"))]
+
+
+def test_long_texts_of_clients_that_left_are_not_encoded_beside_another(tokenizer: Watched) -> None:
+    served = served_by(tokenizer)
+    tokenizer.released.clear()
+
+    async def ask() -> list[bytes]:
+        left = asyncio.create_task(encoding([text("a", 35_000), text("b")], served))
+        while not tokenizer.calls:
+            await asyncio.sleep(0.001)
+        gone, next_one = (asyncio.create_task(encoding([text(name, 35_000)], served)) for name in "cd")
+        await asyncio.sleep(0)
+        left.cancel()
+        gone.cancel()
+        await asyncio.gather(left, gone, return_exceptions=True)
+        for _ in range(20):  # turns and time in which a thread would begin
+            await asyncio.sleep(0.001)
+        assert len(tokenizer.calls) == 1
+        tokenizer.released.set()
+        return await next_one
+
+    assert asyncio.run(asyncio.wait_for(ask(), LIMIT_S)) == [oracle(text("d", 35_000))]
+    assert tokenizer.calls == [[text("a", 35_000)], [text("d", 35_000)]]
+
+
+def test_texts_are_encoded_again_once_there_are_threads_again(
+    tokenizer: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = served_by(tokenizer)
+
+    async def no_thread(*arguments: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def ask() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "to_thread", no_thread)
+            asked = [asyncio.create_task(encoding([text("a")], served)) for _ in range(2)]
+            failed = await asyncio.gather(*asked, encoding([text("a"), text("b")], served), return_exceptions=True)
+        assert [str(error) for error in failed] == ["can't start new thread"] * 3
+        assert await encoding([text("c")], served) == [oracle(text("c"))]
+
+    asyncio.run(asyncio.wait_for(ask(), LIMIT_S))
+
+
+def test_what_an_ended_loop_has_left_holds_up_no_other(tokenizer: Watched) -> None:
+    served = served_by(tokenizer)
+    tokenizer.released.clear()
+
+    async def end() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            left = [asyncio.create_task(encoding([text("a")], served))]
+            while not tokenizer.calls:
+                await asyncio.sleep(0.001)
+            left.append(asyncio.create_task(encoding([text("b")], served)))
+            await asyncio.sleep(0)
+        assert not any(task.done() for task in left)
+        asyncio.get_running_loop().call_soon(tokenizer.released.set)
+
+    asyncio.run(end())
+    assert together(asyncio.wait_for(encoding([text("c")], served), LIMIT_S)) == [[oracle(text("c"))]]
+    assert tokenizer.calls == [[text("a")], [text("c")]]

@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from radixkv.config import EngineConfig
+from radixkv.errors import CheckpointError, ConfigError, RadixKVError, RuntimeDied, WireError
+from radixkv.frontend import runtime_process as supervise
+from radixkv.frontend.client import Prompt
+from radixkv.frontend.metrics.prometheus import Metrics
+from radixkv.frontend.runtime_process import Runtime, check
+from radixkv.sampling import SamplingParams
+from radixkv.wire import pack_tokens
+from support import scripted_runtime as scripted
+from support.live import children
+from support.scripted_runtime import KILLS
+
+ENGINE = EngineConfig()
+SCRIPT = scripted.__file__
+ENDLESS = 1_000_000
+"""Tokens, of a hundredth of a second or more each."""
+
+
+def command(step_s: float = 0.01) -> list[str]:
+    return [sys.executable, SCRIPT, str(step_s)]
+
+
+def failing(body: str) -> list[str]:
+    """A runtime whose start ends in ``body``."""
+    source = f"""
+import sys
+sys.path.insert(0, {str(Path(SCRIPT).parent)!r})
+from radixkv import errors
+from support import scripted_runtime as scripted
+class Loop(scripted.ScriptedLoop):
+    @property
+    def ready(self):
+        {body}
+sys.exit(scripted.run_as_process(Loop()))
+"""
+    return [sys.executable, "-c", source]
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(120):
+            await test()
+
+    asyncio.run(limited())
+
+
+@asynccontextmanager
+async def started(command: list[str]) -> AsyncIterator[Runtime]:
+    runtime = await Runtime.start(ENGINE, Path("/nowhere"), Metrics(), command=command)
+    try:
+        yield runtime
+    finally:
+        await runtime.stop()
+
+
+async def answer(runtime: Runtime, ids: list[int], n: int) -> bytes:
+    prompt = Prompt(pack_tokens(ids), SamplingParams(max_tokens=n))
+    tokens = b""
+    async with runtime.client.batch([prompt], arrived=time.monotonic()) as batch:
+        async for delta in batch.deltas():
+            tokens += delta.tokens
+    return tokens
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_runtime_starts_answers_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    async def test() -> None:
+        async with started(command()) as runtime:
+            assert await answer(runtime, [1, 2], 3) == pack_tokens([1, 2, 1])
+            pid, (folder,) = runtime.pid, tmp_path.iterdir()
+            assert folder.stat().st_mode & 0o777 == 0o700
+        assert not is_alive(pid)
+        assert list(tmp_path.iterdir()) == []
+
+    before = set(os.listdir("/proc/self/fd"))
+    run(test)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_killed_runtime_fails_what_is_in_flight_and_what_comes_later() -> None:
+    async def test() -> None:
+        async with started(command()) as runtime:
+            watching = asyncio.create_task(runtime.watch(3600))
+            asking = asyncio.create_task(answer(runtime, [1, 2], ENDLESS))
+            await asyncio.sleep(0.2)
+            os.kill(runtime.pid, signal.SIGKILL)
+            with pytest.raises(RuntimeDied, match="code -9"):
+                await asking
+            assert "code -9" in str(await watching)
+            with pytest.raises(RuntimeDied):
+                await answer(runtime, [1, 2], 3)
+            with pytest.raises(RuntimeDied):
+                await runtime.client.stats()
+
+    run(test)
+
+
+def test_a_runtime_that_fails_says_why() -> None:
+    async def test() -> None:
+        async with started(command()) as runtime:
+            watching = asyncio.create_task(runtime.watch(60))
+            with pytest.raises(RuntimeDied, match="RuntimeError: scripted death"):
+                await answer(runtime, [KILLS], 400)
+            await watching
+
+    run(test)
+
+
+def test_a_silent_runtime_is_killed_at_the_heartbeat_limit() -> None:
+    async def test() -> None:
+        async with started(command()) as runtime:
+            watching = asyncio.create_task(runtime.watch(4.0))
+            await asyncio.sleep(5.0)
+            assert not watching.done()
+            asking = asyncio.create_task(answer(runtime, [1, 2], ENDLESS))
+            await asyncio.sleep(0.1)
+            stopped_at = time.monotonic()
+            os.kill(runtime.pid, signal.SIGSTOP)
+            with pytest.raises(RuntimeDied, match="silent for 4 s"):
+                await asking
+            assert time.monotonic() - stopped_at > 1.0
+            await watching
+            pid = runtime.pid
+        assert not is_alive(pid)
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "text"),
+    [
+        ("raise errors.CheckpointError('config.json is\\n corrupt')", CheckpointError, "config.json is corrupt"),
+        ("raise errors.ConfigError('pool too small')", ConfigError, "pool too small"),
+        ("raise MemoryError('no memory')", RadixKVError, "MemoryError: no memory"),
+        ("import os; os._exit(7)", RadixKVError, "ended with code 7 before it was ready"),
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGBUS)",
+            RadixKVError,
+            "not write over weights",
+        ),
+        (
+            "import msgspec; return msgspec.structs.replace(super().ready, version=99)",
+            WireError,
+            "wire version 99",
+        ),
+    ],
+)
+def test_a_failed_start_says_why(
+    body: str, kind: type[RadixKVError], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    async def test() -> None:
+        with pytest.raises(RadixKVError, match=text) as caught:
+            await Runtime.start(ENGINE, Path("/nowhere"), Metrics(), command=failing(body))
+        assert type(caught.value) is kind
+
+    run(test)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_start_that_hangs_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    hanging = failing("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
+    before = children(os.getpid())
+
+    async def test() -> None:
+        with pytest.raises(RadixKVError, match="not ready within 3 s"):
+            await Runtime.start(ENGINE, Path("/nowhere"), Metrics(), command=hanging, timeout_s=3.0)
+
+    run(test)
+    assert children(os.getpid()) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_check_ends_and_says_what_it_found() -> None:
+    async def test() -> None:
+        await check(ENGINE, Path("/nowhere"), command=[sys.executable, "-c", "input()"])
+        says = """input(); print('{"kind": "ConfigError", "text": "no GPU"}'); raise SystemExit(1)"""
+        with pytest.raises(ConfigError, match=r"^no GPU$"):
+            await check(ENGINE, Path("/nowhere"), command=[sys.executable, "-c", says])
+        with pytest.raises(RadixKVError, match="ended with code -9"):
+            await check(ENGINE, Path("/nowhere"), command=["sh", "-c", "kill -9 $$"])
+
+    run(test)
+
+
+def test_a_terminals_ctrl_c_reaches_neither_process_whatever_it_has_set_up() -> None:
+    async def test() -> None:
+        async with started(command()) as runtime:
+            assert os.getpgid(runtime.pid) != os.getpgid(0)
+        says = """import os; print('{"kind": "ConfigError", "text": "%d"}' % os.getpgid(0))"""
+        with pytest.raises(ConfigError) as caught:
+            await check(ENGINE, Path("/nowhere"), command=[sys.executable, "-c", says])
+        assert int(str(caught.value)) != os.getpgid(0)
+
+    run(test)
+
+
+def test_a_check_that_hangs_ends() -> None:
+    before = children(os.getpid())
+
+    async def test() -> None:
+        with pytest.raises(RadixKVError, match="took longer than 0.5 s"):
+            await check(ENGINE, Path("/nowhere"), command=["sleep", "3600"], timeout_s=0.5)
+
+    run(test)
+    assert children(os.getpid()) == before
+
+
+def test_what_killed_servers_left_is_removed_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def left(name: str, *files: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir(mode=0o700)
+        for file in files:
+            (folder / file).touch()
+        return folder
+
+    stale = left("radixkv-stale", "runtime.sock", "runtime.lock")
+    starting = left("radixkv-starting", "runtime.lock")
+    other = left("other", "runtime.sock", "runtime.lock")
+    link = tmp_path / "radixkv-link"
+    link.symlink_to(other)
+
+    async def test() -> None:
+        async with started(command()):
+            mine = set(tmp_path.iterdir())
+            async with started(command()):
+                assert mine < set(tmp_path.iterdir())
+                assert not stale.exists()
+                assert starting.exists()
+                assert (link / "runtime.sock").exists()
+
+    run(test)
+
+
+def test_a_kill_does_not_wait_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "STOP_S", 3600.0)
+
+    async def test() -> None:
+        async with started(command(step_s=3600.0)) as runtime:
+            asking = asyncio.create_task(answer(runtime, [1, 2], ENDLESS))
+            await asyncio.sleep(0.2)
+            runtime.client.fail(RuntimeDied("hurry"))
+            runtime.kill()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    run(test)
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / ("x" * 90)
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+
+    async def test() -> None:
+        with pytest.raises(ConfigError, match="set TMPDIR to a shorter folder"):
+            await Runtime.start(ENGINE, Path("/nowhere"), Metrics(), command=command())
+
+    run(test)
+
+
+def test_stopping_while_work_runs_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "STOP_S", 3600.0)
+
+    async def test() -> None:
+        async with started(command(step_s=3600.0)) as runtime:
+            asking = asyncio.create_task(answer(runtime, [1, 2], ENDLESS))
+            await asyncio.sleep(0.2)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+    run(test)

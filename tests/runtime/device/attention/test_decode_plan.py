@@ -1,0 +1,378 @@
+"""Decode rows as work items: played as the kernels play them, a row reads each of its positions exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner, DecodeStep, Geometry
+from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
+from radixkv.runtime.device.attention.cuda.fa3_prefill import TileSchedule, balanced, causal_tiles
+from radixkv.runtime.device.attention.cuda.fa3_shared import TileFields, part_tokens
+from radixkv.runtime.device.attention.cuda.shared_runs import SharedKernel, SharingChoice, SharingCosts
+from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS, Items
+from radixkv.runtime.device.staging_cuda import Layout, Staged
+from radixkv.runtime.step.plan import SharedRun
+from support.cuda_geometry import H200, PAGE
+
+Ints = NDArray[np.int32]
+WIDTH = 300
+MAX_ROWS = 300
+ZERO_PAGE = 10**6
+
+
+class Played:
+    """A planner with block tables; ``reads`` is what the kernels would do."""
+
+    @dataclass
+    class Item:
+        """Rows of the batch, the (page, offset) that they read, and where the first one's result goes."""
+
+        rows: list[int]
+        lines: list[tuple[int, int]]
+        result: int
+
+    def __init__(
+        self,
+        geometry: Geometry = H200,
+        windows: Sequence[int | None] = (None,),
+        shared_kernel: SharedKernel = "fa3",
+    ) -> None:
+        self.geometry = geometry
+        self.layout = Layout()
+        self.planner = DecodePlanner(
+            geometry,
+            windows,
+            max_rows=MAX_ROWS,
+            layout=self.layout,
+            costs=SharingCosts.of(shared_kernel),
+            shared_kernel=shared_kernel,
+        )
+        self.tables = np.full((MAX_ROWS + 1, WIDTH), ZERO_PAGE, np.int32)
+
+    def plan(
+        self,
+        batch_slots: Ints,
+        lengths: Ints,
+        shared: Sequence[SharedRun] = (),
+        bucket: int | None = None,
+        variant: Variant | None = None,
+    ) -> DecodeStep:
+        self.staged = Staged(torch.full((self.layout.size,), -77, dtype=torch.int32))
+        return self.planner.plan(self.staged, batch_slots, lengths, WIDTH, shared, bucket, variant)
+
+    def items(self, step: DecodeStep, window: int | None = None) -> list[Played.Item]:
+        """What ``attend.attend`` would do for each item."""
+        fields = self.planner.work[window].items
+        columns = self.staged[fields.field].reshape(N_COLUMNS, fields.capacity)[:, : step.n_items].T.tolist()
+        order = self.staged[self.planner.order][: step.n_rows].tolist()
+        entries, found = self.tables.ravel(), []
+        for first, n_queries, first_entry, begin, end, result in columns:
+            assert n_queries * self.geometry.group <= self.geometry.small_tile
+            lines = [(int(entries[first_entry + at // PAGE]), at % PAGE) for at in range(begin, end)]
+            if n_queries:
+                found.append(Played.Item(order[first : first + n_queries], lines, result))
+        return found
+
+    def large_items(self, step: DecodeStep) -> list[Played.Item]:
+        """What FlashInfer would do for each item of shared pages."""
+        fields = self.planner.large_work
+        if isinstance(fields, TileFields):
+            return self.tiles(step, fields)
+        numbers, entries = self.staged[fields.field], self.tables.ravel()
+        order = self.staged[self.planner.order][: step.n_rows].tolist()
+        assert not step.n_large_items or numbers[fields.page_indptr + 2 * fields.capacity] == entries.size
+        is_item = numbers[fields.is_item :].view(np.uint8)
+        found = []
+        for index in range(step.n_large_items):
+            if not is_item[index]:
+                continue
+            request = int(numbers[fields.requests + index])
+            assert numbers[fields.zeros + index] == 0
+            first, last = numbers[fields.query_indptr + request : fields.query_indptr + request + 2].tolist()
+            assert 0 < (last - first) * self.geometry.group <= self.geometry.large_tile
+            begin, end = numbers[fields.page_indptr + request : fields.page_indptr + request + 2].tolist()
+            length = (end - begin - 1) * PAGE + int(numbers[fields.last_page_lens + request])
+            lines = [(int(entries[begin + at // PAGE]), at % PAGE) for at in range(length)]
+            found.append(Played.Item(order[first:last], lines, int(numbers[fields.results + request])))
+        return found
+
+    def tiles(self, step: DecodeStep, fields: TileFields) -> list[Played.Item]:
+        """The same of FA3: every processor computes its tiles, over queries that lie where their results go."""
+        numbers, entries = self.staged[fields.field], self.tables.ravel()
+        order = self.staged[self.planner.order][: step.n_rows].tolist()
+        starts = [offset // 4 for offset in fields.plan[:-1]]
+        n_heads, group = self.geometry.n_kv_heads, self.geometry.group
+        found: dict[tuple[int, ...], set[int]] = {}
+        for begin, end in pairwise(numbers[starts[6] : starts[6] + self.geometry.n_processors + 1].tolist()):
+            for work in range(begin, end):
+                tile, query, entry, n_queries, length, head = (int(numbers[start + work]) for start in starts[:6])
+                assert tile == 0
+                assert 0 < n_queries <= self.geometry.large_tile
+                heads = found.setdefault((query, n_queries, entry, length), set())
+                assert head not in heads
+                heads.add(head)
+        assert all(heads == set(range(n_heads)) for heads in found.values())
+        copied = {}
+        copies = self.staged[fields.copies].reshape(3, fields.capacity)[:, : step.n_large_items].T.tolist()
+        for first, n_rows, result in copies:
+            assert n_rows <= self.geometry.large_tile // group
+            for offset in range(n_rows):
+                assert result + offset not in copied
+                copied[result + offset] = order[first + offset]
+        assert all(result < self.planner.n_large_results for result in copied)
+        return [
+            Played.Item(
+                [copied[result] for result in range(query // group, (query + n_queries) // group)],
+                [(int(entries[entry + at // PAGE]), at % PAGE) for at in range(length)],
+                query // group,
+            )
+            for query, n_queries, entry, length in found
+        ]
+
+    def reads(self, step: DecodeStep, window: int | None = None) -> list[list[tuple[int, int]]]:
+        """By row of the batch: the (page, offset) that its output is computed from."""
+        rows: list[list[tuple[int, int]]] = [[] for _ in range(step.n_rows)]
+        results: dict[int, tuple[int, list[tuple[int, int]]]] = {}
+        large = self.large_items(step) if window is None and step.variant == "shared" else []
+        for item in self.items(step, window) + large:
+            for offset, row in enumerate(item.rows):
+                if item.result < 0:
+                    assert not rows[row], "two items write one output"
+                    rows[row] += item.lines
+                else:
+                    assert step.variant != "whole", "nothing would be merged"
+                    assert item.result + offset not in results
+                    assert item.result + offset < self.planner.n_results
+                    results[item.result + offset] = row, item.lines
+        if step.variant == "whole":
+            return rows
+        fields = self.planner.work[window]
+        order = self.staged[self.planner.order][: step.n_rows].tolist()
+        assert sorted(order) == list(range(step.n_rows))
+        indptr = self.staged[fields.merge_indptr].tolist()
+        for place, row in enumerate(order):
+            listed = self.staged[fields.merge_listed][indptr[place] : indptr[place + 1]].tolist()
+            assert not (listed and rows[row]), "the merge overwrites an output"
+            for result in listed:
+                query, lines = results.pop(result)
+                assert query == row
+                rows[row] += lines
+        assert not results, "each result is merged"
+        return rows
+
+    def check(self, step: DecodeStep, batch_slots: Ints, lengths: Ints, window: int | None = None) -> None:
+        reads = self.reads(step, window)
+        for row, (batch_slot, length) in enumerate(zip(batch_slots.tolist(), lengths.tolist(), strict=True)):
+            seen = range(0 if window is None else max(length - window, 0), length)
+            expected = [(int(self.tables[batch_slot, at // PAGE]), at % PAGE) for at in seen]
+            assert sorted(reads[row]) == sorted(expected), f"row {row}"
+        for row in range(len(batch_slots), step.n_rows):
+            assert reads[row] == [(ZERO_PAGE, 0)], "rows of padding read the zero page"
+
+
+def ragged(played: Played, seed: int, n_rows: int, longest: int) -> tuple[Ints, Ints]:
+    random = np.random.default_rng(seed)
+    played.tables[:MAX_ROWS] = random.permutation(MAX_ROWS * WIDTH).reshape(MAX_ROWS, WIDTH)
+    batch_slots = random.permutation(MAX_ROWS)[:n_rows].astype(np.int32)
+    return batch_slots, random.integers(1, longest + 1, n_rows).astype(np.int32)
+
+
+def share(
+    played: Played, batch_slots: Ints, lengths: Ints, seed: int, first_page: int, rows: list[int], depth: int = 0
+) -> list[SharedRun]:
+    """Random nested runs, parents first; tables and lengths are made to fit."""
+    random = np.random.default_rng(seed)
+    n_pages = int(random.integers(1, 60))
+    end = first_page + n_pages
+    if len(rows) < 2 or end * PAGE >= WIDTH * PAGE - 400 or depth > 3:
+        return []
+    for row in rows:
+        played.tables[batch_slots[row], first_page:end] = played.tables[batch_slots[rows[0]], first_page:end]
+        lengths[row] = max(lengths[row], end * PAGE + int(random.integers(1, 300)))
+    runs = [SharedRun(tuple(sorted(rows)), first_page, n_pages)]
+    shuffled = random.permutation(rows).tolist()
+    while len(shuffled) > 3:
+        size = int(random.integers(2, len(shuffled)))
+        runs += share(played, batch_slots, lengths, int(random.integers(1 << 30)), end, shuffled[:size], depth + 1)
+        shuffled = shuffled[size:]
+    return runs
+
+
+@pytest.mark.parametrize("variant", ["whole", "split", "shared", None])
+@pytest.mark.parametrize(("n_rows", "longest"), [(1, 4800), (3, 40), (33, 4800), (200, 700)])
+def test_every_row_reads_each_of_its_positions_once(n_rows: int, longest: int, variant: Variant | None) -> None:
+    played = Played()
+    batch_slots, lengths = ragged(played, n_rows, n_rows, longest)
+    played.check(played.plan(batch_slots, lengths, variant=variant), batch_slots, lengths)
+    played.check(played.plan(batch_slots, lengths, bucket=n_rows + 7, variant=variant), batch_slots, lengths)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nested_runs(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    groups = [(32, 8, 16), (28, 4, 16), (64, 2, 64)]
+    n_heads, n_kv_heads, small_tile = groups[seed % 3]
+    geometry = replace(
+        H200, n_heads=n_heads, n_kv_heads=n_kv_heads, token_bytes=512 * n_kv_heads, small_tile=small_tile
+    )
+    played = Played(geometry, shared_kernel="fa3" if seed % 4 < 2 else "fa2")
+    n_rows = int(random.integers(2, 250))
+    batch_slots, lengths = ragged(played, seed, n_rows, 300)
+    rows = random.permutation(n_rows).tolist()
+    half = int(random.integers(1, n_rows + 1))
+    runs = share(played, batch_slots, lengths, seed, 0, rows[:half]) + share(
+        played, batch_slots, lengths, seed + 1, 0, rows[half:]
+    )
+    bucket = None if seed % 2 else min(n_rows + 16, MAX_ROWS)
+    played.check(played.plan(batch_slots, lengths, runs, bucket), batch_slots, lengths)
+
+
+@pytest.mark.parametrize("n_processors", [2, 58, 132])
+@pytest.mark.parametrize(("n_heads", "n_kv_heads", "small_tile"), [(32, 8, 16), (64, 2, 32), (16, 16, 16)])
+def test_there_is_room_for_rows_of_any_lengths(
+    n_processors: int, n_heads: int, n_kv_heads: int, small_tile: int
+) -> None:
+    """Staging more items than there is room for raises; all that is staged reads as much as the rows have."""
+    geometry = replace(
+        H200, n_heads=n_heads, n_kv_heads=n_kv_heads, small_tile=small_tile, n_processors=n_processors
+    )
+    layout, costs, most_rows, width = Layout(), SharingCosts(launches_ns=0, large_ns=0), 1024, 1 << 14
+    planner = DecodePlanner(geometry, [None], max_rows=most_rows, layout=layout, costs=costs, shared_kernel="fa3")
+    random = np.random.default_rng(n_processors + n_heads)
+    for n_rows in (1, 2, 7, 65, 300, 777, 1024):
+        batch_slots = random.permutation(most_rows)[:n_rows].astype(np.int32)
+        for longest in (33, 5000, width * PAGE):
+            lengths = random.integers(1, longest, n_rows).astype(np.int32)
+            lengths[: n_rows // 50] = longest
+            size = int(random.integers(2, 80))
+            groups = [range(first, min(first + size, n_rows)) for first in range(0, n_rows, size)]
+            runs = [SharedRun(tuple(group), 0, (int(lengths[group].min()) - 1) // PAGE) for group in groups]
+            runs = [run for run in runs if run.n_pages]
+            ways: list[tuple[Variant | None, int | None]] = [(None, None), (None, min(n_rows + 9, most_rows))]
+            for variant, bucket in [*ways, ("split", None)]:
+                staged = Staged(torch.zeros(layout.size, dtype=torch.int32))
+                step = planner.plan(staged, batch_slots, lengths, width, runs, bucket, variant)
+                items = planner.work[None].items
+                columns = staged[items.field].reshape(N_COLUMNS, items.capacity)[:, : step.n_items]
+                n_read = int((columns[1].astype(np.int64) * (columns[4] - columns[3])).sum())
+                if step.n_large_items:
+                    assert isinstance(planner.large_work, TileFields)
+                    numbers, starts = staged[planner.large_work.field], planner.large_work.plan
+                    n_tiles = numbers[starts[6] // 4 + n_processors]
+                    pairs, reads = (numbers[start // 4 :][:n_tiles].astype(np.int64) for start in starts[3:5])
+                    n_read += int((pairs * reads).sum()) // n_heads
+                assert n_read == int(lengths.sum()) + step.n_rows - n_rows
+
+
+@pytest.mark.parametrize("shared_kernel", ["fa2", "fa3"])
+def test_a_large_prefix_is_read_once_a_tile(shared_kernel: SharedKernel) -> None:
+    played = Played(shared_kernel=shared_kernel)
+    batch_slots, lengths = np.arange(256, dtype=np.int32), np.full(256, 3300, np.int32)
+    played.tables[:256, :192] = played.tables[0, :192]
+    step = played.plan(batch_slots, lengths, [SharedRun(tuple(range(256)), 0, 192)], 256)
+    assert step.variant == "shared"
+    n_read = sum(len(item.lines) for item in played.items(step) + played.large_items(step))
+    assert n_read == 256 * (3300 - 3072) + 3072 * 256 * 4 // 128
+
+
+def test_little_is_not_shared() -> None:
+    played = Played()
+    batch_slots, lengths = np.arange(32, dtype=np.int32), np.full(32, 512, np.int32)
+    assert played.plan(batch_slots, lengths, [SharedRun(tuple(range(32)), 0, 16)], 32).variant == "whole"
+
+
+def test_one_long_row_among_short_ones_is_cut() -> None:
+    played = Played()
+    batch_slots, lengths = np.arange(256, dtype=np.int32), np.full(256, 300, np.int32)
+    assert played.plan(batch_slots, lengths, bucket=256).variant == "whole"
+    lengths[100] = 4800
+    lengths[:100] = 100
+    lengths[101:] = 100
+    step = played.plan(batch_slots, lengths, bucket=256)
+    assert step.variant == "split"
+    assert max(len(item.lines) for item in played.items(step)) < 1500
+
+
+@pytest.mark.parametrize("variant", ["whole", "split", None])
+@pytest.mark.parametrize("windows", [(None, 100), (100, 777)])
+def test_layers_with_windows(windows: tuple[int | None, ...], variant: Variant | None) -> None:
+    for n_rows in (2, 20, 90):
+        played = Played(windows=windows)
+        batch_slots, lengths = ragged(played, n_rows, n_rows, 2000)
+        step = played.plan(batch_slots, lengths, bucket=n_rows + 4, variant=variant)
+        for window in windows:
+            played.check(step, batch_slots, lengths, window)
+
+
+def test_a_gap_before_a_run_leaves_it_out() -> None:
+    choice = SharingChoice(SharingCosts(), page_size=PAGE, token_bytes=4096, group=4, small_tile=16, large_tile=128)
+    assert choice.choose([SharedRun(tuple(range(64)), 5, 200)], 64, 16, 4) is None
+    assert choice.choose([SharedRun(tuple(range(64)), 0, 200)], 64, 16, 4) is not None
+
+
+def test_a_step_without_runs_leaves_what_was_chosen() -> None:
+    choice = SharingChoice(SharingCosts(), page_size=PAGE, token_bytes=4096, group=4, small_tile=16, large_tile=128)
+    runs = [SharedRun(tuple(range(64)), 0, 200)]
+    chosen = choice.choose(runs, 64, 16, 4)
+    assert choice.choose((), 64, 16, 4) is None
+    assert choice.choose(runs, 64, 16, 4) is chosen
+
+
+def test_a_tile_schedule_has_every_tile_of_every_head_once_and_is_even() -> None:
+    random = np.random.default_rng(0)
+    n_tokens = random.integers(1, 2000, 12).astype(np.int32)
+    lengths = n_tokens + random.integers(0, 3000, 12).astype(np.int32)
+    firsts = (np.cumsum(n_tokens) - n_tokens).astype(np.int32)
+    entries = (np.arange(12) * WIDTH).astype(np.int32)
+    made = TileSchedule.of(firsts, n_tokens, lengths, entries, n_heads=32, tile=128, n_processors=132)
+    starts = [start // 4 for start in made.plan[:-1]]
+    assert made.plan[-1] == 0
+    ends = made.numbers[starts[6] : starts[6] + 133]
+    tiles, queries, pages, n_queries, reads, heads = (
+        made.numbers[start : start + ends[-1]].tolist() for start in starts[:6]
+    )
+    batch = made.numbers[starts[7] : starts[7] + ends[-1]].tolist()
+    found = sorted(zip(batch, tiles, heads, strict=True))
+    expected = [(row, tile, h) for row in range(12) for tile in range(-(-n_tokens[row] // 128)) for h in range(32)]
+    assert found == expected
+    assert queries == firsts[batch].tolist()
+    assert pages == entries[batch].tolist()
+    assert n_queries == n_tokens[batch].tolist()
+    assert reads == lengths[batch].tolist()
+    costs = [min(r - n + (t + 1) * 128, r) + 256 for r, n, t in zip(reads, n_queries, tiles, strict=True)]
+    loads = [sum(costs[ends[i] : ends[i + 1]]) for i in range(132)]
+    assert max(loads) < 1.05 * sum(loads) / 132 + max(costs) / 2
+
+
+@pytest.mark.parametrize(("n_tiles", "length"), [(8, 1536), (4, 8064), (1, 3072), (20, 4000)])
+def test_tiles_of_shared_pages_leave_few_processors_idle(n_tiles: int, length: int) -> None:
+    items = Items(*(np.full(n_tiles, value, np.int32) for value in (0, 32, 0, 0, length)))
+    part = part_tokens(items, n_kv_heads=8, n_processors=132, max_items=n_tiles + 66, least=192)
+    lengths = items.cut(part).ends - items.cut(part).begins
+    loads = np.zeros(132)
+    costs = np.repeat(lengths, 8)
+    np.add.at(loads, balanced(costs, 132), costs)
+    assert lengths.sum() == n_tiles * length
+    assert loads.max() < 1.3 * loads.mean() + 192
+
+
+def test_causal_tiles_end_at_their_last_query() -> None:
+    n_tokens, lengths = np.array([70, 1, 32], np.int32), np.array([70, 9, 132], np.int32)
+    firsts = np.array([0, 70, 71], np.int32)
+    items = causal_tiles(firsts, n_tokens, lengths, np.array([0, 300, 600], np.int32), tile=32)
+    seen: list[int] = []
+    for index in range(len(items)):
+        first, n = int(items.first_queries[index]), int(items.n_queries[index])
+        row = int(items.first_entries[index]) // 300
+        assert items.begins[index] == 0
+        assert items.ends[index] == lengths[row] - n_tokens[row] + first - firsts[row] + n
+        assert n <= 32
+        seen += range(first, first + n)
+    assert sorted(seen) == list(range(103))

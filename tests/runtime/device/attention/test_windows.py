@@ -1,0 +1,63 @@
+"""A layer with a window reads no further back: not a position, and not a block."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+
+from radixkv.checkpoints import Checkpoint
+from support.device_support import OpenDevice, random_ids, row_of
+
+Get = Callable[[str], Checkpoint]
+PAGE, BLOCK, LENGTH = 4, 8, 75
+IDS = random_ids(LENGTH, seed=11)
+WINDOW = 17
+"""Of the checkpoint ``mixtral``, in all layers."""
+
+
+@pytest.mark.parametrize(
+    ("start", "first_read"),
+    [
+        (LENGTH - 1, 56),  # position 74 sees from 58 on, in the block that begins at 56
+        (72, 56),
+        (40, 24),  # many tokens in one row: the first sees from 24 on
+    ],
+)
+def test_blocks_before_the_window_are_not_read(checkpoint: Get, start: int, first_read: int) -> None:
+    device = OpenDevice(checkpoint("mixtral"), page_size=PAGE, block_tokens=BLOCK)
+    pages = device.pages(LENGTH)
+    (expected,) = device.run(row_of(IDS, pages))
+    for page in pages[: first_read // PAGE]:
+        device.pool.poison(page)
+    (logits,) = device.run(row_of(IDS, pages, start=start, write_start=LENGTH))
+    assert torch.equal(logits, expected[start:])
+    device.pool.poison(pages[first_read // PAGE])
+    (logits,) = device.run(row_of(IDS, pages, start=start, write_start=LENGTH))
+    assert logits[0].isnan().all()
+
+
+@pytest.mark.parametrize("n_seen", [WINDOW, WINDOW + 1])
+def test_the_window_counts_the_token_itself(checkpoint: Get, n_seen: int) -> None:
+    """In the first layer's K and V, other tokens beyond the window change nothing; one within does."""
+    device = OpenDevice(checkpoint("mixtral"), page_size=1, block_tokens=BLOCK)
+    pages = device.pages(LENGTH)
+    device.run(row_of(IDS, pages))
+    (before,) = device.run(row_of(IDS, pages, start=LENGTH - 1, write_start=LENGTH))
+    device.pool.v[:, pages[LENGTH - n_seen]] += 1.0
+    (after,) = device.run(row_of(IDS, pages, start=LENGTH - 1, write_start=LENGTH))
+    assert torch.equal(before, after) == (n_seen > WINDOW)
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen3-biased"])
+def test_blocks_of_the_default_size(checkpoint: Get, name: str) -> None:
+    """The window is far smaller than a block, and lies across two of them now and then."""
+    ids = random_ids(530, seed=14)
+    device = OpenDevice(checkpoint(name), page_size=16)
+    whole = device.pages(len(ids))
+    (expected,) = device.run(row_of(ids, whole))
+    pages = device.pages(len(ids))
+    bounds = [0, 1, 254, 256, 257, 270, 276, 300, 512, 513, 530]
+    parts = [device.run(row_of(ids, pages, start=a, stop=b))[0] for a, b in pairwise(bounds)]
+    assert torch.equal(torch.cat(parts), expected)
+    assert torch.equal(device.stored(pages, len(ids)), device.stored(whole, len(ids)))

@@ -1,0 +1,99 @@
+"""The oracle: Hugging Face Transformers on the same checkpoint."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from radixkv.checkpoints import Checkpoint
+from radixkv.runtime.device.executor_cpu import CpuExecutor
+from radixkv.runtime.step.plan import Row, StepPlan
+from support.device_support import CHECKPOINTS, GREEDY, OpenDevice, load_oracle, random_ids, row_of, tokens_of
+
+Get = Callable[[str], Checkpoint]
+N_NEW = 64
+PAGE = 8
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_teacher_forced_logits_are_within_1e_4(checkpoint: Get, name: str) -> None:
+    ids = random_ids(330, seed=1)
+    with torch.inference_mode():
+        expected = load_oracle(checkpoint(name))(torch.tensor([ids])).logits[0]
+    device = OpenDevice(checkpoint(name))
+    (logits,) = device.run(row_of(ids, device.pages(len(ids))))
+    assert expected.abs().max() > 1.0
+    assert (logits - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_greedy_tokens_alone_batched_chunked_and_with_hits(checkpoint: Get, name: str) -> None:
+    """Three prompts, the second sharing pages with the first, prefilled in chunks, decoded together."""
+    shared = random_ids(3 * PAGE, seed=2)
+    prompts = [shared + random_ids(21, seed=3), shared + random_ids(30, seed=4), random_ids(11, seed=5)]
+    oracle = load_oracle(checkpoint(name))
+    executor = CpuExecutor(
+        checkpoint(name),
+        page_size=PAGE,
+        max_rows=4,
+        max_model_len=256,
+        kv_cache_memory_bytes=1 << 30,
+        max_total_tokens=PAGE * 60,
+    )
+    for page in range(executor.n_pages):
+        executor.pool.poison(page)
+    n_table = -(-(max(map(len, prompts)) + N_NEW) // PAGE)
+    tables = [tuple(range(i * n_table, (i + 1) * n_table)) for i in range(3)]
+    tables[1] = tables[0][:3] + tables[1][3:]
+
+    def prefill(batch_slot: int, start: int, stop: int) -> Row:
+        sampling = GREEDY if stop == len(prompts[batch_slot]) else None
+        return row_of(
+            prompts[batch_slot],
+            tables[batch_slot],
+            batch_slot=batch_slot,
+            start=start,
+            stop=stop,
+            sampling=sampling,
+        )
+
+    plans = [
+        (prefill(0, 0, 2 * PAGE),),
+        (prefill(0, 2 * PAGE, len(prompts[0])), prefill(1, 3 * PAGE, len(prompts[1])), prefill(2, 0, 11)),
+    ]
+    for step in range(N_NEW - 1):
+        plans.append(
+            tuple(
+                Row(batch_slot, len(prompts[batch_slot]) + step, 1, None, 0, 0, (), GREEDY)
+                for batch_slot in range(3)
+            )
+        )
+    results = [executor.launch(StepPlan(number, plan)) for number, plan in enumerate(plans)]
+    answers = list(zip(*(pending.result().tokens for pending in results[1:]), strict=True))
+    with torch.inference_mode():
+        for prompt, answer in zip(prompts, answers, strict=True):
+            logits = oracle(torch.tensor([prompt + list(answer)])).logits[0, len(prompt) - 1 : -1]
+            top = logits.topk(2).values
+            clear = top[:, 0] - top[:, 1] > 2e-4
+            assert clear.sum() > N_NEW // 2
+            assert torch.equal(logits.argmax(-1)[clear], torch.tensor(answer)[clear])
+
+
+def test_wrong_angle_is_seen_by_the_oracle(checkpoint: Get) -> None:
+    """A gate: positions off by a stretch of one must fail the comparison above."""
+    ids = random_ids(60, seed=6)
+    with torch.inference_mode():
+        expected = load_oracle(checkpoint("grouped"))(torch.tensor([ids])).logits[0]
+    device = OpenDevice(checkpoint("grouped"))
+    row = Row(0, 1, 59, tokens_of(ids[1:]), 1, 0, device.pages(60), None)
+    first = Row(0, 0, 1, tokens_of(ids[:1]), 0, 0, row.table_pages, None)
+    device.run(first)
+    right = device.run(row)[0]
+    assert (right - expected[1:]).abs().max() < 1e-4
+    model = device.model
+    attend = device.attention.run
+    with torch.inference_mode():
+        batch = device.pack(row)
+        device.attention.plan(batch)
+        wrong = model.logits(model(batch.ids, batch.positions + 1, attend))
+    assert (wrong - expected[1:]).abs().max() > 1e-2

@@ -1,0 +1,219 @@
+"""Cold equals warm, alone equals together, whole equals chunked: bit for bit, with free pages poisoned."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from radixkv.checkpoints import Checkpoint
+from support.device_support import INVARIANT, OpenDevice, random_ids, row_of
+
+Get = Callable[[str], Checkpoint]
+PAGE = 4
+BLOCK = 8
+LENGTH = 75
+IDS = random_ids(LENGTH, seed=11)
+
+
+def cold(device: OpenDevice, ids: list[int] = IDS) -> tuple[Tensor, Tensor]:
+    """Logits of all tokens and the stored KV, computed alone in one chunk."""
+    pages = device.pages(len(ids))
+    (logits,) = device.run(row_of(ids, pages))
+    assert logits.isfinite().all()
+    return logits, device.stored(pages, len(ids))
+
+
+def same(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> bool:
+    return torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
+
+
+@pytest.mark.parametrize("name", INVARIANT)
+@pytest.mark.parametrize("chunk", range(1, PAGE + 2))
+def test_chunked(checkpoint: Get, name: str, chunk: int) -> None:
+    device = OpenDevice(checkpoint(name), page_size=PAGE, block_tokens=BLOCK)
+    pages = device.pages(LENGTH)
+    parts = [
+        device.run(row_of(IDS, pages, start=start, stop=start + chunk))[0] for start in range(0, LENGTH, chunk)
+    ]
+    assert same((torch.cat(parts), device.stored(pages, LENGTH)), cold(device))
+
+
+@pytest.mark.parametrize("name", INVARIANT)
+@pytest.mark.parametrize("n_mates", [1, 2, 6, 7, 8, 9, 40, 299])
+def test_decoding_in_a_batch(checkpoint: Get, name: str, n_mates: int) -> None:
+    """The last token, with rows of every length around it; some of them read its pages."""
+    device = OpenDevice(checkpoint(name), page_size=PAGE, block_tokens=BLOCK, n_pages=6000)
+    expected, _ = cold(device)
+    pages = device.pages(LENGTH)
+    device.run(row_of(IDS, pages, stop=LENGTH - 1))
+    mates = []
+    for i in range(n_mates):
+        ids = random_ids(3 + 7 * i % 50, seed=i)
+        own = device.pages(len(ids) + 8)
+        device.run(row_of(ids, own, batch_slot=i + 1))
+        if i % 3 == 0:
+            mates.append(
+                row_of(IDS, pages, batch_slot=i + 1, start=8 + i % 40, stop=9 + i % 40, write_start=LENGTH)
+            )
+        else:
+            mates.append(row_of(ids + ids[:1], own, batch_slot=i + 1, start=len(ids)))
+    middle = n_mates // 2
+    rows = [*mates[:middle], row_of(IDS, pages, start=LENGTH - 1), *mates[middle:]]
+    together = device.run(*rows)
+    assert torch.equal(together[middle][0], expected[-1])
+    for row, logits in zip(rows, together, strict=True):
+        if row.write_start == LENGTH:
+            assert torch.equal(logits[0], expected[row.start])
+
+
+@pytest.mark.parametrize("name", INVARIANT)
+def test_prompts_in_a_batch(checkpoint: Get, name: str) -> None:
+    device = OpenDevice(checkpoint(name), page_size=PAGE, block_tokens=BLOCK)
+    lengths = [1, 2, 9, 17, 33, 64, 100, 75]
+    prompts = [random_ids(n, seed=n) for n in lengths]
+    alone = [cold(device, ids) for ids in prompts]
+    tables = [device.pages(n) for n in lengths]
+    together = device.run(*(row_of(ids, tables[i], batch_slot=i) for i, ids in enumerate(prompts)))
+    for i, ids in enumerate(prompts):
+        assert same((together[i], device.stored(tables[i], len(ids))), alone[i])
+
+
+@pytest.mark.parametrize("name", INVARIANT)
+@pytest.mark.parametrize("hit", [PAGE, 32, LENGTH - LENGTH % PAGE])
+def test_hit(checkpoint: Get, name: str, hit: int) -> None:
+    """The prefix was computed by another request; the rest goes to other pages."""
+    device = OpenDevice(checkpoint(name), page_size=PAGE, block_tokens=BLOCK)
+    expected = cold(device)
+    other = IDS[:hit] + random_ids(20, seed=12)
+    theirs = device.pages(len(other))
+    device.run(row_of(other, theirs))
+    pages = theirs[: hit // PAGE] + device.pages(LENGTH - hit)
+    (logits,) = device.run(row_of(IDS, pages, start=hit))
+    assert torch.equal(logits, expected[0][hit:])
+    assert torch.equal(device.stored(pages, LENGTH), expected[1])
+
+
+@pytest.mark.parametrize("name", INVARIANT)
+def test_pages_written_in_the_same_step(checkpoint: Get, name: str) -> None:
+    device = OpenDevice(checkpoint(name), page_size=PAGE, block_tokens=BLOCK)
+    expected = cold(device)
+    writer = IDS[:40] + random_ids(20, seed=13)
+    theirs = device.pages(len(writer))
+    pages = theirs[:10] + device.pages(LENGTH - 40)
+    _, logits = device.run(row_of(writer, theirs, batch_slot=1), row_of(IDS, pages, batch_slot=2, start=40))
+    assert torch.equal(logits, expected[0][40:])
+    assert torch.equal(device.stored(pages, LENGTH), expected[1])
+
+
+@pytest.mark.parametrize("start", [72, 71, 40])
+def test_recomputing_without_writing(checkpoint: Get, start: int) -> None:
+    """A full hit computes tokens again whose pages belong to others: same logits, nothing stored."""
+    device = OpenDevice(checkpoint("grouped"), page_size=PAGE, block_tokens=BLOCK)
+    expected = cold(device)
+    pages = device.pages(LENGTH)
+    device.run(row_of(IDS, pages))
+    before = device.pool.k.clone(), device.pool.v.clone()
+    (logits,) = device.run(row_of(IDS, pages, batch_slot=3, start=start, write_start=LENGTH))
+    assert torch.equal(logits, expected[0][start:])
+    others = random_ids(LENGTH, seed=17)
+    device.run(row_of(others, pages, batch_slot=3, start=start, write_start=LENGTH))
+    for now, then in zip((device.pool.k, device.pool.v), before, strict=True):
+        assert torch.equal(now.view(torch.int32), then.view(torch.int32))
+
+
+def test_block_boundaries_of_the_default_size(checkpoint: Get) -> None:
+    """Chunks that end before, at and after the 256th position."""
+    ids = random_ids(530, seed=14)
+    device = OpenDevice(checkpoint("grouped"), page_size=16)
+    expected = cold(device, ids)
+    pages = device.pages(len(ids))
+    bounds = [0, 1, 254, 255, 256, 257, 300, 511, 512, 513, 530]
+    parts = [device.run(row_of(ids, pages, start=a, stop=b))[0] for a, b in pairwise(bounds)]
+    assert same((torch.cat(parts), device.stored(pages, len(ids))), expected)
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16, 300])
+def test_every_page_size_matches_itself(checkpoint: Get, page_size: int) -> None:
+    device = OpenDevice(checkpoint("grouped"), page_size=page_size)
+    expected = cold(device)
+    pages = device.pages(LENGTH)
+    parts = [device.run(row_of(IDS, pages, start=a, stop=b))[0] for a, b in ((0, 30), (30, 31), (31, LENGTH))]
+    assert same((torch.cat(parts), device.stored(pages, LENGTH)), expected)
+
+
+def test_two_threads(checkpoint: Get) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        test_block_boundaries_of_the_default_size(checkpoint)
+        test_prompts_in_a_batch(checkpoint, "grouped")
+        test_decoding_in_a_batch(checkpoint, "grouped", 7)
+    finally:
+        torch.set_num_threads(before)
+
+
+class TestMutantsAreSeen:
+    """The comparisons above can fail."""
+
+    def decode(self, device: OpenDevice, table: tuple[int, ...]) -> Tensor:
+        return device.run(row_of(IDS, table, batch_slot=5, start=LENGTH - 1, write_start=LENGTH))[0][0]
+
+    @pytest.fixture
+    def device(self, checkpoint: Get) -> OpenDevice:
+        return OpenDevice(checkpoint("grouped"), page_size=PAGE, block_tokens=BLOCK)
+
+    @pytest.fixture
+    def pages(self, device: OpenDevice) -> tuple[int, ...]:
+        pages = device.pages(LENGTH)
+        device.run(row_of(IDS, pages))
+        return pages
+
+    @pytest.mark.parametrize("wrong", [0, 7, 17])
+    def test_one_wrong_page(self, device: OpenDevice, pages: tuple[int, ...], wrong: int) -> None:
+        other = device.pages(LENGTH)
+        device.run(row_of(random_ids(LENGTH, seed=15), other, batch_slot=1))
+        table = pages[:wrong] + other[wrong : wrong + 1] + pages[wrong + 1 :]
+        assert not torch.equal(self.decode(device, table), self.decode(device, pages))
+
+    def test_an_unwritten_page(self, device: OpenDevice, pages: tuple[int, ...]) -> None:
+        table = pages[:5] + device.pages(1) + pages[6:]
+        assert self.decode(device, table).isnan().all()
+
+    def test_two_pages_exchanged(self, device: OpenDevice, pages: tuple[int, ...]) -> None:
+        table = (pages[1], pages[0], *pages[2:])
+        assert not torch.equal(self.decode(device, table), self.decode(device, pages))
+
+    def test_a_stale_tail(self, device: OpenDevice, pages: tuple[int, ...]) -> None:
+        """The last page's table entry still points to what the slot held before."""
+        right = self.decode(device, pages)
+        old = device.pages(LENGTH)
+        device.run(row_of(random_ids(LENGTH, seed=16), old, batch_slot=2))
+        assert not torch.equal(self.decode(device, (*pages[:-1], old[-1])), right)
+
+    def test_positions_off_by_one(self, device: OpenDevice, pages: tuple[int, ...]) -> None:
+        expected = self.decode(device, pages)
+        batch = device.pack(row_of(IDS, pages, batch_slot=5, start=LENGTH - 1, write_start=LENGTH))
+        device.attention.plan(batch)
+        with torch.inference_mode():
+            hidden = device.model(batch.ids, batch.positions - 1, device.attention.run)
+        assert not torch.equal(device.model.logits(hidden)[0], expected)
+
+
+def test_a_row_that_is_not_finite_disturbs_nobody(checkpoint: Get) -> None:
+    device = OpenDevice(checkpoint("grouped"), page_size=PAGE, block_tokens=BLOCK)
+    expected = cold(device)
+    bad, good = device.pages(LENGTH), device.pages(LENGTH)
+    device.run(row_of(IDS, good, batch_slot=1, stop=60))
+    device.run(row_of(IDS, bad, batch_slot=0, stop=60))
+    device.pool.poison(bad[3])
+    sick, healthy = device.run(row_of(IDS, bad, batch_slot=0, start=60), row_of(IDS, good, batch_slot=1, start=60))
+    assert sick.isnan().all()
+    assert torch.equal(healthy, expected[0][60:])
+    sick, healthy = device.run(
+        row_of(IDS, bad, batch_slot=0, start=74, write_start=LENGTH),
+        row_of(IDS, good, batch_slot=1, start=74, write_start=LENGTH),
+    )
+    assert sick.isnan().all()
+    assert torch.equal(healthy[0], expected[0][-1])

@@ -1,0 +1,76 @@
+"""In bfloat16 the device is as close to the truth as Transformers is."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from radixkv.checkpoints import Checkpoint
+from radixkv.errors import ConfigError
+from radixkv.runtime.device.executor_cpu import CpuExecutor
+from radixkv.runtime.step.plan import StepPlan
+from support.device_support import CHECKPOINTS, GREEDY, OpenDevice, load_oracle, random_ids, row_of
+
+Get = Callable[[str], Checkpoint]
+IDS = random_ids(200, seed=1)
+
+
+def logits_of(model: PreTrainedModel) -> Tensor:
+    with torch.inference_mode():
+        logits: Tensor = model(torch.tensor([IDS])).logits[0].float()
+    return logits
+
+
+def typical_error(logits: Tensor, truth: Tensor) -> float:
+    """The median, since a rounding may choose another expert for a token, and then its error is any."""
+    return (logits - truth).square().mean(-1).sqrt().median().item()
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_the_error_is_that_of_transformers(checkpoint: Get, name: str) -> None:
+    exact = load_oracle(checkpoint(name))
+    with torch.no_grad():
+        for parameter in exact.parameters():
+            parameter.copy_(parameter.bfloat16().float())
+    truth = logits_of(exact)
+    theirs = typical_error(logits_of(load_oracle(checkpoint(name), torch.bfloat16)), truth)
+    device = OpenDevice(checkpoint(name), dtype=torch.bfloat16)
+    (logits,) = device.run(row_of(IDS, device.pages(len(IDS))))
+    assert logits.dtype == torch.float32
+    assert 0.0 < typical_error(logits, truth) < 1.15 * theirs
+
+
+def execute(checkpoint: Checkpoint, dtype: str) -> CpuExecutor:
+    return CpuExecutor(
+        checkpoint,
+        page_size=8,
+        max_rows=2,
+        max_model_len=256,
+        kv_cache_memory_bytes=1 << 20,
+        max_total_tokens=None,
+        dtype=dtype,
+    )
+
+
+def test_the_pool_holds_twice_the_pages(checkpoint: Get) -> None:
+    wide, narrow = execute(checkpoint("grouped"), "float32"), execute(checkpoint("grouped"), "bfloat16")
+    assert narrow.n_pages // 2 == wide.n_pages
+    assert narrow.pool.k.dtype == narrow.pool.v.dtype == torch.bfloat16
+    assert execute(checkpoint("grouped"), "auto").pool.k.dtype == torch.float32
+
+
+def test_a_step_samples(checkpoint: Get) -> None:
+    executor = execute(checkpoint("mixtral"), "bfloat16")
+    row = row_of(IDS, range(25), sampling=GREEDY)
+    result = executor.launch(StepPlan(0, (row,))).result()
+    assert result.finite == (True,)
+    device = OpenDevice(checkpoint("mixtral"), dtype=torch.bfloat16)
+    (logits,) = device.run(row_of(IDS, device.pages(len(IDS))))
+    assert result.tokens == (int(logits[-1].argmax()),)
+
+
+def test_another_dtype_is_refused(checkpoint: Get) -> None:
+    with pytest.raises(ConfigError, match="dtype 'float16' is not supported on the CPU; use float32 or bfloat16"):
+        execute(checkpoint("grouped"), "float16")

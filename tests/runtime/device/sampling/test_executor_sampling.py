@@ -1,0 +1,250 @@
+"""What a plan may ask of a step besides tokens: penalties, log-probabilities, scores, copied pages."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from radixkv.checkpoints import Checkpoint
+from radixkv.errors import DeviceError
+from radixkv.runtime.device.executor_cpu import CpuExecutor
+from radixkv.runtime.step.plan import History, Row, RowSampling, Scoring, StepPlan
+from radixkv.wire import TokenLogprobs
+from support.checkpoints import VOCAB
+from support.device_support import GREEDY, OpenDevice, random_ids, row_of, tokens_of
+
+Get = Callable[[str], Checkpoint]
+IDS = random_ids(20, seed=21)
+TABLE = tuple(range(5, 13))
+PENALISED = replace(GREEDY, frequency_penalty=1.0, presence_penalty=0.5, repetition_penalty=1.3)
+
+
+@pytest.fixture
+def executor(checkpoint: Get) -> CpuExecutor:
+    executor = CpuExecutor(
+        checkpoint("grouped"),
+        page_size=4,
+        max_rows=4,
+        max_model_len=700,
+        kv_cache_memory_bytes=1 << 30,
+        max_total_tokens=1000,
+    )
+    for page in range(executor.n_pages):
+        executor.pool.poison(page)
+    return executor
+
+
+def prompt(sampling: RowSampling = GREEDY, *, batch_slot: int = 0, scoring: Scoring | None = None) -> Row:
+    return replace(row_of(IDS, TABLE, batch_slot=batch_slot, sampling=sampling), scoring=scoring)
+
+
+def decode(position: int, sampling: RowSampling = GREEDY, batch_slot: int = 0) -> Row:
+    return Row(batch_slot, position, 1, None, position, 0, (), sampling)
+
+
+def logits_of(checkpoint: Checkpoint, ids: list[int]) -> Tensor:
+    """Of every token, computed alone."""
+    device = OpenDevice(checkpoint)
+    (logits,) = device.run(row_of(ids, device.pages(len(ids))))
+    return logits
+
+
+def check(got: TokenLogprobs, logits: Tensor, token: int, n: int) -> None:
+    expected = logits.log_softmax(-1)
+    assert got.logprob == pytest.approx(float(expected[token]), abs=1e-5)
+    assert got.rank == 1 + int((logits > logits[token]).sum())
+    assert np.frombuffer(got.top_ids, "<i4").tolist() == expected.topk(n).indices.tolist()
+    assert np.frombuffer(got.top_logprobs, "<f4") == pytest.approx(expected.topk(n).values.numpy(), abs=1e-5)
+
+
+def penalised_tokens(checkpoint: Checkpoint, n: int) -> list[int]:
+    """The plain way, one whole prefill a token."""
+    ids = list(IDS)
+    for _ in range(n):
+        logits = logits_of(checkpoint, ids)[-1].double()
+        counts = Counter(ids[len(IDS) :])
+        for token in set(ids):
+            logits[token] *= 1.3 if logits[token] < 0 else 1 / 1.3
+            logits[token] -= 1.0 * counts[token] + 0.5 * (token in counts)
+        ids.append(int(logits.argmax()))
+    return ids[len(IDS) :]
+
+
+def test_penalties_count_tokens_that_the_host_has_not_seen(checkpoint: Get, executor: CpuExecutor) -> None:
+    expected = penalised_tokens(checkpoint("grouped"), 7)
+    rows = [prompt(replace(PENALISED, history=History(tokens_of(IDS), len(IDS))))]
+    rows += [decode(len(IDS) + i, PENALISED) for i in range(6)]
+    steps = [executor.launch(StepPlan(i, (row,))) for i, row in enumerate(rows)]
+    assert [step.result().tokens[0] for step in steps] == expected
+    again = History(tokens_of(IDS + expected[:3]), len(IDS))
+    retried = row_of(IDS + expected[:3], range(20, 30), batch_slot=2, sampling=replace(PENALISED, history=again))
+    assert executor.launch(StepPlan(7, (retried,))).result().tokens == (expected[3],)
+    assert executor.launch(StepPlan(8, (decode(23, PENALISED, batch_slot=2),))).result().tokens == (expected[4],)
+
+
+def test_logprobs_of_sampled_tokens(checkpoint: Get, executor: CpuExecutor) -> None:
+    drawn = replace(GREEDY, temperature=5.0, seed=4, n_logprobs=3, logit_bias=((7, 3.0),))
+    rows = (prompt(drawn), row_of(IDS, range(20, 25), batch_slot=1, sampling=GREEDY), prompt_part(batch_slot=2))
+    result = executor.launch(StepPlan(0, rows)).result()
+    assert result.logprobs[1:] == (None, None)
+    assert result.logprobs[0] is not None
+    check(result.logprobs[0], logits_of(checkpoint("grouped"), IDS)[-1], result.tokens[0], 3)
+    assert executor.launch(StepPlan(1, (decode(20),))).result().logprobs == ()
+
+
+def prompt_part(batch_slot: int) -> Row:
+    return row_of(IDS, range(30, 35), batch_slot=batch_slot, stop=7)
+
+
+@pytest.mark.parametrize("chunks", [[(0, 20)], [(0, 8), (8, 20)], [(0, 19), (19, 20)]])
+def test_scores_of_a_prompt(checkpoint: Get, executor: CpuExecutor, chunks: list[tuple[int, int]]) -> None:
+    logits = logits_of(checkpoint("grouped"), IDS)
+    scores: list[TokenLogprobs] = []
+    for step, (start, stop) in enumerate(chunks):
+        row = row_of(IDS, TABLE, start=start, stop=stop, sampling=GREEDY if stop == len(IDS) else None)
+        scored = replace(row, scoring=Scoring(tokens_of(IDS[start + 1 : stop + 1]), 2))
+        result = executor.launch(StepPlan(step, (row_of([1], (60,), batch_slot=1), scored))).result()
+        assert result.finite == (True, True)
+        assert result.scores[0] is None
+        assert result.scores[1] is not None
+        scores += result.scores[1]
+    assert result.tokens == (-1, int(logits[-1].argmax()))
+    assert len(scores) == len(IDS) - 1
+    for place, score in enumerate(scores):
+        check(score, logits[place], IDS[place + 1], 2)
+    assert executor.launch(StepPlan(9, (prompt(),))).result().scores == ()
+
+
+def test_a_long_prompt_is_scored_in_lots(
+    checkpoint: Get, executor: CpuExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, sizes, head = random_ids(600, seed=5), [], executor.model.logits
+
+    def counted(hidden: Tensor) -> Tensor:
+        sizes.append(len(hidden))
+        return head(hidden)
+
+    monkeypatch.setattr(executor.model, "logits", counted)
+    row = replace(row_of(ids, range(150)), scoring=Scoring(tokens_of(ids[1:]), 0))
+    (scores,) = executor.launch(StepPlan(0, (row,))).result().scores
+    assert sizes == [256, 256, 87]
+    assert scores is not None
+    expected = logits_of(checkpoint("grouped"), ids)[:-1].log_softmax(-1)
+    got = torch.tensor([score.logprob for score in scores])
+    assert torch.allclose(got, expected.gather(1, torch.tensor(ids[1:])[:, None])[:, 0], atol=1e-4)
+
+
+def test_a_row_whose_scores_are_not_finite(executor: CpuExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = executor.model.logits
+
+    def breaks(hidden: Tensor) -> Tensor:
+        logits = head(hidden)
+        if len(hidden) == len(IDS) - 1:
+            logits[3, 5] = torch.nan
+        return logits
+
+    scoring = Scoring(tokens_of(IDS[1:]), 1)
+    asked = replace(GREEDY, n_logprobs=1)
+    other = replace(
+        row_of(IDS[:9], range(20, 23), batch_slot=1, sampling=asked), scoring=Scoring(tokens_of(IDS[1:9]), 1)
+    )
+    expected = executor.launch(StepPlan(0, (other,))).result()
+    monkeypatch.setattr(executor.model, "logits", breaks)
+    result = executor.launch(StepPlan(1, (prompt(asked, scoring=scoring), other))).result()
+    assert result.finite == (False, True)
+    assert result.tokens == (-1, *expected.tokens)
+    assert result.logprobs == (None, *expected.logprobs)
+    assert result.scores == (None, *expected.scores)
+
+
+def test_pages_are_copied_before_anything_is_written(executor: CpuExecutor) -> None:
+    """A fork of 18 tokens: slot 0 goes on in the partial page, slot 1 in its copy."""
+    executor.launch(StepPlan(0, (row_of(IDS, TABLE, stop=18),))).result()
+    fork = (*TABLE[:4], 60)
+    alone = row_of([*IDS[:18], 77], (70, 71, 72, 73, 74), batch_slot=3, sampling=GREEDY)
+    expected = executor.launch(StepPlan(1, (alone,))).result()
+    rows = (
+        row_of(IDS, TABLE, start=18, sampling=GREEDY),
+        row_of([*IDS[:18], 77], fork, batch_slot=1, start=18, sampling=GREEDY),
+    )
+    got = executor.launch(StepPlan(2, rows, copies=((TABLE[4], 60), (TABLE[0], 61)))).result()
+    assert got.finite == (True, True)
+    assert got.tokens[1:] == expected.tokens
+    for cache in (executor.pool.k, executor.pool.v):
+        assert torch.equal(cache[:, 60, :, :2], cache[:, TABLE[4], :, :2])
+        assert torch.equal(cache[:, 60, :, 2], cache[:, 74, :, 2])
+        assert not torch.equal(cache[:, 60, :, 2], cache[:, TABLE[4], :, 2])
+        assert cache[:, 60, :, 3].isnan().all()
+        assert torch.equal(cache[:, 61], cache[:, TABLE[0]])
+
+
+def test_copies_happen_as_if_all_at_once(executor: CpuExecutor) -> None:
+    for page in (20, 21):
+        executor.pool.k[:, page] = executor.pool.v[:, page] = float(page)
+    executor.launch(StepPlan(0, (prompt(),), copies=((20, 21), (21, 20)))).result()
+    assert (executor.pool.k[:, 20] == 21.0).all()
+    assert (executor.pool.v[:, 21] == 20.0).all()
+
+
+HISTORY = History(tokens_of(IDS), 3)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (prompt(PENALISED), "slot 0: penalties without a history"),
+        (prompt(replace(PENALISED, history=replace(HISTORY, n_prompt=21))), "a history of 20 tokens, 21 of them"),
+        (prompt(replace(PENALISED, history=replace(HISTORY, n_prompt=-1))), "a history of 20 tokens, -1 of them"),
+        (prompt(replace(PENALISED, history=History(b"12345", 1))), "a history of 1.25 tokens"),
+        (prompt(replace(GREEDY, top_p=0.0)), "top_p 0.0"),
+        (prompt(replace(GREEDY, top_p=float("nan"))), "top_p nan"),
+        (prompt(replace(GREEDY, min_p=1.1)), "min_p 1.1"),
+        (prompt(replace(GREEDY, temperature=-0.1)), "temperature -0.1"),
+        (prompt(replace(GREEDY, top_k=-1)), "top_k -1"),
+        (prompt(replace(GREEDY, n_logprobs=-1)), "-1 log-probabilities"),
+        (prompt(replace(GREEDY, repetition_penalty=0.0, history=HISTORY)), "repetition_penalty 0.0"),
+        (prompt(scoring=Scoring(tokens_of(IDS[2:]), 1)), "18 tokens to score after 20"),
+        (prompt(scoring=Scoring(tokens_of([*IDS, 1]), 1)), "21 tokens to score after 20"),
+        (prompt(scoring=Scoring(tokens_of(IDS[1:]), -1)), "-1 log-probabilities"),
+    ],
+)
+def test_what_no_row_may_ask(executor: CpuExecutor, row: Row, message: str) -> None:
+    with pytest.raises(DeviceError, match=message):
+        executor.launch(StepPlan(0, (row,)))
+    assert executor.launch(StepPlan(1, (prompt(),))).result().finite == (True,)
+
+
+def test_a_slot_whose_request_changed_has_no_history(executor: CpuExecutor) -> None:
+    executor.launch(StepPlan(0, (prompt(replace(PENALISED, history=HISTORY)),)))
+    executor.launch(StepPlan(1, (prompt_part(batch_slot=0),)))
+    executor.launch(StepPlan(2, (prompt(PENALISED),)))
+    executor.launch(StepPlan(3, (prompt(),)))
+    with pytest.raises(DeviceError, match="penalties without a history"):
+        executor.launch(StepPlan(4, (prompt(PENALISED),)))
+
+
+@pytest.mark.parametrize(
+    ("copies", "message"),
+    [
+        (((0, 250),), "copies pages 0 to 250 of a pool of 250"),
+        (((-1, 3),), "copies pages -1 to 3"),
+        (((1, 3), (2, 3)), "copies two pages to one"),
+    ],
+)
+def test_copies_that_cannot_be(executor: CpuExecutor, copies: tuple[tuple[int, int], ...], message: str) -> None:
+    with pytest.raises(DeviceError, match=message):
+        executor.launch(StepPlan(0, (prompt(),), copies))
+
+
+def test_foreign_ids_fail_the_step(executor: CpuExecutor) -> None:
+    banned = executor.launch(StepPlan(0, (prompt(replace(GREEDY, banned=(VOCAB,))),)))
+    with pytest.raises(DeviceError, match=f"not all between 0 and {VOCAB - 1}"):
+        banned.result()
+    scored = executor.launch(StepPlan(1, (prompt(scoring=Scoring(tokens_of([VOCAB] * 20), 1)),)))
+    with pytest.raises(DeviceError, match="a token to score"):
+        scored.result()
+    assert executor.launch(StepPlan(2, (prompt(),))).result().finite == (True,)

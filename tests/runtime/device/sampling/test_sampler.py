@@ -1,0 +1,236 @@
+"""What is drawn, against plain torch."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from radixkv.errors import DeviceError
+from radixkv.runtime.device.sampling.cpu.draw import uniforms
+from radixkv.runtime.device.sampling.cpu.logit_edits import Edits
+from radixkv.runtime.device.sampling.cpu.sampler import Sampler
+from radixkv.runtime.step.plan import RowSampling
+from support.sampler_oracle import (
+    BIASES,
+    DRAWN,
+    GREEDY,
+    PENALISED,
+    VOCAB,
+    N,
+    check_logprobs,
+    edited,
+    history,
+    normal,
+    probabilities,
+    sample,
+    tokens_of,
+)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        DRAWN,
+        replace(DRAWN, temperature=0.5),
+        replace(DRAWN, temperature=3.0),
+        replace(DRAWN, temperature=100.0),
+        replace(DRAWN, top_k=5),
+        replace(DRAWN, top_k=30),
+        replace(DRAWN, top_k=1000),
+        replace(DRAWN, top_p=0.7),
+        replace(DRAWN, top_p=0.1, temperature=5.0),
+        replace(DRAWN, min_p=0.1),
+        replace(DRAWN, min_p=0.02, top_p=0.8),
+        replace(DRAWN, temperature=1.5, top_k=8, top_p=0.9),
+        replace(DRAWN, top_k=20, top_p=0.85, min_p=0.05),
+        replace(DRAWN, logit_bias=BIASES, banned=(60, 61)),
+        PENALISED,
+        replace(PENALISED, temperature=0.8, top_k=12, top_p=0.9, min_p=0.02, logit_bias=BIASES, banned=(4,)),
+        replace(PENALISED, repetition_penalty=0.7, frequency_penalty=-0.5, top_p=0.9),
+    ],
+)
+def test_frequencies_are_the_probabilities(row: RowSampling) -> None:
+    logits = normal(VOCAB, seed=3)
+    tokens = tokens_of(logits.expand(N, -1).contiguous(), [replace(row, seed=9, index=i) for i in range(N)])
+    counts = torch.bincount(torch.tensor(tokens), minlength=VOCAB).double()
+    expected = probabilities(logits, row) * N
+    assert (counts[expected == 0] == 0).all()
+    rare = expected < 5
+    chi_square = ((counts - expected)[~rare].square() / expected[~rare]).sum()
+    if expected[rare].sum() > 5:
+        chi_square += (counts[rare].sum() - expected[rare].sum()) ** 2 / expected[rare].sum()
+    degrees = max(1, int((~rare).sum()))
+    assert chi_square < degrees + 4 * (2 * degrees) ** 0.5
+
+
+@st.composite
+def rows(draw: st.DrawFn, vocab_size: int) -> RowSampling:
+    tokens = st.integers(0, vocab_size - 1)
+    share = st.floats(1e-3, 1.0)
+    penalties = draw(st.booleans())
+    prompt, answer = draw(st.lists(tokens, max_size=20)), draw(st.lists(tokens, max_size=20))
+    return RowSampling(
+        temperature=draw(st.sampled_from([0.0, 0.3, 1.0, 4.0])),
+        top_k=draw(st.sampled_from([0, 1, 3, vocab_size, vocab_size + 7])),
+        top_p=draw(st.just(1.0) | share),
+        min_p=draw(st.just(0.0) | share),
+        seed=draw(st.integers(0, 99)),
+        index=0,
+        presence_penalty=draw(st.floats(-2.0, 2.0)) if penalties else 0.0,
+        frequency_penalty=draw(st.floats(-2.0, 2.0)) if penalties else 0.0,
+        repetition_penalty=draw(st.floats(0.5, 2.0)) if penalties else 1.0,
+        history=history(prompt, answer) if penalties else None,
+        logit_bias=tuple(draw(st.dictionaries(tokens, st.floats(-100.0, 100.0), max_size=5)).items()),
+        banned=tuple(draw(st.lists(tokens, max_size=min(3, vocab_size - 1)))),
+        n_logprobs=draw(st.sampled_from([None, 0, 2, 20])),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_what_is_drawn_could_be(data: st.DataObject) -> None:
+    vocab_size = data.draw(st.sampled_from([1, 2, 63, 64, 130, 700]))
+    some = data.draw(st.lists(rows(vocab_size), min_size=1, max_size=4))
+    # Tenths: equal logits are common.
+    logits = (normal(len(some), vocab_size, seed=data.draw(st.integers(0, 99))) * 10).round() / 10
+    for index in range(5):
+        asked = [replace(row, index=index) for row in some]
+        for choice, row, values in zip(sample(logits, asked), asked, logits, strict=True):
+            assert choice is not None
+            changed = edited(values, row)
+            if row.temperature == 0.0 or row.top_k == 1:
+                assert changed[choice.token] >= changed.max() - 1e-4
+            else:
+                # Rounding may put what lies at the edge of a cut on either side, and equals are in it together.
+                wider = probabilities(values, replace(row, top_p=min(1.0, row.top_p + 1e-4), top_k=0))
+                least = changed.sort(descending=True).values[min(row.top_k or vocab_size, vocab_size) - 1]
+                assert changed[choice.token] >= least - 1e-4
+                assert (
+                    row.top_k or wider[choice.token] > 0 or changed[choice.token] >= changed[wider > 0].min() - 1e-4
+                )
+            check_logprobs(choice.logprobs, values, choice.token, row.n_logprobs)
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    logits = normal(64, 501, seed=4, scale=1.0)
+    kinds = [
+        GREEDY,
+        DRAWN,
+        replace(DRAWN, top_k=7, n_logprobs=3),
+        replace(DRAWN, temperature=0.7, top_p=0.8),
+        replace(DRAWN, temperature=1.3, top_k=20, top_p=0.95, min_p=0.1),
+        replace(DRAWN, top_k=1, logit_bias=BIASES),
+        replace(PENALISED, n_logprobs=0),
+        replace(PENALISED, top_k=300, top_p=0.3, temperature=2.0),
+    ]
+    asked = [replace(kinds[i % len(kinds)], seed=i * 31, index=i % 5) for i in range(64)]
+    together = sample(logits, asked)
+    for i in range(64):
+        assert sample(logits[i : i + 1], asked[i : i + 1]) == together[i : i + 1]
+        shifted = torch.empty(502)[1:].copy_(logits[i])
+        assert sample(shifted[None], asked[i : i + 1]) == together[i : i + 1]
+    assert sample(logits[17:40], asked[17:40]) == together[17:40]
+    assert sample(logits.flip(0), asked[::-1])[::-1] == together
+
+
+def test_rows_with_many_candidates_beside_rows_with_few() -> None:
+    """Of equal logits all are listed; what is chosen, and its rank, may be none of the likeliest."""
+    logits = normal(9, 3000, seed=4)
+    logits[2] = logits[7] = 0.5
+    logits[4] += 100.0
+    logits[5] = -0.1 - logits[5].abs()
+    logits[5, :40] = torch.tensor([-0.0, 0.0]).repeat(20)
+    lifted = tuple((token, 12.0) for token in range(100, 130))
+    asked = [
+        replace(DRAWN, top_k=2000 if i == 6 else 20, top_p=0.9, logit_bias=lifted * (i % 2), seed=i, n_logprobs=9)
+        for i in range(9)
+    ]
+    together = sample(logits, asked)
+    for i, choice in enumerate(together):
+        assert [choice] == sample(logits[i : i + 1], asked[i : i + 1])
+        assert choice is not None
+        assert probabilities(logits[i], replace(asked[i], top_p=0.91))[choice.token] > 0
+        check_logprobs(choice.logprobs, logits[i], choice.token, 9)
+
+
+def test_the_draw_depends_on_seed_and_index() -> None:
+    draws = {next(uniforms(seed, index)) for seed in (0, 1, 2, (1 << 63) - 1) for index in range(100)}
+    assert len(draws) == 400
+    assert all(0 <= draw < 1 for draw in draws)
+    assert abs(sum(draws) / 400 - 0.5) < 0.05
+    again = uniforms(5, 6)
+    assert [number for number, _ in zip(uniforms(5, 6), range(9), strict=False)] == [next(again) for _ in range(9)]
+
+
+@pytest.mark.parametrize("row", [GREEDY, replace(DRAWN, top_k=9, temperature=0.9, n_logprobs=4)])
+def test_penalties_over_many_steps(row: RowSampling) -> None:
+    """Each slot's own tokens count; a request that starts again with its history goes on with the same tokens."""
+    prompts = [[1, 2, 3], list(range(100)), []]
+    asked = [
+        replace(row, frequency_penalty=0.7, seed=1),
+        replace(row, repetition_penalty=1.8, presence_penalty=-0.4, seed=2, logit_bias=BIASES),
+        replace(row, presence_penalty=1.1, repetition_penalty=0.9, seed=3),
+    ]
+    first = [replace(one, history=history(prompt)) for one, prompt in zip(asked, prompts, strict=True)]
+    sampler, answers = Sampler(3, VOCAB), [list[int](), list[int](), list[int]()]
+    # Of every third step all logits are negative, and penalties multiply.
+    steps = [(normal(VOCAB, seed=i, scale=1.0) - 6 * (i % 3 == 0)).expand(3, -1).contiguous() for i in range(60)]
+    for step, logits in enumerate(steps):
+        due = [replace(one, index=step) for one in (asked if step else first)]
+        known = [
+            replace(one, history=history(prompt, answer))
+            for one, prompt, answer in zip(due, prompts, answers, strict=True)
+        ]
+        got = sample(logits, due, sampler)
+        assert got == sample(logits, known)
+        for choice, answer, row_known in zip(got, answers, known, strict=True):
+            assert choice is not None
+            answer.append(choice.token)
+            if row.temperature == 0.0:
+                assert choice.token == int(edited(logits[0], row_known).argmax())
+    assert answers[0] != answers[1] != answers[2]
+
+
+def test_a_slot_forgets_its_last_request() -> None:
+    logits = normal(1, VOCAB, seed=7)
+    best = int(logits.argmax())
+    penalised = replace(GREEDY, presence_penalty=2.0, repetition_penalty=2.0)
+    sampler = Sampler(1, VOCAB)
+    assert tokens_of(logits, [replace(penalised, history=history([best]))], sampler) != [best]
+    assert tokens_of(logits, [GREEDY], sampler) == [best]
+    with pytest.raises(DeviceError, match="slot 0 has penalties and no history"):
+        tokens_of(logits, [penalised], sampler)
+    assert tokens_of(logits, [replace(penalised, history=history([]))], sampler) == [best]
+    assert tokens_of(logits, [penalised], sampler) != [best]
+    assert tokens_of(logits, [replace(penalised, history=history([]))], sampler) == [best]
+    assert tokens_of(logits, [replace(GREEDY, logit_bias=((0, 1.0),))], sampler) == [best]
+
+
+def test_biases_and_bans_change_with_the_row() -> None:
+    logits = normal(1, VOCAB, seed=7)
+    order = logits[0].argsort(descending=True).tolist()
+    sampler = Sampler(1, VOCAB)
+    biased = replace(GREEDY, logit_bias=((150, 100.0),))
+    assert tokens_of(logits, [replace(biased, banned=(150, order[0]))], sampler) == [order[1]]
+    assert tokens_of(logits, [replace(biased, banned=(order[0],))], sampler) == [150]
+    assert tokens_of(logits, [biased], sampler) == [150]
+    assert tokens_of(logits, [replace(biased, logit_bias=((order[0], -100.0),))], sampler) == [order[1]]
+    assert tokens_of(logits, [GREEDY], sampler) == [order[0]]
+
+
+def test_a_slot_forgets_the_tokens_of_old_biases(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_edited = []
+    apply = Edits.apply
+
+    def spy(self: Edits, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        n_edited.append(len(logits))
+        return apply(self, logits)
+
+    monkeypatch.setattr(Edits, "apply", spy)
+    logits, sampler = normal(1, VOCAB, seed=7), Sampler(1, VOCAB)
+    for first in range(0, 100, 2):
+        tokens_of(logits, [replace(GREEDY, logit_bias=((first, 1.0),), banned=(first + 1,))], sampler)
+    assert n_edited == [2] * 50

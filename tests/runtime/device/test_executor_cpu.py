@@ -1,0 +1,264 @@
+import gc
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from radixkv.checkpoints import Checkpoint
+from radixkv.errors import ConfigError, DeviceError
+from radixkv.runtime.device import executor_cpu as cpu_module
+from radixkv.runtime.device.executor_cpu import CpuExecutor
+from radixkv.runtime.step.plan import Row, StepPlan
+from radixkv.runtime.step.result import Pending
+from support.checkpoints import VOCAB
+from support.device_support import GREEDY, OpenDevice, random_ids, row_of, tokens_of
+
+Get = Callable[[str], Checkpoint]
+IDS = random_ids(20, seed=21)
+TABLE = tuple(range(5, 13))
+
+
+def make(
+    checkpoint: Checkpoint,
+    *,
+    page_size: int = 4,
+    max_rows: int = 4,
+    max_model_len: int = 200,
+    kv_cache_memory_bytes: int = 1 << 30,
+    max_total_tokens: int | None = 200,
+) -> CpuExecutor:
+    return CpuExecutor(
+        checkpoint,
+        page_size=page_size,
+        max_rows=max_rows,
+        max_model_len=max_model_len,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
+        max_total_tokens=max_total_tokens,
+    )
+
+
+@pytest.fixture
+def executor(checkpoint: Get) -> CpuExecutor:
+    executor = make(checkpoint("grouped"))
+    for page in range(executor.n_pages):
+        executor.pool.poison(page)
+    return executor
+
+
+def prompt(batch_slot: int = 0, table: tuple[int, ...] = TABLE) -> Row:
+    return row_of(IDS, table, batch_slot=batch_slot, sampling=GREEDY)
+
+
+def decode(position: int, batch_slot: int = 0) -> Row:
+    return Row(batch_slot, position, 1, None, position, 0, (), GREEDY)
+
+
+def expected_tokens(checkpoint: Checkpoint, n: int) -> list[int]:
+    """One whole prefill a token."""
+    ids = list(IDS)
+    for _ in range(n):
+        device = OpenDevice(checkpoint)
+        (logits,) = device.run(row_of(ids, device.pages(len(ids))))
+        ids.append(int(logits[-1].argmax()))
+    return ids[len(IDS) :]
+
+
+def test_sampled_tokens_feed_the_steps_launched_before_their_result(checkpoint: Get, executor: CpuExecutor) -> None:
+    plans = [prompt(), *(decode(len(IDS) + i) for i in range(5))]
+    steps = [executor.launch(StepPlan(i, (row,))) for i, row in enumerate(plans)]
+    got = [step.result() for step in reversed(steps)][::-1]
+    assert [result.tokens[0] for result in got] == expected_tokens(checkpoint("grouped"), 6)
+    assert all(result.finite == (True,) for result in got)
+
+
+def test_nothing_is_computed_before_the_result(executor: CpuExecutor) -> None:
+    step = executor.launch(StepPlan(0, (prompt(),)))
+    assert executor.pool.k[:, TABLE[0]].isnan().all()
+    step.result()
+    assert executor.pool.k[:, TABLE[0]].isfinite().all()
+
+
+def test_a_step_says_how_long_the_attention_of_all_its_layers_took(
+    executor: CpuExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_s, run = 0.02, executor.attention.run
+    layers: list[int] = []
+
+    def slowed(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        layers.append(layer)
+        time.sleep(slow_s)
+        return run(layer, q, k, v)
+
+    monkeypatch.setattr(executor.attention, "run", slowed)
+    for plan in (prompt(), decode(len(IDS))):
+        layers.clear()
+        begun = time.perf_counter()
+        result = executor.launch(StepPlan(0, (plan,))).result()
+        assert len(layers) * slow_s <= result.attention_seconds < time.perf_counter() - begun
+        assert len(layers) > 1
+
+
+def test_tables_change_where_a_row_says_so(checkpoint: Get, executor: CpuExecutor) -> None:
+    expected = expected_tokens(checkpoint("grouped"), 2)
+    first = Row(1, 0, 8, tokens_of(IDS[:8]), 0, 0, (30, 31), None)
+    rest = Row(1, 8, 12, tokens_of(IDS[8:]), 8, 2, (9, 20, 4), GREEDY)
+    assert executor.launch(StepPlan(0, (first,))).result().tokens == (-1,)
+    assert executor.launch(StepPlan(1, (rest,))).result().tokens == (expected[0],)
+    executor.pool.k[:, 40] = executor.pool.k[:, 20]
+    executor.pool.v[:, 40] = executor.pool.v[:, 20]
+    executor.pool.poison(20)
+    moved = Row(1, 20, 1, None, 20, 3, (40, 4, 17), GREEDY)
+    assert executor.launch(StepPlan(2, (moved,))).result().tokens == (expected[1],)
+
+
+def test_a_table_change_does_not_reach_the_steps_launched_before(executor: CpuExecutor) -> None:
+    alone = executor.launch(StepPlan(0, (prompt(),))).result()
+    first = executor.launch(StepPlan(1, (prompt(),)))
+    other = row_of(random_ids(20, seed=22), (40, 41, 42, 43, 44), sampling=GREEDY)
+    executor.launch(StepPlan(2, (other,))).result()
+    assert first.result().tokens == alone.tokens
+    assert executor.pool.k[:, 40].isfinite().all()
+
+
+def test_rows_of_each_kind_in_one_step(checkpoint: Get, executor: CpuExecutor) -> None:
+    """Greedy, sampled, prefill without a token, and a row that is not finite."""
+    executor.launch(StepPlan(0, (prompt(0, (0, 1, 2, 3, 4, 5)), prompt(1, (6, 7, 8, 9, 10, 11))))).result()
+    executor.pool.poison(7)
+    drawn = replace(GREEDY, temperature=1.0, seed=3, index=1)
+    rows = (
+        decode(20, batch_slot=0),
+        decode(20, batch_slot=1),
+        row_of(IDS, (12, 13, 14, 15, 16), batch_slot=2, stop=7),
+        row_of(IDS, (17, 18, 19, 20, 21), batch_slot=3, sampling=drawn),
+    )
+    result = executor.launch(StepPlan(1, rows)).result()
+    assert result.tokens[0] == expected_tokens(checkpoint("grouped"), 2)[1]
+    assert result.finite == (True, False, True, True)
+    assert result.tokens[1:3] == (-1, -1)
+    again = row_of(IDS, (17, 18, 19, 20, 21), batch_slot=3, sampling=drawn)
+    assert executor.launch(StepPlan(2, (again,))).result().tokens == result.tokens[3:]
+
+
+def test_a_row_that_samples_nothing_is_checked_too(executor: CpuExecutor) -> None:
+    executor.launch(StepPlan(0, (row_of(IDS, TABLE, stop=8),))).result()
+    executor.pool.poison(TABLE[0])
+    result = executor.launch(StepPlan(1, (row_of(IDS, TABLE, start=8, stop=12),))).result()
+    assert result.finite == (False,)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_slot_whose_token_was_not_finite_can_go_on(executor: CpuExecutor, temperature: float) -> None:
+    """The next step was already launched when the host learns of it."""
+    executor.launch(StepPlan(0, (row_of(IDS, TABLE, stop=8),))).result()
+    executor.pool.poison(TABLE[0])
+    sampling = replace(GREEDY, temperature=temperature)
+    sick = executor.launch(StepPlan(1, (row_of(IDS, TABLE, start=8, sampling=sampling),)))
+    following = executor.launch(StepPlan(2, (decode(20), prompt(1, (20, 21, 22, 23, 24)))))
+    assert sick.result().finite == (False,)
+    assert following.result().finite == (False, True)
+
+
+def test_a_failure_takes_the_launched_steps_along_and_no_later_one(checkpoint: Get, executor: CpuExecutor) -> None:
+    broken = row_of([VOCAB, *IDS[1:]], TABLE, batch_slot=2, sampling=GREEDY)
+    before = executor.launch(StepPlan(0, (prompt(0, (20, 21, 22, 23, 24)),)))
+    steps: list[Pending] = [
+        executor.launch(StepPlan(1, (broken,))),
+        executor.launch(StepPlan(2, (decode(20, batch_slot=2),))),
+        executor.launch(StepPlan(3, (prompt(3, (30, 31, 32, 33, 34)),))),
+    ]
+    with pytest.raises(DeviceError, match="step 3 was built on step 1"):
+        steps[2].result()
+    with pytest.raises(DeviceError, match="step 1 failed"):
+        steps[0].result()
+    with pytest.raises(DeviceError, match="step 2 was built on step 1"):
+        steps[1].result()
+    expected = tuple(expected_tokens(checkpoint("grouped"), 1))
+    assert before.result().tokens == expected
+    assert executor.launch(StepPlan(4, (prompt(),))).result().tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (Row(4, 0, 1, tokens_of([1]), 0, 0, (0,), None), "4 slots"),
+        (Row(0, 0, 0, b"", 0, 0, (0,), None), "0 tokens"),
+        (Row(0, 0, 2, tokens_of([1]), 0, 0, (0,), None), "ids for 2 tokens"),
+        (Row(0, 0, 3, None, 0, 0, (0,), None), "ids for 3 tokens"),
+        (Row(0, 0, 1, tokens_of([1]), 0, 0, (50,), None), "pages 50 to 50 of a pool of 50"),
+        (Row(0, 0, 1, tokens_of([1]), 0, 0, (-1,), None), "pages -1"),
+        (Row(0, 4, 1, tokens_of([1]), 0, 1, (0,), None), "no page is known"),
+        (Row(0, 0, 1, tokens_of([1]), 0, 49, (0, 1), None), "table entries up to 51"),
+        (Row(0, 200, 1, tokens_of([1]), 0, 0, (0,), None), "beyond max_model_len 200"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_not_launched(executor: CpuExecutor, row: Row, message: str) -> None:
+    with pytest.raises(DeviceError, match=message):
+        executor.launch(StepPlan(0, (prompt(1), row)))
+    with pytest.raises(DeviceError, match="no rows"):
+        executor.launch(StepPlan(0, ()))
+    assert executor.launch(StepPlan(1, (prompt(),))).result().finite == (True,)
+
+
+def test_the_pool_is_sized_by_tokens_or_bytes(checkpoint: Get) -> None:
+    assert make(checkpoint("grouped"), max_total_tokens=203).n_pages == 50
+    page_bytes = 2 * 3 * 2 * 4 * 16 * 4
+    small = make(checkpoint("grouped"), max_total_tokens=None, kv_cache_memory_bytes=7 * page_bytes + 1)
+    assert small.n_pages == 7
+    assert small.vocab_size == VOCAB
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_model_len": 1025}, "max_model_len 1025 .* checkpoint's 1024"),
+        ({"max_model_len": 0}, "max_model_len 0"),
+        ({"max_total_tokens": 3}, "max_total_tokens 3 is less than one page of 4"),
+        (
+            {"max_total_tokens": None, "kv_cache_memory_bytes": 100},
+            "kv_cache_memory_bytes 100 is less than one page",
+        ),
+        ({"max_total_tokens": 1 << 50}, "does not fit into memory"),
+        ({"page_size": 0}, "page_size 0"),
+        ({"max_rows": 0}, "max_rows 0"),
+    ],
+)
+def test_sizes_that_cannot_work(checkpoint: Get, settings: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(checkpoint("grouped"), **settings)
+
+
+def test_memory_is_touched_at_start(executor: CpuExecutor) -> None:
+    assert executor.pool.k.shape == (3, 51, 2, 4, 16)
+    assert torch.equal(executor.pool.k[:, executor.pool.zero_page], torch.zeros(3, 2, 4, 16))
+    with pytest.raises(IndexError, match="page 50"):
+        executor.pool.poison(50)
+
+
+def test_failed_steps_leave_no_tensors_behind_without_the_collector(
+    executor: CpuExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def n_tensors() -> int:
+        return sum(type(thing) is torch.Tensor for thing in gc.get_objects())
+
+    def breaks(hidden: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError(f"no logits of {hidden.shape}")
+
+    monkeypatch.setattr(executor.model, "logits", breaks)
+    # pytest keeps log records, and with them tracebacks
+    monkeypatch.setattr(cpu_module.logger, "disabled", True)
+    gc.collect()
+    gc.disable()
+    try:
+        counts = []
+        for step in range(4):
+            pending = executor.launch(StepPlan(step, (row_of([1, 2, 3], (0,), sampling=GREEDY),)))
+            with pytest.raises(DeviceError, match="no logits"):
+                pending.result()
+            del pending
+            counts.append(n_tensors())
+    finally:
+        gc.enable()
+    assert counts[-1] == counts[0]

@@ -1,0 +1,302 @@
+"""What keeps CUDA from being used is one line that names it, found by functions of made-up facts."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import sysconfig
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from radixkv.errors import ConfigError
+from radixkv.runtime.device.machine_cuda import (
+    HEAD_SIZES,
+    PACKAGES,
+    PAGE_SIZES,
+    Gpu,
+    Machine,
+    check_block_tables,
+    check_compiled,
+    check_machine,
+    check_max_model_len,
+    check_max_num_seqs,
+    check_model,
+    check_page_size,
+    check_weights_fit,
+    choose_dtype,
+    look,
+    version,
+)
+from radixkv.runtime.device.spec.config import DecoderConfig
+from support.paths import ROOT
+
+GIB = 1 << 30
+GPU = Gpu("NVIDIA H100", (9, 0), 80 * GIB, 70 * GIB)
+MACHINE = Machine(
+    torch="2.11.0+cu130",
+    torch_cuda=(13, 0),
+    driver_cuda=(13, 0),
+    gpu=GPU,
+    problem="",
+    packages={"flashinfer-python": "0.6.12", "triton": "3.6.0"},
+    nvcc=None,
+    c_compiler="/usr/bin/gcc",
+    has_python_headers=True,
+    cxx_compiler="/usr/bin/c++",
+)
+MODEL: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 256,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "rms_norm_eps": 1e-5,
+}
+MIXTRAL = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+def parse(changes: dict[str, Any]) -> DecoderConfig:
+    return DecoderConfig.parse(MODEL | changes, Path("/some/config.json"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"driver_cuda": (13, 2)},
+        {"torch": "2.11.0+cu126", "torch_cuda": (12, 6)},
+        {"torch": "2.11.0+cu129", "torch_cuda": (12, 9), "driver_cuda": (12, 4)},
+        {"gpu": replace(GPU, capability=(8, 0))},
+        {"gpu": replace(GPU, capability=(12, 0))},
+        {"packages": {"flashinfer-python": "0.6.12.post1", "triton": "3.7.1"}},
+    ],
+)
+def test_a_machine_that_will_do(changes: dict[str, Any]) -> None:
+    machine = replace(MACHINE, **changes)
+    assert check_machine(machine) is machine.gpu
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"torch": "2.11.0+cpu", "torch_cuda": None}, "torch 2.11.0[+]cpu is built without CUDA; .*device to cpu"),
+        ({"driver_cuda": None}, "no NVIDIA driver .* was found; install one, or set device to cpu"),
+        (
+            {"driver_cuda": (12, 8)},
+            "driver runs CUDA up to 12.8, and torch 2.11.0[+]cu130 needs 13.0; update the driver, .* for CUDA 12",
+        ),
+        (
+            {"gpu": None, "problem": "No CUDA GPUs are available"},
+            "cannot be used: No CUDA GPUs are available; make",
+        ),
+        (
+            {"gpu": Gpu("Tesla T4", (7, 5), GIB, GIB)},
+            "Tesla T4 has compute capability 7.5; this release needs 8.0 .*set device to cpu",
+        ),
+        (
+            {"packages": {"flashinfer-python": None, "triton": "3.6.0"}},
+            r"flashinfer-python is not .*radixkv\[cuda\]",
+        ),
+        (
+            {"packages": {"flashinfer-python": "0.6.12", "triton": None}},
+            r"triton is not .*install 'radixkv\[cuda\]'",
+        ),
+        (
+            {"packages": {"flashinfer-python": "0.6.11", "triton": "3.6.0"}},
+            r"flashinfer-python 0.6.11 is installed; .* at least 0.6.12 and below 0.6.13: pip install 'radixkv",
+        ),
+        ({"packages": {"flashinfer-python": "0.6.13", "triton": "3.6.0"}}, "flashinfer-python 0.6.13 is installed"),
+        ({"packages": {"flashinfer-python": "0.6.12", "triton": "3.8.0"}}, "triton 3.8.0 is .* and below 3.8"),
+        ({"c_compiler": None}, "Triton needs a C compiler, and neither gcc nor clang .* set device to cpu"),
+        ({"has_python_headers": False}, "Triton needs Python's headers, .* install .* or set device to cpu"),
+    ],
+)
+def test_what_a_machine_lacks_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_machine(replace(MACHINE, **changes))
+
+
+def test_the_versions_are_those_of_the_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    ranges = {
+        f"{name}>={'.'.join(map(str, least))},<{'.'.join(map(str, below))}"
+        for name, (least, below) in PACKAGES.items()
+    }
+    assert set(project["optional-dependencies"]["cuda"]) == ranges
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("2.11.0+cu130", (2, 11, 0)),
+        ("0.6.12.post1", (0, 6, 12)),
+        ("3.7.0rc2", (3, 7, 0)),
+        ("13.0", (13, 0)),
+        ("x", ()),
+    ],
+)
+def test_versions(text: str, numbers: tuple[int, ...]) -> None:
+    assert version(text) == numbers
+
+
+def test_kernels_that_must_be_compiled_need_a_compiler(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        check_compiled([], MACHINE)
+        assert caplog.messages == []
+        check_compiled(["batch_decode", "batch_prefill"], replace(MACHINE, nvcc="/usr/local/cuda/bin/nvcc"))
+    assert caplog.messages == ["FlashInfer compiles 2 of its kernels, once; that takes minutes"]
+    with pytest.raises(
+        ConfigError, match="compile 2 of its kernels.*minutes.*no nvcc.*flashinfer-jit-cache.*batch_de"
+    ):
+        check_compiled(["batch_decode", "batch_prefill"], MACHINE)
+
+
+def test_kernels_that_must_be_compiled_need_a_cxx_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/no/such/g++-99 -pipe")
+    machine = replace(MACHINE, nvcc="/usr/local/cuda/bin/nvcc", cxx_compiler=look().cxx_compiler)
+    check_compiled([], machine)
+    assert check_machine(machine) is GPU
+    with pytest.raises(
+        ConfigError, match=r"compile 1 of its kernels.*no /no/such/g[+][+]-99 was found; .*CXX.*jit-cache.*batch_de"
+    ):
+        check_compiled(["batch_decode"], machine)
+    monkeypatch.setenv("CXX", f"{sys.executable} -pipe")
+    check_compiled(["batch_decode"], replace(machine, cxx_compiler=look().cxx_compiler))
+
+
+def test_the_cxx_compiler_is_the_one_that_flashinfer_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "g++").touch(mode=0o755)
+    assert look().cxx_compiler is None
+    (tmp_path / "c++").touch(mode=0o755)
+    assert look().cxx_compiler == str(tmp_path / "c++")
+
+
+@pytest.mark.parametrize("page_size", [2, 8, 128])
+def test_page_sizes(page_size: int) -> None:
+    for known in PAGE_SIZES:
+        check_page_size(known)
+    with pytest.raises(ConfigError, match=f"page_size {page_size} is not supported on CUDA; use 1, 16, 32 or 64"):
+        check_page_size(page_size)
+
+
+@pytest.mark.parametrize("max_model_len", [0, 8193])
+def test_a_context_that_the_checkpoint_does_not_have(max_model_len: int) -> None:
+    check_max_model_len(1, 8192)
+    check_max_model_len(8192, 8192)
+    with pytest.raises(ConfigError, match=f"max_model_len {max_model_len} must be between 1 and .* 8192"):
+        check_max_model_len(max_model_len, 8192)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_models_that_only_the_cpu_runs(dtype: torch.dtype) -> None:
+    for head_dim in HEAD_SIZES:
+        check_model(parse({"head_dim": head_dim}), dtype)
+    with pytest.raises(ConfigError, match="heads of size 80; .* 64, 128 and 256, and .* of two; set device to cpu"):
+        check_model(parse({"head_dim": 80}), dtype)
+    with pytest.raises(ConfigError, match="this MixtralForCausalLM has experts, .* set device to cpu"):
+        check_model(parse(MIXTRAL), dtype)
+
+
+@pytest.mark.parametrize(("head_dim", "most"), [(64, 64), (128, 64), (256, 32)])
+def test_models_with_more_heads_a_kv_head_than_a_tile_holds(head_dim: int, most: int) -> None:
+    def model(n_heads: int) -> DecoderConfig:
+        return parse({"head_dim": head_dim, "num_attention_heads": n_heads, "num_key_value_heads": 1})
+
+    check_model(model(most), torch.float16)
+    check_model(model(most + 1), torch.float32)
+    with pytest.raises(ConfigError, match=f"{most + 1} heads for 1 KV heads; .* up to {most} heads of .* float32"):
+        check_model(model(most + 1), torch.float16)
+
+
+@pytest.mark.parametrize("head_dim", [2, 16, 32, 512])
+def test_models_that_cuda_runs_in_float32_only(head_dim: int) -> None:
+    check_model(parse({"head_dim": head_dim}), torch.float32)
+    with pytest.raises(ConfigError, match=f"heads of size {head_dim}; .*set dtype to float32, or device to cpu"):
+        check_model(parse({"head_dim": head_dim}), torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("setting", "config", "dtype"),
+    [
+        ("auto", {"torch_dtype": "float16"}, torch.float16),
+        ("auto", {"dtype": "float16"}, torch.float16),
+        ("auto", {"torch_dtype": "bfloat16"}, torch.bfloat16),
+        ("auto", {"torch_dtype": "float32"}, torch.bfloat16),
+        ("auto", {"torch_dtype": ["odd"]}, torch.bfloat16),
+        ("auto", {}, torch.bfloat16),
+        ("float16", {"torch_dtype": "bfloat16"}, torch.float16),
+        ("bfloat16", {"torch_dtype": "float16"}, torch.bfloat16),
+        ("float32", {"torch_dtype": "float16"}, torch.float32),
+    ],
+)
+def test_dtypes(setting: str, config: dict[str, Any], dtype: torch.dtype) -> None:
+    assert choose_dtype(setting, config) is dtype
+
+
+def test_weights_larger_than_what_is_free() -> None:
+    check_weights_fit(70 * GIB, GPU)
+    with pytest.raises(
+        ConfigError, match=r"weights take 70.5 GiB; NVIDIA H100 has 70.0 GiB free of 80.0; .*smaller"
+    ):
+        check_weights_fit(70 * GIB + GIB // 2, GPU)
+
+
+def test_this_machine_without_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init() -> None:
+        raise RuntimeError("No CUDA GPUs are available.\nAnd more")
+
+    before = set(sys.modules)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    machine = look()
+    assert (machine.gpu, machine.problem) == (None, "No CUDA GPUs are available")
+    assert machine.torch == torch.__version__
+    assert not {"triton", "flashinfer"} & (set(sys.modules) - before)
+    with pytest.raises(ConfigError):
+        check_machine(machine)
+
+
+def test_free_is_what_an_engine_before_has_given_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    cached = [60 * GIB]
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", cached.clear)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (70 * GIB - sum(cached), 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: GPU.name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: GPU.capability)
+    assert look().gpu == GPU
+
+
+def test_rows_that_attention_cannot_be_launched_for() -> None:
+    check_max_num_seqs(32_768)
+    with pytest.raises(ConfigError, match="max_num_seqs 32769 is more than CUDA.* at most 32768"):
+        check_max_num_seqs(32_769)
+
+
+def test_block_tables_that_int32_cannot_number() -> None:
+    check_block_tables(512, 131_072, 1)
+    check_block_tables(16_382, 131_072, 1)
+    check_block_tables(16_384, 131_072, 16)
+    with pytest.raises(ConfigError, match="max_num_seqs 16383 .*max_model_len 131072 .*pages of 1 .*higher"):
+        check_block_tables(16_383, 131_072, 1)
+
+
+def test_block_tables_whose_tokens_uint32_cannot_number() -> None:
+    check_block_tables(1022, 1 << 22, 16)
+    with pytest.raises(ConfigError, match="max_num_seqs 1023 .*max_model_len 4194304 .*4294967295 tokens.*lower"):
+        check_block_tables(1023, 1 << 22, 16)
+
+
+def test_pythons_headers_are_looked_for_where_triton_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's Python gives /usr/local/include otherwise, where packages would have theirs."""
+    (tmp_path / "Python.h").touch()
+    folders = {"posix_prefix": tmp_path, "posix_local": tmp_path / "local"}
+    monkeypatch.setattr(sysconfig, "get_default_scheme", lambda: "posix_local")
+    monkeypatch.setattr(sysconfig, "get_path", lambda _, scheme="posix_local": str(folders[scheme]))
+    assert look().has_python_headers

@@ -1,0 +1,368 @@
+"""Checkpoints that cannot be run are refused by name; those that can, load whatever their files' form."""
+
+import json
+from collections.abc import Callable
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from radixkv.checkpoints import resolve
+from radixkv.errors import CheckpointError
+from radixkv.runtime.device.model.decoder_cpu import Decoder
+from radixkv.runtime.device.spec.config import DecoderConfig
+from radixkv.runtime.device.spec.rope import Llama3Scaling, Rope, YarnScaling
+from radixkv.runtime.device.weights.weights import open_weights
+from support.checkpoints import save_checkpoint, save_llama
+from support.device_support import CHECKPOINTS, OTHERS, limited_memory
+
+CONFIG_PATH = Path("/some/folder/config.json")
+K_PROJ = "model.layers.1.self_attn.k_proj.weight"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_llama(tmp_path)
+    return tmp_path
+
+
+def load(folder: Path) -> list[Tensor]:
+    """All tensors."""
+    checkpoint = resolve(str(folder), load_format="dummy")
+    with open_weights(checkpoint, load_format="auto", dtype=torch.float32) as weights:
+        ends = [weights.embedding(), weights.final_norm(), *([] if weights.config.tied_head else [weights.head()])]
+        layers = [weights.layer(index) for index in range(weights.config.n_layers)]
+    return [*ends, *(tensor for layer in layers for tensor in flat(astuple(layer)))]
+
+
+def flat(part: object) -> list[Tensor]:
+    if isinstance(part, tuple):
+        return [tensor for one in part for tensor in flat(one)]
+    return [part] if isinstance(part, Tensor) else []
+
+
+def parse(config: dict[str, Any]) -> DecoderConfig:
+    return DecoderConfig.parse(config, CONFIG_PATH)
+
+
+def change(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_a_missing_tensor(folder: Path) -> None:
+    change(folder, lambda tensors: tensors.pop(K_PROJ))
+    with pytest.raises(CheckpointError, match=f"lacks {K_PROJ}"):
+        load(folder)
+
+
+def test_a_tensor_too_many(folder: Path) -> None:
+    change(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}))
+    with pytest.raises(CheckpointError, match=r"model.layers.0.self_attn.q_proj.bias"):
+        load(folder)
+
+
+def test_a_wrong_shape(folder: Path) -> None:
+    change(folder, lambda tensors: tensors.update({K_PROJ: torch.zeros(16, 48)}))
+    with pytest.raises(CheckpointError, match=rf"{K_PROJ} .* shape \[16, 48\].* \[32, 48\]"):
+        load(folder)
+
+
+def test_a_wrong_dtype(folder: Path) -> None:
+    change(folder, lambda tensors: tensors.update({K_PROJ: torch.zeros(32, 48, dtype=torch.int8)}))
+    with pytest.raises(CheckpointError, match=rf"{K_PROJ} .* dtype I8"):
+        load(folder)
+
+
+@pytest.mark.parametrize("left", [0, 4, 2000, -1])
+def test_a_truncated_file(folder: Path, left: int) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.raises(CheckpointError, match=r"model.safetensors is not a whole safetensors file"):
+        load(folder)
+
+
+def test_no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"weights must be safetensors"):
+        load(folder)
+
+
+def shard(folder: Path) -> dict[str, str]:
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    weight_map: dict[str, str] = {}
+    for i, name in enumerate(("a.safetensors", "b.safetensors")):
+        part = {key: tensors[key] for key in sorted(tensors)[i::2]}
+        save_file(part, folder / name)
+        weight_map |= dict.fromkeys(part, name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return weight_map
+
+
+def test_several_files_are_one_checkpoint(folder: Path) -> None:
+    whole = load(folder)
+    shard(folder)
+    assert all(torch.equal(a, b) for a, b in zip(load(folder), whole, strict=True))
+
+
+def test_a_missing_shard(folder: Path) -> None:
+    shard(folder)
+    (folder / "b.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"names the file 'b.safetensors'"):
+        load(folder)
+
+
+def test_a_tensor_in_two_files(folder: Path) -> None:
+    shard(folder)
+    tensors = load_file(folder / "b.safetensors") | {"model.norm.weight": torch.ones(48)}
+    save_file(tensors | load_file(folder / "a.safetensors"), folder / "b.safetensors")
+    with pytest.raises(CheckpointError, match=r"is in a.safetensors and in b.safetensors"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        "[]",
+        "{",
+        "[" * 100_000,
+        '{"weight_map": 3}',
+        '{"weight_map": {"x": "../x.safetensors"}}',
+        json.dumps({"weight_map": {"x": "x" * 300}}),
+        json.dumps({"weight_map": {"x": "\ud800"}}),
+    ],
+)
+def test_a_bad_index(folder: Path, index: str) -> None:
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(CheckpointError, match=r"index.json"):
+        load(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_weights_become_float32(folder: Path, dtype: torch.dtype) -> None:
+    whole = load(folder)
+    change(folder, lambda tensors: tensors.update({name: t.to(dtype) for name, t in tensors.items()}))
+    for half, full in zip(load(folder), whole, strict=True):
+        assert half.dtype == torch.float32
+        assert torch.equal(half, full.to(dtype).float())
+
+
+def test_a_head_beside_a_tied_embedding_is_not_used(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    checkpoint = resolve(str(folder))
+    with open_weights(checkpoint, load_format="auto", dtype=torch.float32) as weights:
+        decoder = Decoder(weights, 8)
+        hidden = torch.randn(5, 48)
+        assert torch.allclose(decoder.logits(hidden), hidden @ weights.embedding().T, atol=1e-5)
+
+
+def test_older_checkpoints_may_bring_rotary_frequencies(folder: Path) -> None:
+    change(folder, lambda tensors: tensors.update({"model.layers.2.self_attn.rotary_emb.inv_freq": torch.ones(8)}))
+    load(folder)
+
+
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "rms_norm_eps": 1e-5,
+}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
+MISTRAL = {"architectures": ["MistralForCausalLM"]}
+MIXTRAL = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True}
+QWEN3_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "use_sliding_window": True,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "'GPT2LMHeadModel' is not supported.* runs LlamaForCausalLM, Mistral",
+        ),
+        ({"architectures": ["LlamaForCausalLM", "MistralForCausalLM"]}, "it must name one of"),
+        ({"architectures": None}, "architectures is None"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "it must name one of"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'.* runs 'default', 'linear'"),
+        ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "rope type 'longrope'"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "has no factor"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "has no factor"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "has no original_max_position_embeddings"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}}, "mscale 1.0 is not supported"),
+        ({"rope_parameters": YARN | {"rope_theta": 1}}, "rope_theta is 1.0; .* above 1"),
+        ({"rope_theta": float("inf")}, "rope_theta is inf"),
+        ({"rope_theta": 1e300}, r"rope_theta is 1e\+300; it must be between 1e-15 and 1e\+15"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 1e300}}, r"factor is 1e\+300; .* 1e-06 and 1e\+06"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 1e-300}}, "factor is 1e-300"),
+        ({"rope_parameters": YARN | {"factor": float("inf")}}, "factor is inf"),
+        ({"rope_parameters": YARN | {"attention_factor": 1e300}}, r"attention_factor is 1e\+300"),
+        (
+            {"rope_parameters": {"rope_type": "llama3"} | LLAMA3 | {"high_freq_factor": 1e300}},
+            "high_freq_factor is",
+        ),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differs by kind of layer"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "has no factor"),
+        ({"rope_parameters": {"rope_type": "llama3"} | LLAMA3 | {"low_freq_factor": 4.0}}, "low_freq_factor"),
+        ({"rope_scaling": [1]}, "rope_scaling"),
+        ({"rope_scaling": {"rope_type": 3}}, "rope_type is 3"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({"attention_bias": 1}, "attention_bias is 1; it must be true or false"),
+        (MISTRAL | {"attention_bias": True}, "attention_bias True is not supported"),
+        (MISTRAL | {"mlp_bias": True}, "mlp_bias"),
+        (MISTRAL | {"sliding_window": 0}, "sliding_window is 0"),
+        (MISTRAL | {"layer_types": ["full_attention"] * 2}, "layer_types .* is not supported"),
+        ({"sliding_window": 4096}, "sliding_window 4096 is not supported"),
+        (QWEN3 | {"layer_types": ["sliding_attention"]}, "names 1 layers; num_hidden_layers is 2"),
+        (QWEN3 | {"layer_types": ["linear_attention"] * 2}, "must be a list of 'sliding_attention'"),
+        (QWEN3 | {"max_window_layers": -1}, "max_window_layers is -1"),
+        (QWEN3 | {"use_sliding_window": "yes"}, "use_sliding_window is 'yes'"),
+        (MIXTRAL | {"num_local_experts": None}, "has no num_local_experts"),
+        (MIXTRAL | {"num_experts_per_tok": 5}, "num_experts_per_tok 5 is more than num_local_experts 4"),
+        (MIXTRAL | {"mlp_only_layers": [True]}, "mlp_only_layers"),
+        (MIXTRAL | {"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple"),
+        ({"head_dim": 7}, "head_dim 7 is odd"),
+        ({"vocab_size": None}, "has no vocab_size"),
+        ({"hidden_size": "48"}, "hidden_size is '48'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is 10+; it must be a positive number"),
+        ({"intermediate_size": 10**400}, "intermediate_size is 10+; it must be at most"),
+        ({"rope_theta": -1}, "rope_theta is -1"),
+    ],
+)
+def test_configs_that_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^/some/folder/config.json: .*{message}"):
+        parse(BASE | changes)
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "num_local_experts", "num_experts"])
+def test_a_count_that_no_model_has(folder: Path, name: str) -> None:
+    architecture = {"num_local_experts": "MixtralForCausalLM", "num_experts": "Qwen3MoeForCausalLM"}.get(name)
+    edit_config(folder, **({"architectures": [architecture], "num_experts_per_tok": 2} if architecture else {}))
+    edit_config(folder, **{name: 10**9})
+    with limited_memory(), pytest.raises(CheckpointError, match=f"{name} is {10**9}; it must be at most 1000"):
+        load(folder)
+
+
+@pytest.mark.parametrize("n_layers", [2, 4])
+def test_a_layer_count_that_the_files_do_not_hold(folder: Path, n_layers: int) -> None:
+    edit_config(folder, num_hidden_layers=n_layers)
+    message = f"^{folder}/config.json: num_hidden_layers is {n_layers}, .* hold 3 layers; fetch"
+    with limited_memory(), pytest.raises(CheckpointError, match=message):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim"]
+)
+def test_other_sizes_that_the_files_do_not_have(folder: Path, name: str) -> None:
+    edit_config(folder, **{name: 10**12})
+    with limited_memory(), pytest.raises(CheckpointError, match=f"in {folder}/model.safetensors has shape"):
+        load(folder)
+
+
+def test_both_forms_of_rope_settings() -> None:
+    old = parse(BASE | {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3"} | LLAMA3})
+    new = parse(BASE | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5} | LLAMA3})
+    assert old == new
+    assert old.rope == Rope(5e5, Llama3Scaling(8.0, 1.0, 4.0, 8192))
+    plain = parse(BASE | {"rope_scaling": None})
+    assert (plain.rope, plain.head_dim, plain.n_kv_heads) == (Rope(10_000.0), 12, 4)
+
+
+def test_yarn_of_a_model_card() -> None:
+    """As Qwen's model cards say to add it."""
+    scaling = {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"}
+    rope = parse(BASE | {"rope_theta": 1e6, "rope_scaling": scaling}).rope
+    assert isinstance(rope.scaling, YarnScaling)
+    assert (rope.scaling.factor, rope.scaling.original_max_position) == (4.0, 32768)
+    assert rope.amplitude == pytest.approx(1.1386, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        (MISTRAL, (4096, 4096)),
+        (MISTRAL | {"sliding_window": None}, (None, None)),
+        (MISTRAL | {"sliding_window": 7}, (7, 7)),
+        (MIXTRAL, (None, None)),
+        (MIXTRAL | {"sliding_window": 7}, (7, 7)),
+        (QWEN3, (None, None)),
+        (QWEN3 | {"max_window_layers": 1}, (None, 4096)),
+        (QWEN3 | {"max_window_layers": 0, "sliding_window": 9}, (9, 9)),
+        (QWEN3 | {"use_sliding_window": False, "sliding_window": 9, "max_window_layers": 0}, (None, None)),
+        (QWEN3 | {"layer_types": ["sliding_attention", "full_attention"]}, (4096, None)),
+        (QWEN3_MOE, (4096, 4096)),
+        (QWEN3_MOE | {"use_sliding_window": None}, (None, None)),
+    ],
+)
+def test_windows_by_layer(changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
+    assert parse(BASE | changes).windows == windows
+
+
+@pytest.mark.parametrize("n_experts", ["num_experts", "num_local_experts"])
+def test_layers_with_experts(n_experts: str) -> None:
+    changes = {n_experts: 4, "num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    config = parse(BASE | QWEN3_MOE | {"num_experts": None} | changes)
+    assert [layer for layer in range(6) if config.experts_of(layer)] == [1, 5]
+
+
+@pytest.fixture(params=["biased", *OTHERS])
+def other_folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    save_checkpoint(tmp_path, **CHECKPOINTS[request.param])
+    return tmp_path
+
+
+def test_each_tensor_of_each_architecture_is_checked(other_folder: Path) -> None:
+    """One after another is missing, then of a wrong shape. Names and shapes are Transformers' own."""
+    tensors = load_file(other_folder / "model.safetensors")
+    names = [name for name in tensors if ".1." in name or ".layers." not in name]
+    assert len(names) >= 11
+    for name in names:
+        save_file({key: t for key, t in tensors.items() if key != name}, other_folder / "model.safetensors")
+        with pytest.raises(CheckpointError, match=f"lacks {name};"):
+            load(other_folder)
+        wrong = torch.zeros(3, *tensors[name].shape)
+        save_file(tensors | {name: wrong}, other_folder / "model.safetensors")
+        with pytest.raises(CheckpointError, match=rf"{name} .* has shape \[3, "):
+            load(other_folder)
+
+
+def test_sharded_by_transformers(tmp_path: Path) -> None:
+    for name, size in (("one", "1GB"), ("many", "40KB")):
+        save_checkpoint(tmp_path / name, max_shard_size=size, **CHECKPOINTS["qwen3-moe"])
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 2
+    one, many = load(tmp_path / "one"), load(tmp_path / "many")
+    assert all(torch.equal(a, b) for a, b in zip(one, many, strict=True))

@@ -1,0 +1,134 @@
+"""Weights are the same numbers whichever way they come."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from radixkv.checkpoints import Checkpoint
+from radixkv.errors import CheckpointError
+from radixkv.runtime.device.weights import parallel_load as reads_module
+from radixkv.runtime.device.weights.parallel_load import ParallelReads
+from radixkv.runtime.device.weights.weights import MlpWeights, Weights, open_weights
+from support.device_support import CHECKPOINTS
+
+Get = Callable[[str], Checkpoint]
+
+
+class Drawn:
+    """Random tensors as they are drawn one after another, each on its own."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(0)
+
+    def __call__(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        bound = math.sqrt(3 / shape[-1])
+        return torch.empty(shape, dtype=dtype).uniform_(-bound, bound, generator=self.generator)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_stacked_random_matrices_have_the_numbers_of_single_ones(checkpoint: Get, dtype: torch.dtype) -> None:
+    draw = Drawn()
+    with open_weights(checkpoint("grouped"), load_format="dummy", dtype=dtype) as weights:
+        config = weights.config
+        hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+        assert torch.equal(weights.embedding(), draw(config.vocab_size, hidden, dtype=dtype))
+        layer = weights.layer(0)
+    query, key = config.n_heads * head_dim, config.n_kv_heads * head_dim
+    stacked = torch.cat([draw(n, hidden, dtype=dtype) for n in (query, key, key)])
+    assert torch.equal(layer.query_key_value.weight, stacked)
+    assert torch.equal(layer.output.weight, draw(hidden, query, dtype=dtype))
+    assert isinstance(layer.mlp, MlpWeights)
+    assert torch.equal(layer.mlp.gate_up.weight, torch.cat([draw(inner, hidden, dtype=dtype) for _ in range(2)]))
+    assert torch.equal(layer.mlp.down.weight, draw(hidden, inner, dtype=dtype))
+    assert torch.equal(layer.attention_norm, torch.ones(hidden, dtype=dtype))
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_the_count_of_bytes_is_that_of_all_tensors(checkpoint: Get, name: str) -> None:
+    with open_weights(checkpoint(name), load_format="auto", dtype=torch.bfloat16) as weights:
+        assert sum(tensor.nbytes for tensor in tensors_of(weights)) == weights.n_bytes <= weights.peak_bytes
+
+
+class SlowViews:
+    """Files that give a tensor only when as many are asked for as there are lanes."""
+
+    def __init__(self, tensors: dict[str, Tensor], n_lanes: int) -> None:
+        self._tensors = tensors
+        self._barrier = threading.Barrier(n_lanes, timeout=120)
+
+    def view(self, name: str) -> Tensor:
+        if name not in self._tensors:
+            raise CheckpointError(f"{name} cannot be read")
+        self._barrier.wait()
+        return self._tensors[name]
+
+
+class PlainLane:
+    def copy(self, source: Tensor, out: Tensor) -> None:
+        out.copy_(source)
+
+
+def test_tensors_are_read_side_by_side_and_are_there_at_the_end(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reads_module, "_EVERY_S", 0.0)
+    tensors = {str(i): torch.full((3, 1 << 18), float(i)) for i in range(8)}
+    with torch.inference_mode():  # threads do not inherit it, and outside these may not be written to
+        outs = {name: torch.zeros(3, 1 << 18, dtype=torch.bfloat16) for name in tensors}
+    with (
+        caplog.at_level(logging.INFO),
+        ParallelReads(SlowViews(tensors, 4), [PlainLane() for _ in range(4)]) as reads,
+    ):
+        for name, out in outs.items():
+            reads.fill(name, out)
+    for name, out in outs.items():
+        assert torch.equal(out, tensors[name].to(torch.bfloat16))
+    assert [record.getMessage().partition(":")[0] for record in caplog.records[:8]] == ["loading weights"] * 8
+    assert "loaded 0.0 GiB of weights in" in caplog.text
+
+
+def test_what_cannot_be_read_fails_the_whole() -> None:
+    reads = ParallelReads(SlowViews({}, 1), [PlainLane()])
+    with pytest.raises(CheckpointError, match="b cannot be read"), reads:
+        reads.fill("b", torch.zeros(1))
+
+
+def test_an_error_meanwhile_is_the_one_that_is_raised() -> None:
+    reads = ParallelReads(SlowViews({}, 1), [PlainLane()])
+    reads.fill("b", torch.zeros(1))
+    with pytest.raises(ZeroDivisionError), reads:
+        raise ZeroDivisionError
+
+
+def tensors_of(weights: Weights) -> list[Tensor]:
+    found: list[Tensor] = [weights.embedding(), weights.final_norm()]
+    if not weights.config.tied_head:
+        found.append(weights.head())
+    parts: list[object] = [weights.layer(index) for index in range(weights.config.n_layers)]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, Tensor):
+            found.append(part)
+        elif isinstance(part, tuple):
+            parts += part
+        elif part is not None:
+            parts += vars(part).values()
+    return found
+
+
+def test_files_are_not_written_to(checkpoint: Get) -> None:
+    """What is read is memory of its own."""
+    source = checkpoint("grouped")
+    before = (source.folder / "model.safetensors").read_bytes()
+    with open_weights(source, load_format="auto", dtype=torch.float32) as weights:
+        weights.embedding().zero_()
+        again = weights.embedding()
+    assert again.abs().max() > 0
+    assert (source.folder / "model.safetensors").read_bytes() == before

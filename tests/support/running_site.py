@@ -1,0 +1,83 @@
+"""The app over a scripted runtime, on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import uvicorn
+import uvloop
+
+from radixkv.config import EngineConfig, ServerConfig
+from radixkv.frontend.app import build_app
+from radixkv.frontend.client import Client
+from radixkv.frontend.http.body import BODY_S, Bodies
+from radixkv.frontend.http.connection import Connection
+from radixkv.frontend.metrics.prometheus import Metrics
+from radixkv.frontend.process import _Uvicorn, claim
+from radixkv.frontend.served_model import Served
+from radixkv.runtime.process import Server, _bound
+from support.live import KEPT_S, LIMIT_S
+from support.scripted_runtime import ScriptedLoop, Site
+
+
+@contextmanager
+def running_site(
+    served: Served,
+    folder: Path,
+    server: ServerConfig | None = None,
+    connection: type[Connection] = Connection,
+    body_limit_s: float = BODY_S,
+) -> Iterator[Site]:
+    """A site in threads of its own, until the end of the block."""
+    settings = ServerConfig() if server is None else server
+    scripted = ScriptedLoop()
+    started: Future[tuple[Client, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+    path = folder / "runtime.sock"
+
+    def serve_runtime() -> None:
+        with _bound(path) as socket:
+            Server(socket, scripted).run()
+
+    async def serve_http() -> None:
+        metrics, stop = Metrics(), asyncio.Event()
+        client = Client(str(path), metrics)
+        await client.handshake()
+        app = build_app(client, served, metrics, Bodies(100_000, body_limit_s), EngineConfig(), settings)
+        config = uvicorn.Config(app, http=connection, ws="none", lifespan="off", log_config=None, log_level="error")
+        http = _Uvicorn(config)
+        serving = asyncio.create_task(http.serve(sockets=[listener]))
+        started.set_result((client, asyncio.get_running_loop(), stop))
+        await stop.wait()
+        client.drain()
+        http.should_exit = True
+        await serving
+        await client.close()
+
+    def run_http() -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the server does
+            runner.run(serve_http())
+
+    with claim("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        threads = [
+            threading.Thread(target=serve_runtime),
+            threading.Thread(target=run_http),
+        ]
+        for thread in threads:
+            thread.start()
+        client, events, stop = started.result(timeout=LIMIT_S)
+        try:
+            limits = httpx.Limits(keepalive_expiry=KEPT_S)
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=LIMIT_S, limits=limits) as asking:
+                yield Site(asking, port, scripted, client, events)
+        finally:  # also when a test inside the block failed: the threads would keep the process
+            events.call_soon_threadsafe(stop.set)
+            for thread in threads:
+                thread.join(timeout=LIMIT_S)
+        assert not any(thread.is_alive() for thread in threads)

@@ -1,0 +1,246 @@
+"""Chat templates render as Transformers renders them, and what they cannot render is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import models, processors
+
+from radixkv.errors import CheckpointError, ContextLengthExceeded, InvalidRequest
+from radixkv.text import chat_template
+from radixkv.text.chat_template import ChatTemplate
+from radixkv.text.tokenizer import Tokenizer
+from support.chat_templates import CHATML, LLAMA_3, MISTRAL, QWEN_3, TEMPLATES
+
+USER = {"role": "user", "content": " Is 2 < 3 & 'é'? <b>日本</b>\n"}
+ASSISTANT = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nYes.  "}
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": [2.5, None], "é": "<"}}}
+
+CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
+    "one turn": [USER],
+    "system": [{"role": "system", "content": " Be brief. "}, USER],
+    "several turns": [USER, ASSISTANT, USER, ASSISTANT, USER],
+    "ends with the assistant": [USER, ASSISTANT],
+    "tools": [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "3"}],
+    "out of order": [USER, USER],
+    "developer": [{"role": "developer", "content": "x"}, {**USER, "name": "Ann"}],
+}
+
+
+def write_checkpoint(folder: Path, template: Any, **config: Any) -> None:
+    backend = tokenizers.Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "a": 2}, "a"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    backend.add_special_tokens(["<s>", "</s>"])
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    backend.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", **config}
+    if template is not None:
+        settings["chat_template"] = template
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def load(folder: Path, override: Path | None = None) -> ChatTemplate:
+    template = ChatTemplate.load(folder, override)
+    assert template is not None
+    return template
+
+
+def transformers_text(folder: Path, messages: list[dict[str, Any]], **options: Any) -> str | None:
+    """What Transformers makes of it; None if the template refuses."""
+    from jinja2 import TemplateError
+    from transformers import PreTrainedTokenizerFast
+
+    oracle = PreTrainedTokenizerFast.from_pretrained(str(folder))
+    try:
+        return oracle.apply_chat_template(messages, tokenize=False, **options)
+    except TemplateError:
+        return None
+
+
+@pytest.mark.parametrize("messages", CONVERSATIONS.values(), ids=CONVERSATIONS)
+@pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES)
+def test_text_is_that_of_transformers(tmp_path: Path, source: str, messages: list[dict[str, Any]]) -> None:
+    write_checkpoint(tmp_path, source)
+    template = load(tmp_path)
+    for options in ({"add_generation_prompt": True}, {"add_generation_prompt": False, "enable_thinking": False}):
+        expected = transformers_text(tmp_path, messages, **options)
+        if expected is None:
+            with pytest.raises(InvalidRequest, match="refuses the messages: ") as caught:
+                template.render(messages, **options)
+            assert caught.value.param == "messages"
+        else:
+            assert template.render(messages, **options) == expected
+
+
+@pytest.mark.parametrize("content", ["Once upon", "Once upon  ", "\n a"])
+@pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES)
+def test_the_last_message_is_continued_as_in_transformers(tmp_path: Path, source: str, content: str) -> None:
+    write_checkpoint(tmp_path, source)
+    messages = [USER, {"role": "assistant", "content": content}]
+    expected = transformers_text(tmp_path, messages, continue_final_message=True)
+    template = load(tmp_path)
+    text = template.render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert text == expected
+    assert text.rstrip().endswith(content.strip())
+
+
+def test_variables_reach_the_template(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, QWEN_3)
+    template = load(tmp_path)
+    assert template.render([USER], enable_thinking=False).endswith("</think>\n\n")
+    assert not template.render([USER]).endswith("</think>\n\n")
+    write_checkpoint(tmp_path, LLAMA_3)
+    assert "Today Date: 26 Jul" in load(tmp_path).render([USER], date_string="26 Jul", messages="not these")
+    assert load(tmp_path).render([USER], bos_token="<other>").startswith("<other>")
+
+
+def test_special_tokens_are_texts_or_objects(tmp_path: Path) -> None:
+    source = "{{ bos_token }}{{ eos_token }}{{ image_token }}{{ pad_token }}"
+    added = {"content": "</s>", "lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+    write_checkpoint(tmp_path, source, eos_token={"__type": "AddedToken", **added}, image_token="<img>")
+    assert (
+        load(tmp_path).render([USER]) == "<s></s><img>" == transformers_text(tmp_path, [USER]).replace("None", "")
+    )
+
+
+@pytest.mark.parametrize("has_decoder", [False, True])
+def test_older_checkpoints_have_special_tokens_in_a_file_of_their_own(tmp_path: Path, has_decoder: bool) -> None:
+    config = {"added_tokens_decoder": {}} if has_decoder else {}
+    write_checkpoint(tmp_path, "{{ bos_token }}{{ eos_token }}", **config)
+    special = {"eos_token": {"content": "<end>", "lstrip": False, "rstrip": False, "normalized": False}}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(special))
+    assert load(tmp_path).render([USER]) == transformers_text(tmp_path, [USER])
+
+
+def test_the_default_of_several_templates_is_used(tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "{{ messages[0].role }}"}]
+    write_checkpoint(tmp_path, named)
+    assert load(tmp_path).render([USER]) == "user" == transformers_text(tmp_path, [USER])
+
+
+def test_a_file_goes_before_the_configuration_and_the_users_before_both(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "from config")
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "from json"}))
+    assert load(tmp_path).render([USER]) == "from json"
+    (tmp_path / "chat_template.jinja").write_text("from jinja")
+    assert load(tmp_path).render([USER]) == "from jinja" == transformers_text(tmp_path, [USER])
+    (tmp_path / "mine").write_text("{{ bos_token }}mine")
+    assert load(tmp_path, tmp_path / "mine").render([USER]) == "<s>mine"
+
+
+def test_a_checkpoint_without_template(tmp_path: Path) -> None:
+    assert ChatTemplate.load(tmp_path) is None
+    write_checkpoint(tmp_path, None)
+    assert ChatTemplate.load(tmp_path) is None
+
+
+def test_the_templates_bos_is_the_only_one(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, MISTRAL)
+    text = load(tmp_path).render([{"role": "user", "content": "a"}])
+    assert text.startswith("<s>")
+    tokenizer = Tokenizer.load(tmp_path)
+    bos = (0).to_bytes(4, "little")
+    assert tokenizer.encode(text, adds_special_tokens=False).count(bos) == 1
+    assert tokenizer.encode(text).startswith(bos + bos)
+
+
+@pytest.mark.parametrize("source", ["{% for %}", "{{ 1 +", "{% endfor %}", "{{ a | no_such_filter }}"])
+def test_what_is_no_template_is_found_at_the_start(tmp_path: Path, source: str) -> None:
+    write_checkpoint(tmp_path, source)
+    with pytest.raises(
+        CheckpointError, match="tokenizer_config.json: chat_template is not a chat template: "
+    ) as caught:
+        ChatTemplate.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("found", [3, {}, [], ["x"], [{"name": "rag", "template": "x"}], [{"name": "default"}]])
+def test_a_template_of_another_kind(tmp_path: Path, found: Any) -> None:
+    write_checkpoint(tmp_path, found)
+    with pytest.raises(CheckpointError, match="neither a text nor a list of named ones with a 'default'"):
+        ChatTemplate.load(tmp_path)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="nowhere cannot be read"):
+        ChatTemplate.load(tmp_path, tmp_path / "nowhere")
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="tokenizer_config.json is not JSON"):
+        ChatTemplate.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ raise_exception.__globals__.os }}",
+        "{{ messages[0].no_such_thing.at_all }}",
+        "{{ 1 // 0 }}",
+        "{% include 'file' %}",
+        "{% set ns = namespace(__class__=1) %}",
+        "{% for i in range(10**9) %}x{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    ],
+)
+def test_a_template_reaches_nothing_and_its_faults_are_the_requests(source: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        ChatTemplate(source, {}, "here").render([USER])
+    assert caught.value.param == "messages"
+    assert "日本" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) if i < 0 %}{% endfor %}" * 50,
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for m in [[[]]] recursive %}{{ loop([m, m]) }}{% endfor %}",
+        "{% macro f() %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+        "{% endmacro %}{% set x = f() %}",
+    ],
+)
+def test_a_template_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    monkeypatch.setattr(chat_template, "MAX_STEPS", 100_000)
+    with pytest.raises(InvalidRequest, match="the chat template") as found:
+        ChatTemplate(source, {}, "here").render([USER], **{chat_template._STEPS: None})
+    assert found.value.param == "messages"
+
+
+def test_counted_loops_know_their_length_and_place() -> None:
+    source = (
+        "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ loop.last }}{{ loop.revindex0 }};"
+        "{% else %}none{% endfor %}{% for m in nothing %}{% else %}-{% endfor %}"
+        "{% for m in messages recursive %}{{ loop.depth }}{{ loop(m.more) if m.more else '' }}{% endfor %}"
+    )
+    text = ChatTemplate(source, {}, "here").render([USER, {"more": [USER]}])
+    assert text == "1/2False1;2/2True0;-112"
+
+
+def test_a_text_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MAX_RENDERED_CHARACTERS", 1000)
+    endless = "{% for i in range(1000) %}{% for i in range(1000) %}xx{% endfor %}{% endfor %}"
+    with pytest.raises(ContextLengthExceeded, match="more than 1000 characters"):
+        ChatTemplate(endless, {}, "here").render([USER])
+    assert len(ChatTemplate("{{ 'x' * 1000 }}", {}, "here").render([USER])) == 1000
+
+
+@pytest.mark.parametrize(
+    ("messages", "match"),
+    [
+        ([], "last message with text"),
+        ([{"role": "assistant", "content": None}], "last message with text"),
+        ([{"role": "system", "content": "dropped"}], "changes the last message"),
+    ],
+)
+def test_what_cannot_be_continued(messages: list[dict[str, Any]], match: str) -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.content if m.role == 'user' }}{% endfor %}", {}, "here")
+    with pytest.raises(InvalidRequest, match=match):
+        template.render(messages, add_generation_prompt=False, continue_final_message=True)
+    with pytest.raises(InvalidRequest, match="set add_generation_prompt to false"):
+        ChatTemplate(CHATML, {}, "here").render([ASSISTANT], continue_final_message=True)
