@@ -1,10 +1,10 @@
-"""How long the radix tree's verbs take, and what its nodes weigh.
+"""Measures the time of the radix tree's operations and the memory of its nodes.
 
-Appends one JSON line a case. As in the runtime's loop, the cyclic collector is off and what was imported is frozen.
-Each figure is the best of several runs: the mean of many calls and the slowest single one, in wall time and, as
-``cpu``, in the thread's processor time, which leaves out what other processes took of a shared machine.
-The trees for ``evict`` hold
-one-page leaves below one root: the hardest shape, because all of them are in one order of children.
+Appends one JSON line per case. As in the runtime's loop, the cyclic garbage collector is off and all imported
+objects are frozen. Each value is the best of several runs: the mean of many calls, and the slowest single call.
+Times are wall time and, as ``cpu``, processor time of the thread, which excludes other processes on the machine.
+
+The trees for ``evict`` have one-page leaves below one root: the worst case, as all leaves are children of one node.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from radixkv.bench.environment import origin
+from radixkv.bench.environment import provenance
 from radixkv.tree.node import Namespace
 from radixkv.tree.radix_tree import RadixTree
 
 PAGE_SIZE = 16
-WIDTH = 4 * PAGE_SIZE
+PAGE_BYTES = 4 * PAGE_SIZE
 PROMPT_PAGES = 2048
 NAMESPACE = Namespace()
 
@@ -33,7 +33,7 @@ Case = dict[str, Any]
 
 
 class Timing(NamedTuple):
-    """Microseconds of one operation."""
+    """Time of one operation in microseconds; its fields become keys of the JSON lines."""
 
     us_per_op: float
     cpu_us_per_op: float
@@ -42,7 +42,7 @@ class Timing(NamedTuple):
 
 
 def measure(operation: Callable[[], object], n_calls: int) -> Timing:
-    """Mean of ``n_calls``, and the slowest of as many again, which are timed one by one."""
+    """Returns the mean of ``n_calls`` calls, and the slowest of as many more, which are timed one by one."""
     wall, cpu = time.perf_counter_ns, time.thread_time_ns
     slowest = slowest_cpu = 0
     begin, begin_cpu = wall(), cpu()
@@ -58,37 +58,40 @@ def measure(operation: Callable[[], object], n_calls: int) -> Timing:
 
 
 def best(runs: list[Timing]) -> Case:
-    """The best of several runs, each figure by itself."""
+    """Returns the minimum of each field over several runs."""
     return {
-        name: round(min(figures), 3) for name, figures in zip(Timing._fields, zip(*runs, strict=True), strict=True)
+        name: round(min(values), 3) for name, values in zip(Timing._fields, zip(*runs, strict=True), strict=True)
     }
 
 
 def insert(tree: RadixTree, tokens: bytes, first_page: int) -> None:
-    """Caches tokens, as a request that was computed and is done."""
+    """Caches tokens, like a request that is computed and finished."""
     lease = tree.lease(NAMESPACE, tokens)
     rest = tokens[4 * lease.n_tokens :]
-    tree.commit(lease, rest, range(first_page, first_page + len(rest) // WIDTH))
+    tree.commit(lease, rest, range(first_page, first_page + len(rest) // PAGE_BYTES))
     tree.mark_computed(lease, len(tokens) // 4)
     tree.release(lease)
 
 
 def match(random: Random, n_edges: int, n_runs: int) -> Case:
-    """Match of a fully cached prompt of 32k tokens."""
+    """Measures the match of a fully cached prompt of 32k tokens, on a path of ``n_edges`` edges."""
     tree = RadixTree(PAGE_SIZE)
-    prompt = random.randbytes(PROMPT_PAGES * WIDTH)
+    prompt = random.randbytes(PROMPT_PAGES * PAGE_BYTES)
     edge = len(prompt) // n_edges
     for index in range(1, n_edges):
-        insert(tree, prompt[: index * edge] + random.randbytes(WIDTH), index * PROMPT_PAGES)
+        insert(tree, prompt[: index * edge] + random.randbytes(PAGE_BYTES), index * PROMPT_PAGES)
     insert(tree, prompt, 0)
-    asked = bytes(bytearray(prompt))
-    assert tree.match(NAMESPACE, asked) == PROMPT_PAGES * PAGE_SIZE
+    prompt_copy = bytes(bytearray(prompt))
+    assert tree.match(NAMESPACE, prompt_copy) == PROMPT_PAGES * PAGE_SIZE
     n_nodes = 2 * n_edges - 1
-    return {"nodes": n_nodes, **best([measure(lambda: tree.match(NAMESPACE, asked), 200) for _ in range(n_runs)])}
+    return {
+        "nodes": n_nodes,
+        **best([measure(lambda: tree.match(NAMESPACE, prompt_copy), 200) for _ in range(n_runs)]),
+    }
 
 
 def lease_commit_release(random: Random, n_runs: int) -> Case:
-    """A new prompt of 32k tokens, in a tree that holds others already."""
+    """Measures a whole request with a new prompt of 32k tokens, in a tree that has other prompts already."""
     tree = RadixTree(PAGE_SIZE)
     pages = list(range(PROMPT_PAGES))
 
@@ -101,14 +104,14 @@ def lease_commit_release(random: Random, n_runs: int) -> Case:
 
     runs = []
     for _ in range(n_runs):
-        prompts = [random.randbytes(PROMPT_PAGES * WIDTH) for _ in range(40)]
+        prompts = [random.randbytes(PROMPT_PAGES * PAGE_BYTES) for _ in range(40)]
         runs.append(measure(request, 20))
     return {"nodes": 40 * n_runs, **best(runs)}
 
 
 def commit_one_page(random: Random, n_runs: int) -> Case:
-    """One page more behind 16k tokens, the copies that growing takes now and then included."""
-    prompt, page = random.randbytes(1024 * WIDTH), random.randbytes(WIDTH)
+    """Measures the commit of one page after 16k tokens, including occasional reallocations of the growing node."""
+    prompt, page = random.randbytes(1024 * PAGE_BYTES), random.randbytes(PAGE_BYTES)
     runs = []
     for _ in range(n_runs):
         tree = RadixTree(PAGE_SIZE)
@@ -119,33 +122,35 @@ def commit_one_page(random: Random, n_runs: int) -> Case:
 
 
 def evict(random: Random, n_nodes: int, n_runs: int) -> Case:
-    """One leaf a call, from a tree of ``n_nodes`` leaves."""
+    """Measures the eviction of one leaf per call, from a tree of ``n_nodes`` leaves."""
     runs = []
     for _ in range(n_runs):
-        gc.collect()  # the tree of the run before
+        gc.collect()  # frees the tree of the previous run
         tree = RadixTree(PAGE_SIZE)
         for page in range(n_nodes):
-            insert(tree, random.randbytes(WIDTH), page)
+            insert(tree, random.randbytes(PAGE_BYTES), page)
         runs.append(measure(partial(tree.evict, 1), min(n_nodes // 2, 100_000)))
     return {"nodes": n_nodes, **best(runs)}
 
 
 def memory(random: Random, n_nodes: int) -> Case:
-    """What a tree of one-page nodes allocates, their tokens included, once all are evictable."""
+    """Measures the memory of a tree of evictable one-page nodes, including their tokens."""
     tracemalloc.start()
     tree = RadixTree(PAGE_SIZE)
     for page in range(n_nodes):
-        insert(tree, random.randbytes(WIDTH), page)
-    bytes_held, bytes_peak = tracemalloc.get_traced_memory()
+        insert(tree, random.randbytes(PAGE_BYTES), page)
+    n_bytes, n_peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert tree.n_pages_evictable == n_nodes
-    return {"nodes": n_nodes, "bytes": bytes_held, "peak_bytes": bytes_peak}
+    return {"nodes": n_nodes, "bytes": n_bytes, "peak_bytes": n_peak_bytes}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output-file", type=Path, required=True)
-    parser.add_argument("--quick", action="store_true", help="small trees and one run: shows that it works")
+    parser.add_argument(
+        "--quick", action="store_true", help="small trees and one run, to check that the script works"
+    )
     arguments = parser.parse_args()
     gc.freeze()
     gc.disable()
@@ -160,11 +165,11 @@ def main() -> None:
         *[("evict", lambda size=size: evict(random, size, min(n_runs, 3))) for size in sizes],
         ("memory", lambda: memory(random, sizes[-1])),
     ]
-    about = {"quick": arguments.quick, "gc": "off, imports frozen"}
+    settings = {"quick": arguments.quick, "gc": "off, imports frozen"}
     with arguments.output_file.open("a") as output:
         for name, case in cases:
             gc.collect()
-            line = json.dumps({"case": name, **case(), **about, **origin()})
+            line = json.dumps({"case": name, **case(), **settings, **provenance()})
             print(line, flush=True)
             output.write(line + "\n")
             output.flush()

@@ -1,7 +1,8 @@
-"""A request in the runtime: what it asks for, where it stands, and the pages that it holds.
+"""State of one choice of a request in the runtime.
 
-A request with several answers is several ``Request``s of one id. One of them, the leader, computes the prompt; the
-others follow it, and *fork* from it when its first token is known.
+A request with ``n`` choices becomes ``n`` objects of class ``Request`` with the same id. One of them, the *leader*,
+computes the prompt. The others *follow* it, and *fork* its block table once its first output token is known. See
+docs/decisions/0006-forks.md.
 """
 
 from __future__ import annotations
@@ -22,127 +23,146 @@ GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0, index=0)
 
 
 class Phase(Enum):
-    """Where a request stands. In the last two it *drains*: a step that is launched, or will be, uses its pages."""
+    """Scheduling state of a request.
+
+    A preempted or finished request that still has a block table is *releasing*: it keeps its pages while launched
+    steps, or pending copies of its forks, use them.
+    """
 
     FOLLOWING = "following"
-    """Another choice computes its prompt; it has neither slot nor pages."""
+    """Its leader computes the prompt; it has neither a batch slot nor pages."""
     WAITING = "waiting"
+    """In the waiting queue, without a batch slot or pages."""
     RUNNING = "running"
-    RETRACTED = "returning"
-    """Retracted: goes back to the queue once no launched step has a row of it."""
-    ENDED = "ended"
-    """Its terminal message is out: its pages go back once no launched step has a row of it."""
+    """Has a batch slot and a block table."""
+    PREEMPTED = "preempted"
+    """Returns to the waiting queue once its pages are released."""
+    FINISHED = "finished"
+    """Has ended; it is releasing if it still has a block table."""
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One prompt and its answer."""
+    """One prompt and one output; a request with several choices is several of these."""
 
     id: str
     namespace: Namespace
     tokens: bytearray
-    """Every known token, prompt then answer, as little-endian int32."""
+    """All known tokens, prompt then output, as little-endian int32."""
     n_prompt: int
+    """Tokens of the prompt."""
     max_tokens: int
-    """Most tokens of the answer."""
+    """Maximum number of output tokens."""
     choice: int = 0
-    """Which of the request's answers this is."""
+    """Index of the choice in its request."""
     sampling: RowSampling = GREEDY
-    """How its tokens are chosen: what is the same for all; ``banned`` is for those before ``min_tokens`` only."""
+    """Sampling settings of all its tokens; ``next_sampling`` adds what differs from token to token. ``banned``
+    applies only before ``min_tokens``."""
     min_tokens: int = 0
-    """Least tokens of the answer."""
+    """Minimum number of output tokens."""
     stop_token_ids: frozenset[int] = frozenset()
-    """The answer ends with the first of these, end-of-sequence included."""
+    """Tokens that end the output, end-of-sequence tokens included."""
     reads_cache: bool = True
-    """False: every prompt token is computed, the first time; the pages still enter the tree."""
+    """False computes every prompt token once, without the cache; its pages are still added to the tree."""
     priority: int = 0
-    """A lower number goes first."""
+    """Scheduling priority; a lower value goes first."""
     n_prompt_logprobs: int | None = None
-    """How many of the likeliest tokens to report beside each of the prompt; None reports nothing."""
+    """How many of the most likely tokens to report with each prompt token; None reports no prompt logprobs."""
     received_at: float = 0.0
-    """Seconds on the loop's clock."""
+    """When the request arrived, in seconds of the loop's clock."""
 
     phase: Phase = Phase.WAITING
     serial: int = 0
-    """Order of arrival; kept when the request returns to the queue."""
+    """Order of arrival; a preempted request keeps it."""
     block_table: BlockTable | None = None
-    """None while it waits: it has no pages then."""
+    """None while it has no pages."""
     batch_slot: int = -1
+    """Index into the device's persistent batch; -1 while it has none."""
     needs_history: bool = False
-    """Whether the device must be told the tokens before its next one, for penalties: its slot is new."""
+    """Whether its next sampled row must carry ``History``: it has penalties and a new batch slot."""
     leader: Request | None = None
-    """The choice that computes the prompt, until this one has it: while this one follows, and then until its first
-    row has copied the leader's tail."""
+    """The choice that computes its prompt: set while this one follows, and after a fork until the leader's tail is
+    copied."""
     followers: list[Request] = field(default_factory=list)
-    """The choices that wait for this one's first token, in order."""
+    """Choices that wait for this one's first output token, in order."""
     n_pending_copies: int = 0
-    """Forks that have still to copy its tail."""
+    """Forks that have not yet copied its tail, so that its pages must not be freed."""
     n_scheduled: int = 0
-    """Tokens, from the start, whose KV is in the pool or will be by a launched step."""
+    """Leading tokens whose KV is in the pool, or will be once the launched steps are done."""
     n_output_placeholders: int = 0
-    """Tokens that launched steps sample and the host does not know yet."""
+    """Output tokens that launched steps sample and the host does not know yet."""
     n_in_flight: int = 0
-    """Launched steps with a row of it."""
+    """Launched steps that have a row of it."""
     last_step: int = -1
-    """The newest step with a row of it."""
+    """The newest launched step that has a row of it."""
     discards_results: bool = False
-    """What its launched rows sample is not to be used."""
+    """Whether to ignore the results of its launched rows."""
     bypasses_tree: bool = False
-    """It is retried without the tree, after non-finite numbers."""
+    """Whether it is retried without the tree, after a row with non-finite values."""
     max_retry_rows: int | None = None
-    """A step of it failed: it is retried in steps of their own, of so many rows at most."""
+    """Set after a failed step: the request is retried only with other retried ones, in steps of at most this many
+    rows."""
     n_passed_over: int = 0
-    """Steps that admitted a younger request while it waited."""
+    """Steps that admitted a request later in order while this one waited."""
     key: bytes = b""
-    """Its known tokens, while it waits."""
+    """The known tokens, to match against the tree; set only while the request waits."""
     n_matched: int = 0
-    """Cached prefix in tokens, when the tree was at ``match_version``."""
+    """Length of the cached prefix in tokens, at ``match_version`` of the tree."""
     match_version: int = -1
-    computed: list[tuple[int, int]] = field(default_factory=list)
-    """Prompt positions computed until the first prefill ended, as half-open ranges."""
+    """Version of the tree for which ``n_matched`` holds."""
+    computed_ranges: list[tuple[int, int]] = field(default_factory=list)
+    """Prompt positions computed before the first output token, as half-open ranges."""
     n_cached: int | None = None
-    """Prompt tokens that it did not compute; known once its first prefill has ended."""
-    n_scored: int = 1
-    """The first place of the prompt that is not scored yet, where it is to be scored."""
+    """Prompt tokens taken from the cache; None until the first output token, 0 in a follower."""
+    prompt_logprobs_end: int = 1
+    """First prompt position whose logprobs were not reported yet; the first token has none."""
     scheduled_at: float | None = None
-    """When the first row of it, or of its leader, was scheduled."""
+    """When its first row, or its leader's, was scheduled."""
 
     @property
     def blocks(self) -> BlockTable:
-        """The block table of a request that is running or releasing."""
-        assert self.block_table is not None, "a request that is running or releasing has a block table"
+        """The block table; only of a request that is running or releasing its pages."""
+        assert self.block_table is not None, "only a running or releasing request has a block table"
         return self.block_table
 
     @property
     def order(self) -> tuple[int, int]:
-        """Who goes first: the least."""
+        """Sort key of the schedule; the smallest goes first."""
         return self.priority, self.serial
 
-    # These are asked of every row in every step, and so written out: one that asks another takes twice as long.
+    # The properties below run for every row of every step. None calls another: that would double the time.
 
     @property
     def n_known(self) -> int:
-        """Tokens that the host knows."""
+        """Tokens that the host knows, prompt and output."""
         return len(self.tokens) // TOKEN_BYTES
 
     @property
     def n_outputs(self) -> int:
-        """Tokens of the answer that the host knows."""
+        """Output tokens that the host knows."""
         return len(self.tokens) // TOKEN_BYTES - self.n_prompt
 
     @property
     def is_decoding(self) -> bool:
-        """Whether its next row computes the one token that was sampled last."""
+        """Whether its next row is a decode row, which computes only the token sampled last."""
         return self.n_prompt <= self.n_scheduled == len(self.tokens) // TOKEN_BYTES + self.n_output_placeholders - 1
 
     @property
     def reaches_max_tokens(self) -> bool:
-        """Whether the launched steps bring it to ``max_tokens``."""
+        """Whether the output reaches ``max_tokens`` with the launched steps."""
         return len(self.tokens) // TOKEN_BYTES + self.n_output_placeholders >= self.n_prompt + self.max_tokens
 
     def make_row(self, start: int, end: int, write_start: int, step: int) -> Row:
-        """Its row of a step that will be launched: the tokens ``start .. end - 1``, for which its table has pages.
-        O(tokens + new pages), and ``next_sampling`` if the row ends with the last token."""
+        """Returns its row of a step that will be launched, and updates its state for the launch.
+
+        O(tokens + new pages), and ``next_sampling`` if the row ends with the last token.
+
+        Args:
+            start: first position to compute.
+            end: position after the last one. The block table has pages for all of them.
+            write_start: first position whose KV to write; the pages before it belong to the tree.
+            step: number of the step.
+        """
         blocks, n_known = self.blocks, self.n_known
         samples = end == n_known + self.n_output_placeholders
         row = Row(
@@ -158,7 +178,7 @@ class Request:
         )
         blocks.n_on_device = len(blocks.pages)
         if self.n_cached is None and start < self.n_prompt:
-            self.computed.append((start, min(end, self.n_prompt)))
+            self.computed_ranges.append((start, min(end, self.n_prompt)))
         self.n_scheduled = end
         self.n_output_placeholders += samples
         self.n_in_flight += 1
@@ -166,78 +186,93 @@ class Request:
         return row
 
     def row_done(self, row: Row) -> None:
-        """A launched row of it is done or has failed."""
+        """Updates its state after a launched row of it is done or has failed."""
         self.n_in_flight -= 1
         self.n_output_placeholders -= row.sampling is not None
 
     def next_sampling(self) -> RowSampling:
-        """How its next token is drawn. O(1), with penalties O(tokens) the first time in a slot."""
-        how, index = self.sampling, len(self.tokens) // TOKEN_BYTES - self.n_prompt + self.n_output_placeholders
+        """Returns the sampling settings of its next token. O(1); with penalties O(tokens) once per batch slot."""
+        settings = self.sampling
+        index = len(self.tokens) // TOKEN_BYTES - self.n_prompt + self.n_output_placeholders
         history = None
         if self.needs_history:
             history = History(bytes(self.tokens), self.n_prompt)
             self.needs_history = False
-        banned = how.banned if index < self.min_tokens else ()
-        return msgspec.structs.replace(how, index=index, banned=banned, history=history)
+        banned = settings.banned if index < self.min_tokens else ()
+        return msgspec.structs.replace(settings, index=index, banned=banned, history=history)
 
     def scoring(self, start: int, end: int) -> Scoring | None:
-        """What a row of positions ``start .. end - 1`` is to score; None if nothing is left to be scored there."""
+        """Returns which prompt logprobs a row of positions ``start .. end - 1`` has to compute; None if none."""
         if self.n_prompt_logprobs is None:
             return None
         last = min(end, self.n_prompt - 1)
-        if last < max(self.n_scored, start + 1):
+        if last < max(self.prompt_logprobs_end, start + 1):
             return None
         targets = bytes(self.tokens[(start + 1) * TOKEN_BYTES : (last + 1) * TOKEN_BYTES])
         return Scoring(targets, self.n_prompt_logprobs)
 
-    def take_scores(self, start: int, scores: tuple[TokenLogprobs, ...]) -> PromptLogprobs | None:
-        """Of the scores that a row from ``start`` on gave, those that no row gave before, if there are any."""
-        first = self.n_scored
-        items = list(scores[first - start - 1 :])
-        self.n_scored += len(items)
+    def take_prompt_logprobs(self, start: int, logprobs: tuple[TokenLogprobs, ...]) -> PromptLogprobs | None:
+        """Returns those of a row's prompt logprobs that were not reported before, if any, and counts them.
+
+        Args:
+            start: first position of the row.
+            logprobs: the logprobs of the tokens from ``start + 1`` on.
+        """
+        first = self.prompt_logprobs_end
+        items = list(logprobs[first - start - 1 :])
+        self.prompt_logprobs_end += len(items)
         return PromptLogprobs(self.id, first, items) if items else None
 
-    def take_followers(self, followers: Sequence[Request]) -> None:
-        """It leads, and they follow. They refer to each other until they fork or end: nothing collects cycles."""
+    def set_followers(self, followers: Sequence[Request]) -> None:
+        """Makes it the leader of ``followers``.
+
+        Leader and follower refer to each other until the follower forks or ends. A fork or an abort must clear both
+        references, because the cyclic garbage collector is off.
+        """
         self.followers = list(followers)
         for follower in followers:
             follower.phase = Phase.FOLLOWING
             follower.leader = self
             follower.n_cached = 0  # the prompt counts once, with the leader
 
-    def hand_over(self) -> Request:
-        """It ends before its first token: its first follower leads, with what is done of the prompt."""
-        heir, *heir.followers = self.followers
+    def promote_follower(self) -> Request:
+        """Makes its first follower the leader, and returns that one; for a leader that ends before its first token.
+
+        The new leader takes over what was computed and reported of the prompt.
+        """
+        new_leader, *new_leader.followers = self.followers
         self.followers = []
-        for follower in heir.followers:
-            follower.leader = heir
-        heir.leader = None
-        heir.phase = Phase.WAITING
-        heir.reads_cache = self.reads_cache
-        heir.n_prompt_logprobs, heir.n_scored = self.n_prompt_logprobs, self.n_scored
-        heir.computed, heir.n_cached = self.computed, None
-        heir.scheduled_at = self.scheduled_at
-        return heir
+        for follower in new_leader.followers:
+            follower.leader = new_leader
+        new_leader.leader = None
+        new_leader.phase = Phase.WAITING
+        new_leader.reads_cache = self.reads_cache
+        new_leader.n_prompt_logprobs = self.n_prompt_logprobs
+        new_leader.prompt_logprobs_end = self.prompt_logprobs_end
+        new_leader.computed_ranges, new_leader.n_cached = self.computed_ranges, None
+        new_leader.scheduled_at = self.scheduled_at
+        return new_leader
 
     def count_cached(self) -> int:
-        """Ends the count of computed prompt tokens; O(chunks), once."""
+        """Computes ``n_cached`` from the computed ranges and returns it. O(chunks · log chunks), once a request."""
         n_computed = end = 0
-        for first, last in sorted(self.computed):
+        for first, last in sorted(self.computed_ranges):
             n_computed += max(0, last - max(first, end))
             end = max(end, last)
-        self.computed.clear()
+        self.computed_ranges.clear()
         self.n_cached = self.n_prompt - n_computed
         return self.n_cached
 
 
 class Update(msgspec.Struct, frozen=True):
-    """What a step's end means for one request: prompt scores, a token, its end."""
+    """What one step has changed for a request: prompt logprobs, a new token, or the end of its output."""
 
     request: Request
     token: int | None = None
     finish_reason: str | None = None
-    """``stop`` or ``length``."""
+    """``stop`` or ``length`` if the token is the last one."""
     error: RequestError | None = None
+    """Set if the request fails."""
     logprobs: TokenLogprobs | None = None
-    """Of the token, if asked for."""
-    scores: PromptLogprobs | None = None
+    """Logprobs of the token, if requested."""
+    prompt_logprobs: PromptLogprobs | None = None

@@ -1,121 +1,128 @@
-"""A node's children, found by their first page and kept in its order."""
+"""Child map of a radix tree node that finds the neighbours of a missing key."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Container, Iterable
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from radixkv.tree.node import Node
+_BUCKET_SIZE = 256
 
-_BLOCK = 256
+_Child = TypeVar("_Child")
 
 
-class Children(dict[bytes, "Node"]):
-    """Children by their first page's bytes. Beyond a few hundred their order is kept; fewer are scanned."""
+class Children(dict[bytes, _Child]):
+    """Maps a child's first page (the bytes of its tokens) to the child.
 
-    __slots__ = ("_order",)
+    Up to 512 children ``neighbours`` scans the dictionary; beyond that an index of ordered buckets is kept. See
+    docs/decisions/0004-order-of-children.md.
+    """
+
+    __slots__ = ("_buckets",)
 
     def __init__(self) -> None:
         super().__init__()
-        self._order: _Order | None = None
+        self._buckets: _Buckets | None = None
 
-    def add(self, first_page: bytes, child: Node) -> None:
-        """Takes a child whose first page no other child has. O(log children) amortised."""
+    def add(self, first_page: bytes, child: _Child) -> None:
+        """Adds a child; no other child may have the same first page. O(log children) amortised."""
         self[first_page] = child
-        if self._order is not None:
-            self._order.add(first_page, self)
-        elif len(self) > 2 * _BLOCK:
-            self._order = _Order(self)
+        if self._buckets is not None:
+            self._buckets.add(first_page, self)
+        elif len(self) > 2 * _BUCKET_SIZE:
+            self._buckets = _Buckets(self)
 
     def remove(self, first_page: bytes) -> None:
-        """Drops a child. O(log children) amortised."""
+        """Removes a child. O(log children) amortised."""
         del self[first_page]
-        if self._order is not None:
-            self._order.remove(first_page, self)
+        if self._buckets is not None:
+            self._buckets.remove(first_page, self)
 
     def neighbours(self, page: bytes) -> tuple[bytes | None, bytes | None]:
-        """The greatest first page below ``page`` and the least one above it, in the order of their bytes.
+        """Returns the greatest first page below ``page`` and the smallest one above it, in byte order.
 
-        One of the two has the longest common prefix with ``page`` that any child has. ``page`` itself must not
-        be a child's. O(log children), and a scan of a few hundred.
+        No child shares a longer prefix with ``page`` than the better of these two. ``page`` itself must not be a
+        key. O(log children), and a scan of a few hundred keys.
         """
-        if self._order is not None:
-            return self._order.neighbours(page, self)
+        if self._buckets is not None:
+            return self._buckets.neighbours(page, self)
         return _nearest_below(self, page), _nearest_above(self, page)
 
     def is_ordered(self) -> bool:
-        """Whether the order, if it is kept, is that of the children. O(children)."""
-        return self._order is None or self._order.holds(self)
+        """Returns whether the buckets, if there are any, are consistent with the children. O(children)."""
+        return self._buckets is None or self._buckets.covers(self)
 
 
-class _Order:
-    """Keys cut into blocks by range; inside a block they have no order.
+class _Buckets:
+    """Keys partitioned by range into unsorted buckets.
 
-    A removed key stays in its block until half of the block is gone. So a removal touches the bounds only, which
-    stay in the processor's caches, and not the keys, which do not: at a million children this is four times
-    faster than a sorted list. Every block holds a live key.
+    A removed key stays in its bucket until half of the bucket's keys are removed ones. A removal therefore touches
+    only the lower bounds, which fit the processor's caches, and not the keys, which do not: four times faster than
+    a sorted list at a million children. Every bucket contains at least one current key.
+
+    The methods take the current keys as ``live``; all other keys in the buckets count as removed.
     """
 
-    __slots__ = ("_blocks", "_bounds", "_n_removed")
+    __slots__ = ("_buckets", "_lower_bounds", "_n_removed")
 
     def __init__(self, keys: Iterable[bytes]) -> None:
-        self._bounds = [b""]
-        """``_blocks[i]`` has the keys from ``_bounds[i]`` to below ``_bounds[i + 1]``."""
-        self._blocks = [list(keys)]
+        self._lower_bounds = [b""]
+        """``_buckets[i]`` contains the keys from ``_lower_bounds[i]`` to below ``_lower_bounds[i + 1]``."""
+        self._buckets = [list(keys)]
         self._n_removed = [0]
+        """Removed keys that are still in each bucket."""
 
     def add(self, key: bytes, live: Container[bytes]) -> None:
-        index = bisect_right(self._bounds, key) - 1
-        block = self._blocks[index]
-        block.append(key)
-        if len(block) > 2 * _BLOCK:
-            self._tidy(index, live)
+        index = bisect_right(self._lower_bounds, key) - 1
+        bucket = self._buckets[index]
+        bucket.append(key)
+        if len(bucket) > 2 * _BUCKET_SIZE:
+            self._rebalance(index, live)
 
     def remove(self, key: bytes, live: Container[bytes]) -> None:
-        index = bisect_right(self._bounds, key) - 1
+        index = bisect_right(self._lower_bounds, key) - 1
         self._n_removed[index] += 1
-        if 2 * self._n_removed[index] >= len(self._blocks[index]):
-            self._tidy(index, live)
+        if 2 * self._n_removed[index] >= len(self._buckets[index]):
+            self._rebalance(index, live)
 
     def neighbours(self, key: bytes, live: Container[bytes]) -> tuple[bytes | None, bytes | None]:
-        index = bisect_right(self._bounds, key) - 1
-        block = [other for other in self._blocks[index] if other in live]
-        below, above = _nearest_below(block, key), _nearest_above(block, key)
+        index = bisect_right(self._lower_bounds, key) - 1
+        bucket = [other for other in self._buckets[index] if other in live]
+        below, above = _nearest_below(bucket, key), _nearest_above(bucket, key)
         if below is None and index > 0:
-            below = max(other for other in self._blocks[index - 1] if other in live)
-        if above is None and index + 1 < len(self._blocks):
-            above = min(other for other in self._blocks[index + 1] if other in live)
+            below = max(other for other in self._buckets[index - 1] if other in live)
+        if above is None and index + 1 < len(self._buckets):
+            above = min(other for other in self._buckets[index + 1] if other in live)
         return below, above
 
-    def holds(self, live: Iterable[bytes]) -> bool:
+    def covers(self, live: Iterable[bytes]) -> bool:
+        """Returns whether every live key is in the bucket of its range, and no bucket is without one."""
         keys = set(live)
-        ranges = zip(self._bounds, [*self._bounds[1:], None], self._blocks, strict=True)
-        found: list[bytes] = []
-        for bound, next_bound, block in ranges:
-            here = keys.intersection(block)
-            in_range = all(bound <= key and (next_bound is None or key < next_bound) for key in here)
-            if not in_range or (not here and keys):
+        ranges = zip(self._lower_bounds, [*self._lower_bounds[1:], None], self._buckets, strict=True)
+        covered: list[bytes] = []
+        for lower_bound, upper_bound, bucket in ranges:
+            in_bucket = keys.intersection(bucket)
+            in_range = all(lower_bound <= key and (upper_bound is None or key < upper_bound) for key in in_bucket)
+            if not in_range or (not in_bucket and keys):
                 return False
-            found += here
-        return len(found) == len(keys)
+            covered += in_bucket
+        return len(covered) == len(keys)
 
-    def _tidy(self, index: int, live: Container[bytes]) -> None:
-        """Forgets a block's removed keys; halves it if it is still long, drops it if it is empty."""
-        keys = sorted({key for key in self._blocks[index] if key in live})
+    def _rebalance(self, index: int, live: Container[bytes]) -> None:
+        """Drops a bucket's removed keys; splits the bucket if it is still too long, deletes it if it is empty."""
+        keys = sorted({key for key in self._buckets[index] if key in live})
         self._n_removed[index] = 0
-        if len(keys) > _BLOCK:
+        if len(keys) > _BUCKET_SIZE:
             middle = len(keys) // 2
-            self._blocks[index : index + 1] = [keys[:middle], keys[middle:]]
-            self._bounds.insert(index + 1, keys[middle])
+            self._buckets[index : index + 1] = [keys[:middle], keys[middle:]]
+            self._lower_bounds.insert(index + 1, keys[middle])
             self._n_removed.insert(index + 1, 0)
-        elif keys or len(self._blocks) == 1:
-            self._blocks[index] = keys
+        elif keys or len(self._buckets) == 1:
+            self._buckets[index] = keys
         else:
-            del self._blocks[index]
+            del self._buckets[index]
             del self._n_removed[index]
-            del self._bounds[max(index, 1)]
+            del self._lower_bounds[max(index, 1)]
 
 
 def _nearest_below(keys: Iterable[bytes], page: bytes) -> bytes | None:

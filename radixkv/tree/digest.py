@@ -1,4 +1,7 @@
-"""Chained page digests, for explanations, events and routing. They never decide what is shared."""
+"""Chained page digests, which name cached prefixes in explanations, events and routing.
+
+Digests never decide what is shared: a match compares tokens.
+"""
 
 from __future__ import annotations
 
@@ -11,52 +14,56 @@ from xxhash import xxh3_64_intdigest
 from radixkv.tree.node import Namespace, Node
 
 Digest = Callable[[int, bytes], int]
-"""(digest of all that comes before, a page's bytes) -> digest up to there, an unsigned 64-bit number."""
+"""``digest(parent_digest, page)``: an unsigned 64-bit digest of a page's bytes and of everything before it."""
 
 
-def chained_xxh3_64(parent: int, page: bytes) -> int:
-    """xxh3_64 of the page, seeded with the digest of what comes before it."""
-    return xxh3_64_intdigest(page, parent)
+def chained_xxh3_64(parent_digest: int, page: bytes) -> int:
+    """Returns xxh3_64 of the page's bytes, seeded with the digest of everything before the page."""
+    return xxh3_64_intdigest(page, parent_digest)
 
 
 def namespace_digest(digest: Digest, namespace: Namespace) -> int:
-    """Where a namespace's chain starts; its representation tells the fields apart."""
+    """Returns the first link of a namespace's chain.
+
+    Digests the ``repr`` of the fields, so that no two namespaces give the same bytes.
+    """
     return digest(0, repr(tuple(namespace)).encode())
 
 
-def digest_at(digest: Digest, node: Node, n_pages: int, width: int) -> int:
-    """The digest of the path that ends after ``n_pages`` of ``node``; ``width`` is a page's bytes.
+def digest_at(digest: Digest, node: Node, n_pages: int, page_bytes: int) -> int:
+    """Returns the digest of the path that ends after ``n_pages`` pages of ``node``.
 
-    Each page is digested once in a node's life and remembered: O(pages of the path not digested before).
+    Nodes remember their digests, so each page is digested once while it is in the tree: O(pages of the path without
+    a digest).
     """
-    lacking: list[tuple[Node, int]] = []
+    missing: list[tuple[Node, int]] = []
     while node.parent is not None and (not n_pages or node.digests is None or len(node.digests) < n_pages):
         if n_pages:
-            lacking.append((node, n_pages))
+            missing.append((node, n_pages))
         node = node.parent
         n_pages = len(node.pages)
     assert node.digests is not None
     value = node.digests[n_pages - 1]
-    for lower, n_wanted in reversed(lacking):
+    for lower, n_needed in reversed(missing):
         if lower.digests is None:
             lower.digests = array("Q")
         elif lower.digests:
             value = lower.digests[-1]
-        for index in range(len(lower.digests), n_wanted):
-            value = digest(value, bytes(lower.key[index * width : (index + 1) * width]))
+        for index in range(len(lower.digests), n_needed):
+            value = digest(value, bytes(lower.key[index * page_bytes : (index + 1) * page_bytes]))
             lower.digests.append(value)
     return value
 
 
 class RecentDigests:
-    """The last ``capacity`` digests that were added. Memory: 120 to 260 bytes each."""
+    """Set of the ``capacity`` digests that were added last. Memory: 120 to 260 bytes a digest."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._digests: OrderedDict[int, None] = OrderedDict()
 
     def add(self, digest: int) -> None:
-        """Remembers a digest, and forgets the one that was added longest ago if there are too many. O(1)."""
+        """Adds a digest, or makes it the newest; drops the oldest beyond the capacity. O(1)."""
         self._digests[digest] = None
         self._digests.move_to_end(digest)
         if len(self._digests) > self._capacity:

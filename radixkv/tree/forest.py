@@ -1,4 +1,4 @@
-"""The nodes of all namespaces, and where their pages are counted."""
+"""Nodes of all namespaces with counts of their pages by state."""
 
 from __future__ import annotations
 
@@ -15,33 +15,36 @@ from radixkv.tree.node import Namespace, Node
 
 
 class Forest:
-    """A tree of nodes for each namespace; knows of leases only how many hold a node.
+    """One tree of nodes for each namespace. Knows leases only as a reference count of each node.
 
-    A page is leased, evictable or detached. A node without a lease is settled, so that all its pages can be
-    evicted, from the leaves up; a detached node has a lease, or it is gone.
+    Every page is in one of three states: leased, evictable, or detached. All pages of a reachable node without a
+    lease are computed and can be evicted, leaves first. A detached node has a lease, and is dropped with the last.
     """
 
-    def __init__(self, width: int, digest: Digest, clock: Callable[[], int] | None = None) -> None:
-        self.width = width
-        """Bytes of a page's tokens."""
+    def __init__(self, page_bytes: int, digest: Digest, clock: Callable[[], int] | None = None) -> None:
+        self.page_bytes = page_bytes
+        """Bytes of one page's tokens."""
         self.roots: dict[Namespace, Node] = {}
         self.evictable = SortedKeyList(key=attrgetter("tick", "serial"))
-        """Leaves without a lease, least tick first; roots are never in it."""
+        """Leaves without a lease, smallest tick first; contains no root."""
         self.n_leased = 0
+        """Reachable pages that a lease holds."""
         self.n_evictable = 0
+        """Reachable pages without a lease."""
         self.n_detached = 0
+        """Unreachable pages that a lease holds."""
         self.version = 0
-        """Changes whenever a match could."""
+        """Changes with every change that can alter the result of a match."""
         self._digest = digest
         self._clock = count(1).__next__ if clock is None else clock
         self._n_serials = 0
 
     def tick(self) -> int:
-        """The logical clock's next value. O(1)."""
+        """Returns the next value of the clock. O(1)."""
         return self._clock()
 
     def root(self, namespace: Namespace) -> Node:
-        """The namespace's root, made if it is missing. O(1)."""
+        """Returns the root of a namespace; creates it if it is missing. O(1)."""
         root = self.roots.get(namespace)
         if root is None:
             root = self._node(namespace, None, bytearray(), [], tick=0)
@@ -50,7 +53,7 @@ class Forest:
         return root
 
     def pin(self, node: Node) -> None:
-        """Counts one more lease on a node. O(log leaves)."""
+        """Adds a lease to the reference count of a node. O(log leaves)."""
         if not node.n_leases and node.parent is not None:
             n_pages = len(node.pages)
             self.n_evictable -= n_pages
@@ -60,10 +63,13 @@ class Forest:
         node.n_leases += 1
 
     def unpin(self, node: Node) -> list[int]:
-        """Counts one lease less on a node, and returns the pages that this frees. O(log leaves + pages freed).
+        """Removes a lease from the reference count of a node. O(log leaves + pages freed).
 
-        With its last lease go a detached node and pages that never settled: nobody is left to settle them.
-        Unpin a path from its end up.
+        Callers unpin a path from its end upwards.
+
+        Returns:
+            The pages that this frees. With the last lease go all pages of a detached node, and the pages whose KV
+            is not computed: no request is left to compute it.
         """
         node.n_leases -= 1
         if node.n_leases:
@@ -77,19 +83,22 @@ class Forest:
         self.n_leased -= n_pages
         self.n_evictable += n_pages
         if node.n_computed == n_pages:
-            self._offer(node)
+            self._make_evictable(node)
             return []
-        n_kept = node.n_computed
-        _, freed = self.cut(node, n_kept)
-        if n_kept:
-            self._offer(node)
+        n_computed = node.n_computed
+        _, freed = self.truncate(node, n_computed)
+        if n_computed:
+            self._make_evictable(node)
         return freed
 
     def append(self, node: Node, tokens: bytes | bytearray, pages: Sequence[int]) -> Node:
-        """Adds pages behind the end of a leased node of which no child begins with the first of them.
+        """Adds pages after the end of a leased node. O(new pages) amortised.
 
-        Returns the node that holds them: the same one if it is a leaf of one lease, else a new child that is
-        leased once. O(new pages) amortised.
+        No child of the node may start with the first of the new pages.
+
+        Returns:
+            The node that contains the new pages: ``node`` itself if it is a leaf with a single lease, else a new
+            child with one lease.
         """
         self.version += 1
         self.n_leased += len(pages)
@@ -101,26 +110,26 @@ class Forest:
         child.n_leases = 1
         if node.children is None:
             node.children = Children()
-        node.children.add(bytes(tokens[: self.width]), child)
+        node.children.add(bytes(tokens[: self.page_bytes]), child)
         return child
 
     def split(self, node: Node, n_pages: int) -> Node:
-        """Gives a node's first ``n_pages`` to a new parent of it, which is returned. O(pages of the node).
+        """Moves the first ``n_pages`` of a node to a new parent, and returns that parent. O(pages of the node).
 
-        ``node`` keeps its end, and so stays the end of the leases that end there.
+        ``node`` remains the lower part, so leases that end at it still do.
         """
         parent = node.parent
         assert parent is not None
         assert parent.children is not None
-        cut = n_pages * self.width
-        upper = self._node(node.namespace, parent, node.key[:cut], node.pages[:n_pages], tick=node.tick)
+        boundary = n_pages * self.page_bytes
+        upper = self._node(node.namespace, parent, node.key[:boundary], node.pages[:n_pages], tick=node.tick)
         upper.n_leases = node.n_leases
         upper.n_computed = min(node.n_computed, n_pages)
         parent.children[self._first_page(node)] = upper
         if node.digests is not None:
             upper.digests = node.digests[:n_pages]
             node.digests = node.digests[n_pages:]
-        node.key = node.key[cut:]
+        node.key = node.key[boundary:]
         node.pages = node.pages[n_pages:]
         node.n_computed -= upper.n_computed
         node.parent = upper
@@ -128,10 +137,13 @@ class Forest:
         upper.children.add(self._first_page(node), node)
         return upper
 
-    def cut(self, leaf: Node, n_kept: int) -> tuple[bytes, list[int]]:
-        """Takes all pages but the first ``n_kept`` from an unleased leaf; returns their tokens and the pages.
+    def truncate(self, leaf: Node, n_kept: int) -> tuple[bytes, list[int]]:
+        """Removes all but the first ``n_kept`` pages of an unleased leaf. O(pages removed + log leaves) amortised.
 
-        A leaf that keeps none goes, and must not be in ``evictable`` any more. O(pages cut + log leaves) amortised.
+        Without any page left the leaf is removed; it must already be out of ``evictable`` then.
+
+        Returns:
+            The tokens of the removed pages, and the pages.
         """
         self.version += 1
         self.n_evictable -= len(leaf.pages) - n_kept
@@ -139,9 +151,9 @@ class Forest:
             tokens, pages = bytes(leaf.key), leaf.pages
             self._remove(leaf)
             return tokens, pages
-        at = n_kept * self.width
-        tokens, pages = bytes(leaf.key[at:]), leaf.pages[n_kept:]
-        del leaf.key[at:]
+        boundary = n_kept * self.page_bytes
+        tokens, pages = bytes(leaf.key[boundary:]), leaf.pages[n_kept:]
+        del leaf.key[boundary:]
         del leaf.pages[n_kept:]
         if leaf.digests is not None:
             del leaf.digests[n_kept:]
@@ -149,10 +161,12 @@ class Forest:
         return tokens, pages
 
     def detach(self, top: Node) -> list[int]:
-        """Makes a node and all below it unreachable; returns the pages of those that have no lease.
+        """Makes a subtree unreachable. O(nodes · log leaves + pages freed).
 
-        The others keep the link to their parents, so that their leases still have their pages.
-        O(nodes · log leaves + pages freed).
+        Leased nodes keep the link to their parent, so their leases still cover the same pages.
+
+        Returns:
+            The pages of the nodes without a lease, which are free now.
         """
         self.version += 1
         parent = top.parent
@@ -161,11 +175,11 @@ class Forest:
         else:
             self._drop_child(parent, top)
         freed: list[int] = []
-        waiting = [top]
-        while waiting:
-            node = waiting.pop()
+        stack = [top]
+        while stack:
+            node = stack.pop()
             if node.children is not None:
-                waiting.extend(node.children.values())
+                stack.extend(node.children.values())
             elif not node.n_leases and node.parent is not None:
                 self.evictable.remove(node)
             node.children = None
@@ -180,13 +194,13 @@ class Forest:
         return freed
 
     def reachable(self) -> Iterator[Node]:
-        """Every node that a match can meet, roots included, parents first."""
-        waiting = list(self.roots.values())
-        while waiting:
-            node = waiting.pop()
+        """Yields every node that a match can reach, parents first, roots included."""
+        stack = list(self.roots.values())
+        while stack:
+            node = stack.pop()
             yield node
             if node.children is not None:
-                waiting.extend(node.children.values())
+                stack.extend(node.children.values())
 
     def _node(
         self, namespace: Namespace, parent: Node | None, key: bytearray, pages: list[int], *, tick: int
@@ -195,7 +209,7 @@ class Forest:
         return Node(namespace, parent, key, pages, tick=tick, serial=self._n_serials)
 
     def _first_page(self, node: Node) -> bytes:
-        return bytes(node.key[: self.width])
+        return bytes(node.key[: self.page_bytes])
 
     def _remove(self, leaf: Node) -> None:
         parent = leaf.parent
@@ -209,10 +223,10 @@ class Forest:
         if not parent.children:
             parent.children = None
             if not parent.n_leases:
-                self._offer(parent)
+                self._make_evictable(parent)
 
-    def _offer(self, node: Node) -> None:
-        """Lets an unleased node be evicted if it is a leaf; a root that nobody needs goes at once."""
+    def _make_evictable(self, node: Node) -> None:
+        """Makes a node without a lease evictable if it is a leaf; deletes it if it is an empty root."""
         if node.children is not None:
             return
         if node.parent is None:

@@ -1,4 +1,4 @@
-"""The parts that a tree is made of: namespaces, nodes and leases."""
+"""Building blocks of the radix tree: nodes, namespaces, leases."""
 
 from __future__ import annotations
 
@@ -8,23 +8,27 @@ from typing import NamedTuple
 from radixkv.tree.children import Children
 
 TOKEN_BYTES = 4
-"""A token is one little-endian int32."""
+"""Bytes of a token: one little-endian int32."""
 
 
 class Namespace(NamedTuple):
-    """What must not share pages. The position gives the type: a salt never equals an adapter."""
+    """Isolation key of the cache: requests share pages only within one namespace.
+
+    Each field has its own position, so a salt never equals an adapter of the same name.
+    """
 
     tenant: str = ""
     salt: str = ""
     adapter: str = ""
     epoch: int = 0
-    """Grows with each change of the weights."""
+    """Version of the weights; grows with each change of them."""
 
 
 class Node:
-    """A run of pages that follows its parent's; a root has none.
+    """A run of consecutive pages that continues its parent's run; a root has no pages.
 
-    What it links to is freed by ``unlink``, not by the cyclic collector, which the runtime switches off.
+    ``unlink`` breaks a node's references when it leaves the tree, so nodes never wait for the cyclic garbage
+    collector, which the runtime switches off.
     """
 
     __slots__ = (
@@ -53,24 +57,28 @@ class Node:
     ) -> None:
         self.namespace = namespace
         self.parent = parent
+        """None in a root."""
         self.key = key
-        """The run's tokens, little-endian int32."""
+        """The run's tokens, little-endian int32; ``len(pages)`` whole pages of them."""
         self.pages = pages
-        self.children: Children | None = None
-        """None without children, and in every detached node."""
+        """Page indices of the run, in token order."""
+        self.children: Children[Node] | None = None
+        """None in a leaf and in every detached node."""
         self.n_leases = 0
-        """Open leases whose path holds this node."""
+        """Reference count: open leases whose path contains this node."""
         self.tick = tick
-        """When the run was used last; never less than a child's."""
+        """Logical time of the last use, at least that of each child."""
         self.serial = serial
+        """Order of creation; breaks ties between equal ticks."""
         self.n_computed = 0
-        """How many of its pages, from its start, a finite row has covered."""
+        """Leading pages whose KV is computed: a finished row with finite values has covered them."""
         self.detached = False
+        """Whether the node is out of the tree, so that no match finds it, while a lease still holds its pages."""
         self.digests: array[int] | None = None
-        """Chained digests of its leading pages, as far as they were asked for; a root holds its namespace's."""
+        """Chained digests of the leading pages, computed on demand; in a root, the digest of its namespace."""
 
     def unlink(self) -> None:
-        """Lets go of everything it refers to. O(1)."""
+        """Drops every reference to other nodes, tokens and pages. O(1)."""
         self.parent = None
         self.children = None
         self.digests = None
@@ -79,9 +87,9 @@ class Node:
 
 
 class Lease:
-    """A pin on a path from a root to ``node``'s end; none of its pages is evicted until it is released.
+    """A pin on the path from a root to the end of ``node``; no page of the path is evicted until the release.
 
-    Only the tree changes it.
+    Read-only outside the tree.
     """
 
     __slots__ = ("n_tokens", "namespace", "node", "released")
@@ -89,63 +97,72 @@ class Lease:
     def __init__(self, node: Node, n_tokens: int) -> None:
         self.namespace = node.namespace
         self.node = node
-        """The last node of the path; the lease ends at its end, also after a split."""
+        """The last node of the path. The lease covers all of it; a split keeps this true."""
         self.n_tokens = n_tokens
         """Length of the path in tokens, a multiple of the page size."""
         self.released = False
 
     @property
     def detached(self) -> bool:
-        """Whether the path's end cannot be matched any more."""
+        """Whether the end of the path is detached, so that no match reaches it."""
         return self.node.detached
 
 
-def walk(node: Node, tokens: bytes, width: int) -> tuple[list[Node], int, Node | None, int]:
-    """Follows ``tokens`` down from ``node``'s end, comparing whole edges; ``width`` is a page's bytes.
+def walk(node: Node, tokens: bytes, page_bytes: int) -> tuple[list[Node], int, Node | None, int]:
+    """Follows ``tokens`` down from the end of ``node``. O(edges), and one comparison of the bytes.
 
-    Returns the nodes that match whole, in order; the number of bytes they take; and the node, if there is one,
-    of which only the first pages match, with their number (at least 1). O(edges) and one compare of the bytes.
+    Args:
+        node: where the walk starts.
+        tokens: the tokens after the end of ``node``.
+        page_bytes: bytes of one page's tokens.
+
+    Returns:
+        The nodes that match as a whole, in order; the bytes that they match; the node of which only leading pages
+        match, or None; the number of those pages (at least 1, or 0 without such a node).
     """
     path: list[Node] = []
     start = 0
     children = node.children
     while children is not None:
-        child = children.get(tokens[start : start + width])
+        child = children.get(tokens[start : start + page_bytes])
         if child is None:
             break
         key = child.key
         if not tokens.startswith(key, start):
-            return path, start, child, _common_pages(key, tokens, start, width)
+            return path, start, child, _common_pages(key, tokens, start, page_bytes)
         path.append(child)
         start += len(key)
         children = child.children
     return path, start, None, 0
 
 
-def n_matching(node: Node, tokens: bytes, width: int) -> int:
-    """How many bytes ``walk`` goes; it is asked of every prompt that waits, and so written out."""
+def n_matching_bytes(node: Node, tokens: bytes, page_bytes: int) -> int:
+    """Returns the number of bytes that ``walk`` matches.
+
+    Repeats the loop of ``walk`` for speed: it runs for every waiting prompt.
+    """
     start = 0
     children = node.children
-    while children is not None and (child := children.get(tokens[start : start + width])) is not None:
+    while children is not None and (child := children.get(tokens[start : start + page_bytes])) is not None:
         key = child.key
         if not tokens.startswith(key, start):
-            return start + width * _common_pages(key, tokens, start, width)
+            return start + page_bytes * _common_pages(key, tokens, start, page_bytes)
         start += len(key)
         children = child.children
     return start
 
 
-def _common_pages(key: bytearray, tokens: bytes, start: int, width: int) -> int:
-    """How many leading pages ``key`` has in common with ``tokens[start:]``, the first of which is known to be.
+def _common_pages(key: bytearray, tokens: bytes, start: int, page_bytes: int) -> int:
+    """Returns how many leading pages ``key`` and ``tokens[start:]`` have in common; the first page must match.
 
-    Halves the rest at each compare, so that fewer bytes than the key has are copied and compared.
+    Binary search: each comparison halves the rest, so fewer bytes are copied and compared than ``key`` has.
     """
-    same = 1
-    limit = min(len(key), len(tokens) - start) // width
-    while same < limit:
-        middle = (same + limit + 1) // 2
-        if tokens.startswith(key[same * width : middle * width], start + same * width):
-            same = middle
+    n_common = 1
+    limit = min(len(key), len(tokens) - start) // page_bytes
+    while n_common < limit:
+        middle = (n_common + limit + 1) // 2
+        if tokens.startswith(key[n_common * page_bytes : middle * page_bytes], start + n_common * page_bytes):
+            n_common = middle
         else:
             limit = middle - 1
-    return same
+    return n_common

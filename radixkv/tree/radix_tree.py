@@ -1,4 +1,4 @@
-"""The radix tree: which tokens' pages are cached, who holds them, and which may go."""
+"""Radix tree of cached KV pages, with leases that pin paths and eviction of unused leaves."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from radixkv.tree.digest import Digest, RecentDigests, chained_xxh3_64, digest_a
 from radixkv.tree.explain import Explanation, explain_match
 from radixkv.tree.forest import Forest
 from radixkv.tree.invariants import check_counts, check_forest
-from radixkv.tree.node import Lease, Namespace, Node, n_matching, walk
-from radixkv.tree.shared_runs import SharedRun, find_shared_runs
+from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node, n_matching_bytes, walk
+from radixkv.tree.shared_runs import SharedLeases, find_shared_runs
 
-_EVICTED_RUNS_REMEMBERED = 1 << 14
+_MAX_REMEMBERED_EVICTIONS = 1 << 14
+"""Evicted runs that ``explain`` can still recognise."""
 
 
 class EvictedRun(NamedTuple):
@@ -22,75 +23,81 @@ class EvictedRun(NamedTuple):
 
     namespace: Namespace
     parent_digest: int
-    """Chained digest of all that comes before them."""
+    """Chained digest of everything before the run."""
     tokens: bytes
+    """The run's tokens, little-endian int32."""
     pages: list[int]
+    """Indices of the freed pages, in token order."""
 
 
 class RadixTree:
-    """Cached pages of all namespaces, found by their tokens (little-endian int32).
+    """Index of the cached pages of all namespaces by their tokens.
 
-    Two sequences share a page only if their tokens were compared. Methods that take a lease raise
-    ``InvariantError`` if it was released. No method recurses, and none leaves work to the cyclic collector.
+    Tokens are little-endian int32 bytes. Pages are indices into the KV pool, which the tree never touches. Two
+    sequences share a page only after a comparison of their tokens, never because of a hash. A *lease* pins the path
+    of one request against eviction; methods that take a lease raise ``InvariantError`` if it was released.
+
+    No method recurses, and none creates work for the cyclic garbage collector.
     """
 
     def __init__(
         self, page_size: int, *, digest: Digest = chained_xxh3_64, clock: Callable[[], int] | None = None
     ) -> None:
-        """An empty tree.
+        """Creates an empty tree.
 
         Args:
-            page_size: in tokens.
-            digest: names evicted runs; what is shared does not depend on it.
-            clock: asked at each ``lease`` and ``release`` for the path's tick. ``evict`` takes the least tick
-                first: None counts upwards, so that this is what was used least recently; another clock gives
-                another order. Whenever ``evict`` or ``check`` is called, no run may have less than those below it.
+            page_size: tokens per page.
+            digest: digest function that names evicted runs. Sharing does not depend on it.
+            clock: returns the tick that ``lease`` and ``release`` set on the path's nodes; ``evict`` takes the leaf
+                with the smallest tick. The default, a counter, makes that the least recently used leaf; another
+                clock makes another policy. Whenever ``evict`` or ``check`` is called, no node may have a smaller
+                tick than one of its children.
         """
         self._page_size = page_size
-        self._width = 4 * page_size
+        self._page_bytes = TOKEN_BYTES * page_size
         self._digest = digest
-        self._forest = Forest(self._width, digest, clock)
+        self._forest = Forest(self._page_bytes, digest, clock)
         self._leases: set[Lease] = set()
-        self._evicted = RecentDigests(_EVICTED_RUNS_REMEMBERED)
+        self._evicted = RecentDigests(_MAX_REMEMBERED_EVICTIONS)
 
     @property
     def n_pages_reachable(self) -> int:
-        """Pages that a match can meet: the leased and the evictable ones."""
+        """Pages that a match can find: leased and evictable ones. O(1)."""
         return self._forest.n_leased + self._forest.n_evictable
 
     @property
     def n_pages_evictable(self) -> int:
-        """Reachable pages without a lease; ``evict`` can free them all."""
+        """Reachable pages without a lease, all of which ``evict`` can free. O(1)."""
         return self._forest.n_evictable
 
     @property
     def n_pages_leased(self) -> int:
-        """Reachable pages that a lease holds."""
+        """Reachable pages that a lease holds. O(1)."""
         return self._forest.n_leased
 
     @property
     def n_pages_detached(self) -> int:
-        """Unreachable pages that a lease holds."""
+        """Unreachable pages that a lease still holds. O(1)."""
         return self._forest.n_detached
 
     @property
     def version(self) -> int:
-        """Changes whenever the result of a match could."""
+        """Changes with every change that can alter the result of a match. O(1)."""
         return self._forest.version
 
     def namespaces(self) -> list[Namespace]:
-        """Those with a page or a lease. O(namespaces)."""
+        """Returns the namespaces that have a reachable page, or a lease that is not detached. O(namespaces)."""
         return list(self._forest.roots)
 
     def match(self, namespace: Namespace, tokens: bytes) -> int:
-        """How many of the tokens are cached, in whole pages. Reads only. O(edges)."""
+        """Returns the length of the longest cached prefix, in tokens of whole pages. Changes nothing. O(edges)."""
         root = self._forest.roots.get(namespace)
-        return 0 if root is None else n_matching(root, tokens, self._width) // 4
+        return 0 if root is None else n_matching_bytes(root, tokens, self._page_bytes) // TOKEN_BYTES
 
     def lease(self, namespace: Namespace, tokens: bytes) -> Lease:
-        """Pins the longest cached prefix of the tokens in whole pages, if only the empty one, and touches it.
+        """Pins the longest cached prefix of the tokens, in whole pages, and marks it as used now.
 
-        Splits at most one node. O(edges), and O(pages of the split node).
+        The prefix may be empty. Splits at most one node. O(edges), and O(pages of the split node).
         """
         root = self._forest.root(namespace)
         lease = Lease(root, 0)
@@ -102,7 +109,7 @@ class RadixTree:
         return lease
 
     def pages(self, lease: Lease) -> list[int]:
-        """All pages of the lease's path, in order. O(pages)."""
+        """Returns all pages of the lease's path, in token order. O(pages)."""
         self._require_open(lease)
         path: list[Node] = []
         node: Node | None = lease.node
@@ -112,41 +119,57 @@ class RadixTree:
         return _pages(reversed(path))
 
     def extend(self, lease: Lease, tokens: bytes) -> list[int]:
-        """Moves the lease over what others committed since; ``tokens`` are those that follow its end.
+        """Extends the lease over pages that others have committed after its end. O(new edges + new pages).
 
-        Returns the pages it now covers in addition; none if it is detached. O(new edges + new pages).
+        Args:
+            lease: an open lease.
+            tokens: the request's tokens after the end of the lease.
+
+        Returns:
+            The pages that the lease covers in addition; none if it is detached.
         """
         self._require_open(lease)
         return _pages(self._advance(lease, tokens))
 
     def commit(self, lease: Lease, tokens: bytes | bytearray, pages: Sequence[int]) -> list[int]:
-        """Takes the pages of the tokens that follow the lease's end; moves the lease behind them. A detached
-        lease takes nothing, and stays where it is.
+        """Inserts pages after the end of the lease, and extends the lease over them. O(new pages) amortised.
 
-        Returns the tree's pages for the first of the given ones, as far as the tokens were cached already: those
-        given are duplicates, to be freed once no table names them. Raises ``InvariantError`` if the tokens do not
-        fill the pages. O(new pages) amortised.
+        Commits before the KV is written: other requests find the pages at once, and may read them in the step that
+        writes them. A detached lease takes no pages and stays as it is.
+
+        Args:
+            lease: an open lease.
+            tokens: the tokens of the pages, which follow the end of the lease.
+            pages: the pages to insert.
+
+        Returns:
+            The tree's own pages for the leading tokens that were cached already. The same number of leading
+            ``pages`` are duplicates, which the caller frees once no block table contains them.
+
+        Raises:
+            InvariantError: the tokens do not fill the pages exactly.
         """
         if lease.released:
             self._require_open(lease)
-        if len(tokens) != self._width * len(pages):
+        if len(tokens) != self._page_bytes * len(pages):
             raise InvariantError(
-                f"{len(tokens)} bytes of tokens do not fill {len(pages)} pages of {self._width}; commit whole pages"
+                f"{len(tokens)} bytes of tokens do not fill {len(pages)} pages of {self._page_bytes} bytes; "
+                "commit whole pages"
             )
         if lease.node.detached:
             return []
         canonical: list[int] = []
         children = lease.node.children
-        if children is not None and bytes(tokens[: self._width]) in children:
+        if children is not None and bytes(tokens[: self._page_bytes]) in children:
             canonical = _pages(self._advance(lease, bytes(tokens)))
-            tokens, pages = tokens[len(canonical) * self._width :], pages[len(canonical) :]
+            tokens, pages = tokens[len(canonical) * self._page_bytes :], pages[len(canonical) :]
         if pages:
             lease.node = self._forest.append(lease.node, tokens, pages)
             lease.n_tokens += self._page_size * len(pages)
         return canonical
 
     def fork(self, lease: Lease) -> Lease:
-        """A second pin on the same path. O(edges)."""
+        """Returns a second lease on the same path. O(edges)."""
         self._require_open(lease)
         node: Node | None = lease.node
         while node is not None:
@@ -157,10 +180,14 @@ class RadixTree:
         return second
 
     def release(self, lease: Lease) -> list[int]:
-        """Unpins the path and touches it; a second time raises ``InvariantError``.
+        """Unpins the path and marks it as used now. O(edges + log leaves).
 
-        Returns the pages that no other lease holds and that are detached, or were never settled: those cannot
-        be cached, for nobody is left to settle them. O(edges + log leaves).
+        Returns:
+            The pages to free: those that no other lease holds and that are detached or not computed, because no
+            request is left to compute them. The others stay cached.
+
+        Raises:
+            InvariantError: the lease was released before.
         """
         if lease.released:
             self._require_open(lease)
@@ -177,21 +204,22 @@ class RadixTree:
         return freed
 
     def mark_computed(self, lease: Lease, n_tokens: int) -> None:
-        """A finite row has covered the first ``n_tokens`` of the path: their whole pages can be trusted.
+        """Marks the whole pages of the path's first ``n_tokens`` as computed. O(edges not computed before).
 
-        O(edges not settled before).
+        Called once a finished row with finite values has covered those tokens. Only computed pages stay cached
+        without a lease.
         """
         if lease.released:
             self._require_open(lease)
-        node, n_behind = lease.node, lease.n_tokens // self._page_size - n_tokens // self._page_size
+        node, n_beyond = lease.node, lease.n_tokens // self._page_size - n_tokens // self._page_size
         while node.parent is not None and node.n_computed < len(node.pages):
             n_pages = len(node.pages)
-            node.n_computed = n_pages if n_behind <= 0 else max(node.n_computed, n_pages - n_behind)
-            n_behind -= n_pages
+            node.n_computed = n_pages if n_beyond <= 0 else max(node.n_computed, n_pages - n_beyond)
+            n_beyond -= n_pages
             node = node.parent
 
     def first_uncomputed(self, lease: Lease) -> Node | None:
-        """The first node of the path that is not settled whole. O(edges not settled)."""
+        """Returns the path's first node with a page that is not computed, or None. O(edges not computed)."""
         self._require_open(lease)
         top: Node | None = None
         node = lease.node
@@ -199,8 +227,8 @@ class RadixTree:
             top, node = node, node.parent
         return top
 
-    def leads_through(self, lease: Lease, nodes: AbstractSet[Node]) -> bool:
-        """Whether the lease's path has one of the nodes. O(edges)."""
+    def passes_through(self, lease: Lease, nodes: AbstractSet[Node]) -> bool:
+        """Returns whether the lease's path contains one of the nodes. O(edges)."""
         self._require_open(lease)
         node: Node | None = lease.node
         while node is not None:
@@ -210,9 +238,12 @@ class RadixTree:
         return False
 
     def detach_uncomputed(self, lease: Lease) -> list[int]:
-        """Makes the path unreachable from its first unsettled page on, with all that lies below.
+        """Detaches the lease's path from its first page that is not computed, with the subtree below it.
 
-        Returns the pages freed at once. O(edges + subtree · log leaves).
+        O(edges + subtree · log leaves). See docs/decisions/0001-undo-is-detachment.md.
+
+        Returns:
+            The pages that no lease holds, which are free now.
         """
         top = self.first_uncomputed(lease)
         if top is None or top.detached:
@@ -222,24 +253,27 @@ class RadixTree:
         return self._forest.detach(top)
 
     def detach(self, namespace: Namespace, tokens: bytes = b"") -> list[int]:
-        """Makes all pages behind the whole pages of ``tokens`` unreachable; without any, the whole namespace.
+        """Makes every page after the prefix ``tokens`` unreachable. O(edges + subtree · log leaves).
 
-        Returns the pages freed at once; leased ones go with their last lease, and a commit on such a lease does
-        nothing. O(edges + subtree · log leaves).
+        Counts whole pages of ``tokens`` only; an empty prefix detaches the whole namespace. Leased pages are freed
+        with their last lease, and a commit on such a lease does nothing.
+
+        Returns:
+            The pages that no lease holds, which are free now.
         """
         root = self._forest.roots.get(namespace)
         if root is None:
             return []
-        n_pages = len(tokens) // self._width
+        n_pages = len(tokens) // self._page_bytes
         if not n_pages:
             return self._forest.detach(root)
-        path, end, partial, n_partial = walk(root, tokens, self._width)
+        path, end, partial, n_partial = walk(root, tokens, self._page_bytes)
         if partial is not None:
-            if end // self._width + n_partial < n_pages:
+            if end // self._page_bytes + n_partial < n_pages:
                 return []
             self._forest.split(partial, n_partial)
             return self._forest.detach(partial)
-        if end // self._width < n_pages or path[-1].children is None:
+        if end // self._page_bytes < n_pages or path[-1].children is None:
             return []
         freed: list[int] = []
         for child in list(path[-1].children.values()):
@@ -247,8 +281,10 @@ class RadixTree:
         return freed
 
     def evict(self, n_pages: int) -> list[EvictedRun]:
-        """Frees ``n_pages``, or all evictable ones if they are fewer: leaves of the least tick first, from a
-        leaf's end. O(pages + log leaves) a run, and a digest of each page kept before it, once.
+        """Frees ``n_pages`` pages, or all evictable ones if there are fewer.
+
+        Takes the leaf with the smallest tick first, and the pages of a leaf from its end. O(pages + log leaves) a
+        run, and a digest of each page before it that has none yet.
         """
         forest = self._forest
         runs: list[EvictedRun] = []
@@ -256,19 +292,19 @@ class RadixTree:
             leaf: Node = forest.evictable[0]
             namespace = leaf.namespace
             n_kept = max(0, len(leaf.pages) - n_pages)
-            parent_digest = digest_at(self._digest, leaf, n_kept, self._width)
+            parent_digest = digest_at(self._digest, leaf, n_kept, self._page_bytes)
             if not n_kept:
                 forest.evictable.pop(0)
-            tokens, pages = forest.cut(leaf, n_kept)
+            tokens, pages = forest.truncate(leaf, n_kept)
             n_pages -= len(pages)
-            self._evicted.add(self._digest(parent_digest, tokens[: self._width]))
+            self._evicted.add(self._digest(parent_digest, tokens[: self._page_bytes]))
             runs.append(EvictedRun(namespace, parent_digest, tokens, pages))
         return runs
 
-    def shared_runs(self, leases: Sequence[Lease | None]) -> list[SharedRun]:
-        """Which of the leases hold the same run of pages, for attention to read it once; None holds nothing.
+    def shared_runs(self, leases: Sequence[Lease | None]) -> list[SharedLeases]:
+        """Returns the runs of pages that several of the leases hold, for attention to read once. O(edges).
 
-        What is found stays true while these leases are open. O(edges).
+        The result stays valid while these leases are open. None stands for a request without a lease.
         """
         for lease in leases:
             if lease is not None and lease.released:
@@ -276,21 +312,22 @@ class RadixTree:
         return find_shared_runs(leases)
 
     def explain(self, namespace: Namespace, tokens: bytes, *, contents: bool = True) -> Explanation:
-        """Why a match ends where it does. O(edges + log children), and O(edges) for each other namespace.
+        """Explains why the match of the tokens ends where it does.
 
-        Without ``contents`` it tells nothing finer than pages, and other namespaces are not looked at.
+        O(edges + log children), and O(edges) for each other namespace. Without ``contents`` it reveals nothing
+        finer than whole pages, and ignores other namespaces.
         """
         return explain_match(
-            self._forest.roots, namespace, tokens, self._width, self._digest, self._evicted, contents
+            self._forest.roots, namespace, tokens, self._page_bytes, self._digest, self._evicted, contents
         )
 
     def reachable_pages(self) -> Iterator[int]:
-        """Every page that a match can meet. O(pages)."""
+        """Yields every page that a match can find. O(pages)."""
         for node in self._forest.reachable():
             yield from node.pages
 
     def detached_pages(self) -> Iterator[int]:
-        """Every page that is unreachable and leased. O(edges of the leases + pages)."""
+        """Yields every unreachable page that a lease holds. O(edges of the leases + pages)."""
         seen: set[Node] = set()
         for lease in self._leases:
             node: Node | None = lease.node
@@ -300,30 +337,36 @@ class RadixTree:
                 node = node.parent
 
     def check(self, *, deep: bool = True) -> None:
-        """Raises ``InvariantError`` if anything is inconsistent. O(pages + edges of the leases), and a sort of the
-        evictable leaves; without ``deep`` only counts are looked at, O(1)."""
+        """Checks the consistency of the tree. O(pages + edges of the leases), and a sort of the evictable leaves.
+
+        Args:
+            deep: False compares counts only, O(1).
+
+        Raises:
+            InvariantError: a bug in radixkv.
+        """
         if deep:
             check_forest(self._forest, self._leases, self._digest)
         else:
             check_counts(self._forest)
 
     def _advance(self, lease: Lease, tokens: bytes) -> list[Node]:
-        """Moves the lease over the cached prefix of the tokens behind its end; returns the nodes it passed."""
-        path, end, partial, n_pages = walk(lease.node, tokens, self._width)
+        """Extends the lease over the cached prefix of the tokens after its end; returns the nodes it gained."""
+        path, end, partial, n_pages = walk(lease.node, tokens, self._page_bytes)
         if partial is not None:
             path.append(self._forest.split(partial, n_pages))
-            end += n_pages * self._width
+            end += n_pages * self._page_bytes
         if path:
             for node in path:
                 self._forest.pin(node)
             lease.node = path[-1]
-            lease.n_tokens += end // 4
+            lease.n_tokens += end // TOKEN_BYTES
         return path
 
     @staticmethod
     def _require_open(lease: Lease) -> None:
         if lease.released:
-            raise InvariantError(f"a lease over {lease.n_tokens} tokens is used after its release")
+            raise InvariantError(f"a lease of {lease.n_tokens} tokens is used after its release")
 
 
 def _pages(nodes: Iterator[Node] | Sequence[Node]) -> list[int]:

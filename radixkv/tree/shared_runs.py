@@ -1,4 +1,4 @@
-"""Which leases have a run of pages in common."""
+"""Search for runs of pages that several leases have in common."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import NamedTuple
 from radixkv.tree.node import Lease, Node
 
 
-class SharedRun(NamedTuple):
-    """Pages that the same leases, two or more, hold one after another."""
+class SharedLeases(NamedTuple):
+    """Consecutive pages that two or more leases have in common."""
 
     leases: tuple[int, ...]
-    """Indices into the leases that were asked about, ascending."""
+    """Indices of the leases in the argument of ``find_shared_runs``, ascending."""
     first_page: int
-    """The run's first page, counted from the start of the path."""
+    """Index of the run's first page in the path of each of the leases."""
     n_pages: int
 
 
-def find_shared_runs(leases: Sequence[Lease | None]) -> list[SharedRun]:
-    """Every run that the same two or more leases hold, as long as it can be, ordered by first lease and page.
+def find_shared_runs(leases: Sequence[Lease | None]) -> list[SharedLeases]:
+    """Returns every maximal run of pages that the same two or more leases share. O(edges).
 
-    Runs nest: a run that all share comes before those that fewer of them share behind it. None holds nothing.
-    O(edges).
+    Ordered by first lease, then by first page. Runs nest: a run of more leases comes before the runs that some of
+    those leases share after it. None stands for a request without a lease, and shares nothing.
     """
-    holders: dict[Node, list[int]] = {}
-    """By first lease, and of those with one first lease from above."""
+    leases_of: dict[Node, list[int]] = {}
+    """In order of each node's first lease, parents before children."""
     for index, lease in enumerate(leases):
         if lease is None:
             continue
@@ -34,33 +34,36 @@ def find_shared_runs(leases: Sequence[Lease | None]) -> list[SharedRun]:
             node = node.parent
         if node.parent is None:
             continue  # shares no page
-        if node not in holders:
-            for unseen in _path_to(node):
-                holders.setdefault(unseen, [])
+        if node not in leases_of:
+            for new_node in _path_to(node):
+                leases_of.setdefault(new_node, [])
         while node.parent is not None:
-            holders[node].append(index)
+            leases_of[node].append(index)
             node = node.parent
 
-    begins: list[tuple[tuple[int, ...], int]] = []
+    starts: list[tuple[tuple[int, ...], int]] = []
     ends: list[int] = []
     end_of: dict[Node | None, int] = {}
-    above, n_above = None, 0
-    for node, found in holders.items():
-        if len(found) == 1:
+    previous, n_previous = None, 0
+    for node, sharers in leases_of.items():
+        if len(sharers) == 1:
             continue
         first_page = end_of.get(node.parent, 0)
         end = end_of[node] = first_page + len(node.pages)
-        if node.parent is above and len(found) == n_above:
+        if node.parent is previous and len(sharers) == n_previous:
             ends[-1] = end
         else:
-            begins.append((tuple(found), first_page))
+            starts.append((tuple(sharers), first_page))
             ends.append(end)
-        above, n_above = node, len(found)
-    return [SharedRun(found, first, end - first) for (found, first), end in zip(begins, ends, strict=True)]
+        previous, n_previous = node, len(sharers)
+    return [
+        SharedLeases(sharers, first_page, end - first_page)
+        for (sharers, first_page), end in zip(starts, ends, strict=True)
+    ]
 
 
 def _path_to(end: Node) -> list[Node]:
-    """From above; without the root, in which there is no page."""
+    """Returns the path to ``end``, parents first, without the root, which has no pages."""
     path: list[Node] = []
     node = end
     while node.parent is not None:

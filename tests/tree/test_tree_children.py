@@ -1,4 +1,4 @@
-"""The order of many children, against a sorted list; and what explain makes of it."""
+"""Neighbours of a missing child, compared with a sorted list, and the explanations that use them."""
 
 from random import Random
 from struct import pack
@@ -13,7 +13,7 @@ from radixkv.tree.radix_tree import RadixTree
 
 
 @pytest.mark.parametrize("n_children", [3, 600, 3000])
-def test_neighbours_are_those_of_a_sorted_list(n_children: int) -> None:
+def test_neighbours_agree_with_a_sorted_list(n_children: int) -> None:
     random, children, keys = Random(n_children), Children(), set[bytes]()
     node = Node.__new__(Node)
 
@@ -49,14 +49,14 @@ def test_neighbours_are_those_of_a_sorted_list(n_children: int) -> None:
 
 
 @pytest.mark.parametrize(("added", "remembered"), [((1, 2, 3), {2, 3}), ((1, 2, 1, 3), {1, 3})])
-def test_recent_digests_are_those_that_were_added_last(added: tuple[int, ...], remembered: set[int]) -> None:
+def test_recent_digests_keeps_the_newest(added: tuple[int, ...], remembered: set[int]) -> None:
     recent = RecentDigests(2)
     for digest in added:
         recent.add(digest)
     assert {digest for digest in (1, 2, 3) if digest in recent} == remembered
 
 
-def test_explain_names_each_reason() -> None:
+def test_explain_gives_each_reason() -> None:
     def ids(*tokens: int) -> bytes:
         return pack(f"<{len(tokens)}i", *tokens)
 
@@ -73,8 +73,8 @@ def test_explain_names_each_reason() -> None:
         tree.mark_computed(lease, 4)
         tree.release(lease)
 
-    def differs(n_tokens: int, place: int, below: int | None, above: int | None, token: int) -> Explanation:
-        return Explanation("differs", n_tokens, place, below, above, token)
+    def differs(n_tokens: int, index: int, below: int | None, above: int | None, token: int) -> Explanation:
+        return Explanation("differs", n_tokens, index, below, above, token)
 
     assert tree.explain(here, ids(1, 2, 5, 6, 7)) == Explanation("whole", 4)
     assert tree.explain(here, ids(1, 2, 7, 4)) == differs(2, 3, 0, 1, token=8)
@@ -88,7 +88,7 @@ def test_explain_names_each_reason() -> None:
     assert tree.explain(here, ids(1, 2, 5, 6)).reason == "evicted"
 
 
-def test_what_a_namespace_had_is_called_evicted_also_when_it_has_nothing_left() -> None:
+def test_explain_reports_evicted_for_a_namespace_with_nothing_cached() -> None:
     def ids(*tokens: int) -> bytes:
         return pack(f"<{len(tokens)}i", *tokens)
 
@@ -107,8 +107,8 @@ def test_what_a_namespace_had_is_called_evicted_also_when_it_has_nothing_left() 
     assert tree.explain(here, ids(1)) == Explanation("whole", 0)
 
 
-def test_without_contents_a_page_is_told_whole_or_not_at_all() -> None:
-    """So that nobody guesses it token by token, or by what another namespace has."""
+def test_explain_without_contents_reveals_whole_pages_only() -> None:
+    """A client must not be able to guess a cached page token by token, or from the cache of another namespace."""
 
     def ids(*tokens: int) -> bytes:
         return pack(f"<{len(tokens)}i", *tokens)
@@ -117,9 +117,9 @@ def test_without_contents_a_page_is_told_whole_or_not_at_all() -> None:
 
     def tree_of(*cached: tuple[Namespace, bytes]) -> RadixTree:
         tree = RadixTree(4)
-        for number, (namespace, tokens) in enumerate(cached):
+        for index, (namespace, tokens) in enumerate(cached):
             lease = tree.lease(namespace, b"")
-            tree.commit(lease, tokens, [2 * number, 2 * number + 1])
+            tree.commit(lease, tokens, [2 * index, 2 * index + 1])
             tree.mark_computed(lease, 8)
             tree.release(lease)
         return tree

@@ -1,4 +1,4 @@
-"""A tree whose order of eviction is the caller's."""
+"""Eviction in the order of a clock that the caller supplies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMESPACE = Namespace()
 
 
 @given(st.permutations(range(8)))
-def test_what_the_clock_gives_the_least_is_evicted_first(ticks):
+def test_the_smallest_tick_is_evicted_first(ticks):
     now = 0
     tree = RadixTree(1, clock=lambda: now)
     for page, tick in enumerate(ticks):
@@ -24,20 +24,20 @@ def test_what_the_clock_gives_the_least_is_evicted_first(ticks):
         tree.commit(lease, pack("<i", page), [page])
         tree.mark_computed(lease, 1)
         tree.release(lease)
-        now = 8  # of the root, through which all lead
+        now = 8  # for the root, which no child may exceed
         tree.release(tree.lease(NAMESPACE, b""))
         tree.check()
-    gone = [page for _ in ticks for run in tree.evict(1) for page in run.pages]
-    assert [ticks[page] for page in gone] == sorted(ticks)
+    evicted = [page for _ in ticks for run in tree.evict(1) for page in run.pages]
+    assert [ticks[page] for page in evicted] == sorted(ticks)
 
 
-def test_a_cache_evicts_by_the_clock_that_it_was_given():
+def test_the_page_cache_evicts_by_its_clock():
     now = 5
     cache = PageCache(2, 1, clock=lambda: now)
     for token in (1, 2):
         blocks = cache.open(NAMESPACE, pack("<i", token))
         assert cache.reserve(blocks, 1)
-        cache.commit(blocks, bytearray(pack("<i", token)), 1, last_read=-1)
+        cache.commit(blocks, bytearray(pack("<i", token)), 1, last_step=-1)
         cache.mark_computed(blocks, 1, step=0)
         cache.close(blocks)
         now = 3

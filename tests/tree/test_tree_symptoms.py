@@ -1,4 +1,4 @@
-"""Bugs that other engines had, at the level of the tree; each test is named after what their users saw."""
+"""Regression tests for bugs that other engines had in their prefix cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ids(*tokens: int) -> bytes:
 
 
 def insert(tree: RadixTree, namespace: Namespace, tokens: bytes, page_size: int, first_page: int) -> Lease:
-    """Caches tokens as settled pages and returns the open lease."""
+    """Caches tokens as computed pages and returns the open lease."""
     lease = tree.lease(namespace, tokens)
     rest = tokens[4 * lease.n_tokens :]
     tree.commit(lease, rest, range(first_page, first_page + len(rest) // (4 * page_size)))
@@ -27,7 +27,7 @@ def insert(tree: RadixTree, namespace: Namespace, tokens: bytes, page_size: int,
     return lease
 
 
-def test_lock_that_skipped_its_own_node() -> None:
+def test_a_lease_pins_its_last_node() -> None:
     tree = RadixTree(2)
     tree.release(insert(tree, NAMESPACE, ids(1, 2, 3, 4), 2, 0))
     lease = tree.lease(NAMESPACE, ids(1, 2, 3, 4))
@@ -41,7 +41,7 @@ def test_lock_that_skipped_its_own_node() -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_eviction_that_counted_pages_as_tokens(page_size: int) -> None:
+def test_eviction_counts_pages_not_tokens(page_size: int) -> None:
     tree = RadixTree(page_size)
     tokens = ids(*range(8 * page_size))
     tree.release(insert(tree, NAMESPACE, tokens, page_size, 0))
@@ -53,7 +53,7 @@ def test_eviction_that_counted_pages_as_tokens(page_size: int) -> None:
     tree.check()
 
 
-def test_stale_hash_that_led_to_a_reused_page() -> None:
+def test_an_evicted_prefix_never_matches_its_reused_page() -> None:
     tree = RadixTree(2)
     tree.release(insert(tree, NAMESPACE, ids(1, 2, 3, 4), 2, 0))
     tree.evict(1)
@@ -63,7 +63,7 @@ def test_stale_hash_that_led_to_a_reused_page() -> None:
     assert tree.explain(NAMESPACE, ids(1, 2, 3, 4)).reason == "evicted"
 
 
-def test_recursion_error_on_a_deep_tree() -> None:
+def test_a_deep_tree_raises_no_recursion_error() -> None:
     depth = 5000
     tree = RadixTree(1)
     tokens = ids(*range(depth))
@@ -80,8 +80,8 @@ def test_recursion_error_on_a_deep_tree() -> None:
     assert tree.explain(NAMESPACE, tokens + ids(7)).reason == "never_seen"
     assert len(tree.shared_runs([lease, fork])) == 1
     assert tree.detach_uncomputed(lease) == []
-    for held in (companion, fork, lease):
-        assert tree.release(held) == []
+    for open_lease in (companion, fork, lease):
+        assert tree.release(open_lease) == []
     assert sum(len(run.pages) for run in tree.evict(depth // 2)) == depth // 2
     assert sorted(tree.detach(NAMESPACE)) == list(range(depth // 2))
     assert tree.namespaces() == []
@@ -89,7 +89,7 @@ def test_recursion_error_on_a_deep_tree() -> None:
 
 
 class CountedInt(int):
-    """An integer that counts how often it is compared."""
+    """An integer that counts the comparisons of all its instances."""
 
     n_compares = 0
 
@@ -108,7 +108,7 @@ class CountedInt(int):
     __hash__ = int.__hash__
 
 
-def test_eviction_whose_cost_grew_with_the_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cost_of_an_eviction_does_not_grow_with_the_leaves() -> None:
     def compares(n_leaves: int) -> tuple[int, int]:
         n_digests = 0
 
@@ -117,9 +117,8 @@ def test_eviction_whose_cost_grew_with_the_leaves(monkeypatch: pytest.MonkeyPatc
             n_digests += 1
             return 0
 
-        tree = RadixTree(1, digest=digest)
         ticks = iter(range(10**9))
-        monkeypatch.setattr(tree._forest, "tick", lambda: CountedInt(next(ticks)))
+        tree = RadixTree(1, digest=digest, clock=lambda: CountedInt(next(ticks)))
         for page in range(n_leaves):
             tree.release(insert(tree, NAMESPACE, ids(page), 1, page))
         CountedInt.n_compares = n_digests = 0
@@ -132,7 +131,7 @@ def test_eviction_whose_cost_grew_with_the_leaves(monkeypatch: pytest.MonkeyPatc
     assert many[1] == few[1] == 20
 
 
-def test_evictable_counted_shared_pages_twice() -> None:
+def test_a_shared_page_counts_as_evictable_once() -> None:
     tree = RadixTree(2)
     first = insert(tree, NAMESPACE, ids(1, 2, 3, 4), 2, 0)
     second = insert(tree, NAMESPACE, ids(1, 2, 5, 6), 2, 2)
@@ -144,7 +143,7 @@ def test_evictable_counted_shared_pages_twice() -> None:
     assert sum(len(run.pages) for run in tree.evict(100)) == 3
 
 
-def test_split_that_lost_counts_and_stamps() -> None:
+def test_a_split_keeps_reference_counts_and_ticks() -> None:
     tree = RadixTree(1)
     lease = tree.lease(NAMESPACE, b"")
     tree.commit(lease, ids(1, 2, 3), [0, 1, 2])
@@ -152,15 +151,16 @@ def test_split_that_lost_counts_and_stamps() -> None:
     tree.fork(lease)
     lower = lease.node
     tick = lower.tick
-    upper = tree._forest.split(lower, 1)
-    assert (upper.tick, upper.n_leases, upper.n_computed) == (tick, 2, 1)
+    upper = tree.lease(NAMESPACE, ids(1)).node
+    assert upper is lower.parent
+    assert (upper.n_leases, upper.n_computed) == (3, 1)
     assert (lower.tick, lower.n_leases, lower.n_computed) == (tick, 2, 1)
     assert lease.node is lower
     assert tree.pages(lease) == [0, 1, 2]
     tree.check()
 
 
-def test_salt_that_equals_an_adapters_name() -> None:
+def test_a_salt_never_equals_an_adapter_of_the_same_name() -> None:
     values = ("", "x", "y")
     namespaces = [Namespace(t, s, a, e) for t in values for s in values for a in values for e in (0, 1)]
     tree = RadixTree(1)
@@ -172,7 +172,7 @@ def test_salt_that_equals_an_adapters_name() -> None:
     tree.check()
 
 
-def test_short_hash_that_returned_wrong_pages() -> None:
+def test_colliding_digests_never_return_wrong_pages() -> None:
     tree, oracle, random = RadixTree(1, digest=lambda parent, page: 0), dict[bytes, int](), Random(1)
     for page in range(300):
         tokens = ids(*random.choices(range(3), k=6))
@@ -204,7 +204,7 @@ def test_commit_of_part_of_a_page_raises() -> None:
         tree.commit(tree.lease(NAMESPACE, b""), ids(1), [0])
 
 
-def test_pages_that_never_settled_go_with_their_last_lease() -> None:
+def test_uncomputed_pages_are_freed_with_their_last_lease() -> None:
     tree = RadixTree(1)
     lease = tree.lease(NAMESPACE, b"")
     tree.commit(lease, ids(1, 2, 3), [0, 1, 2])

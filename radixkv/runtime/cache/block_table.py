@@ -1,4 +1,4 @@
-"""The block table of one request: which pages hold its tokens, and who owns them."""
+"""Block table of one request: the pages that hold its KV, and their ownership."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ from radixkv.tree.node import Lease
 
 
 class ReplacedPage(NamedTuple):
-    """A page that left a block table for the tree's own page of the same tokens."""
+    """A duplicate that left a block table: the tree's page of the same tokens has taken its entry."""
 
-    last_read: int
-    """The newest step whose rows know the table as it was."""
+    last_step: int
+    """The newest launched step that may still read the page."""
     entry: int
-    """Where in the table it stood."""
+    """Index of the page in the block table."""
     page: int
+    """Index of the page in the pool."""
 
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
-    """The pages of one request: a lease on a path of the tree, then its tail."""
+    """The pages of one request: leased ones, which belong to the tree, then the *tail*, the request's own pages."""
 
     lease: Lease | None
-    """None: the request neither reads nor fills the tree."""
+    """Pins the leased pages. None: the request neither reads from the tree nor adds to it."""
     pages: list[int]
-    """The block table: the lease's pages, then the tail."""
+    """Page indices in token order: the lease's pages, then the tail."""
     n_leased: int
-    """How many of the table's pages belong to the tree."""
+    """Number of leading entries that belong to the tree."""
     n_on_device: int = 0
-    """How many entries of the table, from its start, the device knows."""
+    """Number of leading entries that the device has in its copy of the table."""
     replaced: list[ReplacedPage] = field(default_factory=list)
-    """Duplicates that left the table."""
+    """Duplicates that are to be freed once no launched step reads them."""
     copies: list[tuple[int, int]] = field(default_factory=list)
-    """Pages (source, destination) to copy before its first row; of a fork."""
+    """Page copies (source, destination) that a fork needs before its first row."""
 
     @property
     def can_commit(self) -> bool:
-        """Whether a commit reaches the tree: there is a lease, and its path can be found."""
+        """Whether a commit adds pages to the tree: there is a lease, and its path is not detached."""
         return self.lease is not None and not self.lease.node.detached
 
     @property
     def is_computed(self) -> bool:
-        """Whether finite rows have covered all that is leased."""
+        """Whether the KV of all leased pages is computed, by finished rows with finite values."""
         return self.lease is None or self.lease.node.n_computed == len(self.lease.node.pages)

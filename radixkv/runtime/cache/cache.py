@@ -1,12 +1,13 @@
-"""The page cache: the pool's free pages and the tree; the only allocator and the only freer.
+"""Page cache: the allocator of the KV pool's pages, which shares them through the radix tree.
 
-Every page is in exactly one place: free, reachable in the tree, detached but leased, or in one request's tail.
+No other module allocates or frees a page. Every page is in exactly one of four places: on the free list, reachable
+in the tree, detached from the tree but leased, or private to one block table (its tail and replaced duplicates).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from collections.abc import Set as AbstractSet
 from time import perf_counter
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -15,82 +16,96 @@ from radixkv.errors import InvariantError
 from radixkv.runtime.cache.block_table import BlockTable, ReplacedPage
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node
 from radixkv.tree.radix_tree import RadixTree
-from radixkv.tree.shared_runs import SharedRun
+from radixkv.tree.shared_runs import SharedLeases
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
 def _timed(
-    verb: Callable[Concatenate[PageCache, _P], _R],
+    method: Callable[Concatenate[PageCache, _P], _R],
 ) -> Callable[Concatenate[PageCache, _P], _R]:
-    """Adds a verb's wall time to ``PageCache.seconds``."""
+    """Adds the wall time of a method to ``PageCache.seconds``."""
 
-    @functools.wraps(verb)
+    @functools.wraps(method)
     def timed(self: PageCache, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        begun = perf_counter()
+        start = perf_counter()
         try:
-            return verb(self, *args, **kwargs)
+            return method(self, *args, **kwargs)
         finally:
-            self.seconds += perf_counter() - begun
+            self.seconds += perf_counter() - start
 
     return timed
 
 
 class ComputedRow(NamedTuple):
-    """What a row that is done and finite has covered: a request's tokens up to ``n_tokens``."""
+    """A finished row with finite values: the KV of its request's first ``n_tokens`` tokens is computed."""
 
     blocks: BlockTable
     tokens: bytearray
+    """All tokens of the request, little-endian int32."""
     n_tokens: int
-    last_read: int
-    """The newest step that may still read the table as it is."""
+    last_step: int
+    """The newest launched step with a row of the request, which may still read the block table as it is."""
 
 
 class PageCache:
-    """Hands out pages, shares them by prefix, and takes them back.
+    """Allocates pages to requests, shares cached prefixes between them, evicts, and frees.
+
+    The methods in the order in which a request uses them: ``open`` leases the cached prefix, ``reserve`` allocates
+    the rest, ``commit`` adds filled pages to the tree, ``mark_computed`` lets them stay cached once their KV is
+    computed, and ``close`` frees what does not stay.
 
     Args:
         n_pages: pages in the pool.
-        page_size: tokens a page.
-        shares: whether prompts share pages; False makes every blocks private.
-        clock: the tree's, by which it evicts; None evicts what was used least recently.
+        page_size: tokens per page.
+        shares: whether requests share pages; False bypasses the tree for every request.
+        clock: clock of the tree, which orders evictions; None evicts the least recently used pages.
+        free_pages: the pool's page ids as a stack: pages are taken from its end, freed pages are added with ``+=``.
+            Tests give one that sees every freed page. None makes a plain list.
     """
 
     def __init__(
-        self, n_pages: int, page_size: int, *, shares: bool = True, clock: Callable[[], int] | None = None
+        self,
+        n_pages: int,
+        page_size: int,
+        *,
+        shares: bool = True,
+        clock: Callable[[], int] | None = None,
+        free_pages: MutableSequence[int] | None = None,
     ) -> None:
         self.n_pages = n_pages
         self.page_size = page_size
         self.shares = shares
         self.tree = RadixTree(page_size, clock=clock)
         self.seconds = 0.0
-        """Wall time spent in here since the start."""
+        """Wall time spent in the methods of the cache since its creation, in seconds."""
         self.n_evicted = 0
-        """Pages evicted since the start."""
-        self._free = list(range(n_pages - 1, -1, -1))
-        self._least_evicted = n_pages >> 8
-        """Pages that go together: one by one each would take several times as long, and of a large pool nobody
-        misses so few."""
-        self._n_held = 0
+        """Pages evicted since the creation of the cache."""
+        self._free = list(range(n_pages - 1, -1, -1)) if free_pages is None else free_pages
+        self._min_evicted = n_pages >> 8
+        """Minimum of pages to evict at a time, 1/256 of the pool. Evicting pages one by one takes several times as
+        long per page, and losing this few cached pages of a large pool hardly matters."""
+        self._n_private = 0
+        """Pages in tails and replaced duplicates."""
 
     @property
     def n_free(self) -> int:
-        """Pages that nobody uses. O(1)."""
+        """Pages on the free list. O(1)."""
         return len(self._free)
 
     @property
     def n_available(self) -> int:
-        """Pages that can be had at once: free, or evictable. O(1)."""
+        """Pages that can be allocated now: free or evictable. O(1)."""
         return len(self._free) + self.tree.n_pages_evictable
 
     def pages_for(self, n_tokens: int) -> int:
-        """Pages that hold so many tokens."""
+        """Returns the number of pages that ``n_tokens`` tokens need."""
         return -(-n_tokens // self.page_size)
 
     @_timed
     def matches(self, prompts: Iterable[tuple[Namespace, bytes]]) -> list[int]:
-        """The cached prefix of each prompt, in tokens; changes nothing. O(edges) a prompt."""
+        """Returns the length of each prompt's cached prefix, in tokens. Changes nothing. O(edges) a prompt."""
         if not self.shares:
             return [0 for _ in prompts]
         match = self.tree.match
@@ -100,23 +115,29 @@ class PageCache:
     def open(
         self, namespace: Namespace, tokens: bytes, reads: bool = True, bypasses_tree: bool = False
     ) -> BlockTable:
-        """A blocks that leases the longest cached prefix. O(pages leased).
+        """Returns a block table that leases the longest cached prefix of the tokens. O(pages leased).
 
         Args:
-            reads: False leases nothing yet; commits still share.
-            private: neither reads nor fills the tree.
+            namespace: namespace of the request.
+            tokens: the tokens to look up.
+            reads: False leases nothing, so that every token is computed; commits still add to the tree.
+            bypasses_tree: True makes all pages private; the request neither reads from the tree nor adds to it.
         """
         if bypasses_tree or not self.shares:
             return BlockTable(None, [], 0)
         lease = self.tree.lease(namespace, tokens if reads else b"")
-        table = self.tree.pages(lease)
-        return BlockTable(lease, table, len(table))
+        pages = self.tree.pages(lease)
+        return BlockTable(lease, pages, len(pages))
 
     @_timed
     def extend(self, blocks: BlockTable, tokens: bytearray) -> None:
-        """Leases what others have committed behind the lease's end; only while there is no tail.
+        """Extends the lease over pages that other requests have committed since. Does nothing if there is a tail.
 
-        O(new edges + new pages), and one copy of the tokens behind the lease.
+        O(new edges + new pages), and one copy of the tokens after the lease.
+
+        Args:
+            blocks: the block table to extend.
+            tokens: all tokens of the request.
         """
         if blocks.lease is None or len(blocks.pages) > blocks.n_leased:
             return
@@ -126,9 +147,12 @@ class PageCache:
 
     @_timed
     def reserve(self, blocks: BlockTable, n_pages: int) -> bool:
-        """Lets the table have at least ``n_pages``, evicting as needed; False and no change if it cannot.
+        """Grows a block table to at least ``n_pages`` pages, evicting as needed.
 
         O(new pages), and O(log leaves) a leaf evicted.
+
+        Returns:
+            False, without any change, if there are too few free and evictable pages.
         """
         n_missing = n_pages - len(blocks.pages)
         if n_missing > self.n_available:
@@ -139,28 +163,33 @@ class PageCache:
 
     @_timed
     def append_pages(self, block_tables: Sequence[BlockTable]) -> bool:
-        """Lets each table have one page more, evicting as needed; False and no change if it cannot.
+        """Adds one page to each of the block tables, evicting as needed.
 
-        O(block_tables), and O(log leaves) a leaf evicted.
+        O(block tables), and O(log leaves) a leaf evicted.
+
+        Returns:
+            False, without any change, if there are too few free and evictable pages.
         """
         if len(block_tables) > self.n_available:
             return False
         self._evict_if_short(len(block_tables))
         for blocks in block_tables:
             blocks.pages.append(self._free.pop())
-        self._n_held += len(block_tables)
+        self._n_private += len(block_tables)
         return True
 
     @_timed
     def fork(self, blocks: BlockTable, n_tokens: int, n_pages: int) -> BlockTable:
-        """A second blocks of the first ``n_tokens``: the lease pinned once more, and copies of the tail's pages.
+        """Returns a second block table of the first ``n_tokens``: the same leased pages, and new ones for the tail.
 
-        The new blocks's ``copies`` go into the plan of its first row. Until that step is done the pages of
-        ``blocks`` must not be given back. O(edges + pages), and O(log leaves) a leaf evicted.
+        The plan of the fork's first row must carry the new table's ``copies``, which copy the tail. Until that step
+        is done, the pages of ``blocks`` must not be freed. O(edges + pages), and O(log leaves) a leaf evicted. See
+        docs/decisions/0006-forks.md.
 
         Args:
-            n_tokens: no fewer than the lease's pages but the last hold.
-            n_pages: pages of the new table; there must be room for those that are not leased.
+            blocks: the block table to fork.
+            n_tokens: tokens to share; they end within the last leased page, or after it.
+            n_pages: length of the new block table. The pages beyond the leased ones must be available.
         """
         lease = None if blocks.lease is None else self.tree.fork(blocks.lease)
         first, last = blocks.n_leased, self.pages_for(n_tokens)
@@ -171,47 +200,55 @@ class PageCache:
         return second
 
     @_timed
-    def commit(self, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_read: int) -> int:
-        """Gives the tail's pages up to ``n_tokens`` to the tree. O(new pages) amortised.
+    def commit(self, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_step: int) -> int:
+        """Moves the filled pages of the tail, up to ``n_tokens``, into the tree. O(new pages) amortised.
 
-        Where the tree has the same tokens already, the table is pointed at the tree's pages first, and its own
-        duplicates are retired until step ``last_read``, the newest that may still read them, is done.
+        If the tree has pages of the same tokens already, they replace the request's own pages in the block table;
+        the duplicates wait in ``replaced`` until ``free_replaced``. Nothing moves without a lease, or with a
+        detached one.
+
+        Args:
+            blocks: the request's block table.
+            tokens: all tokens of the request.
+            n_tokens: tokens to commit; a last page that they do not fill stays in the tail.
+            last_step: the newest launched step with a row of the request, which may still read the duplicates.
 
         Returns:
-            Pages, from the table's start, that were in the tree before this call: their KV must not be written.
+            The number of leading pages that were in the tree before this call. Their KV must not be written.
         """
-        return self._commit(blocks, tokens, n_tokens, last_read)
+        return self._commit(blocks, tokens, n_tokens, last_step)
 
     @_timed
     def mark_computed(self, blocks: BlockTable, n_tokens: int, step: int) -> None:
-        """A row of ``step`` is done and finite up to ``n_tokens``: the pages that it read may be relied on.
+        """Marks the pages of the first ``n_tokens`` tokens as computed, after a row of ``step`` was finite.
 
-        A row that knew the table from before duplicates left it has not read the tree's pages in their place.
-        O(unsettled edges + retired).
+        Stops at the first entry that was replaced after the launch of ``step``: the row has read the duplicate,
+        which says nothing about the tree's page. O(edges not computed before + replaced pages).
         """
         self._mark_computed(blocks, n_tokens, step)
 
     @_timed
     def commit_computed(self, rows: Iterable[ComputedRow], step: int) -> None:
-        """Rows of ``step`` are done and finite: ``commit`` of the pages that they have filled, and ``mark_computed``."""
-        for blocks, tokens, n_tokens, last_read in rows:
-            self._commit(blocks, tokens, n_tokens, last_read)
+        """Does ``commit`` and ``mark_computed`` for the finished rows of ``step`` that had finite values."""
+        for blocks, tokens, n_tokens, last_step in rows:
+            self._commit(blocks, tokens, n_tokens, last_step)
             self._mark_computed(blocks, n_tokens, step)
 
     @_timed
     def free_replaced(self, blocks: BlockTable, step: int) -> None:
-        """Frees the retired duplicates that no step after ``step`` reads. O(retired)."""
-        done = [retired.page for retired in blocks.replaced if retired.last_read <= step]
-        blocks.replaced = [retired for retired in blocks.replaced if retired.last_read > step]
-        self._free += done
-        self._n_held -= len(done)
+        """Frees the replaced duplicates that no step after ``step`` reads. O(replaced pages)."""
+        freed = [replaced.page for replaced in blocks.replaced if replaced.last_step <= step]
+        blocks.replaced = [replaced for replaced in blocks.replaced if replaced.last_step > step]
+        self._free += freed
+        self._n_private -= len(freed)
 
     @_timed
     def detach_uncomputed(self, blocks: BlockTable) -> Node | None:
-        """Makes the blocks's path unreachable from the first page that no finite row has covered. O(subtree).
+        """Detaches the leased path from its first page that is not computed, with the subtree below it. O(subtree).
 
         Returns:
-            The node that begins with that page, also if it was detached before; None if all are covered.
+            The node that starts with that page, also if it was detached before; None if all leased pages are
+            computed.
         """
         if blocks.lease is None:
             return None
@@ -219,33 +256,33 @@ class PageCache:
         return self.tree.first_uncomputed(blocks.lease)
 
     @_timed
-    def leads_through(self, blocks: BlockTable, nodes: AbstractSet[Node]) -> bool:
-        """Whether the blocks's path has one of the nodes. O(edges)."""
-        return blocks.lease is not None and self.tree.leads_through(blocks.lease, nodes)
+    def passes_through(self, blocks: BlockTable, nodes: AbstractSet[Node]) -> bool:
+        """Returns whether the leased path contains one of the nodes. O(edges)."""
+        return blocks.lease is not None and self.tree.passes_through(blocks.lease, nodes)
 
     @_timed
-    def shared_runs(self, leases: Sequence[Lease | None]) -> list[SharedRun]:
-        """Which of the leases hold the same pages. O(edges)."""
+    def shared_runs(self, leases: Sequence[Lease | None]) -> list[SharedLeases]:
+        """Returns the runs of pages that several of the leases share. O(edges)."""
         return self.tree.shared_runs(leases)
 
     @_timed
     def close(self, blocks: BlockTable) -> None:
-        """Releases the lease and frees the tail; no launched step may still use them. O(pages)."""
-        tail = _unshared(blocks)
+        """Releases the lease and frees the private pages. No launched step may still use them. O(pages)."""
+        private = _private_pages(blocks)
         if blocks.lease is not None:
             self._free += self.tree.release(blocks.lease)
-        self._free += tail
-        self._n_held -= len(tail)
+        self._free += private
+        self._n_private -= len(private)
         blocks.pages = []
         blocks.replaced = []
         blocks.n_leased = 0
 
     @_timed
     def flush(self) -> tuple[int, int]:
-        """Makes everything cached unreachable. O(nodes · log leaves + pages freed).
+        """Detaches everything that is cached. O(nodes · log leaves + pages freed).
 
         Returns:
-            Pages freed, and pages that requests still hold and that go with them.
+            The number of pages freed now, and of detached pages that are freed when their requests end.
         """
         n_before = self.n_free
         for namespace in self.tree.namespaces():
@@ -253,24 +290,26 @@ class PageCache:
         return self.n_free - n_before, self.tree.n_pages_detached
 
     def check_counts(self) -> None:
-        """Free + reachable + detached + held is the pool, and the tree's own counts can be. O(1).
+        """Checks that free, reachable, detached and private pages add up to the pool. O(1).
 
         Raises:
             InvariantError: a bug in radixkv.
         """
         self.tree.check(deep=False)
-        total = self.n_free + self.tree.n_pages_reachable + self.tree.n_pages_detached + self._n_held
+        total = self.n_free + self.tree.n_pages_reachable + self.tree.n_pages_detached + self._n_private
         if total != self.n_pages:
             raise InvariantError(
                 f"{self.n_free} free, {self.tree.n_pages_reachable} reachable, {self.tree.n_pages_detached} "
-                f"detached and {self._n_held} held pages do not add up to the pool's {self.n_pages}"
+                f"detached and {self._n_private} private pages do not add up to the pool's {self.n_pages}"
             )
 
     def check(self, block_tables: Iterable[BlockTable]) -> None:
-        """Every page is in exactly one place, and every table is lease + tail. O(pages + length of all tables).
+        """Checks that every page is in exactly one place, and that every block table starts with its leased pages.
+
+        O(pages + length of all block tables).
 
         Args:
-            block_tables: all that are open.
+            block_tables: all open block tables.
 
         Raises:
             InvariantError: a bug in radixkv.
@@ -281,27 +320,27 @@ class PageCache:
         _claim(owners, "the free list", self._free)
         _claim(owners, "the tree", self.tree.reachable_pages())
         _claim(owners, "a detached path", self.tree.detached_pages())
-        n_held = 0
-        for number, blocks in enumerate(block_tables):
-            tail = _unshared(blocks)
-            _claim(owners, f"blocks {number}", tail)
-            n_held += len(tail)
+        n_private = 0
+        for index, blocks in enumerate(block_tables):
+            private = _private_pages(blocks)
+            _claim(owners, f"block table {index}", private)
+            n_private += len(private)
             leased = [] if blocks.lease is None else self.tree.pages(blocks.lease)
             if blocks.pages[: blocks.n_leased] != leased:
                 raise InvariantError(
-                    f"the table of blocks {number} starts {blocks.pages[: blocks.n_leased]}, "
-                    f"its lease holds {leased}"
+                    f"block table {index} starts with {blocks.pages[: blocks.n_leased]}, "
+                    f"but its lease holds {leased}"
                 )
-        if n_held != self._n_held:
-            raise InvariantError(f"{n_held} pages are in tails, {self._n_held} were counted")
+        if n_private != self._n_private:
+            raise InvariantError(f"{n_private} pages are private, but {self._n_private} were counted")
         if owners.keys() != set(range(self.n_pages)):
             raise InvariantError(f"pages without an owner: {sorted(set(range(self.n_pages)) - owners.keys())[:8]}")
 
     def free_pages(self) -> Iterator[int]:
-        """The free pages. O(free)."""
+        """Returns an iterator over the free pages. O(free pages)."""
         return iter(self._free)
 
-    def _commit(self, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_read: int) -> int:
+    def _commit(self, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_step: int) -> int:
         first, last = blocks.n_leased, n_tokens // self.page_size
         lease = blocks.lease
         if lease is None or last <= first:
@@ -314,37 +353,38 @@ class PageCache:
             blocks.pages[first : first + n_duplicates] = canonical
             blocks.n_on_device = min(blocks.n_on_device, first)
             blocks.replaced += [
-                ReplacedPage(last_read, first + i, page) for i, page in enumerate(pages[:n_duplicates])
+                ReplacedPage(last_step, first + i, page) for i, page in enumerate(pages[:n_duplicates])
             ]
         blocks.n_leased = lease.n_tokens // self.page_size
-        self._n_held -= blocks.n_leased - first - len(canonical)
+        self._n_private -= blocks.n_leased - first - len(canonical)
         return first + len(canonical)
 
     def _mark_computed(self, blocks: BlockTable, n_tokens: int, step: int) -> None:
         if blocks.lease is None:
             return
         if blocks.replaced:
-            replaced = min((r.entry for r in blocks.replaced if r.last_read >= step), default=blocks.n_leased)
-            n_tokens = min(n_tokens, replaced * self.page_size)
+            first_replaced = min((r.entry for r in blocks.replaced if r.last_step >= step), default=blocks.n_leased)
+            n_tokens = min(n_tokens, first_replaced * self.page_size)
         self.tree.mark_computed(blocks.lease, n_tokens)
 
     def _evict_if_short(self, n_pages: int) -> None:
         n_short = n_pages - len(self._free)
         if n_short > 0:
-            for run in self.tree.evict(max(n_short, self._least_evicted)):
+            for run in self.tree.evict(max(n_short, self._min_evicted)):
                 self.n_evicted += len(run.pages)
                 self._free += run.pages
-        assert len(self._free) >= n_pages, "the tree evicts as many pages as it calls evictable"
+        assert len(self._free) >= n_pages, "the tree evicted fewer pages than it counts as evictable"
 
     def _allocate(self, blocks: BlockTable, n_missing: int) -> None:
         self._evict_if_short(n_missing)
         blocks.pages += self._free[-n_missing:]
         del self._free[-n_missing:]
-        self._n_held += n_missing
+        self._n_private += n_missing
 
 
-def _unshared(blocks: BlockTable) -> list[int]:
-    return blocks.pages[blocks.n_leased :] + [retired.page for retired in blocks.replaced]
+def _private_pages(blocks: BlockTable) -> list[int]:
+    """Returns the tail and the replaced duplicates."""
+    return blocks.pages[blocks.n_leased :] + [replaced.page for replaced in blocks.replaced]
 
 
 def _claim(owners: dict[int, str], owner: str, pages: Iterable[int]) -> None:

@@ -1,45 +1,45 @@
-"""The device as the loop sees it: a protocol."""
+"""Protocol between the runtime loop and the device."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 from radixkv.runtime.step.plan import StepPlan
-from radixkv.runtime.step.result import Pending
+from radixkv.runtime.step.result import PendingStep
 
 
 class Executor(Protocol):
-    """The device, as the loop sees it. Steps run in the order of their launches."""
+    """A device that executes steps. Steps run in the order in which they were launched."""
 
     @property
     def device(self) -> str:
-        """``cpu``, or the GPU's name."""
+        """``cpu``, or the name of the GPU."""
         ...
 
     @property
     def dtype(self) -> str:
-        """What it computes in: ``float32``, ``bfloat16``, ``float16``."""
+        """Element type of the computation: ``float32``, ``bfloat16`` or ``float16``."""
         ...
 
     @property
     def n_pages(self) -> int:
-        """Pages in the pool."""
+        """Pages in the KV pool."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below this."""
+        """Number of token ids; all ids are below it."""
         ...
 
     @property
-    def wants_shared_runs(self) -> bool:
-        """Whether plans are to say which pages rows share."""
+    def uses_shared_runs(self) -> bool:
+        """Whether the device uses ``StepPlan.shared_runs``; if not, the scheduler need not find them."""
         ...
 
-    def launch(self, plan: StepPlan) -> Pending:
-        """Starts a step without waiting for those before it. Raises ``DeviceError``."""
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Launches a step without waiting for earlier ones. Raises ``DeviceError`` or ``DeviceLost``."""
         ...
 
     def close(self) -> None:
-        """Gives the device's memory back. Called once; nothing is launched or asked after it."""
+        """Frees the device's memory. Called once, after all other calls."""
         ...

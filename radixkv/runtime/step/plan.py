@@ -1,6 +1,7 @@
-"""What the scheduler asks of the device for one step, and what comes back: plain ints and bytes.
+"""The plan of a step: what the scheduler tells the device to compute, as plain ints and bytes.
 
-These are ``msgspec`` structs because hundreds are made for each step: a frozen dataclass takes ten times as long.
+The classes of this module are ``msgspec`` structs because a step creates hundreds of them: a frozen dataclass takes
+ten times as long.
 """
 
 from __future__ import annotations
@@ -9,102 +10,112 @@ import msgspec
 
 
 class History(msgspec.Struct, frozen=True):
-    """The tokens before the one to choose, for penalties."""
+    """The tokens before the one to sample, which penalties depend on."""
 
     tokens: bytes
-    """Prompt then answer, little-endian int32."""
+    """Prompt then output, little-endian int32."""
     n_prompt: int
+    """Tokens of the prompt."""
 
 
 class RowSampling(msgspec.Struct, frozen=True):
-    """How the token of a row is chosen. The draw depends on ``seed`` and ``index`` alone."""
+    """How a row's token is sampled. The random number depends on ``seed`` and ``index`` only."""
 
     temperature: float
-    """0 is greedy."""
+    """0 means greedy."""
     top_k: int
-    """0 for all."""
+    """0 means all tokens."""
     top_p: float
     seed: int
     index: int
-    """Which output token of its request this is, from 0."""
+    """Index of the token in the request's output."""
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """Token ids, and what is added to their logits."""
+    """Pairs of token id and bias; the bias is added to the token's logit."""
     banned: tuple[int, ...] = ()
-    """Token ids that may not be chosen: ends of the answer, before it has ``min_tokens``."""
+    """Token ids that must not be sampled: those that would end the output before ``min_tokens``."""
     n_logprobs: int | None = None
-    """How many of the likeliest tokens to report beside the chosen one; None reports nothing."""
+    """How many of the most likely tokens to report with the sampled one; None reports no logprobs."""
     history: History | None = None
-    """Given with penalties on the first row that samples after the slot went to the request; on later rows the
-    device goes on from there with the tokens that the slot sampled."""
+    """With penalties, set on the first row that samples in a new batch slot. For later rows the device appends the
+    tokens that it samples in that batch slot."""
 
     @property
     def has_penalties(self) -> bool:
-        """Whether the choice depends on the tokens before it."""
+        """Whether the logits depend on the tokens before."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
 
 class Scoring(msgspec.Struct, frozen=True):
-    """Asks how likely given tokens were: those that follow a row's first tokens."""
+    """Request for prompt logprobs: the log-probabilities of the prompt tokens that follow a row's tokens."""
 
     targets: bytes
-    """Little-endian int32: the token after each of the row's tokens, from the first on; as many as the row's or
-    one fewer."""
+    """The token after each of the row's tokens, little-endian int32; that of the last may be left out."""
     n_logprobs: int
-    """How many of the likeliest tokens to report beside each."""
+    """How many of the most likely tokens to report with each target."""
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One request's part in a step: the tokens to compute, and where their KV goes.
+    """One request's part of a step: the tokens to compute and the pages that hold their KV.
 
-    Tokens at positions ``start .. start + n_tokens - 1`` are computed. In every layer all rows of the plan write
-    K and V before any row reads, and a row reads positions ``0 .. start + n_tokens - 1`` through its slot's
-    block table.
+    Computes the tokens at positions ``start .. start + n_tokens - 1``. In every layer, all rows of the plan write K
+    and V before any row reads. A row reads positions ``0 .. start + n_tokens - 1`` through the block table of its
+    batch slot, so it may read KV that another row of the same step writes.
     """
 
     batch_slot: int
-    """Index into the device's persistent batch arrays (block table, last sampled token)."""
+    """Index into the device's persistent batch (block tables, last sampled tokens, histories)."""
     start: int
+    """First position to compute."""
     n_tokens: int
+    """Number of positions to compute."""
     tokens: bytes | None
-    """Their ids, little-endian int32; None: the one token that the slot sampled last, which may still be on
-    the device."""
+    """Ids of the tokens to compute, little-endian int32. None means the one token that the batch slot sampled last,
+    which may still be on the device only."""
     write_start: int
-    """Positions below are computed without a KV write: their page belongs to the tree."""
+    """First position whose KV is written. Earlier positions are computed without a write: their pages belong to the
+    tree."""
     table_start: int
-    """First index of the slot's block table that ``table_pages`` replaces."""
+    """First entry of the batch slot's block table that ``table_pages`` replaces."""
     table_pages: tuple[int, ...]
-    """Pages from ``table_start`` on; entries behind them are stale."""
+    """New entries of the block table from ``table_start`` on; any entries after these are stale."""
     sampling: RowSampling | None
-    """None: no token is sampled, because more of the prompt follows."""
+    """None samples no token, because more of the prompt follows."""
     scoring: Scoring | None = None
+    """None computes no prompt logprobs."""
 
 
 class SharedRun(msgspec.Struct, frozen=True):
-    """Rows whose block tables have the same pages at entries ``first_page .. first_page + n_pages - 1``.
+    """A run of pages shared by rows, which attention can read once for all of them.
 
-    All are rows of one token, which comes behind those pages.
+    The block tables of these rows have the same pages at entries ``first_page .. first_page + n_pages - 1``. Each
+    row computes one token, at a position after these pages.
     """
 
     rows: tuple[int, ...]
-    """Two or more places in the plan, ascending."""
+    """Indices of two or more rows of the plan, ascending."""
     first_page: int
+    """First block table entry of the run."""
     n_pages: int
+    """Length of the run in pages."""
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """One forward pass. Rows that continue an answer come first; the others are ordered writer before reader."""
+    """One forward pass."""
 
     step: int
+    """Number of the step; steps count from 0."""
     rows: tuple[Row, ...]
+    """Decode rows first, then prefill rows, each writer of a shared page before its readers."""
     copies: tuple[tuple[int, int], ...] = ()
-    """Pages (source, destination) that are copied in all layers before any row writes."""
-    shared: tuple[SharedRun, ...] = ()
-    """What rows share, if the executor wants to know. Runs nest: one that more rows share comes before those that
-    fewer of them share behind it. Empty does not say that nothing is shared."""
+    """Page copies (source, destination), done in all layers before any row writes. No source is a destination."""
+    shared_runs: tuple[SharedRun, ...] = ()
+    """Runs of pages that decode rows share, if the executor uses them. Runs nest: a run of more rows comes before
+    the runs that some of those rows share after it. Empty does not mean that no pages are shared.
+    The same tuple object always means the same runs, so that a device can cache what it plans for them."""
 
     @property
     def n_tokens(self) -> int:

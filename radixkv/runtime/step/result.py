@@ -1,4 +1,4 @@
-"""What one step gave: plain ints, and the handle by which a launched step is awaited."""
+"""Results of a step, and the handle of a launched step that returns them."""
 
 from __future__ import annotations
 
@@ -10,24 +10,30 @@ from radixkv.wire import TokenLogprobs
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """What a step gave, row by row in the plan's order."""
+    """Results of a step. Every tuple with an entry for each row has the order of the plan's rows."""
 
     tokens: tuple[int, ...]
-    """The sampled id; -1 where none was asked for or the row is not finite."""
+    """Sampled token id of each row; -1 if the row samples none or is not finite."""
     finite: tuple[bool, ...]
-    """Whether the row's last hidden state and logits, and those that it scored with, are finite."""
+    """Whether each row's last hidden state and logits, and those of its prompt logprobs, are finite."""
     logprobs: tuple[TokenLogprobs | None, ...] = ()
-    """Of the sampled tokens, row by row, where asked for; empty if no row asks."""
-    scores: tuple[tuple[TokenLogprobs, ...] | None, ...] = ()
-    """Of the scored tokens, row by row, one a target; empty if no row asks."""
+    """Logprobs of each row's sampled token; None if the row requests none or is not finite. Empty if none does."""
+    prompt_logprobs: tuple[tuple[TokenLogprobs, ...] | None, ...] = ()
+    """Prompt logprobs of each row, one for each of its ``Scoring.targets``; None if the row has no ``Scoring`` or
+    is not finite. Empty if no row has ``Scoring``."""
     attention_seconds: float = 0.0
-    """What attention took on the device, all layers together; on the CPU with the writing of K and V."""
+    """Time of attention on the device, all layers together; on the CPU it includes the writes of K and V, on
+    CUDA it is estimated from one layer."""
 
 
-class Pending(Protocol):
-    """A launched step."""
+class PendingStep(Protocol):
+    """Handle of a launched step."""
 
     def result(self) -> StepResult:
-        """Waits for the step. Raises ``DeviceError`` if it failed, as do all steps launched after it and
-        before the failure was seen."""
+        """Waits for the step and returns its result.
+
+        Raises:
+            DeviceError: the step failed. The caller must discard the results of all steps launched after it.
+            DeviceLost: the device cannot be used any more.
+        """
         ...

@@ -1,6 +1,6 @@
-"""Cold equals warm, to the last bit: logits, KV and tokens, over the real loop, cache and CPU device.
+"""A warm cache gives the same bits as a cold one: logits, KV and tokens, with the real loop, cache and CPU device.
 
-Free pages are poisoned with NaN, so that a read of what was not written shows in every logit.
+Free pages are filled with NaN, so a read of KV that was not written turns every logit into NaN.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.device.pack_cpu import Batch, Batcher
+from radixkv.runtime.device.pack_cpu import PackedStep, Packer
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.tree.node import Namespace
 from support.checkpoints import save_checkpoint
-from support.cpu_server import PAGE_SIZE, Answer, Logits, Server, ids, watched_logits
+from support.cpu_server import PAGE_SIZE, CpuServer, Logits, Output, ids, recorded_logits
 
 MODELS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -43,7 +43,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
 
 @pytest.fixture
 def logits() -> Iterator[Logits]:
-    with watched_logits() as seen:
+    with recorded_logits() as seen:
         yield seen
 
 
@@ -53,40 +53,40 @@ PROMPTS = {seed: SHARED[: 12 + 7 * seed] + ids(3 + 5 * seed, seed) for seed in r
 
 @dataclass
 class Cold:
-    """Every prompt alone on a server without a cache."""
+    """Results of every prompt alone, on a fresh server with nothing cached."""
 
     logits: Logits
-    answers: dict[int, Answer]
+    outputs: dict[int, Output]
     stored: dict[int, Tensor]
 
 
 @pytest.fixture(scope="module")
 def cold(checkpoint: Checkpoint) -> Cold:
-    with watched_logits() as seen:
+    with recorded_logits() as seen:
         cold = Cold(seen, {}, {})
         for seed, prompt in PROMPTS.items():
-            server = Server(checkpoint)
+            server = CpuServer(checkpoint)
             server.add(seed, prompt)
             server.run()
-            cold.answers[seed] = server.answers[seed]
-            cold.stored[seed] = server.stored(prompt + server.answers[seed].tokens)
-    assert len({tuple(answer.tokens) for answer in cold.answers.values()}) == len(PROMPTS)
+            cold.outputs[seed] = server.outputs[seed]
+            cold.stored[seed] = server.stored(prompt + server.outputs[seed].tokens)
+    assert len({tuple(output.tokens) for output in cold.outputs.values()}) == len(PROMPTS)
     return cold
 
 
 def assert_equal(
-    cold: Cold, server: Server, logits: Logits, seeds: Iterable[int] = PROMPTS, salt: str = ""
+    cold: Cold, server: CpuServer, logits: Logits, seeds: Iterable[int] = PROMPTS, salt: str = ""
 ) -> None:
     for seed in seeds:
-        assert server.answers[seed].tokens == cold.answers[seed].tokens
-        for index in range(len(cold.answers[seed].tokens)):
+        assert server.outputs[seed].tokens == cold.outputs[seed].tokens
+        for index in range(len(cold.outputs[seed].tokens)):
             assert torch.equal(logits[seed, index], cold.logits[seed, index]), (seed, index)
-        stored = server.stored(PROMPTS[seed] + server.answers[seed].tokens, salt)
+        stored = server.stored(PROMPTS[seed] + server.outputs[seed].tokens, salt)
         assert torch.equal(stored, cold.stored[seed][:, :, : stored.shape[2]]), seed
 
 
 def test_in_a_batch(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
-    server = Server(checkpoint, shares=False)
+    server = CpuServer(checkpoint, shares=False)
     for seed, prompt in PROMPTS.items():
         server.add(seed, prompt)
     server.run()
@@ -94,30 +94,30 @@ def test_in_a_batch(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
 
 
 def test_sharing_within_a_step(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
-    server = Server(checkpoint)
+    server = CpuServer(checkpoint)
     for seed, prompt in PROMPTS.items():
         server.add(seed, prompt)
     server.run()
-    assert sum(answer.n_cached > 0 for answer in server.answers.values()) == len(PROMPTS) - 1
+    assert sum(output.n_cached > 0 for output in server.outputs.values()) == len(PROMPTS) - 1
     assert_equal(cold, server, logits)
 
 
 def test_after_a_partial_and_after_a_full_hit(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
-    server = Server(checkpoint)
+    server = CpuServer(checkpoint)
     server.add(99, SHARED)
     server.run()
     for _ in range(2):
         for seed, prompt in PROMPTS.items():
             server.add(seed, prompt)
         server.run()
-        assert all(server.answers[seed].n_cached >= 12 for seed in PROMPTS)
+        assert all(server.outputs[seed].n_cached >= 12 for seed in PROMPTS)
         assert_equal(cold, server, logits)
-    assert server.answers[1].n_cached == len(PROMPTS[1]) // PAGE_SIZE * PAGE_SIZE
+    assert server.outputs[1].n_cached == len(PROMPTS[1]) // PAGE_SIZE * PAGE_SIZE
 
 
 @pytest.mark.parametrize("budget", range(PAGE_SIZE, PAGE_SIZE + 5))
 def test_chunked(checkpoint: Checkpoint, cold: Cold, logits: Logits, budget: int) -> None:
-    server = Server(checkpoint, budget=budget, max_rows=1)
+    server = CpuServer(checkpoint, budget=budget, max_rows=1)
     for seed, prompt in PROMPTS.items():
         server.add(seed, prompt)
     server.run()
@@ -128,15 +128,15 @@ def test_chunked(checkpoint: Checkpoint, cold: Cold, logits: Logits, budget: int
 def test_chunks_of_any_size_with_pages_of_one_token(
     checkpoint: Checkpoint, cold: Cold, logits: Logits, chunk: int
 ) -> None:
-    server = Server(checkpoint, budget=chunk, max_rows=1, page_size=1)
+    server = CpuServer(checkpoint, budget=chunk, max_rows=1, page_size=1)
     server.add(2, PROMPTS[2])
     server.run()
-    assert server.answers[2].tokens == cold.answers[2].tokens
+    assert server.outputs[2].tokens == cold.outputs[2].tokens
     assert all(torch.equal(logits[2, i], cold.logits[2, i]) for i in range(6))
 
 
 def test_evicted_and_recomputed(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
-    server = Server(checkpoint, n_pages=24)
+    server = CpuServer(checkpoint, n_pages=24)
     for _ in range(2):
         for seed, prompt in PROMPTS.items():
             server.add(seed, prompt)
@@ -145,8 +145,8 @@ def test_evicted_and_recomputed(checkpoint: Checkpoint, cold: Cold, logits: Logi
     assert server.cache.n_evicted > 0
 
 
-def test_retracted(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
-    server = Server(checkpoint, n_pages=30)
+def test_preempted(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+    server = CpuServer(checkpoint, n_pages=30)
     server.add(98, ids(8, 98), 80)
     server.add(97, ids(8, 97), 80)
     for seed, prompt in PROMPTS.items():
@@ -154,29 +154,29 @@ def test_retracted(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
     server.run()
     assert server.scheduler.n_preemptions > 0
     assert_equal(cold, server, logits)
-    alone = Server(checkpoint)
+    alone = CpuServer(checkpoint)
     alone.add(97, ids(8, 97), 80)
     alone.run()
-    assert alone.answers[97].tokens == server.answers[97].tokens
+    assert alone.outputs[97].tokens == server.outputs[97].tokens
 
 
 def test_salted(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
-    server = Server(checkpoint)
+    server = CpuServer(checkpoint)
     server.add(99, SHARED)
     server.run()
     server.add(4, PROMPTS[4], salt="a")
     server.run()
-    assert server.answers[4].n_cached == 0
+    assert server.outputs[4].n_cached == 0
     assert_equal(cold, server, logits, [4], "a")
 
 
-def a_wrong_page(patch: pytest.MonkeyPatch) -> None:
-    opened = PageCache.open
+def swap_the_first_two_pages(patch: pytest.MonkeyPatch) -> None:
+    original = PageCache.open
 
     def mutant(
         self: PageCache, namespace: Namespace, tokens: bytes, reads: bool = True, bypasses_tree: bool = False
     ) -> BlockTable:
-        blocks = opened(self, namespace, tokens, reads, bypasses_tree)
+        blocks = original(self, namespace, tokens, reads, bypasses_tree)
         blocks.pages[:2] = blocks.pages[:2][::-1]
         return blocks
 
@@ -184,32 +184,35 @@ def a_wrong_page(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Loop, "check", lambda self: None)
 
 
-def a_position_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    pack = Batcher.pack
+def shift_positions_by_one(patch: pytest.MonkeyPatch) -> None:
+    original = Packer.pack
 
-    def mutant(self: Batcher, plan: StepPlan) -> Batch:
-        batch = pack(self, plan)
+    def mutant(self: Packer, plan: StepPlan) -> PackedStep:
+        packed = original(self, plan)
         if any(row.start for row in plan.rows):
-            batch.positions.add_(1)
-        return batch
+            packed.positions.add_(1)
+        return packed
 
-    patch.setattr(Batcher, "pack", mutant)
+    patch.setattr(Packer, "pack", mutant)
 
 
-def a_stale_tail(patch: pytest.MonkeyPatch) -> None:
-    commit = PageCache.commit
+def swap_the_last_two_pages(patch: pytest.MonkeyPatch) -> None:
+    original = PageCache.commit
 
-    def mutant(self: PageCache, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_read: int) -> int:
+    def mutant(self: PageCache, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_step: int) -> int:
         if n_tokens % self.page_size and n_tokens == len(tokens) // 4 and len(blocks.pages) > 1:
             blocks.pages[-1], blocks.pages[-2] = blocks.pages[-2], blocks.pages[-1]
-        return commit(self, blocks, tokens, n_tokens, last_read)
+        return original(self, blocks, tokens, n_tokens, last_step)
 
     patch.setattr(PageCache, "commit", mutant)
     patch.setattr(Loop, "check", lambda self: None)
 
 
-@pytest.mark.parametrize("mutant", [a_wrong_page, a_position_off_by_one, a_stale_tail], ids=lambda m: m.__name__)
-def test_a_broken_engine_is_found(
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "mutant", [swap_the_first_two_pages, shift_positions_by_one, swap_the_last_two_pages], ids=lambda m: m.__name__
+)
+def test_the_comparison_fails_for_each_mutant(
     checkpoint: Checkpoint,
     cold: Cold,
     logits: Logits,

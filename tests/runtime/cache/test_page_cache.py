@@ -1,4 +1,4 @@
-"""The page cache by itself; what it does for requests is tested where they run."""
+"""The page cache in isolation; other tests cover it together with the scheduler."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import pytest
 
 from radixkv.errors import InvariantError
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.tree.forest import Forest
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 
 
-def full_of_cached_pages(n_pages: int) -> PageCache:
-    """Pages of one token, all evictable, in two leaves."""
+def full_cache(n_pages: int) -> PageCache:
+    """Returns a cache of one-token pages, all of them evictable, in two leaves."""
     cache = PageCache(n_pages, 1)
     for first in (0, n_pages // 2):
         tokens = bytearray().join(
@@ -18,26 +19,26 @@ def full_of_cached_pages(n_pages: int) -> PageCache:
         )
         blocks = cache.open(Namespace(), b"")
         assert cache.reserve(blocks, n_pages // 2)
-        cache.commit(blocks, tokens, n_pages // 2, last_read=0)
+        cache.commit(blocks, tokens, n_pages // 2, last_step=0)
         cache.mark_computed(blocks, n_pages // 2, step=0)
         cache.close(blocks)
     assert cache.n_free == 0
     return cache
 
 
-@pytest.mark.parametrize(("n_pages", "n_together"), [(100, 1), (1024, 4)])
-def test_pages_of_a_large_pool_are_evicted_together(n_pages: int, n_together: int) -> None:
-    cache = full_of_cached_pages(n_pages)
+@pytest.mark.parametrize(("n_pages", "n_at_a_time"), [(100, 1), (1024, 4)])
+def test_a_large_pool_evicts_several_pages_at_a_time(n_pages: int, n_at_a_time: int) -> None:
+    cache = full_cache(n_pages)
     blocks = cache.open(Namespace(), b"")
     assert cache.reserve(blocks, 1)
-    assert (cache.n_evicted, cache.n_free) == (n_together, n_together - 1)
-    assert cache.reserve(blocks, n_pages), "all of them are to be had"
+    assert (cache.n_evicted, cache.n_free) == (n_at_a_time, n_at_a_time - 1)
+    assert cache.reserve(blocks, n_pages), "every page is available"
     assert not cache.reserve(blocks, n_pages + 1)
     cache.check([blocks])
 
 
-def test_tables_get_a_page_each_that_is_evicted_for_them_or_none_does() -> None:
-    cache = full_of_cached_pages(4)
+def test_append_pages_evicts_for_all_block_tables_or_changes_nothing() -> None:
+    cache = full_cache(4)
     block_tables = [cache.open(Namespace(), b"") for _ in range(3)]
     assert cache.append_pages(block_tables)
     assert [len(blocks.pages) for blocks in block_tables] == [1, 1, 1]
@@ -48,10 +49,11 @@ def test_tables_get_a_page_each_that_is_evicted_for_them_or_none_does() -> None:
     cache.check(block_tables)
 
 
-def test_counts_that_are_off_but_add_up_are_found_after_each_step() -> None:
-    cache = PageCache(8, 1)
+def test_check_counts_finds_wrong_counts_that_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = full_cache(2)
     cache.check_counts()
-    cache.tree._forest.n_leased -= 1
-    cache.tree._forest.n_evictable += 1
+    monkeypatch.setattr(Forest, "pin", lambda self, node: setattr(node, "n_leases", node.n_leases + 1))
+    blocks = cache.open(Namespace(), (0).to_bytes(TOKEN_BYTES, "little"))
+    cache.close(blocks)
     with pytest.raises(InvariantError, match="-1 pages leased"):
         cache.check_counts()
