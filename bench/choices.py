@@ -1,9 +1,9 @@
-"""Two ways to compute the same thing, in turn, in one engine, for as long as real work takes. Needs a GPU.
+"""Compares variants of one operation in one engine over whole workloads. Needs a GPU.
 
-``kernels.py`` compares kernels in short bursts. In a run of seconds a GPU that stands at its power limit lowers its
-clock, and what was faster in a burst may be slower. So each case here runs a workload again and again, forwards and
-backwards through its ways, and appends a JSON line with all times to ``--output-file``. The model has the shape of
-Llama 3.1 8B and dummy weights.
+``kernels.py`` compares kernels in short bursts. In a run of seconds a GPU at its power limit lowers its clock, so
+the kernel that is faster in a burst may be slower there. Each case runs a workload repeatedly, alternating forwards
+and backwards through its variants, and appends a JSON line with all times to ``--output-file``. The model has the
+shape of Llama 3.1 8B and dummy weights.
 
     python bench/choices.py --output-file bench/results/choices.jsonl
     python bench/choices.py --only prompts --pairs 10
@@ -34,25 +34,24 @@ from token_workloads import VOCAB, decode
 from radixkv import LLM
 from radixkv.runtime.device.attention.cuda import decode_plan as attention
 from radixkv.runtime.device.executor_cuda import CudaExecutor
-from radixkv.runtime.device.ops.cuda import linear
-from radixkv.runtime.device.ops.cuda import linear_add_norm as residual
+from radixkv.runtime.device.ops.cuda import linear, linear_add_norm
 
 
 @dataclass(frozen=True)
 class Case:
-    """What runs, and what in the engine is one thing or the other meanwhile."""
+    """A workload, and the function or constant of the engine that is replaced while it runs."""
 
     phases: Phases
     module: ModuleType
     name: str
-    ways: Mapping[str, Any]
-    """By what they do; the first is the engine's own."""
+    variants: Mapping[str, Any]
+    """The values for ``name`` in ``module``, by description; the first is the engine's own."""
     bucket: int | None = None
-    """Rows of the decode graph that holds it, which is captured anew."""
+    """Rows of the decode graph that uses ``name``: that graph is captured again for each value."""
 
 
 def main() -> None:
-    arguments = parsed()
+    arguments = parse_arguments()
     with tempfile.TemporaryDirectory() as folder:
         llm = open_llm(arguments, write_model(LLAMA_8B, Path(folder)))
     warm_up(llm)
@@ -64,51 +63,52 @@ def main() -> None:
     for name, case in cases().items():
         if not any(text in name for text in arguments.only.split(",")):
             continue
-        times = alternated(llm, case, arguments.pairs)
-        for way, durations in times.items():
+        times = run_alternating(llm, case, arguments.pairs)
+        for variant, durations in times.items():
             print(
-                f"{name}, {way}: median {median(durations):.4f} s, {min(durations)} to {max(durations)}", flush=True
+                f"{name}, {variant}: median {median(durations):.4f} s, {min(durations)} to {max(durations)}",
+                flush=True,
             )
         write(arguments.output_file, {"case": name, "durations": times, **common})
 
 
-def parsed() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", metavar="TEXTS", help="cases whose names hold one of these")
-    parser.add_argument("--pairs", type=int, default=4, metavar="COUNT", help="runs of each way")
-    parser.add_argument("--commit", help="what is checked out, where there is no .git")
+    parser.add_argument("--only", default="", metavar="TEXTS", help="run cases whose names contain one of these")
+    parser.add_argument("--pairs", type=int, default=4, metavar="COUNT", help="runs of each variant")
+    parser.add_argument("--commit", help="the commit that is checked out, if there is no .git folder")
     parser.add_argument("--output-file", type=Path)
     parser.set_defaults(device="cuda", cache="on", settings={})
     return parser.parse_args()
 
 
 def cases() -> Mapping[str, Case]:
-    is_thin = linear._is_thin
+    is_thin = linear._is_thin_faster
     return {
         "gate, up and activation of 256 rows": Case(
             decode(),
             linear,
-            "_is_gated_at_once",
-            {"cuBLAS and a kernel": linear._is_gated_at_once, "one kernel": lambda x, _: 16 < len(x) <= 256},
+            "_is_fused_faster",
+            {"cuBLAS and a kernel": linear._is_fused_faster, "one kernel": lambda x, _: 16 < len(x) <= 256},
             bucket=256,
         ),
         "residual sum of 256 rows": Case(
             decode(),
-            residual,
+            linear_add_norm,
             "_MANY_ROWS",
-            {"by the product": residual._MANY_ROWS, "by the norm": 1 << 20},
+            {"by the product": linear_add_norm._MANY_ROWS, "by the norm": 1 << 20},
             bucket=256,
         ),
         "residual sum of prompts": Case(
             requests(64, prompt=1024, output=1),
-            residual,
+            linear_add_norm,
             "_MANY_ROWS",
-            {"by the product": residual._MANY_ROWS, "by the norm": 1 << 20},
+            {"by the product": linear_add_norm._MANY_ROWS, "by the norm": 1 << 20},
         ),
         "products of 16 rows": Case(
             requests(16, prompt=64, output=192),
             linear,
-            "_is_thin",
+            "_is_thin_faster",
             {
                 "down by cuBLAS": is_thin,
                 "own kernel": lambda x, _: len(x) <= 16,
@@ -117,32 +117,33 @@ def cases() -> Mapping[str, Case]:
             bucket=16,
         ),
         "cutting rows of 256": Case(
-            decode(), attention, "_SPLIT_NS", {"if it pays": attention._SPLIT_NS, "never": 1e9}
+            decode(), attention, "_SPLIT_MANY_ROWS_NS", {"if it pays": attention._SPLIT_MANY_ROWS_NS, "never": 1e9}
         ),
     }
 
 
 def requests(n: int, *, prompt: int, output: int) -> Phases:
-    """That share nothing."""
+    """Returns one phase of ``n`` random prompts without shared prefixes."""
     rng = random.Random(n)
     return [[([rng.randrange(10, VOCAB) for _ in range(prompt)], output) for _ in range(n)]]
 
 
-def alternated(llm: LLM, case: Case, n_pairs: int) -> dict[str, list[float]]:
-    """Seconds of each way's runs. One run more comes first and does not count."""
-    times: dict[str, list[float]] = {way: [] for way in case.ways}
-    one = partial(duration, llm, case)
-    one(next(iter(case.ways)))
+def run_alternating(llm: LLM, case: Case, n_pairs: int) -> dict[str, list[float]]:
+    """Returns the seconds of each variant's runs, after one warm-up run that does not count."""
+    times: dict[str, list[float]] = {variant: [] for variant in case.variants}
+    run_variant = partial(duration, llm, case)
+    run_variant(next(iter(case.variants)))
     for turn in range(n_pairs):
-        for way in times if turn % 2 == 0 else reversed(times):
-            times[way].append(one(way))
+        for variant in times if turn % 2 == 0 else reversed(times):
+            times[variant].append(run_variant(variant))
     return times
 
 
-def duration(llm: LLM, case: Case, way: str) -> float:
-    executor = llm._live._executor
+def duration(llm: LLM, case: Case, variant: str) -> float:
+    """Returns the seconds of one run of the workload."""
+    executor = llm._open_loop._executor
     assert isinstance(executor, CudaExecutor)
-    with patch.object(case.module, case.name, case.ways[way]):
+    with patch.object(case.module, case.name, case.variants[variant]):
         if case.bucket is not None:
             with torch.inference_mode(), torch.cuda.stream(executor._stream):
                 executor._runner.capture([case.bucket])

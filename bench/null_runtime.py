@@ -1,10 +1,10 @@
-"""A runtime that computes nothing: what is left of a request's time is the frontend's.
+"""A runtime process that computes nothing, to measure the frontend alone.
 
-It speaks the wire and gives every choice of a running request one token each step. The token says when it was sent,
-by the clock that all processes of a machine share. Log-probabilities are made up; a prompt is scored in steps of
-2,048 tokens, as the CPU's runtime does.
+It speaks the wire protocol and gives every choice of a running request one token per step. The token encodes the
+time at which it was sent, on the monotonic clock that all processes of a machine share. Logprobs are synthetic;
+prompt logprobs come in ranges of 2,048 tokens per step, as from the CPU runtime.
 
-    argv: seconds a step
+    argv: seconds per step
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from radixkv.wire import (
 )
 
 _FIRST_ID, _N_IDS = 512, 3584
-"""Most are words, of the sizes that words have."""
+"""Token ids used as stamps; most of them are ordinary words, with ordinary lengths."""
 _TICK_NS = 500_000
 READY = Ready(
     version=WIRE_VERSION,
@@ -59,31 +59,31 @@ READY = Ready(
     dtype="none",
 )
 HEARTBEAT_S = 0.5
-_N_SCORED = 2048
-"""Tokens of a prompt that a step scores."""
+_N_PROMPT_LOGPROBS = 2048
+"""Tokens of a prompt whose logprobs a step reports."""
 
 
-def figures(count: int) -> TokenLogprobs:
-    """Log-probabilities of a token, and of so many others."""
-    logprobs = struct.pack(f"<{count}f", *(-1.25 - place / 3 for place in range(count)))
+def synthetic_logprobs(count: int) -> TokenLogprobs:
+    """Returns synthetic logprobs of a token and of ``count`` top tokens."""
+    logprobs = struct.pack(f"<{count}f", *(-1.25 - rank / 3 for rank in range(count)))
     return TokenLogprobs(-1.25, 1, pack_tokens(range(_FIRST_ID, _FIRST_ID + count)), logprobs)
 
 
 def stamp() -> bytes:
-    """This moment, as a token."""
+    """Returns the current time as a token."""
     return pack_tokens([_FIRST_ID + time.monotonic_ns() // _TICK_NS % _N_IDS])
 
 
 def age_s(token: int, now_ns: int) -> float:
-    """How long ago a stamp was made, up to a tick more; wrong for those older than 1.8 s."""
+    """Returns the age of a stamp, up to one tick too high; wrong for stamps older than 1.8 s."""
     return (now_ns - (token - _FIRST_ID) * _TICK_NS) % (_N_IDS * _TICK_NS) / 1e9
 
 
 @dataclass
 class _Running:
     submit: Submit
-    n: int = 0
-    n_scored: int = 1
+    n_steps: int = 0
+    prompt_logprobs_end: int = 1
 
     @property
     def n_prompt(self) -> int:
@@ -91,32 +91,34 @@ class _Running:
 
     @property
     def done(self) -> Done:
-        n_output = self.n * self.submit.sampling.n
+        n_output = self.n_steps * self.submit.sampling.n
         return Done(self.submit.id, "length", self.n_prompt, n_output, self.n_prompt // 2, 0.0)
 
-    def score(self) -> PromptLogprobs | None:
-        """The next stretch of the prompt, if it is to be scored and is not."""
-        start, count = self.n_scored, self.submit.sampling.prompt_logprobs
+    def next_prompt_logprobs(self) -> PromptLogprobs | None:
+        """Returns the next range of prompt logprobs; None if none are requested or none are left."""
+        start, count = self.prompt_logprobs_end, self.submit.sampling.prompt_logprobs
         if count is None or start >= self.n_prompt:
             return None
-        self.n_scored = min(self.n_prompt, start + _N_SCORED)
-        return PromptLogprobs(self.submit.id, start, [figures(count)] * (self.n_scored - start))
+        self.prompt_logprobs_end = min(self.n_prompt, start + _N_PROMPT_LOGPROBS)
+        return PromptLogprobs(
+            self.submit.id, start, [synthetic_logprobs(count)] * (self.prompt_logprobs_end - start)
+        )
 
 
 class NullRuntime:
-    """Requests in, stamps out."""
+    """Serves one frontend: gives each running request one stamp per choice and step."""
 
     def __init__(self, socket: zmq.Socket[bytes], step_s: float) -> None:
         self._socket = socket
         self._step_s = step_s
         self._running: dict[str, _Running] = {}
         self._peer = b""
-        self._drains = False
+        self._is_draining = False
 
     def run(self) -> None:
-        """Until it is to drain, and has."""
+        """Serves until a ``Drain`` has come and no request is left."""
         next_at = beat_at = time.monotonic()
-        while self._running or not self._drains:
+        while self._running or not self._is_draining:
             now = time.monotonic()
             wait_s = max(0.0, next_at - now) if self._running else HEARTBEAT_S
             if self._socket.poll(wait_s * 1000):
@@ -140,30 +142,30 @@ class NullRuntime:
                 if (request := self._running.pop(message.id, None)) is not None:
                     return [request.done]
             case GetStats():
-                n = len(self._running)
-                return [Stats(message.id, n, 0, READY.n_pages, READY.n_pages, *[0] * 8, *[0.0] * 4, 0)]
+                n_running = len(self._running)
+                return [Stats(message.id, n_running, 0, READY.n_pages, READY.n_pages, *[0] * 8, *[0.0] * 4, 0)]
             case Drain():
-                self._drains = True
+                self._is_draining = True
         return []
 
     def _step(self) -> list[FromRuntime]:
         items: list[NewTokens] = []
-        prompts: list[PromptLogprobs] = []
-        ends: list[FromRuntime] = []
+        all_prompt_logprobs: list[PromptLogprobs] = []
+        terminal: list[FromRuntime] = []
         for request_id, request in list(self._running.items()):
             sampling = request.submit.sampling
-            if (scored := request.score()) is not None:
-                prompts.append(scored)
+            if (prompt_logprobs := request.next_prompt_logprobs()) is not None:
+                all_prompt_logprobs.append(prompt_logprobs)
                 continue
-            request.n += 1
-            reason = "length" if request.n >= (sampling.max_tokens or 0) else None
-            logprobs = None if sampling.logprobs is None else [figures(sampling.logprobs)]
+            request.n_steps += 1
+            reason = "length" if request.n_steps >= (sampling.max_tokens or 0) else None
+            logprobs = None if sampling.logprobs is None else [synthetic_logprobs(sampling.logprobs)]
             items += [
                 NewTokens(request_id, stamp(), choice, reason, logprobs=logprobs) for choice in range(sampling.n)
             ]
             if reason is not None:
-                ends.append(self._running.pop(request_id).done)
-        return [Tokens(items, prompts), *ends]
+                terminal.append(self._running.pop(request_id).done)
+        return [Tokens(items, all_prompt_logprobs), *terminal]
 
     def _send(self, messages: list[FromRuntime]) -> None:
         if messages and self._peer:
@@ -171,7 +173,7 @@ class NullRuntime:
 
 
 @contextmanager
-def _bound(socket_path: str) -> Iterator[zmq.Socket[bytes]]:
+def _bind(socket_path: str) -> Iterator[zmq.Socket[bytes]]:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
@@ -180,17 +182,17 @@ def _bound(socket_path: str) -> Iterator[zmq.Socket[bytes]]:
         yield socket
 
 
-def _end_with_frontend() -> None:
+def _exit_with_frontend() -> None:
     while os.read(0, 4096):
         pass
     os._exit(0)
 
 
 def main() -> None:
-    """Serves the frontend whose ``Start`` comes on standard input."""
+    """Serves the frontend that writes a ``Start`` line to standard input."""
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
-    threading.Thread(target=_end_with_frontend, daemon=True).start()
-    with _bound(start.socket_path) as socket:
+    threading.Thread(target=_exit_with_frontend, daemon=True).start()
+    with _bind(start.socket_path) as socket:
         NullRuntime(socket, float(sys.argv[1])).run()
 
 

@@ -1,17 +1,18 @@
-"""How long the host takes to schedule a step of 256 rows while 10,000 requests wait.
+"""Measures the host time to schedule a step of 256 rows while 10,000 requests wait.
 
-Appends one JSON line a case. The scheduler, the cache and the tree are the real ones; no device runs, each step's
-result is made up at once. As in the runtime's loop, the cyclic collector is off.
+Appends one JSON line per case. Scheduler, cache and tree are the real ones. No device runs: step results are
+generated at once. As in the runtime's loop, the cyclic garbage collector is disabled.
 
-    decode_only         every slot is taken: 256 rows continue, nobody can be admitted
-    admit_by_prefix     a row ends in each step, and `lpm` chooses its successor from the 256 oldest of the queue,
-                        whose prompts share one of 8 prefixes of 2,048 tokens
-    blocked_by_memory   slots are free, but the pool is full: the queue is ranked and nobody fits
-    generate            the whole of `LLM.generate` around such a device: 128 tokens for each row, from prompts of
-                        512 token ids; also the time that it takes in all, by token
+    decode_only         all batch slots are taken: 256 decode rows, and no request can be admitted
+    admit_by_prefix     a request finishes in each step, and `lpm` chooses its successor from the 256 oldest waiting
+                        requests, whose prompts share one of 8 prefixes of 2,048 tokens
+    blocked_by_memory   batch slots are free, but the pool is full: the queue is ranked and no request fits
+    generate            all of `LLM.generate` around such a device: 128 tokens for each row, from prompts of 512
+                        token ids; also reports the total time per token
 
-With ``--workloads-file`` (as ``bench/engine.py`` takes it) its workloads run instead, from an empty cache, with the
-pool and the limits of an H200: milliseconds of the cache, and of the scheduler with the cache, best of five runs.
+With ``--workloads-file`` (in the format of ``bench/engine.py``) runs its workloads instead, from an empty cache,
+with the pool and the limits of an H200. Reports milliseconds of the cache, and of the scheduler including the
+cache, best of five runs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from statistics import median
 
 from phases import Phases, load_workloads
 
-from radixkv.bench.environment import origin
+from radixkv.bench.environment import provenance
 from radixkv.config import SchedulerConfig
 from radixkv.llm import LLM
 from radixkv.runtime.cache.cache import PageCache
@@ -49,9 +50,9 @@ QUESTION_TOKENS = 96
 N_PROMPT = 512
 N_OUTPUT = 128
 VOCAB_SIZE = 4096
-"""The tiny model's."""
+"""Vocabulary size of the tiny model."""
 H200_PAGES = 55_357
-"""Beside the weights of an 8B model."""
+"""Pages of an H200's pool beside the weights of an 8B model."""
 
 
 def main() -> None:
@@ -60,59 +61,61 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--waiting", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--case", action="append", choices=[*CASES, "generate"], help="those to run; default: all")
+    parser.add_argument("--case", action="append", choices=[*CASES, "generate"], help="a case to run; default: all")
     parser.add_argument(
-        "--workloads-file", type=Path, help="Python file with ALL: name -> function that gives phases"
+        "--workloads-file", type=Path, help="Python file with ALL: name -> function that returns phases"
     )
     arguments = parser.parse_args()
-    figures: dict[str, object]
+    metrics: dict[str, object]
     with arguments.output_file.open("a", encoding="utf-8") as output:
         if arguments.workloads_file is not None:
             for name, make_phases in load_workloads(arguments.workloads_file).items():
                 phases = make_phases()
-                cache_s, schedule_s, n_steps = min(workload(phases) for _ in range(5))
-                figures = {
+                cache_s, schedule_s, n_steps = min(run_workload(phases) for _ in range(5))
+                metrics = {
                     "case": name,
                     "cache_ms": round(cache_s * 1e3, 2),
                     "schedule_ms": round(schedule_s * 1e3, 2),
                 }
-                figures |= {"steps": n_steps}
-                print(json.dumps(figures))
-                output.write(json.dumps(figures | origin()) + "\n")
+                metrics |= {"steps": n_steps}
+                print(json.dumps(metrics))
+                output.write(json.dumps(metrics | provenance()) + "\n")
             return
         for name in arguments.case or [*CASES, "generate"]:
-            figures = {"case": name, "rows": arguments.rows}
+            metrics = {"case": name, "rows": arguments.rows}
             if name == "generate":
                 times_ms, wall_s = generate(arguments.rows)
-                figures["us_per_token"] = round(wall_s * 1e6 / (arguments.rows * N_OUTPUT), 2)
+                metrics["us_per_token"] = round(wall_s * 1e6 / (arguments.rows * N_OUTPUT), 2)
             else:
                 gc.collect()
                 gc.disable()
                 times_ms = measure(CASES[name](arguments.rows, arguments.waiting), arguments.steps)
                 gc.enable()
-                figures["waiting"] = arguments.waiting
-            figures |= {
+                metrics["waiting"] = arguments.waiting
+            metrics |= {
                 "ms_per_step": round(median(times_ms), 4),
                 "us_per_row": round(median(times_ms) * 1e3 / arguments.rows, 3),
                 "p99_ms": round(sorted(times_ms)[int(len(times_ms) * 0.99)], 4),
                 "max_ms": round(max(times_ms), 4),
                 "steps": len(times_ms),
             }
-            print(json.dumps(figures))
-            output.write(json.dumps(figures | origin()) + "\n")
+            print(json.dumps(metrics))
+            output.write(json.dumps(metrics | provenance()) + "\n")
 
 
 def decode_only(n_rows: int, n_waiting: int) -> Scheduler:
-    return _filled(n_rows, n_waiting, n_pages=60_000, max_tokens=1_000)
+    return _scheduler_with_requests(n_rows, n_waiting, n_pages=60_000, max_tokens=1_000)
 
 
 def admit_by_prefix(n_rows: int, n_waiting: int) -> Scheduler:
-    return _filled(n_rows, n_waiting, n_pages=60_000, max_tokens=256, staggered=True)
+    return _scheduler_with_requests(n_rows, n_waiting, n_pages=60_000, max_tokens=256, staggered=True)
 
 
 def blocked_by_memory(n_rows: int, n_waiting: int) -> Scheduler:
     n_shared, n_own = 8 * PREFIX_TOKENS // PAGE_SIZE, QUESTION_TOKENS // PAGE_SIZE + 64
-    return _filled(n_rows, n_waiting, n_pages=n_shared + n_rows * n_own, max_tokens=1_000, n_slots=n_rows + 64)
+    return _scheduler_with_requests(
+        n_rows, n_waiting, n_pages=n_shared + n_rows * n_own, max_tokens=1_000, n_batch_slots=n_rows + 64
+    )
 
 
 CASES: dict[str, Callable[[int, int], Scheduler]] = {
@@ -123,7 +126,7 @@ CASES: dict[str, Callable[[int, int], Scheduler]] = {
 
 
 def generate(n_rows: int) -> tuple[list[float], float]:
-    """Milliseconds of each turn in which every row gained a token; and seconds in all."""
+    """Returns the milliseconds of each turn in which every row gained a token, and the total seconds."""
     llm = LLM("tiny", device="cpu", max_num_seqs=n_rows, max_num_batched_tokens=8192, max_total_tokens=1024)
     device = NullDevice(n_pages=n_rows * (N_PROMPT + N_OUTPUT) // PAGE_SIZE + 1)
     config = SchedulerConfig(max_num_seqs=n_rows, max_num_batched_tokens=8192)
@@ -131,45 +134,45 @@ def generate(n_rows: int) -> tuple[list[float], float]:
     llm._loop = loop = TimedLoop(scheduler, device, max_model_len=N_PROMPT + N_OUTPUT)
     rng = Random(1)
     prompts = [[rng.randrange(10, VOCAB_SIZE) for _ in range(N_PROMPT)] for _ in range(n_rows)]
-    begun = time.perf_counter()
+    started = time.perf_counter()
     outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=N_OUTPUT), use_tqdm=False)
-    wall_s = time.perf_counter() - begun
+    wall_s = time.perf_counter() - started
     assert all(len(output.outputs[0].token_ids) == N_OUTPUT for output in outputs)
     return [ms for ms, rows in loop.turns if rows == n_rows], wall_s
 
 
 class TimedLoop(Loop):
-    """Notes how long each turn took, with what its caller did before it, and the rows of the plan before."""
+    """Records the time between turns, which includes the caller's work, and the rows of the previous plan."""
 
     def __init__(self, scheduler: Scheduler, device: NullDevice, *, max_model_len: int) -> None:
         super().__init__(scheduler, device, max_model_len=max_model_len)
         self._device = device
-        self._turned_at = 0.0
+        self._last_turn_at = 0.0
         self.turns: list[tuple[float, int]] = []
-        """Milliseconds, rows."""
+        """(milliseconds, rows) of each turn."""
 
     def turn(self) -> list[FromRuntime]:
-        passed, self._turned_at = time.perf_counter() - self._turned_at, time.perf_counter()
-        self.turns.append((passed * 1e3, self._device.n_rows))
+        elapsed_s, self._last_turn_at = time.perf_counter() - self._last_turn_at, time.perf_counter()
+        self.turns.append((elapsed_s * 1e3, self._device.n_rows))
         return super().turn()
 
 
 class NullDevice:
-    """A device that knows every token before it is asked."""
+    """A device that computes nothing and returns random tokens at once."""
 
     device = dtype = "none"
     vocab_size = VOCAB_SIZE
-    wants_shared_runs = True
+    uses_shared_runs = True
 
     def __init__(self, n_pages: int) -> None:
         self.n_pages = n_pages
         self.n_rows = 0
-        """Those of the last plan that sample a token."""
+        """Rows of the last plan that sample a token."""
         self._rng = Random(2)
         self._tokens = [self._rng.randrange(10, VOCAB_SIZE) for _ in range(1 << 16)]
 
     def close(self) -> None:
-        """It holds nothing."""
+        """Does nothing: there is no memory to free."""
 
     def launch(self, plan: StepPlan) -> NullPending:
         self.n_rows = sum(row.sampling is not None for row in plan.rows)
@@ -181,6 +184,8 @@ class NullDevice:
 
 @dataclass
 class NullPending:
+    """A step that is done."""
+
     outcome: StepResult
 
     def result(self) -> StepResult:
@@ -188,22 +193,22 @@ class NullPending:
 
 
 def measure(scheduler: Scheduler, n_steps: int) -> list[float]:
-    """Milliseconds of ``schedule`` in each step."""
+    """Returns the milliseconds of ``schedule`` in each step."""
     times_ms = []
     for _ in range(n_steps):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         plan = scheduler.schedule()
-        times_ms.append((time.perf_counter() - begun) * 1e3)
+        times_ms.append((time.perf_counter() - started) * 1e3)
         assert plan is not None
         scheduler.complete(plan, _result(plan))
     return times_ms
 
 
-def workload(phases: Phases) -> tuple[float, float, int]:
-    """Seconds of the cache, seconds of the scheduler with the cache's, and steps.
+def run_workload(phases: Phases) -> tuple[float, float, int]:
+    """Runs the phases; returns the cache's seconds, the scheduler's seconds including the cache, and the steps.
 
-    All requests of a phase wait at its start. As in the runtime's loop, a step is launched before the result of the
-    one before it is taken.
+    All requests of a phase wait at its start. As in the runtime's loop, a step is launched before the previous
+    step's result is taken.
     """
     config = SchedulerConfig(max_num_seqs=512, max_num_batched_tokens=8192)
     scheduler = Scheduler(PageCache(H200_PAGES, PAGE_SIZE), config, finds_shared_runs=True)
@@ -216,35 +221,35 @@ def workload(phases: Phases) -> tuple[float, float, int]:
             tokens = bytearray(array("i", prompt).tobytes())
             scheduler.add(Request(str(number), Namespace(), tokens, n_prompt=len(prompt), max_tokens=n_new))
         while not scheduler.is_idle:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             plan = scheduler.schedule()
-            seconds += time.perf_counter() - begun
+            seconds += time.perf_counter() - started
             if plan is not None:
                 launched.append(plan)
                 n_steps += 1
             if len(launched) > 1 or (plan is None and launched):
                 oldest = launched.popleft()
                 result = _result(oldest)
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 scheduler.complete(oldest, result)
-                seconds += time.perf_counter() - begun
+                seconds += time.perf_counter() - started
     gc.enable()
     return scheduler.cache.seconds, seconds, n_steps
 
 
-def _filled(
+def _scheduler_with_requests(
     n_rows: int,
     n_waiting: int,
     *,
     n_pages: int,
     max_tokens: int,
     staggered: bool = False,
-    n_slots: int | None = None,
+    n_batch_slots: int | None = None,
 ) -> Scheduler:
     rng = Random(1)
     prefixes = [[rng.randrange(10, 30_000) for _ in range(PREFIX_TOKENS)] for _ in range(8)]
     config = SchedulerConfig(
-        max_num_seqs=n_slots or n_rows, max_num_batched_tokens=2048, max_queued_requests=n_rows + n_waiting
+        max_num_seqs=n_batch_slots or n_rows, max_num_batched_tokens=2048, max_queued_requests=n_rows + n_waiting
     )
     scheduler = Scheduler(PageCache(n_pages, PAGE_SIZE), config)
     for number in range(n_rows + n_waiting):

@@ -1,10 +1,10 @@
-"""Thousands of requests of all kinds against one real server: does memory stay flat, does every page come back?
+"""Sends thousands of requests of all kinds to one real server; checks that no memory, page or file leaks.
 
 Appends one JSON line. The server is `radixkv serve` with the embedded model. Requests are drawn from a seed: texts
-and token ids of many lengths, new and shared prefixes, chats, streams, several choices, log-probabilities,
-penalties, stop strings, salts, clients that leave early, and bad requests. Every 500 requests the load pauses:
-then nothing may run or wait, free and evictable pages must be the pool, a greedy answer must be what it was at
-first, and memory and open files of both processes are noted.
+and token ids of many lengths, new and shared prefixes, chats, streams, several choices, logprobs, penalties, stop
+strings, salts, clients that disconnect early, and invalid requests. The load pauses every 500 requests. Then no
+request may be running or waiting, all pages must be free or evictable, and a greedy output must equal the first
+one. Memory and open files of both processes are recorded.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 import httpx
 from server import FLAGS, counters, processes, resident_bytes
 
-from radixkv.bench.environment import origin
-from radixkv.bench.server_process import started_server
+from radixkv.bench.environment import provenance
+from radixkv.bench.server_process import running_server
 
 CANARY = {
     "prompt": "Question: what is 2 + 2?\nAnswer:",
@@ -42,22 +42,22 @@ BAD = (
     {"logit_bias": {"x": 1}},
     {"best_of": 3},
 )
-SETTLES_S = 10.0
+MAX_IDLE_WAIT_S = 10.0
 
 
 class SoakFailed(Exception):
-    """Something is not as it was."""
+    """Requests or pages are left, a response is wrong, or the greedy output has changed."""
 
 
 @dataclass
 class Traffic:
-    """Draws requests. The same seed draws the same ones."""
+    """Draws random requests; the same seed gives the same requests."""
 
     rng: Random
-    made: Counter[str] = field(default_factory=Counter)
+    drawn: Counter[str] = field(default_factory=Counter)
 
     def draw(self) -> tuple[str, str, dict[str, Any]]:
-        """What kind of client, the path and the body."""
+        """Returns the kind of client, the path and the body of a request."""
         kind = self.rng.choices(("whole", "stream", "leaves", "bad"), (50, 30, 12, 8))[0]
         is_chat = self.rng.random() < 0.25
         body = self._chat() if is_chat else self._completion()
@@ -69,7 +69,7 @@ class Traffic:
             body |= {"max_tokens": 400, "ignore_eos": True}
         if kind == "bad":
             is_chat, body = False, {"prompt": "Hello"} | self.rng.choice(BAD)
-        self.made[f"{kind} {'chat' if is_chat else 'completion'}"] += 1
+        self.drawn[f"{kind} {'chat' if is_chat else 'completion'}"] += 1
         return kind, "/v1/chat/completions" if is_chat else "/v1/completions", body
 
     def _completion(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Traffic:
 
 @dataclass
 class Soak:
-    """A server under traffic, and what was seen of it."""
+    """Runs the traffic against a server and records samples."""
 
     http: httpx.AsyncClient
     pids: tuple[int, int]
@@ -116,34 +116,36 @@ class Soak:
     samples: list[dict[str, Any]] = field(default_factory=list)
 
     async def run(self, n_requests: int, every: int, n_clients: int) -> None:
-        """All requests, with a look after each ``every``. Raises ``SoakFailed``."""
-        self.canary = await self._ask_canary()
+        """Sends all requests, and checks the server after each ``every`` of them. Raises ``SoakFailed``."""
+        self.canary = await self._canary_output()
         for start in range(0, n_requests, every):
             remaining = iter(range(min(every, n_requests - start)))
             await asyncio.gather(*(self._client(remaining) for _ in range(n_clients)))
-            await self._look(min(start + every, n_requests))
+            await self._check_idle(min(start + every, n_requests))
 
     async def _client(self, remaining: Any) -> None:
         for _ in remaining:
             kind, path, body = self.traffic.draw()
             expected = 400 if kind == "bad" else 200
-            async with self.http.stream("POST", path, json=body) as reply:
-                if reply.status_code != expected:
+            async with self.http.stream("POST", path, json=body) as response:
+                if response.status_code != expected:
                     raise SoakFailed(
-                        f"{reply.status_code} instead of {expected} for {body}: {await reply.aread()!r}"
+                        f"{response.status_code} instead of {expected} for {body}: {await response.aread()!r}"
                     )
                 if kind == "leaves":
-                    await anext(reply.aiter_raw())
-                elif (whole := await reply.aread()) and kind == "stream" and not whole.endswith(b"[DONE]\n\n"):
-                    raise SoakFailed(f"a stream ended without its end: {whole[-200:]!r}")
+                    await anext(response.aiter_raw())
+                elif (
+                    (content := await response.aread()) and kind == "stream" and not content.endswith(b"[DONE]\n\n")
+                ):
+                    raise SoakFailed(f"a stream ended without its end: {content[-200:]!r}")
 
-    async def _look(self, n_done: int) -> None:
-        deadline = time.monotonic() + SETTLES_S
+    async def _check_idle(self, n_done: int) -> None:
+        deadline = time.monotonic() + MAX_IDLE_WAIT_S
         while not await self._is_idle():
             if time.monotonic() > deadline:
                 raise SoakFailed(f"after {n_done} requests pages or requests are left: {await self._counters()}")
             await asyncio.sleep(0.05)
-        if (canary := await self._ask_canary()) != self.canary:
+        if (canary := await self._canary_output()) != self.canary:
             raise SoakFailed(f"after {n_done} requests the canary says {canary}, not {self.canary}")
         frontend, runtime = self.pids
         sample = {
@@ -164,12 +166,12 @@ class Soak:
     async def _counters(self) -> dict[str, float]:
         return counters((await self.http.get("/metrics")).text)
 
-    async def _ask_canary(self) -> list[int]:
-        reply = await self.http.post("/v1/completions", json=CANARY)
-        return list(reply.raise_for_status().json()["choices"][0]["token_ids"])
+    async def _canary_output(self) -> list[int]:
+        response = await self.http.post("/v1/completions", json=CANARY)
+        return list(response.raise_for_status().json()["choices"][0]["token_ids"])
 
     async def line(self) -> dict[str, Any]:
-        """What is recorded. Growth is from the first sample to the last."""
+        """Returns the result line. Growth is from the first sample to the last."""
         first, last, now = self.samples[0], self.samples[-1], await self._counters()
         growth = {
             f"{side}_growth_pct": round(100 * (last[f"{side}_bytes"] / first[f"{side}_bytes"] - 1), 2)
@@ -184,7 +186,7 @@ class Soak:
         return {
             "case": "soak",
             "requests": last["requests"],
-            "kinds": dict(sorted(self.traffic.made.items())),
+            "kinds": dict(sorted(self.traffic.drawn.items())),
             **growth,
             **{name: now[name] for name in names},
             "samples": self.samples,
@@ -199,15 +201,15 @@ async def main() -> None:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    begun = time.monotonic()
-    async with started_server(FLAGS) as address, httpx.AsyncClient(base_url=address, timeout=120) as http:
+    started = time.monotonic()
+    async with running_server(FLAGS) as address, httpx.AsyncClient(base_url=address, timeout=120) as http:
         soak = Soak(http, processes(address), Traffic(Random(arguments.seed)))
         await soak.run(arguments.requests, arguments.every, arguments.clients)
         line = await soak.line()
-    line["duration_s"] = round(time.monotonic() - begun, 1)
+    line["duration_s"] = round(time.monotonic() - started, 1)
     print(json.dumps(line))
     with arguments.output_file.open("a", encoding="utf-8") as output:
-        output.write(json.dumps(line | origin()) + "\n")
+        output.write(json.dumps(line | provenance()) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Steps made by hand, as the scheduler would make them, over pages that nothing was computed for."""
+"""Synthetic step plans as the scheduler would make them, over pages without computed KV."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ from radixkv.wire import pack_tokens
 PAGE_SIZE = 16
 MAX_MODEL_LEN = 16_384
 MAX_STEPS = 128
-"""That a case may be asked for."""
+"""Maximum number of plans of one case."""
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0, index=0)
 
 
 @dataclass(frozen=True)
 class Case:
-    """Rows of one kind, the same in each step, beside decode rows.
-
-    Decode rows are given by count and length; prompts by count, new tokens, and tokens that were found.
-    """
+    """The rows of a step: decode rows, and chunks of prompts that are the same in each step."""
 
     name: str
     n_decode: int = 0
+    """Number of decode rows."""
     length: int = 0
+    """Tokens of each decode row in the first step; one more in each later step."""
     n_shared: int = 0
-    """Tokens that each quarter of the decode rows has in common."""
+    """Leading tokens that each quarter of the decode rows has in common."""
     n_prompts: int = 0
+    """Number of prompt rows."""
     n_new: int = 0
-    n_found: int = 0
+    """Tokens that each prompt row computes."""
+    n_cached: int = 0
+    """Cached tokens before those of each prompt row."""
 
     @property
     def n_tokens(self) -> int:
-        """Of one step."""
+        """Tokens that one step computes."""
         return self.n_decode + self.n_prompts * self.n_new
 
 
@@ -51,12 +53,12 @@ CASES = (
     Case("prompts 1x64", n_prompts=1, n_new=64),
     Case("prompts 1x256", n_prompts=1, n_new=256),
     Case("prompts 4x128", n_prompts=4, n_new=128),
-    Case("extend 1x64+1536", n_prompts=1, n_new=64, n_found=1536),
+    Case("extend 1x64+1536", n_prompts=1, n_new=64, n_cached=1536),
     Case("mixed 16x512 1x64", 16, 512, n_prompts=1, n_new=64),
     Case("mixed 128x1024 2x96", 128, 1024, n_prompts=2, n_new=96),
     Case("mixed 256x1024 2x96", 256, 1024, n_prompts=2, n_new=96),
     Case("prompts 8x1024", n_prompts=8, n_new=1024),
-    Case("extend 64x128+1536", n_prompts=64, n_new=128, n_found=1536),
+    Case("extend 64x128+1536", n_prompts=64, n_new=128, n_cached=1536),
     Case("mixed 256x1024 8x960", 256, 1024, n_prompts=8, n_new=960),
 )
 SMALL_CASES = (
@@ -68,12 +70,15 @@ SMALL_CASES = (
 
 
 class Plans:
-    """The steps of one case, one after another.
+    """Iterates over the step plans of a case.
 
     Args:
-        case: the rows.
-        n_pages: of the pool. Raises ``SystemExit`` if it is too small.
+        case: the rows of each step.
+        n_pages: pages of the pool.
         first_step: number of the first plan.
+
+    Raises:
+        SystemExit: the pool is too small.
     """
 
     def __init__(self, case: Case, n_pages: int, first_step: int) -> None:
@@ -88,7 +93,7 @@ class Plans:
             (*shared[row * n_groups // case.n_decode], *self._pages(case.length + MAX_STEPS - case.n_shared))
             for row in range(case.n_decode)
         ]
-        self._tables += [self._pages(case.n_found + case.n_new) for _ in range(case.n_prompts)]
+        self._tables += [self._pages(case.n_cached + case.n_new) for _ in range(case.n_prompts)]
         groups = [
             [row for row in range(case.n_decode) if row * n_groups // case.n_decode == group]
             for group in range(n_groups)
@@ -104,7 +109,7 @@ class Plans:
         return self
 
     def __next__(self) -> StepPlan:
-        """The next plan; decode rows grow by a token, prompts are the same size each time."""
+        """Returns the next plan: decode rows grow by a token, prompt rows keep their size."""
         case, is_first = self._case, self._n_done == 0
         rows = [
             Row(
@@ -122,25 +127,25 @@ class Plans:
         rows += [
             Row(
                 batch_slot=batch_slot,
-                start=case.n_found,
+                start=case.n_cached,
                 n_tokens=case.n_new,
                 tokens=self._ids(case.n_new),
-                write_start=case.n_found,
+                write_start=case.n_cached,
                 table_start=0,
                 table_pages=table,
                 sampling=GREEDY,
             )
             for batch_slot, table in enumerate(self._tables[case.n_decode :], case.n_decode)
         ]
-        plan = StepPlan(self._step, tuple(rows), shared=self._runs)
+        plan = StepPlan(self._step, tuple(rows), shared_runs=self._runs)
         self._step += 1
         self._n_done += 1
         return plan
 
     def _pages(self, n_tokens: int) -> tuple[int, ...]:
-        n_wanted = -(-n_tokens // PAGE_SIZE)
-        pages = tuple(page for page, _ in zip(self._free, range(n_wanted), strict=False))
-        if len(pages) < n_wanted:
+        n_needed = -(-n_tokens // PAGE_SIZE)
+        pages = tuple(page for page, _ in zip(self._free, range(n_needed), strict=False))
+        if len(pages) < n_needed:
             raise SystemExit(f"the pool's {self._n_pages} pages are too few for {self._case.name}; leave it out")
         return pages
 

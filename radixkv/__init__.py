@@ -7,7 +7,7 @@
     for output in llm.chat([question], SamplingParams(temperature=0)):
         print(output.outputs[0].text, output.num_cached_tokens)
 
-The names are loaded when first used, so that the frontend process never imports torch.
+The names are imported on first use, so that the frontend process never imports torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What other engines let one set in Python, and what becomes of it here."""
+"""Tables of the settings that other engines have in their Python interfaces: accepted, renamed or refused."""
 
 from __future__ import annotations
 
@@ -11,70 +11,71 @@ from radixkv.errors import UnsupportedFeature, shortened
 
 
 @dataclass(frozen=True)
-class Foreign:
-    """The settings that other engines have for something that is here too."""
+class CompatTable:
+    """The settings that other engines accept in one class or method, and this engine does not have."""
 
-    taker: str
-    """What they are given to."""
-    instead: Mapping[str, str]
-    """What to use for some of them."""
-    neutral: Mapping[str, tuple[object, ...]]
-    """Their values that ask for what this engine does anyway."""
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    """Why other values of some of them are refused, and what to do."""
-    likeness: float = 0.6
-    """How like a known name an unknown one must be to count as a slip, 1 being the same. Higher where others have
-    more settings than are named here."""
+    callee: str
+    """The class or method that the settings are passed to, as error texts name it."""
+    replacements: Mapping[str, str]
+    """For settings that are here under another name: what to use."""
+    no_op_values: Mapping[str, tuple[object, ...]]
+    """The values of each setting that are accepted, because they ask for what this engine does anyway."""
+    refusal_reasons: Mapping[str, str] = field(default_factory=dict)
+    """For some settings: why other values are refused, and what to do."""
+    typo_cutoff: float = 0.6
+    """Similarity, 0 to 1, from which an unknown name counts as a misspelt known one, as in ``difflib``. Higher for
+    callees for which other engines have more settings than this table lists."""
 
-    def refuse(self, settings: Mapping[str, object], known: Iterable[str] = ()) -> None:
-        """Raises ``UnsupportedFeature`` that names the settings unless all have neutral values.
+    def check(self, settings: Mapping[str, object], known: Iterable[str] = ()) -> None:
+        """Raises ``UnsupportedFeature``, naming the settings, unless all have values without effect.
 
         Args:
-            known: names that a wrong one may have been meant for.
+            settings: names and values that ``callee`` does not know.
+            known: names that ``callee`` knows; a misspelt one is suggested.
         """
-        asked = sorted(name for name, value in settings.items() if not self._is_neutral(name, value))
-        for name in asked:
-            if name in self.instead:
-                raise self._refusal(name, f"; use {self.instead[name]}")
-            if name in self.reasons:
-                text = f"{name} {shortened(settings[name])} is not supported: {self.reasons[name]}"
+        requested = sorted(name for name, value in settings.items() if not self._is_no_op(name, value))
+        for name in requested:
+            if name in self.replacements:
+                raise self._error(name, f"; use {self.replacements[name]}")
+            if name in self.refusal_reasons:
+                text = f"{name} {shortened(settings[name])} is not supported: {self.refusal_reasons[name]}"
                 raise UnsupportedFeature(text, param=name)
-        for name in asked:
-            if name not in self.neutral and (close := get_close_matches(name, known, 1, self.likeness)):
-                raise self._refusal(name, f"; did you mean {close[0]}?")
-        if asked:
-            raise self._refusal(", ".join(asked), " in this release; leave it out")
+        for name in requested:
+            if name not in self.no_op_values and (matches := get_close_matches(name, known, 1, self.typo_cutoff)):
+                raise self._error(name, f"; did you mean {matches[0]}?")
+        if requested:
+            raise self._error(", ".join(requested), " in this release; leave it out")
 
-    def _is_neutral(self, name: str, value: object) -> bool:
-        return any(_is_same(value, neutral) for neutral in self.neutral.get(name, ()))
+    def _is_no_op(self, name: str, value: object) -> bool:
+        return any(_equals(value, no_op_value) for no_op_value in self.no_op_values.get(name, ()))
 
-    def _refusal(self, names: str, advice: str) -> UnsupportedFeature:
-        return UnsupportedFeature(f"{self.taker} has no setting {names}{advice}", param=names)
+    def _error(self, names: str, advice: str) -> UnsupportedFeature:
+        return UnsupportedFeature(f"{self.callee} has no setting {names}{advice}", param=names)
 
 
 def dtype_name(dtype: object) -> str:
-    """The name of a number type in all its spellings: ``half``, ``float`` and torch's own ``torch.float16`` too."""
+    """Returns the canonical name of a dtype: ``float16`` for ``half`` and for ``torch.float16``."""
     name = str(dtype).removeprefix("torch.")
     return {"half": "float16", "float": "float32"}.get(name, name)
 
 
-def names_of(call: Callable[..., object]) -> list[str]:
-    """The arguments that a caller can name; ``**settings`` has none."""
+def parameter_names(call: Callable[..., object]) -> list[str]:
+    """Returns the names of a callable's parameters, without ``**settings``."""
     return [name for name, one in signature(call).parameters.items() if one.kind is not one.VAR_KEYWORD]
 
 
-def _is_same(value: object, neutral: object) -> bool:
-    """1 is the same as 1.0, and True is not."""
-    is_alike = type(value) is type(neutral) or (type(value) is int and type(neutral) is float)
-    return is_alike and value == neutral
+def _equals(value: object, no_op_value: object) -> bool:
+    """Whether the values are equal and of one type; an int may equal a float, but True does not equal 1."""
+    is_same_type = type(value) is type(no_op_value) or (type(value) is int and type(no_op_value) is float)
+    return is_same_type and value == no_op_value
 
 
 _ONE_DEVICE = "this release computes on one device; use 1"
-_TEXT_ONLY = "this release generates text, and nothing else; leave it out"
+_TEXT_ONLY = "this release only generates text; leave it out"
 
-LLM = Foreign(
+LLM_SETTINGS = CompatTable(
     "LLM",
-    instead={
+    replacements={
         "model_path": "model",
         "tokenizer_path": "tokenizer",
         "block_size": "page_size",
@@ -85,7 +86,7 @@ LLM = Foreign(
         "scheduling_policy": "schedule_policy",
         "random_seed": "seed",
     },
-    neutral={
+    no_op_values={
         "tensor_parallel_size": (1,),
         "pipeline_parallel_size": (1,),
         "data_parallel_size": (1,),
@@ -99,26 +100,26 @@ LLM = Foreign(
         "task": ("auto", "generate"),
         "runner": ("auto", "generate"),
     },
-    reasons={
+    refusal_reasons={
         "tensor_parallel_size": _ONE_DEVICE,
         "pipeline_parallel_size": _ONE_DEVICE,
         "data_parallel_size": _ONE_DEVICE,
         "quantization": "weights are used as they are, in dtype; leave it out",
-        "kv_cache_dtype": "KV has the type of dtype; leave it out",
+        "kv_cache_dtype": "the KV cache is in dtype; leave it out",
         "trust_remote_code": "code from a checkpoint is never run; leave it out",
         "enable_lora": "this release has no adapters; leave it out",
         "enable_chunked_prefill": "prompts are always computed in chunks; leave it out",
-        "tokenizer_mode": "tokenizer.json is used where there is one; leave it out",
+        "tokenizer_mode": "tokenizer.json is used if there is one; leave it out",
         "task": _TEXT_ONLY,
         "runner": _TEXT_ONLY,
     },
-    likeness=0.8,
+    typo_cutoff=0.8,
 )
 
-GENERATE = Foreign(
+GENERATE_SETTINGS = CompatTable(
     "LLM.generate",
-    instead={"prompt_token_ids": "prompts"},
-    neutral={
+    replacements={"prompt_token_ids": "prompts"},
+    no_op_values={
         "prompt_token_ids": (None,),
         "lora_request": (None,),
         "prompt_adapter_request": (None,),
@@ -127,10 +128,10 @@ GENERATE = Foreign(
     },
 )
 
-CHAT = Foreign(
+CHAT_SETTINGS = CompatTable(
     "LLM.chat",
-    instead={"chat_template": "that of LLM, which takes a file"},
-    neutral={
+    replacements={"chat_template": "that of LLM, which takes a file"},
+    no_op_values={
         "chat_template": (None,),
         "chat_template_content_format": ("auto",),
         "tools": (None, []),
@@ -140,18 +141,18 @@ CHAT = Foreign(
     },
 )
 
-SAMPLING = Foreign(
+SAMPLING_SETTINGS = CompatTable(
     "SamplingParams",
-    instead={
+    replacements={
         "max_new_tokens": "max_tokens",
         "max_completion_tokens": "max_tokens",
         "min_new_tokens": "min_tokens",
         "sampling_seed": "seed",
         "top_logprobs": "logprobs",
-        "best_of": "n, and choose among the answers",
+        "best_of": "n, and choose among the outputs",
         "no_stop_trim": "include_stop_str_in_output",
     },
-    neutral={
+    no_op_values={
         "best_of": (None, 1),
         "no_stop_trim": (False,),
         "use_beam_search": (False,),

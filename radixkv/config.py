@@ -1,4 +1,4 @@
-"""Settings: frozen, validated once when made, passed on as the fields that each part needs."""
+"""The settings: frozen dataclasses that validate their fields when they are made."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from radixkv.errors import ConfigError, shortened
 
 MAX_SEED = (1 << 63) - 1
 MIN_HEARTBEAT_TIMEOUT_S = 2.0
-"""Four times what a healthy runtime takes between two signs of life."""
+"""Four times the interval at which a healthy runtime sends heartbeats."""
 
 MAX_KEY_CHARACTERS = 1024
-_KEY = re.compile(rf"[!-~]{{1,{MAX_KEY_CHARACTERS}}}")
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._\[\]:-]+")
-"""As browsers write one: in lower case, and without a path."""
+_API_KEY_PATTERN = re.compile(rf"[!-~]{{1,{MAX_KEY_CHARACTERS}}}")
+_ORIGIN_PATTERN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._\[\]:-]+")
+"""An origin as browsers send it: in lower case, without a path."""
 
 Device = Literal["cpu", "cuda"]
 SchedulePolicy = Literal["lpm", "fcfs"]
 LoadFormat = Literal["auto", "dummy"]
 MetricsCompat = Literal["vllm", "sglang"]
 
-_ROWS: dict[Device, int] = {"cpu": 256, "cuda": 512}
-_TOKENS: dict[Device, int] = {"cpu": 2048, "cuda": 8192}
-_POOL_BYTES: dict[Device, int | None] = {"cpu": 1 << 30, "cuda": None}
-_GPU_MEMORY_UTILIZATION = 0.9
+_DEFAULT_MAX_NUM_SEQS: dict[Device, int] = {"cpu": 256, "cuda": 512}
+_DEFAULT_MAX_NUM_BATCHED_TOKENS: dict[Device, int] = {"cpu": 2048, "cuda": 8192}
+_DEFAULT_POOL_BYTES: dict[Device, int | None] = {"cpu": 1 << 30, "cuda": None}
+_DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 
 
-def _whole_number(name: str, value: object) -> int:
+def _check_integer(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{name} {shortened(value)} must be a whole number")
     return value
 
 
-def _at_least(least: int, name: str, value: object) -> None:
-    if _whole_number(name, value) < least:
-        raise ConfigError(f"{name} {shortened(value)} must be at least {least}")
+def _check_at_least(minimum: int, name: str, value: object) -> None:
+    if _check_integer(name, value) < minimum:
+        raise ConfigError(f"{name} {shortened(value)} must be at least {minimum}")
 
 
-def _at_most(most: int, shown: str, name: str, value: object) -> None:
-    if not 0 <= _whole_number(name, value) <= most:
+def _check_at_most(maximum: int, shown: str, name: str, value: object) -> None:
+    if not 0 <= _check_integer(name, value) <= maximum:
         raise ConfigError(f"{name} {shortened(value)} is not between 0 and {shown}")
 
 
-def _truth(name: str, value: object) -> None:
+def _check_bool(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise ConfigError(f"{name} {shortened(value)} must be True or False")
 
@@ -55,12 +55,12 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _seconds(name: str, value: float | None) -> None:
+def _check_seconds(name: str, value: float | None) -> None:
     if value is not None and not (_is_number(value) and 0 < value < math.inf):  # also catches NaN
         raise ConfigError(f"{name} {shortened(value)} must be a number of seconds above 0")
 
 
-def _text(name: str, value: str | None, what: str) -> None:
+def _check_text(name: str, value: str | None, what: str) -> None:
     if value is not None and (not isinstance(value, str) or not value):
         is_what = "empty" if value == "" else shortened(value)
         raise ConfigError(f"{name} is {is_what}; give {what}, or leave it out")
@@ -68,24 +68,24 @@ def _text(name: str, value: str | None, what: str) -> None:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which checkpoint, how its weights are read, and what computes it."""
+    """Which checkpoint to serve, how to read its weights, and on which device to compute."""
 
     model: str = "tiny"
     """A folder, a hub name, or ``tiny`` for the embedded model."""
     revision: str | None = None
     dtype: str = "auto"
-    """What the device computes and keeps KV in: ``float32``, ``bfloat16``, ``float16`` (CUDA only), or ``auto``,
-    which is float32 on the CPU, and on CUDA the checkpoint's own if that has 16 bits, else bfloat16."""
+    """The dtype of activations and KV: ``float32``, ``bfloat16``, ``float16`` (CUDA only) or ``auto``. ``auto`` is
+    float32 on the CPU; on CUDA it is the checkpoint's dtype if that has 16 bits, else bfloat16."""
     max_model_len: int | None = None
-    """Longest prompt and answer together, in tokens; None takes the checkpoint's own limit."""
+    """Maximum of prompt and output together, in tokens; None takes the checkpoint's own limit."""
     load_format: LoadFormat = "auto"
-    """``dummy``: random weights of the shapes that ``config.json`` asks for; no weights are read."""
+    """``dummy``: random weights in the shapes that ``config.json`` implies; no weights are read."""
     tokenizer: str | None = None
     """The folder or hub name whose tokenizer and chat template are used; None takes the model's."""
     device: Device | Literal["auto"] = "auto"
     """``auto``: CUDA if there is a GPU that runs the checkpoint, else the CPU."""
     enforce_eager: bool = False
-    """On CUDA no graphs are captured: a quicker start, and slower steps. The CPU has none anyway."""
+    """Whether to capture no CUDA graphs: a faster start, but slower steps. No effect on the CPU."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
@@ -98,35 +98,35 @@ class ModelConfig:
             raise ConfigError(f"load_format {shortened(self.load_format)} is not supported; use auto or dummy")
         if self.device not in ("auto", "cpu", "cuda"):
             raise ConfigError(f"device {shortened(self.device)} is unknown; use auto, cpu or cuda")
-        _truth("enforce_eager", self.enforce_eager)
-        _text("revision", self.revision, "a branch, tag or commit")
-        _text("tokenizer", self.tokenizer, "a folder or a hub name")
+        _check_bool("enforce_eager", self.enforce_eager)
+        _check_text("revision", self.revision, "a branch, tag or commit")
+        _check_text("tokenizer", self.tokenizer, "a folder or a hub name")
         if self.max_model_len is not None:
-            _at_least(1, "max_model_len", self.max_model_len)
+            _check_at_least(1, "max_model_len", self.max_model_len)
 
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """How large the pool is and how it is cut."""
+    """The size of the KV pool and of its pages."""
 
     page_size: int = 16
-    """Tokens a page."""
+    """Tokens per page."""
     kv_cache_memory_bytes: int | None = None
-    """None: 1 GiB on the CPU; on CUDA what ``gpu_memory_utilization`` leaves."""
+    """Size of the KV pool. None: 1 GiB on the CPU; on CUDA what ``gpu_memory_utilization`` leaves."""
     max_total_tokens: int | None = None
-    """The pool in tokens instead; None lets ``kv_cache_memory_bytes`` decide."""
+    """Size of the KV pool in tokens, instead of ``kv_cache_memory_bytes``; None: that one decides."""
     enable_prefix_caching: bool = True
     gpu_memory_utilization: float | None = None
-    """Of the GPU's memory, what all of this may take: weights, pool, workspace. None: 0.9. CUDA only. A pool whose
-    size is given may take more."""
+    """The fraction of the GPU's memory for weights, pool and workspace together. None: 0.9. CUDA only. A pool whose
+    size is set may exceed it."""
 
     def __post_init__(self) -> None:
-        _at_least(1, "page_size", self.page_size)
+        _check_at_least(1, "page_size", self.page_size)
         if self.kv_cache_memory_bytes is not None:
-            _at_least(1, "kv_cache_memory_bytes", self.kv_cache_memory_bytes)
+            _check_at_least(1, "kv_cache_memory_bytes", self.kv_cache_memory_bytes)
         if self.max_total_tokens is not None:
-            _at_least(1, "max_total_tokens", self.max_total_tokens)
-        _truth("enable_prefix_caching", self.enable_prefix_caching)
+            _check_at_least(1, "max_total_tokens", self.max_total_tokens)
+        _check_bool("enable_prefix_caching", self.enable_prefix_caching)
         share = self.gpu_memory_utilization
         if share is not None and not (_is_number(share) and 0 < share <= 1):  # also catches NaN
             raise ConfigError(f"gpu_memory_utilization {shortened(share)} must be above 0 and at most 1")
@@ -134,156 +134,163 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """How requests become steps."""
+    """Limits of steps and of the waiting queue, and the order of admission."""
 
     max_num_seqs: int | None = None
-    """Most rows a step; None: 256 on the CPU, 512 on CUDA, fewer if ``max_num_batched_tokens`` is that small."""
+    """Maximum rows of a step. None: 256 on the CPU, 512 on CUDA; fewer if ``max_num_batched_tokens`` is small."""
     max_num_batched_tokens: int | None = None
-    """Most tokens a step computes; None: 2048 on the CPU, 8192 on CUDA, more if ``max_num_seqs`` needs them."""
+    """Maximum tokens of a step. None: 2048 on the CPU, 8192 on CUDA; more if ``max_num_seqs`` needs them."""
     schedule_policy: SchedulePolicy = "lpm"
+    """``lpm``: longest cached prefix first; ``fcfs``: oldest first. Both within a priority."""
     max_queued_requests: int = 4096
-    """Most requests that wait; one more is refused."""
+    """Maximum requests that wait for their first step; further ones are refused."""
     lpm_window: int = 256
     """How many of the oldest waiting requests ``lpm`` ranks by cached prefix."""
     lpm_max_passes: int = 64
-    """A request that was passed over this often goes first."""
+    """A request that was passed over this many times goes first."""
     queue_timeout_s: float | None = None
-    """A request that waits longer for its first step fails; None: it may wait for ever."""
+    """A request that waits longer for its first step fails. None: no limit."""
 
     def __post_init__(self) -> None:
         if self.max_num_seqs is not None:
-            _at_least(1, "max_num_seqs", self.max_num_seqs)
+            _check_at_least(1, "max_num_seqs", self.max_num_seqs)
         if self.max_num_batched_tokens is not None:
-            _at_least(1, "max_num_batched_tokens", self.max_num_batched_tokens)
-        _at_least(1, "max_queued_requests", self.max_queued_requests)
-        _at_least(1, "lpm_window", self.lpm_window)
-        _at_least(1, "lpm_max_passes", self.lpm_max_passes)
-        _seconds("queue_timeout_s", self.queue_timeout_s)
+            _check_at_least(1, "max_num_batched_tokens", self.max_num_batched_tokens)
+        _check_at_least(1, "max_queued_requests", self.max_queued_requests)
+        _check_at_least(1, "lpm_window", self.lpm_window)
+        _check_at_least(1, "lpm_max_passes", self.lpm_max_passes)
+        _check_seconds("queue_timeout_s", self.queue_timeout_s)
         if self.schedule_policy not in ("lpm", "fcfs"):
             raise ConfigError(f"schedule_policy {shortened(self.schedule_policy)} is unknown; use 'lpm' or 'fcfs'")
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """All that the runtime process needs to start."""
+    """The settings of the runtime process."""
 
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     seed: int = 0
-    """Seeds the requests that bring no seed of their own."""
+    """Seed of the generator that draws seeds for requests without one."""
 
     def __post_init__(self) -> None:
-        _at_most(MAX_SEED, "2**63 - 1", "seed", self.seed)
-        n_rows, n_tokens = self.scheduler.max_num_seqs or 1, self.scheduler.max_num_batched_tokens
-        least = n_rows - 1 + self.cache.page_size
-        if n_tokens is not None and n_tokens < least:
+        _check_at_most(MAX_SEED, "2**63 - 1", "seed", self.seed)
+        max_rows, max_tokens = self.scheduler.max_num_seqs or 1, self.scheduler.max_num_batched_tokens
+        minimum = max_rows - 1 + self.cache.page_size
+        if max_tokens is not None and max_tokens < minimum:
             raise ConfigError(
-                f"max_num_batched_tokens {n_tokens} is less than {least}: a step must hold a token of each of "
-                f"max_num_seqs {n_rows} running requests and one page ({self.cache.page_size} tokens) of a prompt"
+                f"max_num_batched_tokens {max_tokens} is less than {minimum}: with max_num_seqs {max_rows} a step "
+                f"must hold {max_rows - 1} decode tokens and one page ({self.cache.page_size} tokens) of a prompt"
             )
 
 
 def with_defaults(config: EngineConfig, device: Device) -> EngineConfig:
-    """The same with what was left out filled in, as far as it depends on the device; what was given stays.
+    """Returns the configuration with the defaults that depend on the device filled in.
 
-    What was filled in may come again.
+    Settings that are set stay as they are; calling this on its own result changes nothing.
 
     Raises:
-        ConfigError: a setting was given that the device does not have, or the pool's size twice.
+        ConfigError: a setting does not exist for this device, or the pool's size is set twice.
     """
     cache, scheduler = config.cache, config.scheduler
-    _check_pool(cache, device)
+    _check_pool_size(cache, device)
     n_rows, n_tokens = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
     if n_rows is None:
-        n_rows = _ROWS[device] if n_tokens is None else min(_ROWS[device], n_tokens + 1 - cache.page_size)
+        n_rows = (
+            _DEFAULT_MAX_NUM_SEQS[device]
+            if n_tokens is None
+            else min(_DEFAULT_MAX_NUM_SEQS[device], n_tokens + 1 - cache.page_size)
+        )
     if n_tokens is None:
-        n_tokens = max(_TOKENS[device], n_rows - 1 + cache.page_size)
+        n_tokens = max(_DEFAULT_MAX_NUM_BATCHED_TOKENS[device], n_rows - 1 + cache.page_size)
     return EngineConfig(
         replace(config.model, device=device),
-        _pool_of_cpu(cache) if device == "cpu" else _pool_of_cuda(cache),
+        _with_cpu_pool(cache) if device == "cpu" else _with_cuda_pool(cache),
         replace(scheduler, max_num_seqs=n_rows, max_num_batched_tokens=n_tokens),
         config.seed,
     )
 
 
-def _check_pool(cache: CacheConfig, device: Device) -> None:
+def _check_pool_size(cache: CacheConfig, device: Device) -> None:
     n_bytes, n_tokens = cache.kv_cache_memory_bytes, cache.max_total_tokens
-    if n_tokens is not None and n_bytes not in (None, _POOL_BYTES[device]):  # a default was filled in before
+    # The default size may be there because ``with_defaults`` filled it in before.
+    if n_tokens is not None and n_bytes not in (None, _DEFAULT_POOL_BYTES[device]):
         raise ConfigError(
-            f"kv_cache_memory_bytes {n_bytes} and max_total_tokens {n_tokens} both size the KV pool; set only one "
-            "of them"
+            f"kv_cache_memory_bytes {n_bytes} and max_total_tokens {n_tokens} both set the size of the KV pool; "
+            "set only one of them"
         )
 
 
-def _pool_of_cpu(cache: CacheConfig) -> CacheConfig:
+def _with_cpu_pool(cache: CacheConfig) -> CacheConfig:
     if cache.gpu_memory_utilization is not None:
         raise ConfigError(
-            f"gpu_memory_utilization {cache.gpu_memory_utilization:g} is of no use on the CPU, which this runs on; "
-            "size the pool with kv_cache_memory_bytes or max_total_tokens"
+            f"gpu_memory_utilization {cache.gpu_memory_utilization:g} has no meaning on the CPU, the device in "
+            "use; set the pool's size with kv_cache_memory_bytes or max_total_tokens"
         )
     n_bytes = cache.kv_cache_memory_bytes
-    return replace(cache, kv_cache_memory_bytes=_POOL_BYTES["cpu"] if n_bytes is None else n_bytes)
+    return replace(cache, kv_cache_memory_bytes=_DEFAULT_POOL_BYTES["cpu"] if n_bytes is None else n_bytes)
 
 
-def _pool_of_cuda(cache: CacheConfig) -> CacheConfig:
+def _with_cuda_pool(cache: CacheConfig) -> CacheConfig:
     share = cache.gpu_memory_utilization
-    return replace(cache, gpu_memory_utilization=_GPU_MEMORY_UTILIZATION if share is None else share)
+    return replace(cache, gpu_memory_utilization=_DEFAULT_GPU_MEMORY_UTILIZATION if share is None else share)
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """The HTTP side."""
+    """The settings of the HTTP server."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_name: str | None = None
-    """The name clients use; None takes the model's own."""
+    """The model name that clients use; None takes the model's own."""
     heartbeat_timeout_s: float = 60.0
-    """A runtime that is silent for longer counts as hung."""
+    """A runtime process that sends nothing for longer counts as hung."""
     max_body_bytes: int = 8 << 20
+    """Maximum size of a request body."""
     api_key: str | None = field(default=None, repr=False)
-    """Clients must show it as ``Authorization: Bearer``; None: no key, and this machine only."""
+    """Clients must send it as ``Authorization: Bearer``. None: no key, and ``host`` must be a loopback address."""
     chat_template: str | None = None
-    """A file with the chat template that is used instead of the tokenizer's own."""
+    """A file with a chat template to use instead of the tokenizer's own."""
     metrics_compat: MetricsCompat | None = None
-    """Whose names metrics are repeated under."""
+    """The engine under whose names metrics are exported in addition; None: under radixkv's own only."""
     stats_interval_s: float | None = 10.0
-    """How often a line of figures is logged while there is work; None: never."""
+    """Interval at which a line of statistics is logged while requests are in flight; None: never."""
     explain_contents: bool | None = None
-    """Whether ``/cache/explain`` tells which tokens are cached, and what other salts have. None: only without a
-    key, where all who ask are programs of this machine."""
+    """Whether ``/cache/explain`` reveals which tokens are cached, and what other salts have cached. None: only
+    without an API key, because then all clients are programs of this machine."""
     allowed_origins: tuple[str, ...] = ()
-    """Web sites whose pages may use the server, such as ``https://app.example``; ``*``, all, needs a key."""
+    """Web sites whose pages may use the server, such as ``https://app.example``; ``*`` for all needs an API key."""
 
     def __post_init__(self) -> None:
-        _at_most(65535, "65535", "port", self.port)
-        _check_key(self.api_key)
+        _check_at_most(65535, "65535", "port", self.port)
+        _check_api_key(self.api_key)
         _check_host(self.host, has_key=self.api_key is not None)
         _check_origins(self.allowed_origins, has_key=self.api_key is not None)
         if self.explain_contents is not None:
-            _truth("explain_contents", self.explain_contents)
-        _text("served_model_name", self.served_model_name, "a name")
-        _text("chat_template", self.chat_template, "a file")
+            _check_bool("explain_contents", self.explain_contents)
+        _check_text("served_model_name", self.served_model_name, "a name")
+        _check_text("chat_template", self.chat_template, "a file")
         if self.metrics_compat not in (None, "vllm", "sglang"):
             raise ConfigError(f"metrics_compat {shortened(self.metrics_compat)} is unknown; use vllm or sglang")
-        _seconds("stats_interval_s", self.stats_interval_s)
+        _check_seconds("stats_interval_s", self.stats_interval_s)
         if not self.heartbeat_timeout_s >= MIN_HEARTBEAT_TIMEOUT_S:  # also catches NaN
             raise ConfigError(
                 f"heartbeat_timeout_s {self.heartbeat_timeout_s:g} must be at least {MIN_HEARTBEAT_TIMEOUT_S:g}: "
-                "a healthy runtime gives a sign of life every half second"
+                "a healthy runtime sends a heartbeat every half second"
             )
-        _at_least(1, "max_body_bytes", self.max_body_bytes)
+        _check_at_least(1, "max_body_bytes", self.max_body_bytes)
 
     @property
     def may_explain_contents(self) -> bool:
-        """``explain_contents``, decided."""
+        """``explain_contents`` with its default filled in."""
         return self.api_key is None if self.explain_contents is None else self.explain_contents
 
 
-def _check_key(key: str | None) -> None:
-    """Refuses what no client can send. No message holds a key."""
-    if key is not None and not (isinstance(key, str) and _KEY.fullmatch(key)):
+def _check_api_key(key: str | None) -> None:
+    """Refuses a key that no client can send. The error does not contain the key."""
+    if key is not None and not (isinstance(key, str) and _API_KEY_PATTERN.fullmatch(key)):
         raise ConfigError(
             f"api_key must be 1 to {MAX_KEY_CHARACTERS} visible ASCII characters, without spaces; choose another"
         )
@@ -301,25 +308,27 @@ def _check_host(host: str, *, has_key: bool) -> None:
         ) from None
     if not (has_key or address.is_loopback):
         raise ConfigError(
-            f"host {shortened(host)}: an address that other machines reach needs --api-key; give one, or use "
+            f"host {shortened(host)}: an address that other machines can reach needs --api-key; set one, or use "
             "127.0.0.1"
         )
 
 
 def _check_origins(origins: object, *, has_key: bool) -> None:
-    """Refuses what no browser sends, and all sites at once without a key: any page that somebody on this machine
-    looks at could then use the server."""
+    """Refuses strings that no browser sends as an origin, and ``*`` without an API key.
+
+    With ``*`` and no key, any web page that somebody on this machine opens could use the server.
+    """
     if not isinstance(origins, tuple):
         raise ConfigError(f"allowed_origins {shortened(origins)} must be a tuple of origins")
     for origin in origins:
         if origin == "*":
             if not has_key:
                 raise ConfigError(
-                    "allowed_origins '*': pages of every site may use a server with --api-key only; give one, or "
-                    "name the sites"
+                    "allowed_origins '*': pages of every site may use the server only with --api-key; set one, or "
+                    "list the sites"
                 )
-        elif not (isinstance(origin, str) and _ORIGIN.fullmatch(origin)):
+        elif not (isinstance(origin, str) and _ORIGIN_PATTERN.fullmatch(origin)):
             raise ConfigError(
-                f"allowed_origins {shortened(origin)} is no origin as browsers send it; write it in lower case and "
-                "without a path, as https://app.example"
+                f"allowed_origins {shortened(origin)} is not an origin as browsers send it; write it in lower case "
+                "and without a path, as https://app.example"
             )

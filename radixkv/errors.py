@@ -3,20 +3,20 @@
     RadixKVError
     ├── ConfigError             a flag, setting, port or folder that cannot work
     ├── CheckpointError         a checkpoint that is missing, corrupt or of an unknown kind
-    ├── RequestError            one request ended without its answer; ``code`` says why
+    ├── RequestError            one request failed; ``code`` says why
     │   ├── InvalidRequest          a field has a wrong type or value
-    │   │   ├── ContextLengthExceeded   prompt and answer do not fit the context or the pool
+    │   │   ├── ContextLengthExceeded   prompt and output do not fit the context or the pool
     │   │   └── UnsupportedFeature      a feature that this release does not have
-    │   ├── QueueFull               too many requests wait
+    │   ├── QueueFull               too many requests are waiting
     │   ├── QueueTimeout            the request waited too long for its first step
     │   ├── Draining                the server is shutting down
-    │   ├── NumericalFailure        the model gave non-finite numbers twice
-    │   ├── DeviceFailure           the device failed twice on this request's step
+    │   ├── NumericalFailure        the model gave non-finite values twice
+    │   ├── DeviceFailure           the device failed on this request, and again on its retry
     │   └── RuntimeDied             the runtime process is gone
     ├── DeviceError             a step failed on the device
-    ├── DeviceLost              the device answers nothing any more
-    ├── WireError               a frame or handshake that the other process cannot mean
-    └── InvariantError          a ``check()`` found broken state: a bug in radixkv
+    ├── DeviceLost              the device does not respond any more
+    ├── WireError               an invalid frame or handshake
+    └── InvariantError          a ``check()`` found inconsistent state: a bug in radixkv
 
 A message says what is wrong, which value, and what to do.
 """
@@ -27,17 +27,17 @@ from typing import ClassVar
 
 
 def shortened(value: object) -> str:
-    """A value as messages show it: its ``repr``, its middle left out beyond 40 characters."""
-    is_huge = isinstance(value, int) and value.bit_length() > 256  # decimal takes long, and has a limit
+    """Returns the ``repr`` of a value for error texts, without its middle if longer than 40 characters."""
+    is_huge = isinstance(value, int) and value.bit_length() > 256  # converting it to decimal is slow, and limited
     try:
         text = hex(value) if isinstance(value, int) and is_huge else repr(value)
-    except ValueError:  # Python writes out no integer of more than 4,300 digits
+    except ValueError:  # Python converts no integer of more than 4,300 digits to decimal
         return f"a {type(value).__name__} with a huge integer"
     return text if len(text) <= 40 else f"{text[:24]}...{text[-12:]}"
 
 
 class RadixKVError(Exception):
-    """The base of all of them."""
+    """Base class of all errors that radixkv raises on purpose."""
 
 
 class ConfigError(RadixKVError):
@@ -49,14 +49,14 @@ class CheckpointError(RadixKVError):
 
 
 class RequestError(RadixKVError):
-    """One request ended without its answer. ``code`` is what crosses the wire."""
+    """One request failed. ``code`` identifies the class in a ``Failed`` message."""
 
     code: ClassVar[str] = "internal_error"
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
-        """The request's field that is at fault, if one is."""
+        """The field of the request that is at fault, if any."""
 
 
 class InvalidRequest(RequestError):
@@ -66,7 +66,7 @@ class InvalidRequest(RequestError):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """Prompt and answer together do not fit the context or the pool."""
+    """Prompt and output together do not fit the context or the pool."""
 
     code = "context_length_exceeded"
 
@@ -78,31 +78,31 @@ class UnsupportedFeature(InvalidRequest):
 
 
 class QueueFull(RequestError):
-    """As many requests wait as the server is willing to hold."""
+    """The waiting queue has ``max_queued_requests`` requests."""
 
     code = "queue_full"
 
 
 class QueueTimeout(RequestError):
-    """The request waited longer for its first step than the server lets it."""
+    """The request waited longer than ``queue_timeout_s`` for its first step."""
 
     code = "queue_timeout"
 
 
 class Draining(RequestError):
-    """The server is shutting down and takes nothing new."""
+    """The server is shutting down and accepts no new requests."""
 
     code = "draining"
 
 
 class NumericalFailure(RequestError):
-    """The model gave non-finite numbers for this request, also when computed without the cache."""
+    """The model gave non-finite values for this request, also when computed without the cache."""
 
     code = "numerical_error"
 
 
 class DeviceFailure(RequestError):
-    """The device failed on this request's step, and again when it was retried."""
+    """The device failed on this request's step, and again when it was retried alone."""
 
     code = "device_error"
 
@@ -114,19 +114,19 @@ class RuntimeDied(RequestError):
 
 
 class DeviceError(RadixKVError):
-    """A step failed on the device; what it was to write is not there."""
+    """A step failed on the device; its KV writes may be missing."""
 
 
 class DeviceLost(RadixKVError):
-    """The device answers nothing any more; the process must end."""
+    """The device does not respond any more; the process must end."""
 
 
 class WireError(RadixKVError):
-    """A frame or handshake that the other process cannot mean."""
+    """An invalid frame or handshake."""
 
 
 class InvariantError(RadixKVError):
-    """A ``check()`` found broken state: a bug in radixkv."""
+    """A ``check()`` found inconsistent state: a bug in radixkv."""
 
 
 _BY_CODE: dict[str, type[RequestError]] = {
@@ -146,5 +146,5 @@ _BY_CODE: dict[str, type[RequestError]] = {
 
 
 def request_error(code: str, message: str, *, param: str | None = None) -> RequestError:
-    """The error that a ``Failed`` message stands for; an unknown code gives a plain ``RequestError``."""
+    """Returns the error that a ``Failed`` message describes; an unknown code gives a plain ``RequestError``."""
     return _BY_CODE.get(code, RequestError)(message, param=param)

@@ -1,4 +1,4 @@
-"""How far long work is, for people who watch a terminal."""
+"""A progress line on a terminal."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ import time
 from types import TracebackType
 from typing import Self, TextIO
 
-FIRST_AFTER_S = 1.0
-EVERY_S = 0.2
+START_DELAY_S = 1.0
+"""Work that ends within this time shows no progress line."""
+REFRESH_S = 0.2
+"""Minimum time between two updates of the line."""
 
 
 class Progress:
-    """One line on a terminal that is written over and over, and is gone in the end. Use it as ``with``.
+    """A terminal line with the current progress; a context manager, which erases the line at the end.
 
-    Nothing is written where the stream is no terminal, nor for work that ends within a second.
+    Writes nothing if the stream is not a terminal, or if the work ends within ``START_DELAY_S``.
 
     Args:
-        what: is counted, in the plural.
+        unit: what is counted, in the plural.
         total: how many there are.
-        is_wanted: False: never write.
+        enabled: False: never writes.
+        stream: None: standard error.
     """
 
-    def __init__(self, what: str, total: int, *, is_wanted: bool = True, stream: TextIO | None = None) -> None:
-        self._what = what
+    def __init__(self, unit: str, total: int, *, enabled: bool = True, stream: TextIO | None = None) -> None:
+        self._unit = unit
         self._total = total
         self._stream = sys.stderr if stream is None else stream
-        self._is_shown = is_wanted and self._stream.isatty()
-        self._begun = time.monotonic()
-        self._next = self._begun + FIRST_AFTER_S
+        self._enabled = enabled and self._stream.isatty()
+        self._started_at = time.monotonic()
+        self._next_refresh = self._started_at + START_DELAY_S
         self._has_written = False
 
     def __enter__(self) -> Self:
@@ -40,17 +43,17 @@ class Progress:
         if self._has_written:
             self._write("")
 
-    def show(self, n_done: int, n_tokens: int, more: str = "") -> None:
-        """So much is done by now, and what else is to be told. Cheap: most calls write nothing."""
+    def show(self, n_done: int, n_tokens: int, details: str = "") -> None:
+        """Shows what is done so far, and ``details`` behind it. Cheap: most calls write nothing."""
         now = time.monotonic()
-        if self._is_shown and now >= self._next:
-            self._next = now + EVERY_S
-            seconds = now - self._begun
+        if self._enabled and now >= self._next_refresh:
+            self._next_refresh = now + REFRESH_S
+            seconds = now - self._started_at
             rate = n_tokens / seconds
             line = (
-                f"{n_done}/{self._total} {self._what}, {n_tokens} new tokens, {seconds:.0f} s, {rate:.0f} tokens/s"
+                f"{n_done}/{self._total} {self._unit}, {n_tokens} new tokens, {seconds:.0f} s, {rate:.0f} tokens/s"
             )
-            self._write(f"{line}, {more}" if more else line)
+            self._write(f"{line}, {details}" if details else line)
 
     def _write(self, line: str) -> None:
         self._stream.write(f"\r\x1b[K{line}")

@@ -1,13 +1,15 @@
-"""The messages between the frontend and the runtime process; nothing else crosses.
+"""The messages between the frontend and the runtime process.
 
-Frames are msgpack of tagged structs over ROUTER (the runtime, which binds) and DEALER (the frontend) on an
-``ipc://`` path inside a private directory. The first message is the frontend's ``Hello``; the runtime answers
-``Ready`` once the model is loaded. After that every ``Submit`` id ends with exactly one ``Done`` or ``Failed``;
-before a ``Done`` each choice has ended in ``Tokens``, unless the request was cancelled.
-Frames that the runtime sends together are one multipart message, so that tokens and their end come together.
+Frames are msgpack of tagged structs, over a ROUTER socket (the runtime, which binds) and a DEALER socket (the
+frontend) on an ``ipc://`` path inside a private folder. The first message is the frontend's ``Hello``; the runtime
+answers ``Ready`` once the model is loaded. After that every ``Submit`` id gets exactly one ``Done`` or ``Failed``.
+Before a ``Done``, each choice has ended in a ``Tokens`` item, unless the request was cancelled.
 
-Two messages cross outside the socket, each as one JSON line: ``Start`` on the runtime's standard input, and
-``Fatal``, the reason why it ends, on its standard output. docs/wire.md shows a session.
+The runtime sends all frames of a turn as one multipart message, so a request's last tokens and its ``Done`` arrive
+together.
+
+Two messages are sent outside the socket, each as one JSON line: ``Start`` on the runtime's standard input, and
+``Fatal`` on its standard output. docs/wire.md shows a session.
 """
 
 from __future__ import annotations
@@ -25,36 +27,36 @@ from radixkv.errors import CheckpointError, ConfigError, RadixKVError, WireError
 from radixkv.sampling import SamplingParams
 
 WIRE_VERSION = 6
-"""Raised with every change of a message; both sides must have the same."""
+"""Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20
-"""A larger frame is dropped unread."""
+"""Larger frames are dropped unread."""
 
 MAX_SOCKET_PATH_BYTES = 107
 
 SOCKET_NAME = "runtime.sock"
 LOCK_NAME = "runtime.lock"
-"""Beside the socket; the runtime locks it before it binds."""
+"""A file beside the socket; the runtime locks it before it binds."""
 
 
 class Start(msgspec.Struct, frozen=True):
-    """The runtime's first input: what to serve, and where."""
+    """The runtime's start line: what to serve, on which socket."""
 
     engine: EngineConfig
     folder: str
-    """The resolved checkpoint."""
+    """Path of the resolved checkpoint."""
     socket_path: str
 
 
 class Fatal(msgspec.Struct, frozen=True):
-    """The runtime's only output: why it ends."""
+    """The runtime's line on standard output before an error ends it."""
 
     kind: str
-    """``ConfigError``, ``CheckpointError`` or ``WireError``; anything else is a fault of the runtime itself."""
+    """Class of the error: ``ConfigError``, ``CheckpointError`` or ``WireError``; any other means a bug."""
     text: str
 
     def error(self) -> RadixKVError:
-        """The error it stands for."""
+        """Returns the error as an exception; a plain ``RadixKVError`` for other kinds."""
         kinds: dict[str, type[RadixKVError]] = {
             kind.__name__: kind for kind in (ConfigError, CheckpointError, WireError)
         }
@@ -62,7 +64,7 @@ class Fatal(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """The handshake: the frontend names its wire version."""
+    """The frontend's handshake, with its wire version."""
 
     version: int
 
@@ -72,52 +74,53 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
     id: str
     tokens: bytes
-    """The prompt: little-endian int32 ids."""
+    """The prompt, as little-endian int32 ids."""
     sampling: SamplingParams
     cache_salt: str = ""
     """Requests with different salts share no page."""
     reads_cache: bool = True
-    """False: compute the whole prompt, and fill the cache with it."""
+    """False: the whole prompt is computed; it still enters the cache."""
     priority: int = 0
-    """Waiting requests of a lower number go first."""
+    """Waiting requests with a lower number are admitted first."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """No more of the answer is wanted; an unknown id, and a choice that has ended, are ignored."""
+    """Aborts a request or one of its choices; ignored for an unknown id and for a finished choice."""
 
     id: str
     choice: int | None = None
-    """The one choice that ends; None: the request, with all of them."""
+    """The choice to abort; None: all choices."""
 
 
 class Flush(msgspec.Struct, frozen=True, tag=True):
-    """Make all that is cached unreachable; answered by ``Flushed``."""
+    """Empties the cache: makes all cached pages unreachable. Answered by ``Flushed``."""
 
     id: str
 
 
 class Explain(msgspec.Struct, frozen=True, tag=True):
-    """Why is no more of these tokens cached? Answered by ``Explained``; changes nothing."""
+    """Asks how much of a prompt is cached, and why no more. Answered by ``Explained``; changes nothing."""
 
     id: str
     tokens: bytes
+    """The prompt, as little-endian int32 ids."""
     cache_salt: str = ""
     contents: bool = True
-    """False: tell nothing finer than pages, and nothing of other salts."""
+    """False: the answer has page granularity only, and says nothing about other salts."""
 
 
 class GetStats(msgspec.Struct, frozen=True, tag=True):
-    """Answered by ``Stats``."""
+    """Asks for the counters. Answered by ``Stats``."""
 
     id: str
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
-    """Take no new request, finish the running ones, then exit."""
+    """Makes the runtime refuse new requests, finish the others and exit."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The model is loaded; what the frontend needs to know of it."""
+    """The model is loaded. Has the sizes of model, pool and steps."""
 
     version: int
     vocab_size: int
@@ -125,80 +128,81 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     page_size: int
     n_pages: int
     max_num_seqs: int
-    """Most rows a step,"""
+    """Maximum rows of a step."""
     max_num_batched_tokens: int
-    """and most tokens."""
+    """Maximum tokens of a step."""
     device: str
     """``cpu``, or the GPU's name."""
     dtype: str
-    """What the model computes in."""
+    """The dtype of activations and KV."""
 
     @property
     def max_prompt_and_answer(self) -> int:
-        """Most tokens of a prompt and its answer together; the last token of an answer needs no page."""
+        """Maximum tokens of a prompt and its output together; the KV of the last token needs no page."""
         return min(self.max_model_len, self.n_pages * self.page_size + 1)
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """How likely one token was, by the logits before bias, penalties and temperature."""
+    """Logprobs at one position, from the logits before bias, penalties and temperature."""
 
     logprob: float
+    """Logprob of the token itself."""
     rank: int
-    """1: no token was likelier."""
+    """Rank of the token, from 1 for the most likely."""
     top_ids: bytes
-    """The likeliest tokens, likeliest first, as little-endian int32; of equal ones the smaller id first."""
+    """The most likely tokens, most likely first and ties by id, as little-endian int32."""
     top_logprobs: bytes
-    """Theirs, little-endian float32."""
+    """Logprobs of ``top_ids``, as little-endian float32."""
 
 
 class NewTokens(msgspec.Struct, frozen=True, array_like=True):
-    """What one choice gained in a step, and its end if that is known."""
+    """The new tokens of one choice, and its finish reason."""
 
     id: str
     tokens: bytes
     """Little-endian int32 ids."""
     choice: int = 0
     finish_reason: str | None = None
-    """``stop``, ``length`` or ``abort``; None while more may come."""
+    """``stop``, ``length`` or ``abort``; None if the choice goes on."""
     stop_token_id: int | None = None
-    """The token that ended it, if one did; the last of ``tokens``."""
+    """The token that ended the choice, which is the last of ``tokens``; None if no token did."""
     logprobs: list[TokenLogprobs] | None = None
-    """One a token, if the request asks for them."""
+    """One item per token, if the request asks for logprobs."""
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """How likely a stretch of a request's prompt was; stretches come in order, before the first token."""
+    """Logprobs of a range of prompt tokens. Ranges come in order, before the first new token."""
 
     id: str
     start: int
-    """Position of the first token that is scored; the prompt's first token never is."""
+    """Position of the first token of ``items``; at least 1, because the prompt's first token has no logprob."""
     items: list[TokenLogprobs]
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True):
-    """All that a step produced; one message a step."""
+    """The new tokens and prompt logprobs of one step, for all requests."""
 
     items: list[NewTokens]
     prompts: list[PromptLogprobs] = []
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """Terminal: the request ended. Its last tokens came before."""
+    """Terminal: the request is finished, or was cancelled. All its tokens came before."""
 
     id: str
     finish_reason: str
-    """Of the choice that ended last."""
+    """Finish reason of the choice that ended last."""
     n_prompt_tokens: int
     n_output_tokens: int
-    """Of all choices."""
+    """Sum over all choices."""
     n_cached_tokens: int
     """Prompt tokens that were not computed."""
     queue_time_s: float
-    """From receipt until the first row was scheduled."""
+    """Time from receipt until the first row was scheduled."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """Terminal: the request ended without an answer; ``code`` as in ``errors``."""
+    """Terminal: the request failed; ``code`` identifies the class of ``radixkv.errors``."""
 
     id: str
     code: str
@@ -207,36 +211,39 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Flushed(msgspec.Struct, frozen=True, tag=True):
-    """What a ``Flush`` did."""
+    """The answer to ``Flush``."""
 
     id: str
     n_pages_freed: int
     n_pages_leased: int
-    """Pages that running requests still hold; unreachable, and free once those end."""
+    """Unreachable pages that running requests still lease; freed when those requests end."""
 
 
 class Explained(msgspec.Struct, frozen=True, tag=True):
-    """How much of a prompt is cached, and why no more; lengths and places are in tokens."""
+    """The answer to ``Explain``; lengths and positions are in tokens.
+
+    The fields from ``first_difference`` on are None if ``Explain.contents`` is False.
+    """
 
     id: str
     n_tokens: int
+    """Length of the prompt."""
     n_cached: int
-    """The longest cached prefix, in whole pages."""
+    """Length of the longest cached prefix, in whole pages."""
     reason: str
-    """``whole``, ``differs``, ``evicted``, ``never_seen`` or ``other_namespace``; as in ``tree.explain``."""
+    """``whole``, ``differs``, ``evicted``, ``never_seen`` or ``other_namespace``; see ``tree.explain``."""
     first_difference: int | None = None
-    """Place of the first token that no cached sequence has, where other pages follow the match. This and what
-    follows is None where contents were not asked for."""
+    """Position of the first token that no cached sequence has, if other cached pages follow the match."""
     token: int | None = None
-    """The prompt's token there,"""
+    """The prompt's token at ``first_difference``."""
     cached_token: int | None = None
-    """and the one that the nearest cached sequence has instead."""
+    """The token at ``first_difference`` in the cached sequence with the longest match."""
     n_cached_elsewhere: int | None = None
-    """Of ``other_namespace``: how much the namespace that caches most of it has."""
+    """For ``other_namespace``: the longest cached prefix in any other namespace."""
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True):
-    """Counters since start (``*_total``, ``*_seconds``) and gauges of this moment."""
+    """Counters since the start (``*_total``, ``*_seconds``) and current gauges."""
 
     id: str
     n_running: int
@@ -245,9 +252,9 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     n_pages_free: int
     n_pages_evictable: int
     prefix_queries_total: int
-    """Prompt tokens of requests whose first prefill ended."""
+    """Prompt tokens of requests whose first prefill is done."""
     prefix_hits_total: int
-    """Those of them that were not computed."""
+    """The part of ``prefix_queries_total`` that was not computed."""
     prompt_tokens_total: int
     generation_tokens_total: int
     preemptions_total: int
@@ -256,18 +263,18 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     step_seconds: float
     """Wall time of the loop's turns."""
     schedule_seconds: float
-    """Of that, planning steps and taking their results, cache work included."""
+    """The part of ``step_seconds`` for making plans and taking results, cache work included."""
     cache_seconds: float
-    """Tree and pool work. Of ``schedule_seconds``, but for what a ``Flush`` or a ``Cancel`` does at once, which
-    counts here only, and for undoing failed steps, which counts in ``step_seconds`` too."""
+    """Time of tree and pool work. It is part of ``schedule_seconds``, with two exceptions: the work of a ``Flush``
+    or ``Cancel`` counts only here, and undoing failed steps counts in ``step_seconds`` too."""
     attention_seconds: float
-    """What attention took on the device, beside all this: ``cache_seconds / attention_seconds`` is what managing
-    memory costs."""
+    """Attention time on the device, concurrent with the host times: ``cache_seconds / attention_seconds`` is the
+    relative cost of memory management."""
     frames_dropped_total: int
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """The runtime's loop is turning."""
+    """A sign of life: the runtime has sent nothing else for half a second."""
 
 
 ToRuntime = Hello | Submit | Cancel | Flush | Explain | GetStats | Drain
@@ -281,22 +288,22 @@ _from_runtime: msgspec.msgpack.Decoder[FromRuntime] = msgspec.msgpack.Decoder(Fr
 
 
 def encode(message: ToRuntime | FromRuntime) -> bytes:
-    """One frame. O(size)."""
+    """Encodes a message as one frame. O(size)."""
     return _encoder.encode(message)
 
 
 def decode_to_runtime(frame: bytes) -> ToRuntime:
-    """The frontend's message in a frame. Raises ``WireError``, or ``InvalidRequest`` for bad sampling values."""
+    """Decodes the frontend's message. Raises ``WireError``, or ``InvalidRequest`` for invalid sampling values."""
     return _decode(_to_runtime, frame)
 
 
 def decode_from_runtime(frame: bytes) -> FromRuntime:
-    """The runtime's message in a frame. Raises ``WireError``."""
+    """Decodes the runtime's message. Raises ``WireError``."""
     return _decode(_from_runtime, frame)
 
 
 def endpoint(socket_path: str) -> str:
-    """ZeroMQ's name for a socket file. Raises ``ConfigError`` if the path is longer than the system takes."""
+    """Returns the ZeroMQ endpoint of a socket file. Raises ``ConfigError`` if the path is too long."""
     if len(os.fsencode(socket_path)) > MAX_SOCKET_PATH_BYTES:
         raise ConfigError(
             f"the socket path {socket_path} has more than {MAX_SOCKET_PATH_BYTES} bytes; "
@@ -306,7 +313,7 @@ def endpoint(socket_path: str) -> str:
 
 
 def pack_tokens(ids: Sequence[int]) -> bytes:
-    """Token ids as little-endian int32. Raises ``OverflowError`` for an id that does not fit."""
+    """Packs token ids as little-endian int32. Raises ``OverflowError`` for an id outside int32."""
     packed = array("i", ids)
     if sys.byteorder == "big":
         packed.byteswap()
@@ -314,7 +321,7 @@ def pack_tokens(ids: Sequence[int]) -> bytes:
 
 
 def unpack_tokens(tokens: bytes) -> list[int]:
-    """The ids in little-endian int32 bytes, whose length is a multiple of 4."""
+    """Unpacks token ids from little-endian int32 bytes; their length must be a multiple of 4."""
     packed = array("i", tokens)
     if sys.byteorder == "big":
         packed.byteswap()

@@ -1,4 +1,4 @@
-"""Rules for all tests: none is skipped, except those for a GPU where there is none."""
+"""Settings of all tests: a skipped test fails, unless it needs a GPU."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from support.sensitive_checkpoint import save_sensitive
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell that starts a job in the background has it ignore SIGINT, which servers under test would inherit.
+    # A shell makes background jobs ignore SIGINT, and servers under test would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if config.pluginmanager.hasplugin("hypothesispytest"):  # tests for a GPU run without it
-        same_examples_on_every_machine()
+    if config.pluginmanager.hasplugin("hypothesispytest"):  # not installed for the GPU tests
+        use_same_examples_everywhere()
 
 
-def same_examples_on_every_machine() -> None:
-    """However slow it is. ``--hypothesis-profile default`` tries others."""
+def use_same_examples_everywhere() -> None:
+    """Makes Hypothesis deterministic on all machines; ``--hypothesis-profile default`` tries other examples."""
     from hypothesis import HealthCheck, settings
 
     too_slow = [HealthCheck.too_slow]
@@ -42,7 +42,7 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session")
 def sensitive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a checkpoint whose answers depend on every page, and on nothing that was trained."""
+    """The folder of an untrained checkpoint whose answers depend on every KV page."""
     folder = tmp_path_factory.mktemp("sensitive")
     save_sensitive(folder)
     return folder

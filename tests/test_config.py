@@ -1,4 +1,4 @@
-"""Settings and sampling parameters that cannot work are refused, in messages that stay short."""
+"""Invalid settings and sampling parameters are refused, in short messages."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ from radixkv.sampling import SamplingParams
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
-def test_addresses_that_only_this_machine_reaches_are_hosts(host: str) -> None:
+def test_loopback_addresses_are_valid_hosts(host: str) -> None:
     assert ServerConfig(host).host == host
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.7", "2001:db8::1"])
-def test_addresses_that_others_reach_need_a_key(host: str) -> None:
-    with pytest.raises(ConfigError, match=f"host '{host}': .* needs --api-key"):
+def test_addresses_that_other_machines_can_reach_need_a_key(host: str) -> None:
+    with pytest.raises(ConfigError, match=f"host '{host}'.*--api-key"):
         ServerConfig(host)
     assert ServerConfig(host, api_key="k").host == host
 
 
 @pytest.mark.parametrize("key", ["", " ", "two words", "tab\t", "line\n", "schlüssel", "\x7f", "k" * 1025, 5])
 def test_a_key_that_no_client_can_send_is_refused_and_not_repeated(key: Any) -> None:
-    with pytest.raises(ConfigError, match="api_key must be 1 to 1024 visible ASCII characters") as caught:
+    with pytest.raises(ConfigError, match="api_key .*1024") as caught:
         ServerConfig(api_key=key)
     assert key == "" or key == 5 or not key.strip() or key not in str(caught.value)
     assert ServerConfig(api_key="!~" * 512).api_key == "!~" * 512
 
 
-def test_a_key_is_not_shown_with_the_other_settings() -> None:
+def test_repr_does_not_contain_the_key() -> None:
     assert "sesame" not in repr(ServerConfig(api_key="sesame"))
 
 
 @pytest.mark.parametrize("host", ["localhostt", "", "127.1", "example.org", "http://127.0.0.1"])
-def test_what_is_no_address_is_not_told_of_keys(host: str) -> None:
-    with pytest.raises(ConfigError, match=f"host '{host}' is neither an IP address nor 'localhost'") as caught:
+def test_the_error_for_an_invalid_address_does_not_mention_keys(host: str) -> None:
+    with pytest.raises(ConfigError, match=f"host '{host}' ") as caught:
         ServerConfig(host)
     assert "api-key" not in str(caught.value)
 
 
 @pytest.mark.parametrize("timeout", [-1.0, 0.0, 0.3, 1.99, float("nan")])
-def test_a_limit_that_a_healthy_runtime_breaks_is_refused(timeout: float) -> None:
-    with pytest.raises(ConfigError, match=f"heartbeat_timeout_s {timeout:g} must be at least 2"):
+def test_a_heartbeat_timeout_that_a_healthy_runtime_exceeds_is_refused(timeout: float) -> None:
+    with pytest.raises(ConfigError, match=f"heartbeat_timeout_s {timeout:g} .*2"):
         ServerConfig(heartbeat_timeout_s=timeout)
     assert ServerConfig(heartbeat_timeout_s=2.0).heartbeat_timeout_s == 2.0
 
@@ -79,7 +79,7 @@ def test_other_seeds_are_refused_in_a_short_message(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "top_k"])
-def test_every_number_of_a_request_is_short_in_its_message(name: Any) -> None:
+def test_huge_numbers_are_shortened_in_messages(name: Any) -> None:
     with pytest.raises(InvalidRequest, match=name) as caught:
         msgspec.structs.replace(SamplingParams(), **{name: -(10**4000)})
     assert len(str(caught.value)) < 120
@@ -98,7 +98,7 @@ def test_every_number_of_a_request_is_short_in_its_message(name: Any) -> None:
         ("a\nb", "'a\\nb'"),
         ([1 << 20000], "a list with a huge integer"),
     ],
-    ids=lambda value: type(value).__name__,  # pytest's own would write all digits
+    ids=lambda value: type(value).__name__,  # pytest would write all digits
 )
 def test_a_value_in_a_message(value: Any, text: str) -> None:
     assert shortened(value) == text
@@ -108,41 +108,41 @@ def test_a_value_in_a_message(value: Any, text: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: CacheConfig(enable_prefix_caching="no"), "enable_prefix_caching 'no' must be True or False"),
-        (lambda: CacheConfig(page_size="16"), "page_size '16' must be a whole number"),
-        (lambda: CacheConfig(page_size=1.5), "page_size 1.5 must be a whole number"),
-        (lambda: ModelConfig(max_model_len=True), "max_model_len True must be a whole number"),
-        (lambda: CacheConfig(page_size=None), "page_size None must be a whole number"),
+        (lambda: CacheConfig(enable_prefix_caching="no"), "enable_prefix_caching 'no' "),
+        (lambda: CacheConfig(page_size="16"), "page_size '16' "),
+        (lambda: CacheConfig(page_size=1.5), "page_size 1.5 "),
+        (lambda: ModelConfig(max_model_len=True), "max_model_len True "),
+        (lambda: CacheConfig(page_size=None), "page_size None "),
         (lambda: ModelConfig(model=5), "model is 5"),
-        (lambda: ModelConfig(revision=""), "revision is empty; give a branch, tag or commit"),
-        (lambda: ModelConfig(tokenizer=""), "tokenizer is empty; give a folder or a hub name"),
+        (lambda: ModelConfig(revision=""), "revision is empty"),
+        (lambda: ModelConfig(tokenizer=""), "tokenizer is empty"),
         (
             lambda: ModelConfig(dtype="int8"),
-            "dtype 'int8' is not supported; use auto, float32, bfloat16 or float16",
+            "dtype 'int8' .*auto.* float32.* bfloat16.* float16",
         ),
-        (lambda: ModelConfig(enforce_eager=1), "enforce_eager 1 must be True or False"),
-        (lambda: ModelConfig(device="cuda:1"), "device 'cuda:1' is unknown; use auto, cpu or cuda"),
-        (lambda: CacheConfig(gpu_memory_utilization=0), "gpu_memory_utilization 0 must be above 0 and at most 1"),
-        (lambda: CacheConfig(gpu_memory_utilization=1.01), "gpu_memory_utilization 1.01 must be above 0"),
-        (lambda: CacheConfig(gpu_memory_utilization=float("nan")), "gpu_memory_utilization nan must be above 0"),
-        (lambda: CacheConfig(gpu_memory_utilization="0.9"), "gpu_memory_utilization '0.9' must be above 0"),
-        (lambda: CacheConfig(kv_cache_memory_bytes=0), "kv_cache_memory_bytes 0 must be at least 1"),
-        (lambda: SchedulerConfig(max_num_seqs=0), "max_num_seqs 0 must be at least 1"),
-        (lambda: SchedulerConfig(max_num_batched_tokens=0), "max_num_batched_tokens 0 must be at least 1"),
-        (lambda: ModelConfig(load_format="pt"), "load_format 'pt' is not supported; use auto or dummy"),
-        (lambda: SchedulerConfig(queue_timeout_s=0.0), "queue_timeout_s 0.0 must be a number of seconds above 0"),
-        (lambda: SchedulerConfig(queue_timeout_s=float("nan")), "queue_timeout_s nan must be a number of seconds"),
-        (lambda: SchedulerConfig(queue_timeout_s="5"), "queue_timeout_s '5' must be a number of seconds"),
-        (lambda: EngineConfig(seed=1.0), "seed 1.0 must be a whole number"),
-        (lambda: ServerConfig(port=-1), "port -1 is not between 0 and 65535"),
-        (lambda: ServerConfig(port=65536), "port 65536 is not between 0 and 65535"),
-        (lambda: ServerConfig(5), "host 5 is neither an IP address"),
-        (lambda: ServerConfig(chat_template=""), "chat_template is empty; give a file"),
-        (lambda: ServerConfig(metrics_compat="tgi"), "metrics_compat 'tgi' is unknown; use vllm or sglang"),
-        (lambda: ServerConfig(stats_interval_s=0), "stats_interval_s 0 must be a number of seconds above 0"),
-        (lambda: ServerConfig(stats_interval_s=float("inf")), "stats_interval_s inf must be a number of seconds"),
-        (lambda: ServerConfig(max_body_bytes=0), "max_body_bytes 0 must be at least 1"),
-        (lambda: ServerConfig(explain_contents="no"), "explain_contents 'no' must be True or False"),
+        (lambda: ModelConfig(enforce_eager=1), "enforce_eager 1 "),
+        (lambda: ModelConfig(device="cuda:1"), "device 'cuda:1' .*auto.* cpu.* cuda"),
+        (lambda: CacheConfig(gpu_memory_utilization=0), "gpu_memory_utilization 0 "),
+        (lambda: CacheConfig(gpu_memory_utilization=1.01), "gpu_memory_utilization 1.01 "),
+        (lambda: CacheConfig(gpu_memory_utilization=float("nan")), "gpu_memory_utilization nan "),
+        (lambda: CacheConfig(gpu_memory_utilization="0.9"), "gpu_memory_utilization '0.9' "),
+        (lambda: CacheConfig(kv_cache_memory_bytes=0), "kv_cache_memory_bytes 0 .*1"),
+        (lambda: SchedulerConfig(max_num_seqs=0), "max_num_seqs 0 .*1"),
+        (lambda: SchedulerConfig(max_num_batched_tokens=0), "max_num_batched_tokens 0 .*1"),
+        (lambda: ModelConfig(load_format="pt"), "load_format 'pt' .*auto.* dummy"),
+        (lambda: SchedulerConfig(queue_timeout_s=0.0), "queue_timeout_s 0.0 "),
+        (lambda: SchedulerConfig(queue_timeout_s=float("nan")), "queue_timeout_s nan "),
+        (lambda: SchedulerConfig(queue_timeout_s="5"), "queue_timeout_s '5' "),
+        (lambda: EngineConfig(seed=1.0), "seed 1.0 "),
+        (lambda: ServerConfig(port=-1), "port -1 .*65535"),
+        (lambda: ServerConfig(port=65536), "port 65536 .*65535"),
+        (lambda: ServerConfig(5), "host 5 "),
+        (lambda: ServerConfig(chat_template=""), "chat_template is empty"),
+        (lambda: ServerConfig(metrics_compat="tgi"), "metrics_compat 'tgi' .*vllm.* sglang"),
+        (lambda: ServerConfig(stats_interval_s=0), "stats_interval_s 0 "),
+        (lambda: ServerConfig(stats_interval_s=float("inf")), "stats_interval_s inf "),
+        (lambda: ServerConfig(max_body_bytes=0), "max_body_bytes 0 .*1"),
+        (lambda: ServerConfig(explain_contents="no"), "explain_contents 'no' "),
     ],
 )
 def test_settings_of_a_wrong_type_are_named(make: Callable[[], object], message: str) -> None:
@@ -150,7 +150,7 @@ def test_settings_of_a_wrong_type_are_named(make: Callable[[], object], message:
         make()
 
 
-def test_what_is_left_out_is_as_the_device_needs_it() -> None:
+def test_defaults_depend_on_the_device() -> None:
     cpu, cuda = (with_defaults(EngineConfig(seed=7), device) for device in ("cpu", "cuda"))
     assert (cpu.model.device, cpu.scheduler.max_num_seqs, cpu.scheduler.max_num_batched_tokens) == (
         "cpu",
@@ -165,25 +165,25 @@ def test_what_is_left_out_is_as_the_device_needs_it() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_is_given_stays_on_every_device(device: Any) -> None:
-    given = EngineConfig(
+def test_settings_that_are_set_stay_on_every_device(device: Any) -> None:
+    config = EngineConfig(
         ModelConfig("some/model", dtype="bfloat16", device=device),
         CacheConfig(8, kv_cache_memory_bytes=5000, gpu_memory_utilization=0.5 if device == "cuda" else None),
         SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=99, queue_timeout_s=1.0),
     )
-    assert with_defaults(given, device) == given
+    assert with_defaults(config, device) == config
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("page_size", [1, 16, 4096])
 @pytest.mark.parametrize("n_tokens", [None, 4096, 5000, 20_000])
 @pytest.mark.parametrize("n_rows", [None, 1, 500, 900])
-def test_a_default_fits_beside_what_is_given(
+def test_a_default_fits_the_settings_that_are_set(
     device: Any, page_size: int, n_tokens: int | None, n_rows: int | None
 ) -> None:
-    """Every step holds a token of each row and one page, and no default is smaller than it must be."""
+    """A step can hold a token of each row but one, and one page; no default is smaller than necessary."""
     try:
-        given = EngineConfig(
+        config = EngineConfig(
             cache=CacheConfig(page_size),
             scheduler=SchedulerConfig(max_num_seqs=n_rows, max_num_batched_tokens=n_tokens),
         )
@@ -192,31 +192,31 @@ def test_a_default_fits_beside_what_is_given(
         assert n_rows is not None
         assert n_tokens < n_rows - 1 + page_size
         return
-    filled = with_defaults(given, device).scheduler
+    filled = with_defaults(config, device).scheduler
     assert filled.max_num_seqs is not None
     assert filled.max_num_batched_tokens is not None
-    room = filled.max_num_batched_tokens - (filled.max_num_seqs - 1 + page_size)
-    assert room >= 0
-    assert filled.max_num_seqs == n_rows or filled.max_num_seqs in (256, 512) or room == 0
-    assert filled.max_num_batched_tokens == n_tokens or filled.max_num_batched_tokens in (2048, 8192) or room == 0
+    spare = filled.max_num_batched_tokens - (filled.max_num_seqs - 1 + page_size)
+    assert spare >= 0
+    assert filled.max_num_seqs == n_rows or filled.max_num_seqs in (256, 512) or spare == 0
+    assert filled.max_num_batched_tokens == n_tokens or filled.max_num_batched_tokens in (2048, 8192) or spare == 0
 
 
 def test_a_budget_below_one_page_is_refused_whatever_the_device() -> None:
-    with pytest.raises(ConfigError, match="max_num_batched_tokens 15 is less than 16"):
+    with pytest.raises(ConfigError, match="max_num_batched_tokens 15 .*16"):
         EngineConfig(scheduler=SchedulerConfig(max_num_batched_tokens=15))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_pool_is_sized_once(device: Any) -> None:
+def test_the_pool_size_can_be_set_only_once(device: Any) -> None:
     twice = EngineConfig(cache=CacheConfig(kv_cache_memory_bytes=5000, max_total_tokens=640))
-    with pytest.raises(ConfigError, match="kv_cache_memory_bytes 5000 and max_total_tokens 640 .* set only one"):
+    with pytest.raises(ConfigError, match="kv_cache_memory_bytes 5000 .*max_total_tokens 640"):
         with_defaults(twice, device)
     filled = with_defaults(EngineConfig(cache=CacheConfig(max_total_tokens=640)), device)
     assert filled.cache.max_total_tokens == 640
     assert with_defaults(filled, device) == filled
 
 
-def test_the_share_of_a_gpu_means_nothing_on_the_cpu() -> None:
+def test_gpu_memory_utilization_is_refused_on_the_cpu() -> None:
     config = EngineConfig(cache=CacheConfig(gpu_memory_utilization=0.8))
-    with pytest.raises(ConfigError, match="gpu_memory_utilization 0.8 .* on the CPU.* kv_cache_memory_bytes"):
+    with pytest.raises(ConfigError, match="gpu_memory_utilization 0.8 .*kv_cache_memory_bytes"):
         with_defaults(config, "cpu")

@@ -1,3 +1,5 @@
+"""The messages of the wire: encoding, decoding and validation."""
+
 from __future__ import annotations
 
 import msgspec
@@ -63,7 +65,7 @@ FROM_RUNTIME: list[FromRuntime] = [
         [PromptLogprobs("a", 1, [TokenLogprobs(-2.0, 3, b"", b"")])],
     ),
     Done("a", "stop", 3, 4, 2, 0.5),
-    Failed("a", "queue_full", "as many wait as may", None),
+    Failed("a", "queue_full", "the queue is full", None),
     Flushed("f", 1, 2),
     Explained("e", 40, 32, "differs", 35, 7, 8),
     Explained("e", 40, 0, "other_namespace", n_cached_elsewhere=32),
@@ -113,7 +115,7 @@ def test_a_damaged_frame_is_a_message_or_refused(data: st.DataObject) -> None:
     assert isinstance(message, Hello | Submit | Cancel | Flush | Explain | GetStats | Drain)
 
 
-def test_frames_that_would_exhaust_something_are_refused() -> None:
+def test_frames_that_would_exhaust_memory_or_the_stack_are_refused() -> None:
     deep = b"\x91" * 100_000 + b"\xc0"
     field = msgspec.msgpack.encode({"type": "Cancel", "id": "a"})[:-2]
     for frame in (deep, b"\x81\xa1x" + deep, field + b"\xa1\xff", b"\xdd\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff"):
@@ -130,7 +132,7 @@ def test_sampling_is_validated_again_on_arrival() -> None:
         decode_to_runtime(msgspec.msgpack.encode(raw))
 
 
-def test_start_carries_every_setting_and_validates_it() -> None:
+def test_start_has_every_setting_and_validates_it() -> None:
     engine = EngineConfig(
         ModelConfig("m", "r", "float32", 77),
         CacheConfig(4, 1 << 20, 99, False),
@@ -144,7 +146,7 @@ def test_start_carries_every_setting_and_validates_it() -> None:
         msgspec.json.decode(bad, type=Start)
 
 
-def test_fatal_names_the_error_it_stands_for() -> None:
+def test_fatal_becomes_the_error_that_it_names() -> None:
     assert type(Fatal("CheckpointError", "x").error()) is CheckpointError
     assert type(Fatal("ConfigError", "x").error()) is ConfigError
     assert type(Fatal("MemoryError", "x").error()) is RadixKVError
@@ -157,6 +159,6 @@ def test_tokens_are_little_endian_int32(ids: list[int]) -> None:
     assert unpack_tokens(packed) == ids
 
 
-def test_a_token_that_does_not_fit_is_an_error() -> None:
+def test_a_token_outside_int32_is_an_error() -> None:
     with pytest.raises(OverflowError):
         pack_tokens([1 << 31])

@@ -1,4 +1,7 @@
-"""From a ``Submit`` to requests. What the frontend has checked is checked again: it may be another program."""
+"""Validates ``Submit`` messages and makes requests of them.
+
+The frontend has validated every message already, but another program may be at the other end of the socket.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,14 @@ MIN_PRIORITY, MAX_PRIORITY = -(1 << 31), (1 << 31) - 1
 
 
 class Intake:
-    """Makes requests of messages, or says why it does not.
+    """Validates messages and makes requests of them.
 
     Args:
         vocab_size: token ids are below this.
-        max_model_len: longest prompt and answer together, in tokens.
-        n_pool_tokens: tokens that the pool holds.
-        eos_token_ids: end an answer, unless its request ignores them.
-        seed: draws the seeds of requests that bring none.
+        max_model_len: maximum of prompt and output together, in tokens.
+        n_pool_tokens: tokens for which the pool has KV pages.
+        eos_token_ids: tokens that end an output, unless its request has ``ignore_eos``.
+        seed: seed of the generator that draws seeds for requests without one.
         clock: seconds, monotonic.
     """
 
@@ -49,12 +52,12 @@ class Intake:
         self._seeds = random.Random(seed)
         self._clock = clock
 
-    def choices(self, message: Submit) -> list[Request]:
-        """The choices of a request, of which the first is to lead. O(tokens).
+    def make_choices(self, message: Submit) -> list[Request]:
+        """Makes the ``n`` choices of a request; the first one is to lead. O(tokens).
 
         Raises:
-            ContextLengthExceeded: prompt and answer could never fit.
-            InvalidRequest: another field has a value that it cannot have; ``param`` names it.
+            ContextLengthExceeded: prompt and output could never fit.
+            InvalidRequest: another field has an invalid value; ``param`` names it.
         """
         n_prompt, sampling = len(message.tokens) // TOKEN_BYTES, message.sampling
         self.check_prompt(message.tokens)
@@ -66,7 +69,7 @@ class Intake:
                 param="priority",
             )
         namespace, max_tokens = self.namespace(message.cache_salt), self._max_tokens(n_prompt, sampling.max_tokens)
-        ends = frozenset(sampling.stop_token_ids)
+        stop_token_ids = frozenset(sampling.stop_token_ids)
         seed = self._seeds.randint(0, MAX_SEED) if sampling.seed is None else sampling.seed
         received_at = self._clock()
         choices = [
@@ -79,7 +82,7 @@ class Intake:
                 choice=choice,
                 sampling=self._row_sampling(sampling, (seed + choice) & MAX_SEED),
                 min_tokens=sampling.min_tokens,
-                stop_token_ids=ends if sampling.ignore_eos else ends | self._eos_token_ids,
+                stop_token_ids=stop_token_ids if sampling.ignore_eos else stop_token_ids | self._eos_token_ids,
                 reads_cache=message.reads_cache,
                 priority=message.priority,
                 received_at=received_at,
@@ -92,21 +95,21 @@ class Intake:
         return choices
 
     def check_prompt(self, tokens: bytes) -> None:
-        """Raises ``InvalidRequest`` if the bytes are not one or more ids of the vocabulary. O(tokens)."""
+        """Raises ``InvalidRequest`` unless the bytes are one or more int32 ids of the vocabulary. O(tokens)."""
         if not tokens:
-            raise InvalidRequest("a prompt is empty; it needs at least one token", param="prompt")
+            raise InvalidRequest("the prompt is empty; it needs at least one token", param="prompt")
         if len(tokens) % TOKEN_BYTES:
-            raise InvalidRequest(f"a prompt of {len(tokens)} bytes is not of int32 ids", param="prompt")
+            raise InvalidRequest(f"a prompt of {len(tokens)} bytes is not an array of int32 ids", param="prompt")
         ids = np.frombuffer(tokens, dtype="<i4")
-        least, most = int(ids.min()), int(ids.max())
-        if least < 0 or most >= self._vocab_size:
+        lowest, highest = int(ids.min()), int(ids.max())
+        if lowest < 0 or highest >= self._vocab_size:
             raise InvalidRequest(
-                f"token id {least if least < 0 else most} is outside the vocabulary of {self._vocab_size}",
+                f"token id {lowest if lowest < 0 else highest} is outside the vocabulary of {self._vocab_size}",
                 param="prompt",
             )
 
     def namespace(self, salt: str) -> Namespace:
-        """The namespace of a salt. Raises ``InvalidRequest`` if it is too long."""
+        """Returns the namespace of a cache salt. Raises ``InvalidRequest`` if the salt is too long."""
         n_bytes = len(salt.encode("utf-8", "surrogatepass"))
         if n_bytes > MAX_SALT_BYTES:
             raise InvalidRequest(f"cache_salt has {n_bytes} bytes; at most {MAX_SALT_BYTES}", param="cache_salt")
@@ -120,24 +123,28 @@ class Intake:
                     param=name,
                 )
 
-    def _max_tokens(self, n_prompt: int, asked: int | None) -> int:
-        """Most tokens of one answer. The last one's KV is never computed, so that the pool may lack room for it.
+    def _max_tokens(self, n_prompt: int, requested: int | None) -> int:
+        """Returns the maximum tokens of one choice's output: ``requested``, or all that fit.
 
-        Each choice fits if one does: what does not fit beside the others waits until they have ended.
+        The pool may be one token short: the last token's KV is never computed. Only one choice has to fit; others
+        that do not fit beside it wait until it has finished.
         """
-        n_room = min(self._max_model_len, self._n_pool_tokens + 1) - n_prompt
-        max_tokens = n_room if asked is None else asked
-        if n_room < 1 or max_tokens > n_room:
+        n_available = min(self._max_model_len, self._n_pool_tokens + 1) - n_prompt
+        max_tokens = n_available if requested is None else requested
+        if n_available < 1 or max_tokens > n_available:
             raise ContextLengthExceeded(
-                f"the prompt has {n_prompt} tokens and max_tokens is {asked}, but the context is "
-                f"{self._max_model_len} tokens and the pool {self._n_pool_tokens}; shorten one of them",
-                param="max_tokens" if n_room >= 1 else "prompt",
+                f"the prompt has {n_prompt} tokens and max_tokens is {requested}, but the context length is "
+                f"{self._max_model_len} tokens and the pool holds {self._n_pool_tokens}; shorten one of them",
+                param="max_tokens" if n_available >= 1 else "prompt",
             )
         return max_tokens
 
     def _row_sampling(self, sampling: SamplingParams, seed: int) -> RowSampling:
-        """What is the same for all tokens of a choice; ``banned`` holds what may not end it too early."""
-        ends = self._eos_token_ids.union(sampling.stop_token_ids)
+        """Returns the sampling settings that all tokens of a choice share.
+
+        ``banned`` lists the stop tokens; they apply only before ``min_tokens``.
+        """
+        stop_token_ids = self._eos_token_ids.union(sampling.stop_token_ids)
         return RowSampling(
             temperature=sampling.temperature,
             top_k=max(0, sampling.top_k),
@@ -149,6 +156,6 @@ class Intake:
             frequency_penalty=sampling.frequency_penalty,
             repetition_penalty=sampling.repetition_penalty,
             logit_bias=tuple(sampling.logit_bias.items()),
-            banned=tuple(sorted(token for token in ends if token < self._vocab_size)),
+            banned=tuple(sorted(token for token in stop_token_ids if token < self._vocab_size)),
             n_logprobs=sampling.logprobs,
         )

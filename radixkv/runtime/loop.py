@@ -1,7 +1,7 @@
-"""The runtime's loop: receive -> schedule -> launch -> commit -> send; alone in seeing scheduler and device.
+"""The engine loop: receive -> schedule -> launch -> complete -> send; the only user of both scheduler and device.
 
-One turn launches step n+1 and then takes the result of step n, so that the host works while the device runs. The
-process (``main``) drives it from sockets, ``LLM`` from lists.
+One turn launches step n+1 and then takes the result of step n, so that the host works while the device computes.
+The runtime process drives it with messages from a socket, ``LLM`` with messages from Python calls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from radixkv.runtime.request import Phase, Request, Update
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.plan import StepPlan
-from radixkv.runtime.step.result import Pending
+from radixkv.runtime.step.result import PendingStep
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire import (
     WIRE_VERSION,
@@ -45,7 +45,7 @@ from radixkv.wire import (
 )
 
 LOOKAHEAD = 1
-"""Steps that are launched before the oldest one's result is taken."""
+"""Steps that stay launched when a turn ends: the device computes them while the host prepares the next one."""
 
 
 @dataclass(slots=True)
@@ -61,14 +61,14 @@ class _Counters:
 
 
 @dataclass(slots=True)
-class _Live:
-    """A request whose end is not out yet."""
+class _LiveRequest:
+    """A request without a terminal message yet."""
 
     choices: list[Request]
-    n_open: int
-    """Choices whose end is not out yet."""
+    n_unfinished: int
+    """Choices whose end has not been reported yet."""
     is_counted: bool = False
-    """Whether its prompt is in the counters."""
+    """Whether the counters include its prompt."""
 
     @property
     def n_cached(self) -> int:
@@ -80,14 +80,14 @@ class _Live:
 
 
 class Loop:
-    """Requests in, tokens out.
+    """Turns messages of the frontend into steps on the device, and their results into messages.
 
     Args:
-        scheduler: over a cache as large as the executor's pool.
+        scheduler: its cache has as many pages as the executor's pool.
         executor: the device.
-        max_model_len: longest prompt and answer together, in tokens.
-        eos_token_ids: end an answer, unless its request ignores them.
-        seed: draws the seeds of requests that bring none.
+        max_model_len: maximum of prompt and output together, in tokens.
+        eos_token_ids: tokens that end an output, unless its request has ``ignore_eos``.
+        seed: seed of the generator that draws seeds for requests without one.
         clock: seconds, monotonic.
     """
 
@@ -115,13 +115,13 @@ class Loop:
             seed=seed,
             clock=clock,
         )
-        self._live: dict[str, _Live] = {}
-        self._launched: deque[tuple[StepPlan, Pending]] = deque()
+        self._live: dict[str, _LiveRequest] = {}
+        self._launched: deque[tuple[StepPlan, PendingStep]] = deque()
         self._counters = _Counters()
 
     @property
     def ready(self) -> Ready:
-        """What a frontend needs to know."""
+        """The message that tells a frontend the sizes of model, pool and steps."""
         return Ready(
             version=WIRE_VERSION,
             vocab_size=self._executor.vocab_size,
@@ -136,11 +136,11 @@ class Loop:
 
     @property
     def has_work(self) -> bool:
-        """Whether a turn would do anything."""
+        """Whether any request is waiting, running or releasing."""
         return not self._scheduler.is_idle
 
     def receive(self, message: Submit | Cancel | Flush | Explain | GetStats | Drain) -> list[FromRuntime]:
-        """Takes a message; gives what can be answered at once. O(tokens) for ``Submit`` and ``Explain``."""
+        """Takes a message; returns its immediate answers. O(tokens) for ``Submit`` and ``Explain``."""
         match message:
             case Submit():
                 return self._submit(message)
@@ -158,54 +158,55 @@ class Loop:
                 return []
 
     def turn(self) -> list[FromRuntime]:
-        """Ends what has waited too long; launches the next step; then takes the oldest launched one's result, if
-        enough are launched.
+        """Fails timed-out requests, launches the next step, then takes the oldest step's result.
+
+        The result is taken only if more than ``LOOKAHEAD`` steps are launched, or if nothing could be planned.
 
         Raises:
             InvariantError: a bug in radixkv.
         """
-        begun = perf_counter()
-        messages = self._report(self._scheduler.expire())
+        started = perf_counter()
+        messages = self._to_messages(self._scheduler.expire())
         plan = self._scheduler.schedule()
-        self._counters.schedule_seconds += perf_counter() - begun
+        self._counters.schedule_seconds += perf_counter() - started
         if plan is not None:
             self._counters.steps += 1
             try:
                 self._launched.append((plan, self._executor.launch(plan)))
             except DeviceError:
                 while self._launched:
-                    messages += self._collect()
-                messages += self._report(self._scheduler.fail())
+                    messages += self._collect_result()
+                messages += self._to_messages(self._scheduler.fail())
         if len(self._launched) > LOOKAHEAD or (plan is None and self._launched):
-            messages += self._collect()
+            messages += self._collect_result()
         elif plan is None and self.has_work:
             raise InvariantError(
-                f"{len(self._scheduler.running)} requests run and {len(self._scheduler.waiting)} wait, "
+                f"{len(self._scheduler.running)} requests are running and {len(self._scheduler.waiting)} waiting, "
                 "but none of them fits into a step"
             )
-        self._counters.step_seconds += perf_counter() - begun
+        self._counters.step_seconds += perf_counter() - started
         return messages
 
     def close(self) -> None:
-        """Gives the device's memory back, once, whatever is under way. The loop is of no use after it."""
+        """Frees the device's memory, even with steps in flight. Call once; the loop is unusable afterwards."""
         self._launched.clear()
         self._executor.close()
 
     def check(self) -> None:
-        """Every invariant of pages and tree. O(pages). Raises ``InvariantError``."""
+        """Checks every invariant of pages and tree. O(pages). Raises ``InvariantError``."""
         self._scheduler.check()
 
     def _submit(self, message: Submit) -> list[FromRuntime]:
         if message.id in self._live:
-            return []  # The live request with this id will have its one terminal message.
+            return []  # The id is taken: the frontend expects one terminal message, that of the live request.
         try:
             if self.is_draining:
                 raise Draining("the server is shutting down; send the request elsewhere")
-            choices = self._intake.choices(message)
+            choices = self._intake.make_choices(message)
             self._scheduler.add(choices[0], choices[1:])
         except RequestError as error:
             return [Failed(message.id, error.code, str(error), error.param)]
-        self._live[message.id] = _Live(choices, len(choices))
+        self._live[message.id] = _LiveRequest(choices, len(choices))
         return []
 
     def _cancel(self, message: Cancel) -> list[FromRuntime]:
@@ -213,16 +214,16 @@ class Loop:
         if live is None:
             return []
         if message.choice is None:
-            return [self._end(live, "abort")]
+            return [self._finish(live, "abort")]
         if not 0 <= message.choice < len(live.choices):
             return []
         choice = live.choices[message.choice]
-        if choice.phase is Phase.ENDED:
+        if choice.phase is Phase.FINISHED:
             return []
         self._scheduler.abort(choice)
-        live.n_open -= 1
+        live.n_unfinished -= 1
         item = NewTokens(message.id, b"", message.choice, "abort")
-        return [Tokens([item]), *([] if live.n_open else [self._end(live, "abort")])]
+        return [Tokens([item]), *([] if live.n_unfinished else [self._finish(live, "abort")])]
 
     def _explain(self, message: Explain) -> FromRuntime:
         try:
@@ -230,38 +231,38 @@ class Loop:
             namespace = self._intake.namespace(message.cache_salt)
         except RequestError as error:
             return Failed(message.id, error.code, str(error), error.param)
-        found = self._scheduler.cache.tree.explain(namespace, message.tokens, contents=message.contents)
-        place, token = found.first_difference, None
-        if place is not None:
-            (token,) = unpack_tokens(message.tokens[place * TOKEN_BYTES : (place + 1) * TOKEN_BYTES])
+        explanation = self._scheduler.cache.tree.explain(namespace, message.tokens, contents=message.contents)
+        position, token = explanation.first_difference, None
+        if position is not None:
+            (token,) = unpack_tokens(message.tokens[position * TOKEN_BYTES : (position + 1) * TOKEN_BYTES])
         return Explained(
             id=message.id,
             n_tokens=len(message.tokens) // TOKEN_BYTES,
-            n_cached=found.n_tokens,
-            reason=found.reason,
-            first_difference=place,
+            n_cached=explanation.n_tokens,
+            reason=explanation.reason,
+            first_difference=position,
             token=token,
-            cached_token=found.cached_token,
-            n_cached_elsewhere=found.n_tokens_elsewhere,
+            cached_token=explanation.cached_token,
+            n_cached_elsewhere=explanation.n_tokens_elsewhere,
         )
 
-    def _collect(self) -> list[FromRuntime]:
-        """The oldest launched step's result. If it failed, so has all that was launched on top of it."""
+    def _collect_result(self) -> list[FromRuntime]:
+        """Takes the oldest launched step's result. If it failed, so have all steps launched after it."""
         plan, pending = self._launched.popleft()
         try:
             result = pending.result()
         except DeviceError:
-            self._abandon()
-            return self._report(self._scheduler.fail())
+            self._discard_launched()
+            return self._to_messages(self._scheduler.fail())
         self._counters.attention_seconds += result.attention_seconds
-        begun = perf_counter()
+        started = perf_counter()
         updates = self._scheduler.complete(plan, result)
         self._scheduler.cache.check_counts()
-        self._counters.schedule_seconds += perf_counter() - begun
-        return self._report(updates)
+        self._counters.schedule_seconds += perf_counter() - started
+        return self._to_messages(updates)
 
-    def _abandon(self) -> None:
-        """Waits for the steps behind a failed one; what they computed counts for nothing."""
+    def _discard_launched(self) -> None:
+        """Waits for all launched steps and discards their results."""
         while self._launched:
             _, pending = self._launched.popleft()
             try:
@@ -269,46 +270,49 @@ class Loop:
             except DeviceError:
                 continue
 
-    def _report(self, updates: list[Update]) -> list[FromRuntime]:
+    def _to_messages(self, updates: list[Update]) -> list[FromRuntime]:
         items: list[NewTokens] = []
-        prompts: list[PromptLogprobs] = []
-        ends: list[FromRuntime] = []
+        prompt_logprobs: list[PromptLogprobs] = []
+        terminal: list[FromRuntime] = []
         for update in updates:
             request = update.request
             live = self._live.get(request.id)
             if live is None:
-                continue  # Another of its choices has failed.
-            if update.scores is not None:
-                prompts.append(update.scores)
+                continue  # Another choice of it has failed, and so the whole request.
+            if update.prompt_logprobs is not None:
+                prompt_logprobs.append(update.prompt_logprobs)
             if update.error is not None:
-                self._drop(live)
-                ends.append(Failed(request.id, update.error.code, str(update.error), update.error.param))
+                self._abort_rest(live)
+                terminal.append(Failed(request.id, update.error.code, str(update.error), update.error.param))
             elif update.token is not None:
                 items.append(_new_tokens(update, update.token))
                 if not live.is_counted:
                     self._count_prompt(live, request)
             if update.finish_reason is not None:
-                live.n_open -= 1
-                if not live.n_open:
-                    ends.append(self._end(live, update.finish_reason))
+                live.n_unfinished -= 1
+                if not live.n_unfinished:
+                    terminal.append(self._finish(live, update.finish_reason))
         self._counters.generation_tokens += len(items)
-        return [Tokens(items, prompts), *ends] if items or prompts else ends
+        return [Tokens(items, prompt_logprobs), *terminal] if items or prompt_logprobs else terminal
 
-    def _count_prompt(self, live: _Live, request: Request) -> None:
+    def _count_prompt(self, live: _LiveRequest, request: Request) -> None:
         live.is_counted = True
         self._counters.prompt_tokens += request.n_prompt
         self._counters.prefix_queries += request.n_prompt
         self._counters.prefix_hits += live.n_cached
 
-    def _drop(self, live: _Live) -> None:
-        """Ends what goes on of a request. The last choices first, or each would hand the prompt to the next."""
+    def _abort_rest(self, live: _LiveRequest) -> None:
+        """Aborts the unfinished choices of a request and forgets it.
+
+        The last choice goes first: an aborted leader would hand its prompt over to the next choice.
+        """
         del self._live[live.choices[0].id]
         for choice in reversed(live.choices):
-            if choice.phase is not Phase.ENDED:
+            if choice.phase is not Phase.FINISHED:
                 self._scheduler.abort(choice)
 
-    def _end(self, live: _Live, finish_reason: str) -> Done:
-        self._drop(live)
+    def _finish(self, live: _LiveRequest, finish_reason: str) -> Done:
+        self._abort_rest(live)
         now, first = self._clock(), live.choices[0]
         scheduled_at = min((c.scheduled_at for c in live.choices if c.scheduled_at is not None), default=now)
         return Done(
@@ -356,7 +360,7 @@ def _new_tokens(update: Update, token: int) -> NewTokens:
 
 
 def build_loop(config: EngineConfig, checkpoint: Checkpoint) -> Loop:
-    """Loads the model, makes the pool and the cache over it. Seconds.
+    """Loads the model, allocates the pool and makes a loop over them. Takes seconds.
 
     Raises:
         CheckpointError: the checkpoint is corrupt or of an unknown kind.
@@ -368,7 +372,7 @@ def build_loop(config: EngineConfig, checkpoint: Checkpoint) -> Loop:
     try:
         cache = PageCache(executor.n_pages, config.cache.page_size, shares=config.cache.enable_prefix_caching)
         return Loop(
-            Scheduler(cache, config.scheduler, finds_shared_runs=executor.wants_shared_runs),
+            Scheduler(cache, config.scheduler, finds_shared_runs=executor.uses_shared_runs),
             executor,
             max_model_len=max_model_len,
             eos_token_ids=checkpoint.eos_token_ids,

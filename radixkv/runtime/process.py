@@ -1,9 +1,10 @@
 """The runtime process: ``python -m radixkv.runtime.process``, spawned by the frontend.
 
-One JSON ``Start`` line comes on standard input, which the frontend then keeps open: its end is the frontend's. The
-only output is a ``Fatal`` line if the process ends because of an error. Everything else goes over the socket.
+The process reads one JSON ``Start`` line from standard input. The frontend then keeps that pipe open; when the pipe
+ends, the frontend is gone and the process exits. It writes a ``Fatal`` line to standard output if an error ends it.
+All other messages go over the socket.
 
-With ``--check`` it only looks whether settings, machine and ``config.json`` fit: before weights are fetched.
+With ``--check`` it only checks, before weights are downloaded, that settings, machine and ``config.json`` fit.
 """
 
 from __future__ import annotations
@@ -50,41 +51,42 @@ if TYPE_CHECKING:
 HEARTBEAT_S = 0.5
 LINGER_MS = 1000
 MAX_START_BYTES = 1 << 20
-CHECK_PARTS = 200
-"""Looking at every invariant takes no more than one in so many of the seconds, for a request may come meanwhile."""
+CHECK_INTERVAL_FACTOR = 200
+"""The next idle check waits this many times the duration of the last one: a request that arrives during a check has
+to wait for it."""
 
 
 def main() -> int:
-    """Runs until the frontend is gone or drains, or has checked. Returns the exit code."""
-    # The frontend owns the shutdown, also where a service manager signals every process.
+    """Serves until the frontend is gone or has drained it, or runs the check. Returns the exit code."""
+    # The frontend owns the shutdown, even if a service manager signals every process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    output = _take_output()
-    logging.basicConfig(format="radixkv: %(message)s")  # on standard error, as the frontend's lines
+    output = _claim_stdout()
+    logging.basicConfig(format="radixkv: %(message)s")  # to standard error, like the frontend's log
     logging.getLogger("radixkv").setLevel(logging.INFO)
     try:
         start = _read_start()
         if sys.argv[1:] == ["--check"]:
-            _check(start)
+            _preflight(start)
         else:
-            _run(start)
+            _serve(start)
     except RadixKVError as error:
-        _report(output, type(error).__name__, str(error))
+        _write_fatal(output, type(error).__name__, str(error))
         return 1
     except Exception as error:
-        _report(output, type(error).__name__, f"{type(error).__name__}: {error}")
+        _write_fatal(output, type(error).__name__, f"{type(error).__name__}: {error}")
         raise
     return 0
 
 
-def _take_output() -> BinaryIO:
-    """Standard output for this module alone; what libraries print goes to standard error."""
+def _claim_stdout() -> BinaryIO:
+    """Takes standard output for ``Fatal`` lines only; redirects what libraries print to standard error."""
     output = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     return output
 
 
-def _report(output: BinaryIO, kind: str, text: str) -> None:
+def _write_fatal(output: BinaryIO, kind: str, text: str) -> None:
     with contextlib.suppress(BrokenPipeError):
         output.write(msgspec.json.encode(Fatal(kind, " ".join(text.split()))) + b"\n")
 
@@ -94,7 +96,7 @@ def _read_start() -> Start:
     while not line.endswith(b"\n"):
         part = os.read(0, 65536)
         if not part or len(line) > MAX_START_BYTES:
-            raise WireError("standard input has no start line; `radixkv serve` starts this process")
+            raise WireError("standard input has no start line; run `radixkv serve`, which starts this process")
         line += part
     try:
         return msgspec.json.decode(line, type=Start)
@@ -102,62 +104,62 @@ def _read_start() -> Start:
         raise WireError(f"the start line is not a Start message: {error}") from error
 
 
-def _check(start: Start) -> None:
+def _preflight(start: Start) -> None:
     from radixkv.checkpoints import resolve
     from radixkv.runtime.device.factory import resolve_config
 
-    logging.disable()  # the process that runs says it again
+    logging.disable()  # the serving process logs the same again
     resolve_config(start.engine, resolve(start.folder, load_format="dummy"))
 
 
-def _end_with_frontend(socket_path: Path) -> None:
-    """Ends this process when standard input does, at once, whatever the other thread is computing."""
+def _exit_with_frontend(socket_path: Path) -> None:
+    """Exits the process as soon as standard input ends, even in the middle of a step."""
     while os.read(0, 4096):
         pass
-    _remove(socket_path)
+    _remove_socket(socket_path)
     os._exit(0)
 
 
-def _remove(socket_path: Path) -> None:
+def _remove_socket(socket_path: Path) -> None:
     with contextlib.suppress(OSError):
         socket_path.unlink(missing_ok=True)
         (socket_path.parent / LOCK_NAME).unlink(missing_ok=True)
         socket_path.parent.rmdir()
 
 
-def _run(start: Start) -> None:
+def _serve(start: Start) -> None:
     socket_path = Path(start.socket_path)
-    with _lock(socket_path), _bound(socket_path) as socket:
-        # Only with the lock: this thread removes the socket, which without it is another runtime's.
-        threading.Thread(target=_end_with_frontend, args=(socket_path,), daemon=True).start()
-        # Imported here because it takes seconds, which the frontend's end and a taken lock must not wait for.
+    with _lock(socket_path), _bind(socket_path) as socket:
+        # Started only with the lock held: the thread removes the socket, which might be another runtime's.
+        threading.Thread(target=_exit_with_frontend, args=(socket_path,), daemon=True).start()
+        # Imported here because it takes seconds: a taken lock or a vanished frontend is noticed before.
         from radixkv.checkpoints import resolve
         from radixkv.runtime.loop import build_loop
 
         try:
             loop = build_loop(start.engine, resolve(start.folder, load_format=start.engine.model.load_format))
         except (MemoryError, RuntimeError) as error:
-            # torch has no narrower error for this.
+            # torch raises a plain RuntimeError when an allocation fails.
             if isinstance(error, RuntimeError) and "allocate" not in str(error):
                 raise
             raise ConfigError(
                 f"there is not enough memory: {error}; lower --kv-cache-memory-bytes or "
                 "--gpu-memory-utilization, --max-num-seqs or --max-model-len"
             ) from error
-        # A full collection stops a loop with a million tree nodes for half a second, and finds nothing: the tree
-        # frees its links itself.
+        # A full collection stops a loop with a million tree nodes for half a second and finds nothing: the tree
+        # unlinks its nodes itself.
         gc.collect()
         gc.freeze()
         gc.disable()
-        Server(socket, loop).run()
+        RuntimeServer(socket, loop).run()
 
 
 @contextlib.contextmanager
 def _lock(socket_path: Path) -> Iterator[None]:
-    """Makes this the only runtime on the path: a second ZeroMQ bind would succeed and take the traffic.
+    """Locks the socket's path: a second runtime's ZeroMQ bind would succeed and take the traffic.
 
     Raises:
-        ConfigError: another runtime has the path, or the folder is not private.
+        ConfigError: another runtime has the lock, or other users may open the folder.
     """
     folder = socket_path.parent
     mode = folder.stat()
@@ -172,11 +174,11 @@ def _lock(socket_path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _bound(socket_path: Path) -> Iterator[zmq.Socket[bytes]]:
+def _bind(socket_path: Path) -> Iterator[zmq.Socket[bytes]]:
     context = zmq.Context()
     socket = context.socket(zmq.ROUTER)
-    # No high-water mark: a full one would drop tokens or stop the loop, and what can pile up is bounded by the
-    # answers of the requests that were admitted.
+    # No high-water mark: reaching it would drop tokens or block the loop. The outputs of the admitted requests
+    # bound the memory that queued messages can take.
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
@@ -191,8 +193,8 @@ def _bound(socket_path: Path) -> Iterator[zmq.Socket[bytes]]:
 
 
 @dataclass
-class Server:
-    """A loop behind a socket, for the one frontend that shook hands."""
+class RuntimeServer:
+    """Runs the loop with messages from a socket, for the one frontend that has shaken hands."""
 
     socket: zmq.Socket[bytes]
     loop: Loop
@@ -200,16 +202,17 @@ class Server:
     _peer: bytes | None = None
     _is_draining: bool = False
     _is_checked: bool = True
-    """Whether every invariant was looked at since the last step."""
+    """Whether every invariant was checked since the last step."""
     _next_check: float = 0.0
-    """When that may be done again."""
+    """Earliest time of the next check, on ``time.monotonic``."""
 
     def run(self) -> None:
-        """Until a ``Drain`` and the end of all work. When idle for a heartbeat, looks at every invariant once, but
-        not before ``_next_check``.
+        """Serves until a ``Drain`` has come and no work is left.
+
+        When idle for a heartbeat, checks every invariant once, but not before ``_next_check``.
 
         Raises:
-            WireError: the frontend is of another version, or gone.
+            WireError: the frontend has another wire version, or is gone.
             InvariantError: a bug in radixkv.
         """
         silent_since = time.monotonic()
@@ -224,11 +227,11 @@ class Server:
                 if not (has_turned or self._is_checked) and silent_since >= self._next_check:
                     self.loop.check()
                     self._is_checked = True
-                    self._next_check = silent_since + CHECK_PARTS * (time.monotonic() - silent_since)
+                    self._next_check = silent_since + CHECK_INTERVAL_FACTOR * (time.monotonic() - silent_since)
             self._is_checked = self._is_checked and not has_turned
 
     def _receive(self, wait_ms: int) -> None:
-        """Takes all that has come, after at most ``wait_ms`` for the first."""
+        """Takes all messages that have arrived, after waiting at most ``wait_ms`` for the first."""
         if not self.socket.poll(wait_ms):
             return
         while True:
@@ -247,15 +250,15 @@ class Server:
                     self._send(self.loop.receive(message))
 
     def _decode(self, parts: list[bytes]) -> ToRuntime | None:
-        """The message; None for what the frontend cannot have meant."""
+        """Decodes a message; None if it is malformed, from another peer, or out of order around the handshake."""
         if len(parts) != 2:
             return None
         try:
             message = decode_to_runtime(parts[1])
         except (WireError, RequestError):
             return None
-        is_greeting = isinstance(message, Hello)
-        return message if is_greeting == (self._peer is None) and self._peer in (None, parts[0]) else None
+        is_hello = isinstance(message, Hello)
+        return message if is_hello == (self._peer is None) and self._peer in (None, parts[0]) else None
 
     def _shake_hands(self, peer: bytes, hello: Hello) -> None:
         self._peer = peer
@@ -267,16 +270,20 @@ class Server:
             )
 
     def _send(self, messages: list[FromRuntime]) -> bool:
-        """Sends all together; whether there was anything to send. Raises if the frontend is gone."""
+        """Sends messages as one multipart message; returns whether anything was sent.
+
+        Raises:
+            WireError: the frontend is gone.
+        """
         if self._peer is None or not messages:
             return False
         try:
-            self.socket.send_multipart([self._peer, *map(self._frame, messages)])
+            self.socket.send_multipart([self._peer, *map(self._encode_frame, messages)])
         except zmq.ZMQError as error:
             raise WireError(f"the frontend closed its socket: {error}") from error
         return True
 
-    def _frame(self, message: FromRuntime) -> bytes:
+    def _encode_frame(self, message: FromRuntime) -> bytes:
         if isinstance(message, Stats):
             message = msgspec.structs.replace(message, frames_dropped_total=self.frames_dropped)
         return encode(message)

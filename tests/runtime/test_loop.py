@@ -1,4 +1,4 @@
-"""The loop over lists: messages in, messages out, with a fake device behind it."""
+"""The loop with lists of messages instead of a socket, and a fake device."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from radixkv.runtime.step.plan import StepPlan
 from radixkv.sampling import SamplingParams
 from radixkv.tree.node import Namespace
 from support.engine import PoisoningList, token_bytes
-from support.fake_device import ATTENTION_S, FakeDevice, FakePending, answer
+from support.fake_device import ATTENTION_S, FakeDevice, FakePending, expected_output
 
 EOS = 999
 
 
-class OneNamespace(FakeDevice):
-    """Every request of these tests has the same namespace, so that the device need not be told."""
+class OneNamespaceDevice(FakeDevice):
+    """A fake device for tests in which all requests have the default namespace."""
 
     def launch(self, plan: StepPlan) -> FakePending:
         self.namespaces.update({row.batch_slot: Namespace() for row in plan.rows})
@@ -31,12 +31,11 @@ class OneNamespace(FakeDevice):
 
 @pytest.fixture
 def device() -> FakeDevice:
-    return OneNamespace(64, 4)
+    return OneNamespaceDevice(64, 4)
 
 
 def make_loop(device: FakeDevice, eos_token_ids: frozenset[int] = frozenset([EOS])) -> Loop:
-    cache = PageCache(64, 4)
-    cache._free = PoisoningList(device, cache._free)
+    cache = PageCache(64, 4, free_pages=PoisoningList(device))
     scheduler = Scheduler(cache, SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, max_queued_requests=3))
     return Loop(scheduler, device, max_model_len=100, eos_token_ids=eos_token_ids)
 
@@ -66,10 +65,10 @@ def tokens_of(messages: list[wire.FromRuntime], request_id: str) -> list[int]:
     return [int.from_bytes(item.tokens, "little") for item in items if item.id == request_id]
 
 
-def test_tokens_come_step_by_step_and_then_one_terminal_message(loop: Loop) -> None:
+def test_a_request_gets_its_tokens_and_then_one_terminal_message(loop: Loop) -> None:
     assert loop.receive(submit("a")) == []
     messages = run(loop)
-    assert tokens_of(messages, "a") == answer(Namespace(), range(1, 11), 4)
+    assert tokens_of(messages, "a") == expected_output(Namespace(), range(1, 11), 4)
     done = messages[-1]
     assert isinstance(done, wire.Done)
     assert (done.finish_reason, done.n_prompt_tokens, done.n_output_tokens, done.n_cached_tokens) == (
@@ -81,7 +80,7 @@ def test_tokens_come_step_by_step_and_then_one_terminal_message(loop: Loop) -> N
     assert sum(isinstance(m, (wire.Done, wire.Failed)) for m in messages) == 1
 
 
-def test_a_step_is_launched_before_the_result_of_the_one_before_is_taken(loop: Loop, device: FakeDevice) -> None:
+def test_a_step_is_launched_before_the_previous_result_is_taken(loop: Loop, device: FakeDevice) -> None:
     loop.receive(submit("a"))
     run(loop)
     assert device.trace == [
@@ -96,15 +95,15 @@ def test_a_step_is_launched_before_the_result_of_the_one_before_is_taken(loop: L
     ]
 
 
-def test_all_tokens_of_a_step_travel_in_one_message(loop: Loop) -> None:
+def test_all_tokens_of_a_step_are_in_one_message(loop: Loop) -> None:
     for i in range(3):
         loop.receive(submit(f"r{i}"))
-    batches = [m.items for m in run(loop) if isinstance(m, wire.Tokens)]
-    assert [len(items) for items in batches] == [3, 3, 3, 3]
+    items_by_step = [m.items for m in run(loop) if isinstance(m, wire.Tokens)]
+    assert [len(items) for items in items_by_step] == [3, 3, 3, 3]
 
 
 def test_end_of_sequence_stops_unless_ignored(device: FakeDevice) -> None:
-    second = answer(Namespace(), range(1, 11), 2)[1]
+    second = expected_output(Namespace(), range(1, 11), 2)[1]
     loop = make_loop(device, frozenset([second]))
     loop.receive(submit("a"))
     loop.receive(submit("b", ignore_eos=True))
@@ -117,12 +116,12 @@ def test_end_of_sequence_stops_unless_ignored(device: FakeDevice) -> None:
         ("stop", 2),
     ]
     items = [item for m in messages if isinstance(m, wire.Tokens) for item in m.items]
-    ends = {item.id: item.stop_token_id for item in items if item.finish_reason is not None}
-    assert (ends["a"], ends["b"]) == (second, None)
+    stop_ids = {item.id: item.stop_token_id for item in items if item.finish_reason is not None}
+    assert (stop_ids["a"], stop_ids["b"]) == (second, None)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "sampling", "code", "word"),
+    ("tokens", "sampling", "code", "text_part"),
     [
         (b"", {}, "invalid_request", "is empty"),
         (b"abc", {}, "invalid_request", "3 bytes"),
@@ -132,17 +131,17 @@ def test_end_of_sequence_stops_unless_ignored(device: FakeDevice) -> None:
         (token_bytes([1] * 90), {"max_tokens": 11}, "context_length_exceeded", "max_tokens is 11"),
     ],
 )
-def test_a_bad_request_fails_by_itself(
-    loop: Loop, tokens: bytes, sampling: dict[str, int], code: str, word: str
+def test_an_invalid_request_fails_alone(
+    loop: Loop, tokens: bytes, sampling: dict[str, int], code: str, text_part: str
 ) -> None:
     (failed,) = loop.receive(wire.Submit("bad", tokens, SamplingParams(**sampling)))
     assert isinstance(failed, wire.Failed)
     assert failed.code == code
-    assert word in failed.text
+    assert text_part in failed.text
     assert not loop.has_work
 
 
-def test_without_max_tokens_the_answer_goes_to_the_end_of_the_context(loop: Loop) -> None:
+def test_without_max_tokens_the_output_fills_the_context(loop: Loop) -> None:
     loop.receive(submit("a", 90, max_tokens=None))
     done = run(loop)[-1]
     assert isinstance(done, wire.Done)
@@ -161,7 +160,7 @@ def test_a_request_larger_than_the_pool_is_refused(device: FakeDevice) -> None:
     assert done.n_output_tokens == 7
 
 
-def test_a_full_queue_and_a_draining_server_refuse(loop: Loop) -> None:
+def test_a_full_queue_and_a_draining_server_refuse_requests(loop: Loop) -> None:
     for i in range(3):
         assert loop.receive(submit(f"r{i}")) == []
     (full,) = loop.receive(submit("r3"))
@@ -187,13 +186,13 @@ def test_cancel_ends_a_request_at_once_and_only_once(loop: Loop) -> None:
     assert stats.n_pages_free + stats.n_pages_evictable == 64
 
 
-def test_an_id_in_use_is_not_taken_a_second_time(loop: Loop) -> None:
+def test_a_submit_with_an_id_in_use_is_ignored(loop: Loop) -> None:
     loop.receive(submit("a"))
     loop.receive(submit("a"))
     assert sum(isinstance(m, wire.Done) for m in run(loop)) == 1
 
 
-def test_flush_says_what_is_still_held(loop: Loop) -> None:
+def test_flush_reports_the_pages_that_are_still_leased(loop: Loop) -> None:
     loop.receive(submit("a", 16))
     run(loop)
     loop.receive(submit("b", 20))
@@ -208,7 +207,7 @@ def test_flush_says_what_is_still_held(loop: Loop) -> None:
     assert done.n_cached_tokens == 0
 
 
-def test_stats_count_hits_once_and_by_the_token(loop: Loop) -> None:
+def test_stats_count_each_prompts_hits_once_in_tokens(loop: Loop) -> None:
     loop.receive(submit("a", 16))
     run(loop)
     loop.receive(submit("b", 18))
@@ -221,17 +220,17 @@ def test_stats_count_hits_once_and_by_the_token(loop: Loop) -> None:
     assert stats.cache_seconds > 0
 
 
-def test_seconds_of_the_scheduler_are_those_of_both_its_halves_and_not_the_devices(
+def test_schedule_seconds_include_planning_and_results_but_not_the_device(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow_s = 0.004
 
     def slow(kind: type, name: str) -> None:
-        verb = getattr(kind, name)
+        method = getattr(kind, name)
 
         def slowed(*args: Any) -> Any:
             time.sleep(slow_s)
-            return verb(*args)
+            return method(*args)
 
         monkeypatch.setattr(kind, name, slowed)
 
@@ -247,7 +246,7 @@ def test_seconds_of_the_scheduler_are_those_of_both_its_halves_and_not_the_devic
     assert 0 < stats.cache_seconds < stats.schedule_seconds
 
 
-def test_seconds_of_attention_are_those_of_the_steps_that_did_not_fail(loop: Loop, device: FakeDevice) -> None:
+def test_attention_seconds_count_only_steps_that_did_not_fail(loop: Loop, device: FakeDevice) -> None:
     device.fail_steps = {3}
     loop.receive(submit("a", 10, max_tokens=10))
     run(loop)
@@ -257,14 +256,14 @@ def test_seconds_of_attention_are_those_of_the_steps_that_did_not_fail(loop: Loo
     assert stats.attention_seconds == ATTENTION_S * len(device.executed)
 
 
-def test_a_device_failure_twice_reaches_the_client_as_its_code(loop: Loop, device: FakeDevice) -> None:
+def test_a_repeated_device_failure_fails_the_request_with_its_code(loop: Loop, device: FakeDevice) -> None:
     device.fail_steps = set(range(10))
     loop.receive(submit("a"))
     messages = run(loop)
     assert [m.code for m in messages if isinstance(m, wire.Failed)] == ["device_error"]
 
 
-def test_seeds_of_requests_without_one_differ_and_come_from_the_loops(loop: Loop, device: FakeDevice) -> None:
+def test_requests_without_a_seed_get_different_ones(loop: Loop, device: FakeDevice) -> None:
     for request_id in "ab":
         loop.receive(submit(request_id, temperature=1.0))
     loop.receive(submit("c", temperature=1.0, seed=7))

@@ -1,42 +1,46 @@
-"""Several choices and prompt scores, as they cross the wire."""
+"""Several choices, logprobs and prompt logprobs in messages of the loop."""
 
 from __future__ import annotations
 
 import pytest
 
 from radixkv.config import MAX_SEED
-from support.fake_device import answer, chain, prompt_scores, score
-from support.loop_frontend import HERE, PROMPT, Frontend, done, failed
+from support.fake_device import chain, expected_output, expected_prompt_logprobs, logprobs_of
+from support.loop_frontend import NAMESPACE, PROMPT, Frontend, done, failed
 
 
-def test_each_choice_ends_in_its_tokens_and_then_comes_one_end_with_the_totals() -> None:
+def test_each_choice_ends_in_its_tokens_before_one_done_with_the_totals() -> None:
     front = Frontend()
     front.submit("a", n=3)
     front.run()
-    heard = front.heard["a"]
-    assert heard.tokens == {i: answer(HERE, PROMPT, 6, seed=5 + i) for i in range(3)}
-    assert heard.ends == dict.fromkeys(range(3), "length")
-    assert (done(heard).n_prompt_tokens, done(heard).n_output_tokens, done(heard).n_cached_tokens) == (11, 18, 0)
+    received = front.received["a"]
+    assert received.tokens == {i: expected_output(NAMESPACE, PROMPT, 6, seed=5 + i) for i in range(3)}
+    assert received.finish_reasons == dict.fromkeys(range(3), "length")
+    assert (done(received).n_prompt_tokens, done(received).n_output_tokens, done(received).n_cached_tokens) == (
+        11,
+        18,
+        0,
+    )
     stats = front.stats()
     assert (stats.prompt_tokens_total, stats.prefix_queries_total, stats.prefix_hits_total) == (11, 11, 0)
     assert stats.generation_tokens_total == 18
 
 
-def test_cached_tokens_of_several_choices_are_the_leaders_counted_once() -> None:
+def test_cached_tokens_of_several_choices_are_counted_once() -> None:
     front = Frontend()
     front.submit("a")
     front.run()
     front.submit("b", n=4)
     front.run()
-    assert done(front.heard["b"]).n_cached_tokens == 8
+    assert done(front.received["b"]).n_cached_tokens == 8
     assert (front.stats().prefix_queries_total, front.stats().prefix_hits_total) == (22, 8)
 
 
-def test_seeds_of_choices_wrap_at_the_largest() -> None:
+def test_seeds_of_choices_wrap_at_the_maximum() -> None:
     front = Frontend()
     front.submit("a", n=2, seed=MAX_SEED)
     front.run()
-    assert front.heard["a"].tokens[1] == answer(HERE, PROMPT, 6, seed=0)
+    assert front.received["a"].tokens[1] == expected_output(NAMESPACE, PROMPT, 6, seed=0)
 
 
 def test_a_cancelled_choice_ends_at_once_and_the_others_go_on() -> None:
@@ -45,13 +49,13 @@ def test_a_cancelled_choice_ends_at_once_and_the_others_go_on() -> None:
     for _ in range(4):
         front.turn()
     front.cancel("a", 1)
-    heard = front.heard["a"]
-    assert heard.ends == {1: "abort"}
+    received = front.received["a"]
+    assert received.finish_reasons == {1: "abort"}
     for unknown in (1, 3, -1):
         front.cancel("a", unknown)
     front.run()
-    assert heard.ends == {0: "length", 1: "abort", 2: "length"}
-    assert heard.tokens[2] == answer(HERE, PROMPT, 20, seed=7)
+    assert received.finish_reasons == {0: "length", 1: "abort", 2: "length"}
+    assert received.tokens[2] == expected_output(NAMESPACE, PROMPT, 20, seed=7)
 
 
 @pytest.mark.parametrize("n_turns", [0, 1, 3])
@@ -61,9 +65,9 @@ def test_the_last_choice_that_is_cancelled_ends_the_request(n_turns: int) -> Non
     for _ in range(n_turns):
         front.turn()
     for choice in (0, 2, 1):
-        assert front.heard["a"].last is None
+        assert front.received["a"].terminal is None
         front.cancel("a", choice)
-    assert done(front.heard["a"]).finish_reason == "abort"
+    assert done(front.received["a"]).finish_reason == "abort"
     front.run()
     assert front.stats().n_pages_free + front.stats().n_pages_evictable == 64
 
@@ -75,7 +79,7 @@ def test_a_cancelled_request_ends_with_all_its_choices(n_turns: int) -> None:
     for _ in range(n_turns):
         front.turn()
     front.cancel("a")
-    assert done(front.heard["a"]).finish_reason == "abort"
+    assert done(front.received["a"]).finish_reason == "abort"
     front.run()
     assert front.stats().n_pages_free + front.stats().n_pages_evictable == 64
 
@@ -86,58 +90,60 @@ def test_a_choice_that_fails_fails_the_request_and_ends_the_others() -> None:
     front.submit("b", range(30, 50))
     for _ in range(3):
         front.turn()
-    victim = front.loop._live["a"].choices[1]
-    while front.heard["a"].last is None:
+    victim = next(request for request in front.scheduler.running if (request.id, request.choice) == ("a", 1))
+    while front.received["a"].terminal is None:
         if victim.batch_slot >= 0:
             front.device.nan_logits_slots.add(victim.batch_slot)
         front.turn()
-    assert failed(front.heard["a"]).code == "numerical_error"
+    assert failed(front.received["a"]).code == "numerical_error"
     front.run()
-    assert front.heard["b"].tokens[0] == answer(HERE, list(range(30, 50)), 6, seed=5)
+    assert front.received["b"].tokens[0] == expected_output(NAMESPACE, list(range(30, 50)), 6, seed=5)
     assert front.stats().n_pages_free + front.stats().n_pages_evictable == 64
 
 
-def test_logprobs_come_with_their_tokens() -> None:
+def test_logprobs_are_reported_with_their_tokens() -> None:
     front = Frontend()
     front.submit("a", logprobs=2)
     front.run()
-    heard = front.heard["a"]
-    known = PROMPT + heard.tokens[0]
-    assert heard.logprobs == [score(chain(HERE, known[: 11 + i]), known[11 + i]) for i in range(6)]
+    received = front.received["a"]
+    known = PROMPT + received.tokens[0]
+    assert received.logprobs == [logprobs_of(chain(NAMESPACE, known[: 11 + i]), known[11 + i]) for i in range(6)]
 
 
-def test_an_end_is_banned_until_the_answer_has_min_tokens() -> None:
-    second = answer(HERE, PROMPT, 2)[1]
+def test_a_stop_token_is_banned_until_the_output_has_min_tokens() -> None:
+    second = expected_output(NAMESPACE, PROMPT, 2)[1]
     front = Frontend()
     front.submit("early", temperature=0.0, stop_token_ids=(second,))
     front.submit("late", temperature=0.0, stop_token_ids=(second,), min_tokens=4)
     front.run()
-    assert front.heard["early"].ends == {0: "stop"}
-    right = answer(HERE, PROMPT, 6, [second], min_tokens=4, banned=[second])
-    assert front.heard["late"].tokens[0] == right
+    assert front.received["early"].finish_reasons == {0: "stop"}
+    right = expected_output(NAMESPACE, PROMPT, 6, [second], min_tokens=4, banned=[second])
+    assert front.received["late"].tokens[0] == right
     assert len(right) > 2
 
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("budget", [11, 64])
-def test_prompt_scores_come_once_in_order_though_the_prompt_is_cached(n: int, budget: int) -> None:
+def test_prompt_logprobs_come_once_in_order_even_if_the_prompt_is_cached(n: int, budget: int) -> None:
     front = Frontend(max_num_batched_tokens=budget)
     prompt = list(range(1, 31))
     front.submit("warm", prompt)
     front.run()
     front.submit("a", prompt, n=n, prompt_logprobs=1)
     front.run()
-    heard = front.heard["a"]
-    assert heard.scores == prompt_scores(HERE, prompt)
-    assert done(heard).n_cached_tokens == 0
+    received = front.received["a"]
+    assert received.prompt_logprobs == expected_prompt_logprobs(NAMESPACE, prompt)
+    assert done(received).n_cached_tokens == 0
     front.submit("again", prompt)
     front.run()
-    assert done(front.heard["again"]).n_cached_tokens == 28, "it filled the cache"
+    assert done(front.received["again"]).n_cached_tokens == 28, (
+        "the request with prompt logprobs has filled the cache"
+    )
 
 
-def test_a_prompt_of_one_token_has_nothing_to_score() -> None:
+def test_a_prompt_of_one_token_has_no_prompt_logprobs() -> None:
     front = Frontend()
     front.submit("a", [3], prompt_logprobs=0)
     front.run()
-    assert front.heard["a"].scores == []
-    assert done(front.heard["a"]).finish_reason == "length"
+    assert front.received["a"].prompt_logprobs == []
+    assert done(front.received["a"]).finish_reason == "length"

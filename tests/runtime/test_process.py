@@ -1,3 +1,5 @@
+"""The runtime process: handshake, heartbeats, invalid frames, lock, start line and exit."""
+
 from __future__ import annotations
 
 import gc
@@ -73,7 +75,7 @@ sys.exit(main())
 
 
 class Peer:
-    """A runtime process, and a frontend's socket to it."""
+    """A runtime process with a fake loop, and the frontend's socket to it."""
 
     def __init__(self, socket_path: Path, step: str = "time.sleep(0.01)", build: str = "pass") -> None:
         self.process = subprocess.Popen(
@@ -121,8 +123,8 @@ class Peer:
         self.send(Hello(version=WIRE_VERSION))
         assert self.receive() == Ready(1, 100, 200, 16, 10, 8, 64, "cpu", "float32")
 
-    def ends(self) -> tuple[int, str, str]:
-        """Exit code, output and errors."""
+    def wait(self) -> tuple[int, str, str]:
+        """Waits for the process to exit; returns exit code, standard output and standard error."""
         self.process.wait(timeout=LIMIT_S)
         assert self.process.stdout is not None
         assert self.process.stderr is not None
@@ -154,8 +156,8 @@ def peer(socket_path: Path) -> Iterator[Callable[..., Peer]]:
         return peers[-1]
 
     yield make
-    for made in peers:
-        made.close()
+    for each in peers:
+        each.close()
 
 
 def test_handshake_then_heartbeats_then_drain(peer: Callable[..., Peer]) -> None:
@@ -164,10 +166,10 @@ def test_handshake_then_heartbeats_then_drain(peer: Callable[..., Peer]) -> None
     for _ in range(2):
         assert runtime.receive() == Heartbeat()
     runtime.send(Drain())
-    assert runtime.ends()[:2] == (0, "")
+    assert runtime.wait()[:2] == (0, "")
 
 
-def test_heartbeats_come_also_while_it_works(peer: Callable[..., Peer]) -> None:
+def test_heartbeats_are_sent_while_it_works(peer: Callable[..., Peer]) -> None:
     runtime = peer()
     runtime.shake_hands()
     runtime.send(GetStats(id="work"))
@@ -176,7 +178,7 @@ def test_heartbeats_come_also_while_it_works(peer: Callable[..., Peer]) -> None:
         assert runtime.receive() == Heartbeat()
 
 
-def test_the_collector_is_off_in_the_loop(peer: Callable[..., Peer]) -> None:
+def test_garbage_collection_is_disabled_in_the_loop(peer: Callable[..., Peer]) -> None:
     assert gc.isenabled()
     runtime = peer()
     runtime.shake_hands()
@@ -191,7 +193,7 @@ def test_another_version_is_fatal_on_both_sides(peer: Callable[..., Peer]) -> No
     ready = runtime.receive()
     assert isinstance(ready, Ready)
     assert ready.version == 1
-    code, output, errors = runtime.ends()
+    code, output, errors = runtime.wait()
     assert code == 1
     fatal = json.loads(output.splitlines()[-1])
     assert fatal["kind"] == "WireError"
@@ -204,10 +206,10 @@ def test_another_version_is_fatal_on_both_sides(peer: Callable[..., Peer]) -> No
     "build",
     ["raise MemoryError('12 GB')", "raise RuntimeError('DefaultCPUAllocator: can\\'t allocate memory: 12 GB')"],
 )
-def test_too_little_memory_is_said_without_a_traceback(peer: Callable[..., Peer], build: str) -> None:
+def test_too_little_memory_is_reported_without_a_traceback(peer: Callable[..., Peer], build: str) -> None:
     runtime = peer(build=build)
     runtime.start()
-    code, output, errors = runtime.ends()
+    code, output, errors = runtime.wait()
     assert code == 1
     fatal = json.loads(output.splitlines()[-1])
     assert fatal["kind"] == "ConfigError"
@@ -216,16 +218,16 @@ def test_too_little_memory_is_said_without_a_traceback(peer: Callable[..., Peer]
     assert "Traceback" not in errors
 
 
-def test_a_fault_at_the_start_has_its_traceback(peer: Callable[..., Peer]) -> None:
+def test_an_unexpected_error_at_the_start_has_its_traceback(peer: Callable[..., Peer]) -> None:
     runtime = peer(build="raise RuntimeError('shapes do not match')")
     runtime.start()
-    code, output, errors = runtime.ends()
+    code, output, errors = runtime.wait()
     assert code == 1
     assert json.loads(output.splitlines()[-1])["text"] == "RuntimeError: shapes do not match"
     assert "Traceback" in errors
 
 
-def test_what_a_turn_gives_is_one_message(peer: Callable[..., Peer]) -> None:
+def test_all_frames_of_a_turn_are_one_message(peer: Callable[..., Peer]) -> None:
     both = "Stats('a', *[0] * 12, 0.0, 0.0, 0.0, 0.0, 0), Ready(*[1] * 7, 'cpu', 'float32')"
     runtime = peer(f"self.has_work = False; return [{both}]")
     runtime.shake_hands()
@@ -254,7 +256,7 @@ def test_garbage_is_dropped_and_counted(peer: Callable[..., Peer]) -> None:
     assert runtime.n_dropped() == 8
 
 
-def test_strangers_are_not_heard(peer: Callable[..., Peer], socket_path: Path) -> None:
+def test_messages_of_a_second_peer_are_dropped(peer: Callable[..., Peer], socket_path: Path) -> None:
     runtime = peer()
     runtime.shake_hands()
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
@@ -263,14 +265,14 @@ def test_strangers_are_not_heard(peer: Callable[..., Peer], socket_path: Path) -
         for message in (Hello(version=WIRE_VERSION), Drain(), GetStats(id="x")):
             stranger.send(encode(message))
         stranger.send(b"x" * (MAX_FRAME_BYTES + 1))
-        wait_for(lambda: runtime.n_dropped() == 3, "they are not counted")
+        wait_for(lambda: runtime.n_dropped() == 3, "the dropped frames are not counted")
         assert not stranger.poll(500)
     assert runtime.n_dropped() == 3
     assert runtime.process.poll() is None
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_are_the_frontends(peer: Callable[..., Peer], number: signal.Signals) -> None:
+def test_sigterm_and_sigint_are_ignored(peer: Callable[..., Peer], number: signal.Signals) -> None:
     runtime = peer()
     runtime.shake_hands()
     runtime.process.send_signal(number)
@@ -279,7 +281,7 @@ def test_signals_are_the_frontends(peer: Callable[..., Peer], number: signal.Sig
 
 
 @pytest.mark.parametrize("step", ["time.sleep(3600)", "while True: pass"])
-def test_it_ends_with_the_frontend_also_during_a_long_step(
+def test_it_exits_with_the_frontend_even_during_a_long_step(
     peer: Callable[..., Peer], socket_path: Path, step: str
 ) -> None:
     runtime = peer(step)
@@ -297,7 +299,7 @@ def test_a_second_runtime_on_the_same_path_refuses(peer: Callable[..., Peer]) ->
     first, second = peer(), peer()
     first.shake_hands()
     second.start()
-    code, output, errors = second.ends()
+    code, output, errors = second.wait()
     assert code == 1
     assert json.loads(output.splitlines()[-1])["kind"] == "ConfigError"
     assert "another runtime already serves" in output
@@ -306,7 +308,7 @@ def test_a_second_runtime_on_the_same_path_refuses(peer: Callable[..., Peer]) ->
     first.receive_stats()
 
 
-def test_the_lock_of_a_dead_runtime_does_not_hold(peer: Callable[..., Peer], socket_path: Path) -> None:
+def test_the_lock_of_a_dead_runtime_is_free(peer: Callable[..., Peer], socket_path: Path) -> None:
     first = peer()
     first.shake_hands()
     first.process.kill()
@@ -315,22 +317,22 @@ def test_the_lock_of_a_dead_runtime_does_not_hold(peer: Callable[..., Peer], soc
     peer().shake_hands()
 
 
-def test_a_folder_that_others_can_enter_is_refused(peer: Callable[..., Peer], socket_path: Path) -> None:
+def test_a_folder_that_is_open_to_others_is_refused(peer: Callable[..., Peer], socket_path: Path) -> None:
     os.chmod(socket_path.parent, 0o755)
     runtime = peer()
     runtime.start()
-    code, output, _ = runtime.ends()
+    code, output, _ = runtime.wait()
     assert code == 1
     assert "open to other users" in output
 
 
 @pytest.mark.parametrize("line", [b"", b"{}\n", b"garbage\n", b'{"engine": {"cache": {"page_size": 0}}}\n'])
-def test_a_start_line_that_is_none_is_refused(peer: Callable[..., Peer], line: bytes) -> None:
+def test_an_invalid_start_line_is_refused(peer: Callable[..., Peer], line: bytes) -> None:
     runtime = peer()
     assert runtime.process.stdin is not None
     runtime.process.stdin.write(line)
     runtime.process.stdin.close()
-    code, output, errors = runtime.ends()
+    code, output, errors = runtime.wait()
     assert code == 1
     assert json.loads(output.splitlines()[-1])["kind"] in ("WireError", "ConfigError")
     assert "Traceback" not in errors

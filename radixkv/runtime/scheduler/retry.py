@@ -1,4 +1,4 @@
-"""What failed steps and non-finite rows mean for the requests that were in them, and for the tree."""
+"""Recovery from failed steps and from non-finite rows."""
 
 from __future__ import annotations
 
@@ -11,48 +11,57 @@ from radixkv.runtime.scheduler.running import RunningRequests
 
 
 def undo_steps(cache: PageCache, running: RunningRequests, involved: Iterable[Request]) -> list[Update]:
-    """All launched steps failed: what they were to write is made unreachable, and their requests go back to the
-    queue. They are retried in steps of half as many rows and of nobody else; one that was alone in a step that
-    failed ends in error, so that a request that breaks its steps takes no other along. O(running).
+    """Undoes all launched steps after a failure: detaches the pages that they should have written, and preempts
+    their requests.
+
+    The involved requests are retried in steps of their own, with half as many rows. A request whose step fails
+    although it was alone in it ends with an error. So a request that breaks its steps ends without failing any
+    other. O(running).
 
     Args:
         involved: the requests of the steps' rows, newest first.
     """
     suspects = dict.fromkeys(involved)
     for reader in _detach(cache, running, suspects):
-        if reader not in suspects and reader.phase is not Phase.ENDED:
-            running.requeue(reader)
+        if reader not in suspects and reader.phase is not Phase.FINISHED:
+            running.preempt(reader)
     updates = []
-    live = [request for request in suspects if request.phase is not Phase.ENDED]
+    live = [request for request in suspects if request.phase is not Phase.FINISHED]
     for request in sorted(live, key=lambda r: r.serial):
-        if request.max_retry_rows == 1 and len(suspects) == 1:  # not beside one that has ended meanwhile
-            running.end(request)
+        # ``suspects`` rather than ``live``: a request that has finished since may have caused the failure.
+        if request.max_retry_rows == 1 and len(suspects) == 1:
+            running.finish(request)
             error = DeviceFailure("the device failed on this request, and again when it ran alone")
             updates.append(Update(request, error=error))
         else:
             request.max_retry_rows = max(1, len(live) // 2)
-            running.requeue(request)
+            running.preempt(request)
     return updates
 
 
 def retry_without_tree(cache: PageCache, running: RunningRequests, request: Request) -> list[Update]:
-    """A row was not finite: what no finite row has covered leaves the tree, and its readers start again; the
-    request itself is tried once more without the tree."""
+    """Recovers from a non-finite row: detaches the pages on its path that no finite row has computed, and preempts
+    every request that reads them.
+
+    The request itself is retried once without the tree; if that row is not finite either, it ends with an error.
+    O(running).
+    """
     for reader in _detach(cache, running, [request]):
-        if reader is not request and reader.phase is not Phase.ENDED:
-            running.requeue(reader)
-    if request.phase is Phase.ENDED or request.discards_results:
+        if reader is not request and reader.phase is not Phase.FINISHED:
+            running.preempt(reader)
+    if request.phase is Phase.FINISHED or request.discards_results:
         return []
     if request.bypasses_tree:
-        running.end(request)
-        text = "the model gave non-finite numbers for this request, also when computed without the cache"
+        running.finish(request)
+        text = "the model gave non-finite values for this request, also when computed without the cache"
         return [Update(request, error=NumericalFailure(text))]
     request.bypasses_tree = True
-    running.requeue(request)
+    running.preempt(request)
     return []
 
 
 def _detach(cache: PageCache, running: RunningRequests, requests: Iterable[Request]) -> list[Request]:
-    """Detaches what is unsettled on the requests' paths; returns whose path leads through it. O(running)."""
+    """Detaches the pages on the requests' paths that no finite row has computed; returns the active and releasing
+    requests whose paths contain them. O(running)."""
     broken = {node for request in requests if (node := cache.detach_uncomputed(request.blocks)) is not None}
-    return [r for r in (*running, *running.releasing) if cache.leads_through(r.blocks, broken)]
+    return [r for r in (*running, *running.releasing) if cache.passes_through(r.blocks, broken)]

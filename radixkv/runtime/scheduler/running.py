@@ -1,4 +1,4 @@
-"""The requests that have a slot and pages: how they get them, share them with their forks, and give them back."""
+"""The running requests: how they get a batch slot and pages, share pages with their forks, and free them."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.scheduler.waiting import WaitingQueue
 
 _HEADROOM_TOKENS = 16
-"""Room that an admission leaves for each running row, so that no retraction follows it at once."""
+"""Tokens that an admission leaves free for each running request, so that it does not cause a preemption at once."""
 _HEADROOM_DIVISOR = 24
-"""It leaves no more than one in so many of the pool's pages: where many short sequences run, they end as fast as
-they grow."""
+"""The headroom of all running requests is at most 1/24 of the pool: many short requests free pages as fast as
+others need them."""
 
 
 class RunningRequests:
-    """Requests that go on, in the order of their admission, and those that *drain*: they have ended or been
-    retracted, and keep slot and pages until no step that is launched, or that copies their tail, uses them."""
+    """The requests that hold a batch slot and pages.
+
+    *Active* requests are scheduled; iteration yields them in the order of their admission. *Releasing* requests
+    have finished or were preempted: they keep batch slot and pages until no launched step uses them, and until the
+    forks that copy their tail have copied it.
+    """
 
     def __init__(self, cache: PageCache, waiting: WaitingQueue, n_batch_slots: int) -> None:
         self._cache = cache
         self._waiting = waiting
-        self._n_batch_slots = n_batch_slots
         self._free_batch_slots = list(range(n_batch_slots - 1, -1, -1))
         self._active: dict[Request, None] = {}
         self._retrying: dict[Request, None] = {}
-        self._draining: dict[Request, None] = {}
+        self._releasing: dict[Request, None] = {}
         self._max_headroom_pages = -(-cache.n_pages // _HEADROOM_DIVISOR)
 
     def __len__(self) -> int:
@@ -38,134 +41,147 @@ class RunningRequests:
 
     @property
     def releasing(self) -> tuple[Request, ...]:
-        """Those that do not go on. O(draining)."""
-        return tuple(self._draining)
+        """The releasing requests. O(releasing)."""
+        return tuple(self._releasing)
 
     @property
     def is_releasing(self) -> bool:
-        """Whether pages will come back. O(1)."""
-        return bool(self._draining)
+        """Whether any request is releasing: its pages will become free. O(1)."""
+        return bool(self._releasing)
 
     @property
-    def has_batch_slot(self) -> bool:
-        """Whether another request can be opened."""
+    def has_free_batch_slot(self) -> bool:
+        """Whether another request can be allocated a batch slot."""
         return bool(self._free_batch_slots)
 
     @property
     def has_retries(self) -> bool:
-        """Whether some that go on are retried after a failed step. O(1)."""
+        """Whether any active request is retried after a failed step. O(1)."""
         return bool(self._retrying)
 
     def can_join_retry(self, request: Request) -> bool:
-        """Whether this one may be retried together with those that are. O(trials)."""
+        """Whether the request may be in one step with the active requests that are retried. O(retries)."""
         together = (*self._retrying, request)
         return all(one.max_retry_rows is not None and len(together) <= one.max_retry_rows for one in together)
 
-    def prompts(self) -> list[Request]:
-        """Those that go on and have more to compute than the token that was sampled last. O(running)."""
+    def prefilling(self) -> list[Request]:
+        """Active requests that have more to compute than the token sampled last. O(running)."""
         return [one for one in self._active if one.n_scheduled < one.n_known and not one.is_decoding]
 
     def block_tables(self) -> list[BlockTable]:
-        """Every open blocks. O(running)."""
-        return [request.blocks for request in (*self._active, *self._draining)]
+        """The block tables of all active and releasing requests. O(running)."""
+        return [request.blocks for request in (*self._active, *self._releasing)]
 
-    def open(self, request: Request, prompts: Iterable[Request]) -> bool:
-        """A slot and a lease for a waiting request, if there is room for all tokens that it has, beside what the
-        ``prompts`` before it have yet to get, and for the running rows to grow. Also after a retraction no more is
-        asked for: ``max_tokens`` says little of how long an answer will be, and all that wait would wait with it.
-        O(prompts), and ``PageCache.open``."""
+    def allocate(self, request: Request, prefilling: Iterable[Request]) -> bool:
+        """Gives a waiting request a batch slot and a lease on its cached prefix, if there is room for all its known
+        tokens.
+
+        Room means available pages beyond those that the ``prefilling`` requests ahead of it still need and the
+        headroom of the active ones. A preempted request needs room for its known tokens only, not for
+        ``max_tokens``, which says little about the length of an output: the whole queue would wait behind it.
+
+        O(prefilling), and ``PageCache.open``.
+        """
         blocks = self._cache.open(request.namespace, request.key, request.reads_cache, request.bypasses_tree)
         n_missing = self._cache.pages_for(request.n_known) - blocks.n_leased
-        if not self._has_room(self._promised(request, prompts) + n_missing):
+        if not self._has_room(self._n_needed_ahead(request, prefilling) + n_missing):
             self._cache.close(blocks)
             return False
         self._assign(request, blocks)
         return True
 
     def start(self, request: Request) -> None:
-        """An opened request goes on."""
+        """Makes an allocated request active."""
         request.phase = Phase.RUNNING
         self._active[request] = None
         if request.max_retry_rows is not None:
             self._retrying[request] = None
 
     def end_retry(self, request: Request) -> None:
-        """It was retried, and all went well."""
+        """Marks the request's retry as successful: it may share steps with any request again."""
         request.max_retry_rows = None
         self._retrying.pop(request, None)
 
-    def close(self, request: Request) -> None:
-        """Takes slot and pages back; no step may still use them."""
-        self.end_copies(request)
+    def free(self, request: Request) -> None:
+        """Frees the request's batch slot and pages; no launched step may still use them."""
+        self.copies_done(request)
         self._cache.close(request.blocks)
         request.block_table = None
         self._free_batch_slots.append(request.batch_slot)
         request.batch_slot = -1
         request.n_scheduled = 0
 
-    def fork(self, leader: Request) -> None:
-        """The leader's first token is known: its followers share its pages, and compute no more than the prompt's
-        last token. Those for whom there is no slot or room wait in the queue, and find what the tree has then.
-        O(running), and ``PageCache.fork`` a follower."""
-        n_promised = self._promised(leader, self.prompts())
+    def fork_followers(self, leader: Request) -> None:
+        """Starts the followers of a leader whose first token is known, on the leader's pages.
+
+        Each follower computes only the prompt's last token. Followers without a free batch slot or enough pages
+        join the waiting queue, and read from the tree what it holds when they are admitted.
+
+        O(running), and ``PageCache.fork`` for each follower.
+        """
+        n_needed_ahead = self._n_needed_ahead(leader, self.prefilling())
         for follower in leader.followers:
             follower.scheduled_at = leader.scheduled_at
             follower.leader = None
             follower.reads_cache = True
-            if self._can_fork(leader, n_promised):
+            if self._can_fork(leader, n_needed_ahead):
                 self._fork(leader, follower)
             else:
                 follower.phase = Phase.WAITING
                 self._waiting.add(follower)
         leader.followers = []
 
-    def end_copies(self, fork: Request) -> None:
-        """The first row of a fork is done, or will not be: its leader's tail need not be kept for it."""
+    def copies_done(self, fork: Request) -> None:
+        """Lets go of the leader's tail: the fork's first row has copied it, or will never run."""
         if fork.leader is not None:
             fork.leader.n_pending_copies -= 1
             fork.leader = None
 
-    def end(self, request: Request) -> None:
-        """A request that runs or drains is over."""
-        self._stop(request)
-        request.phase = Phase.ENDED
-        self._draining[request] = None
+    def finish(self, request: Request) -> None:
+        """Finishes an active or releasing request; ``release`` frees it."""
+        self._deactivate(request)
+        request.phase = Phase.FINISHED
+        self._releasing[request] = None
 
-    def requeue(self, request: Request, *, discards_results: bool = True) -> None:
-        """A request that runs or drains goes back to the queue; ``discards_results`` what its launched rows give."""
-        self._stop(request)
-        request.phase = Phase.RETRACTED
+    def preempt(self, request: Request, *, discards_results: bool = True) -> None:
+        """Preempts an active or releasing request; ``release`` frees it and puts it back into the waiting queue.
+
+        Args:
+            discards_results: whether the results of its launched rows are dropped.
+        """
+        self._deactivate(request)
+        request.phase = Phase.PREEMPTED
         request.discards_results |= discards_results
-        self._draining[request] = None
+        self._releasing[request] = None
 
     def release(self) -> None:
-        """Takes back the pages of draining requests that no step uses. O(draining)."""
-        while done := [r for r in self._draining if not (r.n_in_flight or r.n_pending_copies)]:
-            for request in done:  # a fork that goes lets its leader go
-                del self._draining[request]
-                self.close(request)
+        """Frees the releasing requests that no launched step and no pending copy uses. O(releasing)."""
+        while done := [r for r in self._releasing if not (r.n_in_flight or r.n_pending_copies)]:
+            for request in done:  # freeing a fork can make its leader ready to be freed: hence the outer loop
+                del self._releasing[request]
+                self.free(request)
                 request.discards_results = False
-                if request.phase is Phase.RETRACTED:
+                if request.phase is Phase.PREEMPTED:
                     request.phase = Phase.WAITING
                     self._waiting.add(request)
 
-    def _promised(self, request: Request, prompts: Iterable[Request]) -> int:
-        """Pages that those of the prompts that go before it have yet to get."""
-        first = (one for one in prompts if one.order < request.order)
-        return sum(self._cache.pages_for(one.n_known) - len(one.blocks.pages) for one in first)
+    def _n_needed_ahead(self, request: Request, prefilling: Iterable[Request]) -> int:
+        """Pages that the prefilling requests with precedence over ``request`` still need. O(prefilling)."""
+        ahead = (one for one in prefilling if one.order < request.order)
+        return sum(self._cache.pages_for(one.n_known) - len(one.blocks.pages) for one in ahead)
 
-    def _stop(self, request: Request) -> None:
+    def _deactivate(self, request: Request) -> None:
         self._active.pop(request, None)
         self._retrying.pop(request, None)
 
-    def _can_fork(self, leader: Request, n_promised: int) -> bool:
-        """Whether there is room beside what older prompts have yet to get. O(1)."""
+    def _can_fork(self, leader: Request, n_needed_ahead: int) -> bool:
+        """Whether a follower can start now, beside the pages that prefilling requests ahead still need. O(1)."""
         n_pages = self._cache.pages_for(leader.n_prompt) - leader.blocks.n_leased
         return (
             leader.phase is Phase.RUNNING
-            and self.has_batch_slot
+            and self.has_free_batch_slot
             and leader.max_retry_rows is None
-            and self._has_room(n_promised + n_pages)
+            and self._has_room(n_needed_ahead + n_pages)
         )
 
     def _fork(self, leader: Request, follower: Request) -> None:
@@ -184,6 +200,6 @@ class RunningRequests:
         request.needs_history = request.sampling.has_penalties
 
     def _has_room(self, n_pages: int) -> bool:
-        """Whether there are so many pages, and some for the running rows to grow. O(1)."""
+        """Whether ``n_pages`` are available beside the headroom of the active requests. O(1)."""
         n_headroom = min(self._cache.pages_for(_HEADROOM_TOKENS * len(self._active)), self._max_headroom_pages)
         return n_pages + n_headroom <= self._cache.n_available

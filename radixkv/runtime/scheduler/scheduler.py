@@ -1,7 +1,8 @@
-"""The scheduler: (waiting, running, cache) -> StepPlan, and what a step's result means. Pure policy.
+"""The scheduler: pure policy that turns (waiting, running, cache) into step plans, and step results into updates.
 
-A step carries every running row's next token, and chunks of prompts up to a token budget. Plans overlap: the next
-one is made before the last one's result is known, so a decode row may continue a token that is still on the device.
+A step computes the next token of every decoding request, and chunks of prompts up to a token budget. Steps overlap:
+the next plan is made before the last step's result is known, so a decode row may continue from a token that is only
+on the device.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from radixkv.runtime.cache.cache import ComputedRow, PageCache
 from radixkv.runtime.request import Phase, Request, Update
 from radixkv.runtime.scheduler.retry import retry_without_tree, undo_steps
 from radixkv.runtime.scheduler.running import RunningRequests
-from radixkv.runtime.scheduler.shared_prefixes import SharedPrefixes
+from radixkv.runtime.scheduler.shared_prefixes import MIN_SHARED_TOKENS, SharedPrefixes
 from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.result import StepResult
@@ -26,22 +27,25 @@ from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire import TokenLogprobs
 
 
-class _Launched(NamedTuple):
+class LaunchedPlan(NamedTuple):
+    """A plan whose result is not known yet, and the request of each of its rows."""
+
     plan: StepPlan
     requests: list[Request]
 
 
 class Scheduler:
-    """Turns requests into steps, and steps into tokens.
+    """Turns requests into step plans, and step results into tokens.
 
-    ``schedule`` makes the next plan, which counts as launched; ``complete`` and ``fail`` take results, oldest plan
-    first. Cancels and retractions act between plans: a row that committed stays in its plan, and a request whose
-    pages a launched step uses *drains* before they go back.
+    ``schedule`` makes the next plan. A plan counts as launched until ``complete`` takes its result, oldest plan
+    first, or ``fail`` undoes all launched plans. Aborts and preemptions act between plans: a row that has committed
+    its pages stays in its plan, and a request is *releasing* until no launched step uses its pages.
 
     Args:
-        cache: over the device's pool.
-        config: bounds of steps and queue.
-        finds_shared_runs: whether plans say which pages the rows that continue an answer share.
+        cache: the page cache over the device's pool.
+        config: limits of steps and queue.
+        finds_shared_runs: whether plans list the pages that decode rows share.
+        min_shared_tokens: length of the shortest run of shared pages that plans list.
         clock: seconds, monotonic.
     """
 
@@ -51,9 +55,10 @@ class Scheduler:
         config: SchedulerConfig,
         *,
         finds_shared_runs: bool = False,
+        min_shared_tokens: int = MIN_SHARED_TOKENS,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        # The settings that depend on the device were filled in: ``config.with_defaults``.
+        # ``config.with_defaults`` has filled in the settings that depend on the device.
         assert config.max_num_seqs is not None
         assert config.max_num_batched_tokens is not None
         self.cache = cache
@@ -64,58 +69,70 @@ class Scheduler:
         self.max_num_batched_tokens = config.max_num_batched_tokens
         self.running = RunningRequests(cache, self.waiting, config.max_num_seqs)
         self.n_preemptions = 0
-        """Retractions for want of pages."""
-        self._shared = SharedPrefixes(cache) if finds_shared_runs else None
+        """Preemptions for lack of pages since the start; those for retries do not count."""
+        self._shared_prefixes = SharedPrefixes(cache, min_tokens=min_shared_tokens) if finds_shared_runs else None
         self._clock = clock
         self._max_waiting = config.max_queued_requests
         self._queue_timeout_s = config.queue_timeout_s
-        self._launched: deque[_Launched] = deque()
+        self._launched: deque[LaunchedPlan] = deque()
         self._blocked: tuple[int, int, int] | None = None
-        """Pages available, rows and the queue's version when a request last did not fit; None after the last chunk
-        of a prompt."""
+        """(available pages, running requests, queue version) when a waiting request last did not fit.
+
+        None if no request was refused since a prompt's last chunk was planned."""
         self._n_requests = 0
         self._n_steps = 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits, runs or drains."""
+        """Whether no request is waiting, running or releasing."""
         return not (self.waiting or self.running or self.running.is_releasing)
 
+    @property
+    def launched_plans(self) -> tuple[LaunchedPlan, ...]:
+        """The plans whose results are not known yet, oldest first. O(launched plans)."""
+        return tuple(self._launched)
+
     def add(self, leader: Request, followers: Sequence[Request] = ()) -> None:
-        """Queues a new request: the choice that leads, and those that follow it. O(log waiting).
+        """Queues a new request: the leading choice, and the choices that fork from it. O(log waiting + tokens).
 
         Raises:
-            QueueFull: as many wait for their first step as may; followers do not count, nor do retracted ones.
+            QueueFull: ``max_queued_requests`` requests wait for their first step. Followers and preempted requests
+                do not count.
         """
         if self.waiting.n_unstarted >= self._max_waiting:
             raise QueueFull(
-                f"{self.waiting.n_unstarted} requests wait already, the most that this server queues; try later"
+                f"the queue is full: {self.waiting.n_unstarted} requests wait for their first step; try later"
             )
-        leader.take_followers(followers)
+        leader.set_followers(followers)
         for choice in (leader, *followers):
             choice.serial = self._n_requests
             self._n_requests += 1
         self.waiting.add(leader)
 
     def abort(self, request: Request) -> None:
-        """Ends a live request; its pages go back once no step uses them. If others follow it, the next one leads.
-        O(running)."""
+        """Finishes an unfinished request; its pages are freed once no launched step uses them.
+
+        If it has followers, the first of them becomes the leader. O(running).
+        """
         if request.phase is Phase.FOLLOWING:
             assert request.leader is not None
             request.leader.followers.remove(request)
             request.leader = None
-            request.phase = Phase.ENDED
+            request.phase = Phase.FINISHED
         elif request.phase is Phase.WAITING:
             self.waiting.remove(request)
-            request.phase = Phase.ENDED
+            request.phase = Phase.FINISHED
         else:
-            self.running.end(request)
+            self.running.finish(request)
             self.running.release()
         if request.followers:
-            self.waiting.add(request.hand_over())
+            self.waiting.add(request.promote_follower())
 
     def expire(self) -> list[Update]:
-        """Ends those that have waited too long for their first step; never one that has run. O(1) if none has."""
+        """Fails the requests that have waited longer than ``queue_timeout_s`` for their first step.
+
+        A request that has run never times out. O(1) if none times out.
+        """
         updates: list[Update] = []
         if self._queue_timeout_s is None:
             return updates
@@ -125,57 +142,60 @@ class Scheduler:
             if waited_s <= self._queue_timeout_s:
                 break
             self.waiting.remove(oldest)
-            oldest.phase = Phase.ENDED
+            oldest.phase = Phase.FINISHED
             error = QueueTimeout(
-                f"the request waited {waited_s:.1f} s for its first step; this server lets none wait longer than "
+                f"the request waited {waited_s:.1f} s for its first step, longer than this server's limit of "
                 f"{self._queue_timeout_s:g} s; try later"
             )
             updates.append(Update(oldest, error=error))
         return updates
 
     def schedule(self) -> StepPlan | None:
-        """The next plan, or None if nothing can run before an older plan ends. O(running + admissions), and
-        ``WaitingQueue.candidates`` where one may be admitted.
+        """Makes the next plan; None if nothing can run before a launched step is done.
 
-        Requests that are retried after a failed step share no plan, and no time, with others: if it fails again,
-        it is known whose it was. The others pause meanwhile, unless none of the former fits.
+        Requests that are retried after a failed step run in plans of their own, and only when nothing else is in
+        flight: if the step fails again, the cause is among them. The other requests pause meanwhile, unless no
+        retried request fits.
+
+        O(running + admissions), and ``WaitingQueue.candidates`` where a request may be admitted.
         """
         if self._has_retries():
             if self._launched:
                 return None
-            if (plan := self._plan(retrying=True)) is not None:
+            if (plan := self._make_plan(retrying=True)) is not None:
                 return plan
-        return self._plan(retrying=False)
+        return self._make_plan(retrying=False)
 
     def complete(self, plan: StepPlan, result: StepResult) -> list[Update]:
-        """Takes the oldest plan's result. O(rows)."""
+        """Takes the oldest launched plan's result: marks pages as computed, appends tokens, finishes requests.
+        O(rows)."""
         launched = self._launched.popleft()
         assert launched.plan is plan, "results come in the order of the plans"
         updates: list[Update] = []
         rows = list(zip(plan.rows, launched.requests, result.tokens, result.finite, strict=True))
-        covered: list[ComputedRow] = []
+        computed: list[ComputedRow] = []
         for row, request, _, finite in rows:
-            self._land(request, row)
+            self._row_done(request, row)
             if finite and not request.discards_results:
                 blocks, end = request.blocks, row.start + row.n_tokens
                 fills_page = end >= (blocks.n_leased + 1) * self.cache.page_size and blocks.can_commit
-                if request.phase is Phase.ENDED:
+                if request.phase is Phase.FINISHED:
                     self.cache.mark_computed(blocks, end, plan.step)
                 elif fills_page or not blocks.is_computed:
-                    covered.append(ComputedRow(blocks, request.tokens, end, request.last_step))
-        self.cache.commit_computed(covered, plan.step)
+                    computed.append(ComputedRow(blocks, request.tokens, end, request.last_step))
+        self.cache.commit_computed(computed, plan.step)
         if not all(result.finite):
             for _, request, _, finite in rows:
                 if not finite:
                     updates += retry_without_tree(self.cache, self.running, request)
         for index, (row, request, token, finite) in enumerate(rows):
-            if finite and request.phase is not Phase.ENDED and not request.discards_results:
-                # After one of a prompt's rows it is not known yet whether it can go on.
+            if finite and request.phase is not Phase.FINISHED and not request.discards_results:
+                # A row of a prompt does not end a retry: it does not show that decoding works.
                 if request.max_retry_rows is not None and row.n_tokens == 1 and row.sampling is not None:
                     self.running.end_retry(request)
-                scores = result.scores[index] if result.scores else None
-                if scores and (stretch := request.take_scores(row.start, scores)):
-                    updates.append(Update(request, scores=stretch))
+                row_logprobs = result.prompt_logprobs[index] if result.prompt_logprobs else None
+                if row_logprobs and (unreported := request.take_prompt_logprobs(row.start, row_logprobs)):
+                    updates.append(Update(request, prompt_logprobs=unreported))
                 if row.sampling is not None:
                     logprobs = result.logprobs[index] if result.logprobs else None
                     updates.append(self._append_token(request, token, logprobs))
@@ -186,19 +206,19 @@ class Scheduler:
         return updates
 
     def fail(self) -> list[Update]:
-        """All launched plans failed: they are undone, newest first. O(running)."""
+        """Undoes all launched plans after a failure, newest first. O(running)."""
         involved: list[Request] = []
         while self._launched:
             launched = self._launched.pop()
             for row, request in zip(reversed(launched.plan.rows), reversed(launched.requests), strict=True):
-                self._land(request, row)
+                self._row_done(request, row)
                 involved.append(request)
         updates = undo_steps(self.cache, self.running, involved)
         self.running.release()
         return updates
 
     def check(self) -> None:
-        """Every invariant of pages and tree; when idle, also that nobody holds a page. O(pages).
+        """Checks every invariant of pages and tree; when idle, also that no request holds a page. O(pages).
 
         Raises:
             InvariantError: a bug in radixkv.
@@ -206,16 +226,16 @@ class Scheduler:
         self.cache.check(self.running.block_tables())
         n_held = self.cache.n_pages - self.cache.n_available
         if self.is_idle and n_held:
-            raise InvariantError(f"nothing runs, but {n_held} pages are leased, detached or held")
+            raise InvariantError(f"no request is left, but {n_held} pages are leased, detached or in a tail")
 
     def _has_retries(self) -> bool:
-        """Whether some are retried, or could be."""
+        """Whether any request is being retried, or may be admitted for its retry."""
         return self.running.has_retries or (
-            self.waiting.has_retries and self.running.has_batch_slot and not self._is_blocked()
+            self.waiting.has_retries and self.running.has_free_batch_slot and not self._is_blocked()
         )
 
-    def _plan(self, *, retrying: bool) -> StepPlan | None:
-        """A step of those on trial, or of the others; None if it would have no rows."""
+    def _make_plan(self, *, retrying: bool) -> StepPlan | None:
+        """Plans a step of the retried requests only, or of the others only; None if it would have no rows."""
         decoding: list[Request] = []
         prefilling: list[Request] = []
         for request in self.running:
@@ -235,24 +255,32 @@ class Scheduler:
                 requests.append(request)
                 budget -= row.n_tokens
                 if request.n_scheduled == request.n_known:
-                    self._blocked = None  # those with the same prompt need no more room for it
-        if self.waiting and self.running.has_batch_slot and budget > 0 and (retrying or not self._is_blocked()):
+                    self._blocked = None  # waiting requests with the same prompt need no pages for it any more
+        if (
+            self.waiting
+            and self.running.has_free_batch_slot
+            and budget > 0
+            and (retrying or not self._is_blocked())
+        ):
             for request, row in self._admit(self._candidates(retrying=retrying), budget):
                 rows.append(row)
                 requests.append(request)
         if not rows:
             return None
-        shared = () if self._shared is None else self._shared.find(requests[:n_decoding])
+        shared = () if self._shared_prefixes is None else self._shared_prefixes.find(requests[:n_decoding])
         plan = StepPlan(self._n_steps, tuple(rows), _take_copies(requests), shared)
-        self._launched.append(_Launched(plan, requests))
+        self._launched.append(LaunchedPlan(plan, requests))
         self._n_steps += 1
         return plan
 
     def _decode_rows(self, decoding: list[Request]) -> tuple[list[Row], list[Request]]:
-        """The next tokens' rows, and whose they are: of those for whom there are pages."""
+        """Makes the rows of the decoding requests' next tokens; returns them and their requests.
+
+        A request without a page for its next token gets no row.
+        """
         page_size = self.cache.page_size
         full = [r.blocks for r in decoding if r.n_scheduled == len(r.blocks.pages) * page_size]
-        has_pages = self.cache.append_pages(full)  # all at once, where nobody has to give way
+        has_pages = self.cache.append_pages(full)  # one call for all, if no request must be preempted
         rows: list[Row] = []
         requests: list[Request] = []
         for request in decoding:
@@ -263,38 +291,46 @@ class Scheduler:
         return rows, requests
 
     def _candidates(self, *, retrying: bool) -> Iterator[Request]:
-        """Those on trial that may be retried now, or all others, in the order in which to try them."""
+        """Waiting requests in the order in which to try to admit them.
+
+        Args:
+            retrying: True: those that may join the current retry; False: all that are not to be retried.
+        """
         if retrying:
             return takewhile(self.running.can_join_retry, self.waiting.retries())
         return (request for request in self.waiting.candidates() if request.max_retry_rows is None)
 
     def _admit(self, candidates: Iterable[Request], budget: int) -> list[tuple[Request, Row]]:
-        """Those that fit beside what running prompts have yet to take."""
-        prompts = self.running.prompts()
+        """Admits candidates in order until one does not fit, beside what prefilling requests still need."""
+        prefilling = self.running.prefilling()
         admitted: list[tuple[Request, Row]] = []
         for request in candidates:
-            if budget <= 0 or not self.running.has_batch_slot:
+            if budget <= 0 or not self.running.has_free_batch_slot:
                 break
-            if not self.running.open(request, prompts):
+            if not self.running.allocate(request, prefilling):
                 self._blocked = (self.cache.n_available, len(self.running), self.waiting.version)
                 break
             row = self._prefill_row(request, budget)
             if row is None:
-                self.running.close(request)
+                self.running.free(request)
                 break
             self.waiting.remove(request)
             self.running.start(request)
             budget -= row.n_tokens
             if request.n_scheduled < request.n_known:
-                prompts.append(request)
+                prefilling.append(request)
             admitted.append((request, row))
         if admitted:
             self.waiting.count_passes(request for request, _ in admitted)
         return admitted
 
     def _is_blocked(self) -> bool:
-        """Whether a request did not fit, and there are no more pages since, no fewer rows, no prompt that is whole,
-        and the same queue. Then the queue is not ranked again; rarely, a change of the tree would let one in."""
+        """Whether a waiting request did not fit, and nothing has changed since that could let one in.
+
+        Such changes are: more available pages, fewer running requests, a prompt that is fully planned, another
+        queue. Without them the queue is not ranked again. Rarely a change of the tree would let a request in; that
+        is missed.
+        """
         if self._blocked is None:
             return False
         n_available, n_running, version = self._blocked
@@ -305,7 +341,10 @@ class Scheduler:
         )
 
     def _prefill_row(self, request: Request, budget: int) -> Row | None:
-        """The next chunk of a prompt, committed; chunks but the last end on a page boundary."""
+        """Makes the row of a prompt's next chunk and commits its pages; None if budget or pages do not suffice.
+
+        Every chunk but the last ends on a page boundary.
+        """
         blocks, page_size = request.blocks, self.cache.page_size
         if request.reads_cache:
             n_cached = min(blocks.n_leased * page_size, request.n_known - 1)
@@ -322,7 +361,11 @@ class Scheduler:
         return request.make_row(request.n_scheduled, end, write_start, self._n_steps)
 
     def _make_room(self, request: Request, n_tokens: int) -> bool:
-        """Pages for so many tokens: evicts, then retracts the last in order, never the first."""
+        """Gives the request pages for ``n_tokens``; False if it cannot.
+
+        Evicts from the tree first, then preempts running requests from the last in order on. The first in order is
+        never preempted, so one request always makes progress.
+        """
         blocks = request.blocks
         if n_tokens <= len(blocks.pages) * self.cache.page_size:
             return True
@@ -332,38 +375,38 @@ class Scheduler:
                 return False
             victim = max(self.running, key=lambda running: running.order)
             self.n_preemptions += 1
-            self.running.requeue(victim, discards_results=False)
+            self.running.preempt(victim, discards_results=False)
             self.running.release()
             if victim is request:
                 return False
         return True
 
-    def _land(self, request: Request, row: Row) -> None:
-        """A launched row is done or has failed, and with it the copies that it may have waited for."""
+    def _row_done(self, request: Request, row: Row) -> None:
+        """Notes that a launched row is done or has failed, and with it the page copies before it."""
         request.row_done(row)
         if request.leader is not None:
-            self.running.end_copies(request)
+            self.running.copies_done(request)
 
     def _append_token(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> Update:
-        """Appends a token; lets the other choices fork."""
+        """Appends a sampled token: forks the followers of a leader, finishes a request at its end."""
         request.tokens += token.to_bytes(TOKEN_BYTES, "little")
         if request.n_cached is None:
             request.count_cached()
         request.reads_cache = True
         if request.followers:
-            self.running.fork(request)
+            self.running.fork_followers(request)
         reason = None
         if token in request.stop_token_ids:
             reason = "stop"
         elif request.n_known == request.n_prompt + request.max_tokens:
             reason = "length"
         if reason is not None:
-            self.running.end(request)
+            self.running.finish(request)
         return Update(request, token, reason, logprobs=logprobs)
 
 
 def _take_copies(requests: list[Request]) -> tuple[tuple[int, int], ...]:
-    """The page copies of the forks whose first row this is."""
+    """Takes the page copies of the forks whose first row is in this plan."""
     copies: list[tuple[int, int]] = []
     for request in requests:
         if request.leader is not None:

@@ -1,4 +1,4 @@
-"""Which rows of a plan have pages in common, for attention to read those once."""
+"""The pages that rows of a plan have in common, which attention then reads once."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from radixkv.runtime.request import Request
 from radixkv.runtime.step.plan import SharedRun
 from radixkv.tree.node import Lease
 
-MIN_TOKENS = 64
-"""Shorter runs are left out: to read them once saves less than it costs to put the parts of attention together."""
+MIN_SHARED_TOKENS = 64
+"""Runs of fewer tokens are not listed: merging partial attention results costs more than reading pages once
+saves."""
 
 
 class SharedPrefixes:
-    """The shared runs of the rows that continue an answer, kept while the same requests do, in the same order.
+    """Finds the shared runs of decode rows; caches them while the same requests decode in the same order.
 
-    What was found stays true for as long: the pages of an open lease keep their places in its block table. A run
-    that grows meanwhile, because two answers go on alike, is seen when the rows change.
+    A run stays valid while its leases are open: the pages of an open lease keep their indices in its block table. A
+    run that grows meanwhile, because two outputs continue with the same tokens, is noticed when the rows next
+    change.
     """
 
-    def __init__(self, cache: PageCache, *, least_tokens: int = MIN_TOKENS) -> None:
+    def __init__(self, cache: PageCache, *, min_tokens: int = MIN_SHARED_TOKENS) -> None:
         self._cache = cache
-        self._least_pages = cache.pages_for(least_tokens)
+        self._min_pages = cache.pages_for(min_tokens)
         self._leases: list[Lease | None] = []
         self._runs: tuple[SharedRun, ...] = ()
 
     def find(self, requests: Sequence[Request]) -> tuple[SharedRun, ...]:
-        """The runs of the requests' rows, which stand in a plan in this order.
+        """Returns the shared runs of the requests, whose rows are in a plan in this order.
 
-        O(rows), and O(edges) where other requests have a row than in the last call.
+        O(rows); O(edges) more if the requests differ from those of the previous call.
         """
         leases = [request.blocks.lease for request in requests]
         if leases != self._leases:
@@ -37,6 +39,6 @@ class SharedPrefixes:
             self._runs = tuple(
                 SharedRun(run.leases, run.first_page, run.n_pages)
                 for run in self._cache.shared_runs(leases)
-                if run.n_pages >= self._least_pages
+                if run.n_pages >= self._min_pages
             )
         return self._runs

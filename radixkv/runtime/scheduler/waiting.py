@@ -1,4 +1,4 @@
-"""The waiting requests, and who is admitted next."""
+"""The waiting queue: which request is admitted next."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from radixkv.runtime.request import Request
 
 
 class WaitingQueue:
-    """Requests by priority; within one oldest first (``fcfs``) or longest cached prefix first (``lpm``).
+    """Waiting requests, ordered by priority; within a priority oldest first (``fcfs``) or longest cached prefix
+    first (``lpm``).
 
-    ``lpm`` ranks the first ``window`` by priority and age; of a priority's, one that was passed over ``max_passes``
-    times goes first.
+    ``lpm`` ranks only the first ``window`` requests by priority and age. Within a priority, requests that were
+    passed over ``max_passes`` times come before all others.
     """
 
     def __init__(self, cache: PageCache, *, policy: SchedulePolicy, window: int, max_passes: int) -> None:
@@ -28,7 +29,7 @@ class WaitingQueue:
         self._unstarted: SortedDict[int, Request] = SortedDict()
         self._retrying: SortedDict[int, Request] = SortedDict()
         self.version = 0
-        """Changes whenever a request comes or goes."""
+        """Changes whenever a request is added or removed."""
 
     def __len__(self) -> int:
         return len(self._in_order)
@@ -38,20 +39,20 @@ class WaitingQueue:
 
     @property
     def n_unstarted(self) -> int:
-        """How many wait for their first step; the others were retracted, or are forks. O(1)."""
+        """Requests that wait for their first step; the others were preempted, or are forks. O(1)."""
         return len(self._unstarted)
 
     @property
     def has_retries(self) -> bool:
-        """Whether any is to be retried after a failed step. O(1)."""
+        """Whether any waiting request is to be retried after a failed step. O(1)."""
         return bool(self._retrying)
 
     def oldest_unstarted(self) -> Request | None:
-        """Who has waited longest for its first step. O(1)."""
+        """The request that has waited longest for its first step. O(1)."""
         return self._unstarted.peekitem(0)[1] if self._unstarted else None
 
     def add(self, request: Request) -> None:
-        """Queues a request at its place. O(log n + tokens)."""
+        """Queues a request by its priority and age. O(log n + tokens)."""
         self.version += 1
         request.key = bytes(request.tokens)
         self._in_order[request.order] = request
@@ -61,7 +62,7 @@ class WaitingQueue:
             self._retrying[request.serial] = request
 
     def remove(self, request: Request) -> None:
-        """Takes a request out. O(log n)."""
+        """Removes a request. O(log n)."""
         self.version += 1
         request.key = b""
         del self._in_order[request.order]
@@ -69,24 +70,30 @@ class WaitingQueue:
         self._retrying.pop(request.serial, None)
 
     def retries(self) -> list[Request]:
-        """Those to be retried after a failed step, oldest first. O(trials)."""
+        """The requests to be retried after a failed step, oldest first. O(retries)."""
         return list(self._retrying.values())
 
     def candidates(self) -> Iterable[Request]:
-        """Requests in the order in which to try them. ``lpm``: O(window) matches, less those still known."""
+        """Requests in the order in which to try to admit them.
+
+        ``lpm`` matches up to ``window`` prompts against the tree; a match is reused while the tree is unchanged.
+        """
         window = list(islice(self._in_order.values(), self._window))
         if self._policy == "fcfs" or len(window) == 1:
             return window
         version = self._cache.tree.version
-        unknown = [request for request in window if request.match_version != version]
-        matches = self._cache.matches((request.namespace, request.key) for request in unknown)
-        for request, n_matched in zip(unknown, matches, strict=True):
+        stale = [request for request in window if request.match_version != version]
+        matches = self._cache.matches((request.namespace, request.key) for request in stale)
+        for request, n_matched in zip(stale, matches, strict=True):
             request.n_matched = n_matched if request.reads_cache and not request.bypasses_tree else 0
             request.match_version = version
         return sorted(window, key=self._rank)
 
     def count_passes(self, admitted: Iterable[Request]) -> None:
-        """Notes whom a step's admissions passed over: those of the window that came first. O(window)."""
+        """Adds 1 to ``n_passed_over`` of each request in the window that is earlier in order than an admitted one.
+
+        O(window).
+        """
         last = max((request.order for request in admitted), default=None)
         for request in islice(self._in_order.values(), self._window):
             if last is None or request.order > last:

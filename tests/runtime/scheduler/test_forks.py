@@ -1,4 +1,4 @@
-"""Several answers to one prompt: who computes what, and what becomes of forks when something goes wrong between."""
+"""Several choices of one prompt: which rows they compute, how forks survive aborts, preemptions and failures."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def make(n_pages: int = 64, *, shares: bool = True, **changes: int) -> Engine:
     return Engine(n_pages, 4, SchedulerConfig(**settings), shares=shares)
 
 
-def finish(engine: Engine) -> None:
+def run_to_the_end(engine: Engine) -> None:
     engine.run()
-    engine.check_answers()
+    engine.check_outputs()
     engine.check_idle()
 
 
-def reasons(engine: Engine, leader: Request) -> list[str]:
+def finish_reasons(engine: Engine, leader: Request) -> list[str]:
     return [engine.ended[name_of(choice)].reason for choice in engine.siblings[leader.id]]
 
 
 def forked(engine: Engine, n_prompt: int = 11, **settings: object) -> list[Request]:
-    """The choices of a request at the moment of the fork: the copies wait for the next plan."""
+    """Returns the choices of a request right after the fork: the next plan will have the copies."""
     leader = engine.add(prompt(n_prompt), 8, **{"n": 3, "sampling": SAMPLED, **settings})  # type: ignore[arg-type]
     engine.launch()
     engine.launch()
@@ -52,9 +52,7 @@ def forked(engine: Engine, n_prompt: int = 11, **settings: object) -> list[Reque
     [(8, 0), (9, 0), (10, 1), (11, 1)],
     ids=["0 over", "1 over", "2 over", "3 over"],
 )
-def test_forks_compute_the_last_prompt_token_and_copy_what_comes_before_it_in_its_page(
-    n_prompt: int, n_copied: int
-) -> None:
+def test_forks_compute_the_last_prompt_token_and_copy_its_partial_page(n_prompt: int, n_copied: int) -> None:
     engine = make()
     leader, *forks = forked(engine, n_prompt)
     plan = engine.launch()
@@ -67,22 +65,22 @@ def test_forks_compute_the_last_prompt_token_and_copy_what_comes_before_it_in_it
         assert fork.block_table is not None
         assert fork.block_table.pages[:2] == leader.block_table.pages[:2]
         assert fork.block_table.pages[2:] != leader.block_table.pages[2:] or n_prompt == 8
-    finish(engine)
+    run_to_the_end(engine)
     assert [choice.n_cached for choice in (leader, *forks)] == [0, 0, 0]
 
 
-def test_each_choice_is_what_a_request_with_its_seed_gives() -> None:
+def test_each_choice_equals_a_single_request_with_its_seed() -> None:
     engine = make()
     leader = engine.add(prompt(10), 8, n=4, sampling=SAMPLED)
     singles = [engine.add(prompt(10), 8, sampling=replace(SAMPLED, seed=5 + i)) for i in range(4)]
-    finish(engine)
+    run_to_the_end(engine)
     together = [engine.output(choice) for choice in engine.siblings[leader.id]]
     assert together == [engine.output(single) for single in singles]
     assert len({tuple(tokens) for tokens in together}) == 4
 
 
 def n_computed(engine: Engine) -> int:
-    """Tokens, until all has ended."""
+    """Runs to the end; returns the number of computed tokens."""
     n_tokens = 0
     while not engine.scheduler.is_idle:
         plan = engine.launch()
@@ -92,65 +90,67 @@ def n_computed(engine: Engine) -> int:
     return n_tokens
 
 
-@pytest.mark.parametrize("asks", [{"reads_cache": False}, {"n_prompt_logprobs": 1}], ids=["skips", "scores"])
-def test_a_prompt_that_must_not_be_read_from_the_cache_is_computed_once(asks: dict[str, Any]) -> None:
-    """Choices that wait for a slot find it."""
+@pytest.mark.parametrize(
+    "bypass", [{"reads_cache": False}, {"n_prompt_logprobs": 1}], ids=["no cache", "prompt logprobs"]
+)
+def test_choices_of_a_request_that_bypasses_the_cache_compute_the_prompt_once(bypass: dict[str, Any]) -> None:
+    """Choices that wait for a slot find the prompt in the tree."""
     engine = make(max_num_seqs=2)
-    leader = engine.add(prompt(60), 4, n=5, sampling=SAMPLED, **asks)
+    leader = engine.add(prompt(60), 4, n=5, sampling=SAMPLED, **bypass)
     assert n_computed(engine) <= 60 + 4 * (1 + 3) + 5 * 3
     assert leader.n_cached == 0
-    engine.check_answers()
+    engine.check_outputs()
     engine.check_idle()
 
 
-def test_a_leader_that_ends_with_its_first_token_keeps_its_tail_until_the_copies_are_made() -> None:
+def test_a_leader_that_finishes_at_its_first_token_keeps_its_tail_until_the_copies_are_done() -> None:
     engine = make()
     leader = engine.add(prompt(10), 1, n=2, sampling=SAMPLED)
     engine.launch()
     engine.collect()
-    assert leader.phase is Phase.ENDED
+    assert leader.phase is Phase.FINISHED
     assert leader.block_table is not None
     source = leader.block_table.pages[2]
     other = engine.add(prompt(30, first=3), 2)
     plan = engine.launch()
     assert plan is not None
     assert [pair[0] for pair in plan.copies] == [source]
-    assert source not in {page for row in plan.rows for page in row.table_pages}, "nobody writes there meanwhile"
+    assert source not in {page for row in plan.rows for page in row.table_pages}, "no row writes there meanwhile"
     engine.collect()
     assert leader.block_table is None
-    finish(engine)
+    run_to_the_end(engine)
     assert other.n_outputs == 2
 
 
-@pytest.mark.parametrize("harm", ["abort", "retract", "retry_without_tree"])
+@pytest.mark.parametrize("event", ["abort", "preempt", "retry_without_tree"])
 @pytest.mark.parametrize("shares", [True, False])
-def test_a_leader_that_goes_before_the_copies_are_made_keeps_their_sources(harm: str, shares: bool) -> None:
+def test_a_leader_that_stops_before_the_copies_are_done_keeps_their_source_pages(event: str, shares: bool) -> None:
     engine = make(shares=shares)
     leader, *forks = forked(engine)
     assert leader.block_table is not None
-    if harm == "abort":
+    if event == "abort":
         engine.abort(leader)
         engine.collect()
-    elif harm == "retract":
-        engine.scheduler.running.requeue(leader, discards_results=False)
+    elif event == "preempt":
+        engine.scheduler.running.preempt(leader, discards_results=False)
         engine.collect()
     else:
         engine.device.nan_slots.add(leader.batch_slot)
         engine.collect()
     assert leader.n_in_flight == 0
-    assert leader.block_table is not None, "the copies are not made yet"
+    assert leader.block_table is not None, "the copies are not done yet"
     plan = engine.launch()
     assert plan is not None
     sources = {source for source, _ in plan.copies}
     assert len(sources) == (1 if shares else 3)
     assert sources <= set(leader.block_table.pages)
     engine.collect()
-    assert leader.phase is not Phase.RETRACTED
-    finish(engine)
+    assert leader.phase is not Phase.PREEMPTED
+    run_to_the_end(engine)
     assert all(engine.ended[name_of(fork)].reason == "length" for fork in forks)
 
 
-def test_a_failed_step_that_held_the_copies_sends_the_forks_to_the_queue() -> None:
+def test_a_failed_step_with_the_copies_sends_the_forks_to_the_queue() -> None:
     engine = make()
     _, *forks = forked(engine)
     plan = engine.launch()
@@ -160,11 +160,11 @@ def test_a_failed_step_that_held_the_copies_sends_the_forks_to_the_queue() -> No
     while engine.pending:
         engine.collect()
     assert [fork.phase for fork in forks] == [Phase.WAITING] * 2
-    finish(engine)
+    run_to_the_end(engine)
     assert all(engine.ended[name_of(fork)].reason == "length" for fork in forks)
 
 
-def test_a_fork_that_goes_before_its_first_row_lets_its_leader_go() -> None:
+def test_aborting_forks_before_their_first_row_frees_the_leader() -> None:
     engine = make()
     leader, *forks = forked(engine)
     engine.abort(leader)
@@ -173,10 +173,10 @@ def test_a_fork_that_goes_before_its_first_row_lets_its_leader_go() -> None:
     for fork in forks:
         engine.abort(fork)
     assert leader.block_table is None
-    finish(engine)
+    run_to_the_end(engine)
 
 
-def test_a_source_that_leaves_its_table_as_a_duplicate_is_freed_after_the_copy() -> None:
+def test_a_source_page_that_is_replaced_as_a_duplicate_is_freed_after_the_copy() -> None:
     engine = make()
     engine.add(prompt(11), 4)
     engine.run()
@@ -186,7 +186,7 @@ def test_a_source_that_leaves_its_table_as_a_duplicate_is_freed_after_the_copy()
     engine.collect()
     assert leader.block_table is not None
     source = leader.block_table.pages[2]
-    engine.collect()  # the first answer token has filled the page, and the tree has one of the same tokens
+    engine.collect()  # the first output token fills the page, and the tree already has a page of the same tokens
     assert leader.block_table.pages[2] != source
     assert [retired.page for retired in leader.block_table.replaced] == [source]
     plan = engine.launch()
@@ -197,7 +197,7 @@ def test_a_source_that_leaves_its_table_as_a_duplicate_is_freed_after_the_copy()
     engine.collect()
     assert leader.block_table is not None
     assert not leader.block_table.replaced
-    finish(engine)
+    run_to_the_end(engine)
 
 
 def test_without_a_cache_all_pages_are_copied() -> None:
@@ -206,10 +206,10 @@ def test_without_a_cache_all_pages_are_copied() -> None:
     plan = engine.launch()
     assert plan is not None
     assert len(plan.copies) == 2 * 3
-    finish(engine)
+    run_to_the_end(engine)
 
 
-def test_a_flushed_path_is_pinned_again_though_nobody_can_find_it() -> None:
+def test_forks_lease_the_leaders_path_even_after_a_flush() -> None:
     engine = make()
     leader = engine.add(prompt(11), 8, n=3, sampling=SAMPLED)
     engine.launch()
@@ -220,23 +220,23 @@ def test_a_flushed_path_is_pinned_again_though_nobody_can_find_it() -> None:
     for fork in engine.siblings[leader.id][1:]:
         assert fork.block_table is not None
         assert fork.block_table.pages[:2] == leader.block_table.pages[:2]
-    finish(engine)
-    assert engine.cache.n_free == engine.n_pages, "nothing of a detached path is cached"
+    run_to_the_end(engine)
+    assert engine.cache.n_free == engine.n_pages, "no page of a detached path is cached"
 
 
 @pytest.mark.parametrize(
     ("settings", "n_pages"), [({"max_num_seqs": 2}, 64), ({}, 6)], ids=["batch_slots", "pages"]
 )
-def test_forks_without_a_slot_or_pages_wait_and_find_the_prompt(settings: dict[str, int], n_pages: int) -> None:
+def test_forks_without_a_slot_or_pages_wait_and_then_hit_the_prompt(settings: dict[str, int], n_pages: int) -> None:
     engine = make(n_pages, **settings)
     leader = engine.add(prompt(11), 12, n=5, sampling=SAMPLED)
     engine.launch()
     engine.collect()
     choices = engine.siblings[leader.id]
     assert [c.phase for c in choices].count(Phase.WAITING) >= 2
-    assert engine.scheduler.waiting.n_unstarted == 0, "they have had their first step: none times out"
-    finish(engine)
-    assert reasons(engine, leader) == ["length"] * 5
+    assert engine.scheduler.waiting.n_unstarted == 0, "they have had their first step, so they cannot time out"
+    run_to_the_end(engine)
+    assert finish_reasons(engine, leader) == ["length"] * 5
 
 
 @pytest.mark.parametrize("is_running", [False, True])
@@ -246,17 +246,17 @@ def test_the_next_choice_leads_when_the_leader_is_cancelled(is_running: bool) ->
     if is_running:
         engine.launch()
         engine.collect()
-        assert engine.scores[leader.id]
+        assert engine.prompt_logprobs[leader.id]
     engine.abort(leader)
-    _, heir, last = engine.siblings[leader.id]
-    assert heir.followers == [last]
-    assert engine.scheduler.waiting.n_unstarted == (not is_running), "none that has begun times out"
-    finish(engine)
-    assert reasons(engine, leader) == ["abort", "length", "length"]
-    assert len(engine.scores[leader.id]) == 29, "each position once, whoever scored it"
+    _, new_leader, last = engine.siblings[leader.id]
+    assert new_leader.followers == [last]
+    assert engine.scheduler.waiting.n_unstarted == (not is_running), "a request that has run cannot time out"
+    run_to_the_end(engine)
+    assert finish_reasons(engine, leader) == ["abort", "length", "length"]
+    assert len(engine.prompt_logprobs[leader.id]) == 29, "each position once, by either leader"
 
 
-def test_a_choice_that_fails_alone_does_not_touch_its_leader() -> None:
+def test_a_non_finite_row_of_a_fork_does_not_affect_its_leader() -> None:
     engine = make()
     leader, *forks = forked(engine)
     engine.launch()
@@ -265,11 +265,11 @@ def test_a_choice_that_fails_alone_does_not_touch_its_leader() -> None:
     engine.collect()
     assert forks[0].bypasses_tree
     assert not leader.bypasses_tree
-    finish(engine)
-    assert reasons(engine, leader) == ["length"] * 3
+    run_to_the_end(engine)
+    assert finish_reasons(engine, leader) == ["length"] * 3
 
 
-def test_forks_do_not_join_a_leader_that_is_on_trial() -> None:
+def test_followers_do_not_fork_from_a_leader_that_is_retried() -> None:
     engine = make()
     leader = engine.add(prompt(8), 6, n=3, sampling=SAMPLED)
     engine.device.fail_steps = {0}
@@ -281,15 +281,15 @@ def test_forks_do_not_join_a_leader_that_is_on_trial() -> None:
     assert leader.n_outputs == 1
     assert leader.max_retry_rows == 1
     assert [fork.phase for fork in engine.siblings[leader.id][1:]] == [Phase.WAITING] * 2
-    finish(engine)
-    assert reasons(engine, leader) == ["length"] * 3
+    run_to_the_end(engine)
+    assert finish_reasons(engine, leader) == ["length"] * 3
 
 
 def free_a_replaced_source_early(patch: pytest.MonkeyPatch) -> None:
     complete = Scheduler.complete
 
     def mutant(self: Scheduler, plan: StepPlan, result: StepResult) -> list[Update]:
-        requests = self._launched[0].requests
+        requests = self.launched_plans[0].requests
         updates = complete(self, plan, result)
         for request in requests:
             if request.block_table is not None:
@@ -299,32 +299,40 @@ def free_a_replaced_source_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "complete", mutant)
 
 
-def score_again_after_handing_over(patch: pytest.MonkeyPatch) -> None:
-    hand_over = Request.hand_over
+def repeat_prompt_logprobs_after_promotion(patch: pytest.MonkeyPatch) -> None:
+    promote_follower = Request.promote_follower
 
     def mutant(self: Request) -> Request:
-        heir = hand_over(self)
-        heir.n_scored = 1
-        return heir
+        new_leader = promote_follower(self)
+        new_leader.prompt_logprobs_end = 1
+        return new_leader
 
-    patch.setattr(Request, "hand_over", mutant)
-
-
-def fork_from_a_leader_on_trial(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(RunningRequests, "_can_fork", lambda self, *_: self.has_batch_slot)
+    patch.setattr(Request, "promote_follower", mutant)
 
 
+def fork_from_a_retried_leader(patch: pytest.MonkeyPatch) -> None:
+    fork_followers = RunningRequests.fork_followers
+
+    def mutant(self: RunningRequests, leader: Request) -> None:
+        max_retry_rows, leader.max_retry_rows = leader.max_retry_rows, None
+        fork_followers(self, leader)
+        leader.max_retry_rows = max_retry_rows
+
+    patch.setattr(RunningRequests, "fork_followers", mutant)
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("mutant", "test"),
     [
-        (free_a_replaced_source_early, test_a_source_that_leaves_its_table_as_a_duplicate_is_freed_after_the_copy),
+        (free_a_replaced_source_early, test_a_source_page_that_is_replaced_as_a_duplicate_is_freed_after_the_copy),
         (
-            score_again_after_handing_over,
+            repeat_prompt_logprobs_after_promotion,
             lambda: test_the_next_choice_leads_when_the_leader_is_cancelled(is_running=True),
         ),
-        (fork_from_a_leader_on_trial, test_forks_do_not_join_a_leader_that_is_on_trial),
+        (fork_from_a_retried_leader, test_followers_do_not_fork_from_a_leader_that_is_retried),
     ],
-    ids=["free_a_replaced_source_early", "score_again_after_handing_over", "fork_from_a_leader_on_trial"],
+    ids=["free_a_replaced_source_early", "repeat_prompt_logprobs_after_promotion", "fork_from_a_retried_leader"],
 )
 def test_a_rare_mutant_is_found(
     mutant: Callable[[pytest.MonkeyPatch], None], test: Callable[[], None], monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""Bugs that other engines had, each under its symptom; the numbers are those of the project's list of prior art."""
+"""Bugs that other engines had, named by their symptoms and numbered as in the project's list of prior art."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_bug_01_duplicate_pages_freed_while_a_live_table_points_at_them() -> Non
             if request.block_table is not None:
                 n_duplicates += len(request.block_table.replaced)
                 assert not set(request.block_table.pages) & set(engine.cache.free_pages())
-    assert n_duplicates > 0, "two equal answers were committed"
-    engine.check_answers()
+    assert n_duplicates > 0, "two requests committed the same tokens"
+    engine.check_outputs()
     engine.check_idle()
 
 
@@ -37,7 +37,7 @@ def test_bug_02_the_lock_skipped_the_handles_own_node() -> None:
     assert engine.cache.tree.evict(16) == []
     engine.run()
     assert engine.ended[request.id].reason == "length"
-    engine.check_answers()
+    engine.check_outputs()
 
 
 def test_bug_03_a_node_stored_a_view_of_a_table_that_was_overwritten() -> None:
@@ -79,7 +79,7 @@ def test_bug_06_abort_or_finish_frees_pages_that_a_launched_step_uses() -> None:
     engine.abort(aborted)
     engine.turn()
     assert engine.ended[stopping.id].reason == "stop"
-    in_flight = {r for launched in engine.scheduler._launched for r in launched.requests}
+    in_flight = {r for launched in engine.scheduler.launched_plans for r in launched.requests}
     free = set(engine.cache.free_pages())
     for request, table in zip((aborted, stopping), tables, strict=True):
         assert request not in in_flight or not table & free
@@ -92,14 +92,14 @@ def test_bug_08_a_full_hit_leaves_nothing_to_compute() -> None:
     engine = Engine(64, 4, config())
     engine.add(prompt(16), max_tokens=1)
     engine.run()
-    again = engine.add(prompt(16), max_tokens=3)
+    waiting = engine.add(prompt(16), max_tokens=3)
     plan = engine.launch()
     assert plan is not None
     (row,) = plan.rows
     assert (row.start, row.n_tokens, row.write_start) == (15, 1, 16), "one token computed, nothing written"
     engine.run()
-    engine.check_answers()
-    assert again.n_cached == 15
+    engine.check_outputs()
+    assert waiting.n_cached == 15
 
 
 def test_bug_09_counts_are_stale_after_preemption_or_failed_admission() -> None:
@@ -107,18 +107,18 @@ def test_bug_09_counts_are_stale_after_preemption_or_failed_admission() -> None:
     requests = [engine.add(prompt(9, first=i), max_tokens=30) for i in range(4)]
     while engine.scheduler.n_preemptions == 0:
         engine.turn()
-    while not (retracted := [r for r in requests if r.phase is Phase.WAITING]):
+    while not (preempted := [r for r in requests if r.phase is Phase.WAITING]):
         engine.turn()
     engine.cache.flush()
     big = engine.add(prompt(70, first=9), max_tokens=4)
     engine.turn()
     assert big.block_table is None, "it does not fit"
-    leased = {id(r.block_table.lease) for r in requests if r.block_table is not None}
-    assert {id(lease) for lease in engine.cache.tree._leases} == leased, "what did not fit holds nothing"
     engine.run()
-    assert [engine.ended[r.id].reason for r in (*retracted, big)] == ["length"] * (len(retracted) + 1)
-    engine.check_answers()
+    assert [engine.ended[r.id].reason for r in (*preempted, big)] == ["length"] * (len(preempted) + 1)
+    engine.check_outputs()
     engine.check_idle()
+    engine.cache.tree.evict(20)
+    assert engine.cache.tree.namespaces() == [], "a failed admission leaves no lease"
 
 
 def test_bug_12_overlap_lets_a_decode_step_see_other_slots() -> None:
@@ -136,7 +136,7 @@ def test_bug_12_overlap_lets_a_decode_step_see_other_slots() -> None:
                 rows.setdefault(request.id, []).append((row.start, row.n_tokens, list(request.block_table.pages)))
             if not overlap or plan is None or len(engine.pending) > 1:
                 engine.collect()
-        engine.check_answers()
+        engine.check_outputs()
         return rows
 
     assert trace(overlap=True) == trace(overlap=False)
@@ -153,7 +153,7 @@ def test_bug_13_committed_kv_leads_the_known_tokens_by_one() -> None:
     assert engine.cache.tree.match(Namespace(), bytes(request.tokens)) == 16
 
 
-def test_bug_13_an_abort_commits_a_token_that_nobody_knows() -> None:
+def test_bug_13_an_abort_commits_an_unknown_token() -> None:
     engine = Engine(64, 1, config())
     request = engine.add(prompt(8), max_tokens=9)
     engine.launch()
@@ -171,7 +171,8 @@ def test_bug_14_evictable_counted_shared_pages_twice() -> None:
     while not engine.scheduler.is_idle:
         engine.turn()
         tree = engine.cache.tree
-        leased = {page for lease in tree._leases for page in tree.pages(lease)}
+        block_tables = engine.scheduler.running.block_tables()
+        leased = {page for blocks in block_tables for page in blocks.pages[: blocks.n_leased]}
         assert tree.n_pages_leased == len(leased)
         assert tree.n_pages_evictable == len(set(tree.reachable_pages()) - leased)
     assert engine.cache.n_available == 64
@@ -187,7 +188,7 @@ def test_bug_16_a_salt_equal_to_an_adapters_name_cross_reuses(namespace: Namespa
     late = engine.add(prompt(17), max_tokens=2, namespace=namespace)
     engine.run()
     assert late.n_cached == 0
-    engine.check_answers()
+    engine.check_outputs()
 
 
 def test_bug_17_new_weights_reuse_old_kv() -> None:
@@ -196,7 +197,7 @@ def test_bug_17_new_weights_reuse_old_kv() -> None:
         engine.add(prompt(17), max_tokens=2, namespace=Namespace(epoch=epoch))
         engine.run()
     assert [request.n_cached for request in engine.requests.values()] == [0, 0, 16]
-    engine.check_answers()
+    engine.check_outputs()
 
 
 @pytest.mark.parametrize("budget", [9, 64])
@@ -204,17 +205,17 @@ def test_bug_20_prompt_logprobs_crash_or_are_stale_on_a_hit(budget: int) -> None
     engine = Engine(64, 4, config(max_num_batched_tokens=budget, max_num_seqs=4))
     engine.add(prompt(18), max_tokens=4)
     engine.run()
-    scored = engine.add(prompt(18), max_tokens=4, n_prompt_logprobs=1)
+    with_logprobs = engine.add(prompt(18), max_tokens=4, n_prompt_logprobs=1)
     engine.run()
-    assert scored.n_cached == 0
+    assert with_logprobs.n_cached == 0
     filler = engine.add(prompt(30, first=4), max_tokens=1, n_prompt_logprobs=1)
     engine.run()
     reader = engine.add(prompt(30, first=4), max_tokens=1)
     engine.run()
-    assert len(engine.scores[scored.id]) == 17
+    assert len(engine.prompt_logprobs[with_logprobs.id]) == 17
     assert filler.n_cached == 0
-    assert reader.n_cached == 28, "it does not read the cache, but fills it"
-    engine.check_answers()
+    assert reader.n_cached == 28, "the request with prompt logprobs has filled the cache"
+    engine.check_outputs()
 
 
 def test_bug_20_a_request_that_must_not_read_is_computed_whole() -> None:
@@ -227,7 +228,7 @@ def test_bug_20_a_request_that_must_not_read_is_computed_whole() -> None:
     assert plan.rows[0].n_tokens == 18
     engine.run()
     assert uncached.n_cached == 0
-    engine.check_answers()
+    engine.check_outputs()
 
 
 def test_bug_21_the_hit_rate_counts_retried_lookups() -> None:
@@ -235,7 +236,7 @@ def test_bug_21_the_hit_rate_counts_retried_lookups() -> None:
     requests = [engine.add(prompt(9, first=i), max_tokens=30) for i in range(4)]
     engine.run()
     assert engine.scheduler.n_preemptions > 0
-    assert [request.n_cached for request in requests] == [0, 0, 0, 0], "finding its own pages again is no hit"
+    assert [request.n_cached for request in requests] == [0, 0, 0, 0], "finding its own pages again is not a hit"
 
 
 def test_bug_21_the_hit_rate_counts_the_prompt_once_for_each_choice() -> None:
@@ -260,4 +261,4 @@ def test_bug_22_longest_prefix_order_starves() -> None:
         n_before = len(engine.ended) - 1
     assert n_before <= 1 + 5 + 1
     engine.run()
-    engine.check_answers()
+    engine.check_outputs()

@@ -1,4 +1,4 @@
-"""The scheduler over the real cache and tree; the device is fake, the answers are checked against a naive model."""
+"""The scheduler with the real cache and tree; the device is fake, outputs are checked against a naive model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from radixkv.config import SchedulerConfig
 from radixkv.errors import InvariantError, QueueFull
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.scheduler.scheduler import Scheduler
-from radixkv.runtime.scheduler.shared_prefixes import MIN_TOKENS
+from radixkv.runtime.scheduler.shared_prefixes import MIN_SHARED_TOKENS
 from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt
@@ -25,27 +25,27 @@ def n_computed(engine: Engine) -> int:
     return sum(n for _, _, n in engine.device.computed)
 
 
-def run_and_watch(engine: Engine) -> list[str]:
-    """To the end; the ids of those that were retracted, in the order in which they were first."""
-    retracted: list[str] = []
+def run_and_list_preempted(engine: Engine) -> list[str]:
+    """Runs to the end; returns the ids of preempted requests in the order of their first preemption."""
+    preempted: list[str] = []
     while not engine.scheduler.is_idle:
         engine.turn()
-        again = (r.id for r in engine.scheduler.waiting if r.scheduled_at is not None)
-        retracted += [id for id in again if id not in retracted]
-    return retracted
+        waiting = (r.id for r in engine.scheduler.waiting if r.scheduled_at is not None)
+        preempted += [id for id in waiting if id not in preempted]
+    return preempted
 
 
 def test_one_request_from_prompt_to_end() -> None:
     engine = Engine()
     request = engine.add(prompt(10), max_tokens=5)
     engine.run()
-    engine.check_answers()
+    engine.check_outputs()
     engine.check_idle()
     assert engine.ended[request.id].reason == "length"
     assert n_computed(engine) == 10 + 4, "the last token is never computed"
 
 
-def test_a_stop_token_ends_the_answer_and_is_part_of_it() -> None:
+def test_a_stop_token_ends_the_output_and_is_part_of_it() -> None:
     engine = Engine()
     free = engine.add(prompt(10), max_tokens=8)
     engine.run()
@@ -59,17 +59,17 @@ def test_a_stop_token_ends_the_answer_and_is_part_of_it() -> None:
 
 @pytest.mark.parametrize("policy", ["lpm", "fcfs"])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_many_requests_share_prefixes_and_get_their_own_answers(policy: str, page_size: int) -> None:
+def test_many_requests_share_prefixes_and_get_their_own_outputs(policy: str, page_size: int) -> None:
     engine = Engine(256, page_size, settings(schedule_policy=policy))
     for i in range(24):
         engine.add(prompt(33, first=i % 3) + prompt(i, first=i), max_tokens=1 + i % 7)
     engine.run()
-    engine.check_answers()
+    engine.check_outputs()
     engine.check_idle()
     assert sum(r.n_cached or 0 for r in engine.requests.values()) > 24 * 16
 
 
-def test_decode_and_chunks_share_a_step_under_the_budget() -> None:
+def test_decode_rows_and_prompt_chunks_share_a_step_within_the_budget() -> None:
     engine = Engine(256, 4, settings(max_num_batched_tokens=20))
     engine.add(prompt(6), max_tokens=30)
     engine.turn()
@@ -81,9 +81,9 @@ def test_decode_and_chunks_share_a_step_under_the_budget() -> None:
         assert plan.n_tokens <= 20
         mixed.append(sorted(row.n_tokens for row in plan.rows))
         engine.collect()
-    assert [1, 16] in mixed, "19 tokens are left for the chunk, of which 16 are whole pages"
+    assert [1, 16] in mixed, "the chunk has 19 tokens of the budget left, and ends on a page boundary after 16"
     engine.run()
-    engine.check_answers()
+    engine.check_outputs()
 
 
 def test_chunks_but_the_last_end_on_a_page_boundary() -> None:
@@ -94,7 +94,7 @@ def test_chunks_but_the_last_end_on_a_page_boundary() -> None:
     assert ends == [20, 40, 60, 70]
 
 
-def test_a_plan_says_which_pages_its_rows_share() -> None:
+def test_a_plan_lists_the_pages_that_its_rows_share() -> None:
     engine = Engine(256, 4, settings(max_num_batched_tokens=256))
     common, first, second = prompt(24), [7] * 8, [8] * 8
     for tokens in (common + first + [1], prompt(30, first=3), common + second, common + first, common):
@@ -103,21 +103,25 @@ def test_a_plan_says_which_pages_its_rows_share() -> None:
     while not engine.scheduler.is_idle:
         plan = engine.launch()
         if plan is not None and plan.step > 0:
-            runs.append([(run.rows, run.first_page, run.n_pages) for run in plan.shared])
+            runs.append([(run.rows, run.first_page, run.n_pages) for run in plan.shared_runs])
         engine.collect()
     assert runs == [[((0, 2, 3, 4), 0, 6), ((0, 3), 6, 2)]] * 5
 
 
-def test_a_plan_says_nothing_of_short_runs_nor_unless_asked() -> None:
-    for asked, n_common, n_runs in ((True, MIN_TOKENS, 1), (True, MIN_TOKENS - 4, 0), (False, 80, 0)):
+def test_a_plan_lists_no_short_runs_and_none_if_disabled() -> None:
+    for enabled, n_common, n_runs in (
+        (True, MIN_SHARED_TOKENS, 1),
+        (True, MIN_SHARED_TOKENS - 4, 0),
+        (False, 80, 0),
+    ):
         engine = Engine(256, 4, settings(max_num_batched_tokens=256))
-        engine.scheduler = Scheduler(engine.cache, engine.config, finds_shared_runs=asked, clock=lambda: 0.0)
+        engine.scheduler = Scheduler(engine.cache, engine.config, finds_shared_runs=enabled, clock=lambda: 0.0)
         for suffix in (1, 2):
             engine.add([*prompt(n_common), suffix], max_tokens=3)
         engine.turn()
         plan = engine.launch()
         assert plan is not None
-        assert len(plan.shared) == n_runs
+        assert len(plan.shared_runs) == n_runs
 
 
 def test_two_new_requests_with_one_prefix_compute_it_once_in_the_same_step() -> None:
@@ -128,16 +132,16 @@ def test_two_new_requests_with_one_prefix_compute_it_once_in_the_same_step() -> 
     assert plan is not None
     assert [(row.start, row.n_tokens) for row in plan.rows] == [(0, 17), (16, 2)]
     engine.run()
-    engine.check_answers()
+    engine.check_outputs()
     assert (first.n_cached, second.n_cached) == (0, 16)
 
 
-def test_a_chunked_prompt_picks_up_what_another_commits_meanwhile() -> None:
+def test_a_chunked_prompt_uses_pages_that_another_commits_meanwhile() -> None:
     engine = Engine(256, 4, settings(max_num_batched_tokens=16))
     first = engine.add(prompt(60), max_tokens=2)
     second = engine.add(prompt(60), max_tokens=2)
     engine.run()
-    engine.check_answers()
+    engine.check_outputs()
     assert first.n_cached == 0
     assert second.n_cached == 59
     assert n_computed(engine) == 60 + 1 + 2
@@ -156,7 +160,7 @@ def test_fcfs_admits_in_order_of_arrival_and_lpm_by_cached_prefix() -> None:
 
 
 @pytest.mark.parametrize("policy", ["lpm", "fcfs"])
-def test_a_lower_number_goes_first_whatever_is_cached(policy: str) -> None:
+def test_a_lower_priority_number_goes_first_whatever_is_cached(policy: str) -> None:
     engine = Engine(256, 4, settings(schedule_policy=policy, max_num_seqs=1))
     engine.add(prompt(40), max_tokens=1)
     engine.run()
@@ -167,7 +171,7 @@ def test_a_lower_number_goes_first_whatever_is_cached(policy: str) -> None:
     assert list(engine.ended)[1:] == order
 
 
-def test_the_bound_on_waiting_holds_within_a_priority() -> None:
+def test_max_passes_bounds_waiting_within_a_priority() -> None:
     engine = Engine(256, 4, settings(max_num_seqs=1, lpm_max_passes=5))
     engine.add(prompt(40), max_tokens=1)
     engine.run()
@@ -181,24 +185,25 @@ def test_the_bound_on_waiting_holds_within_a_priority() -> None:
     assert ended.index(unlucky.id) - 11 <= 1 + 5 + 1
 
 
-def test_out_of_pages_retracts_the_least_urgent_and_of_those_the_last_arrival() -> None:
+def test_out_of_pages_preempts_the_last_arrival_of_the_lowest_priority() -> None:
     engine = Engine(20, 4, settings(max_num_seqs=4))
     for i, priority in enumerate((1, 0, 1, 0)):
         engine.add(prompt(9, first=i), max_tokens=30, priority=priority)
-    order = run_and_watch(engine)
+    order = run_and_list_preempted(engine)
     assert order[:2] == ["r2", "r0"]
     assert "r1" not in order
-    engine.check_answers()
+    engine.check_outputs()
     engine.check_idle()
 
 
-def test_priority_ignored_in_retraction_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.nightly
+def test_a_preemption_that_ignores_priority_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Request, "order", property(lambda request: (0, request.serial)))
     with pytest.raises(AssertionError):
-        test_out_of_pages_retracts_the_least_urgent_and_of_those_the_last_arrival()
+        test_out_of_pages_preempts_the_last_arrival_of_the_lowest_priority()
 
 
-def test_only_requests_that_wait_for_their_first_step_fill_the_queue() -> None:
+def test_only_requests_that_wait_for_their_first_step_count_for_a_full_queue() -> None:
     engine = Engine(20, 4, settings(max_num_seqs=2, max_queued_requests=1))
     for i in range(2):
         engine.add(prompt(9, first=i), max_tokens=40)
@@ -209,10 +214,10 @@ def test_only_requests_that_wait_for_their_first_step_fill_the_queue() -> None:
     with pytest.raises(QueueFull):
         engine.add(prompt(9, first=6), max_tokens=1)
     engine.run()
-    engine.check_answers()
+    engine.check_outputs()
 
 
-def test_lpm_looks_at_the_oldest_of_its_window_only() -> None:
+def test_lpm_ranks_only_its_window() -> None:
     engine = Engine(256, 4, settings(max_num_seqs=1, lpm_window=2))
     engine.add(prompt(40), max_tokens=1)
     engine.run()
@@ -233,58 +238,58 @@ def test_a_full_queue_refuses() -> None:
     engine.check_idle()
 
 
-@pytest.mark.parametrize(("n_running", "n_kept"), [(1, 4), (2, 8), (3, 10), (6, 10)])
-def test_admission_leaves_room_for_the_running_rows_to_grow(n_running: int, n_kept: int) -> None:
-    """16 tokens for each, which are 4 pages, up to a 24th of the pool."""
-    for n_too_many in (0, 1):
+@pytest.mark.parametrize(("n_running", "n_headroom"), [(1, 4), (2, 8), (3, 10), (6, 10)])
+def test_admission_leaves_headroom_for_running_requests(n_running: int, n_headroom: int) -> None:
+    """The headroom is 16 tokens, or 4 pages, for each running request, up to 1/24 of the pool."""
+    for n_excess in (0, 1):
         engine = Engine(240, 4, settings(max_num_batched_tokens=1024))
         for i in range(n_running):
             engine.add([i, *prompt(12)], max_tokens=8)
         engine.turn()
-        n_pages = engine.cache.n_available - n_kept + n_too_many
+        n_pages = engine.cache.n_available - n_headroom + n_excess
         engine.add([50, *prompt(4 * n_pages - 1)], max_tokens=2)
         engine.turn()
-        assert len(engine.scheduler.running) == n_running + 1 - n_too_many
+        assert len(engine.scheduler.running) == n_running + 1 - n_excess
         engine.run()
-        engine.check_answers()
+        engine.check_outputs()
         engine.check_idle()
 
 
-def test_a_crowd_in_a_small_pool_is_not_admitted_only_to_be_retracted() -> None:
-    """All prompts and answers are alike, so that all rows want their pages in the same steps: the worst case."""
+def test_many_requests_in_a_small_pool_are_rarely_preempted() -> None:
+    """All prompts and outputs have one length, so all rows need their pages in the same steps: the worst case."""
     engine = Engine(96, 4, settings(max_num_seqs=64, max_num_batched_tokens=512))
-    crowd = [engine.add([i, *prompt(7, first=i)], max_tokens=24) for i in range(60)]
-    n_retracted = dict.fromkeys(crowd, 0)
+    requests = [engine.add([i, *prompt(7, first=i)], max_tokens=24) for i in range(60)]
+    n_preempted = dict.fromkeys(requests, 0)
     while not engine.scheduler.is_idle:
         running = list(engine.scheduler.running)
         engine.turn()
         for request in running:
-            n_retracted[request] += request.phase in (Phase.RETRACTED, Phase.WAITING)
-    engine.check_answers()
+            n_preempted[request] += request.phase in (Phase.PREEMPTED, Phase.WAITING)
+    engine.check_outputs()
     engine.check_idle()
-    assert max(n_retracted.values()) <= 3
-    assert n_computed(engine) <= 1.4 * sum(8 + 23 for _ in crowd)
+    assert max(n_preempted.values()) <= 3
+    assert n_computed(engine) <= 1.4 * sum(8 + 23 for _ in requests)
 
 
-def test_out_of_pages_retracts_the_last_arrival_and_never_the_oldest() -> None:
+def test_out_of_pages_preempts_the_last_arrival_and_never_the_oldest() -> None:
     engine = Engine(20, 4, settings(max_num_seqs=4))
     for i in range(4):
         engine.add(prompt(9, first=i), max_tokens=30)
-    retracted = run_and_watch(engine)
-    engine.check_answers()
+    preempted = run_and_list_preempted(engine)
+    engine.check_outputs()
     engine.check_idle()
     assert engine.scheduler.n_preemptions > 0
-    assert "r0" not in retracted
-    assert "r3" in retracted
+    assert "r0" not in preempted
+    assert "r3" in preempted
     assert list(engine.ended)[0] == "r0"
 
 
-def test_a_retracted_request_finds_its_own_pages_again() -> None:
+def test_a_preempted_request_reuses_its_own_pages() -> None:
     engine = Engine(20, 4, settings(max_num_seqs=2))
     engine.add(prompt(9), max_tokens=40)
     engine.add(prompt(9, first=3), max_tokens=40)
     engine.run()
-    engine.check_answers()
+    engine.check_outputs()
     recomputed = n_computed(engine) - 2 * (9 + 39)
     assert engine.scheduler.n_preemptions == 1
     assert 0 < recomputed < 40, "full pages stayed in the tree"
@@ -313,7 +318,7 @@ def test_a_leaked_lease_is_found_when_idle() -> None:
         engine.scheduler.check()
 
 
-def test_the_queue_is_not_ranked_again_while_nobody_can_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_queue_is_not_ranked_again_while_no_request_can_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(24, 4, settings(max_num_seqs=4))
     engine.add(prompt(40), max_tokens=50)
     engine.turn()
@@ -330,12 +335,12 @@ def test_the_queue_is_not_ranked_again_while_nobody_can_fit(monkeypatch: pytest.
     monkeypatch.setattr(WaitingQueue, "candidates", counted)
     for _ in range(20):
         engine.turn()
-    assert n_ranked < 10, "pages change hands every fourth step at most"
+    assert n_ranked < 10, "the number of available pages changes every fourth step at most"
     engine.run()
-    engine.check_answers()
+    engine.check_outputs()
 
 
-def test_a_flush_while_requests_run_lets_them_end_and_nobody_hit() -> None:
+def test_running_requests_finish_after_a_flush_and_no_later_one_hits() -> None:
     engine = Engine()
     engine.add(prompt(40), max_tokens=20)
     engine.turn()
@@ -345,7 +350,7 @@ def test_a_flush_while_requests_run_lets_them_end_and_nobody_hit() -> None:
     late = engine.add(prompt(40), max_tokens=2)
     engine.run()
     assert late.n_cached == 0
-    engine.check_answers()
+    engine.check_outputs()
     engine.check_idle()
 
 
@@ -354,24 +359,26 @@ def test_without_sharing_every_prompt_is_computed() -> None:
     for _ in range(3):
         engine.add(prompt(17), max_tokens=2)
     engine.run()
-    engine.check_answers()
+    engine.check_outputs()
     assert [request.n_cached for request in engine.requests.values()] == [0, 0, 0]
     assert engine.cache.n_free == engine.n_pages
 
 
-@pytest.mark.parametrize("asks", [{"reads_cache": False}, {"n_prompt_logprobs": 1}], ids=["skips", "scores"])
-def test_who_must_not_read_the_cache_and_is_retracted_finds_its_own_pages(asks: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "bypass", [{"reads_cache": False}, {"n_prompt_logprobs": 1}], ids=["no cache", "prompt logprobs"]
+)
+def test_a_preempted_request_that_bypasses_the_cache_reuses_its_own_pages(bypass: dict[str, Any]) -> None:
     engine = Engine()
-    request = engine.add(prompt(41), max_tokens=8, **asks)
+    request = engine.add(prompt(41), max_tokens=8, **bypass)
     while request.n_outputs < 2:
         engine.launch()
         engine.collect()
-    engine.scheduler.running.requeue(request, discards_results=False)
+    engine.scheduler.running.preempt(request, discards_results=False)
     engine.scheduler.running.release()
     plan = engine.launch()
     assert plan is not None
     assert plan.rows[0].start == 40
     engine.run()
     assert request.n_cached == 0
-    engine.check_answers()
+    engine.check_outputs()
     engine.check_idle()

@@ -1,5 +1,5 @@
-"""Pools that hold one request or a few, pages of any size, and prompts and answers that end where a page, a chunk
-or the pool does: everybody gets the naive answer, nobody waits for ever, and no page is lost."""
+"""Pools of a few pages, and prompts and outputs that end at the edge of a page, a chunk or the pool: every output
+is correct, every request finishes, and no page leaks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from radixkv.config import CacheConfig, EngineConfig, SchedulePolicy, SchedulerC
 from radixkv.runtime.request import GREEDY, Phase
 from radixkv.tree.node import Namespace
 from support.engine import Engine, name_of, prompt
-from support.fake_device import answer
+from support.fake_device import expected_output
 
 MAX_TOKENS = 160
 
 
-class Crowd:
-    """An engine, and clients that ask for as much as the pool can ever hold, and change their minds."""
+class RandomClients:
+    """A small engine and random actions on it: requests up to the size of the pool, aborts and flushes."""
 
     def __init__(self, random: Random, page_size: int) -> None:
         n_pages, n_rows = random.choice((1, 2, 3, 5, 8)), random.choice((1, 2, 4))
@@ -30,81 +30,81 @@ class Crowd:
             lpm_window=random.choice((1, 3, 256)),
             lpm_max_passes=random.choice((1, 64)),
         )
-        EngineConfig(cache=CacheConfig(page_size=page_size), scheduler=config)  # what it refuses need not work
+        EngineConfig(cache=CacheConfig(page_size=page_size), scheduler=config)  # raises if the settings are invalid
         self.engine = Engine(n_pages, page_size, config)
         self.room = min(n_pages * page_size + 1, MAX_TOKENS)
-        """Longest prompt and answer: the last token's KV is never computed."""
+        """Maximum of prompt and output: the last token's KV is never computed."""
         self.random = random
         self.text = [random.randrange(1, 4) for _ in range(MAX_TOKENS)]
 
-    def ask(self) -> None:
+    def submit(self) -> None:
         random, page_size = self.random, self.engine.page_size
         edge = random.choice((page_size, 2 * page_size, self.budget, self.room, self.room // 2))
         n_prompt = min(max(1, edge + random.choice((-1, 0, 1))), self.room - 1)
         n_common = random.randrange(n_prompt + 1)
-        most = self.room - n_prompt
+        max_output = self.room - n_prompt
         self.engine.add(
             self.text[:n_common] + [random.randrange(1, 4) for _ in range(n_prompt - n_common)],
-            min(most, random.choice((1, 2, page_size, page_size + 1, most))),
+            min(max_output, random.choice((1, 2, page_size, page_size + 1, max_output))),
             n=random.choice((1, 1, 3)),
             priority=random.choice((0, 0, 1)),
             reads_cache=random.random() < 0.9,
         )
 
-    def leave(self) -> None:
+    def abort_one(self) -> None:
         live = [request for name, request in self.engine.requests.items() if name not in self.engine.ended]
         if live:
             self.engine.abort(self.random.choice(live))
 
     def flush(self) -> None:
         self.engine.cache.flush()
-        self.engine.after()
+        self.engine.check_invariants()
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64])
-def test_requests_as_large_as_the_pool_share_it_and_end(page_size: int) -> None:
+def test_requests_as_large_as_the_pool_share_it_and_finish(page_size: int) -> None:
     n_preemptions = n_cached = 0
     for seed in range(12):
         random = Random(seed)
-        crowd = Crowd(random, page_size)
-        engine = crowd.engine
+        clients = RandomClients(random, page_size)
+        engine = clients.engine
         for _ in range(60):
-            random.choices((crowd.ask, engine.turn, crowd.leave, crowd.flush), (15, 80, 4, 1))[0]()
+            random.choices((clients.submit, engine.turn, clients.abort_one, clients.flush), (15, 80, 4, 1))[0]()
         live = [request for request in engine.requests.values() if name_of(request) not in engine.ended]
         engine.run(n_turns=40 + 4 * sum(request.n_prompt // page_size + request.max_tokens for request in live))
-        engine.check_answers()
+        engine.check_outputs()
         engine.check_idle()
         n_preemptions += engine.scheduler.n_preemptions
         n_cached += sum(request.n_cached or 0 for request in engine.requests.values())
-    assert n_preemptions > 0, "nobody had to give way"
+    assert n_preemptions > 0, "no request was preempted"
     assert n_cached > 0
 
 
 @pytest.mark.parametrize("shares", [True, False])
-def test_not_to_know_how_long_answers_will_be_costs_no_steps(shares: bool) -> None:
-    """Chats rarely say it, and so each may fill the pool. Who was retracted does not wait for so much room, and
-    nobody computes everything again and again."""
+def test_unknown_output_lengths_cost_few_steps(shares: bool) -> None:
+    """Without ``max_tokens`` each request may fill the pool. A preempted request does not wait for that much room,
+    and the requests do not preempt each other over and over."""
     n_steps = []
-    for knows in (True, False):
+    for length_is_known in (True, False):
         engine = Engine(60, 4, SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=64), shares=shares)
-        n_least = 0
+        min_computed = 0
         for i in range(40):
             text, stop = prompt(9, first=i), range(100, 1000, 48)
-            n_tokens = len(answer(Namespace(), text, 200, stop))
-            engine.add(text, max_tokens=n_tokens if knows else 200, stop=stop)
-            n_least += len(text) + n_tokens - 1
+            n_tokens = len(expected_output(Namespace(), text, 200, stop))
+            engine.add(text, max_tokens=n_tokens if length_is_known else 200, stop=stop)
+            min_computed += len(text) + n_tokens - 1
         engine.run()
-        engine.check_answers()
+        engine.check_outputs()
         engine.check_idle()
-        assert engine.scheduler.n_preemptions > 0, "nobody had to give way"
-        assert sum(n for _, _, n in engine.device.computed) < 2 * n_least
-        n_steps.append(engine.scheduler._n_steps)
+        assert engine.scheduler.n_preemptions > 0, "no request was preempted"
+        assert sum(n for _, _, n in engine.device.computed) < 2 * min_computed
+        n_steps.append(len(engine.device.executed))
     assert n_steps[1] <= 1.2 * n_steps[0]
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "lpm"])
-def test_a_prompt_of_several_chunks_gets_to_its_end_beside_ever_new_ones_that_hit(policy: SchedulePolicy) -> None:
-    """What it has still to take goes to no younger one."""
+def test_a_chunked_prompt_finishes_beside_a_stream_of_younger_requests_that_hit(policy: SchedulePolicy) -> None:
+    """Younger requests do not get the pages that it still needs."""
     page_size = 4
     config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=261, schedule_policy=policy, lpm_max_passes=2)
     engine = Engine(192, page_size, config)
@@ -121,11 +121,11 @@ def test_a_prompt_of_several_chunks_gets_to_its_end_beside_ever_new_ones_that_hi
     assert name_of(oldest) in engine.ended
     assert engine.scheduler.n_preemptions == 0
     engine.run()
-    engine.check_answers()
+    engine.check_outputs()
     engine.check_idle()
 
 
-def test_a_prompt_that_gives_way_between_two_chunks_is_promised_nothing() -> None:
+def test_no_pages_are_reserved_for_a_prompt_preempted_between_two_chunks() -> None:
     engine = Engine(8, 4, SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=5))
     engine.add(prompt(3, first=1), max_tokens=9)
     engine.add(prompt(21, first=2), max_tokens=7)
@@ -133,12 +133,13 @@ def test_a_prompt_that_gives_way_between_two_chunks_is_promised_nothing() -> Non
         engine.launch()
         engine.collect()
     assert engine.scheduler.n_preemptions == 1
-    engine.check_answers()
+    engine.check_outputs()
     engine.check_idle()
 
 
-def test_a_prompt_that_gives_way_is_promised_nothing_before_a_younger_request_that_is_tried_first() -> None:
-    """Its pages are free in the plan in which it goes, and the younger one's prefix is the longer."""
+def test_no_pages_are_reserved_for_a_preempted_prompt_when_a_younger_request_is_tried_first() -> None:
+    """Its pages become free in the same plan, and ``lpm`` tries the younger request first: its cached prefix is
+    longer."""
     engine = Engine(22, 4, SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=6, schedule_policy="lpm"))
     document = prompt(40, first=1)
     engine.add(document, max_tokens=40)
@@ -150,18 +151,18 @@ def test_a_prompt_that_gives_way_is_promised_nothing_before_a_younger_request_th
     engine.collect()
     younger = engine.add([*document, 100], max_tokens=2)
     while not engine.scheduler.n_preemptions:
-        assert younger.scheduled_at is None, "the older one is promised what is free"
+        assert younger.scheduled_at is None, "the older prompt still needs the free pages"
         engine.launch()
         engine.collect()
     assert older.phase is Phase.WAITING
     assert younger.scheduled_at is not None
     engine.run()
-    engine.check_answers()
+    engine.check_outputs()
     engine.check_idle()
 
 
-def test_forks_leave_an_older_prompt_what_it_has_yet_to_take() -> None:
-    """Their leader's prompt is cached, and so it gets its first token beside the older one's chunks."""
+def test_forks_leave_an_older_prompt_the_pages_it_still_needs() -> None:
+    """The leader's prompt is cached, so it gets its first token while the older prompt is still in chunks."""
     engine = Engine(80, 4, SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=35))
     document = prompt(40, first=9)
     engine.add(document, max_tokens=1)
@@ -174,11 +175,11 @@ def test_forks_leave_an_older_prompt_what_it_has_yet_to_take() -> None:
     assert leader.n_outputs > 0
     engine.run()
     assert engine.scheduler.n_preemptions == 0
-    engine.check_answers()
+    engine.check_outputs()
     engine.check_idle()
 
 
-def test_a_request_that_goes_first_is_admitted_into_what_a_later_prompt_has_yet_to_take() -> None:
+def test_a_request_with_precedence_is_admitted_into_pages_that_a_later_prompt_still_needs() -> None:
     engine = Engine(256, 4, SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=66, schedule_policy="fcfs"))
     document = prompt(160, first=5)
     engine.add(document, max_tokens=1)
@@ -191,5 +192,5 @@ def test_a_request_that_goes_first_is_admitted_into_what_a_later_prompt_has_yet_
         engine.turn()
     assert urgent.n_outputs > 0
     engine.run()
-    engine.check_answers()
+    engine.check_outputs()
     engine.check_idle()
