@@ -1,8 +1,8 @@
-"""Attention of one layer on the GPU: decode in CUDA graphs, flat and shared, prompts, and what planning costs.
+"""Times of one layer's attention on the GPU: decode rows in CUDA graphs, prompts, and planning.
 
 Usage: python bench/attention.py [--only NAME ...] [--heads 32] [--kv-heads 8] [--page-size 16]
 
-One JSON line a case: milliseconds of each way to compute it, and which one the planner chooses.
+Prints one JSON line per case: milliseconds of each variant or kernel, and the variant that the planner chooses.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from gpu_environment import gpu_environment
 from numpy.typing import NDArray
 
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
-from radixkv.runtime.device.attention.cuda.flashinfer import Shape
+from radixkv.runtime.device.attention.cuda.flashinfer import AttentionShape
 from radixkv.runtime.device.attention.cuda.paged import PagedAttention
-from radixkv.runtime.device.attention.cuda.shared_runs import SharingCosts
-from radixkv.runtime.device.staging_cuda import Layout, Staging
+from radixkv.runtime.device.attention.cuda.run_selection import SharingCosts
+from radixkv.runtime.device.staging_cuda import Staging, StagingLayout
 from radixkv.runtime.step.plan import SharedRun
 
 Ints = NDArray[np.int32]
@@ -37,24 +37,27 @@ _REPEATS = 8
 
 @dataclass
 class Case:
-    """Rows by length, and what they share: (rows, first token, tokens)."""
+    """Rows to compute attention for."""
 
     name: str
     lengths: Sequence[int]
+    """Positions that each row attends to."""
     shared: Sequence[tuple[Sequence[int], int, int]] = ()
+    """Shared runs: (rows, first token, number of tokens)."""
     n_tokens: int = 1
-    ways: Sequence[Variant] = ("whole", "split", "shared")
-    """Of decode."""
+    """Tokens per row; 1 for decode."""
+    variants: Sequence[Variant] = ("whole", "split", "shared")
+    """Variants of decode to time."""
 
 
 def groups(n_rows: int, n_groups: int) -> list[range]:
-    """Neighbouring rows."""
+    """Returns ``n_groups`` groups of consecutive rows."""
     size = n_rows // n_groups
     return [range(i * size, (i + 1) * size) for i in range(n_groups)]
 
 
 def agents() -> Case:
-    """Tree search: a prompt, what groups of four share behind it, and what is their own."""
+    """Returns tree search: a common prompt, then tokens that groups of four share, then each row's own."""
     random = np.random.default_rng(0)
     shared: list[tuple[Sequence[int], int, int]] = [(range(256), 0, 3072)]
     lengths: list[int] = []
@@ -66,20 +69,20 @@ def agents() -> Case:
 
 
 def decode_cases() -> list[Case]:
-    """What performance goals name, and batches of one long row."""
-    flat: Sequence[Variant] = ("whole", "split")
+    """Returns decode rows of the performance goals, and batches with one long row."""
+    unshared: Sequence[Variant] = ("whole", "split")
     return [
-        Case("decode 1x192", [192], ways=flat),
-        Case("decode 1x2048", [2048], ways=flat),
-        Case("decode 16x512", [512] * 16, ways=flat),
+        Case("decode 1x192", [192], variants=unshared),
+        Case("decode 1x2048", [2048], variants=unshared),
+        Case("decode 16x512", [512] * 16, variants=unshared),
         Case("decode 32x512, 256 shared", [512] * 32, [(range(32), 0, 256)]),
-        Case("decode 40x8192", [8192] * 40, ways=flat),
-        Case("decode 64x1024", [1024] * 64, ways=flat),
-        Case("decode 256x320", [320] * 256, ways=flat),
-        Case("decode 128x700", [700] * 128, ways=flat),
-        Case("decode 512x320", [320] * 512, ways=flat),
-        Case("decode 256x1024", [1024] * 256, ways=flat),
-        Case("decode 512x1024", [1024] * 512, ways=flat),
+        Case("decode 40x8192", [8192] * 40, variants=unshared),
+        Case("decode 64x1024", [1024] * 64, variants=unshared),
+        Case("decode 256x320", [320] * 256, variants=unshared),
+        Case("decode 128x700", [700] * 128, variants=unshared),
+        Case("decode 512x320", [320] * 512, variants=unshared),
+        Case("decode 256x1024", [1024] * 256, variants=unshared),
+        Case("decode 512x1024", [1024] * 512, variants=unshared),
         Case("decode 256x1664, 1536 in 4", [1664] * 256, [(g, 0, 1536) for g in groups(256, 4)]),
         Case("decode 512x1664, 1536 in 4", [1664] * 512, [(g, 0, 1536) for g in groups(512, 4)]),
         Case("decode 256x4096, 3072 shared", [4096] * 256, [(range(256), 0, 3072)]),
@@ -87,14 +90,18 @@ def decode_cases() -> list[Case]:
         Case("decode 256x1024, 512 in 64", [1024] * 256, [(g, 0, 512) for g in groups(256, 64)]),
         Case("decode 256x1024, 512 in 16", [1024] * 256, [(g, 0, 512) for g in groups(256, 16)]),
         Case("decode 128x1100, 512 shared", [1100] * 128, [(range(128), 0, 512)]),
-        Case("decode 1x32768 among 255x512", [512] * 100 + [32768] + [512] * 155, ways=flat),
-        Case("decode ragged 256, 64..4000", np.random.default_rng(1).integers(64, 4000, 256).tolist(), ways=flat),
+        Case("decode 1x32768 among 255x512", [512] * 100 + [32768] + [512] * 155, variants=unshared),
+        Case(
+            "decode ragged 256, 64..4000",
+            np.random.default_rng(1).integers(64, 4000, 256).tolist(),
+            variants=unshared,
+        ),
         agents(),
     ]
 
 
 def prompt_cases() -> list[Case]:
-    """Whole prompts, and rows that go on behind a cached prefix."""
+    """Returns whole prompts, and prompts after a cached prefix."""
     return [
         Case("prefill 8x2048", [2048] * 8, n_tokens=2048),
         Case("prefill 16x512", [512] * 16, n_tokens=512),
@@ -105,10 +112,10 @@ def prompt_cases() -> list[Case]:
     ]
 
 
-class Bench:
+class LayerBench:
     """One layer with random K and V."""
 
-    def __init__(self, shape: Shape, n_pages: int) -> None:
+    def __init__(self, shape: AttentionShape, n_pages: int) -> None:
         self.shape = shape
         pool = (n_pages + 1, shape.page_size, shape.n_kv_heads, shape.head_dim)
         self.k = torch.randn(pool, device="cuda", dtype=shape.dtype)
@@ -123,9 +130,9 @@ class Bench:
         costs: SharingCosts | None = None,
         shared_kernel: Kernel | None = None,
     ) -> tuple[PagedAttention, Staging, list[SharedRun]]:
-        """The case's tables, filled; pages are scattered."""
+        """Builds attention with block tables for the case, over scattered pages."""
         size, n_rows = self.shape.page_size, len(case.lengths)
-        layout, device = Layout(), torch.device("cuda")
+        layout, device = StagingLayout(), torch.device("cuda")
         attention = PagedAttention(
             self.shape,
             [None],
@@ -155,17 +162,17 @@ class Bench:
         return attention, staging, runs
 
     def time(self, body: Callable[[], None]) -> float:
-        """Milliseconds of one ``body`` within a graph of several: the median of five."""
+        """Returns the milliseconds of one ``body`` in a graph of several, the median of five replays."""
         body()
         self.stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.stream):
             for _ in range(_REPEATS):
                 body()
-        return timed(graph.replay) / _REPEATS
+        return median_ms(graph.replay) / _REPEATS
 
     def decode(self, case: Case) -> dict[str, object]:
-        """Each way, and what planning costs."""
+        """Times each variant of a decode case, and planning."""
         attention, staging, runs = self.attention(case)
         n_rows = len(case.lengths)
         batch_slots, lengths = np.arange(n_rows, dtype=np.int32), np.array(case.lengths, dtype=np.int32)
@@ -178,19 +185,23 @@ class Bench:
             attention.plan_decode(staged, batch_slots, lengths, runs, n_rows)
         plan_ms = (time.perf_counter() - begun) * 1000 / 20
         times: dict[str, float] = {}
-        for way in case.ways:
-            if way == "shared":
+        for variant in case.variants:
+            if variant == "shared":
                 attention, staging, runs = self.attention(case, costs=SharingCosts(launches_ns=0))
             staged = staging.stage()
-            variant = None if way == "shared" else way
-            step = attention.plan_decode(staged, batch_slots, lengths, runs, n_rows, variant)
+            forced = None if variant == "shared" else variant
+            step = attention.plan_decode(staged, batch_slots, lengths, runs, n_rows, forced)
             staging.send(staged)
             times[step.variant] = self.time(partial(attention.step(step, None).run, 0, q, self.k, self.v, out))
-        return {"chosen": chosen, "plan_ms": round(plan_ms, 3), **{way: round(ms, 4) for way, ms in times.items()}}
+        return {
+            "chosen": chosen,
+            "plan_ms": round(plan_ms, 3),
+            **{variant: round(ms, 4) for variant, ms in times.items()},
+        }
 
     def prompts(self, case: Case) -> dict[str, object]:
-        """Each kernel."""
-        found: dict[str, object] = {}
+        """Times each kernel of a prompt case, and planning."""
+        times: dict[str, object] = {}
         n_rows = len(case.lengths)
         batch_slots, n_tokens = np.arange(n_rows, dtype=np.int32), np.full(n_rows, case.n_tokens, np.int32)
         starts = np.array(case.lengths, dtype=np.int32) - n_tokens
@@ -198,18 +209,18 @@ class Bench:
         q = q.to(self.shape.dtype)
         out = torch.empty_like(q)
         kernels: Sequence[Kernel] = ("fa2", "fa3")
-        for way in kernels:
-            attention, _, _ = self.attention(case, way)
+        for kernel in kernels:
+            attention, _, _ = self.attention(case, kernel)
             begun = time.perf_counter()
             step = attention.plan_prompts(batch_slots, starts, n_tokens)
-            found[f"plan_{way}_ms"] = round((time.perf_counter() - begun) * 1000, 3)
+            times[f"plan_{kernel}_ms"] = round((time.perf_counter() - begun) * 1000, 3)
             ms = self.time(partial(attention.step(None, step).run, 0, q, self.k, self.v, out))
-            found[way] = round(ms, 4)
-        return found
+            times[kernel] = round(ms, 4)
+        return times
 
 
-def timed(run: Callable[[], None]) -> float:
-    """Milliseconds, the median of five."""
+def median_ms(run: Callable[[], None]) -> float:
+    """Returns the milliseconds of ``run``, the median of five."""
     times: list[float] = []
     run()
     for _ in range(5):
@@ -223,23 +234,23 @@ def timed(run: Callable[[], None]) -> float:
 
 
 def main() -> None:
-    """Prints one JSON line a case."""
+    """Prints one JSON line per case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--page-size", type=int, default=16)
-    parser.add_argument("--commit", help="what is checked out, where there is no .git")
+    parser.add_argument("--commit", help="the commit that is checked out, if there is no .git folder")
     arguments = parser.parse_args()
     about = {"date": date.today().isoformat(), "environment": gpu_environment("cuda", arguments.commit)}
-    shape = Shape(arguments.heads, arguments.kv_heads, 128, arguments.page_size, torch.bfloat16)
-    bench = Bench(shape, 1_100_000 // arguments.page_size)
+    shape = AttentionShape(arguments.heads, arguments.kv_heads, 128, arguments.page_size, torch.bfloat16)
+    bench = LayerBench(shape, 1_100_000 // arguments.page_size)
     with torch.cuda.stream(bench.stream):
         for case in decode_cases() + prompt_cases():
             if arguments.only and not any(name in case.name for name in arguments.only):
                 continue
-            found = bench.decode(case) if case.n_tokens == 1 else bench.prompts(case)
-            print(json.dumps({"case": case.name, **found, **about}), flush=True)
+            times = bench.decode(case) if case.n_tokens == 1 else bench.prompts(case)
+            print(json.dumps({"case": case.name, **times, **about}), flush=True)
 
 
 if __name__ == "__main__":

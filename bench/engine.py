@@ -1,15 +1,15 @@
-"""The six token workloads through the offline ``LLM``, on dummy weights of the shape of Llama 3.1 8B.
+"""Runs the six token workloads through the offline ``LLM``, with dummy weights of the shape of Llama 3.1 8B.
 
-Prints a row of a table for each workload, and appends a JSON line for each to ``--output-file``. The workloads are
-functions in ``--workloads-file`` (``token_workloads.py``, or another Python file with ``ALL``: name -> function
-that gives phases, each a list of (token ids, number of new tokens)). A warm-up of 8 requests of 300 tokens comes
-first; the prefix cache is flushed before each workload; answers are greedy and ignore the end of sequence; the
-time is that of all phases.
+Prints a table row for each workload, and appends a JSON line for each to ``--output-file``. The workloads are
+functions in ``--workloads-file``: ``token_workloads.py``, or another Python file with ``ALL``, which maps names to
+functions that return phases, each a list of (token ids, number of new tokens). A warm-up of 8 requests of 300
+tokens comes first. The prefix cache is flushed before each workload. Answers are greedy and ignore the end of
+sequence. The time is that of all phases.
 
-In the same call the model's matrix products are timed alone (``roof.py``), so that runs on different machines can
-be compared: `adjusted` is the time on a machine whose products take what they took where the peers ran. By the
-engine's own counters, `cache %` is the share of tree and pool work in step time, and `mgmt %` the scheduler's time,
-that work included, over the device's time in attention.
+The same run times the model's matrix products alone (``roof.py``), so that runs on different machines can be
+compared: `adjusted` is the time on a machine whose products are as fast as where the peers ran. From the engine's
+counters, `cache %` is the share of tree and pool work in step time, and `mgmt %` is the scheduler's time, including
+that work, as a share of the device's time in attention.
 
     python bench/engine.py --output-file bench/results/engine.jsonl
     python bench/engine.py --workloads decode,agents --cache off
@@ -38,7 +38,7 @@ from phases import TOKEN_WORKLOADS, Phases, Workloads, load_workloads
 from power import watched_power
 from roof import measure
 from shapes import LLAMA_8B, SMALL, write_model
-from traces import recorded, table
+from traces import record_trace, table
 
 from radixkv import LLM, SamplingParams
 from radixkv.wire import Stats
@@ -52,16 +52,16 @@ SMALL_SIZES: Mapping[str, Mapping[str, int]] = {
     "multiturn": {"sessions": 3, "turns": 2, "system": 32, "user": 8, "output": 4},
     "agents": {"tasks": 2, "width": 2, "depth": 2, "system": 48, "step": 16, "output": 4},
 }
-"""What ``--small`` makes of the workloads."""
+"""Sizes of the workloads with ``--small``."""
 
 
 def main() -> None:
-    arguments = parsed()
+    arguments = parse_arguments()
     known = load_workloads(arguments.workloads_file)
-    names = chosen(arguments.workloads, known)
+    names = select_workloads(arguments.workloads, known)
     config = SMALL if arguments.small else LLAMA_8B
     if arguments.device == "cuda":
-        torch.cuda.synchronize()  # the context is part of the engine's start, the products are not
+        torch.cuda.synchronize()  # counts the CUDA context as the engine's start, unlike the products
     begun = time.perf_counter()
     gemm_ms = measure(config, arguments.device)
     roof_s = time.perf_counter() - begun
@@ -86,24 +86,24 @@ def main() -> None:
         print(HEADER)
     for name in names:
         for _ in range(arguments.repeat):
-            phases = made(known[name], name, is_small=arguments.small)
+            phases = generate_workload(known[name], name, is_small=arguments.small)
             with watched_power(arguments.watch_power) as power:
-                figures = run(llm, phases)
-            line = {"workload": name, **figures, **power, **common}
+                metrics = run(llm, phases)
+            line = {"workload": name, **metrics, **power, **common}
             if not arguments.small:
-                line |= compared(name, line["duration"], gemm_ms)
+                line |= compare_with_peers(name, line["duration"], gemm_ms)
             print(row(line), flush=True)
             write(arguments.output_file, line)
-    for name in chosen(arguments.profile, known):
-        phases = made(known[name], name, is_small=arguments.small)
-        report = profiled(llm, phases, arguments.profile_output)
+    for name in select_workloads(arguments.profile, known):
+        phases = generate_workload(known[name], name, is_small=arguments.small)
+        report = profile(llm, phases, arguments.profile_output)
         print(
             f"profile of {name}, answers of at most {arguments.profile_output} tokens:\n{table(report)}", flush=True
         )
         write(arguments.output_file, {"workload": name, "profile": report, **common})
 
 
-def parsed() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads-file", type=Path, default=TOKEN_WORKLOADS)
     parser.add_argument("--profile", default="none", metavar="NAMES", help="workloads to run under the profiler")
@@ -120,11 +120,11 @@ def parsed() -> argparse.Namespace:
 
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
-    """What to run and what to record, whichever engine it is."""
+    """Adds the flags of runs and results that are common to all engines."""
     parser.add_argument("--workloads", default="all", metavar="NAMES", help="comma-separated, all or none")
     parser.add_argument("--cache", choices=("on", "off"), default="on")
     parser.add_argument("--watch-power", action="store_true", help="record the GPU's clock and power too")
-    parser.add_argument("--commit", help="what is checked out, where there is no .git")
+    parser.add_argument("--commit", help="the commit that is checked out, if there is no .git folder")
     parser.add_argument("--output-file", type=Path)
     parser.add_argument(
         "--setting",
@@ -142,7 +142,7 @@ def setting(text: str) -> tuple[str, Any]:
     return name, json.loads(value)
 
 
-def chosen(text: str, known: Workloads) -> list[str]:
+def select_workloads(text: str, known: Workloads) -> list[str]:
     if text in ("all", "none"):
         return list(known) if text == "all" else []
     names = text.split(",")
@@ -152,8 +152,8 @@ def chosen(text: str, known: Workloads) -> list[str]:
     return names
 
 
-def made(workload: Callable[..., Phases], name: str, *, is_small: bool) -> Phases:
-    """The workload; in small only where that is asked for."""
+def generate_workload(workload: Callable[..., Phases], name: str, *, is_small: bool) -> Phases:
+    """Generates a workload, with the sizes of ``--small`` if ``is_small``."""
     return workload(**SMALL_SIZES[name]) if is_small else workload()
 
 
@@ -178,7 +178,7 @@ def warm_up(llm: LLM, n_requests: int = 8, n_tokens: int = 300) -> None:
 
 
 def run(llm: LLM, phases: Phases) -> dict[str, Any]:
-    """Seconds of all phases from an empty cache, and what the engine counted meanwhile."""
+    """Runs all phases from an empty cache. Returns the seconds, and the growth of the engine's counters."""
     llm.flush_cache()
     gc.collect()
     before = llm.get_metrics()
@@ -188,47 +188,51 @@ def run(llm: LLM, phases: Phases) -> dict[str, Any]:
         prompts = [prompt for prompt, _ in phase]
         answers = llm.generate(prompts, [greedy(n_new) for _, n_new in phase], use_tqdm=False)
         for answer, (_, n_new) in zip(answers, phase, strict=True):
-            assert len(answer.outputs[0].token_ids) == n_new, "an answer has not the length that was asked for"
+            assert len(answer.outputs[0].token_ids) == n_new, "an answer has the wrong length"
         n_answers += len(answers)
     duration = time.perf_counter() - begun
-    return {"duration": round(duration, 4), "requests": n_answers, **counted(before, llm.get_metrics(), duration)}
+    return {
+        "duration": round(duration, 4),
+        "requests": n_answers,
+        **counter_growth(before, llm.get_metrics(), duration),
+    }
 
 
-def counted(before: Stats, after: Stats, duration: float) -> dict[str, Any]:
-    def grown(name: str) -> float:
+def counter_growth(before: Stats, after: Stats, duration: float) -> dict[str, Any]:
+    def growth(name: str) -> float:
         return float(getattr(after, name) - getattr(before, name))
 
-    prompt, output = int(grown("prompt_tokens_total")), int(grown("generation_tokens_total"))
-    queries, step_s = grown("prefix_queries_total"), grown("step_seconds")
-    attention_s = grown("attention_seconds")
+    prompt, output = int(growth("prompt_tokens_total")), int(growth("generation_tokens_total"))
+    queries, step_s = growth("prefix_queries_total"), growth("step_seconds")
+    attention_s = growth("attention_seconds")
     return {
         "prompt_tokens": prompt,
         "output_tokens": output,
         "output_tokens_per_s": round(output / duration, 1),
         "total_tokens_per_s": round((prompt + output) / duration, 1),
-        "hit_rate_pct": round(100 * grown("prefix_hits_total") / queries, 2) if queries else 0.0,
-        "steps": int(grown("steps_total")),
-        "preemptions": int(grown("preemptions_total")),
+        "hit_rate_pct": round(100 * growth("prefix_hits_total") / queries, 2) if queries else 0.0,
+        "steps": int(growth("steps_total")),
+        "preemptions": int(growth("preemptions_total")),
         "pages": after.n_pages,
-        **{name: round(grown(name), 4) for name in CACHE_COUNTERS},
-        "cache_pct_of_step": round(100 * grown("cache_seconds") / step_s, 3) if step_s else 0.0,
+        **{name: round(growth(name), 4) for name in CACHE_COUNTERS},
+        "cache_pct_of_step": round(100 * growth("cache_seconds") / step_s, 3) if step_s else 0.0,
         "schedule_pct_of_attention": (
-            round(100 * grown("schedule_seconds") / attention_s, 3) if attention_s else None
+            round(100 * growth("schedule_seconds") / attention_s, 3) if attention_s else None
         ),
     }
 
 
-def compared(name: str, duration: float, gemm_ms: Mapping[str, float]) -> dict[str, Any]:
-    """The time in units of the matrix products, and beside the peers'."""
-    compared: dict[str, Any] = {
+def compare_with_peers(name: str, duration: float, gemm_ms: Mapping[str, float]) -> dict[str, Any]:
+    """Returns the time in units of the matrix products, and compared with the peers' times."""
+    result: dict[str, Any] = {
         f"duration_per_{gemm.removesuffix('_ms')}": round(1e3 * duration / time_ms, 2)
         for gemm, time_ms in gemm_ms.items()
     }
     peers, gemm = PEERS.get(name), GEMM_OF.get(name)
     if peers is None or gemm is None:
-        return compared
+        return result
     adjusted = duration * GEMM_MS[gemm] / gemm_ms[gemm]
-    return compared | {
+    return result | {
         "adjusted_duration": round(adjusted, 4),
         "must": peers.must,
         "goal": peers.goal,
@@ -258,8 +262,8 @@ def row(line: Mapping[str, Any]) -> str:
     )
 
 
-def profiled(llm: LLM, phases: Phases, n_output: int) -> dict[str, Any]:
-    """What the GPU did for the workload with shorter answers, per step of the engine."""
+def profile(llm: LLM, phases: Phases, n_output: int) -> dict[str, Any]:
+    """Profiles the workload with answers of at most ``n_output`` tokens. Returns GPU times per engine step."""
     llm.flush_cache()
     before = llm.get_metrics().steps_total
 
@@ -268,12 +272,12 @@ def profiled(llm: LLM, phases: Phases, n_output: int) -> dict[str, Any]:
             settings = [greedy(min(n_new, n_output)) for _, n_new in phase]
             llm.generate([prompt for prompt, _ in phase], settings, use_tqdm=False)
 
-    trace = recorded(work)
+    trace = record_trace(work)
     return trace.report(llm.get_metrics().steps_total - before)
 
 
 def seconds_since_start() -> float:
-    """How long this process has been there."""
+    """Returns the seconds since this process started."""
     fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started

@@ -1,4 +1,4 @@
-"""What a run on a GPU was measured on."""
+"""The environment of a measurement on a GPU."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ PACKAGES = ("triton", "flashinfer-python", "transformers")
 
 
 def gpu_environment(device: str, commit: str | None = None) -> dict[str, object]:
-    """``environment`` with the GPU, its driver and the packages that drive it.
+    """Returns ``environment`` with the GPU and the versions of its packages.
 
     Args:
         device: ``cuda`` or ``cpu``.
-        commit: what was checked out, where the source tree does not say it.
+        commit: the commit that is checked out, if the source tree does not tell.
     """
-    found = environment()
-    versions = found["versions"]
+    result = environment()
+    versions = result["versions"]
     assert isinstance(versions, dict)
-    found["versions"] = {
+    result["versions"] = {
         **versions,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         **{name: _version(name) for name in PACKAGES},
     }
-    found["commit"] = commit or found["commit"]
-    return found | ({"gpu": torch.cuda.get_device_name()} if device == "cuda" else {"gpu": None, "driver": None})
+    result["commit"] = commit or result["commit"]
+    return result | ({"gpu": torch.cuda.get_device_name()} if device == "cuda" else {"gpu": None, "driver": None})
 
 
 def _version(package: str) -> str | None:

@@ -1,22 +1,22 @@
-"""What choosing a step's tokens costs on the GPU: milliseconds a step, by the options of its rows.
+"""Times sampling on the GPU: milliseconds per step, by the sampling parameters of its rows.
 
-Appends one JSON line a case, shape of the logits and number of rows. `ms` is the device's time, `host_ms` what the
-host takes to enqueue a step; with steps that overlap, the larger one counts. Every slot has its history already.
+Appends one JSON line per case, kind of logits and number of rows. `ms` is the device's time, and `host_ms` the time
+to enqueue a step; with overlapping steps, the larger one counts. Every slot already has its history.
 
-    greedy            the likeliest token and the check for what is not finite, which is in all of them
-    temperature       temperature 0.8; so have all below
+    greedy            the argmax and the check for finite logits, which all cases include
+    temperature       temperature 0.8, as in all cases below
     top_k_and_top_p   50 and 0.9
     top_p             0.9
     min_p             0.05
     top_k_40, _128    listed one by one
-    top_k_129         bounded by a search of the value, as is all above 128
+    top_k_129         bounded by a search, as is any top_k above 128
     large_top_k       1,000
     penalties         repetition, frequency and presence, after 1,000 tokens
     logprobs          20
-    all               top_k, top_p, min_p, penalties, 300 biases, three tokens banned, 20 log-probabilities
+    all               top_k, top_p, min_p, penalties, 300 biases, three banned tokens, 20 log-probabilities
 
-Logits are bf16, normal with a deviation of 3 (`spread`: top_p keeps thousands of tokens), or the same with 40
-tokens raised by 8 to 16 (`peaked`: top_p keeps a dozen or so).
+Logits are bf16, normal with a standard deviation of 3 (`spread`: top_p keeps thousands of tokens), or the same with
+40 tokens raised by 8 to 16 (`peaked`: top_p keeps about a dozen).
 """
 
 from __future__ import annotations
@@ -65,19 +65,19 @@ CASES = {
 
 @dataclass
 class Step:
-    """Everything that chooses one step's tokens."""
+    """The sampling of one step: argmax and sampler."""
 
     sampler: CudaSampler
     logits: Tensor
 
     def __post_init__(self) -> None:
         n_rows = len(self.logits)
-        self.choice = torch.zeros(2, n_rows, dtype=torch.int32, device=DEVICE)
+        self.argmax_result = torch.zeros(2, n_rows, dtype=torch.int32, device=DEVICE)
         self.scratch = argmax_scratch(n_rows, VOCAB, DEVICE)
         self.batch_slots = range(n_rows)
 
     def run(self, rows: Sequence[RowSampling]) -> None:
-        greedy, finite = self.choice
+        greedy, finite = self.argmax_result
         argmax(self.logits, greedy, finite, self.scratch)
         if rows[0].temperature:
             self.sampler.sample(self.logits, self.batch_slots, rows, greedy, finite)
@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def measure(sampler: CudaSampler, n_rows: int, n_rounds: int) -> Iterator[dict[str, object]]:
-    """The lines, one after another."""
+    """Yields the result lines."""
     for shape in ("spread", "peaked"):
         step = Step(sampler, make_logits(shape, n_rows))
         for name, kind in CASES.items():
@@ -117,7 +117,7 @@ def measure(sampler: CudaSampler, n_rows: int, n_rounds: int) -> Iterator[dict[s
 
 
 def time_ms(step: Step, rows: Sequence[RowSampling], n_rounds: int) -> tuple[float, float]:
-    """Medians of a step's time on the device, behind work that hides the host's, and of the host's."""
+    """Returns medians of a step's time on the device, after work that hides the host's, and on the host."""
     step.run(rows)
     device, host = [], []
     for index in range(n_rounds):
@@ -139,9 +139,9 @@ def make_logits(shape: str, n_rows: int) -> Tensor:
     generator = torch.Generator(DEVICE).manual_seed(0)
     logits = torch.randn(n_rows, VOCAB, generator=generator, device=DEVICE) * 3.0
     if shape == "peaked":
-        places = torch.randint(VOCAB, (n_rows, 40), generator=generator, device=DEVICE)
+        peaks = torch.randint(VOCAB, (n_rows, 40), generator=generator, device=DEVICE)
         raised = 8.0 + 8.0 * torch.rand(n_rows, 40, generator=generator, device=DEVICE)
-        logits.scatter_add_(1, places, raised)
+        logits.scatter_add_(1, peaks, raised)
     return logits.bfloat16()
 
 

@@ -1,10 +1,10 @@
-"""Few-shot prompts and chats by many clients over HTTP, on dummy weights of the shape of Llama 3.1 8B.
+"""Runs few-shot prompts and chats by many HTTP clients, with dummy weights of the shape of Llama 3.1 8B.
 
-One server with the prefix cache, one without; each answers both workloads of `radixkv bench` with 256 requests in
-flight at once. The clients are spread over processes, because one could not read so many streams in time. Prints a
-table and appends a JSON line a run, with time to first token, time between tokens and throughput as clients see
-them. The tokenizer is the embedded model's: the dummy model's answers are mostly ids that it does not have, and so
-no text.
+A server with the prefix cache and one without each answer two workloads of `radixkv bench`, with 256 requests in
+flight. The clients are spread over processes, because one process could not read as many streams in time. Prints a
+table and appends a JSON line per run, with time to first token, time between tokens and throughput as the clients
+see them. The tokenizer is the embedded model's: most ids that the dummy model generates are not in it, so answers
+have no text.
 
     python bench/gpu_server.py --output-file bench/results/gpu_server.jsonl
     python bench/gpu_server.py --small --device cpu      # tries the code
@@ -31,20 +31,20 @@ from gpu_environment import gpu_environment
 from shapes import LLAMA_8B, SMALL, write_model
 
 from radixkv.bench.load.arrivals import Load
-from radixkv.bench.load.client import Client
+from radixkv.bench.load.client import OpenAIClient
 from radixkv.bench.load.generator import LoadGenerator
 from radixkv.bench.load.record import Measurement, Record
-from radixkv.bench.report.run_metrics import figures
-from radixkv.bench.run import Bench
-from radixkv.bench.server_process import started_server
-from radixkv.bench.workloads.catalog import WorkloadChanges, load_workload, warmup_sessions
+from radixkv.bench.report.run_metrics import run_metrics
+from radixkv.bench.run import Benchmark
+from radixkv.bench.server_process import running_server
+from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload, warmup_sessions
 
 Cache = Literal["on", "off"]
 WORKLOADS: Mapping[str, Mapping[str, int]] = {
     "fewshot": {"num_prompts": 768, "num_shots": 9, "output_len": 32, "max_concurrency": 256},
     "multiturn": {"num_sessions": 256, "num_turns": 3, "num_shots": 3, "output_len": 64, "max_concurrency": 256},
 }
-"""About 980 tokens a prompt, 910 of them shared; and chats of about 460."""
+"""Prompts of about 980 tokens, 910 of them shared; and chats of about 460 tokens."""
 SMALL_WORKLOADS: Mapping[str, Mapping[str, int]] = {
     "fewshot": {"num_prompts": 12, "num_shots": 2, "output_len": 4, "max_concurrency": 4},
     "multiturn": {"num_sessions": 4, "num_turns": 2, "num_shots": 1, "output_len": 4, "max_concurrency": 4},
@@ -60,17 +60,15 @@ async def main() -> None:
     parser.add_argument("--workloads", default="fewshot,multiturn", metavar="NAMES", help="comma-separated")
     parser.add_argument("--cache", choices=("both", "on", "off"), default="both")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument(
-        "--processes", type=int, default=4, metavar="COUNT", help="that the clients are spread over"
-    )
+    parser.add_argument("--processes", type=int, default=4, metavar="COUNT", help="processes of the clients")
     parser.add_argument("--small", action="store_true", help="a small model and small workloads")
     parser.add_argument(
         "--flag", action="append", default=[], metavar="FLAG=VALUE", help="more flags of the server"
     )
-    parser.add_argument("--commit", help="what is checked out, where there is no .git")
+    parser.add_argument("--commit", help="the commit that is checked out, if there is no .git folder")
     parser.add_argument("--output-file", type=Path)
     arguments = parser.parse_args()
-    benches = [made(name, is_small=arguments.small) for name in arguments.workloads.split(",")]
+    benches = [load_benchmark(name, is_small=arguments.small) for name in arguments.workloads.split(",")]
     environment = gpu_environment(arguments.device, arguments.commit)
     caches: tuple[Cache, ...] = ("on", "off") if arguments.cache == "both" else (arguments.cache,)
     with tempfile.TemporaryDirectory() as folder:
@@ -78,38 +76,38 @@ async def main() -> None:
         print(HEADER, flush=True)
         for cache in caches:
             begun = time.perf_counter()
-            async with started_server([*flags(model, arguments.device, cache), *arguments.flag]) as address:
+            async with running_server([*flags(model, arguments.device, cache), *arguments.flag]) as address:
                 ready_s = round(time.perf_counter() - begun, 1)
                 for bench in benches:
-                    line = await measured(bench, address, arguments.processes, is_small=arguments.small)
+                    line = await measure(bench, address, arguments.processes, is_small=arguments.small)
                     line |= {"cache": cache, "mode": "server", "ready_s": ready_s, "environment": environment}
                     print(row(line), flush=True)
                     write(arguments.output_file, line)
 
 
-def made(name: str, *, is_small: bool) -> Bench:
+def load_benchmark(name: str, *, is_small: bool) -> Benchmark:
     sizes = (SMALL_WORKLOADS if is_small else WORKLOADS)[name]
-    return Bench.make(name, load_workload(name, WorkloadChanges(**sizes)))
+    return Benchmark.make(name, load_workload(name, WorkloadOverrides(**sizes)))
 
 
-async def measured(bench: Bench, address: str, n_processes: int, *, is_small: bool) -> dict[str, Any]:
-    """The workload from a cold cache, by all clients at once."""
-    async with Client(address) as client:
+async def measure(bench: Benchmark, address: str, n_processes: int, *, is_small: bool) -> dict[str, Any]:
+    """Runs the workload from a cold cache with all clients. Returns the result line."""
+    async with OpenAIClient(address) as client:
         model = await client.model()
         await LoadGenerator(client).run(warmup_sessions(8, seed=0, output_len=8), Load(model, max_concurrency=8))
         flushed = await client.flush() is not None
     load = Load(model, max_concurrency=bench.workload.max_concurrency // n_processes)
     with ProcessPoolExecutor(n_processes, multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(time.sleep, [0.5] * n_processes))  # until all of them are there
-        parts = [Part(bench.name, is_small, address, load, i, n_processes) for i in range(n_processes)]
-        records = [record for answers in pool.map(asked, parts) for record in answers]
+        list(pool.map(time.sleep, [0.5] * n_processes))  # until all processes have started
+        shares = [SessionShare(bench.name, is_small, address, load, i, n_processes) for i in range(n_processes)]
+        records = [record for answers in pool.map(run_share, shares) for record in answers]
     if failed := {record.error for record in records if record.error is not None}:
         raise SystemExit(f"{bench.name}: requests failed: {sorted(failed)[:3]}")
     records.sort(key=lambda record: (record.session, record.turn))
     began = min(record.started for record in records)
     duration = max(record.started + record.latency for record in records) - began
-    found = figures(Measurement(records, duration, began))
-    del found["accuracy_pct"], found["n_checked"]  # the weights are dummies
+    metrics = run_metrics(Measurement(records, duration, began))
+    del metrics["accuracy_pct"], metrics["n_checked"]  # dummy weights
     return {
         "workload": bench.name,
         "num_prompts": len(records),
@@ -117,13 +115,13 @@ async def measured(bench: Bench, address: str, n_processes: int, *, is_small: bo
         "cache_flushed": flushed,
         "client_processes": n_processes,
         "date": date.today().isoformat(),
-        **found,
+        **metrics,
     }
 
 
 @dataclass(frozen=True)
-class Part:
-    """Every so-manieth session of a workload, which one process sends."""
+class SessionShare:
+    """The sessions of a workload that one process sends: every ``step``-th from ``first`` on."""
 
     name: str
     is_small: bool
@@ -133,18 +131,18 @@ class Part:
     step: int
 
 
-def asked(part: Part) -> list[Record]:
-    """What the sessions met; they cannot be handed to a process, but are made the same again."""
-    sessions = made(part.name, is_small=part.is_small).sessions[part.first :: part.step]
+def run_share(share: SessionShare) -> list[Record]:
+    """Runs a share of the sessions. They cannot be sent to a process, so they are generated again."""
+    sessions = load_benchmark(share.name, is_small=share.is_small).sessions[share.first :: share.step]
 
-    async def ask() -> Measurement:
-        async with Client(part.address) as client:
-            return await LoadGenerator(client).run(sessions, part.load)
+    async def run_sessions() -> Measurement:
+        async with OpenAIClient(share.address) as client:
+            return await LoadGenerator(client).run(sessions, share.load)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        records = runner.run(ask()).records
+        records = runner.run(run_sessions()).records
     for record in records:
-        record.session = part.first + record.session * part.step
+        record.session = share.first + record.session * share.step
     return list(records)
 
 
@@ -158,13 +156,13 @@ def row(line: Mapping[str, Any]) -> str:
     report = line["cache_report"]
     return (
         f"{line['workload']:<10} {line['cache']:<5} {line['duration']:>8.2f} {line['request_throughput']:>7.1f} "
-        f"{line['output_throughput']:>9.0f} {shown(line['mean_ttft_ms']):>8} {shown(line['p99_ttft_ms']):>8} "
-        f"{shown(line['mean_itl_ms']):>7} {shown(line['p99_itl_ms']):>7} "
-        f"{shown(report['cache_hit_rate_pct']):>6} {shown(report['optimum_pct']):>7}"
+        f"{line['output_throughput']:>9.0f} {number(line['mean_ttft_ms']):>8} {number(line['p99_ttft_ms']):>8} "
+        f"{number(line['mean_itl_ms']):>7} {number(line['p99_itl_ms']):>7} "
+        f"{number(report['cache_hit_rate_pct']):>6} {number(report['optimum_pct']):>7}"
     )
 
 
-def shown(value: float | None) -> str:
+def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 

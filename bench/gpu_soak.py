@@ -1,11 +1,11 @@
-"""Thousands of requests of all kinds through one engine on a GPU: do pages, memory and terminal messages add up?
+"""A soak test: thousands of requests of all kinds through one engine on a GPU.
 
-A small model (random weights) and a pool for a part of what runs at once, so that pages are evicted and requests
-retracted all the time. Requests share prefixes, have several choices, are drawn or greedy, ask for
-log-probabilities, penalties, biases; some are cancelled at any moment, waiting or running. Every ``--every``
-requests the load pauses: then each request must have ended exactly once, free and evictable pages must be the pool,
-every invariant of pages and tree must hold, a greedy answer must be what it was at first, and the GPU's memory,
-which is noted, must not have grown since the first pause. Appends one JSON line.
+The model is small (random weights) and the pool too small for the running requests, so that pages are evicted and
+requests retracted all the time. Requests share prefixes, have several choices, are sampled or greedy, and use
+log-probabilities, penalties and biases. Some are cancelled at any moment, waiting or running. The load pauses after
+every ``--every`` requests. Then each request must have ended exactly once; free and evictable pages must add up to
+the pool; the invariants of pages and tree must hold; a greedy answer must be the same as at first; and the GPU's
+memory must not have grown since the first pause. Appends one JSON line.
 
     python bench/gpu_soak.py --requests 20000 --output-file bench/results/gpu_soak.jsonl
     python bench/gpu_soak.py --requests 200 --every 50 --device cpu
@@ -38,40 +38,40 @@ from radixkv.wire import Cancel, Done, Failed, Flush, FromRuntime, GetStats, Sta
 VOCAB = 32_000
 MAX_TOKENS = 600
 CANCEL_SHARE = 0.25
-"""The odds that a turn cancels a request."""
+"""Probability that a turn cancels a request."""
 BURST_EVERY, BURST_AT, N_BURST = 1000, 200, 120
-"""Requests that begin short and end long come together, and outgrow the pool."""
+"""Bursts of requests with short prompts and long answers, which outgrow the pool."""
 MAX_GROWTH_BYTES = 64 << 20
-"""By which the GPU's memory may differ between pauses: logits of the longest prompt that was scored so far."""
+"""Allowed growth of GPU memory between pauses: logits of the longest prompt with prompt logprobs so far."""
 
 
 class SoakFailed(Exception):
-    """Something is not as it was."""
+    """A check of the soak test failed."""
 
 
 @dataclass
 class Traffic:
-    """Draws requests. The same seed draws the same ones."""
+    """Generates random requests; the same seed gives the same requests."""
 
     rng: Random
-    made: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
     n_drawn: int = 0
 
     def __post_init__(self) -> None:
         self._stems = [self._ids(self.rng.randint(10, 150)) for _ in range(20)]
 
     def draw(self) -> tuple[list[int], SamplingParams]:
-        """A prompt and how it is answered."""
+        """Returns a prompt and its sampling parameters."""
         self.n_drawn += 1
         if BURST_AT < self.n_drawn % BURST_EVERY <= BURST_AT + N_BURST:
-            self.made["long"] += 1
+            self.kinds["long"] += 1
             return self._ids(4), SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True)
         stem = self.rng.choice(self._stems) if self.rng.random() < 0.8 else []
         if self.rng.random() < 0.02:
             self._stems[self.rng.randrange(len(self._stems))] = self._ids(self.rng.randint(10, 150))
         prompt = stem + self._ids(self.rng.randint(1, 40))
         kind = self.rng.choices(("greedy", "drawn", "shaped", "scored"), (40, 30, 20, 10))[0]
-        self.made[kind] += 1
+        self.kinds[kind] += 1
         return prompt, SamplingParams(
             max_tokens=self.rng.randint(1, self.rng.choice((20, 60))),
             n=self.rng.choice((1, 1, 1, 1, 2, 4)),
@@ -104,7 +104,7 @@ class Traffic:
 
 @dataclass
 class Soak:
-    """A loop under traffic, and what was seen of it."""
+    """A runtime loop under load, and its checks."""
 
     loop: Loop
     traffic: Traffic
@@ -116,7 +116,7 @@ class Soak:
     canary: list[int] = field(default_factory=list)
 
     def run(self, n_requests: int, every: int) -> None:
-        """All requests, with a look after each ``every``. Raises ``SoakFailed``."""
+        """Sends all requests, with checks after each ``every``. Raises ``SoakFailed``."""
         rng = self.traffic.rng
         while self.n_on_device < n_requests:
             goal = min(self.n_on_device + every, n_requests)
@@ -126,7 +126,7 @@ class Soak:
                 self._take(self.loop.turn())
                 if self.live and rng.random() < CANCEL_SHARE:
                     self._take(self.loop.receive(Cancel(rng.choice(sorted(self.live)))))
-            self._look()
+            self._check()
 
     def _send(self) -> None:
         prompt, sampling = self.traffic.draw()
@@ -139,8 +139,8 @@ class Soak:
         for message in messages:
             match message:
                 case Tokens():
-                    if strangers := {item.id for item in message.items} - self.live:
-                        raise SoakFailed(f"tokens for {strangers}, which had ended")
+                    if ended := {item.id for item in message.items} - self.live:
+                        raise SoakFailed(f"tokens for {ended}, which had ended")
                 case Done() | Failed():
                     if message.id not in self.live:
                         raise SoakFailed(f"a second terminal message for {message.id}: {message}")
@@ -149,7 +149,7 @@ class Soak:
                     self.live.remove(message.id)
                     self.ends[message.finish_reason] += 1
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if self.live:
             raise SoakFailed(f"the loop is idle, but {sorted(self.live)[:5]} have not ended")
         if sum(self.ends.values()) != self.n_on_device:
@@ -157,7 +157,7 @@ class Soak:
         self.loop.check()
         stats = self._stats()
         if stats.n_pages_free + stats.n_pages_evictable != stats.n_pages:
-            raise SoakFailed(f"pages are missing: {stats}")
+            raise SoakFailed(f"free and evictable pages are not the pool: {stats}")
         self._check_canary()
         used, reserved = gpu_bytes()
         sample = {"requests": self.n_on_device, "gpu_used_bytes": used, "torch_reserved_bytes": reserved}
@@ -167,7 +167,7 @@ class Soak:
         self.samples.append(sample)
 
     def _check_canary(self) -> None:
-        """A greedy answer, alone and from an empty cache, so that it is computed in the same way each time."""
+        """Checks a greedy answer, computed alone with an empty cache, so that its bits are the same each time."""
         self.loop.receive(Flush("flush"))
         sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
         self.loop.receive(Submit("canary", pack_tokens(range(100, 400)), sampling))
@@ -187,14 +187,14 @@ class Soak:
         return stats
 
     def line(self) -> dict[str, Any]:
-        """What is recorded."""
+        """Returns the result line."""
         stats = self._stats()
         names = ("generation_tokens_total", "prefix_hits_total", "pages_evicted_total", "preemptions_total")
         return {
             "case": "gpu_soak",
             "requests": self.n_on_device,
             "ends": dict(self.ends),
-            "kinds": dict(self.traffic.made),
+            "kinds": dict(self.traffic.kinds),
             **{name: getattr(stats, name) for name in names},
             "steps": stats.steps_total,
             "samples": self.samples,
@@ -202,7 +202,7 @@ class Soak:
 
 
 def gpu_bytes() -> tuple[int, int]:
-    """In use on the device, by all; and what torch holds. 0 without a GPU."""
+    """Returns the GPU's bytes in use by all processes, and those reserved by torch; 0 without a GPU."""
     if not torch.cuda.is_available():
         return 0, 0
     free, total = torch.cuda.mem_get_info()
@@ -217,7 +217,7 @@ def main() -> None:
     parser.add_argument("--pool-tokens", type=int, default=8192)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--commit", help="what is checked out, where there is no .git")
+    parser.add_argument("--commit", help="the commit that is checked out, if there is no .git folder")
     parser.add_argument("--output-file", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

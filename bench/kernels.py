@@ -1,11 +1,11 @@
-"""What the CUDA device's kernels cost, beside torch's plain operations and beside what the memory allows.
+"""Times of the GPU kernels, compared with plain torch operations and with memory bandwidth.
 
-Appends one JSON line a kernel and size. Each time is the median replay of a CUDA graph of many calls, divided by
-their number; calls take turns among enough buffers that the 60 MB of an H200's cache hold none. Bytes are those
-that must move, each once.
+Appends one JSON line per kernel and size. Each time is the median replay of a CUDA graph of many calls, divided by
+their number. Calls alternate among enough buffers that none stays in the 60 MB cache of an H200. Bytes count each
+byte that must move once.
 
-    gemm     all matrix products of the model's layers, and the head, by cuBLAS; `linear` the same by our choice
-    others   one kernel each, `torch` the same by torch's plain operations
+    gemm     all matrix products of the model's layers and the head by cuBLAS; `linear`: the same by our `linear`
+    others   one kernel each; `torch`: the same by plain torch operations
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SHAPES = {
     "head": torch.Size((VOCAB, HIDDEN)),
 }
 CACHE_BYTES = 200 * 10**6
-"""Buffers in turns measure more than this together."""
+"""Alternating buffers take at least this much memory together."""
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 Call = Callable[[], object]
 Product = Callable[[Tensor, Tensor, Tensor], None]
@@ -54,9 +54,9 @@ class Case:
     kernel: str
     rows: int
     n_bytes: int
-    """That a call must move."""
+    """Bytes that a call must move."""
     calls: Sequence[Call]
-    """The same work on different buffers."""
+    """The same call on different buffers."""
     n_flops: int = 0
 
 
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256, 1024, 8192])
     parser.add_argument("--gemm-rows", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256, 512, 8192])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--commit", help="what is checked out, where there is no .git")
+    parser.add_argument("--commit", help="the commit that is checked out, if there is no .git folder")
     arguments = parser.parse_args()
     about = {"date": date.today().isoformat(), "environment": gpu_environment("cuda", arguments.commit)}
     with arguments.output_file.open("a", encoding="utf-8") as output, torch.inference_mode():
@@ -76,25 +76,25 @@ def main() -> None:
 
 
 def measure(rows: Sequence[int], gemm_rows: Sequence[int], n_rounds: int) -> Iterator[dict[str, object]]:
-    """The lines, one after another."""
+    """Yields the result lines."""
     for n_rows in rows:
-        for make in (norms, rotations, activations, choices):
-            for case in make(n_rows):
+        for cases in (norms, rotations, activations, argmaxes):
+            for case in cases(n_rows):
                 yield line_of(case, time_us(case.calls, n_rounds))
     weights = {name: [normal(*shape) for _ in range(copies(2 * shape.numel()))] for name, shape in SHAPES.items()}
     for n_rows in gemm_rows:
         for name, multiply in (("gemm", cublas), ("linear", linear)):
             if name == "linear" and n_rows > 16:
-                continue  # the same
+                continue  # ``linear`` calls cuBLAS
             yield from products(name, n_rows, weights, multiply, n_rounds)
-        for case in endings(n_rows, weights):
+        for case in fused_products(n_rows, weights):
             yield line_of(case, time_us(case.calls, n_rounds))
 
 
 def products(
     name: str, n_rows: int, weights: dict[str, list[Tensor]], multiply: Product, n_rounds: int
 ) -> Iterator[dict[str, object]]:
-    """Each matrix by itself, then the sum over the model."""
+    """Times each matrix, then sums over the model."""
     total_us = 0.0
     for part, matrices in weights.items():
         n_out, n_in = SHAPES[part]
@@ -114,16 +114,16 @@ def products(
     yield {"kernel": f"{name}_all", "rows": n_rows, "ms": round(total_us / 1e3, 3)}
 
 
-def endings(n_rows: int, weights: dict[str, list[Tensor]]) -> list[Case]:
-    """Products with what follows them, in one call and in two or three kernels."""
+def fused_products(n_rows: int, weights: dict[str, list[Tensor]]) -> list[Case]:
+    """Returns products with what follows them, as one call and as two or three kernels."""
     x, inner, norm = normal(n_rows, HIDDEN), normal(n_rows, INNER), normal(HIDDEN)
     product, residual, gate_up = normal(n_rows, HIDDEN), normal(n_rows, HIDDEN), normal(n_rows, 2 * INNER)
 
-    def add_apart(weight: Tensor) -> None:
+    def separate_add(weight: Tensor) -> None:
         cublas(inner, weight, product)
         add_rms_norm(product, residual, norm, 1e-5, x)
 
-    def gate_apart(weight: Tensor) -> None:
+    def separate_gate(weight: Tensor) -> None:
         cublas(x, weight, gate_up)
         silu_and_multiply(gate_up, inner)
 
@@ -133,13 +133,13 @@ def endings(n_rows: int, weights: dict[str, list[Tensor]]) -> list[Case]:
 
     return [
         case("gated_linear", "gate_up", lambda weight: gated_linear(x, weight, inner)),
-        case("gated_linear_cublas", "gate_up", gate_apart),
+        case("gated_linear_cublas", "gate_up", separate_gate),
         case(
             "add_linear_and_norm",
             "down",
             lambda weight: add_linear_and_norm(inner, weight, residual, norm, 1e-5, x),
         ),
-        case("add_linear_and_norm_cublas", "down", add_apart),
+        case("add_linear_and_norm_cublas", "down", separate_add),
     ]
 
 
@@ -152,7 +152,7 @@ def line_of(case: Case, us: float) -> dict[str, object]:
 
 
 def time_us(calls: Sequence[Call], n_rounds: int) -> float:
-    """Median time of one call, in a graph of at least 20 and of each buffer as often as any other."""
+    """Returns the median time of a call in a graph of at least 20 calls, with each buffer equally often."""
     n_calls = len(calls) * -(-20 // len(calls))
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -175,6 +175,7 @@ def time_us(calls: Sequence[Call], n_rounds: int) -> float:
 
 
 def copies(n_bytes: int) -> int:
+    """Returns how many buffers of ``n_bytes`` to alternate among."""
     return max(2, min(-(-CACHE_BYTES // n_bytes), 64))
 
 
@@ -215,8 +216,10 @@ def rotations(n_rows: int) -> list[Case]:
     for _ in range(copies(n_bytes)):
         caches = [normal(n_rows // 16 + 1, 16, KV_HEADS, HEAD_DIM) for _ in range(2)]
         positions = torch.randint(8192, (n_rows,), dtype=torch.int32, device=DEVICE)
-        lines = torch.randperm(16 * (n_rows // 16 + 1), device=DEVICE)[:n_rows].int()
-        sets.append((normal(n_rows, WIDTH), positions, lines, table, *caches, normal(n_rows, HEADS, HEAD_DIM)))
+        slot_mapping = torch.randperm(16 * (n_rows // 16 + 1), device=DEVICE)[:n_rows].int()
+        sets.append(
+            (normal(n_rows, WIDTH), positions, slot_mapping, table, *caches, normal(n_rows, HEADS, HEAD_DIM))
+        )
 
     def case(name: str, norm: Tensor | None) -> Case:
         calls = [lambda s=s: rotate_and_store(*s, query_norm=norm, key_norm=norm, eps=1e-5) for s in sets]
@@ -238,7 +241,7 @@ def activations(n_rows: int) -> list[Case]:
     ]
 
 
-def choices(n_rows: int) -> list[Case]:
+def argmaxes(n_rows: int) -> list[Case]:
     if n_rows > 1024:
         return []
     n_bytes = 2 * n_rows * VOCAB

@@ -1,11 +1,11 @@
-"""The six token workloads through another engine's offline API, as ``engine.py`` sends them through radixkv's.
+"""Runs the six token workloads through another engine's offline API, as ``engine.py`` does through radixkv's.
 
 Model, prompts, phases, warm-up and clock are the same: dummy bf16 weights of the shape of Llama 3.1 8B, token ids
-as prompts, greedy answers of fixed length, one call of ``generate`` for each phase, the prefix cache flushed before
-each workload, and the model's matrix products timed alone in the same call. What is not given by ``--setting`` is
-the engine's own default; what it then chose is recorded as `settings`. Appends a JSON line a workload to
-``--output-file``, with the keys of ``engine.py`` and `engine`. Lines of one machine, one engine after the other,
-make a table:
+as prompts, greedy answers of fixed length, and one call of ``generate`` for each phase. The prefix cache is flushed
+before each workload, and the model's matrix products are timed alone in the same run. Settings not given by
+``--setting`` have the engine's defaults; the values in effect are recorded as `settings`. Appends a JSON line per
+workload to ``--output-file``, with the keys of ``engine.py`` and `engine`. Lines of engines that ran on one machine
+can be shown as a table:
 
     python bench/peer_engine.py --engine vllm --output-file vllm.jsonl
     python bench/peer_engine.py --engine sglang --output-file sglang.jsonl
@@ -30,20 +30,28 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from engine import add_run_flags, chosen, compared, made, seconds_since_start, write
+from engine import (
+    add_run_flags,
+    compare_with_peers,
+    generate_workload,
+    seconds_since_start,
+    select_workloads,
+    write,
+)
 from gpu_environment import gpu_environment
-from peers import compared_engines
+from peers import comparison_table
 from phases import TOKEN_WORKLOADS, Phases, load_workloads
 from power import watched_power
 from roof import measure
 from shapes import LLAMA_8B, Config, write_model
 
-VLLM_CHOICES: Mapping[str, Sequence[str]] = {
+VLLM_SETTINGS: Mapping[str, Sequence[str]] = {
     "scheduler_config": ("max_num_seqs", "max_num_batched_tokens", "async_scheduling"),
     "cache_config": ("block_size", "gpu_memory_utilization", "enable_prefix_caching"),
     "model_config": ("max_model_len",),
 }
-SGLANG_CHOICES = (
+"""Recorded settings of vLLM by part of its configuration, as far as the version has them."""
+SGLANG_SETTINGS = (
     "attention_backend",
     "chunked_prefill_size",
     "max_running_requests",
@@ -51,28 +59,30 @@ SGLANG_CHOICES = (
     "page_size",
     "disable_overlap_schedule",
 )
-"""What of an engine's settings is recorded, as far as that version has it."""
+"""Recorded settings of SGLang, as far as the version has them."""
 
 
-class Answer(NamedTuple):
-    """Of one request, in tokens."""
+class TokenCounts(NamedTuple):
+    """Token counts of one request."""
 
     n_output: int
     n_cached: int
-    """Of the prompt, as the engine tells."""
+    """Prompt tokens found in the cache, as reported by the engine."""
 
 
 class Peer(Protocol):
-    """Another engine, with the model loaded: its package's version, and what it runs with."""
+    """Another engine, with the model loaded."""
 
     version: str
+    """Version of the engine's package."""
     settings: dict[str, Any]
+    """Settings in effect."""
 
-    def generate(self, prompts: list[list[int]], n_new: list[int]) -> list[Answer]:
-        """Greedy answers of exactly so many tokens, in the prompts' order, once all are done."""
+    def generate(self, prompts: list[list[int]], n_new: list[int]) -> list[TokenCounts]:
+        """Generates greedy answers of exactly ``n_new`` tokens. Returns their counts in the prompts' order."""
 
     def flush_cache(self) -> bool:
-        """Forgets all prefixes; false where a request's last traces are still being cleared away."""
+        """Drops all cached prefixes; returns false if the engine is still cleaning up a request."""
 
     def close(self) -> None:
         """Ends the engine's processes."""
@@ -82,28 +92,28 @@ class Vllm:
     """vLLM's ``LLM``."""
 
     def __init__(self, folder: Path, dtype: str, *, has_cache: bool, settings: Mapping[str, Any]) -> None:
-        self._vllm = imported("vllm")
+        self._vllm = import_engine("vllm")
         self.version: str = self._vllm.__version__
-        wanted: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "load_format": "dummy",
             "dtype": dtype,
             "skip_tokenizer_init": True,
             "enable_prefix_caching": has_cache,
         }
-        self._llm = self._vllm.LLM(str(folder), **(wanted | dict(settings)))
+        self._llm = self._vllm.LLM(str(folder), **(defaults | dict(settings)))
         config = self._llm.llm_engine.vllm_config
         self.settings = dict(settings)
-        for part, names in VLLM_CHOICES.items():
-            self.settings |= told(getattr(config, part), names)
+        for part, names in VLLM_SETTINGS.items():
+            self.settings |= read_attributes(getattr(config, part), names)
 
-    def generate(self, prompts: list[list[int]], n_new: list[int]) -> list[Answer]:
+    def generate(self, prompts: list[list[int]], n_new: list[int]) -> list[TokenCounts]:
         sampling = [
             self._vllm.SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False)
             for n in n_new
         ]
         requests = [{"prompt_token_ids": prompt} for prompt in prompts]
         answers = self._llm.generate(requests, sampling, use_tqdm=False)
-        return [Answer(len(answer.outputs[0].token_ids), answer.num_cached_tokens or 0) for answer in answers]
+        return [TokenCounts(len(answer.outputs[0].token_ids), answer.num_cached_tokens or 0) for answer in answers]
 
     def flush_cache(self) -> bool:
         return bool(self._llm.reset_prefix_cache())
@@ -116,22 +126,22 @@ class Sglang:
     """SGLang's ``Engine``."""
 
     def __init__(self, folder: Path, dtype: str, *, has_cache: bool, settings: Mapping[str, Any]) -> None:
-        sglang = imported("sglang")
+        sglang = import_engine("sglang")
         self.version: str = sglang.__version__
-        wanted: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "load_format": "dummy",
             "dtype": dtype,
             "skip_tokenizer_init": True,
             "disable_radix_cache": not has_cache,
             "log_level": "warning",
         }
-        self._engine = sglang.Engine(model_path=str(folder), **(wanted | dict(settings)))
-        self.settings = dict(settings) | told(self._engine.server_args, SGLANG_CHOICES)
+        self._engine = sglang.Engine(model_path=str(folder), **(defaults | dict(settings)))
+        self.settings = dict(settings) | read_attributes(self._engine.server_args, SGLANG_SETTINGS)
 
-    def generate(self, prompts: list[list[int]], n_new: list[int]) -> list[Answer]:
+    def generate(self, prompts: list[list[int]], n_new: list[int]) -> list[TokenCounts]:
         sampling = [{"temperature": 0.0, "max_new_tokens": n, "ignore_eos": True} for n in n_new]
         answers = self._engine.generate(input_ids=prompts, sampling_params=sampling)
-        return [Answer(len(answer["output_ids"]), answer["meta_info"]["cached_tokens"]) for answer in answers]
+        return [TokenCounts(len(answer["output_ids"]), answer["meta_info"]["cached_tokens"]) for answer in answers]
 
     def flush_cache(self) -> bool:
         return bool(self._engine.flush_cache().success)
@@ -144,22 +154,22 @@ ENGINES: Mapping[str, type[Vllm] | type[Sglang]] = {"vllm": Vllm, "sglang": Sgla
 
 
 def main() -> None:
-    arguments = parsed()
+    arguments = parse_arguments()
     if arguments.table is not None:
-        print(compared_engines([json.loads(line) for path in arguments.table for line in path.open()]))
+        print(comparison_table([json.loads(line) for path in arguments.table for line in path.open()]))
         return
     known = load_workloads(arguments.workloads_file)
-    names = chosen(arguments.workloads, known)
-    # This folder has modules named as packages that engines look for, such as `kernels`.
+    names = select_workloads(arguments.workloads, known)
+    # This folder has modules with names of packages that engines import, such as `kernels`.
     sys.path.append(sys.path.pop(0))
-    imported(arguments.engine)
+    import_engine(arguments.engine)
     config = LLAMA_8B | ({"num_hidden_layers": arguments.layers} if arguments.layers else {})
     torch.cuda.synchronize()
     begun = time.perf_counter()
     gemm_ms = measure(config, "cuda")
     roof_s = time.perf_counter() - begun
     print(f"GEMM alone: {json.dumps(gemm_ms)}", flush=True)
-    with opened(arguments, config) as peer:
+    with open_peer(arguments, config) as peer:
         peer.generate([[17] * 8], [1])
         first_token_s = round(seconds_since_start() - roof_s, 2)
         engine = f"{arguments.engine} {peer.version}"
@@ -177,21 +187,23 @@ def main() -> None:
             "environment": gpu_environment("cuda", arguments.commit),
         }
         for name in names:
-            phases = made(known[name], name, is_small=False)
+            phases = generate_workload(known[name], name, is_small=False)
             with watched_power(arguments.watch_power) as power:
-                figures = run(peer, phases)
-            line = {"workload": name, **figures, **power, **common}
+                metrics = run(peer, phases)
+            line = {"workload": name, **metrics, **power, **common}
             if not arguments.layers:
-                line |= adjusted(name, line["duration"], gemm_ms)
+                line |= adjusted_times(name, line["duration"], gemm_ms)
             print(row(line), flush=True)
             write(arguments.output_file, line)
 
 
-def parsed() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=ENGINES)
     parser.add_argument("--workloads-file", type=Path, default=TOKEN_WORKLOADS)
-    parser.add_argument("--layers", type=int, metavar="N", help="a model of so few layers, to try the engine")
+    parser.add_argument(
+        "--layers", type=int, metavar="N", help="use a model with this many layers, to try the engine"
+    )
     add_run_flags(parser)
     parser.add_argument(
         "--table", type=Path, nargs="+", metavar="FILE", help="compare these files' lines, run nothing"
@@ -204,7 +216,7 @@ def parsed() -> argparse.Namespace:
 
 
 @contextmanager
-def opened(arguments: argparse.Namespace, config: Config) -> Iterator[Peer]:
+def open_peer(arguments: argparse.Namespace, config: Config) -> Iterator[Peer]:
     with tempfile.TemporaryDirectory() as folder:
         peer: Peer = ENGINES[arguments.engine](
             write_model(config, Path(folder)),
@@ -218,32 +230,32 @@ def opened(arguments: argparse.Namespace, config: Config) -> Iterator[Peer]:
             peer.close()
 
 
-def imported(package: str) -> Any:
-    """The package, or one line about what is missing."""
+def import_engine(package: str) -> Any:
+    """Imports the package, or exits with a line that names the missing module."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         raise SystemExit(f"{package} cannot be imported: no module {error.name}; install it first") from None
 
 
-def told(holder: object, names: Sequence[str]) -> dict[str, Any]:
-    """Those of the attributes that are there."""
-    found: dict[str, Any] = {}
+def read_attributes(holder: object, names: Sequence[str]) -> dict[str, Any]:
+    """Returns the attributes that exist."""
+    values: dict[str, Any] = {}
     for name in names:
         with suppress(AttributeError):
-            found[name] = getattr(holder, name)
-    return found
+            values[name] = getattr(holder, name)
+    return values
 
 
 def warm_up(peer: Peer, n_requests: int = 8, n_tokens: int = 300) -> None:
-    """As ``engine.py`` does."""
+    """Runs the warm-up of ``engine.py``."""
     rng = random.Random(1)
     prompts = [[rng.randrange(10, 32_000) for _ in range(n_tokens)] for _ in range(n_requests)]
     peer.generate(prompts, [16] * n_requests)
 
 
 def run(peer: Peer, phases: Phases) -> dict[str, Any]:
-    """Seconds of all phases from an empty cache, and what the engine told of them."""
+    """Runs all phases from an empty cache. Returns the seconds, and the reported token counts."""
     while not peer.flush_cache():
         time.sleep(0.05)
     gc.collect()
@@ -252,7 +264,7 @@ def run(peer: Peer, phases: Phases) -> dict[str, Any]:
     for phase in phases:
         lengths = [n_new for _, n_new in phase]
         answers = peer.generate([prompt for prompt, _ in phase], lengths)
-        assert [answer.n_output for answer in answers] == lengths, "an answer has not the length that was asked for"
+        assert [answer.n_output for answer in answers] == lengths, "an answer has the wrong length"
         n_answers += len(answers)
         n_prompt += sum(len(prompt) for prompt, _ in phase)
         n_output += sum(lengths)
@@ -269,10 +281,10 @@ def run(peer: Peer, phases: Phases) -> dict[str, Any]:
     }
 
 
-def adjusted(name: str, duration: float, gemm_ms: Mapping[str, float]) -> dict[str, Any]:
-    """The time in units of the matrix products, and on the machine of ``peers.py``."""
-    figures = compared(name, duration, gemm_ms)
-    return {key: value for key, value in figures.items() if key.startswith(("duration_per_", "adjusted_"))}
+def adjusted_times(name: str, duration: float, gemm_ms: Mapping[str, float]) -> dict[str, Any]:
+    """Returns the time in units of the matrix products, and as it would be on the machine of ``peers.py``."""
+    metrics = compare_with_peers(name, duration, gemm_ms)
+    return {key: value for key, value in metrics.items() if key.startswith(("duration_per_", "adjusted_"))}
 
 
 def row(line: Mapping[str, Any]) -> str:

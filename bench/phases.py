@@ -1,4 +1,4 @@
-"""Workloads of token ids, which a Python file has as ``ALL``."""
+"""Loading of token workloads from a Python file with ``ALL``."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 Phases = Sequence[Sequence[tuple[list[int], int]]]
-"""Requests that are asked together, phase after phase: token ids, and how many new tokens."""
+"""A workload: phases of requests that are sent together, each as token ids and a number of new tokens."""
 
 Workloads = Mapping[str, Callable[..., Phases]]
-"""By name; arguments make a workload smaller."""
+"""Functions that generate workloads, by name; their arguments are sizes."""
 
 TOKEN_WORKLOADS = Path(__file__).with_name("token_workloads.py")
-"""The file of those that engines are compared by."""
+"""The file of the workloads that engines are compared by."""
 
 
 def load_workloads(path: Path) -> Workloads:
-    """``ALL`` of the file, which is run."""
+    """Runs the Python file and returns its ``ALL``."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None, f"{path} is no Python file"
+    assert spec is not None, f"{path} is not a Python file"
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""The GPU's clock and power while something runs, as ``nvidia-smi`` tells them."""
+"""Sampling of the GPU's clock and power with ``nvidia-smi``."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ QUERY = ("nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheade
 
 
 @contextmanager
-def watched_power(is_wanted: bool) -> Iterator[dict[str, float]]:
-    """Yields a dictionary that has ``clock_mhz`` and ``power_w``, the medians of four samples a second, once the
-    block has ended; empty if it is not wanted, or was too short for a sample."""
-    found: dict[str, float] = {}
-    if not is_wanted:
-        yield found
+def watched_power(is_enabled: bool) -> Iterator[dict[str, float]]:
+    """Yields a dictionary that gets ``clock_mhz`` and ``power_w`` when the block ends.
+
+    They are medians of four samples per second. The dictionary stays empty if ``is_enabled`` is false, or the block
+    was too short for a sample.
+    """
+    medians: dict[str, float] = {}
+    if not is_enabled:
+        yield medians
         return
     with tempfile.TemporaryFile("w+") as log:
-        watcher = subprocess.Popen(QUERY, stdout=log)
+        sampler = subprocess.Popen(QUERY, stdout=log)
         try:
-            yield found
+            yield medians
         finally:
-            watcher.terminate()
-            watcher.wait()
+            sampler.terminate()
+            sampler.wait()
         log.seek(0)
         samples = [line.split(",") for line in log.read().splitlines() if line.count(",") == 1]
     if samples:
-        found["clock_mhz"] = median(float(clock) for clock, _ in samples)
-        found["power_w"] = round(median(float(power) for _, power in samples), 1)
+        medians["clock_mhz"] = median(float(clock) for clock, _ in samples)
+        medians["power_w"] = round(median(float(power) for _, power in samples), 1)

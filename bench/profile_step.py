@@ -1,15 +1,15 @@
-"""Where the time of one step goes: kernels, gaps and the host, on dummy weights of the shape of Llama 3.1 8B.
+"""Profiles single steps: kernels, gaps and host time, with dummy weights of the shape of Llama 3.1 8B.
 
-The device alone: plans are made here, as the scheduler would make them, over pages that nothing was computed for.
-Steps overlap as in the engine: one is launched before the result of the one before is taken. Each case is timed
-without the profiler, then recorded with it, and gives one JSON line: milliseconds a step, the host's share of them,
-and microseconds by kind and name of kernel.
+Only the device runs: plans are generated here as the scheduler would make them, over pages without computed KV.
+Steps overlap as in the engine: one is launched before the previous one's result is taken. Each case is timed
+without the profiler, then profiled, and gives one JSON line: milliseconds per step, the host's share of them, and
+microseconds by kind and name of kernel.
 
     decode 256x1650          a step of 256 rows, each the 1650th token of its sequence
     decode 256x1650 shared   the same; each quarter of the rows shares its first 1536 tokens
     prompts 1x64             one small prompt
     prompts 8x1024           8 whole prompts
-    extend 64x128+1536       64 prompts of which 1536 tokens were found
+    extend 64x128+1536       64 prompts with 1536 tokens in the prefix cache
     mixed 256x1024 8x960     decode rows beside prompts
 
     python bench/profile_step.py --output-file profile.jsonl
@@ -31,20 +31,20 @@ from engine import write
 from gpu_environment import gpu_environment
 from shapes import LLAMA_8B, SMALL, write_model
 from step_plans import CASES, MAX_MODEL_LEN, MAX_STEPS, PAGE_SIZE, SMALL_CASES, Plans
-from traces import recorded, table
+from traces import record_trace, table
 
 from radixkv.checkpoints import resolve
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, with_defaults
 from radixkv.runtime.device.factory import open_executor
 from radixkv.runtime.step.executor import Executor
-from radixkv.runtime.step.result import Pending
+from radixkv.runtime.step.result import PendingStep
 
 
 def main() -> None:
-    arguments = parsed()
+    arguments = parse_arguments()
     config = SMALL if arguments.small else LLAMA_8B
     with tempfile.TemporaryDirectory() as folder:
-        executor = opened(arguments, write_model(config, Path(folder)))
+        executor = open_device(arguments, write_model(config, Path(folder)))
     common = {
         "max_num_seqs": arguments.max_num_seqs,
         "enforce_eager": arguments.enforce_eager,
@@ -56,34 +56,34 @@ def main() -> None:
         if any(text in case.name for text in arguments.only.split(",")):
             plans = Plans(case, executor.n_pages, first_step)
             first_step += MAX_STEPS
-            line = {"case": case.name, "tokens": case.n_tokens, **timed(executor, plans, arguments.steps)}
+            line = {"case": case.name, "tokens": case.n_tokens, **time_steps(executor, plans, arguments.steps)}
             print(f"{case.name}: {line['ms_per_step']} ms, host {line['launch_ms']} ms", flush=True)
             if not arguments.no_profile:
-                line["profile"] = profiled(executor, plans, min(arguments.steps, 10))
+                line["profile"] = profile_steps(executor, plans, min(arguments.steps, 10))
                 print(table(line["profile"], arguments.kernels), flush=True)
             write(arguments.output_file, line | common)
 
 
-def parsed() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="a small model and small steps")
-    parser.add_argument("--only", default="", metavar="TEXTS", help="cases whose names hold one of these")
+    parser.add_argument("--only", default="", metavar="TEXTS", help="run cases whose names contain one of these")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--no-profile", action="store_true")
     parser.add_argument("--kernels", type=int, default=12, metavar="COUNT", help="to print; the file has more")
-    parser.add_argument("--commit", help="what is checked out, where there is no .git")
+    parser.add_argument("--commit", help="the commit that is checked out, if there is no .git folder")
     parser.add_argument("--output-file", type=Path)
     parser.add_argument("--enforce-eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--max-num-seqs", type=int, help="most rows a step (default: the device's)")
     arguments = parser.parse_args()
     if arguments.device != "cuda" and not arguments.no_profile:
-        parser.error("the profiler records what a GPU does; with --device cpu give --no-profile")
+        parser.error("the profiler records a GPU's work; with --device cpu use --no-profile")
     return arguments
 
 
-def opened(arguments: argparse.Namespace, folder: Path) -> Executor:
-    """The device with a pool of all that it gives, as ``LLM`` would open it."""
+def open_device(arguments: argparse.Namespace, folder: Path) -> Executor:
+    """Opens the device as ``LLM`` would, with all its memory for the pool."""
     config = EngineConfig(
         ModelConfig(
             str(folder),
@@ -99,11 +99,11 @@ def opened(arguments: argparse.Namespace, folder: Path) -> Executor:
     return open_executor(with_defaults(config, arguments.device), checkpoint, MAX_MODEL_LEN)
 
 
-def timed(executor: Executor, plans: Plans, n_steps: int) -> dict[str, Any]:
-    """Milliseconds of overlapping steps, after some that do not count."""
-    overlapped(executor, plans, 5)
+def time_steps(executor: Executor, plans: Plans, n_steps: int) -> dict[str, Any]:
+    """Returns the milliseconds of overlapping steps, after a warm-up."""
+    run_overlapping(executor, plans, 5)
     begun = time.perf_counter()
-    launch_s = overlapped(executor, plans, n_steps)
+    launch_s = run_overlapping(executor, plans, n_steps)
     duration_s = time.perf_counter() - begun
     return {
         "ms_per_step": round(1e3 * duration_s / n_steps, 3),
@@ -112,14 +112,14 @@ def timed(executor: Executor, plans: Plans, n_steps: int) -> dict[str, Any]:
     }
 
 
-def profiled(executor: Executor, plans: Plans, n_steps: int) -> dict[str, Any]:
-    """What the GPU does in those steps."""
-    return recorded(lambda: overlapped(executor, plans, n_steps)).report(n_steps)
+def profile_steps(executor: Executor, plans: Plans, n_steps: int) -> dict[str, Any]:
+    """Profiles overlapping steps. Returns the GPU's times per step."""
+    return record_trace(lambda: run_overlapping(executor, plans, n_steps)).report(n_steps)
 
 
-def overlapped(executor: Executor, plans: Plans, n_steps: int) -> list[float]:
-    """Runs steps, each launched before the result of the one before is taken; seconds that each launch took."""
-    launched: deque[Pending] = deque()
+def run_overlapping(executor: Executor, plans: Plans, n_steps: int) -> list[float]:
+    """Runs steps, each launched before the previous result is taken. Returns the seconds of each launch."""
+    launched: deque[PendingStep] = deque()
     times_s = []
     for plan in islice(plans, n_steps):
         begun = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What the matrix products of a model alone take on this GPU: the roof that whole steps are compared with."""
+"""Times of a model's matrix products alone on this GPU: the lower bound that whole steps are compared with."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 from shapes import Config, layer_matrices
 from torch import Tensor
 
-N_DISTINCT_LAYERS = 4
-"""So many layers' weights are held, which is more than any cache; the others repeat them."""
+MAX_DISTINCT_LAYERS = 4
+"""Layers whose weights are allocated, which exceed any cache; other layers repeat them."""
 
 
 PAUSE_S = 0.03
-"""Between products of few rows: within a step other kernels lie between them, which draw less power."""
+"""Pause between runs with few rows: in a step, other kernels that draw less power run between the products."""
 
 
-class Roof:
-    """A model's matrices and nothing else.
+class GemmBench:
+    """The weight matrices of a model, with random values.
 
     Args:
-        config: as in ``config.json``.
+        config: contents of ``config.json``.
         device: ``cuda``, or ``cpu`` to try the code.
     """
 
@@ -30,19 +30,22 @@ class Roof:
         self._device = torch.device(device)
         self._n_layers: int = config["num_hidden_layers"]
         shapes = layer_matrices(config)
-        n_held = min(N_DISTINCT_LAYERS, self._n_layers)
-        self._layers = [[self._random(shape, shape[1]) for shape in shapes] for _ in range(n_held)]
+        n_distinct = min(MAX_DISTINCT_LAYERS, self._n_layers)
+        self._layers = [[self._random(shape, shape[1]) for shape in shapes] for _ in range(n_distinct)]
         self._head = self._random((config["vocab_size"], config["hidden_size"]), config["hidden_size"])
 
     def gemm_ms(self, n_rows: int, *, has_head: bool, n_runs: int, pause_s: float = 0.0) -> float:
-        """Milliseconds of all layers' products for ``n_rows`` rows: the median of the runs, each a CUDA graph.
+        """Returns the milliseconds of all layers' products for ``n_rows`` rows, the median of CUDA graph replays.
 
         Args:
-            pause_s: before each run. Products back to back soon meet the GPU's power limit, and are slower then.
+            n_rows: rows of the input.
+            has_head: whether the LM head is included.
+            n_runs: replays.
+            pause_s: pause before each replay. Without pauses the GPU soon reaches its power limit and slows down.
         """
         matrices = [self._layers[i % len(self._layers)] for i in range(self._n_layers)]
         products = [matrix for layer in matrices for matrix in layer] + ([self._head] if has_head else [])
-        # One input and output for each shape: real activations do not stay in the cache either.
+        # One input and output for each size: real activations do not stay in the cache either.
         inputs = {matrix.shape[1]: self._random((n_rows, matrix.shape[1]), 1) for matrix in products}
         outputs = {shape: self._random((n_rows, shape), 1) for shape in {matrix.shape[0] for matrix in products}}
 
@@ -83,22 +86,22 @@ def _cpu_ms(step: Callable[[], None]) -> float:
 
 
 def measure(config: Config, device: str) -> dict[str, float]:
-    """Milliseconds of a model's products; gives all memory back.
+    """Returns the milliseconds of a model's products, and frees all memory.
 
-    ``gemm_1_ms`` and ``gemm_256_ms`` are of so many rows, with the head and with pauses;
-    ``gemm_256_sustained_ms`` is the same without pauses, and ``gemm_8192_ms`` without pauses and head.
+    ``gemm_1_ms`` and ``gemm_256_ms`` are for 1 and 256 rows, with the head and with pauses.
+    ``gemm_256_sustained_ms`` is without pauses, and ``gemm_8192_ms`` without pauses and head.
     """
-    roof = Roof(config, device)
+    gemm_bench = GemmBench(config, device)
     few, many, n_runs = (256, 8192, 21) if device == "cuda" else (4, 16, 3)
     with torch.inference_mode():
         times = {
-            # The longest first: an idle GPU takes a while until its clocks are up, and until it is warm.
-            "gemm_8192_ms": roof.gemm_ms(many, has_head=False, n_runs=min(n_runs, 9)),
-            "gemm_256_sustained_ms": roof.gemm_ms(few, has_head=True, n_runs=3 * n_runs),
-            "gemm_256_ms": roof.gemm_ms(few, has_head=True, n_runs=n_runs, pause_s=PAUSE_S),
-            "gemm_1_ms": roof.gemm_ms(1, has_head=True, n_runs=n_runs, pause_s=PAUSE_S),
+            # The longest first: an idle GPU takes a while to raise its clocks and to warm up.
+            "gemm_8192_ms": gemm_bench.gemm_ms(many, has_head=False, n_runs=min(n_runs, 9)),
+            "gemm_256_sustained_ms": gemm_bench.gemm_ms(few, has_head=True, n_runs=3 * n_runs),
+            "gemm_256_ms": gemm_bench.gemm_ms(few, has_head=True, n_runs=n_runs, pause_s=PAUSE_S),
+            "gemm_1_ms": gemm_bench.gemm_ms(1, has_head=True, n_runs=n_runs, pause_s=PAUSE_S),
         }
-    del roof
+    del gemm_bench
     if device == "cuda":
         torch.cuda.empty_cache()
     return {name: round(time_ms, 4) for name, time_ms in reversed(times.items())}

@@ -1,12 +1,12 @@
-"""What choosing a step's tokens costs: all options, and each alone, beside greedy choice from the same logits.
+"""Measures the CPU sampler's time per step: each option alone and all together, compared with greedy sampling.
 
-Appends one JSON line a case and shape of the logits. The sampler is the real one, with the checks that it makes;
-every slot has its history and biases already, and says one token a step. As on a two-core machine, torch has one
-thread. The cases take turns within each round; a ratio is the median of its rounds.
+Appends one JSON line per case and distribution of the logits. The cases run the engine's own sampler, its checks
+included. Every batch slot has its history and biases already and samples one token per step. torch has one thread,
+as on a two-core machine. Each round runs all cases in turn; a ratio is the median over the rounds.
 
-    torch_argmax   `logits.argmax(-1)`: greedy choice in one line, without the check for what is not finite
+    torch_argmax   `logits.argmax(-1)`: greedy choice without the check for finite logits
     greedy         temperature 0, by the sampler
-    temperature    temperature 0.8; so have all below
+    temperature    temperature 0.8, which all cases below use too
     top_k          50
     top_p          0.9
     min_p          0.05
@@ -34,7 +34,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from radixkv.bench.environment import origin
+from radixkv.bench.environment import provenance
 from radixkv.runtime.device.sampling.cpu.sampler import Sampler
 from radixkv.runtime.step.plan import History, RowSampling
 
@@ -53,13 +53,13 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with arguments.output_file.open("a", encoding="utf-8") as output:
-        for shape in ("peaked", "spread", "flat"):
-            logits = make_logits(shape, arguments.rows, arguments.vocab)
-            times_ms = measure(make_cases(logits, arguments.history, 1 + arguments.rounds), arguments.rounds)
+        for distribution in ("peaked", "spread", "flat"):
+            logits = random_logits(distribution, arguments.rows, arguments.vocab)
+            times_ms = measure(build_cases(logits, arguments.history, 1 + arguments.rounds), arguments.rounds)
             for name, own in times_ms.items():
                 line = {
                     "case": name,
-                    "logits": shape,
+                    "logits": distribution,
                     "ms_per_step": round(median(own), 2),
                     "min_ms": round(min(own), 2),
                     "times_greedy": ratio(own, times_ms["greedy"]),
@@ -69,20 +69,20 @@ def main() -> None:
                     "history_tokens": arguments.history,
                     "rounds": arguments.rounds,
                     "threads": torch.get_num_threads(),
-                    **origin(),
+                    **provenance(),
                 }
                 shown = ("logits", "case", "ms_per_step", "times_greedy", "times_torch_argmax")
                 print(json.dumps({key: line[key] for key in shown}))
                 output.write(json.dumps(line) + "\n")
 
 
-def make_logits(shape: str, n_rows: int, vocab_size: int) -> Tensor:
+def random_logits(distribution: str, n_rows: int, vocab_size: int) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(n_rows, vocab_size, generator=generator)
-    if shape == "flat":
+    if distribution == "flat":
         return logits
     logits *= 3.0
-    if shape == "peaked":
+    if distribution == "peaked":
         raised = torch.randint(vocab_size, (n_rows, 40), generator=generator)
         logits.scatter_add_(1, raised, 8.0 + 8.0 * torch.rand(n_rows, 40, generator=generator))
     return logits
@@ -92,8 +92,8 @@ def ratio(own: list[float], other: list[float]) -> float:
     return round(median(mine / theirs for mine, theirs in zip(own, other, strict=True)), 2)
 
 
-def make_cases(logits: Tensor, n_history: int, n_steps: int) -> dict[str, Callable[[], object]]:
-    """Name: one step, ``n_steps`` times."""
+def build_cases(logits: Tensor, n_history: int, n_steps: int) -> dict[str, Callable[[], object]]:
+    """Returns functions by case name, each of which samples one step and can be called ``n_steps`` times."""
     n_rows, vocab_size = logits.shape
     rng = Random(2)
     histories = [
@@ -125,7 +125,7 @@ def make_cases(logits: Tensor, n_history: int, n_steps: int) -> dict[str, Callab
 
 
 def stepper(logits: Tensor, first: list[RowSampling], n_steps: int) -> Callable[[], object]:
-    """Steps after one that starts with ``first``."""
+    """Samples a first step with ``first`` and returns a function that samples one of ``n_steps`` further steps."""
     sampler, batch_slots = Sampler(*logits.shape), range(len(logits))
     rows = [replace(row, seed=batch_slot) for batch_slot, row in zip(batch_slots, first, strict=True)]
     sampler.sample(logits, batch_slots, rows)
@@ -134,14 +134,14 @@ def stepper(logits: Tensor, first: list[RowSampling], n_steps: int) -> Callable[
 
 
 def measure(cases: dict[str, Callable[[], object]], n_rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of each case in each round, after one round that does not count."""
+    """Returns milliseconds of each case in each round, after one warm-up round."""
     times_ms: dict[str, list[float]] = {name: [] for name in cases}
     with torch.inference_mode():
-        for counts in [False] + [True] * n_rounds:
+        for is_measured in [False] + [True] * n_rounds:
             for name, step in cases.items():
                 begun = time.perf_counter()
                 step()
-                if counts:
+                if is_measured:
                     times_ms[name].append((time.perf_counter() - begun) * 1e3)
     return times_ms
 

@@ -1,4 +1,4 @@
-"""Models that exist as a ``config.json`` only; their weights are random (``load_format="dummy"``)."""
+"""Models that consist of a ``config.json`` only, for random weights (``load_format="dummy"``)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LLAMA_8B: Config = {
     "mlp_bias": False,
     "tie_word_embeddings": False,
 }
-"""Llama 3.1 8B."""
+"""Configuration of Llama 3.1 8B."""
 
 SMALL: Config = LLAMA_8B | {
     "vocab_size": 32_000,
@@ -45,18 +45,18 @@ SMALL: Config = LLAMA_8B | {
     "num_key_value_heads": 2,
     "head_dim": 128,
 }
-"""The same in small, to try a benchmark where there is no GPU."""
+"""A small version of it, to try a benchmark without a GPU."""
 
 
 def write_model(config: Config, folder: Path) -> Path:
-    """Makes the model's folder; gives it back."""
+    """Writes the model's ``config.json``; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
 
 def layer_matrices(config: Config) -> list[tuple[int, int]]:
-    """A layer's matrices, [out, in], stacked as they are multiplied: query-key-value, output, gate-up, down."""
+    """Returns the shapes of a layer's fused matrices, [out, in]: query-key-value, output, gate-up, down."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     query = config["num_attention_heads"] * config["head_dim"]
     key = config["num_key_value_heads"] * config["head_dim"]

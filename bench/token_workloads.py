@@ -1,7 +1,7 @@
-"""Six workloads of token ids, which engines are compared by.
+"""Six workloads of token ids, for comparing engines.
 
-Each function gives phases in order; what is in one phase is handed to the engine at once. The same arguments draw
-the same ids. Answers are to be greedy and to ignore the end of sequence; each workload begins with an empty prefix
+Each function returns phases in order; the requests of a phase are sent to the engine together. Equal arguments give
+equal ids. Answers must be greedy and ignore the end of sequence, and each workload starts with an empty prefix
 cache.
 """
 
@@ -13,23 +13,23 @@ from collections.abc import Callable, Mapping
 from phases import Phases
 
 VOCAB = 32_000
-"""Ids are below it, so that any model's vocabulary has them."""
+"""Ids are below this, so that they are in any model's vocabulary."""
 
 
 def single(requests: int = 1, prompt: int = 64, output: int = 256, seed: int = 106) -> Phases:
-    """One request alone: the latency of a token."""
+    """Generates one request at a time, for the latency of a token."""
     rng = random.Random(seed)
     return [[(_ids(rng, prompt), output)] for _ in range(requests)]
 
 
 def decode(requests: int = 256, prompt: int = 64, output: int = 512, seed: int = 105) -> Phases:
-    """Short prompts, long answers: steps of many rows that share nothing."""
+    """Generates short prompts with long answers: decode steps of many rows without shared prefixes."""
     rng = random.Random(seed)
     return [[(_ids(rng, prompt), output) for _ in range(requests)]]
 
 
 def unshared(requests: int = 512, prompt: int = 1024, output: int = 128, seed: int = 104) -> Phases:
-    """No prefix is shared: what the prefix cache costs where it cannot help."""
+    """Generates prompts without shared prefixes, for the cost of the prefix cache where it cannot help."""
     rng = random.Random(seed)
     return [[(_ids(rng, _around(rng, prompt)), output) for _ in range(requests)]]
 
@@ -42,19 +42,21 @@ def fewshot(
     groups: int = 4,
     seed: int = 101,
 ) -> Phases:
-    """Sets of shots, each shared by many short questions."""
+    """Generates few-shot prompts: sets of examples, each shared by many short questions."""
     rng = random.Random(seed)
     shots = [_ids(rng, shared) for _ in range(groups)]
-    work = [(shots[i % groups] + _ids(rng, _around(rng, question)), output) for i in range(requests)]
-    rng.shuffle(work)
-    return [work]
+    prompts = [(shots[i % groups] + _ids(rng, _around(rng, question)), output) for i in range(requests)]
+    rng.shuffle(prompts)
+    return [prompts]
 
 
 def multiturn(
     sessions: int = 128, turns: int = 6, system: int = 512, user: int = 128, output: int = 128, seed: int = 102
 ) -> Phases:
-    """Chats in lock step: a phase is one turn of each. Filler stands for the model's answers, so that all engines
-    see the same prompts."""
+    """Generates chats in lock step: a phase is one turn of each chat.
+
+    Random ids stand for the model's answers, so that all engines get the same prompts.
+    """
     rng = random.Random(seed)
     system_prompt = _ids(rng, system)
     histories = [list(system_prompt) for _ in range(sessions)]
@@ -78,7 +80,7 @@ def agents(
     output: int = 64,
     seed: int = 103,
 ) -> Phases:
-    """Tree search behind a long prompt of tools: children extend a node's path, and one of them has children."""
+    """Generates tree search after a long prompt: children extend a node's path, and one of them gets children."""
     rng = random.Random(seed)
     tools = _ids(rng, system)
     frontier = [tools + _ids(rng, 256) for _ in range(tasks)]
@@ -99,7 +101,7 @@ def _ids(rng: random.Random, n: int) -> list[int]:
 
 
 def _around(rng: random.Random, n: int) -> int:
-    """From half to one and a half."""
+    """Returns a random length from half of ``n`` to one and a half."""
     return rng.randint(n // 2, n * 3 // 2)
 
 

@@ -1,1 +1,1 @@
-"""Trains the embedded model; not part of the package. README.md says how."""
+"""Training of the embedded model, which is not part of the package; README.md explains how."""

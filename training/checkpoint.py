@@ -1,4 +1,4 @@
-"""The model's files: weights in bfloat16 shards, and the configurations."""
+"""Reading and writing of the trained checkpoint: bfloat16 weights in shards, and the configuration files."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from training.llama import Llama, Shape
+from training.llama import Llama, ModelShape
 from training.tokenizer import BEGIN, END, END_OF_TURN
 
 SHARD_BYTES = 11_500_000
 
 
 def save(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes all but the tokenizer's own files."""
+    """Writes all files of the checkpoint except the tokenizer's."""
     tensors = {name: weight.detach().to("cpu", torch.bfloat16) for name, weight in model.state_dict().items()}
     shards: list[dict[str, Tensor]] = [{}]
     for name, tensor in tensors.items():
@@ -40,8 +40,8 @@ def save(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
     write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": index})
 
 
-def load(folder: Path, shape: Shape) -> Llama:
-    """The model as it was written, in float32 on the CPU."""
+def load(folder: Path, shape: ModelShape) -> Llama:
+    """Reads a model written by ``save``, in float32 on the CPU."""
     model = Llama(shape)
     weights: dict[str, Tensor] = {}
     for file in folder.glob("*.safetensors"):
@@ -51,5 +51,5 @@ def load(folder: Path, shape: Shape) -> Llama:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Writes it with one entry a line."""
+    """Writes JSON with one entry per line."""
     path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Plain English for the tokenizer: sentences put together from lists of common words."""
+"""Generator of plain English sentences from common words, for training the tokenizer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ADJECTIVES = (
     "heavy light happy sad quiet loud clean dirty rich cheap dear safe ready empty equal common real local "
     "final main several many much more most least such each every any some no all both another"
 ).split()
-_LITTLE = (
+_FUNCTION_WORDS = (
     "the of and to in a that it for on with as at this but by from they we you he she his her or an will my "
     "one would there their what so up out if about who which go me when make can like time just him know take "
     "into your some could them see other than then now look only come its over think also back after use two "
@@ -54,20 +54,20 @@ _ENDINGS = (".", ".", ".", "?", "!", ";", ":", ",")
 
 
 def sentences(seed: int) -> Iterator[str]:
-    """Endless sentences, of more grammar than sense, the same for the same seed."""
+    """Yields endless grammatical but meaningless sentences, the same for the same seed."""
     rng = random.Random(seed)
 
-    def things() -> str:
+    def noun_phrase() -> str:
         return f"{rng.choice(_ADJECTIVES)} {rng.choice(_NOUNS)}{rng.choice(('', '', 's'))}"
 
     while True:
         words = [
-            rng.choice(_LITTLE),
-            things(),
+            rng.choice(_FUNCTION_WORDS),
+            noun_phrase(),
             rng.choice(_VERBS),
-            rng.choice(_LITTLE),
-            rng.choice((things(), rng.choice(_NOUNS))),
-            *rng.choices(_LITTLE, k=rng.randint(0, 5)),
+            rng.choice(_FUNCTION_WORDS),
+            rng.choice((noun_phrase(), rng.choice(_NOUNS))),
+            *rng.choices(_FUNCTION_WORDS, k=rng.randint(0, 5)),
         ]
         text = " ".join(words)
         yield (text.capitalize() if rng.random() < 0.7 else text) + rng.choice(_ENDINGS)

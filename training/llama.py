@@ -1,4 +1,4 @@
-"""A Llama in plain torch, with the names that checkpoints have."""
+"""The Llama model in plain torch, with the parameter names of Hugging Face checkpoints."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch.nn import functional
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The model's sizes."""
+class ModelShape:
+    """Sizes of the model."""
 
     vocab_size: int
     hidden_size: int = 256
@@ -26,7 +26,7 @@ class Shape:
     rms_norm_eps: float = 1e-5
 
     def config(self) -> dict[str, object]:
-        """The entries of config.json that describe the shape."""
+        """Returns the entries of ``config.json`` that describe the model."""
         return {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
@@ -49,9 +49,9 @@ class Shape:
 
 
 class Cache:
-    """Keys and values of a batch, for generation: ``n_layers`` of ``[batch, n_kv_heads, length, head_dim]``."""
+    """KV cache of a batch for generation, ``[n_layers, 2, batch, n_kv_heads, length, head_dim]``."""
 
-    def __init__(self, shape: Shape, batch: int, length: int, like: Tensor) -> None:
+    def __init__(self, shape: ModelShape, batch: int, length: int, like: Tensor) -> None:
         sizes = (shape.n_layers, 2, batch, shape.n_kv_heads, length, shape.head_dim)
         self.keys_values = torch.zeros(sizes, dtype=like.dtype, device=like.device)
 
@@ -59,7 +59,7 @@ class Cache:
 class Attention(nn.Module):
     """Grouped-query attention with rotary embedding."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.shape = shape
         self.q_proj = nn.Linear(shape.hidden_size, shape.n_heads * shape.head_dim, bias=False)
@@ -68,47 +68,47 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(shape.n_heads * shape.head_dim, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Causal over the rows of ``x`` ``[batch, length, hidden]``."""
-        q, k, v = self.heads(x, cos, sin)
-        k, v = self.for_each_query(k), self.for_each_query(v)
+        """Returns causal attention over ``x``, ``[batch, length, hidden]``."""
+        q, k, v = self.project_heads(x, cos, sin)
+        k, v = self.repeat_for_query_heads(k), self.repeat_for_query_heads(v)
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.joined(out)
+        return self.merge_heads(out)
 
-    def joined(self, out: Tensor) -> Tensor:
-        """What the heads found, ``[batch, n_heads, length, head_dim]``, as ``[batch, length, hidden]``."""
-        joined: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
-        return joined
+    def merge_heads(self, out: Tensor) -> Tensor:
+        """Projects the heads' outputs, ``[batch, n_heads, length, head_dim]``, to ``[batch, length, hidden]``."""
+        merge_heads: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+        return merge_heads
 
-    def heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries and keys, and values: ``[batch, heads, length, head_dim]``."""
+    def project_heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns rotated queries, rotated keys, and values, each ``[batch, heads, length, head_dim]``."""
         q, k, v = (
             linear(x).unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2)
             for linear in (self.q_proj, self.k_proj, self.v_proj)
         )
-        return rotated(q, cos, sin), rotated(k, cos, sin), v
+        return rotate(q, cos, sin), rotate(k, cos, sin), v
 
-    def for_each_query(self, heads: Tensor) -> Tensor:
-        """Keys or values, repeated so that every query head has its own: not all of torch's kernels group them."""
+    def repeat_for_query_heads(self, heads: Tensor) -> Tensor:
+        """Repeats keys or values for each query head, because not all of torch's kernels support grouped heads."""
         return heads.repeat_interleave(self.shape.n_heads // self.shape.n_kv_heads, dim=1)
 
 
 class MLP(nn.Module):
-    """The gated one."""
+    """Gated MLP with SiLU."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., hidden]`` to the same."""
+        """Maps ``[..., hidden]`` to ``[..., hidden]``."""
         out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm, calculated in float32 whatever the input is."""
+    """Root-mean-square norm, computed in float32 for any input dtype."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -116,16 +116,16 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of the last dimension; the input's dtype."""
+        """Normalises the last dimension; returns the input's dtype."""
         full = x.float()
         full = full * torch.rsqrt(full.square().mean(-1, keepdim=True) + self.eps)
         return (full * self.weight).to(x.dtype)
 
 
 class Layer(nn.Module):
-    """Attention and MLP, each behind its norm."""
+    """Decoder layer: attention and MLP, each with a norm before it."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.self_attn = Attention(shape)
         self.mlp = MLP(shape)
@@ -133,20 +133,20 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """``[batch, length, hidden]`` to the same."""
+        """Maps ``[batch, length, hidden]`` to ``[batch, length, hidden]``."""
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return self.behind_mlp(x)
+        return self.apply_mlp(x)
 
-    def behind_mlp(self, x: Tensor) -> Tensor:
-        """The second half of ``forward``."""
+    def apply_mlp(self, x: Tensor) -> Tensor:
+        """Adds the MLP branch, the second half of ``forward``."""
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
 
-class Body(nn.Module):
-    """All but the head."""
+class Backbone(nn.Module):
+    """Embedding, layers and final norm: the model without its head."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.n_layers))
@@ -154,66 +154,71 @@ class Body(nn.Module):
 
 
 class Llama(nn.Module):
-    """The model; the head is the embedding's weight."""
+    """The model with a head tied to the embedding."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.shape = shape
-        self.model = Body(shape)
+        self.model = Backbone(shape)
         for name, weight in self.named_parameters():
             if weight.ndim == 2:
                 ends_branch = name.endswith(("o_proj.weight", "down_proj.weight"))
                 nn.init.normal_(weight, std=0.02 / (math.sqrt(2 * shape.n_layers) if ends_branch else 1))
 
     def forward(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """Hidden states before the head, ``[batch, length, hidden]`` in ``dtype``, for ids ``[batch, length]``."""
+        """Returns the final hidden states, ``[batch, length, hidden]`` in ``dtype``, of ids ``[batch, length]``."""
         x = self.model.embed_tokens(ids).to(dtype)
-        cos, sin = (part.to(dtype) for part in rotation(self.shape, torch.arange(ids.shape[1], device=ids.device)))
+        cos, sin = (
+            part.to(dtype) for part in rotary_angles(self.shape, torch.arange(ids.shape[1], device=ids.device))
+        )
         for layer in self.model.layers:
             x = layer(x, cos, sin)
         hidden: Tensor = self.model.norm(x)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """``[..., vocab_size]``."""
+        """Maps hidden states ``[..., hidden]`` to logits ``[..., vocab_size]``."""
         return functional.linear(hidden, self.model.embed_tokens.weight)
 
-    def cached(self, ids: Tensor, starts: Tensor, cache: Cache) -> Tensor:
-        """Hidden states of ``ids`` ``[batch, length]`` that stand from ``starts`` ``[batch]`` on; fills the cache.
+    def forward_cached(self, ids: Tensor, starts: Tensor, cache: Cache) -> Tensor:
+        """Computes the final hidden states of new tokens and stores their keys and values in the cache.
 
-        With ``length`` above 1, all starts must be 0.
+        Args:
+            ids: ``[batch, length]``, the new tokens.
+            starts: ``[batch]``, position of each sequence's first new token; all 0 if ``length`` is above 1.
+            cache: cache of all positions before ``starts``.
         """
         batch, length = ids.shape
-        places = starts[:, None] + torch.arange(length, device=ids.device)
-        cos, sin = (part[:, None] for part in rotation(self.shape, places))
+        positions = starts[:, None] + torch.arange(length, device=ids.device)
+        cos, sin = (part[:, None] for part in rotary_angles(self.shape, positions))
         rows = torch.arange(batch, device=ids.device)[:, None]
-        n_used = int(places.max()) + 1
-        seen = torch.arange(n_used, device=ids.device) <= starts[:, None, None, None]
+        n_used = int(positions.max()) + 1
+        visible = torch.arange(n_used, device=ids.device) <= starts[:, None, None, None]
         x = self.model.embed_tokens(ids)
         for layer, (keys, values) in zip(self.model.layers, cache.keys_values, strict=True):
             assert isinstance(layer, Layer)
-            q, k, v = layer.self_attn.heads(layer.input_layernorm(x), cos.to(x.dtype), sin.to(x.dtype))
-            keys.transpose(1, 2)[rows, places] = k.transpose(1, 2)
-            values.transpose(1, 2)[rows, places] = v.transpose(1, 2)
+            q, k, v = layer.self_attn.project_heads(layer.input_layernorm(x), cos.to(x.dtype), sin.to(x.dtype))
+            keys.transpose(1, 2)[rows, positions] = k.transpose(1, 2)
+            values.transpose(1, 2)[rows, positions] = v.transpose(1, 2)
             if length == 1:
                 k, v = keys[:, :, :n_used], values[:, :, :n_used]
-            k, v = layer.self_attn.for_each_query(k), layer.self_attn.for_each_query(v)
-            mask = seen if length == 1 else None
+            k, v = layer.self_attn.repeat_for_query_heads(k), layer.self_attn.repeat_for_query_heads(v)
+            mask = visible if length == 1 else None
             out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=length > 1)
-            x = layer.behind_mlp(x + layer.self_attn.joined(out))
+            x = layer.apply_mlp(x + layer.self_attn.merge_heads(out))
         hidden: Tensor = self.model.norm(x)
         return hidden
 
 
-def rotation(shape: Shape, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine for places of any shape: ``[..., head_dim]`` each, float32."""
-    powers = torch.arange(0, shape.head_dim, 2, device=places.device, dtype=torch.float32) / shape.head_dim
-    angles = places[..., None].float() * shape.rope_theta**-powers
+def rotary_angles(shape: ModelShape, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns cosine and sine for positions of any shape ``[...]``, each ``[..., head_dim]`` float32."""
+    powers = torch.arange(0, shape.head_dim, 2, device=positions.device, dtype=torch.float32) / shape.head_dim
+    angles = positions[..., None].float() * shape.rope_theta**-powers
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos(), angles.sin()
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding by halves, as Transformers has it."""
-    one, two = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-two, one), dim=-1) * sin
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Applies the rotary embedding in the half-split form of Transformers."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin

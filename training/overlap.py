@@ -1,13 +1,14 @@
-"""How much of the held-out problems training has seen: made texts of other seeds may still come out alike.
+"""Measures how many held-out problems occur in training, because different seeds may generate equal texts.
 
     python -m training.overlap
 
-prints a line for each family and size. Of so many held-out prompts, percent that a sample of training has had
+prints a line for each family and size: the percentage of held-out prompts that a sample of the training prompts
+contains
 
-    prompt       as a whole: document or earlier turns, and the question
-    question     the last question alone, in whatever context
-    from_memory  with the last question, whose most frequent answer there is the right one: what a model would get
-                 right that knows training by heart and ignores the context
+    prompt       completely: document or earlier turns, and the question
+    question     by the last question alone, in any context
+    from_memory  by the last question, whose most frequent answer in the sample is the right one: the score of a
+                 model that memorised the sample and ignores the context
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from radixkv.bench.workloads.problems.arithmetic import made_problems
-from radixkv.bench.workloads.problems.chat import made_chats
-from radixkv.bench.workloads.problems.lookup import made_documents
+from radixkv.bench.workloads.problems.arithmetic import generate_problems
+from radixkv.bench.workloads.problems.chat import generate_chats
+from radixkv.bench.workloads.problems.lookup import generate_documents
 from radixkv.bench.workloads.problems.problem import result_of
-from radixkv.bench.workloads.problems.tools import errand_messages, made_errands
+from radixkv.bench.workloads.problems.tools import generate_tool_tasks, tool_task_messages
 from training.cases import SEED
 from training.texts import HELD_OUT_SEEDS, chat_messages
 
 N_HELD_OUT = 500
 
 
-class Asked(NamedTuple):
-    """A prompt's parts, and the right answer."""
+class Prompt(NamedTuple):
+    """A prompt, split into context and last question, with the right answer."""
 
     context: str
     question: str
@@ -41,81 +42,81 @@ class Asked(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sample", type=int, default=20_000, help="prompts of training, for each line")
+    parser.add_argument("--sample", type=int, default=20_000, help="training prompts sampled for each line")
     arguments = parser.parse_args()
-    for name, make in MAKERS.items():
-        held_out = list(islice(make(SEED), N_HELD_OUT))
-        line = overlap(held_out, islice(learned(make), arguments.sample))
+    for name, generate in GENERATORS.items():
+        held_out = list(islice(generate(SEED), N_HELD_OUT))
+        line = overlap(held_out, islice(training_prompts(generate), arguments.sample))
         print(json.dumps({"family": name, "held_out": N_HELD_OUT, "sample": arguments.sample, **line}), flush=True)
 
 
-def learned(make: Callable[[int], Iterator[Asked]]) -> Iterator[Asked]:
-    """What training draws: one of each seed."""
+def training_prompts(generate: Callable[[int], Iterator[Prompt]]) -> Iterator[Prompt]:
+    """Yields prompts as training draws them, the first one of each random seed."""
     rng = random.Random(0)
     while True:
-        yield next(make(rng.randrange(HELD_OUT_SEEDS.stop, 1 << 62)))
+        yield next(generate(rng.randrange(HELD_OUT_SEEDS.stop, 1 << 62)))
 
 
-def overlap(held_out: list[Asked], sample: Iterator[Asked]) -> dict[str, float]:
-    """The percentages."""
+def overlap(held_out: list[Prompt], sample: Iterator[Prompt]) -> dict[str, float]:
+    """Returns the percentages described above by their JSON keys."""
     prompts: set[tuple[str, str]] = set()
     answers: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for asked in sample:
-        prompts.add((asked.context, asked.question))
-        answers[asked.question][asked.answer] += 1
+    for prompt in sample:
+        prompts.add((prompt.context, prompt.question))
+        answers[prompt.question][prompt.answer] += 1
     counts = {
-        "prompt": sum((asked.context, asked.question) in prompts for asked in held_out),
-        "question": sum(asked.question in answers for asked in held_out),
+        "prompt": sum((prompt.context, prompt.question) in prompts for prompt in held_out),
+        "question": sum(prompt.question in answers for prompt in held_out),
         "from_memory": sum(
-            asked.question in answers and answers[asked.question].most_common(1)[0][0] == asked.answer
-            for asked in held_out
+            prompt.question in answers and answers[prompt.question].most_common(1)[0][0] == prompt.answer
+            for prompt in held_out
         ),
     }
     return {f"{name}_pct": round(100 * count / len(held_out), 1) for name, count in counts.items()}
 
 
-def _problems(seed: int) -> Iterator[Asked]:
-    for problem in made_problems(seed):
-        yield Asked("", problem.question, result_of(problem.answer) or "")
+def _problems(seed: int) -> Iterator[Prompt]:
+    for problem in generate_problems(seed):
+        yield Prompt("", problem.question, result_of(problem.answer) or "")
 
 
-def _documents(n_facts: int) -> Callable[[int], Iterator[Asked]]:
-    def make(seed: int) -> Iterator[Asked]:
-        for document in made_documents(seed, n_facts, 1):
+def _documents(n_facts: int) -> Callable[[int], Iterator[Prompt]]:
+    def generate(seed: int) -> Iterator[Prompt]:
+        for document in generate_documents(seed, n_facts, 1):
             (problem,) = document.problems
-            yield Asked(document.text, problem.question, result_of(problem.answer) or "")
+            yield Prompt(document.text, problem.question, result_of(problem.answer) or "")
 
-    return make
-
-
-def _chats(n_turns: int) -> Callable[[int], Iterator[Asked]]:
-    def make(seed: int) -> Iterator[Asked]:
-        for chat in made_chats(seed, n_turns):
-            *said, user, assistant = chat_messages(chat)
-            yield Asked(json.dumps(said), user["content"], assistant["content"])
-
-    return make
+    return generate
 
 
-def _calls(n_turns: int) -> Callable[[int], Iterator[Asked]]:
-    def make(seed: int) -> Iterator[Asked]:
-        for errand in made_errands(seed, n_turns):
-            *said, user, call, _, _ = errand_messages(errand)
-            yield Asked(json.dumps(said), user["content"], call["content"])
+def _chats(n_turns: int) -> Callable[[int], Iterator[Prompt]]:
+    def generate(seed: int) -> Iterator[Prompt]:
+        for chat in generate_chats(seed, n_turns):
+            *messages, user, assistant = chat_messages(chat)
+            yield Prompt(json.dumps(messages), user["content"], assistant["content"])
 
-    return make
-
-
-def _results(n_turns: int) -> Callable[[int], Iterator[Asked]]:
-    def make(seed: int) -> Iterator[Asked]:
-        for errand in made_errands(seed, n_turns):
-            *said, user, _, result, answer = errand_messages(errand)
-            yield Asked(json.dumps(said), user["content"] + result["content"], answer["content"])
-
-    return make
+    return generate
 
 
-MAKERS: dict[str, Callable[[int], Iterator[Asked]]] = {
+def _calls(n_turns: int) -> Callable[[int], Iterator[Prompt]]:
+    def generate(seed: int) -> Iterator[Prompt]:
+        for tool_task in generate_tool_tasks(seed, n_turns):
+            *messages, user, call, _, _ = tool_task_messages(tool_task)
+            yield Prompt(json.dumps(messages), user["content"], call["content"])
+
+    return generate
+
+
+def _results(n_turns: int) -> Callable[[int], Iterator[Prompt]]:
+    def generate(seed: int) -> Iterator[Prompt]:
+        for tool_task in generate_tool_tasks(seed, n_turns):
+            *messages, user, _, result, answer = tool_task_messages(tool_task)
+            yield Prompt(json.dumps(messages), user["content"] + result["content"], answer["content"])
+
+    return generate
+
+
+GENERATORS: dict[str, Callable[[int], Iterator[Prompt]]] = {
     "arithmetic": _problems,
     **{f"lookup, {n_facts} facts": _documents(n_facts) for n_facts in (1, 3, 40)},
     **{f"chat, {n_turns} turns": _chats(n_turns) for n_turns in (1, 2, 3, 6, 20)},

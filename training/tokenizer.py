@@ -1,4 +1,4 @@
-"""The tokenizer: byte-level BPE with one token a digit, trained on the families' texts and plain English."""
+"""The tokenizer: byte-level BPE with one token per digit, trained on the training texts and plain English."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ END_HEADER = "<|end_header_id|>"
 END_OF_TURN = "<|eot_id|>"
 SPECIAL_TOKENS = (BEGIN, END, START_HEADER, END_HEADER, END_OF_TURN)
 
-_PIECES = (
+_SPLIT_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Merges never cross these: words with the space before them, single digits, signs, white space."""
+"""Pre-tokens that merges never cross: words with the space before them, single digits, punctuation, white space."""
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
@@ -36,25 +36,25 @@ CHAT_TEMPLATE = (
     f"{{{{ '{START_HEADER}assistant{END_HEADER}\\n\\n' }}}}"
     "{% endif %}"
 )
-"""Tool calls are written as JSON with ``name`` and ``arguments``, one a line."""
+"""Jinja chat template, which renders tool calls as JSON with ``name`` and ``arguments``, one per line."""
 
 
 def header(role: str) -> str:
-    """What opens a message in the chat template."""
+    """Returns the header that begins a message in the chat template."""
     return f"{START_HEADER}{role}{END_HEADER}\n\n"
 
 
 def chat_message(message: Mapping[str, str]) -> str:
-    """A message of plain content, as the chat template renders it."""
+    """Renders a message without tool calls as the chat template does."""
     return header(message["role"]) + message["content"].strip() + END_OF_TURN
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learns the merges; the vocabulary may come out smaller when no pair is left that comes twice."""
+    """Trains the tokenizer; the vocabulary is smaller than ``vocab_size`` if no pair occurs twice any more."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_PIECES), "isolated"),
+            pre_tokenizers.Split(Regex(_SPLIT_PATTERN), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

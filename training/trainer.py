@@ -1,4 +1,4 @@
-"""The optimisers, the loss, and the learning rate over time."""
+"""The training loop with its optimisers, loss and learning rate schedule."""
 
 from __future__ import annotations
 
@@ -16,29 +16,31 @@ from training.llama import Llama
 
 LEARNING_RATE = 3e-3
 REPORT_S = 20
+"""Seconds between reports of the loss."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """How much of the training is over: by the time, or by the steps if their number is given."""
+    """Measures the completed fraction of the training, by steps if their number is given, else by time."""
 
-    starts: float
-    """As ``time.monotonic`` has it; so has ``ends``."""
-    ends: float
+    started_s: float
+    """Start of the training on the clock of ``time.monotonic``."""
+    ends_s: float
+    """End of the training on the same clock."""
     n_steps: int | None = None
 
-    def over(self, n_steps: int) -> float:
-        """0 to 1, after ``n_steps``."""
+    def fraction(self, n_steps: int) -> float:
+        """Returns the fraction completed after ``n_steps``, from 0; the training ends at 1."""
         if self.n_steps is not None:
             return n_steps / self.n_steps
-        return (time.monotonic() - self.starts) / (self.ends - self.starts)
+        return (time.monotonic() - self.started_s) / (self.ends_s - self.started_s)
 
 
 class Trainer:
-    """Trains a model on batches: Muon for the matrices of the layers, AdamW for embedding and norms."""
+    """Trains a model, with Muon for the matrices of the layers and AdamW for embedding and norms."""
 
     def __init__(self, model: Llama) -> None:
-        """On CUDA the layers and the loss are compiled, and calculated in bfloat16."""
+        """Creates the optimisers; on CUDA the layers and the loss are compiled and computed in bfloat16."""
         self._model = model
         self._device = next(model.parameters()).device
         is_cuda = self._device.type == "cuda"
@@ -60,24 +62,30 @@ class Trainer:
     def run(
         self, batches: Iterator[tuple[Tensor, Tensor]], clock: Clock, progress: Synchronized[float]
     ) -> list[dict[str, float]]:
-        """Trains until the clock says that it is over, and tells ``progress`` how far it is.
+        """Trains until the clock's fraction reaches 1.
 
-        Prints and returns a line every ``REPORT_S`` seconds, and one at the end.
+        Args:
+            batches: token ids and loss weights, ``[rows, length]`` each.
+            clock: decides when the training ends.
+            progress: receives the completed fraction, for the worker processes.
+
+        Returns:
+            The reports, which are also printed: one every ``REPORT_S`` seconds and one at the end.
         """
         history: list[dict[str, float]] = []
         losses: list[Tensor] = []
         n_tokens = n_steps = 0
-        reported = time.monotonic()
-        while (over := clock.over(n_steps)) < 1:
-            progress.value = over
-            self._set_rate(n_steps, over)
+        reported_s = time.monotonic()
+        while (fraction := clock.fraction(n_steps)) < 1:
+            progress.value = fraction
+            self._set_rate(n_steps, fraction)
             ids, weights = next(batches)
             losses.append(self._step(ids.to(self._device).long(), weights.to(self._device)))
             n_tokens += ids.numel()
             n_steps += 1
-            if time.monotonic() - reported > REPORT_S or clock.over(n_steps) >= 1:
+            if time.monotonic() - reported_s > REPORT_S or clock.fraction(n_steps) >= 1:
                 line = {
-                    "seconds": round(time.monotonic() - clock.starts),
+                    "seconds": round(time.monotonic() - clock.started_s),
                     "steps": n_steps,
                     "million_tokens": round(n_tokens / 1e6, 1),
                     "loss": round(torch.stack(losses).mean().item(), 4),
@@ -85,7 +93,7 @@ class Trainer:
                 print(json.dumps(line), flush=True)
                 history.append(line)
                 losses.clear()
-                reported = time.monotonic()
+                reported_s = time.monotonic()
         return history
 
     def _step(self, ids: Tensor, weights: Tensor) -> Tensor:
@@ -99,16 +107,16 @@ class Trainer:
             optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    def _set_rate(self, n_steps: int, over: float) -> None:
-        """Up over 100 steps, level, and down to a hundredth over the last 40%."""
-        rate = LEARNING_RATE * min(1.0, (n_steps + 1) / 100, max(0.0, (1 - over) / 0.4) + 0.01)
+    def _set_rate(self, n_steps: int, fraction: float) -> None:
+        """Sets the learning rate: warm-up over 100 steps, constant, then linear decay to 1% over the last 40%."""
+        rate = LEARNING_RATE * min(1.0, (n_steps + 1) / 100, max(0.0, (1 - fraction) / 0.4) + 0.01)
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
 
 
 def weighted_loss(hidden: Tensor, head: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-    """Mean cross-entropy of each next token, by the next token's weight."""
+    """Returns the mean cross-entropy of each next token, weighted by that token's loss weight."""
     logits = functional.linear(hidden, head.to(hidden.dtype)).float()
     losses = functional.cross_entropy(logits.flatten(0, 1), ids.roll(-1, 1).flatten(), reduction="none")
     counts = weights.roll(-1, 1).float()

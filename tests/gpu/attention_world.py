@@ -1,4 +1,4 @@
-"""A pool, block tables and rows for attention's GPU tests, and the oracle: float32 torch, one row at a time."""
+"""A KV pool and block tables for GPU tests of attention, with an oracle in float32 torch, one row at a time."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
-from radixkv.runtime.device.attention.cuda.flashinfer import Shape
+from radixkv.runtime.device.attention.cuda.flashinfer import AttentionShape
 from radixkv.runtime.device.attention.cuda.paged import PagedAttention
-from radixkv.runtime.device.attention.cuda.shared_runs import SharedKernel, SharingCosts
-from radixkv.runtime.device.staging_cuda import Layout, Staging
+from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharingCosts
+from radixkv.runtime.device.staging_cuda import Staging, StagingLayout
 from radixkv.runtime.step.plan import SharedRun
 
 Ints = NDArray[np.int32]
 
 
 class World:
-    """One layer a window. Pages that no row was given hold NaN, as does what comes behind a row's last token."""
+    """Attention over a pool with one layer per window.
+
+    Pages that belong to no row hold NaN, as do positions after a row's last token.
+    """
 
     def __init__(
         self,
-        shape: Shape,
+        shape: AttentionShape,
         windows: Sequence[int | None] = (None,),
         *,
         max_rows: int = 64,
@@ -50,7 +53,7 @@ class World:
         self.v[n_pages] = 0
         self.tables = torch.full((max_rows + 1, width), n_pages, dtype=torch.int32, device="cuda")
         self.free = self.random.permutation(n_pages).astype(np.int32).tolist()
-        layout = Layout()
+        layout = StagingLayout()
         self.attention = PagedAttention(
             shape,
             windows,
@@ -65,7 +68,7 @@ class World:
         self.attention.connect(self.staging, self.tables)
 
     def fill(self, batch_slot: int, length: int, shared: Sequence[int] = ()) -> list[int]:
-        """Gives a slot pages for ``length`` positions, the first of them given, and writes random K and V."""
+        """Gives a slot pages for ``length`` positions, the first of them ``shared``, and writes random K and V."""
         size = self.shape.page_size
         pages = list(shared)
         while len(pages) * size < length:
@@ -79,7 +82,7 @@ class World:
         return pages
 
     def queries(self, n: int) -> Tensor:
-        """[n, heads, head_dim], random."""
+        """Returns [n, heads, head_dim], random."""
         return torch.randn(n, self.shape.n_heads, self.shape.head_dim, device="cuda").to(self.shape.dtype)
 
     def decode(
@@ -92,7 +95,7 @@ class World:
         layer: int = 0,
         variant: Variant | None = None,
     ) -> Tensor:
-        """Eager decode."""
+        """Computes decode rows without a graph."""
         staged = self.staging.stage()
         step = self.attention.plan_decode(staged, batch_slots, lengths, shared, variant=variant)
         self.staging.send(staged)
@@ -101,7 +104,7 @@ class World:
         return out
 
     def expected(self, batch_slots: Ints, lengths: Ints, n_tokens: Ints, q: Tensor, *, layer: int = 0) -> Tensor:
-        """What rows of the last ``n_tokens`` positions of ``lengths`` give."""
+        """Computes the oracle for rows of the last ``n_tokens`` positions of ``lengths``."""
         outs, first = [], 0
         window, group = self.windows[layer], self.shape.group
         for batch_slot, length, n in zip(batch_slots.tolist(), lengths.tolist(), n_tokens.tolist(), strict=True):
@@ -122,10 +125,10 @@ class World:
 
 
 def assert_close(out: Tensor, expected: Tensor) -> None:
-    """To the rounding of bfloat16, partial results included."""
+    """Compares up to the rounding of bfloat16, including that of partial results."""
     torch.testing.assert_close(out.float(), expected, rtol=2e-2, atol=1e-2)
 
 
 def ints(values: Sequence[int]) -> Ints:
-    """An int32 array."""
+    """Returns an int32 array."""
     return np.array(values, dtype=np.int32)

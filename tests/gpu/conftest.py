@@ -1,4 +1,4 @@
-"""Tests of the CUDA device: collected everywhere, skipped with the reason where there is none."""
+"""Fixtures of tests on a CUDA device; without one, the tests are skipped with the reason."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def sensitive_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(sensitive_folder: Path) -> Iterator[LLM]:
-    """For the answers of one request at a time without the prefix cache, which others are compared with."""
+    """An engine without the prefix cache, whose answers to single requests others are compared with."""
     with opened(sensitive_folder, enable_prefix_caching=False, max_num_seqs=8, max_num_batched_tokens=4096) as llm:
         yield llm

@@ -1,4 +1,4 @@
-"""Requests on a loop, a turn at a time, with everything checked after each."""
+"""Driving of a runtime loop turn by turn, with its invariants checked after each turn."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from radixkv import LLM, SamplingParams
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.plan import StepPlan
-from radixkv.runtime.step.result import Pending
+from radixkv.runtime.step.result import PendingStep
 from radixkv.wire import Cancel, Done, Failed, FromRuntime, Stats, Submit, Tokens, pack_tokens, unpack_tokens
 
 
 def loop_of(llm: LLM) -> Loop:
-    return llm._live
+    return llm._open_loop
 
 
 def executor_of(llm: LLM) -> Executor:
@@ -24,11 +24,11 @@ def executor_of(llm: LLM) -> Executor:
 
 @dataclass
 class Drive:
-    """One loop and what it said.
+    """A runtime loop and the messages it sent.
 
     Args:
-        llm: only this drives it.
-        checks: whether every invariant is checked after every turn.
+        llm: used by nothing else.
+        checks: whether all invariants are checked after each turn.
     """
 
     llm: LLM
@@ -36,7 +36,7 @@ class Drive:
     answers: dict[str, list[int]] = field(default_factory=dict)
     """Tokens of each request's first choice."""
     ends: dict[str, str] = field(default_factory=dict)
-    """How each request ended."""
+    """Finish reason or failure of each request."""
 
     def submit(self, name: str, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self.answers[name] = []
@@ -52,7 +52,7 @@ class Drive:
             loop.check()
 
     def run(self, cancels: random.Random | None = None, share: float = 0.0) -> None:
-        """To the end; after each turn, with the odds of ``share``, a request that runs or waits is cancelled."""
+        """Runs to the end; after each turn, cancels a running or waiting request with probability ``share``."""
         while loop_of(self.llm).has_work:
             self.turn()
             if cancels is not None and cancels.random() < share:
@@ -61,7 +61,7 @@ class Drive:
                     self.cancel(cancels.choice(live))
 
     def check_all_ended(self) -> Stats:
-        """Each request has ended once, and no page is held; gives the counters."""
+        """Checks that each request has ended once and no page is leased; returns the counters."""
         assert self.ends.keys() == self.answers.keys(), "a request has no terminal message"
         loop_of(self.llm).check()
         stats = self.llm.get_metrics()
@@ -85,7 +85,7 @@ class Drive:
 
 
 class Recorder:
-    """An executor that keeps the plans that it is given."""
+    """An executor that records the plans it launches."""
 
     def __init__(self, executor: Executor) -> None:
         self.plans: list[StepPlan] = []
@@ -108,10 +108,10 @@ class Recorder:
         return self._executor.vocab_size
 
     @property
-    def wants_shared_runs(self) -> bool:
-        return self._executor.wants_shared_runs
+    def uses_shared_runs(self) -> bool:
+        return self._executor.uses_shared_runs
 
-    def launch(self, plan: StepPlan) -> Pending:
+    def launch(self, plan: StepPlan) -> PendingStep:
         self.plans.append(plan)
         return self._executor.launch(plan)
 
@@ -120,7 +120,7 @@ class Recorder:
 
 
 def record(llm: LLM) -> Recorder:
-    """From now on the engine's plans are kept."""
+    """Starts to record the engine's plans."""
     loop = loop_of(llm)
     recorder = Recorder(loop._executor)
     loop._executor = recorder

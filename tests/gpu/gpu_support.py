@@ -1,7 +1,7 @@
-"""What the tests of the engine on a CUDA device share: checkpoints, oracles, and when two answers are the same.
+"""Shared support for tests of the engine on a CUDA device: checkpoints, oracles, and comparison of answers.
 
-In bf16 two right ways to compute one number differ, so nothing here asks for equal bits: numbers are compared with
-how far Transformers is from float32 in the same dtype, and tokens wherever the likeliest is clearly ahead.
+In bf16 two correct computations of one value differ, so nothing here needs equal bits. Differences are compared
+with the distance of Transformers from float32 in the same dtype; tokens only where the likeliest is clearly ahead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHAPE: Mapping[str, Any] = {
     "max_position_embeddings": 8192,
     "initializer_range": 0.06,
 }
-"""Heads as those of the models that people serve, everything else small."""
+"""Heads of the sizes of common models; everything else is small."""
 
 SENSITIVE: Mapping[str, Any] = {
     "hidden_size": 256,
@@ -42,20 +42,21 @@ SENSITIVE: Mapping[str, Any] = {
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
 }
-"""Of the checkpoint that ``save_sensitive`` makes."""
+"""Sizes of the checkpoint of ``save_sensitive``."""
 NEAR_TIE = 0.3
-"""Of two of its tokens: nine times what bf16 does to a score, a quarter of what a wrong page does."""
+"""Difference of two of its log-probabilities that counts as a tie: nine times the noise of bf16, a quarter of the
+effect of a wrong page."""
 
 Scores = dict[tuple[int, int], float]
 """Log-probability by position of the token, and its id."""
 
 
 def save_sensitive(folder: Path) -> Path:
-    """A checkpoint whose every token depends on the whole context; gives its folder back.
+    """Saves a checkpoint whose every token depends on the whole context; returns its folder.
 
-    Its weights are bf16, and scaled as those of the embedded model are, so that attention picks out few positions
-    and what it brings weighs as much as the token itself: one wrong page of 40 changes scores twenty times as much
-    as bf16 does, and half of the tokens.
+    Its weights are bf16, and scaled as those of the embedded model: attention selects few positions, and its output
+    has as much weight as the token itself. One wrong page of 40 changes log-probabilities twenty times as much as
+    bf16 does, and half of the tokens.
     """
     torch.manual_seed(7)
     model = LlamaForCausalLM(LlamaConfig(**{**SHAPE, **SENSITIVE}))
@@ -108,7 +109,7 @@ def greedy(n_tokens: int, **more: Any) -> SamplingParams:
 def oracle_scores(
     folder: Path, sequences: Sequence[Sequence[int]], dtype: torch.dtype
 ) -> list[dict[int, torch.Tensor]]:
-    """Transformers' log-probabilities [vocab] for each position but the first of each sequence, teacher-forced."""
+    """Returns Transformers' teacher-forced log-probabilities [vocab] of each position but the first."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").to(DEVICE)
     scores = []
     with torch.inference_mode():
@@ -119,35 +120,37 @@ def oracle_scores(
 
 
 def engine_scores(output: RequestOutput, choice: int = 0) -> tuple[Scores, Scores]:
-    """What the engine says of the prompt's tokens and of the answer's, where it was asked to."""
+    """Returns the engine's reported log-probabilities of the prompt's tokens and of the answer's."""
     prompt = flat(enumerate(output.prompt_logprobs or ()))
     n_prompt = len(output.prompt_token_ids)
     answer = flat(enumerate(output.outputs[choice].logprobs or (), n_prompt))
     return prompt, answer
 
 
-def flat(places: Iterable[tuple[int, dict[int, Logprob] | None]]) -> Scores:
-    return {(place, token): each.logprob for place, found in places for token, each in (found or {}).items()}
+def flat(positions: Iterable[tuple[int, dict[int, Logprob] | None]]) -> Scores:
+    return {
+        (position, token): each.logprob for position, found in positions for token, each in (found or {}).items()
+    }
 
 
 def sequence_of(output: RequestOutput, choice: int = 0) -> list[int]:
-    """Prompt and answer."""
+    """Returns the tokens of prompt and answer."""
     return list(output.prompt_token_ids) + output.outputs[choice].token_ids
 
 
 def deviation(differences: Sequence[float]) -> float:
-    """Root mean square."""
+    """Returns the root mean square."""
     assert differences, "nothing to compare"
     return float(torch.tensor(differences, dtype=torch.float64).square().mean().sqrt())
 
 
 def common_difference(one: Scores, other: Scores) -> float:
-    """Root mean square of how far two runs are apart, over the tokens that both tell."""
+    """Returns the root mean square difference of two runs, over the tokens that both report."""
     return deviation([one[key] - other[key] for key in one.keys() & other.keys()])
 
 
 def family(n: int, seed: int, *, longest: int = 500) -> list[list[int]]:
-    """Ragged prompts that share prefixes of prefixes."""
+    """Returns ragged prompts that share nested prefixes."""
     rng = random.Random(seed)
     systems = [random_ids(rng.randint(longest // 3, longest), seed + 1 + i) for i in range(3)]
     tools = [rng.choice(systems) + random_ids(rng.randint(20, longest // 2), seed + 10 + i) for i in range(6)]
@@ -156,29 +159,29 @@ def family(n: int, seed: int, *, longest: int = 500) -> list[list[int]]:
 
 
 def agreement(alone: RequestOutput, other: Sequence[int], tolerance: float) -> float:
-    """The share of the answer up to where ``other`` parts from it; it may only part at a near-tie.
+    """Returns the share of the answer before ``other`` differs from it; checks that they differ at a near-tie.
 
     Args:
-        alone: with ``logprobs``.
-        other: token ids of the same prompt's answer, computed in other company.
-        tolerance: how much less likely than the likeliest a token may be that noise puts first.
+        alone: computed alone, with ``logprobs``.
+        other: token ids of the same prompt's answer, computed with other requests.
+        tolerance: largest log-probability difference of two tokens that noise may swap.
     """
     answer = alone.outputs[0]
     assert answer.logprobs is not None
     assert len(answer.token_ids) == len(other), "answers have different lengths"
-    for place, (mine, theirs) in enumerate(zip(answer.token_ids, other, strict=True)):
+    for index, (mine, theirs) in enumerate(zip(answer.token_ids, other, strict=True)):
         if mine != theirs:
-            found = answer.logprobs[place]
-            assert theirs in found, f"token {place} is {theirs}, which is none of the likeliest {list(found)}"
+            found = answer.logprobs[index]
+            assert theirs in found, f"token {index} is {theirs}, which is none of the likeliest {list(found)}"
             gap = found[mine].logprob - found[theirs].logprob
-            assert gap <= tolerance, f"token {place} is {theirs}, not {mine}, which is ahead by {gap:.3f}"
-            return place / len(other)
+            assert gap <= tolerance, f"token {index} is {theirs}, not {mine}, which is likelier by {gap:.3f}"
+            return index / len(other)
     return 1.0
 
 
 def check_same_answers(
-    alone: Sequence[RequestOutput], others: Sequence[Sequence[int]], *, tolerance: float, least_share: float = 0.6
+    alone: Sequence[RequestOutput], others: Sequence[Sequence[int]], *, tolerance: float, min_share: float = 0.6
 ) -> None:
-    """Answers part at near-ties only, and rarely enough that most of each is compared."""
+    """Checks that answers first differ at near-ties, and late enough that most of each is compared."""
     shares = [agreement(one, other, tolerance) for one, other in zip(alone, others, strict=True)]
-    assert sum(shares) / len(shares) >= least_share, f"answers part too early: {sorted(shares)[:10]}"
+    assert sum(shares) / len(shares) >= min_share, f"answers differ too early: {sorted(shares)[:10]}"

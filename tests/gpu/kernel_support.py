@@ -1,8 +1,7 @@
-"""What the tests of the kernels share. Without a CUDA device they run in Triton's interpreter, if asked for, which
-needs a NumPy below 2.4 (3 minutes):
+"""Shared support for tests of the Triton kernels.
 
-    TRITON_INTERPRET=1 pytest --noconftest -W ignore::RuntimeWarning -W ignore::DeprecationWarning \\
-        tests/gpu/test_gpu_kernels* tests/gpu/test_gpu_sampler*
+Without a CUDA device `make test-nightly` runs them in Triton's interpreter, with TRITON_INTERPRET=1 and without the
+conftest that skips them. The interpreter needs NumPy below 2.4.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ triton = pytest.importorskip("triton", reason="the kernels need Triton, which co
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 RELATIVE = {torch.bfloat16: 2.0**-7 if DEVICE == "cuda" else 2.0**-5, torch.float16: 2.0**-10, torch.float32: 1e-5}
-"""Two units in the last place; for float32 what a sum's order changes. The interpreter truncates to bfloat16."""
+"""Two units in the last place; for float32 the effect of summation order. The interpreter truncates to bfloat16."""
 
 on_kernels = [
     pytest.mark.gpu,
@@ -27,7 +26,7 @@ on_device_only = pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device
 
 
 def normal(*shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-    """Fresh numbers."""
+    """Returns random normal values."""
     return (torch.randn(shape, device=DEVICE) * scale).to(dtype)
 
 
@@ -36,17 +35,19 @@ def integers(values: object) -> Tensor:
 
 
 def poisoned(*shape: int, dtype: torch.dtype) -> Tensor:
-    """NaN, or a number that no test expects: what is not written shows."""
+    """Returns NaN, or an integer that no test expects, so that unwritten elements show up."""
     return torch.full(
         shape, -77 if dtype in (torch.int32, torch.int64) else float("nan"), dtype=dtype, device=DEVICE
     )
 
 
 def check_close(found: Tensor, expected: Tensor, *, slack: float = 0.1) -> None:
-    """Each number is within two units of ``found``'s type of the float32 or float64 oracle's.
+    """Checks that each value is within two units of ``found``'s dtype of a float32 or float64 oracle.
 
     Args:
-        slack: what is allowed besides, in units of a number of typical size: sums of rounded numbers cancel.
+        found: the kernel's output.
+        expected: the oracle's.
+        slack: additional tolerance, in units of a value of typical size: sums of rounded values can cancel.
     """
     relative = RELATIVE[found.dtype]
     typical = float(expected.double().square().mean().sqrt())

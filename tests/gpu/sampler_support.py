@@ -1,4 +1,4 @@
-"""What the tests of the device's sampler share."""
+"""Shared support for tests of the GPU's sampler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from radixkv.runtime.step.plan import History, RowSampling
 from radixkv.wire import TokenLogprobs
 
 VOCAB = 9001
-"""Three parts of a row, the last of them short."""
+"""Size of a row in three parts, the last of them short."""
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0, index=0)
 DRAWN = replace(GREEDY, temperature=1.0)
 
@@ -29,11 +29,11 @@ def normal(n_rows: int, *, size: int = VOCAB, seed: int = 0, scale: float = 3.0)
 
 
 def peaked(seed: int = 0, *, n_peaks: int = 40, height: float = 12.0) -> Tensor:
-    """[VOCAB]: most of the weight on a few tokens, and some on all others."""
+    """Returns [VOCAB] logits with most of the weight on a few tokens, and some on all others."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(VOCAB, generator=generator)
-    places = torch.randperm(VOCAB, generator=generator)[:n_peaks]
-    logits[places] += height - 4.0 * torch.rand(n_peaks, generator=generator)
+    peaks = torch.randperm(VOCAB, generator=generator)[:n_peaks]
+    logits[peaks] += height - 4.0 * torch.rand(n_peaks, generator=generator)
     return logits
 
 
@@ -47,7 +47,7 @@ def sample(
     sampler: CudaSampler | None = None,
     batch_slots: Sequence[int] | None = None,
 ) -> tuple[list[int], list[TokenLogprobs | None]]:
-    """One step, a slot a row; what the logits were they must be. -1 for a row that is not finite."""
+    """Samples one step and checks that logits are unchanged. Tokens are -1 for rows that are not finite."""
     on_device = logits.to(DEVICE)
     finite = logits.isfinite().all(-1)
     greedy = torch.where(finite, logits.float().argmax(-1), 0).int().to(DEVICE)
@@ -58,5 +58,7 @@ def sample(
     assert torch.equal(on_device.cpu().view(torch.uint8), logits.view(torch.uint8))
     tokens = sampled.tokens.tolist()
     assert all(0 <= token < logits.shape[1] for token in tokens)
-    assert not any(token for token, good in zip(tokens, finite.tolist(), strict=True) if not good)
-    return [token if good else -1 for token, good in zip(tokens, finite.tolist(), strict=True)], sampled.collect()
+    assert not any(token for token, is_finite in zip(tokens, finite.tolist(), strict=True) if not is_finite)
+    return [
+        token if is_finite else -1 for token, is_finite in zip(tokens, finite.tolist(), strict=True)
+    ], sampled.collect()

@@ -1,4 +1,4 @@
-"""Attention on the GPU against float32 torch: ragged batches, every way to compute them, graphs, many plans."""
+"""Attention on the GPU against float32 torch: ragged batches, all variants and kernels, graphs, many plans."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ pytest.importorskip("flashinfer", reason="attention on CUDA is FlashInfer's")
 if torch.cuda.is_available():
     from attention_world import World, assert_close, ints
 
-    from radixkv.runtime.device.attention.cuda.flashinfer import Shape
+    from radixkv.runtime.device.attention.cuda.flashinfer import AttentionShape
 
 LLAMA = (32, 8, 128)
 
 
-def shape_of(heads: tuple[int, int, int] = LLAMA, page_size: int = 16) -> Shape:
-    return Shape(*heads, page_size, torch.bfloat16)
+def shape_of(heads: tuple[int, int, int] = LLAMA, page_size: int = 16) -> AttentionShape:
+    return AttentionShape(*heads, page_size, torch.bfloat16)
 
 
 @pytest.mark.parametrize("variant", ["whole", "split", None])
@@ -74,7 +74,7 @@ def test_prompts_of_ragged_rows(page_size, heads, kernel):
     ("heads", "dtype"), [((8, 2, 64), torch.bfloat16), ((8, 4, 256), torch.bfloat16), (LLAMA, torch.float16)]
 )
 def test_other_head_sizes_and_dtypes(heads, dtype):
-    world = World(Shape(*heads, 16, dtype), width=256, prompt_kernel="fa2", shared_kernel="fa2")
+    world = World(AttentionShape(*heads, 16, dtype), width=256, prompt_kernel="fa2", shared_kernel="fa2")
     batch_slots, lengths, n_tokens = ints([4, 2, 60, 7]), ints([900, 33, 400, 2500]), ints([1, 1, 400, 100])
     for batch_slot, length in zip(batch_slots, lengths, strict=True):
         world.fill(int(batch_slot), int(length))

@@ -1,4 +1,4 @@
-"""What the device says that attention took, against CUDA's events and the engine's own clock."""
+"""The attention timer, against CUDA events and the engine's own clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpu_support import family, greedy, opened, save
 from torch import Tensor
 
 from radixkv.runtime.step.plan import StepPlan
-from radixkv.runtime.step.result import Pending
+from radixkv.runtime.step.result import PendingStep
 
 pytest.importorskip("triton", reason="the device's clock is read in a Triton kernel")
 pytest.importorskip("flashinfer", reason="attention on CUDA is FlashInfer's")
@@ -21,19 +21,23 @@ pytest.importorskip("flashinfer", reason="attention on CUDA is FlashInfer's")
 N_ROWS, LENGTH = 32, 8000
 N_LAYERS = 5
 SLEEP_CYCLES = 5_000_000
-"""Some milliseconds, in which the host enqueues what is to be timed: then it runs without gaps."""
+"""Some milliseconds, in which the host enqueues the timed work, so that it runs without gaps."""
 
 
 @pytest.mark.parametrize("is_graph", [False, True])
 def test_attention_seconds_are_those_of_cuda_events(is_graph: bool) -> None:
-    """Of long decode rows; in a graph, of replays that are all enqueued before the first number is read."""
+    """Times long decode rows. All graph replays are enqueued before the first time is read."""
     from attention_world import World, ints
 
-    from radixkv.runtime.device.attention.cuda.flashinfer import Shape
+    from radixkv.runtime.device.attention.cuda.flashinfer import AttentionShape
     from radixkv.runtime.device.attention_timer_cuda import AttentionTimer
 
     world = World(
-        Shape(32, 8, 128, 16, torch.bfloat16), [None] * N_LAYERS, max_rows=N_ROWS, width=512, n_pages=16_384
+        AttentionShape(32, 8, 128, 16, torch.bfloat16),
+        [None] * N_LAYERS,
+        max_rows=N_ROWS,
+        width=512,
+        n_pages=16_384,
     )
     for batch_slot in range(N_ROWS):
         world.fill(batch_slot, LENGTH)
@@ -75,25 +79,25 @@ def test_attention_seconds_are_those_of_cuda_events(is_graph: bool) -> None:
             events[-1].record(stream)
         stream.synchronize()
 
-    told = [timer.seconds(copy.numpy()) for copy in copies]
-    seen = [one.elapsed_time(other) / 1e3 for one, other in pairwise(events)]
-    assert told == pytest.approx(seen, rel=0.3)
+    measured = [timer.seconds(copy.numpy()) for copy in copies]
+    expected = [one.elapsed_time(other) / 1e3 for one, other in pairwise(events)]
+    assert measured == pytest.approx(expected, rel=0.3)
 
 
 @pytest.mark.parametrize("n_layers", [1, 4])
-def test_overlapping_steps_each_say_what_their_attention_took(
+def test_overlapping_steps_report_their_own_attention_time(
     tmp_path: Path, n_layers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Graphs and steps with prompts: never negative, and in all what is counted, less than turns take."""
-    steps: list[Pending] = []
+    """Times of graphs and prompt steps are never negative; their sum is the engine counter, below step time."""
+    steps: list[PendingStep] = []
     with opened(save(tmp_path, num_hidden_layers=n_layers)) as llm:
         launch = executor_of(llm).launch
 
-        def kept(plan: StepPlan) -> Pending:
+        def recorded_launch(plan: StepPlan) -> PendingStep:
             steps.append(launch(plan))
             return steps[-1]
 
-        monkeypatch.setattr(executor_of(llm), "launch", kept)
+        monkeypatch.setattr(executor_of(llm), "launch", recorded_launch)
         drive = Drive(llm, checks=False)
         for number, prompt in enumerate(family(60, seed=2)):
             drive.submit(f"{number}", prompt, greedy(100))
@@ -104,6 +108,6 @@ def test_overlapping_steps_each_say_what_their_attention_took(
         seconds = [step.result().attention_seconds for step in steps]
     assert len(seconds) == stats.steps_total > 200
     assert min(seconds) >= 0
-    assert len(set(seconds)) > 20, "steps tell of another one's attention"
+    assert len(set(seconds)) > 20, "steps report the time of another step"
     assert sum(seconds) == pytest.approx(stats.attention_seconds)
     assert 0 < stats.attention_seconds < stats.step_seconds

@@ -1,6 +1,6 @@
-"""The whole engine on CUDA: answers do not depend on company, on what is cached, nor on how prompts are cut.
+"""The whole engine on CUDA: answers do not depend on other requests, the prefix cache, or chunks of prompts.
 
-The oracle is the same engine with one request at a time and no prefix cache; ``test_gpu_models`` has compared that
+The oracle is the same engine with one request at a time and no prefix cache, which ``test_gpu_models`` compares
 with Transformers.
 """
 
@@ -27,7 +27,7 @@ N_NEW = 16
 
 
 def by_itself(alone: LLM, prompts: list[list[int]], n_new: int = N_NEW) -> list[RequestOutput]:
-    """Each prompt's answer, one after another."""
+    """Returns each prompt's answer, computed one after another."""
     return [alone.generate([prompt], greedy(n_new, logprobs=20), use_tqdm=False)[0] for prompt in prompts]
 
 
@@ -37,7 +37,7 @@ def together(llm: LLM, prompts: list[list[int]], n_new: int = N_NEW) -> list[lis
 
 
 def test_a_wrong_prompt_would_be_seen(alone: LLM) -> None:
-    """The gate: with one page of the prompt changed, the comparison that all tests here make must fail."""
+    """Checks the comparison that all tests here use: it must fail when one page of the prompt is changed."""
     prompts = [random_ids(500, seed) for seed in range(12)]
     changed = [prompt[:64] + random_ids(16, 99) + prompt[80:] for prompt in prompts]
     others = [answer.outputs[0].token_ids for answer in by_itself(alone, changed)]
@@ -83,8 +83,8 @@ def test_a_long_row_among_short_ones(sensitive_folder: Path, alone: LLM) -> None
     check_same_answers(by_itself(alone, prompts), answers, tolerance=NEAR_TIE)
 
 
-def test_rows_that_share_pages_are_computed_as_if_they_did_not(sensitive_folder: Path, alone: LLM) -> None:
-    """The same requests with shared runs in the plans, and without them; long runs in groups, and runs in runs."""
+def test_shared_runs_do_not_change_answers(sensitive_folder: Path, alone: LLM) -> None:
+    """Runs the same requests with and without shared runs in the plans; some runs are long, some nested."""
     system = random_ids(1024, seed=1)
     tools = [system + random_ids(512, seed=2 + i) for i in range(4)]
     prompts = [tools[i % 4] + random_ids(10 + i, seed=10 + i) for i in range(64)]
@@ -93,13 +93,13 @@ def test_rows_that_share_pages_are_computed_as_if_they_did_not(sensitive_folder:
     with opened(sensitive_folder, max_num_seqs=128, max_total_tokens=1 << 16) as llm:
         plans = record(llm).plans
         shared = llm.generate(prompts, greedy(N_NEW, logprobs=20), use_tqdm=False)
-        runs = [run for plan in plans for run in plan.shared]
-        assert any(len(run.rows) >= 64 for run in runs), "no plan says what its rows share"
-        loop_of(llm)._scheduler._shared = None
+        runs = [run for plan in plans for run in plan.shared_runs]
+        assert any(len(run.rows) >= 64 for run in runs), "no plan has shared runs of 64 rows"
+        loop_of(llm)._scheduler._shared_prefixes = None
         llm.flush_cache()
         plans.clear()
         flat = llm.generate(prompts, greedy(N_NEW, logprobs=20), use_tqdm=False)
-        assert not any(plan.shared for plan in plans)
+        assert not any(plan.shared_runs for plan in plans)
     check_same_answers(flat, [output.outputs[0].token_ids for output in shared], tolerance=NEAR_TIE)
     check_same_answers(
         by_itself(alone, prompts[::4]),
@@ -112,22 +112,24 @@ def test_rows_that_share_pages_are_computed_as_if_they_did_not(sensitive_folder:
 def test_shared_pages_in_tiles_of_either_size(
     sensitive_folder: Path, alone: LLM, is_large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forced, where the model of costs would not: few rows, short runs."""
-    sharing = pytest.importorskip("radixkv.runtime.device.attention.cuda.shared_runs")
-    monkeypatch.setattr(sharing.SharingCosts, "saved_ns", lambda *given: 1e9 if given[-1] is is_large else -1.0)
-    chosen = []
-    choose = sharing.SharingChoice.choose
+    """Forces one tile size, for few rows and short runs that the cost model would not share."""
+    sharing = pytest.importorskip("radixkv.runtime.device.attention.cuda.run_selection")
+    monkeypatch.setattr(
+        sharing.SharingCosts, "saved_ns", lambda *arguments: 1e9 if arguments[-1] is is_large else -1.0
+    )
+    sharing_plans = []
+    select = sharing.SharedRunSelector.select
 
-    def watched(*arguments: object) -> object:
-        chosen.append(choose(*arguments))
-        return chosen[-1]
+    def recorded_select(*arguments: object) -> object:
+        sharing_plans.append(select(*arguments))
+        return sharing_plans[-1]
 
-    monkeypatch.setattr(sharing.SharingChoice, "choose", watched)
+    monkeypatch.setattr(sharing.SharedRunSelector, "select", recorded_select)
     stems = [random_ids(n, seed=n) for n in (160, 512)]
     prompts = [stems[i % 2] + random_ids(1 + i, seed=10 + i) for i in range(63)]
     with opened(sensitive_folder) as llm:
         answers = together(llm, prompts)
-    runs = [run for each in chosen if each is not None for run in each.runs]
+    runs = [run for each in sharing_plans if each is not None for run in each.runs]
     assert {run.is_large for run in runs} == {is_large}
     assert max(run.n_rows for run in runs) >= 31
     check_same_answers(by_itself(alone, prompts), answers, tolerance=NEAR_TIE)
@@ -146,25 +148,25 @@ def test_choices_fork_from_one_prompt(sensitive_folder: Path, alone: LLM) -> Non
         assert len({tuple(output.token_ids) for output in answer.outputs}) == 3
 
 
-def test_a_hit_is_as_near_to_a_miss_as_a_miss_cut_elsewhere(sensitive_folder: Path) -> None:
-    """Only what a hit adds to the noise of another order of sums counts."""
+def test_a_hit_differs_from_a_miss_no_more_than_other_chunks_do(sensitive_folder: Path) -> None:
+    """Compares a hit's difference with the noise of another summation order."""
     stems = [random_ids(16 * n, seed=n) for n in (10, 31, 64, 100)]
     prompts = [stem + random_ids(5 + 9 * i, seed=50 + i) for i, stem in enumerate(stems * 8)]
-    how = greedy(1, logprobs=20)
+    sampling = greedy(1, logprobs=20)
     with opened(sensitive_folder, max_num_seqs=1, enable_prefix_caching=False, max_num_batched_tokens=2048) as llm:
-        miss = llm.generate(prompts, how, use_tqdm=False)
+        miss = llm.generate(prompts, sampling, use_tqdm=False)
     with opened(sensitive_folder, max_num_seqs=1, enable_prefix_caching=False, max_num_batched_tokens=208) as llm:
-        elsewhere = llm.generate(prompts, how, use_tqdm=False)
+        other_chunks = llm.generate(prompts, sampling, use_tqdm=False)
     with opened(sensitive_folder, max_num_seqs=1, max_num_batched_tokens=2048) as llm:
         llm.generate(stems, greedy(1), use_tqdm=False)
-        hit = llm.generate(prompts, how, use_tqdm=False)
+        hit = llm.generate(prompts, sampling, use_tqdm=False)
     assert all(16 * 10 <= output.num_cached_tokens < len(output.prompt_token_ids) for output in hit)
-    assert not any(output.num_cached_tokens for output in (*miss, *elsewhere))
+    assert not any(output.num_cached_tokens for output in (*miss, *other_chunks))
 
     def apart(one: list[RequestOutput], other: list[RequestOutput]) -> float:
         pairs = zip(one, other, strict=True)
         return sum(common_difference(engine_scores(a)[1], engine_scores(b)[1]) for a, b in pairs) / len(one)
 
-    noise, difference = apart(miss, elsewhere), apart(miss, hit)
+    noise, difference = apart(miss, other_chunks), apart(miss, hit)
     print(f"miss and miss {noise:.4f}, miss and hit {difference:.4f}")
     assert difference <= 1.5 * noise + 0.005

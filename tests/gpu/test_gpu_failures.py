@@ -1,4 +1,4 @@
-"""What a step without memory, a lost GPU and an engine after another one mean to who asked."""
+"""Out-of-memory steps, lost GPUs, refused starts, and engines that run one after another."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from gpu_support import DEVICE, greedy, opened, random_ids, save
 
 from radixkv import LLM
 from radixkv.errors import ConfigError, DeviceError, DeviceFailure
-from radixkv.runtime.device.errors_cuda import Translation
-from radixkv.runtime.device.machine_cuda import look
+from radixkv.runtime.device.errors_cuda import CudaErrorConverter
+from radixkv.runtime.device.machine_cuda import inspect_machine
 
 MIB = 1 << 20
 WIDE = 32_768
-"""Of the MLP, so that a prompt of 2,000 tokens needs some 400 MB while it is computed."""
+"""Size of the MLP, so that computing a prompt of 2,000 tokens takes some 400 MB."""
 
 LOST = """
 import sys, torch
@@ -67,8 +67,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def room_for(n_bytes: int) -> Iterator[None]:
-    """Lets torch take no more than so many bytes beside what is in use."""
+def memory_limited_to(n_bytes: int) -> Iterator[None]:
+    """Limits torch to ``n_bytes`` beyond what is in use."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     _, total = torch.cuda.mem_get_info()
@@ -79,19 +79,19 @@ def room_for(n_bytes: int) -> Iterator[None]:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def test_a_step_without_memory_is_retried_in_halves_and_then_fails_alone(folder: Path) -> None:
+def test_an_out_of_memory_step_is_retried_in_halves_until_one_request_fails(folder: Path) -> None:
     prompts = [random_ids(2000, seed) for seed in range(4)]
     with opened(folder, max_num_batched_tokens=8192) as llm:
         expected = [llm.generate([prompt], greedy(8))[0].outputs[0].token_ids for prompt in prompts]
         llm.flush_cache()
         n_steps = llm.get_metrics().steps_total
-        with room_for(700 * MIB):
+        with memory_limited_to(700 * MIB):
             retried = [output.outputs[0].token_ids for output in llm.generate(prompts, greedy(8))]
         assert llm.get_metrics().steps_total > n_steps + 8
         assert sum(one[0] == other[0] for one, other in zip(retried, expected, strict=True)) >= 3
         llm.flush_cache()
         in_use = torch.cuda.memory_allocated()
-        with room_for(50 * MIB), pytest.raises(DeviceFailure, match="again when it ran alone"):
+        with memory_limited_to(50 * MIB), pytest.raises(DeviceFailure, match="again when it ran alone"):
             llm.generate(prompts[:1], greedy(8))
         assert torch.cuda.memory_allocated() <= in_use + MIB
         (canary,) = llm.generate(prompts[:1], greedy(8))
@@ -102,15 +102,15 @@ def test_a_step_without_memory_is_retried_in_halves_and_then_fails_alone(folder:
 
 
 @pytest.fixture
-def unread(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """What opens the GPU, which fails if it comes as far as the weights."""
-    from radixkv.runtime.device import factory_cuda as opening
+def factory(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module that opens the GPU, changed to fail when weights are read."""
+    from radixkv.runtime.device import factory_cuda
 
     def never(*_: object) -> None:
         raise AssertionError("weights are read")
 
-    monkeypatch.setattr(opening, "CudaDecoder", never)
-    return opening
+    monkeypatch.setattr(factory_cuda, "CudaDecoder", never)
+    return factory_cuda
 
 
 @pytest.mark.parametrize(
@@ -118,45 +118,45 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     [{"kv_cache_memory_bytes": 1 << 40}, {"max_total_tokens": 1 << 32}, {"gpu_memory_utilization": 0.001}],
 )
 def test_a_pool_that_cannot_fit_is_refused_before_weights_are_read(
-    folder: Path, settings: dict[str, Any], unread: ModuleType
+    folder: Path, settings: dict[str, Any], factory: ModuleType
 ) -> None:
     with pytest.raises(ConfigError, match="KV pool"):
         LLM(folder, device=DEVICE, max_model_len=256, **settings)
 
 
 def test_kernels_that_cannot_be_compiled_are_named_before_weights_are_read(
-    folder: Path, unread: ModuleType, monkeypatch: pytest.MonkeyPatch
+    folder: Path, factory: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = replace(look(), nvcc=None)
-    monkeypatch.setattr(unread.checks, "look", lambda: machine)
-    monkeypatch.setattr(unread, "not_compiled", lambda *_: ["some_kernel"])
+    machine = replace(inspect_machine(), nvcc=None)
+    monkeypatch.setattr(factory.machine_cuda, "inspect_machine", lambda: machine)
+    monkeypatch.setattr(factory, "not_compiled", lambda *_: ["some_kernel"])
     with pytest.raises(ConfigError, match="no nvcc was found; .* the first is some_kernel"):
         LLM(folder, device=DEVICE, dtype="bfloat16", max_model_len=256, max_total_tokens=4096)
 
 
-def test_a_lack_of_pinned_memory_passes() -> None:
-    with pytest.raises(DeviceError, match="step 3: there is too little memory"), Translation().of(3):
+def test_too_little_pinned_memory_fails_only_the_step() -> None:
+    with pytest.raises(DeviceError, match="step 3: there is too little memory"), CudaErrorConverter().convert(3):
         torch.empty(1 << 46, dtype=torch.uint8, pin_memory=True)
     assert torch.ones(4, device=DEVICE).sum().item() == 4
 
 
-def test_a_lost_gpu_is_said_in_one_line_again_and_again_and_the_process_ends_as_others_do(tmp_path: Path) -> None:
+def test_a_lost_gpu_is_reported_by_every_call_and_the_process_exits_normally(tmp_path: Path) -> None:
     folder = save(tmp_path / "small")
     done = subprocess.run([sys.executable, "-c", LOST, folder], capture_output=True, text=True, check=False)
     *lost, last = done.stdout.splitlines()
     assert (done.returncode, len(lost), last) == (0, 2, "DOWN"), done.stderr[-2000:]
-    assert all("the GPU failed, and must be opened anew" in line and "\\n" not in line for line in lost)
+    assert all("the GPU failed and must be reopened" in line and "\\n" not in line for line in lost)
 
 
-def test_a_gpu_that_is_lost_before_the_shutdown_does_not_end_the_process(tmp_path: Path) -> None:
+def test_a_gpu_lost_before_the_shutdown_does_not_abort_the_process(tmp_path: Path) -> None:
     folder = save(tmp_path / "small")
     done = subprocess.run([sys.executable, "-c", LOST_UNSEEN, folder], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "DOWN\n"), done.stderr[-2000:]
 
 
-def test_engines_one_after_another_have_the_same_room_and_no_collector_is_needed(folder: Path) -> None:
+def test_consecutive_engines_get_the_same_memory_without_the_cyclic_collector(folder: Path) -> None:
     def one() -> tuple[int, int]:
-        """Pages, and bytes that are left in use afterwards."""
+        """Returns the pages of an engine, and the bytes in use after its shutdown."""
         llm = LLM(folder, device=DEVICE, dtype="bfloat16", max_model_len=4096, max_num_seqs=64)
         llm.generate([random_ids(300, 0), random_ids(20, 1)], greedy(8), use_tqdm=False)
         n_pages = llm.get_metrics().n_pages
@@ -171,6 +171,6 @@ def test_engines_one_after_another_have_the_same_room_and_no_collector_is_needed
     finally:
         gc.enable()
         torch.cuda.empty_cache()
-    # A stream keeps the workspace that cuBLAS had on it.
+    # A stream keeps its cuBLAS workspace.
     assert abs(second[1] - first[1]) < 64 * MIB
     assert abs(second[0] - first[0]) < 0.01 * first[0]

@@ -1,4 +1,4 @@
-"""float32 on CUDA against Transformers and against the CPU: to rounding, with heads of any power of two."""
+"""float32 on CUDA against Transformers and the CPU, up to rounding, with head sizes of any power of two."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 LENGTHS = (600, 1, 333, 64, 17)
 ROUNDING = 1e-4
-"""Of a score; products in TF32 would miss it by ten times."""
+"""Rounding error of a log-probability; TF32 products would exceed it ten times."""
 
 
 @pytest.mark.parametrize(
     ("name", "page_size"), [*((name, 16) for name in ARCHITECTURES), ("llama", 1), ("mistral-window", 64)]
 )
 def test_scores_are_those_of_transformers(name: str, page_size: int, tmp_path: Path) -> None:
-    """Prompts in chunks beside decode rows, and the same again, of which most is in the cache."""
+    """Runs chunked prompts beside decode rows, then the same requests mostly from the cache."""
     folder = save(tmp_path, **ARCHITECTURES[name])
     prompts = [random_ids(n, seed=n) for n in LENGTHS]
     with opened(folder, dtype="float32", page_size=page_size, max_num_batched_tokens=200) as llm:
@@ -50,28 +50,28 @@ def test_a_decode_step_of_many_rows(tmp_path: Path) -> None:
 
 
 def check(folder: Path, outputs: Sequence[RequestOutput]) -> None:
-    """Scores are right, and each token is the likeliest one but for rounding."""
+    """Checks log-probabilities, and that each token is the likeliest one up to rounding."""
     exact = oracle_scores(folder, [sequence_of(output) for output in outputs], torch.float32)
     misses = []
-    for output, wanted in zip(outputs, exact, strict=True):
+    for output, expected in zip(outputs, exact, strict=True):
         for found in engine_scores(output):
-            misses += [abs(score - float(wanted[place][token])) for (place, token), score in found.items()]
-        for place, token in enumerate(output.outputs[0].token_ids, len(output.prompt_token_ids)):
-            assert float(wanted[place].max() - wanted[place][token]) < 2 * ROUNDING
+            misses += [abs(score - float(expected[position][token])) for (position, token), score in found.items()]
+        for position, token in enumerate(output.outputs[0].token_ids, len(output.prompt_token_ids)):
+            assert float(expected[position].max() - expected[position][token]) < 2 * ROUNDING
     print(f"{len(misses)} scores, off by at most {max(misses):.1e}")
     assert max(misses) < ROUNDING
 
 
 @pytest.mark.parametrize("name", ["embedded", "sensitive"])
-def test_a_model_says_what_it_says_on_the_cpu(name: str, sensitive: Path) -> None:
-    """Also with heads of 32 dimensions, as the sensitive one's, which CUDA computes in float32 only."""
+def test_log_probabilities_equal_those_of_the_cpu(name: str, sensitive: Path) -> None:
+    """The sensitive model has heads of 32 dimensions, which CUDA supports in float32 only."""
     model = sensitive if name == "sensitive" else "tiny"
     prompts = [random_ids(40 + 100 * i, seed=i) for i in range(4)]
     assert first_scores(model, "cuda", prompts) == pytest.approx(first_scores(model, "cpu", prompts), abs=1e-3)
 
 
 def first_scores(model: Path | str, device: Device, prompts: Sequence[Sequence[int]]) -> list[float]:
-    """Of the likeliest tokens of each answer's first place, which no near-tie has parted yet."""
+    """Returns log-probabilities of the likeliest first tokens, before any near-tie can change an answer."""
     llm = LLM(model, device=device, dtype="float32", max_total_tokens=8192, max_num_seqs=8)
     try:
         outputs = llm.generate(prompts, greedy(2, logprobs=5), use_tqdm=False)

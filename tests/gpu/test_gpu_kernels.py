@@ -1,4 +1,4 @@
-"""The kernels over hidden states, against torch in float32."""
+"""Norm, activation, argmax and rotary kernels, against torch in float32."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EPS = 1e-5
 
 
 def normed(x: Tensor, weight: Tensor) -> Tensor:
-    """As Transformers does: rounded before the weight."""
+    """Computes RMS norm as Transformers does: rounded before the weight."""
     full = x.float()
     scaled = full * torch.rsqrt(full.square().mean(-1, keepdim=True) + EPS)
     return scaled.to(x.dtype).float() * weight.float()
@@ -88,17 +88,17 @@ def test_argmax_takes_the_first_of_equals_of_many_rows() -> None:
     check_argmax(logits, [min(100 * row + 7, 4096 + row) if row > 15 else 0 for row in range(40)], [1] * 40)
 
 
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
-def test_argmax_tells_what_is_not_finite(wrong: float) -> None:
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_argmax_reports_rows_that_are_not_finite(bad: float) -> None:
     logits = normal(4, 9001, dtype=torch.bfloat16)
-    logits[0, 0] = logits[2, 9000] = wrong
+    logits[0, 0] = logits[2, 9000] = bad
     logits[1, 77], logits[3, 5000] = 50.0, 50.0
     check_argmax(logits, [0, 77, 0, 5000], [0, 1, 0, 1])
-    logits[3] = wrong
+    logits[3] = bad
     check_argmax(logits, [0, 77, 0, 0], [0, 1, 0, 0])
     many = normal(50, 33_000, dtype=torch.bfloat16)
     ids = many.float().argmax(-1).tolist()
-    many[17, 32_999], many[23, 16_000] = wrong, wrong
+    many[17, 32_999], many[23, 16_000] = bad, bad
     ids[17] = ids[23] = 0
     check_argmax(many, ids, [int(row not in (17, 23)) for row in range(50)])
 
@@ -109,7 +109,7 @@ def test_argmax_of_strided_rows() -> None:
     check_argmax(logits, logits.argmax(-1).tolist(), [1] * 4)
 
 
-def test_argmax_keeps_what_the_slots_chose() -> None:
+def test_argmax_stores_last_tokens_of_batch_slots() -> None:
     logits, last_tokens = normal(3, 500, dtype=torch.bfloat16), integers([-1] * 6)
     ids, finite = (poisoned(3, dtype=torch.int32) for _ in range(2))
     logits[1, 3] = float("nan")
@@ -144,7 +144,7 @@ def test_rotate_and_store_one_token() -> None:
 def check_rotation(
     n_tokens: int, n_heads: int, n_kv_heads: int, head_dim: int, norms: bool, dtype: torch.dtype
 ) -> None:
-    """Strided rows, one token in three not written, other lines of the pool untouched."""
+    """Checks strided rows; one token in three has no slot, and other slots of the pool stay unwritten."""
     n_slots, width = 4 * n_tokens, (n_heads + 2 * n_kv_heads) * head_dim
     qkv = normal(n_tokens, width + 32, dtype=dtype)[:, :width]
     weights = [normal(head_dim, dtype=dtype) if norms else None for _ in range(2)]
@@ -171,25 +171,25 @@ def check_rotation(
     if weights[0] is not None and weights[1] is not None:
         q, k = normed(q, weights[0]).to(dtype), normed(k, weights[1]).to(dtype)
     slack = 4.0 if norms else 0.1
-    check_close(q_out, turned(q, angles[positions.long()]), slack=slack)
+    check_close(q_out, rotated(q, angles[positions.long()]), slack=slack)
     written = slot_mapping >= 0
-    k_lines, v_lines = k_cache.view(n_slots, n_kv_heads, head_dim), v_cache.view(n_slots, n_kv_heads, head_dim)
+    k_slots, v_slots = k_cache.view(n_slots, n_kv_heads, head_dim), v_cache.view(n_slots, n_kv_heads, head_dim)
     targets = slot_mapping[written].long()
-    check_close(k_lines[targets], turned(k, angles[positions.long()])[written], slack=slack)
-    assert torch.equal(v_lines[targets], v[written])
+    check_close(k_slots[targets], rotated(k, angles[positions.long()])[written], slack=slack)
+    assert torch.equal(v_slots[targets], v[written])
     others = torch.ones(n_slots, dtype=torch.bool, device=DEVICE).index_fill_(0, targets, False)
-    assert k_lines[others].isnan().all()
-    assert v_lines[others].isnan().all()
+    assert k_slots[others].isnan().all()
+    assert v_slots[others].isnan().all()
 
 
-def turned(x: Tensor, angles: Tensor) -> Tensor:
+def rotated(x: Tensor, angles: Tensor) -> Tensor:
     first, second = x.float().chunk(2, -1)
     cosine, sine = angles.cos()[:, None], angles.sin()[:, None]
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
 
 
 def test_rotary_positions_are_integers_of_rows() -> None:
-    """Position 0 turns nothing: what goes in comes out."""
+    """Position 0 rotates nothing: the output equals the input."""
     qkv = normal(2, 3 * 64, dtype=torch.bfloat16)
     k_cache, v_cache = (poisoned(2, 1, 1, 64, dtype=torch.bfloat16) for _ in range(2))
     q_out = poisoned(2, 1, 64, dtype=torch.bfloat16)

@@ -14,14 +14,14 @@ from radixkv.runtime.device.ops.cuda.linear import gated_linear
 from radixkv.runtime.device.ops.cuda.linear_add_norm import add_linear_and_norm
 from radixkv.runtime.device.ops.cuda.norm import rms_norm
 from radixkv.runtime.device.ops.cuda.rotary import rotate_and_store
-from radixkv.runtime.device.ops.cuda.token_inputs import place_tokens, update_tables
+from radixkv.runtime.device.ops.cuda.token_inputs import prepare_token_inputs, update_tables
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler
 from radixkv.runtime.step.plan import History, RowSampling
 
 pytestmark = [*on_kernels, on_device_only]
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 512, 4, 2, 128, 1024
 LARGE_VOCAB = 40_000
-"""Its largest logit is sought in parts, as many as the number of rows says."""
+"""Large enough that argmax works in several parts, whose number depends on the number of rows."""
 
 
 def test_steps_of_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ def test_steps_of_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch) -
     assert not compiled
 
 
-def test_sampling_of_other_sizes_compiles_nothing_behind_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_of_other_sizes_compiles_nothing_after_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
 
     def note(*, repr: str, **_: object) -> None:
@@ -63,8 +63,8 @@ def test_sampling_of_other_sizes_compiles_nothing_behind_the_warm_up(monkeypatch
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", note)
     plain = RowSampling(temperature=0.7, top_k=0, top_p=0.9, seed=3, index=1)
     listed = replace(plain, top_k=20, n_logprobs=4)
-    said = {"history": History(bytes(4), 1), "presence_penalty": 0.5, "logit_bias": ((3, 1.0), (4, 2.0))}
-    kinds = (plain, listed, replace(plain, **said), replace(listed, **said))
+    edits = {"history": History(bytes(4), 1), "presence_penalty": 0.5, "logit_bias": ((3, 1.0), (4, 2.0))}
+    kinds = (plain, listed, replace(plain, **edits), replace(listed, **edits))
     for n_rows in (1, 3, 4, 8, 40):
         choice = integers([1] * 100)
         for shift in range(4):
@@ -76,7 +76,7 @@ def test_sampling_of_other_sizes_compiles_nothing_behind_the_warm_up(monkeypatch
 
 
 class Step:
-    """All kernels of a step, over fields that begin anywhere."""
+    """All kernels of a step, over slices at any offset."""
 
     def __init__(self) -> None:
         dtype = torch.bfloat16
@@ -89,7 +89,7 @@ class Step:
         self.logits = normal(128, VOCAB, dtype=dtype)
         self.scratch = argmax_scratch(128, VOCAB, self.logits.device)
         self.tables, self.last_tokens = integers([[0] * 300] * 128), integers([0] * 128)
-        self.numbers, self.chosen = integers([0] * 100_000), integers([0] * 200)
+        self.integers, self.argmax_tokens = integers([0] * 100_000), integers([0] * 200)
 
     def run(self, n_rows: int, n_tokens: int, shift: int) -> None:
         total = n_rows * n_tokens
@@ -97,11 +97,11 @@ class Step:
         def field(n: int) -> Tensor:
             nonlocal shift
             shift += n + 1
-            return self.numbers[shift : shift + n]
+            return self.integers[shift : shift + n]
 
         batch_slots, positions, slot_mapping = field(n_rows), field(total), field(total)
         update_tables(self.tables, batch_slots, *(field(n_rows) for _ in range(3)), field(9))
-        place_tokens(
+        prepare_token_inputs(
             self.tables,
             self.last_tokens,
             batch_slots,
@@ -132,8 +132,8 @@ class Step:
         )
         argmax(
             self.logits[shift % 3 :][:n_rows],
-            self.chosen[shift % 4 :][:n_rows],
-            self.chosen[100 + shift % 4 :][:n_rows],
+            self.argmax_tokens[shift % 4 :][:n_rows],
+            self.argmax_tokens[100 + shift % 4 :][:n_rows],
             self.scratch[:n_rows],
             batch_slots=batch_slots,
             last_tokens=self.last_tokens,

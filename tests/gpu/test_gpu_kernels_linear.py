@@ -1,4 +1,4 @@
-"""Products of a step's rows, and chains of kernels that overlap, against torch in float64 and one after another."""
+"""Matrix products against torch in float64, and overlapping kernels against the same kernels one by one."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def test_add_linear_and_norm(n_rows: int) -> None:
 
 @on_device_only
 @pytest.mark.parametrize("n_rows", [1, 8, 64, 128])
-def test_kernels_that_overlap_see_what_the_ones_before_them_wrote(n_rows: int) -> None:
-    """A replayed graph of layers, each of which reads what the last ones wrote, gives what lone kernels give."""
+def test_overlapping_kernels_read_what_earlier_ones_wrote(n_rows: int) -> None:
+    """A replayed graph of dependent layers gives the same as kernels that each run alone."""
     layers = Layers(n_rows)
     alone = layers.run(torch.cuda.synchronize)
     stream = torch.cuda.Stream()

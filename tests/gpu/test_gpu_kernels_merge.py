@@ -1,4 +1,4 @@
-"""The kernels around attention's work items: partial results merged, queries put in order; against torch."""
+"""The kernels that merge partial results of attention and reorder queries, against torch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 from kernel_support import DEVICE, check_close, integers, normal, on_kernels, poisoned
 
-from radixkv.runtime.device.attention.cuda import merge as merging
-from radixkv.runtime.device.attention.cuda.query_order import gather, spread
+from radixkv.runtime.device.attention.cuda import merge as merge_kernel
+from radixkv.runtime.device.attention.cuda.query_order import copy_item_queries, gather_queries
 
 pytestmark = on_kernels
 
@@ -20,8 +20,8 @@ KV_HEADS, DIM = 2, 64
 @pytest.mark.parametrize("is_few", [False, True])
 @pytest.mark.parametrize(("n_queries", "group"), [(5, 2), (4, 7)])
 def test_merge(n_queries: int, group: int, is_few: bool, by_member: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queries of none to nineteen results, in another order; results of nothing weigh nothing."""
-    monkeypatch.setattr(merging, "_FEW", 1 << 30 if is_few else 0)
+    """Reordered queries with 0 to 19 results each; a result over no tokens has no weight."""
+    monkeypatch.setattr(merge_kernel, "_FEW_PAIRS", 1 << 30 if is_few else 0)
     n_heads = KV_HEADS * group
     counts = [(0, 2, 1, 19, 9)[query % 5] for query in range(n_queries)]
     ends = torch.tensor(counts).cumsum(0).tolist()
@@ -31,7 +31,7 @@ def test_merge(n_queries: int, group: int, is_few: bool, by_member: bool, monkey
     lse[listed[0]] = -math.inf
     order, out = torch.randperm(n_queries), poisoned(n_queries, n_heads, DIM, dtype=torch.float32)
     steps = (1, KV_HEADS) if by_member else (group, 1)
-    merging.merge(
+    merge_kernel.merge_results(
         values,
         lse,
         integers([0, *ends]),
@@ -52,25 +52,25 @@ def test_merge(n_queries: int, group: int, is_few: bool, by_member: bool, monkey
         check_close(found, (values[results].double() * weights).sum(0)[stored.to(DEVICE)])
 
 
-def test_gather() -> None:
+def test_gather_queries() -> None:
     x, order = normal(7, 6, DIM, dtype=torch.bfloat16), [3, 0, 6, 1]
     out = poisoned(4, 6, DIM, dtype=torch.bfloat16)
-    gather(x, integers(order), out)
+    gather_queries(x, integers(order), out)
     assert torch.equal(out, x[order])
 
 
 @pytest.mark.parametrize("group", [1, 4, 7])
-def test_spread(group: int) -> None:
-    """Items that overlap, and one of padding; what is between their places is left alone."""
+def test_copy_item_queries(group: int) -> None:
+    """Copies overlapping items and a padding item; other elements of the output stay unwritten."""
     q = normal(6, KV_HEADS * group, DIM, dtype=torch.bfloat16)
     order, items = [3, 0, 5, 1, 2, 4], [(0, 2, 1), (1, 3, 4), (0, 0, 0)]
     out = poisoned(9, group, KV_HEADS, DIM, dtype=torch.bfloat16)
     copies = integers([list(column) for column in zip(*items, strict=True)])
-    spread(q, integers(order), copies, out, n_items=3, n_rows=3, group=group)
+    copy_item_queries(q, integers(order), copies, out, n_items=3, n_rows=3, group=group)
     written = set()
-    for first, n_queries, place in items:
+    for first, n_queries, result in items:
         for index in range(n_queries):
             heads = q[order[first + index]].view(KV_HEADS, group, DIM).transpose(0, 1)
-            assert torch.equal(out[place + index], heads)
-            written.add(place + index)
-    assert all(out[place].isnan().all() for place in range(9) if place not in written)
+            assert torch.equal(out[result + index], heads)
+            written.add(result + index)
+    assert all(out[result].isnan().all() for result in range(9) if result not in written)

@@ -1,4 +1,4 @@
-"""The kernels over a step's small integers, against loops in Python."""
+"""The kernels for block tables and token inputs, against loops in Python."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from kernel_support import DEVICE, integers, on_kernels, poisoned
 
-from radixkv.runtime.device.ops.cuda.token_inputs import place_tokens, update_tables
+from radixkv.runtime.device.ops.cuda.token_inputs import prepare_token_inputs, update_tables
 
 pytestmark = on_kernels
 
@@ -33,7 +33,7 @@ def test_update_tables(n_rows: int, width: int) -> None:
 
 
 @pytest.mark.parametrize("n_tokens", [[1], [1] * 77, [1, 1, 300, 7, 513], [2] * 9])
-def test_place_tokens(n_tokens: list[int]) -> None:
+def test_prepare_token_inputs(n_tokens: list[int]) -> None:
     rng, page_size, width = random.Random(3), 16, 64
     n_rows, total = len(n_tokens), sum(n_tokens)
     tables = torch.randint(5000, (n_rows + 2, width), dtype=torch.int32, device=DEVICE)
@@ -44,7 +44,7 @@ def test_place_tokens(n_tokens: list[int]) -> None:
     firsts = [sum(n_tokens[:row]) for row in range(n_rows)]
     ids_in = [rng.choice([-1, rng.randrange(9000)]) for _ in range(total)]
     outs = [poisoned(total, dtype=torch.int32) for _ in range(3)]
-    place_tokens(
+    prepare_token_inputs(
         tables,
         last_tokens,
         *map(integers, (batch_slots, starts, n_tokens, firsts, write_starts, ids_in)),
@@ -58,18 +58,18 @@ def test_place_tokens(n_tokens: list[int]) -> None:
     ids, positions, slot_mapping = [], [], []
     for row, batch_slot in enumerate(batch_slots):
         for i in range(n_tokens[row]):
-            position, given = starts[row] + i, ids_in[firsts[row] + i]
-            ids.append(last[batch_slot] if given == -1 else given)
+            position, id_in = starts[row] + i, ids_in[firsts[row] + i]
+            ids.append(last[batch_slot] if id_in == -1 else id_in)
             positions.append(position)
             slot = pages[batch_slot][position // page_size] * page_size + position % page_size
             slot_mapping.append(-1 if position < write_starts[row] else slot)
     assert [out.tolist() for out in outs] == [ids, positions, slot_mapping]
 
 
-def test_place_tokens_in_place() -> None:
+def test_prepare_token_inputs_in_place() -> None:
     tables, last_tokens, ids = integers([[4, 9]]), integers([42]), integers([-1])
     positions, slot_mapping = poisoned(1, dtype=torch.int32), poisoned(1, dtype=torch.int32)
-    place_tokens(
+    prepare_token_inputs(
         tables,
         last_tokens,
         *map(integers, ([0], [17], [1], [0], [0])),

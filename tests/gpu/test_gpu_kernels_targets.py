@@ -1,4 +1,4 @@
-"""Kernels fit the shared memory of GPUs that are not here: they are compiled for them. Needs no GPU:
+"""Kernels, compiled for several GPUs, fit the shared memory of each. Needs no GPU:
 ``pytest --noconftest tests/gpu/test_gpu_kernels_targets.py``."""
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from kernel_support import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from radixkv.runtime.device.attention.cuda import decode_kernel as attend
-from radixkv.runtime.device.attention.cuda.decode_tiles import Block, Variant, block_of
-from radixkv.runtime.device.machine_cuda import MAX_HEADS_A_KV_HEAD
+from radixkv.runtime.device.attention.cuda import decode_kernel as decode_kernel
+from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig, Variant, choose_tile_config
+from radixkv.runtime.device.machine_cuda import MAX_HEADS_PER_KV_HEAD
 from radixkv.runtime.device.ops.cuda import gated_linear as gated
 from radixkv.runtime.device.ops.cuda import linear
 
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(triton.knobs.runtime.interpret, reason="the interpreter compiles nothing"),
 ]
 SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
-"""That a block of threads may have, by compute capability; 1,024 are the driver's."""
+"""Shared memory a thread block may use, by compute capability; 1,024 bytes more belong to the driver."""
 
 
 def shared_bytes(
@@ -35,7 +35,7 @@ def shared_bytes(
     aligned: set[str],
     **options: int,
 ) -> int:
-    """What a block of the compiled kernel takes."""
+    """Compiles a kernel and returns the shared memory of its thread block."""
     names = kernel.arg_names
     overlap = {"OVERLAP": target >= 90}
     constants = {**constants, **overlap}
@@ -88,33 +88,41 @@ def test_products_with_their_activation_fit(n_rows: int, target: int) -> None:
     assert taken <= SHARED_BYTES[target]
 
 
-def blocks_of(head_dim: int, target: int) -> set[Block]:
-    """All that such a GPU may be given."""
+def tile_configs_of(head_dim: int, target: int) -> set[TileConfig]:
+    """Returns all configurations that may be chosen on such a GPU."""
     variants: tuple[Variant, ...] = ("whole", "split", "shared")
-    room = SHARED_BYTES[target] + 1024
-    return {block_of(variant, n, 100, head_dim, room) for variant, n in product(variants, (1, 150, 500, 5000))}
+    shared_bytes_limit = SHARED_BYTES[target] + 1024
+    return {
+        choose_tile_config(variant, n, 100, head_dim, shared_bytes_limit)
+        for variant, n in product(variants, (1, 150, 500, 5000))
+    }
 
 
 @pytest.mark.parametrize("target", SHARED_BYTES)
-@pytest.mark.parametrize(("head_dim", "most"), MAX_HEADS_A_KV_HEAD.items())
-def test_attention_of_decode_rows_fits(head_dim: int, most: int, target: int) -> None:
+@pytest.mark.parametrize(("head_dim", "max_group"), MAX_HEADS_PER_KV_HEAD.items())
+def test_attention_of_decode_rows_fits(head_dim: int, max_group: int, target: int) -> None:
     kinds = dict.fromkeys(("q", "k_cache", "v_cache", "out", "values"), "*bf16")
     kinds |= dict.fromkeys(("tables", "items", "order"), "*i32") | {"lse": "*fp32", "scale": "fp32"}
     kinds |= dict.fromkeys(("column", "q_stride", "page_stride"), "i32")
-    for block in blocks_of(head_dim, target):
+    for tile_config in tile_configs_of(head_dim, target):
         constants = {
-            "GROUP": most,
+            "GROUP": max_group,
             "KV_HEADS": 1,
             "DIM": head_dim,
             "PAGE": 16,
-            "TILE": most,
-            "TOKENS": block.n_tokens,
-            "STAGES": block.n_stages,
-            "IS_AHEAD": block.is_ahead,
-            "KV_STEP": most,
+            "TILE": max_group,
+            "TOKENS": tile_config.n_tokens,
+            "STAGES": tile_config.n_stages,
+            "IS_AHEAD": tile_config.is_ahead,
+            "KV_STEP": max_group,
             "MEMBER_STEP": 1,
         }
         taken = shared_bytes(
-            attend._attend, target, kinds, constants, aligned={*kinds} - {"scale"}, num_warps=block.n_warps
+            decode_kernel._attend_decode,
+            target,
+            kinds,
+            constants,
+            aligned={*kinds} - {"scale"},
+            num_warps=tile_config.n_warps,
         )
-        assert taken <= SHARED_BYTES[target], block
+        assert taken <= SHARED_BYTES[target], tile_config

@@ -1,4 +1,4 @@
-"""Weights arrive on the GPU as they are in the files, without a second copy; what the machine says of itself."""
+"""Loading of weights onto the GPU, and facts about the machine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.errors import CheckpointError
-from radixkv.runtime.device.machine_cuda import check_machine, look
-from radixkv.runtime.device.pool_size_cuda import measure
+from radixkv.runtime.device.machine_cuda import check_machine, inspect_machine
+from radixkv.runtime.device.pool_size_cuda import measure_memory
 from radixkv.runtime.device.weights import weights as weights_module
 from radixkv.runtime.device.weights.weights import MlpWeights, Weights, open_weights
 
@@ -34,7 +34,7 @@ CONFIG: dict[str, Any] = {
     "max_position_embeddings": 1024,
     "tie_word_embeddings": False,
 }
-"""The embedding is larger than what is read at once."""
+"""The embedding is larger than one chunk of reading."""
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def gpu() -> torch.device:
 
 @pytest.fixture(params=[torch.bfloat16, torch.float16, torch.float32], ids=str)
 def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpoint:
-    """Of three files, in each of the dtypes that are read."""
+    """A checkpoint of three files, in each supported dtype."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     drawn = resolve(str(tmp_path), load_format="dummy")
     with open_weights(drawn, load_format="dummy", dtype=torch.float32) as weights:
@@ -91,7 +91,7 @@ def test_no_tensor_is_held_twice(checkpoint: Checkpoint, gpu: torch.device) -> N
         n_bytes = weights.n_bytes
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in found}
     assert sum(storages.values()) == n_bytes
-    # Beside all of them there was at most what eight threads convert at once; the allocator rounds up to 1 MiB.
+    # Eight threads convert a chunk each at a time; the allocator rounds up to 1 MiB.
     slack = (len(found) << 20) + 8 * (16 << 20)
     assert torch.cuda.max_memory_allocated() - before <= n_bytes + slack
 
@@ -100,13 +100,13 @@ def test_a_file_that_ends_too_early(checkpoint: Checkpoint, gpu: torch.device) -
     path = checkpoint.folder / "model-1.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with (
-        pytest.raises(CheckpointError, match="not a whole safetensors file"),
+        pytest.raises(CheckpointError, match="not a complete safetensors file"),
         open_weights(checkpoint, load_format="auto", dtype=torch.bfloat16, device=gpu),
     ):
         pass
 
 
-def test_random_weights_are_made_on_the_gpu(tmp_path: Path, gpu: torch.device) -> None:
+def test_random_weights_are_generated_on_the_gpu(tmp_path: Path, gpu: torch.device) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     checkpoint = resolve(str(tmp_path), load_format="dummy")
 
@@ -120,23 +120,23 @@ def test_random_weights_are_made_on_the_gpu(tmp_path: Path, gpu: torch.device) -
         if tensor.ndim == 1:
             assert torch.equal(tensor, torch.ones_like(tensor))
         else:
-            # Uniform, so that a row multiplied with numbers of size 1 has size 1.
+            # Uniform, scaled so that the product with values of size 1 has size 1.
             assert tensor.float().std().item() * tensor.shape[1] ** 0.5 == pytest.approx(1.0, abs=0.02)
             assert tensor.abs().max().item() <= (3 / tensor.shape[1]) ** 0.5 * 1.01
     assert not torch.equal(once[0], once[1])
 
 
-def test_this_machine_will_do() -> None:
-    gpu = check_machine(look())
+def test_this_machine_passes_the_checks() -> None:
+    gpu = check_machine(inspect_machine())
     assert 0 < gpu.free_bytes < gpu.total_bytes
     assert gpu.name == torch.cuda.get_device_name()
 
 
-def test_what_is_taken_is_missed(gpu: torch.device) -> None:
+def test_allocated_memory_counts_as_used(gpu: torch.device) -> None:
     torch.cuda.empty_cache()
-    before = measure(gpu, later_bytes=5)
+    before = measure_memory(gpu, later_bytes=5)
     taken = torch.empty(1 << 30, dtype=torch.uint8, device=gpu)
-    after = measure(gpu)
+    after = measure_memory(gpu)
     assert before.later_bytes == 5
     assert before.free_bytes - after.free_bytes == taken.nbytes
     assert before.total_bytes == after.total_bytes

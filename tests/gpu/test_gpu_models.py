@@ -37,13 +37,13 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama-head-256": {"head_dim": 256, "num_attention_heads": 4, "num_key_value_heads": 2},
     "mistral-window": {"model_type": "mistral", "sliding_window": 100},
 }
-"""The first five need the kernels of head size 128 alone, which is what most models have."""
+"""The first five need only kernels for a head size of 128, which most models have."""
 
 LENGTHS = (900, 1, 333, 64, 17)
 N_NEW = 40
 N_TOP = 8
 NOISE = 1.5
-"""Of Transformers' own distance from float32, how much ours may be."""
+"""Allowed distance from float32, as a multiple of Transformers' own."""
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -61,7 +61,7 @@ def test_scores_in_float16(tmp_path: Path) -> None:
 
 
 def compare(folder: Path, dtype: str, **settings: Any) -> None:
-    """Ragged prompts in chunks, then decode rows: both kinds of scores against two runs of Transformers."""
+    """Compares log-probabilities of ragged chunked prompts and of decode rows with two runs of Transformers."""
     prompts = [random_ids(n, seed=n) for n in LENGTHS]
     with opened(folder, dtype=dtype, max_num_batched_tokens=512, **settings) as llm:
         outputs = llm.generate(prompts, greedy(N_NEW, logprobs=20, prompt_logprobs=20), use_tqdm=False)
@@ -71,17 +71,17 @@ def compare(folder: Path, dtype: str, **settings: Any) -> None:
     for part in (0, 1):  # of the prompt, of the answer
         ours: list[float] = []
         theirs: list[float] = []
-        n_wanted = 0
-        for output, wanted, near in zip(outputs, exact, rounded, strict=True):
+        n_expected = 0
+        for output, expected, near in zip(outputs, exact, rounded, strict=True):
             found = engine_scores(output)[part]
-            for place in {place for place, _ in found}:
-                # Chosen by the exact scores: ours would prefer those that our own noise has raised.
-                for token in wanted[place].topk(N_TOP).indices.tolist():
-                    n_wanted += 1
-                    if (place, token) in found:
-                        ours.append(found[place, token] - float(wanted[place][token]))
-                        theirs.append(float(near[place][token] - wanted[place][token]))
-        assert len(ours) > 0.99 * n_wanted, "the likeliest tokens are not among those reported"
+            for position in {position for position, _ in found}:
+                # Chosen by the exact scores: ours would favour tokens that our own noise has raised.
+                for token in expected[position].topk(N_TOP).indices.tolist():
+                    n_expected += 1
+                    if (position, token) in found:
+                        ours.append(found[position, token] - float(expected[position][token]))
+                        theirs.append(float(near[position][token] - expected[position][token]))
+        assert len(ours) > 0.99 * n_expected, "the likeliest tokens are not among those reported"
         print(f"part {part}: {deviation(ours):.5f} of {deviation(theirs):.5f}, most {max(map(abs, ours)):.4f}")
         assert deviation(ours) <= NOISE * deviation(theirs)
         assert max(map(abs, ours)) <= 2 * NOISE * max(map(abs, theirs))
@@ -93,6 +93,9 @@ def test_scores_in_float32_are_those_of_transformers(tmp_path: Path) -> None:
     with opened(folder, dtype="float32") as llm:
         outputs = llm.generate(prompts, greedy(8, logprobs=5, prompt_logprobs=5), use_tqdm=False)
     exact = oracle_scores(folder, [sequence_of(output) for output in outputs], torch.float32)
-    for output, wanted in zip(outputs, exact, strict=True):
+    for output, expected in zip(outputs, exact, strict=True):
         for found in engine_scores(output):
-            assert max(abs(score - float(wanted[place][token])) for (place, token), score in found.items()) < 1e-3
+            assert (
+                max(abs(score - float(expected[position][token])) for (position, token), score in found.items())
+                < 1e-3
+            )

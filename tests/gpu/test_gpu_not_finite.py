@@ -1,4 +1,4 @@
-"""Numbers that are not finite stay where they are: in pages that nobody wrote, and with requests that met them."""
+"""NaN in unwritten or damaged pages does not spread to other requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ N_NEW = 16
 
 
 def check(alone: LLM, prompts: list[list[int]], *runs: list[RequestOutput]) -> None:
-    """Answers against those of one request at a time without the prefix cache."""
+    """Compares answers with those of one request at a time without the prefix cache."""
     expected = [alone.generate([prompt], greedy(N_NEW, logprobs=20), use_tqdm=False)[0] for prompt in prompts]
     for run in runs:
         check_same_answers(expected, [output.outputs[0].token_ids for output in run], tolerance=NEAR_TIE)
@@ -32,7 +32,7 @@ def pool_of(llm: LLM) -> CudaPool:
 
 
 def poison(pool: CudaPool, pages: Iterable[int]) -> None:
-    """Between steps, since it is done beside the engine's stream."""
+    """Fills pages with NaN between steps, as it does not use the engine's stream."""
     torch.cuda.synchronize()
     with torch.inference_mode():
         for page in pages:
@@ -41,8 +41,8 @@ def poison(pool: CudaPool, pages: Iterable[int]) -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
-def test_what_nobody_wrote_is_never_read(sensitive_folder: Path, alone: LLM, page_size: int) -> None:
-    """A weight of 0 does not take NaN away: prompts in chunks, rows that continue, padding, shared pages, hits."""
+def test_unwritten_positions_are_never_read(sensitive_folder: Path, alone: LLM, page_size: int) -> None:
+    """Covers chunked prompts, decode rows, padding, shared pages and hits: a weight of 0 would not remove NaN."""
     prompts = family(20, seed=1)
     with opened(sensitive_folder, page_size=page_size, max_num_batched_tokens=500) as llm:
         pool = pool_of(llm)
@@ -52,8 +52,8 @@ def test_what_nobody_wrote_is_never_read(sensitive_folder: Path, alone: LLM, pag
     check(alone, prompts, cold, warm)
 
 
-def test_a_sick_page_costs_no_answer(sensitive_folder: Path, alone: LLM) -> None:
-    """Of the requests that hit it each is computed once more, without the cache; those beside them never see it."""
+def test_a_page_with_nan_changes_no_answer(sensitive_folder: Path, alone: LLM) -> None:
+    """Requests that hit the page are retried without the prefix cache; others are not affected."""
     stem = random_ids(160, seed=1)
     prompts = [stem + random_ids(5 + i, seed=10 + i) for i in range(6)]
     prompts += [random_ids(50 + 30 * i, seed=100 + i) for i in range(6)]

@@ -1,4 +1,4 @@
-"""Steps that overlap on CUDA: what one reads is never what the next has written over."""
+"""Overlapping steps on CUDA: a step never reads what the next one has overwritten."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gpu_support import NEAR_TIE, check_same_answers, family, greedy, opened, ra
 from radixkv import SamplingParams
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.plan import StepPlan
-from radixkv.runtime.step.result import Pending
+from radixkv.runtime.step.result import PendingStep
 
 
 def run_plans(executor: Executor, plans: list[StepPlan], n_ahead: int) -> list[tuple[int, ...]]:
-    """Tokens of each step, with so many launched before the oldest one's result is taken."""
-    launched: deque[Pending] = deque()
+    """Returns the tokens of each step, with ``n_ahead`` more steps launched before a result is taken."""
+    launched: deque[PendingStep] = deque()
     tokens = []
     for plan in plans:
         launched.append(executor.launch(plan))
@@ -26,8 +26,8 @@ def run_plans(executor: Executor, plans: list[StepPlan], n_ahead: int) -> list[t
     return tokens + [pending.result().tokens for pending in launched]
 
 
-def test_a_thousand_differing_plans_back_to_back_give_what_they_give_one_by_one(sensitive_folder: Path) -> None:
-    """Plans of the real scheduler, with chunks, forks, retractions, copies and every size of batch, run again."""
+def test_a_thousand_overlapping_steps_give_the_tokens_of_steps_run_one_by_one(sensitive_folder: Path) -> None:
+    """Replays plans of the real scheduler, with chunks, forks, retractions, copies and batches of all sizes."""
     settings = {
         "max_total_tokens": 2048,
         "max_model_len": 512,
@@ -60,8 +60,8 @@ def test_a_thousand_differing_plans_back_to_back_give_what_they_give_one_by_one(
             assert run_plans(executor_of(llm), plans, n_ahead) == one_by_one
 
 
-def test_aborts_evictions_and_retractions_leave_the_other_answers_as_they_were(sensitive_folder: Path) -> None:
-    """A pool for a few of the requests, with one cancelled in every tenth turn; all invariants after each turn."""
+def test_aborts_evictions_and_retractions_do_not_change_other_answers(sensitive_folder: Path) -> None:
+    """The pool fits only some of the requests, and every tenth turn cancels one; invariants are always checked."""
     prompts = family(120, seed=11)
     rng = random.Random(4)
     with opened(sensitive_folder, max_total_tokens=5120, max_num_seqs=32, max_num_batched_tokens=512) as llm:
@@ -83,7 +83,7 @@ def test_aborts_evictions_and_retractions_leave_the_other_answers_as_they_were(s
     with opened(sensitive_folder, enable_prefix_caching=False, max_num_seqs=8, max_num_batched_tokens=2048) as llm:
         some = whole[::4]
         alone = [llm.generate([prompts[int(name)]], greedy(64, logprobs=20), use_tqdm=False)[0] for name in some]
-    check_same_answers(alone, [drive.answers[name] for name in some], tolerance=NEAR_TIE, least_share=0.3)
+    check_same_answers(alone, [drive.answers[name] for name in some], tolerance=NEAR_TIE, min_share=0.3)
 
 
 def test_a_flush_between_turns_does_not_change_what_runs(sensitive_folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Small prompt steps run in captured pieces: same answers as launch by launch, whatever their size.
+"""Piecewise graphs of small prompt steps: the same answers as without graphs, for all sizes.
 
 The oracle is the engine with ``enforce_eager``, which captures nothing.
 """
@@ -47,7 +47,7 @@ def test_answers_at_each_edge_of_a_bucket(eager: LLM, captured: LLM) -> None:
 
 
 def test_every_token_of_a_prompt(eager: LLM, captured: LLM) -> None:
-    """Not the last one alone: those that pad a bucket come right behind it."""
+    """Compares all tokens of a prompt, not only the last: padding tokens follow right after it."""
     for n in (17, 65, 500):
         prompt = random_ids(n, seed=n)
         ask = greedy(1, prompt_logprobs=0)
@@ -57,7 +57,7 @@ def test_every_token_of_a_prompt(eager: LLM, captured: LLM) -> None:
 
 
 def test_padding_leaves_the_pool_alone(eager: LLM, sensitive_folder: Path) -> None:
-    """Prompts come in small lots, each padded; all answers still read what the first of them wrote."""
+    """Prompts come in small chunks, each padded; the second answers read K and V that the first ones stored."""
     prompts = [random_ids(50 + 37 * i, seed=i) for i in range(8)]
     with opened(sensitive_folder, max_num_batched_tokens=97) as llm:
         llm.generate(prompts, greedy(2), use_tqdm=False)
@@ -86,7 +86,7 @@ def test_shapes_of_models(tmp_path: Path, changes: dict[str, object]) -> None:
 
 
 def test_which_steps_are_captured(eager: LLM, captured: LLM) -> None:
-    """One replay a layer for a small prompt, one for a step of one token a row; none where none is wanted."""
+    """One replay per layer for a small prompt, one for a decode step; none for large steps or ``enforce_eager``."""
     assert _n_replays(captured, n_prompt=64, n_new=1) == N_LAYERS
     assert _n_replays(captured, n_prompt=513, n_new=1) == 0
     assert _n_replays(captured, n_prompt=64, n_new=3) >= N_LAYERS + 2

@@ -1,4 +1,4 @@
-"""Pages are copied in lots that take a bounded amount of memory on the way."""
+"""Pages are copied in chunks with a bounded amount of temporary memory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from radixkv.runtime.device.kv_pool_cpu import PageShape
 from radixkv.runtime.device.kv_pool_cuda import COPIED_AT_ONCE_BYTES, CudaPool
 
 
-def test_large_pages_are_copied_in_lots_and_right() -> None:
+def test_large_pages_are_copied_correctly_in_chunks() -> None:
     page = PageShape(16, 64, 8, 128, torch.bfloat16)
     n_pages = 2 * COPIED_AT_ONCE_BYTES // (page.n_bytes // 2) + 7
     pool = CudaPool(page, 2 * n_pages, torch.device(DEVICE))
     pool.k.normal_()
     pool.v.normal_()
-    places = random.Random(0).sample(range(2 * n_pages), 2 * n_pages)
-    pairs = list(zip(places[:n_pages], places[n_pages:], strict=True))
+    pages = random.Random(0).sample(range(2 * n_pages), 2 * n_pages)
+    pairs = list(zip(pages[:n_pages], pages[n_pages:], strict=True))
     sources, destinations = torch.tensor(pairs, device=DEVICE).t()
     expected = [cache.index_copy(1, destinations, cache[:, sources]) for cache in (pool.k, pool.v)]
     torch.cuda.synchronize()

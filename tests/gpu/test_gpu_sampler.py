@@ -1,4 +1,4 @@
-"""The device's sampler: what is certain against the CPU's sampler, and rows that keep to themselves."""
+"""The GPU's sampler: deterministic rows against the CPU's sampler, and independence of rows."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from radixkv.wire import TokenLogprobs, unpack_tokens
 pytestmark = on_kernels
 
 GAP = 1e-3
-"""How far two right log-probabilities may be apart."""
+"""Allowed difference of two log-probabilities."""
 
 
-def certain_rows(logits: Tensor) -> list[RowSampling]:
-    """A row for each of eight rows of logits, whose tokens leave nothing to chance."""
+def deterministic_rows(logits: Tensor) -> list[RowSampling]:
+    """Returns settings for eight rows of logits, with which tokens are deterministic."""
     likely = logits.float().argsort(descending=True)[:, :50].tolist()
     return [
         replace(GREEDY, n_logprobs=5),
@@ -45,10 +45,10 @@ def certain_rows(logits: Tensor) -> list[RowSampling]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_certain_is_as_on_the_cpu(dtype: torch.dtype) -> None:
-    """Many steps, so that what the slots say changes what they say next."""
+def test_deterministic_rows_are_as_on_the_cpu(dtype: torch.dtype) -> None:
+    """Runs many steps, so that output tokens change later ones by penalties."""
     first = normal(8).to(dtype)
-    rows = certain_rows(first)
+    rows = deterministic_rows(first)
     cpu, device = Sampler(8, VOCAB), make(8)
     for step in range(12 if DEVICE == "cuda" else 4):
         logits = (first.float() + normal(8, seed=1 + step, scale=0.1)).to(dtype)
@@ -113,7 +113,7 @@ def test_equal_logits_come_by_their_ids() -> None:
 
 
 def mixed_rows(n: int) -> list[RowSampling]:
-    """Of all kinds, each with a seed of its own."""
+    """Returns rows with settings of all kinds, each with its own seed."""
     kinds = [
         replace(DRAWN, temperature=0.7),
         replace(DRAWN, top_p=0.9),
@@ -142,22 +142,22 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 def test_a_row_that_is_not_finite_touches_no_other(bad: float) -> None:
     logits, rows = normal(16), [replace(row, n_logprobs=4) for row in mixed_rows(16)]
     tokens, logprobs = sample(logits, rows)
-    sick = logits.clone()
-    sick[::2, 4097] = bad
-    found, found_logprobs = sample(sick, rows)
+    damaged = logits.clone()
+    damaged[::2, 4097] = bad
+    found, found_logprobs = sample(damaged, rows)
     assert found == [-1 if i % 2 == 0 else token for i, token in enumerate(tokens)]
     assert found_logprobs == [None if i % 2 == 0 else each for i, each in enumerate(logprobs)]
 
 
-def test_a_row_that_is_not_finite_says_nothing() -> None:
-    """Its history is as before; a finite row's is not."""
+def test_a_row_that_is_not_finite_does_not_change_its_history() -> None:
+    """A row that is not finite keeps its history; a finite row's history grows."""
     logits = torch.zeros(2, VOCAB)
     logits[:, 0], logits[:, 6] = 1.0, 0.9
-    sick = logits.clone()
-    sick[0, 9] = torch.nan
+    damaged = logits.clone()
+    damaged[0, 9] = torch.nan
     rows = [replace(GREEDY, presence_penalty=0.5, history=history([1]))] * 2
     sampler = make(2)
-    assert sample(sick, rows, sampler)[0] == [-1, 0]
+    assert sample(damaged, rows, sampler)[0] == [-1, 0]
     rows = [replace(row, history=None) for row in rows]
     assert sample(logits, rows, sampler)[0] == [0, 6]
     assert sample(logits, rows, sampler)[0] == [6, 0]
@@ -176,7 +176,7 @@ def test_a_slot_forgets_its_former_request() -> None:
         sample(logits, [replace(row, history=None)], sampler, [2])
 
 
-def test_more_rows_with_edits_than_are_edited_at_a_time() -> None:
+def test_more_rows_with_edits_than_one_chunk() -> None:
     n = 300 if DEVICE == "cuda" else 130
     logits = torch.zeros(n, 200)
     rows = [replace(GREEDY, logit_bias=((i % 200, 1.0),)) for i in range(n)]
@@ -184,7 +184,7 @@ def test_more_rows_with_edits_than_are_edited_at_a_time() -> None:
 
 
 def test_huge_logits_and_edits_are_drawn_from() -> None:
-    """Edits beyond float32 leave numbers: the likeliest is drawn."""
+    """Edits that would overflow float32 stay finite: the likeliest token is drawn."""
     logits = torch.full((3, VOCAB), -3e38)
     logits[:, 8000] = 3e38
     rows = [
@@ -229,7 +229,7 @@ def test_targets_outside_the_vocabulary() -> None:
         make(1).score(normal(1).to(DEVICE), np.array([VOCAB]), 0)
 
 
-def test_compiled_ahead_a_slot_is_as_new() -> None:
+def test_a_warm_up_resets_the_slots() -> None:
     sampler = make(1)
     sampler.warm_up(torch.float32)
     with pytest.raises(DeviceError, match="no history"):

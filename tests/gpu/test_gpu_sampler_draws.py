@@ -1,4 +1,4 @@
-"""The device's sampler draws every token as often as a plain oracle says."""
+"""The GPU's sampler draws every token as often as a plain oracle expects."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ N_DRAWS = 20_000
 
 
 def edited(logits: Tensor, row: RowSampling) -> Tensor:
-    """[vocab] float64 after biases, bans and penalties."""
+    """Returns [vocab] float64 logits after biases, bans and penalties."""
     changed = logits.double().clone()
     for token, bias in row.logit_bias:
         changed[token] += bias
     changed[list(row.banned)] = -torch.inf
     if row.history is not None:
         ids = torch.tensor(unpack_tokens(row.history.tokens))
-        said = torch.bincount(ids[row.history.n_prompt :], minlength=len(logits))
+        outputs = torch.bincount(ids[row.history.n_prompt :], minlength=len(logits))
         seen = torch.bincount(ids, minlength=len(logits)) > 0
         penalised = torch.where(changed > 0, changed / row.repetition_penalty, changed * row.repetition_penalty)
         changed = torch.where(seen, penalised, changed)
-        changed -= row.frequency_penalty * said + row.presence_penalty * (said > 0)
+        changed -= row.frequency_penalty * outputs + row.presence_penalty * (outputs > 0)
     return changed
 
 
 def distribution(logits: Tensor, row: RowSampling) -> NDArray[np.float64]:
-    """[vocab]: what a token of the row is drawn from, the plain way."""
+    """Returns [vocab]: the probabilities that a token of the row is drawn with, computed plainly."""
     order = edited(logits, row).sort(descending=True, stable=True)
     weights = torch.exp((order.values - order.values[0]) / row.temperature)
     if row.top_k:
@@ -55,7 +55,7 @@ def distribution(logits: Tensor, row: RowSampling) -> NDArray[np.float64]:
 
 
 def draws(logits: Tensor, row: RowSampling, n: int = N_DRAWS) -> list[int]:
-    """Of as many requests, half of them told apart by their seed, half by their index."""
+    """Draws one token for each of ``n`` requests, which differ in either seed or index."""
     tokens: list[int] = []
     for first in range(0, n, 1000):
         rows = [
@@ -67,17 +67,17 @@ def draws(logits: Tensor, row: RowSampling, n: int = N_DRAWS) -> list[int]:
 
 
 def surprise(tokens: Sequence[int], expected: NDArray[np.float64]) -> float:
-    """How many standard deviations above its mean chi-square is; rare tokens count as one."""
+    """Returns how many standard deviations chi-square is above its mean; rare tokens are counted together."""
     counts = np.bincount(np.array(tokens), minlength=len(expected))
-    assert not counts[expected == 0.0].any(), "a token was drawn that may not be"
-    wanted = expected * len(tokens)
-    common = wanted >= 5.0
+    assert not counts[expected == 0.0].any(), "a token of probability 0 was drawn"
+    expected_counts = expected * len(tokens)
+    common = expected_counts >= 5.0
     found = np.append(counts[common], counts[~common].sum())
-    wanted = np.append(wanted[common], wanted[~common].sum())
-    found, wanted = found[wanted > 0.0], wanted[wanted > 0.0]
-    n = len(wanted) - 1
+    expected_counts = np.append(expected_counts[common], expected_counts[~common].sum())
+    found, expected_counts = found[expected_counts > 0.0], expected_counts[expected_counts > 0.0]
+    n = len(expected_counts) - 1
     assert n >= 3, "too few kinds of tokens to judge"
-    chi_square = float((np.square(found - wanted) / wanted).sum())
+    chi_square = float((np.square(found - expected_counts) / expected_counts).sum())
     spread = 2.0 / (9.0 * n)
     return float(((chi_square / n) ** (1 / 3) - (1.0 - spread)) / spread**0.5)
 
@@ -99,7 +99,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @on_device_only
 @pytest.mark.parametrize("name", CASES)
-def test_tokens_are_drawn_as_often_as_they_should(name: str) -> None:
+def test_tokens_are_drawn_with_their_probabilities(name: str) -> None:
     logits = peaked()
     row = replace(DRAWN, **CASES[name])
     assert surprise(draws(logits, row), distribution(logits, row)) < 4.0
@@ -114,7 +114,7 @@ def test_narrow_logits(dtype: torch.dtype) -> None:
 
 
 @on_device_only
-def test_a_wrong_distribution_would_be_seen() -> None:
+def test_a_wrong_distribution_is_detected() -> None:
     logits = peaked()
     found = draws(logits, replace(DRAWN, temperature=1.5))
     assert surprise(found, distribution(logits, DRAWN)) > 4.0
@@ -140,8 +140,8 @@ def test_edits_come_before_the_draw(top_k: int) -> None:
 
 
 @on_device_only
-def test_equal_weights_are_in_or_out_together_above_what_is_listed() -> None:
-    """The 200th largest is one of 300 that are equal: all of them are kept."""
+def test_equal_weights_are_kept_together_for_a_large_top_k() -> None:
+    """The 200th largest is one of 300 equal logits: all of them are kept."""
     logits = torch.zeros(VOCAB)
     logits[:100] = 9.0
     logits[5000:5300] = 8.0
@@ -153,8 +153,8 @@ def test_equal_weights_are_in_or_out_together_above_what_is_listed() -> None:
 @on_device_only
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(("top_k", "low", "high"), [(129, -90.0, -10.0), (200, -1.0, 1.0), (300, 0.0, 60.0)])
-def test_a_large_top_k_keeps_just_the_likeliest(dtype: torch.dtype, top_k: int, low: float, high: float) -> None:
-    """So hot that each of them is drawn, wherever the last one lies, and whichever are equal to it."""
+def test_a_large_top_k_keeps_only_the_likeliest(dtype: torch.dtype, top_k: int, low: float, high: float) -> None:
+    """The temperature is so high that every kept token is drawn; tokens equal to the last one are kept, too."""
     generator = torch.Generator().manual_seed(top_k)
     logits = torch.linspace(low, high, VOCAB)[torch.randperm(VOCAB, generator=generator)].to(dtype)
     kept = logits >= logits.sort(descending=True).values[top_k - 1]
@@ -162,14 +162,14 @@ def test_a_large_top_k_keeps_just_the_likeliest(dtype: torch.dtype, top_k: int, 
     assert set(found) == set(kept.nonzero()[:, 0].tolist())
 
 
-def test_the_least_top_p_leaves_the_likeliest() -> None:
+def test_a_tiny_top_p_keeps_only_the_likeliest() -> None:
     logits = normal(6)
     likeliest = logits.argmax(-1).tolist()
     rows = [replace(DRAWN, top_p=top_p, top_k=top_k) for top_p in (1e-3, 1e-30, 1e-300) for top_k in (0, 9)]
     assert sample(logits, rows)[0] == likeliest
 
 
-def test_a_seed_gives_its_token_again_and_others_others() -> None:
+def test_equal_seeds_give_equal_tokens_and_others_differ() -> None:
     logits = torch.zeros(1, VOCAB)
     drawn = [
         replace(DRAWN, seed=seed, index=index) for seed in (0, 1, 1 << 40, (1 << 64) - 1) for index in range(5)

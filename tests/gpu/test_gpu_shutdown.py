@@ -1,4 +1,4 @@
-"""What an engine had on the GPU is free after its end, for this process and for others, without anybody's help."""
+"""GPU memory of an engine is freed at its shutdown, without the cyclic collector."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from radixkv import LLM
 MIB = 1 << 20
 POOL_BYTES = 2048 * MIB
 KEPT_BYTES = 128 * MIB
-"""More than what cuBLAS keeps on the stream that an engine had, as long as the process lives."""
+"""More than the cuBLAS workspace, which stays on an engine's stream until the process ends."""
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +24,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def no_help() -> Iterator[None]:
-    """Nothing but the engine gives memory back: what tests before this one left is gone, and no collector runs."""
+def no_collector() -> Iterator[None]:
+    """Frees memory of earlier tests, then turns the cyclic collector off, so that only the engine frees memory."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -46,14 +46,14 @@ def open_engine(folder: Path) -> LLM:
 
 
 def used_bytes() -> int:
-    """Of the GPU's memory, as the driver says it to every process."""
+    """Returns the GPU's used bytes, as the driver reports them to every process."""
     torch.cuda.synchronize()
     free_bytes, total_bytes = torch.cuda.mem_get_info()
     return total_bytes - free_bytes
 
 
-def live_and_die(folder: Path) -> int:
-    """Bytes that were in use while an engine lived."""
+def run_engine(folder: Path) -> int:
+    """Runs an engine and shuts it down; returns the bytes in use while it ran."""
     llm = open_engine(folder)
     llm.generate([random_ids(300, 0), random_ids(20, 1)], greedy(8), use_tqdm=False)
     n_bytes = used_bytes()
@@ -62,16 +62,16 @@ def live_and_die(folder: Path) -> int:
     return n_bytes
 
 
-def test_engines_one_after_another_leave_nothing(folder: Path, no_help: None) -> None:
-    live_and_die(folder)  # the first brings the kernels, which stay
+def test_engines_one_after_another_leave_nothing(folder: Path, no_collector: None) -> None:
+    run_engine(folder)  # the first engine loads kernels, which stay
     before = used_bytes()
     for i in range(1, 4):
-        assert live_and_die(folder) - before > POOL_BYTES
+        assert run_engine(folder) - before > POOL_BYTES
         assert used_bytes() - before < i * KEPT_BYTES
 
 
-def test_an_engine_that_ends_in_the_middle_of_an_answer_leaves_nothing(folder: Path, no_help: None) -> None:
-    live_and_die(folder)
+def test_an_engine_that_ends_in_the_middle_of_an_answer_leaves_nothing(folder: Path, no_collector: None) -> None:
+    run_engine(folder)
     before = used_bytes()
     llm = open_engine(folder)
     stream = llm.stream({"prompt_token_ids": random_ids(300, 0)}, greedy(64))
@@ -82,19 +82,19 @@ def test_an_engine_that_ends_in_the_middle_of_an_answer_leaves_nothing(folder: P
 
 
 def test_a_start_that_fails_at_its_end_leaves_nothing(
-    folder: Path, no_help: None, monkeypatch: pytest.MonkeyPatch
+    folder: Path, no_collector: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live_and_die(folder)
+    run_engine(folder)
     before = used_bytes()
     seen: list[int] = []
 
     def fail(**_: object) -> None:
         seen.append(used_bytes())
-        raise RuntimeError("the last thing that is made")
+        raise RuntimeError("the last object of the start")
 
     monkeypatch.setattr("radixkv.runtime.device.factory_cuda.Packer", fail)
-    with pytest.raises(RuntimeError, match="the last thing") as raised:
+    with pytest.raises(RuntimeError, match="the last object") as raised:
         open_engine(folder)
     assert seen[0] - before > POOL_BYTES
-    assert raised.value is not None, "whoever keeps the error"
+    assert raised.value is not None, "the error is kept"
     assert used_bytes() - before < KEPT_BYTES

@@ -1,5 +1,4 @@
-"""A short soak, and a short run under NVIDIA's memory checker; ``bench/gpu_soak.py`` by itself runs for as long as
-one likes."""
+"""A short run of ``bench/gpu_soak.py``, and one under NVIDIA's memory checker."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from radixkv.bench.workloads.agents import Agents
 from radixkv.bench.workloads.chat import Chat
 from radixkv.bench.workloads.fewshot import FewShot
 from radixkv.bench.workloads.long_document_qa import LongDocumentQA
-from radixkv.bench.workloads.problems.arithmetic import made_problems
-from radixkv.bench.workloads.source import Made, Source
+from radixkv.bench.workloads.problems.arithmetic import generate_problems
+from radixkv.bench.workloads.source import Source, WorkloadSessions
 from radixkv.checkpoints import resolve
 from radixkv.text.chat_template import ChatTemplate
 from training.cases import SCORE_SEEDS, SEED
@@ -33,7 +33,7 @@ def learned() -> list[str]:
     return ["".join(piece.text for piece in texts.text(600)) for _ in range(400)]
 
 
-def prompts_of(made: Made, answers: list[str]) -> list[Prompt]:
+def prompts_of(made: WorkloadSessions, answers: list[str]) -> list[Prompt]:
     """All that a session sends, when it is answered so."""
     (session,) = made.sessions
     turns = session.turns()
@@ -106,7 +106,7 @@ def test_chats_are_learned_as_the_template_renders_what_a_workload_sends(
     assert n_learned["tools"] > 15
 
 
-def test_held_out_questions_are_never_learned() -> None:
+def test_held_out_questions_are_not_in_training_texts() -> None:
     def questions(held_out: frozenset[str]) -> set[str]:
         texts = Texts(HELD_OUT_SEEDS.stop + 2, held_out)
         whole = "".join(piece.text for _ in range(150) for piece in texts.text(400))
@@ -118,7 +118,9 @@ def test_held_out_questions_are_never_learned() -> None:
     assert not some & questions(some)
 
 
-def test_what_is_scored_and_what_workloads_ask_first_is_held_out() -> None:
+def test_score_cases_and_first_problems_of_workloads_are_held_out() -> None:
     assert {0, SEED} <= set(SCORE_SEEDS)
-    asked = {problem.question for seed in (0, SEED) for problem in islice(made_problems(seed), HELD_OUT_PROBLEMS)}
+    asked = {
+        problem.question for seed in (0, SEED) for problem in islice(generate_problems(seed), HELD_OUT_PROBLEMS)
+    }
     assert asked == held_out_questions((0, SEED))

@@ -1,0 +1,1 @@
+"""Devices that execute step plans: the CPU and CUDA GPUs."""

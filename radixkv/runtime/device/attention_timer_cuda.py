@@ -1,4 +1,4 @@
-"""How long the device spends on attention."""
+"""Measurement of the GPU time spent in attention."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from radixkv.runtime.device.ops.cuda.clock import stamp
 
 
 class AttentionTimer:
-    """Times one layer's attention in each step, on the GPU, and takes it for that of every layer.
+    """Times one layer's attention in each step on the GPU, and multiplies it by the number of layers.
 
-    CUDA's events would not do: those in a graph are recorded anew by its next replay, which may run before the host
-    has read them. The layer is in the middle, as steps with prompts compute only a part of the last one. What it
-    gives is an estimate where only some layers have windows, and too much where a step that is no graph is so small
-    that the GPU waits for the host's launches.
+    CUDA events would not work: a graph's next replay records its events again, perhaps before the host has read
+    them. The timed layer is in the middle, because steps with prompts compute only a part of the last layer. The
+    result is an estimate where only some layers have windows. It is too large for a step without a graph that is so
+    small that the GPU waits for the host's launches.
 
     Args:
-        n_layers: of the model.
-        times: [2] int64 on the device, which stays where it is: nanoseconds at which attention began and ended.
+        n_layers: layers of the model.
+        times: [2] int64 on the device, at a fixed address: nanoseconds at which attention began and ended.
     """
 
     def __init__(self, n_layers: int, times: Tensor) -> None:
@@ -31,11 +31,11 @@ class AttentionTimer:
         self._times = times
 
     def timed(self, attention: LayerAttention) -> LayerAttention:
-        """The same attention, with a tiny kernel before and one behind that of the timed layer."""
+        """Wraps ``attention`` so that a tiny kernel before and after the timed layer records the time."""
         return _Timed(attention, self._layer, self._times)
 
     def seconds(self, times: NDArray[np.int64]) -> float:
-        """What the attention of all layers took, by a step's copy of the times."""
+        """Returns the seconds that attention took in all layers, given a step's copy of ``times``."""
         begun, ended = times.tolist()
         return float(ended - begun) * 1e-9 * self._n_layers
 

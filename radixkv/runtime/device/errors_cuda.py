@@ -1,4 +1,4 @@
-"""CUDA's errors as the runtime's."""
+"""Conversion of CUDA errors to the runtime's ``DeviceError`` and ``DeviceLost``."""
 
 from __future__ import annotations
 
@@ -11,85 +11,96 @@ import torch
 from radixkv.errors import DeviceError, DeviceLost
 
 
-class Translation:
-    """Translates what goes wrong on one device.
+class CudaErrorConverter:
+    """Converts the errors of one device, and keeps the memory of a lost device from being freed.
 
-    A lack of memory passes: what the failed step had goes back to the allocator at once. All else counts as for
-    good: mostly, the driver refuses every later call. Torch then ends the process where pinned memory is freed, be
-    it at the end of the interpreter: what is held when a device is lost is never freed.
+    Running out of memory is temporary: the failed step's memory goes back to the allocator at once. Any other
+    error counts as permanent, because mostly the driver refuses every later call. Torch then aborts the process
+    when pinned memory is freed, even at interpreter exit, so memory held when a device is lost is never freed.
 
     Args:
-        holders: of memory from the device's opening on. Neither they nor what is held later may refer to this:
-            a cycle would stay, as the cyclic collector is off.
+        holders: objects that own device memory as long as the device is open. Neither they nor what is held later
+            may refer to this converter: the cyclic collector is off, so a cycle would never be freed.
     """
 
     def __init__(self, *holders: object) -> None:
         self._held: dict[int, object] = {id(holder): holder for holder in holders}
 
-    def of(self, step: int) -> Translated:
-        """For a ``with`` around what a step does. It raises ``DeviceError`` or ``DeviceLost``."""
-        return Translated(step, self.keep)
+    def convert(self, step: int) -> ErrorConversion:
+        """Returns a context manager around one step's work. It raises ``DeviceError`` or ``DeviceLost``."""
+        return ErrorConversion(step, self.never_free)
 
     def hold(self, memory: object) -> None:
-        """A step that has it is under way. O(1)."""
+        """Keeps a reference to the memory of a step in flight. O(1)."""
         self._held[id(memory)] = memory
 
     def release(self, memory: object) -> None:
-        """That step has ended; to say so again is no error. O(1)."""
+        """Drops the reference, as the step has ended; may be called again. O(1)."""
         self._held.pop(id(memory), None)
 
-    def keep(self, *more: object) -> None:
-        """The device is lost: what is held, and ``more``, is never freed."""
-        for one in more:
-            self.hold(one)
+    def never_free(self, *more: object) -> None:
+        """Keeps everything held, and ``more``, for the life of the process: the device is lost."""
+        for memory in more:
+            self.hold(memory)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._held))
 
-    def let_go(self) -> None:
-        """The device did all that was asked of it, and is closed."""
+    def release_all(self) -> None:
+        """Drops all references: the device has finished all work and is closed."""
         self._held.clear()
 
 
-class Translated:
-    """No generator: from Python 3.12 on its frame and the error would hold each other, and with them what the step
-    has on the device, until the cyclic collector runs, which is off."""
+class ErrorConversion:
+    """The context manager of ``CudaErrorConverter.convert``.
 
-    def __init__(self, step: int, keep: Callable[[object], None]) -> None:
+    It is not a generator: from Python 3.12 on, a generator's frame and the error would refer to each other and keep
+    the step's device memory alive until the cyclic collector runs, which is off.
+
+    Args:
+        step: number of the step, for error texts.
+        never_free: called with the error of a lost device.
+    """
+
+    def __init__(self, step: int, never_free: Callable[[object], None]) -> None:
         self._step = step
-        self._keep = keep
+        self._never_free = never_free
 
     def __enter__(self) -> None:
-        """Nothing to prepare."""
+        """Does nothing."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and is_lack_of_memory(error):
+        if error is not None and is_out_of_memory(error):
             raise DeviceError(f"step {self._step}: there is too little memory: {_first_line(error)}") from None
-        # Triton, FlashInfer and cuBLAS raise a type that others have too: whether the GPU answers decides.
-        if isinstance(error, RuntimeError) and (isinstance(error, torch.AcceleratorError) or not _answers()):
-            self._keep(error)
+        # Triton, FlashInfer and cuBLAS raise plain RuntimeError, as other code does: ask whether the GPU responds.
+        if isinstance(error, RuntimeError) and (isinstance(error, torch.AcceleratorError) or not _gpu_responds()):
+            self._never_free(error)
             raise DeviceLost(
-                f"step {self._step}: the GPU failed, and must be opened anew: {_first_line(error)}"
+                f"step {self._step}: the GPU failed and must be reopened: {_first_line(error)}"
             ) from error
 
 
-_LACKS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""What errors without a type of their own say: of the driver, of Triton, and of cuBLAS."""
+_OUT_OF_MEMORY_TEXTS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""Texts of out-of-memory errors of the driver, Triton and cuBLAS, which have no type of their own."""
 
 
-def is_lack_of_memory(error: BaseException) -> bool:
-    """Of the GPU's memory, or of the host's that it can reach, and the GPU answers still."""
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether GPU memory or pinned host memory ran out while the GPU still responds."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(lack in str(error) for lack in _LACKS) and _answers()
+    return (
+        isinstance(error, RuntimeError)
+        and any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS)
+        and _gpu_responds()
+    )
 
 
 def _first_line(error: BaseException) -> str:
-    """Torch's others are advice on debugging."""
+    """The first line of the error's text: torch's other lines are debugging advice."""
     return str(error).partition("\n")[0]
 
 
-def _answers() -> bool:
+def _gpu_responds() -> bool:
     try:
         torch.cuda.synchronize()
     except torch.AcceleratorError:

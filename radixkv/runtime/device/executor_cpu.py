@@ -1,4 +1,4 @@
-"""The CPU as a device: plans in, tokens out, computed by torch."""
+"""The executor that runs step plans on the CPU with torch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from radixkv.config import LoadFormat
 from radixkv.errors import ConfigError, DeviceError
 from radixkv.runtime.device.attention.cpu.base import Attention
 from radixkv.runtime.device.attention.cpu.reference import ReferenceAttention
-from radixkv.runtime.device.host_memory import require
 from radixkv.runtime.device.kv_pool_cpu import KVPool, PageShape, count_pages
+from radixkv.runtime.device.memory_check import require_memory
 from radixkv.runtime.device.model.decoder_cpu import Decoder
-from radixkv.runtime.device.pack_cpu import Batch, Batcher, Scored
-from radixkv.runtime.device.sampling.cpu.sampler import Sampled, Sampler
+from radixkv.runtime.device.pack_cpu import PackedStep, Packer, PromptTargets
+from radixkv.runtime.device.sampling.cpu.sampler import SampledToken, Sampler
 from radixkv.runtime.device.weights.weights import Weights, open_weights
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import StepResult
@@ -28,20 +28,20 @@ from radixkv.wire import TokenLogprobs
 logger = logging.getLogger(__name__)
 
 _MAX_LOGIT_ROWS = 256
-"""Logits of more tokens are computed lot by lot: together they could take more memory than the rest of a step."""
+"""Maximum rows of logits computed at once: more could take more memory than the rest of a step."""
 
 
 class CpuExecutor:
-    """A ``runtime.plan.Executor`` on the CPU.
+    """An ``Executor`` on the CPU.
 
-    ``launch`` packs a plan and queues it; ``result`` computes what is queued, up to and with its own step, so that
-    the caller meets the same order of events as with a device that runs beside it.
+    ``launch`` packs a plan and queues it. ``result`` computes the queued steps up to and including its own, so that
+    callers see the same order of events as with an asynchronous device.
 
-    In float32 a result does not depend on who else is in a step, on chunks or on hits, to the last bit. In bfloat16
-    weights, activations and KV are bfloat16; sums, norms, rotary angles and attention are computed in float32; the
-    same holds nearly, but is not promised.
+    In float32 results are bitwise independent of the other rows in a step, of chunking and of cache hits. In
+    bfloat16 weights, activations and KV are bfloat16, while sums, norms, rotary angles and attention are computed
+    in float32; results are then nearly, but not guaranteed to be, independent of these.
 
-    Memory: the weights, the pool, and a workspace that stops growing at the first step of the largest kind.
+    Memory: the weights, the pool, and a workspace that reaches its final size with the first step of maximum size.
     """
 
     def __init__(
@@ -56,21 +56,26 @@ class CpuExecutor:
         dtype: str = "auto",
         load_format: LoadFormat = "auto",
     ) -> None:
-        """Loads the model and fills the pool with zeros.
+        """Loads the model and allocates a zeroed KV pool.
 
-        Sets torch's threads, for the whole process, to half of the cores: see decision 5.
+        Sets the number of torch threads of the whole process to half of the cores; see
+        docs/decisions/0005-threads-on-the-cpu.md.
 
         Args:
-            max_rows: slots; a plan's rows have slots below it.
-            max_total_tokens: the pool in tokens; None lets ``kv_cache_memory_bytes`` decide.
+            checkpoint: checkpoint to run.
+            page_size: tokens per page.
+            max_rows: number of batch slots, which is the maximum number of rows in a plan.
+            max_model_len: maximum length of a sequence in tokens.
+            kv_cache_memory_bytes: size of the pool in bytes, used if ``max_total_tokens`` is None.
+            max_total_tokens: size of the pool in tokens.
             dtype: ``float32``, ``bfloat16``, or ``auto``, which is float32.
-            load_format: ``dummy`` takes random weights and reads no file but ``config.json``.
+            load_format: ``dummy`` uses random weights and reads no file except ``config.json``.
 
         Raises:
             CheckpointError: the checkpoint cannot be run.
             ConfigError: a size does not fit the checkpoint or the memory.
         """
-        # Before anything is computed: the tiles are chosen by what has the same bits with this many threads.
+        # Must come before any computation: which tile sizes give equal bits depends on the number of threads.
         torch.set_num_threads(max(1, _n_cores() // 2))
         _check_max_model_len(max_model_len, checkpoint)
         if page_size < 1 or max_rows < 1:
@@ -82,9 +87,7 @@ class CpuExecutor:
         self.pool = KVPool(page, n_pages)
         windows = [window if window and window < max_model_len else None for window in config.windows]
         self.attention: Attention = ReferenceAttention(self.pool, n_heads=config.n_heads, windows=windows)
-        self._batcher = Batcher(
-            page_size=page_size, max_rows=max_rows, max_model_len=max_model_len, n_pages=n_pages
-        )
+        self._packer = Packer(page_size=page_size, max_rows=max_rows, max_model_len=max_model_len, n_pages=n_pages)
         self._vocab_size = config.vocab_size
         self._sampler = Sampler(max_rows, config.vocab_size)
         self._last_tokens = torch.zeros(max_rows, dtype=torch.int64)
@@ -97,54 +100,54 @@ class CpuExecutor:
 
     @property
     def dtype(self) -> str:
-        """Of weights and pool."""
+        """Name of the dtype of weights and pool, without ``torch.``."""
         return str(self.pool.k.dtype).removeprefix("torch.")
 
     @property
     def n_pages(self) -> int:
-        """Pages in the pool."""
+        """Number of pages in the pool."""
         return self.pool.n_pages
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below this."""
+        """Size of the vocabulary; token ids are below it."""
         return self._vocab_size
 
     @property
-    def wants_shared_runs(self) -> bool:
-        """Attention reads each row's pages by themselves."""
+    def uses_shared_runs(self) -> bool:
+        """False: this attention finds shared pages by itself."""
         return False
 
     def launch(self, plan: StepPlan) -> _Step:
-        """Queues a step. Raises ``DeviceError`` for a plan that does not fit, which then was not launched."""
-        step = _Step(self, plan.step, self._batcher.pack(plan))
+        """Queues a step. Raises ``DeviceError`` for an invalid plan, which is then not queued."""
+        step = _Step(self, plan.step, self._packer.pack(plan))
         self._queue.append(step)
         return step
 
     def close(self) -> None:
-        """Forgets what is queued, which refers back to this object: all memory goes with it."""
+        """Drops the queued steps. They refer back to this executor, so its memory is freed with them."""
         self._queue.clear()
 
     def compute_until(self, step: _Step) -> None:
-        """Computes the queue's steps in order, until ``step`` is done. A step that fails takes the rest along."""
+        """Computes queued steps in order until ``step`` is done. If one fails, all queued after it fail too."""
         while not step.done:
             oldest = self._queue.popleft()
             try:
                 with torch.inference_mode():
-                    oldest.outcome = self._compute(oldest.batch)
-            except Exception as error:  # whatever torch raises is this step's failure
+                    oldest.outcome = self._compute(oldest.packed)
+            except Exception as error:  # any exception fails this step
                 oldest.outcome = f"step {oldest.number} failed: {type(error).__name__}: {error}"
                 logger.exception("step %d failed", oldest.number)
                 while self._queue:
                     later = self._queue.popleft()
-                    later.outcome = f"step {later.number} was built on step {oldest.number}, which failed"
+                    later.outcome = f"step {later.number} depends on step {oldest.number}, which failed"
 
-    def _compute(self, batch: Batch) -> StepResult:
-        if batch.copies:
-            self.pool.copy(batch.copies)
-        ids = batch.ids.clone()
-        ids[batch.fed_tokens] = self._last_tokens[batch.fed_slots]
-        self.attention.plan(batch)
+    def _compute(self, packed: PackedStep) -> StepResult:
+        if packed.copies:
+            self.pool.copy(packed.copies)
+        ids = packed.ids.clone()
+        ids[packed.pending_tokens] = self._last_tokens[packed.pending_slots]
+        self.attention.plan(packed)
         attention_seconds = 0.0
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -154,68 +157,83 @@ class CpuExecutor:
             attention_seconds += perf_counter() - begun
             return attended
 
-        hidden = self.model(ids, batch.positions, attend)
-        last = hidden[batch.last]
-        sampled = self._sample(last, batch)
-        scores = {scored.row: self._score(hidden, scored) for scored in batch.scored}
-        sick = {row for rows in (sampled, scores) for row, outcome in rows.items() if outcome is None}
-        finite = [healthy and row not in sick for row, healthy in enumerate(last.isfinite().all(-1).tolist())]
-        chosen = [sampled.get(row) if healthy else None for row, healthy in enumerate(finite)]
-        asks_logprobs = any(asked is not None and asked.n_logprobs is not None for asked in batch.sampling)
+        hidden = self.model(ids, packed.positions, attend)
+        last = hidden[packed.last_indices]
+        sampled = self._sample(last, packed)
+        prompt = {targets.row: self._prompt_logprobs(hidden, targets) for targets in packed.prompt_targets}
+        not_finite = {row for rows in (sampled, prompt) for row, outcome in rows.items() if outcome is None}
+        finite = [
+            is_finite and row not in not_finite for row, is_finite in enumerate(last.isfinite().all(-1).tolist())
+        ]
+        chosen = [sampled.get(row) if is_finite else None for row, is_finite in enumerate(finite)]
+        has_logprobs = any(row is not None and row.n_logprobs is not None for row in packed.sampling)
         return StepResult(
             tokens=tuple(-1 if choice is None else choice.token for choice in chosen),
             finite=tuple(finite),
-            logprobs=tuple(choice.logprobs if choice else None for choice in chosen) if asks_logprobs else (),
-            scores=tuple(scores.get(row) if finite[row] else None for row in range(len(finite))) if scores else (),
+            logprobs=tuple(choice.logprobs if choice else None for choice in chosen) if has_logprobs else (),
+            prompt_logprobs=tuple(prompt.get(row) if finite[row] else None for row in range(len(finite)))
+            if prompt
+            else (),
             attention_seconds=attention_seconds,
         )
 
-    def _sample(self, last: Tensor, batch: Batch) -> dict[int, Sampled | None]:
-        """Row: its token, None if its logits are not finite. The slots' next steps start with these tokens."""
-        asked = [(row, sampling) for row, sampling in enumerate(batch.sampling) if sampling is not None]
-        sampled: dict[int, Sampled | None] = {}
-        for start in range(0, len(asked), _MAX_LOGIT_ROWS):
-            rows, sampling = zip(*asked[start : start + _MAX_LOGIT_ROWS], strict=True)
-            batch_slots = batch.batch_slots[list(rows)]
+    def _sample(self, last: Tensor, packed: PackedStep) -> dict[int, SampledToken | None]:
+        """Samples a token for each row that has sampling settings and stores it as its batch slot's last token.
+
+        Args:
+            last: [rows, hidden], hidden state of each row's last token.
+            packed: step to sample for.
+
+        Returns:
+            Token by row; None if the row's logits are not finite.
+        """
+        sampling_rows = [(row, sampling) for row, sampling in enumerate(packed.sampling) if sampling is not None]
+        sampled: dict[int, SampledToken | None] = {}
+        for start in range(0, len(sampling_rows), _MAX_LOGIT_ROWS):
+            rows, sampling = zip(*sampling_rows[start : start + _MAX_LOGIT_ROWS], strict=True)
+            batch_slots = packed.batch_slots[list(rows)]
             choices = self._sampler.sample(self.model.logits(last[list(rows)]), batch_slots.tolist(), sampling)
-            # A step that was launched meanwhile goes on with any token where there is none.
+            # A step that is already queued needs some token to continue with, even after a failed row.
             tokens = [0 if choice is None else choice.token for choice in choices]
             self._last_tokens[batch_slots] = torch.tensor(tokens)
             sampled.update(zip(rows, choices, strict=True))
         return sampled
 
-    def _score(self, hidden: Tensor, scored: Scored) -> tuple[TokenLogprobs, ...] | None:
-        """None if not all of the logits are finite."""
-        scores: list[TokenLogprobs] = []
-        for start in range(0, len(scored.targets), _MAX_LOGIT_ROWS):
-            targets = scored.targets[start : start + _MAX_LOGIT_ROWS]
-            first = scored.first + start
-            some = self._sampler.score(
-                self.model.logits(hidden[first : first + len(targets)]), targets, scored.n_logprobs
+    def _prompt_logprobs(self, hidden: Tensor, prompt: PromptTargets) -> tuple[TokenLogprobs, ...] | None:
+        """Returns the logprobs of a row's prompt targets, None if not all logits are finite."""
+        logprobs: list[TokenLogprobs] = []
+        for start in range(0, len(prompt.targets), _MAX_LOGIT_ROWS):
+            targets = prompt.targets[start : start + _MAX_LOGIT_ROWS]
+            first = prompt.first_token + start
+            chunk = self._sampler.score(
+                self.model.logits(hidden[first : first + len(targets)]), targets, prompt.n_logprobs
             )
-            if some is None:
+            if chunk is None:
                 return None
-            scores += some
-        return tuple(scores)
+            logprobs += chunk
+        return tuple(logprobs)
 
 
 class _Step:
-    """A launched step: a ``runtime.plan.Pending``."""
+    """A launched step, a ``PendingStep``."""
 
-    def __init__(self, executor: CpuExecutor, number: int, batch: Batch) -> None:
+    def __init__(self, executor: CpuExecutor, number: int, packed: PackedStep) -> None:
         self._executor = executor
         self.number = number
-        self.batch = batch
+        self.packed = packed
         self.outcome: StepResult | str | None = None
-        """What the step gave, or why it failed. The exception is not kept: its traceback would hold the step's
-        tensors in a cycle, and the runtime's loop has no cyclic collector."""
+        """Result of the step, or the text of its failure; None until it was computed.
+
+        The exception itself is not stored: its traceback would keep the step's tensors in a reference cycle, and
+        the runtime loop runs without the cyclic garbage collector.
+        """
 
     @property
     def done(self) -> bool:
         return self.outcome is not None
 
     def result(self) -> StepResult:
-        """Computes this step and those before it. Raises ``DeviceError``, also if one before it failed."""
+        """Computes this step and all queued before it. Raises ``DeviceError`` if this or an earlier one failed."""
         self._executor.compute_until(self)
         assert self.outcome is not None
         if isinstance(self.outcome, str):
@@ -232,7 +250,12 @@ def check_for_cpu(
     max_total_tokens: int | None,
     dtype: str,
 ) -> None:
-    """What a ``CpuExecutor`` refuses and can be known without the weights. Raises as it does."""
+    """Runs those checks of ``CpuExecutor`` that need no weights.
+
+    Raises:
+        CheckpointError: ``config.json`` is invalid or not supported.
+        ConfigError: a size does not fit the checkpoint or the memory.
+    """
     _check_max_model_len(max_model_len, checkpoint)
     with open_weights(checkpoint, load_format="dummy", dtype=_dtype(dtype)) as weights:
         _plan_pool(weights, page_size, kv_cache_memory_bytes, max_total_tokens)
@@ -253,23 +276,29 @@ def _dtype(name: str) -> torch.dtype:
 def _plan_pool(
     weights: Weights, page_size: int, kv_cache_memory_bytes: int, max_total_tokens: int | None
 ) -> tuple[PageShape, int]:
-    """A page, and how many there will be. Raises ``ConfigError`` if they and the weights do not fit into memory."""
+    """Returns the page shape and the number of pages.
+
+    Raises:
+        ConfigError: weights and pool together do not fit into memory.
+    """
     config = weights.config
     page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, weights.dtype)
     n_pages = count_pages(page, kv_cache_memory_bytes, max_total_tokens)
-    _require_memory(weights, (n_pages + 1) * page.n_bytes)
+    _check_memory(weights, (n_pages + 1) * page.n_bytes)
     return page, n_pages
 
 
-def _require_memory(weights: Weights, pool_bytes: int) -> None:
-    """Before anything is loaded. Raises ``ConfigError``."""
-    is_wide = weights.dtype == torch.float32
-    model = f"a model in {'float32' if is_wide else 'bfloat16'}"
-    require(weights.peak_bytes, model, f"take a smaller one{', or set dtype to bfloat16' if is_wide else ''}")
-    require(
+def _check_memory(weights: Weights, pool_bytes: int) -> None:
+    """Raises ``ConfigError`` if weights and pool do not fit into memory; called before anything is loaded."""
+    is_float32 = weights.dtype == torch.float32
+    model = f"a model in {'float32' if is_float32 else 'bfloat16'}"
+    require_memory(
+        weights.peak_bytes, model, f"use a smaller model{', or set dtype to bfloat16' if is_float32 else ''}"
+    )
+    require_memory(
         weights.peak_bytes + pool_bytes,
         f"a KV pool of {pool_bytes} bytes beside {model}, a total",
-        "set kv_cache_memory_bytes or max_total_tokens lower, or take a smaller model",
+        "set kv_cache_memory_bytes or max_total_tokens lower, or use a smaller model",
     )
 
 

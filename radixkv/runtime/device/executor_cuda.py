@@ -1,4 +1,4 @@
-"""Plans in, tokens out, on one GPU: a ``runtime.plan.Executor`` whose steps run beside the host."""
+"""The GPU executor: step plans in, tokens out, asynchronous to the host."""
 
 from __future__ import annotations
 
@@ -12,39 +12,40 @@ from torch import Tensor
 
 from radixkv.errors import DeviceError
 from radixkv.runtime.device.attention_timer_cuda import AttentionTimer
-from radixkv.runtime.device.errors_cuda import Translation
-from radixkv.runtime.device.model_runner_cuda import N_TIMES, Outputs, StepRunner
+from radixkv.runtime.device.errors_cuda import CudaErrorConverter
+from radixkv.runtime.device.model_runner_cuda import N_TIMES, ModelRunner, StepOutputs
 from radixkv.runtime.device.pack_cuda import PackedStep, Packer
 from radixkv.runtime.device.sampling.cuda.draw_settings import is_greedy
 from radixkv.runtime.device.sampling.cuda.logit_edits import has_edits
-from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler, SampledRows, ScoredTokens
+from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler, PromptLogprobs, SampledRows
 from radixkv.runtime.step.plan import RowSampling, Scoring, StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.wire import TokenLogprobs
 
-_MAX_SCORED_ROWS = 256
-"""Logits of more tokens are computed lot by lot."""
+_MAX_PROMPT_LOGPROB_ROWS = 256
+"""Prompt logprobs are computed for this many tokens at a time, which bounds the memory of their logits."""
 
 
 class CudaExecutor:
-    """A ``runtime.plan.Executor`` on one GPU.
+    """A ``runtime.step.executor.Executor`` on one GPU.
 
-    ``launch`` enqueues a step on the device's one stream and returns; ``result`` waits for that step alone. What a
-    step samples stays on the device for the next one; the host gets a copy.
+    ``launch`` enqueues a step on the device's only stream and returns; ``result`` waits for that step alone.
+    Sampled tokens stay on the device, where the next step reads them; the host gets a copy.
 
     Args:
-        runner: started.
-        packer: of the same sizes.
-        sampler: of the same sizes.
-        stream: what everything runs on.
+        runner: with an open pool.
+        packer: for the runner's row, token and page limits.
+        sampler: for the runner's number of batch slots.
+        vocab_size: token ids are below this.
+        stream: all work is enqueued here.
     """
 
-    wants_shared_runs = True
-    """Rows that share pages may read them together."""
+    uses_shared_runs = True
+    """Plans should list shared runs: attention can read their pages once for many rows."""
 
     def __init__(
         self,
-        runner: StepRunner,
+        runner: ModelRunner,
         packer: Packer,
         sampler: CudaSampler,
         *,
@@ -56,7 +57,7 @@ class CudaExecutor:
         self._sampler = sampler
         self._vocab_size = vocab_size
         self._stream = stream
-        self._errors = Translation(runner, sampler)
+        self._errors = CudaErrorConverter(runner, sampler)
 
     @property
     def device(self) -> str:
@@ -65,7 +66,7 @@ class CudaExecutor:
 
     @property
     def dtype(self) -> str:
-        """Of weights and pool."""
+        """The element type of weights and KV pool, such as ``bfloat16``."""
         return str(self._runner.pool.k.dtype).removeprefix("torch.")
 
     @property
@@ -82,134 +83,144 @@ class CudaExecutor:
         """Enqueues a step.
 
         Raises:
-            DeviceError: the plan does not fit; or the device has no memory for it, and nothing comes of what was
-                enqueued already.
-            DeviceLost: the device answers no more.
+            DeviceError: the plan does not fit, or the device has too little memory for it; results of kernels that
+                were enqueued already are discarded.
+            DeviceLost: the device no longer responds.
         """
         step = self._packer.pack(plan)
-        with self._errors.of(plan.step), torch.inference_mode(), torch.cuda.stream(self._stream):
+        with self._errors.convert(plan.step), torch.inference_mode(), torch.cuda.stream(self._stream):
             outputs = self._runner.enqueue(step)
             sampled = self._sample(step, outputs)
-            scored = [
-                (place, scores)
-                for place, row in enumerate(plan.rows)
+            prompt_logprobs = [
+                (index, logprobs)
+                for index, row in enumerate(plan.rows)
                 if row.scoring is not None
-                for scores in self._score(row.scoring, int(step.firsts[place]), outputs.hidden)
+                for logprobs in self._prompt_logprobs(row.scoring, int(step.firsts[index]), outputs.hidden)
             ]
-            return CudaStep(plan, outputs.report, self._runner.timer, sampled, scored, self._stream, self._errors)
+            return CudaStep(
+                plan, outputs.report, self._runner.timer, sampled, prompt_logprobs, self._stream, self._errors
+            )
 
     def close(self) -> None:
-        """Gives weights, pool and graphs back to the GPU, for this process and others. Waits for what was launched;
-        of a lost device nothing is given back before the process ends."""
+        """Frees weights, pool and graphs for this process and others, after waiting for launched steps. The memory
+        of a lost device is freed only when the process ends."""
         try:
             self._stream.synchronize()
         except torch.AcceleratorError:
-            self._errors.keep()
+            self._errors.never_free()
             return
-        self._errors.let_go()
+        self._errors.release_all()
         del self._runner, self._sampler
         torch.cuda.empty_cache()
 
-    def _sample(self, step: PackedStep, outputs: Outputs) -> _Sampled | None:
-        """Rows whose token is not just the likeliest one, or that ask for more than it."""
-        asked = [
+    def _sample(self, step: PackedStep, outputs: StepOutputs) -> _SampledStep | None:
+        """Samples the rows that need more than their argmax token; None if there are none."""
+        sampled_rows = [
             (i, row.sampling)
             for i, row in enumerate(step.plan.rows)
-            if row.sampling is not None and _asks_for_more(row.sampling)
+            if row.sampling is not None and _needs_sampler(row.sampling)
         ]
-        if not asked:
+        if not sampled_rows:
             return None
-        rows, sampling = [i for i, _ in asked], [how for _, how in asked]
-        places = torch.tensor(rows, pin_memory=True).to(self._stream.device, non_blocking=True)
+        rows, sampling = [i for i, _ in sampled_rows], [row_sampling for _, row_sampling in sampled_rows]
+        row_indices = torch.tensor(rows, pin_memory=True).to(self._stream.device, non_blocking=True)
         logits = outputs.logits[: step.n_rows]
-        greedy, finite = outputs.choice[:, : step.n_rows]
-        if len(asked) < step.n_rows:
-            logits, greedy, finite = (numbers.index_select(0, places) for numbers in (logits, greedy, finite))
+        greedy, finite = outputs.argmax_result[:, : step.n_rows]
+        if len(sampled_rows) < step.n_rows:
+            logits, greedy, finite = (values.index_select(0, row_indices) for values in (logits, greedy, finite))
         sampled = self._sampler.sample(logits, step.batch_slots[rows].tolist(), sampling, greedy, finite)
-        outputs.choice[0].index_copy_(0, places, sampled.tokens)
-        self._runner.keep(places, sampled.tokens)
-        reports = any(how.n_logprobs is not None for how in sampling)
-        return _Sampled(rows, sampled if reports else None)
+        outputs.argmax_result[0].index_copy_(0, row_indices, sampled.tokens)
+        self._runner.set_last_tokens(row_indices, sampled.tokens)
+        has_logprobs = any(row_sampling.n_logprobs is not None for row_sampling in sampling)
+        return _SampledStep(rows, sampled if has_logprobs else None)
 
-    def _score(self, scoring: Scoring, first: int, hidden: Tensor | None) -> Iterator[ScoredTokens]:
-        """How likely the tokens were that a row was asked about, lot by lot; ``first`` is where the row begins."""
-        assert hidden is not None, "a step with rows to score is no graph"
+    def _prompt_logprobs(self, scoring: Scoring, first: int, hidden: Tensor | None) -> Iterator[PromptLogprobs]:
+        """Yields the prompt logprobs of one row in chunks of ``_MAX_PROMPT_LOGPROB_ROWS`` tokens.
+
+        Args:
+            scoring: the row's targets.
+            first: index of the row's first token in ``hidden``.
+            hidden: [tokens, hidden], last states of the step's tokens.
+        """
+        assert hidden is not None, "steps with prompt logprobs run without a decode graph"
         targets = np.frombuffer(scoring.targets, dtype="<i4")
-        for start in range(0, len(targets), _MAX_SCORED_ROWS):
-            lot = targets[start : start + _MAX_SCORED_ROWS]
-            logits = self._runner.logits(hidden[first + start : first + start + len(lot)])
-            yield self._sampler.score(logits, lot, scoring.n_logprobs)
+        for start in range(0, len(targets), _MAX_PROMPT_LOGPROB_ROWS):
+            chunk = targets[start : start + _MAX_PROMPT_LOGPROB_ROWS]
+            logits = self._runner.logits(hidden[first + start : first + start + len(chunk)])
+            yield self._sampler.score(logits, chunk, scoring.n_logprobs)
 
 
 @dataclass(frozen=True)
-class _Sampled:
+class _SampledStep:
+    """What the sampler did in one step."""
+
     rows: list[int]
-    """Places in the plan."""
-    reports: SampledRows | None
-    """Theirs, if one of them asks for log-probabilities."""
+    """Indices of the sampled rows in the plan."""
+    logprobs: SampledRows | None
+    """The sampler's result; None if no row reports logprobs."""
 
 
 class CudaStep:
-    """A launched step: a ``runtime.plan.Pending``. Made right behind the step's last kernel."""
+    """A launched step: a ``runtime.step.result.PendingStep``. Constructing it enqueues the copy of its results."""
 
     def __init__(
         self,
         plan: StepPlan,
         report: Tensor,
         timer: AttentionTimer,
-        sampled: _Sampled | None,
-        scored: list[tuple[int, ScoredTokens]],
+        sampled: _SampledStep | None,
+        prompt_logprobs: list[tuple[int, PromptLogprobs]],
         stream: torch.cuda.Stream,
-        errors: Translation,
+        errors: CudaErrorConverter,
     ) -> None:
         self._plan = plan
         self._errors = errors
         self._timer = timer
         self._sampled = sampled
-        self._scored = scored
+        self._prompt_logprobs = prompt_logprobs
         self._report = torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
         self._report.copy_(report, non_blocking=True)
         self._done = torch.cuda.Event()
         self._done.record(stream)
-        self._memory = (self._report, sampled, scored, self._done)
+        self._memory = (self._report, sampled, prompt_logprobs, self._done)
         errors.hold(self._memory)
 
     def result(self) -> StepResult:
-        """Waits for this step; may be asked again. Raises ``DeviceError`` or ``DeviceLost``."""
+        """Waits for this step; may be called again. Raises ``DeviceError`` or ``DeviceLost``."""
         try:
-            with self._errors.of(self._plan.step):
+            with self._errors.convert(self._plan.step):
                 self._done.synchronize()
         except DeviceError:
             self._errors.release(self._memory)
             raise
         self._errors.release(self._memory)
         rows = self._plan.rows
-        times, choice = np.split(self._report.numpy(), [N_TIMES])
-        tokens, are_finite = choice.reshape(2, -1)[:, : len(rows)]
+        times, argmax_result = np.split(self._report.numpy(), [N_TIMES])
+        tokens, are_finite = argmax_result.reshape(2, -1)[:, : len(rows)]
         finite = are_finite.astype(np.bool_)
-        scores: dict[int, list[TokenLogprobs]] = {}
-        for row, scored in self._scored:
-            found = scored.collect()
-            finite[row] &= found is not None
-            scores.setdefault(row, []).extend(found or ())
+        prompt: dict[int, list[TokenLogprobs]] = {}
+        for row, chunk in self._prompt_logprobs:
+            logprobs = chunk.collect()
+            finite[row] &= logprobs is not None
+            prompt.setdefault(row, []).extend(logprobs or ())
         samples = np.array([row.sampling is not None for row in rows])
         return StepResult(
             tokens=tuple(np.where(finite & samples, tokens, -1).tolist()),
             finite=tuple(finite.tolist()),
             logprobs=self._logprobs(finite),
-            scores=tuple(tuple(scores[i]) if i in scores and finite[i] else None for i in range(len(rows)))
-            if scores
+            prompt_logprobs=tuple(tuple(prompt[i]) if i in prompt and finite[i] else None for i in range(len(rows)))
+            if prompt
             else (),
             attention_seconds=self._timer.seconds(times.view(np.int64)),
         )
 
     def _logprobs(self, finite: NDArray[np.bool_]) -> tuple[TokenLogprobs | None, ...]:
-        if self._sampled is None or self._sampled.reports is None:
+        if self._sampled is None or self._sampled.logprobs is None:
             return ()
-        found = dict(zip(self._sampled.rows, self._sampled.reports.collect(), strict=True))
-        return tuple(found.get(row) if finite[row] else None for row in range(len(finite)))
+        by_row = dict(zip(self._sampled.rows, self._sampled.logprobs.collect(), strict=True))
+        return tuple(by_row.get(row) if finite[row] else None for row in range(len(finite)))
 
 
-def _asks_for_more(sampling: RowSampling) -> bool:
-    """Whether the likeliest token is not all that a row wants to know."""
+def _needs_sampler(sampling: RowSampling) -> bool:
+    """Whether a row needs more than its argmax token."""
     return not is_greedy(sampling) or has_edits(sampling) or sampling.n_logprobs is not None

@@ -1,4 +1,4 @@
-"""Which device computes, and how it is opened."""
+"""Choice and construction of the device that computes the model."""
 
 from __future__ import annotations
 
@@ -13,42 +13,45 @@ import torch
 from radixkv.checkpoints import Checkpoint
 from radixkv.config import Device, EngineConfig, with_defaults
 from radixkv.errors import ConfigError
-from radixkv.runtime.device.errors_cuda import is_lack_of_memory
+from radixkv.runtime.device.errors_cuda import is_out_of_memory
 from radixkv.runtime.device.executor_cpu import CpuExecutor, check_for_cpu
 from radixkv.runtime.device.machine_cuda import (
     HEAD_SIZES,
     MIN_CAPABILITY,
     Machine,
     check_machine,
-    look,
+    inspect_machine,
 )
+from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.preflight_cuda import check_for_cuda
-from radixkv.runtime.device.spec.config import DecoderConfig
 from radixkv.runtime.step.executor import Executor
 
 logger = logging.getLogger(__name__)
 
 
 def check_device(setting: Device | Literal["auto"]) -> None:
-    """Raises ``ConfigError`` if this machine cannot compute on CUDA and that was asked for. A second at most."""
+    """Raises ``ConfigError`` if ``setting`` is ``cuda`` and this machine cannot compute on CUDA.
+
+    Takes a second at most.
+    """
     if setting == "cuda":
-        check_machine(look())
+        check_machine(inspect_machine())
 
 
 def choose_device(setting: Device | Literal["auto"], checkpoint: Checkpoint) -> Device:
-    """The device that a setting means on this machine.
+    """Returns the device that ``setting`` stands for on this machine.
 
-    ``auto`` is CUDA where torch sees a GPU, unless that or the size of the model's heads (of toys, mostly) is none
-    that the kernels are built for: then the log says why it is the CPU, and also where there is a driver but torch
-    sees no GPU. What else cannot run is an error on CUDA.
+    ``auto`` is CUDA if torch sees a GPU. It is the CPU if torch sees none, or if the kernels do not support that
+    GPU or the model's head size (mostly of toy models). The log says why if a GPU or its driver is present. Other
+    obstacles to running on CUDA do not change the choice; they are reported as errors.
 
     Raises:
-        CheckpointError: ``config.json`` is wrong.
+        CheckpointError: ``config.json`` is invalid.
     """
     if setting != "auto":
         return setting
     if not torch.cuda.is_available():
-        _say_why_not(look())
+        _warn_of_unusable_driver(inspect_machine())
         return "cpu"
     capability = torch.cuda.get_device_capability()
     if capability < MIN_CAPABILITY:
@@ -56,22 +59,26 @@ def choose_device(setting: Device | Literal["auto"], checkpoint: Checkpoint) -> 
         return "cpu"
     head_dim = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json").head_dim
     if head_dim not in HEAD_SIZES:
-        logger.warning("computing on the CPU, not on the GPU: heads of size %d are not built for CUDA", head_dim)
+        logger.warning("computing on the CPU: heads of size %d are not supported on CUDA", head_dim)
         return "cpu"
     return "cuda"
 
 
 def resolve_config(config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig:
-    """The settings with those of the device filled in, if machine and checkpoint fit them.
+    """Fills in the device's defaults and runs the preflight checks.
 
-    Looks at all that can be known before weights are fetched or read. Up to a second.
+    Checks everything that is known before the weights are downloaded or read. Takes up to a second.
 
     Args:
-        checkpoint: need not have weights yet.
+        config: settings of the engine, possibly without device defaults.
+        checkpoint: checkpoint to run; its weights may still be missing.
+
+    Returns:
+        The settings with the defaults of the chosen device.
 
     Raises:
-        CheckpointError: ``config.json`` is wrong, or asks for what is not supported.
-        ConfigError: the settings do not fit it, or the machine.
+        CheckpointError: ``config.json`` is invalid or not supported.
+        ConfigError: the settings do not fit the checkpoint or the machine.
     """
     config = with_defaults(config, choose_device(config.model.device, checkpoint))
     model, cache, scheduler = config.model, config.cache, config.scheduler
@@ -81,7 +88,7 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig
         assert cache.gpu_memory_utilization is not None
         check_for_cuda(
             checkpoint,
-            check_machine(look()),
+            check_machine(inspect_machine()),
             page_size=cache.page_size,
             max_rows=scheduler.max_num_seqs,
             max_model_len=max_model_len,
@@ -104,11 +111,12 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig
 
 
 def open_executor(config: EngineConfig, checkpoint: Checkpoint, max_model_len: int) -> Executor:
-    """Loads the model on its device and makes the pool. Seconds.
+    """Loads the model on its device and allocates the KV pool. Takes seconds.
 
     Args:
-        config: with its device's defaults filled in.
-        max_model_len: longest prompt and answer together, in tokens.
+        config: settings as returned by ``resolve_config``.
+        checkpoint: checkpoint with its weights.
+        max_model_len: maximum length of prompt and answer together, in tokens.
 
     Raises:
         CheckpointError: the checkpoint cannot be run.
@@ -120,7 +128,7 @@ def open_executor(config: EngineConfig, checkpoint: Checkpoint, max_model_len: i
         assert scheduler.max_num_batched_tokens is not None
         assert cache.gpu_memory_utilization is not None
         check_device(model.device)
-        # Only now: Triton and FlashInfer, which this imports, may not be there.
+        # Imported here because it imports Triton and FlashInfer, which may not be installed.
         from radixkv.runtime.device.factory_cuda import open_cuda_executor
 
         try:
@@ -138,14 +146,14 @@ def open_executor(config: EngineConfig, checkpoint: Checkpoint, max_model_len: i
                 enforce_eager=model.enforce_eager,
             )
         except BaseException as error:
-            lacks_memory = is_lack_of_memory(error)
-            _let_go(error)
-            if not lacks_memory:
+            out_of_memory = is_out_of_memory(error)
+            _release_gpu_memory(error)
+            if not out_of_memory:
                 raise
             raise ConfigError(
                 f"there is too little memory: {str(error).splitlines()[0].rstrip('.')}; set "
-                "gpu_memory_utilization, max_num_seqs, max_num_batched_tokens or max_model_len lower, take a "
-                "smaller model, or end what else uses the GPU"
+                "gpu_memory_utilization, max_num_seqs, max_num_batched_tokens or max_model_len lower, use a "
+                "smaller model, or stop other programs that use the GPU"
             ) from None
     assert cache.kv_cache_memory_bytes is not None
     return CpuExecutor(
@@ -160,16 +168,16 @@ def open_executor(config: EngineConfig, checkpoint: Checkpoint, max_model_len: i
     )
 
 
-def _let_go(error: BaseException) -> None:
-    """Gives back to the GPU what was loaded before the start failed: else the error's traceback would hold it."""
+def _release_gpu_memory(error: BaseException) -> None:
+    """Frees the GPU memory that was allocated before the start failed, which the error's traceback still holds."""
     traceback.clear_frames(error.__traceback__)
     gc.collect()
-    with suppress(torch.AcceleratorError):  # of a lost device nothing is to be had before the process ends
+    with suppress(torch.AcceleratorError):  # a lost device frees its memory only when the process ends
         torch.cuda.empty_cache()
 
 
-def _say_why_not(machine: Machine) -> None:
-    """Where there is a driver the user may think that its GPU computes."""
+def _warn_of_unusable_driver(machine: Machine) -> None:
+    """Logs why the GPU is not used if there is a driver: the user may expect it to be used."""
     if machine.driver_cuda is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""Where keys and values live."""
+"""The paged KV pool of the CPU device."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ import torch
 from torch import Tensor
 
 from radixkv.errors import ConfigError
-from radixkv.runtime.device.host_memory import claim
+from radixkv.runtime.device.memory_check import check_allocation
 
 
 @dataclass(frozen=True)
 class PageShape:
-    """What one page holds in all layers, K and V each."""
+    """Shape of one page across all layers, K and V each."""
 
     n_layers: int
     n_kv_heads: int
     page_size: int
-    """Tokens."""
+    """Tokens per page."""
     head_dim: int
     dtype: torch.dtype = torch.float32
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of a page, K and V together."""
+        """Size of a page in bytes, K and V together."""
         return 2 * self.n_layers * self.n_kv_heads * self.page_size * self.head_dim * self.dtype.itemsize
 
 
 class KVPool:
-    """Paged K and V of all layers, touched at start so that memory stays flat.
+    """Paged K and V of all layers, zeroed at start so that memory use stays constant afterwards.
 
-    ``k`` and ``v`` are [layers, pages + 1, kv_heads, page_size, head_dim]. The last page is not handed out: it
-    stays zero, and stands in for pages that a block of pages lacks.
+    ``k`` and ``v`` are [layers, pages + 1, kv_heads, page_size, head_dim]. The last page is never allocated to a
+    sequence: it stays zero and pads incomplete blocks of pages.
 
     Raises:
         ConfigError: the pool does not fit into memory.
@@ -43,7 +43,7 @@ class KVPool:
     def __init__(self, page: PageShape, n_pages: int) -> None:
         shape = (page.n_layers, n_pages + 1, page.n_kv_heads, page.page_size, page.head_dim)
         n_bytes = (n_pages + 1) * page.n_bytes
-        with claim(n_bytes, "a KV pool", "set kv_cache_memory_bytes or max_total_tokens lower"):
+        with check_allocation(n_bytes, "a KV pool", "set kv_cache_memory_bytes or max_total_tokens lower"):
             self.k = torch.empty(shape, dtype=page.dtype).zero_()
             self.v = torch.empty(shape, dtype=page.dtype).zero_()
         self.n_pages = n_pages
@@ -51,34 +51,41 @@ class KVPool:
 
     @property
     def zero_page(self) -> int:
-        """The page that stays zero."""
+        """Index of the page that stays zero."""
         return self.n_pages
 
     def slot_mapping(self, pages: Tensor, offsets: Tensor) -> Tensor:
-        """Where the slots' heads lie in a layer seen as [-1, head_dim]: [slots * kv_heads] int64.
+        """Returns the rows that KV positions take in a layer viewed as [-1, head_dim].
 
         Args:
-            pages: [slots] int64.
-            offsets: [slots] int64, within the page.
+            pages: [positions] int64, page of each position.
+            offsets: [positions] int64, offset of each position within its page.
+
+        Returns:
+            [positions * kv_heads] int64.
         """
         _, _, n_kv_heads, page_size, _ = self.k.shape
         heads = torch.arange(n_kv_heads)
         return ((pages[:, None] * n_kv_heads + heads) * page_size + offsets[:, None]).flatten()
 
     def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
-        """Stores [slots, kv_heads, head_dim] each at ``slot_mapping``."""
+        """Stores ``k`` and ``v``, each [positions, kv_heads, head_dim], at ``slot_mapping``."""
         head_dim = self.k.shape[-1]
         self.k[layer].view(-1, head_dim).index_copy_(0, slot_mapping, k.reshape(-1, head_dim))
         self.v[layer].view(-1, head_dim).index_copy_(0, slot_mapping, v.reshape(-1, head_dim))
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copies pages (source, destination) in all layers, as if all at once."""
+        """Copies pages in all layers; all sources are read before any destination is written.
+
+        Args:
+            pairs: (source, destination) page indices.
+        """
         sources, destinations = [source for source, _ in pairs], [destination for _, destination in pairs]
         self.k[:, destinations] = self.k[:, sources]
         self.v[:, destinations] = self.v[:, sources]
 
     def poison(self, page: int) -> None:
-        """Fills a page with NaN in all layers, so that a read of what was not written shows."""
+        """Fills a page with NaN in all layers, so that reads of unwritten positions become visible in tests."""
         if not 0 <= page < self.n_pages:
             raise IndexError(f"page {page} is not between 0 and {self.n_pages - 1}")
         self.k[:, page] = math.nan
@@ -86,7 +93,11 @@ class KVPool:
 
 
 def count_pages(page: PageShape, memory_bytes: int, max_total_tokens: int | None) -> int:
-    """Pages of a pool of ``max_total_tokens``, or else of ``memory_bytes``. Raises ``ConfigError`` for none."""
+    """Returns the number of pages that fit into ``max_total_tokens``, or into ``memory_bytes`` if that is None.
+
+    Raises:
+        ConfigError: not even one page fits.
+    """
     page_size = page.page_size
     if max_total_tokens is not None:
         if max_total_tokens < page_size:

@@ -1,4 +1,4 @@
-"""Where keys and values live on the device."""
+"""The paged KV pool on the GPU."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 from radixkv.runtime.device.kv_pool_cpu import PageShape
 
 COPIED_AT_ONCE_BYTES = 64 << 20
-"""Of K, or of V: pages take memory of their own on the way."""
+"""Bytes of K or V per chunk of a page copy, which bounds the temporary memory."""
 
 
 class CudaPool:
     """Paged K and V of all layers.
 
-    ``k`` and ``v`` are [layers, pages + 1, page_size, kv_heads, head_dim]. The last page is not handed out: rows
-    that pad a batch read it.
+    ``k`` and ``v`` are [layers, pages + 1, page_size, kv_heads, head_dim]. The last page stays zero and is never
+    allocated: padding rows read it.
 
     Args:
-        page: what one page holds.
-        n_pages: pages that are handed out.
-        device: where.
+        page: shape and dtype of one page.
+        n_pages: pages that can be allocated.
+        device: where the pool is allocated.
     """
 
     def __init__(self, page: PageShape, n_pages: int, device: torch.device) -> None:
@@ -42,9 +42,9 @@ class CudaPool:
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies pages (source, destination) in all layers, on the current stream; no source is a destination."""
         for first in range(0, len(pairs), self._n_copied_at_once):
-            lot = pairs[first : first + self._n_copied_at_once]
-            places = torch.tensor(lot, dtype=torch.int64, pin_memory=True).t()
-            sources, destinations = places.to(self.k.device, non_blocking=True)
+            chunk = pairs[first : first + self._n_copied_at_once]
+            indices = torch.tensor(chunk, dtype=torch.int64, pin_memory=True).t()
+            sources, destinations = indices.to(self.k.device, non_blocking=True)
             for cache in (self.k, self.v):
                 cache.index_copy_(1, destinations, cache.index_select(1, sources))
 
@@ -53,7 +53,7 @@ class CudaPool:
         return self.k[index], self.v[index]
 
     def poison(self, page: int) -> None:
-        """Fills a page with NaN in all layers, so that a read of what was not written shows."""
+        """Fills a page with NaN in all layers, so that reads of unwritten positions show up."""
         if not 0 <= page < self.n_pages:
             raise IndexError(f"page {page} is not between 0 and {self.n_pages - 1}")
         self.k[:, page] = math.nan

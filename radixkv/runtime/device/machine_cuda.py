@@ -1,6 +1,6 @@
-"""What CUDA needs of machine, settings and checkpoint; what is wrong is one line, before anything long starts.
+"""Checks of machine, settings and checkpoint for CUDA, before anything slow starts.
 
-The checks are functions of facts, so that they can be tried without the machine; ``look`` gathers the facts.
+``inspect_machine`` collects the facts; the checks only read them, so that they can be tested on any machine.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from typing import Any
 import torch
 
 from radixkv.errors import ConfigError
-from radixkv.runtime.device.spec.config import DecoderConfig
+from radixkv.runtime.device.model_config.config import DecoderConfig
 
 logger = logging.getLogger(__name__)
 
 MIN_CAPABILITY = (8, 0)
-"""Of a GPU: Ampere. Older ones have no bfloat16."""
+"""Lowest supported compute capability, Ampere. Older GPUs have no bfloat16."""
 HEAD_SIZES = (64, 128, 256)
-"""That attention is built for in 16 bits."""
+"""Head sizes of the 16-bit attention kernels."""
 PAGE_SIZES = (1, 16, 32, 64)
-"""That attention is built for."""
-MAX_HEADS_A_KV_HEAD = {64: 64, 128: 64, 256: 32}
-"""By size of head: as many as fit a tile of attention, and 99 KB of shared memory."""
+"""Tokens per page that the attention kernels support."""
+MAX_HEADS_PER_KV_HEAD = {64: 64, 128: 64, 256: 32}
+"""Most query heads per KV head, by head size: they must fit one attention tile and 99 KB of shared memory."""
 MAX_ROWS = 1 << 15
-"""Of a step. Attention launches up to some 1.25 blocks a row along an axis that takes 65,535."""
-MAX_ENTRIES = (1 << 31) - 1
-"""Of all block tables: kernels number them in int32."""
-MAX_TABLE_TOKENS = (1 << 32) - 1
-"""Of all block tables: FlashInfer's FA2 numbers the tokens in uint32."""
+"""Most rows of a step. Attention launches up to some 1.25 blocks per row along a grid axis of 65,535."""
+MAX_BLOCK_TABLE_ENTRIES = (1 << 31) - 1
+"""Most entries of all block tables together: kernels index them with int32."""
+MAX_BLOCK_TABLE_TOKENS = (1 << 32) - 1
+"""Most tokens of all block tables together: FlashInfer's FA2 kernel indexes them with uint32."""
 PACKAGES = {"flashinfer-python": ((0, 6, 12), (0, 6, 13)), "triton": ((3, 6), (3, 8))}
-"""What the extra ``cuda`` brings: from a version on, and below another. As in pyproject.toml."""
+"""Packages of the extra ``cuda``: lowest version, and version to stay below. Keep in step with pyproject.toml."""
 
-_SHORT = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-_DTYPES = {**_SHORT, "float32": torch.float32}
+_HALF_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = {**_HALF_DTYPES, "float32": torch.float32}
 _INSTALL = "pip install 'radixkv[cuda]'"
 _USE_CPU = "set device to cpu"
 _GIB = 1 << 30
@@ -57,36 +57,36 @@ class Gpu:
     capability: Version
     total_bytes: int
     free_bytes: int
-    """Now: what other processes have is not in it."""
+    """At present, not counting what other processes use."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the machine says of itself."""
+    """Facts about the machine that decide whether CUDA can be used."""
 
     torch: str
     """Torch's version."""
     torch_cuda: Version | None
-    """The CUDA that torch is built for; None: it is built without."""
+    """CUDA version that torch is built for; None if torch is built without CUDA."""
     driver_cuda: Version | None
-    """The newest CUDA that the driver runs; None: there is no driver."""
+    """Newest CUDA version that the driver supports; None if there is no driver."""
     gpu: Gpu | None
     problem: str
-    """Why there is no GPU, as torch says it."""
+    """Torch's reason for having no GPU; empty if there is one."""
     packages: Mapping[str, str | None]
-    """Versions of ``PACKAGES``; None: not installed."""
+    """Installed versions of ``PACKAGES``; None if not installed."""
     nvcc: str | None
-    """CUDA's compiler, which FlashInfer calls for kernels that are not there compiled."""
+    """Path of CUDA's compiler; FlashInfer calls it for kernels that are not prebuilt."""
     cxx_compiler: str | None
-    """Which FlashInfer calls beside ``nvcc``."""
+    """Path of the C++ compiler; FlashInfer calls it along with ``nvcc``."""
     c_compiler: str | None
-    """Which Triton calls once for each kernel."""
+    """C compiler; Triton calls it once for each kernel."""
     has_python_headers: bool
-    """Which Triton includes in what it compiles."""
+    """Whether Python.h is installed; Triton includes it in what it compiles."""
 
 
-def look() -> Machine:
-    """The facts of this machine. The first call starts CUDA, if there is one: a second."""
+def inspect_machine() -> Machine:
+    """Collects the facts about this machine. The first call initialises CUDA, which takes a second."""
     problem, gpu = "", None
     try:
         torch.cuda.init()
@@ -108,14 +108,14 @@ def look() -> Machine:
 
 
 def check_machine(machine: Machine) -> Gpu:
-    """The GPU that is to be used. Raises ``ConfigError`` if it cannot be, or a package is missing or unknown."""
+    """Returns the GPU to use. Raises ``ConfigError`` if it is unusable, or a package is missing or unsupported."""
     if machine.torch_cuda is None:
         raise ConfigError(
             f"torch {machine.torch} is built without CUDA; install one that is built with it, or {_USE_CPU}"
         )
     if machine.driver_cuda is None:
         raise ConfigError(f"no NVIDIA driver (libcuda.so.1) was found; install one, or {_USE_CPU}")
-    # Drivers run what was built for an older CUDA, and for a newer one of the same major version.
+    # Drivers support older CUDA versions, and newer ones of the same major version.
     if machine.driver_cuda[0] < machine.torch_cuda[0]:
         raise ConfigError(
             f"the NVIDIA driver runs CUDA up to {_dotted(machine.driver_cuda)}, and torch {machine.torch} needs "
@@ -129,13 +129,13 @@ def check_machine(machine: Machine) -> Gpu:
             f"{gpu.name} has compute capability {_dotted(gpu.capability)}; this release needs "
             f"{_dotted(MIN_CAPABILITY)} (Ampere) or above; {_USE_CPU}"
         )
-    for name, (least, below) in PACKAGES.items():
+    for name, (minimum, below) in PACKAGES.items():
         installed = machine.packages[name]
         if installed is None:
             raise ConfigError(f"{name} is not installed, which CUDA needs: {_INSTALL}, or {_USE_CPU}")
-        if not least <= version(installed) < below:
+        if not minimum <= version(installed) < below:
             raise ConfigError(
-                f"{name} {installed} is installed; CUDA needs at least {_dotted(least)} and below "
+                f"{name} {installed} is installed; CUDA needs at least {_dotted(minimum)} and below "
                 f"{_dotted(below)}: {_INSTALL}, or {_USE_CPU}"
             )
     if machine.c_compiler is None:
@@ -151,10 +151,11 @@ def check_machine(machine: Machine) -> Gpu:
 
 
 def check_compiled(missing: Sequence[str], machine: Machine) -> None:
-    """Says what FlashInfer will compile. Raises ``ConfigError`` if it cannot.
+    """Logs that FlashInfer will compile kernels. Raises ``ConfigError`` if a compiler is missing.
 
     Args:
-        missing: names of those that are not there compiled.
+        missing: names of the kernels that are not prebuilt.
+        machine: the facts about this machine.
     """
     if missing and machine.nvcc is None:
         raise ConfigError(
@@ -173,13 +174,13 @@ def check_compiled(missing: Sequence[str], machine: Machine) -> None:
 
 
 def check_max_model_len(max_model_len: int, limit: int) -> None:
-    """Raises ``ConfigError`` for a context that the checkpoint does not have; ``limit`` is its own."""
+    """Raises ``ConfigError`` for a context longer than ``limit``, the checkpoint's own."""
     if not 1 <= max_model_len <= limit:
         raise ConfigError(f"max_model_len {max_model_len} must be between 1 and the checkpoint's {limit}")
 
 
 def check_page_size(page_size: int) -> None:
-    """Raises ``ConfigError`` for a page that attention is not built for."""
+    """Raises ``ConfigError`` for a page size that attention does not support."""
     if page_size not in PAGE_SIZES:
         *some, last = PAGE_SIZES
         raise ConfigError(
@@ -194,15 +195,18 @@ def check_max_num_seqs(max_rows: int) -> None:
 
 
 def check_block_tables(max_rows: int, max_model_len: int, page_size: int) -> None:
-    """Raises ``ConfigError`` for more block tables than kernels can number, one row that pads included."""
+    """Raises ``ConfigError`` for larger block tables than kernels can index; one padding row is included."""
     n_entries = (max_rows + 1) * -(-max_model_len // page_size)
     tables = f"max_num_seqs {max_rows} block tables of max_model_len {max_model_len} in pages of {page_size} have"
-    if n_entries > MAX_ENTRIES:
+    if n_entries > MAX_BLOCK_TABLE_ENTRIES:
         raise ConfigError(
-            f"{tables} more than {MAX_ENTRIES} entries; set one of the first two lower, or page_size higher"
+            f"{tables} more than {MAX_BLOCK_TABLE_ENTRIES} entries; set one of the first two lower, "
+            "or page_size higher"
         )
-    if n_entries * page_size > MAX_TABLE_TOKENS:
-        raise ConfigError(f"{tables} room for more than {MAX_TABLE_TOKENS} tokens; set one of the first two lower")
+    if n_entries * page_size > MAX_BLOCK_TABLE_TOKENS:
+        raise ConfigError(
+            f"{tables} room for more than {MAX_BLOCK_TABLE_TOKENS} tokens; set one of the first two lower"
+        )
 
 
 def check_model(config: DecoderConfig, dtype: torch.dtype) -> None:
@@ -216,10 +220,12 @@ def check_model(config: DecoderConfig, dtype: torch.dtype) -> None:
             f"this {config.architecture} has heads of size {head_dim}; CUDA's kernels are built for "
             f"{', '.join(map(str, some))} and {last}, and in float32 for powers of two; {remedy}"
         )
-    if dtype is not torch.float32 and config.n_heads // config.n_kv_heads > (most := MAX_HEADS_A_KV_HEAD[head_dim]):
+    if dtype is not torch.float32 and config.n_heads // config.n_kv_heads > (
+        limit := MAX_HEADS_PER_KV_HEAD[head_dim]
+    ):
         raise ConfigError(
             f"this {config.architecture} has {config.n_heads} heads for {config.n_kv_heads} KV heads; CUDA's "
-            f"kernels are built for up to {most} heads of size {head_dim} a KV head; set dtype to float32, or "
+            f"kernels are built for up to {limit} heads of size {head_dim} a KV head; set dtype to float32, or "
             "device to cpu"
         )
     if any(config.experts_of(layer) for layer in range(config.n_layers)):
@@ -229,28 +235,29 @@ def check_model(config: DecoderConfig, dtype: torch.dtype) -> None:
 
 
 def choose_dtype(setting: str, config: Mapping[str, Any]) -> torch.dtype:
-    """What the model computes in: as set, or for ``auto`` the checkpoint's own if that has 16 bits, else bfloat16.
+    """Returns the dtype to compute in; ``auto`` takes the checkpoint's own if it has 16 bits, else bfloat16.
 
     Args:
+        setting: ``auto`` or a dtype's name.
         config: the checkpoint's ``config.json``.
     """
     if setting == "auto":
         own = config.get("dtype") or config.get("torch_dtype")  # Transformers 5 and 4
-        return _SHORT.get(str(own), torch.bfloat16)
+        return _HALF_DTYPES.get(str(own), torch.bfloat16)
     return _DTYPES[setting]
 
 
 def check_weights_fit(n_bytes: int, gpu: Gpu) -> None:
-    """Before anything is read. Raises ``ConfigError`` if the weights alone do not fit."""
+    """Raises ``ConfigError`` if the weights alone do not fit the GPU's free memory."""
     if n_bytes > gpu.free_bytes:
         raise ConfigError(
             f"the model's weights take {n_bytes / _GIB:.1f} GiB; {gpu.name} has {gpu.free_bytes / _GIB:.1f} GiB "
-            f"free of {gpu.total_bytes / _GIB:.1f}; take a smaller model, or end what else uses the GPU"
+            f"free of {gpu.total_bytes / _GIB:.1f}; take a smaller model, or end other processes on the GPU"
         )
 
 
 def version(text: str) -> Version:
-    """The leading numbers of a version: ``2.11.0+cu130`` -> (2, 11, 0)."""
+    """Parses the leading numbers of a version: ``2.11.0+cu130`` -> (2, 11, 0)."""
     numbers = []
     for part in text.split("+")[0].split("."):
         digits = part[: next((i for i, c in enumerate(part) if not c.isdigit()), len(part))]
@@ -267,7 +274,7 @@ def _dotted(numbers: Version) -> str:
 
 
 def _gpu() -> Gpu:
-    torch.cuda.empty_cache()  # what an engine before this one had in this process is free
+    torch.cuda.empty_cache()  # frees what an earlier engine in this process used
     free_bytes, total_bytes = torch.cuda.mem_get_info()
     return Gpu(torch.cuda.get_device_name(), torch.cuda.get_device_capability(), total_bytes, free_bytes)
 
@@ -291,19 +298,19 @@ def _installed(name: str) -> str | None:
 
 
 def _has_python_headers() -> bool:
-    """Where Triton looks: not below /usr/local, as Debian's scheme for packages would have it."""
+    """Looks where Triton does: not below /usr/local, where Debian's packaging scheme points."""
     scheme = sysconfig.get_default_scheme()
     folder = sysconfig.get_path("include", "posix_prefix" if scheme == "posix_local" else scheme)
     return Path(folder, "Python.h").is_file()
 
 
 def _cxx_name() -> str:
-    """What FlashInfer calls, without flags."""
+    """Returns the C++ compiler that FlashInfer calls, without flags."""
     return (os.environ.get("CXX", "").split() or ["c++"])[0]
 
 
 def _nvcc() -> str | None:
-    """Where FlashInfer looks for it."""
+    """Returns the path of nvcc, looking where FlashInfer does."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if home is None and (found := shutil.which("nvcc")):
         return found

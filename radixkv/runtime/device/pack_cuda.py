@@ -1,4 +1,4 @@
-"""A ``StepPlan`` as arrays, checked in bulk: hundreds of rows are packed while the device runs the step before."""
+"""Conversion of a ``StepPlan`` to arrays: hundreds of rows are packed and checked while the previous step runs."""
 
 from __future__ import annotations
 
@@ -14,47 +14,58 @@ from radixkv.runtime.step.plan import Row, StepPlan
 Ints = NDArray[np.int32]
 
 _LAST_TOKEN = np.int32(-1).tobytes()
-"""In place of an id: the token that the slot sampled last."""
+"""The id -1, which stands for the token that the slot sampled last."""
 
 
 @dataclass(frozen=True)
 class PackedStep:
-    """One step, row by row; all arrays are int32."""
+    """One step as int32 arrays, with one element per row unless a shape is given."""
 
     plan: StepPlan
     n_decode: int
-    """Leading rows of one token."""
+    """Leading rows of one token, which attention computes as decode rows."""
     batch_slots: Ints
     starts: Ints
+    """Position of each row's first token in its sequence."""
     n_tokens: Ints
     firsts: Ints
-    """Index of each row's first token within the batch."""
+    """Index of each row's first token among the step's tokens."""
     write_starts: Ints
+    """Positions below these store no K and V."""
     table_starts: Ints
+    """First block table entry that each row replaces."""
     update_firsts: Ints
     """Where each row's pages begin in ``updates``."""
     update_counts: Ints
+    """Block table entries that each row replaces."""
     ids: Ints
-    """[tokens]; -1 where the slot's last token is meant."""
+    """[tokens]; -1 stands for the token that the slot sampled last."""
     updates: Ints
-    """Pages that go into the block tables."""
+    """[all entries to replace]: page ids, row after row."""
 
     @property
     def n_rows(self) -> int:
-        """All rows."""
+        """Number of rows."""
         return len(self.batch_slots)
 
     @property
     def lengths(self) -> Ints:
-        """[rows]: positions that a row's last token reads, itself included."""
+        """[rows]: positions that each row's last token attends to, its own included."""
         return self.starts + self.n_tokens
 
 
 class Packer:
-    """Packs plans, and knows how far each slot's block table reaches.
+    """Packs and checks plans, and tracks how many entries of each slot's block table are filled.
 
-    A plan that does not fit is refused before anything of it reaches the device, where it would write into memory
-    of others. O(rows + tokens + changed pages), in bulk.
+    A plan that does not fit is refused before any of it reaches the device, where it could overwrite other memory.
+    O(rows + tokens + changed pages), vectorised.
+
+    Args:
+        page_size: tokens per page.
+        max_rows: most rows of a step, and number of batch slots.
+        max_tokens: most tokens of a step.
+        max_model_len: most positions of a sequence.
+        n_pages: pages of the pool.
     """
 
     def __init__(self, *, page_size: int, max_rows: int, max_tokens: int, max_model_len: int, n_pages: int) -> None:
@@ -67,12 +78,12 @@ class Packer:
         self._table_ends = np.zeros(max_rows, dtype=np.int32)
 
     def pack(self, plan: StepPlan) -> PackedStep:
-        """The plan's arrays. Raises ``DeviceError`` for a plan that does not fit; nothing has changed then."""
+        """Returns the plan as arrays. Raises ``DeviceError`` and changes nothing if the plan does not fit."""
         if not 1 <= len(plan.rows) <= self._max_rows:
             raise DeviceError(f"step {plan.step} has {len(plan.rows)} rows; the device takes 1 to {self._max_rows}")
-        columns = np.array([_numbers(row) for row in plan.rows], dtype=np.int32).T
+        row_values = np.array([_row_values(row) for row in plan.rows], dtype=np.int32).T
         batch_slots, starts, n_tokens, write_starts, table_starts, update_counts, n_ids = np.ascontiguousarray(
-            columns
+            row_values
         )
         updates = np.fromiter(chain.from_iterable(row.table_pages for row in plan.rows), dtype=np.int32)
         ids = b"".join([_LAST_TOKEN if row.tokens is None else row.tokens for row in plan.rows])
@@ -103,16 +114,18 @@ class Packer:
         require(
             (step.batch_slots >= 0) & (step.batch_slots < self._max_rows), f"the device has {self._max_rows} slots"
         )
-        require(np.bincount(step.batch_slots).max() == 1, "two rows have one slot")
-        require((step.n_tokens >= 1) & (step.starts >= 0), "no tokens, or a start below 0")
-        require(n_id_bytes == 4 * step.n_tokens, "as many ids as tokens are needed")
+        require(np.bincount(step.batch_slots).max() == 1, "two rows have the same slot")
+        require((step.n_tokens >= 1) & (step.starts >= 0), "a row has no tokens, or a start below 0")
+        require(n_id_bytes == 4 * step.n_tokens, "a row needs as many ids as it has tokens")
         require(len(step.ids) <= self._max_tokens, f"{len(step.ids)} tokens; the device takes {self._max_tokens}")
         ends, table_ends = step.lengths, step.table_starts + step.update_counts
         require(ends <= self._max_model_len, f"a position beyond max_model_len {self._max_model_len}")
         require((step.table_starts >= 0) & (table_ends <= self._width), f"table entries beyond {self._width}")
         require((step.updates >= 0) & (step.updates < self._n_pages), f"a page beyond the pool's {self._n_pages}")
         known = self._table_ends[step.batch_slots]
-        require((step.update_counts == 0) | (step.table_starts <= known), "a hole in the block table")
+        require(
+            (step.update_counts == 0) | (step.table_starts <= known), "an update leaves a hole in the block table"
+        )
         known = np.where(step.update_counts > 0, table_ends, known)
         require(-(-ends // self._page_size) <= known, "no page is known for some positions")
         self._check_copies(step.plan)
@@ -125,10 +138,10 @@ class Packer:
                 f"step {plan.step} copies pages {min(pages)} to {max(pages)} of a pool of {self._n_pages}"
             )
         if len({destination for _, destination in plan.copies}) < len(plan.copies):
-            raise DeviceError(f"step {plan.step} copies two pages to one")
+            raise DeviceError(f"step {plan.step} copies two pages to the same page")
 
 
-def _numbers(row: Row) -> tuple[int, int, int, int, int, int, int]:
+def _row_values(row: Row) -> tuple[int, int, int, int, int, int, int]:
     n_id_bytes = 4 * row.n_tokens if row.tokens is None and row.n_tokens == 1 else len(row.tokens or b"")
     return (
         row.batch_slot,

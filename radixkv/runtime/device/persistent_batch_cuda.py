@@ -1,4 +1,4 @@
-"""A step's rows on the device: the staged numbers, the block tables, and the token that each slot sampled last."""
+"""State of the batch slots that stays on the GPU between steps: block tables and last sampled tokens."""
 
 from __future__ import annotations
 
@@ -8,38 +8,40 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.ops.cuda.token_inputs import place_tokens, update_tables
+from radixkv.runtime.device.ops.cuda.token_inputs import prepare_token_inputs, update_tables
 from radixkv.runtime.device.pack_cuda import PackedStep
-from radixkv.runtime.device.staging_cuda import Layout, Staged, Staging
+from radixkv.runtime.device.staging_cuda import Staging, StagingBuffer, StagingLayout
 
 _UPDATES_A_ROW = 4
-"""Staged entries of block tables, a row: one that continues an answer has mostly none, and hardly ever two."""
+"""Staged block table entries per row: a decode row mostly has none, and hardly ever two."""
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where a step's tokens stand; int32, [tokens] each."""
+class TokenInputs:
+    """Ids, positions and slot mapping of a step's tokens; int32, [tokens] each."""
 
     ids: Tensor
     positions: Tensor
-    """In the token's own sequence."""
+    """Position of each token in its own sequence."""
     slot_mapping: Tensor
-    """Where in the pool its K and V go, seen as [pages * page_size]; -1 for nowhere."""
+    """Index of each token's K and V in the pool, viewed as [pages * page_size]; -1 stores nothing."""
 
-    def first(self, n_tokens: int) -> Places:
-        """The same without the tokens behind."""
-        return Places(self.ids[:n_tokens], self.positions[:n_tokens], self.slot_mapping[:n_tokens])
+    def first(self, n_tokens: int) -> TokenInputs:
+        """Returns views of the first ``n_tokens`` tokens."""
+        return TokenInputs(self.ids[:n_tokens], self.positions[:n_tokens], self.slot_mapping[:n_tokens])
 
 
 class RowFields:
-    """The rows' places in a layout. What pads a batch is rows of the slot behind the last one; they write nothing.
+    """The staging fields of a step's rows.
+
+    Padding rows use the batch slot after the last real one, and store nothing.
 
     Args:
-        max_rows: rows a step, and slots.
-        layout: gets the fields.
+        max_rows: most rows of a step, and number of batch slots.
+        layout: the fields are added to it.
     """
 
-    def __init__(self, max_rows: int, layout: Layout) -> None:
+    def __init__(self, max_rows: int, layout: StagingLayout) -> None:
         self.max_rows = max_rows
         self.batch_slots = layout.field(max_rows)
         self.starts = layout.field(max_rows)
@@ -52,8 +54,8 @@ class RowFields:
         self.ids = layout.field(max_rows)
         self.updates = layout.field(_UPDATES_A_ROW * max_rows)
 
-    def fill(self, staged: Staged, step: PackedStep, n_padded: int) -> None:
-        """The rows, then padding up to ``n_padded``; but neither ids nor updates."""
+    def fill(self, staged: StagingBuffer, step: PackedStep, n_padded: int) -> None:
+        """Fills in the rows, then padding rows up to ``n_padded``; leaves the rows' ids and table updates alone."""
         self.pad(staged, step.n_rows, n_padded)
         for field, values in (
             (self.batch_slots, step.batch_slots),
@@ -67,8 +69,8 @@ class RowFields:
         ):
             staged[field][: step.n_rows] = values
 
-    def pad(self, staged: Staged, first: int, end: int) -> None:
-        """Rows ``first .. end - 1`` are padding."""
+    def pad(self, staged: StagingBuffer, first: int, end: int) -> None:
+        """Fills rows ``first .. end - 1`` with padding."""
         for field, value in (
             (self.batch_slots, self.max_rows),
             (self.starts, 0),
@@ -82,27 +84,30 @@ class RowFields:
             staged[field][first:end] = value
         staged[self.firsts][first:end] = np.arange(first, end)
 
-    def fits(self, step: PackedStep) -> bool:
-        """Whether the step has one token a row, and few enough updates to be staged."""
+    def fits_decode_graph(self, step: PackedStep) -> bool:
+        """Whether the step has one token per row, and few enough table updates for their staging field."""
         return step.n_decode == step.n_rows and len(step.updates) <= self.updates.size
 
-    def fill_decode(self, staged: Staged, step: PackedStep, n_padded: int) -> None:
-        """All of a step that ``fits``."""
+    def fill_decode(self, staged: StagingBuffer, step: PackedStep, n_padded: int) -> None:
+        """Fills in everything of a step for which ``fits_decode_graph`` holds."""
         self.fill(staged, step, n_padded)
         staged[self.ids][: step.n_rows] = step.ids
         staged[self.updates][: len(step.updates)] = step.updates
 
 
-class RowState:
-    """What the device keeps of its slots from step to step.
+class PersistentBatch:
+    """Block tables and last sampled tokens of the batch slots, kept on the device from step to step.
 
-    Memory: ``4 * (max_rows + 1) * width`` bytes.
+    Memory: ``4 * (max_rows + 1) * width`` bytes for the tables, and a few vectors.
 
     Args:
-        width: entries of a block table.
-        zero_page: what an unknown entry holds.
-        page_size: tokens a page.
-        n_kept: most tokens of a step whose places stay in the same memory; ``max_rows`` if that is more.
+        fields: the staging fields of a step's rows.
+        staging: device side of those fields.
+        width: entries per block table.
+        zero_page: initial value of block table entries.
+        page_size: tokens per page.
+        max_static_tokens: capacity of the token inputs at fixed addresses; at least ``max_rows`` is allocated.
+        device: where the tensors are allocated.
     """
 
     def __init__(
@@ -113,26 +118,28 @@ class RowState:
         width: int,
         zero_page: int,
         page_size: int,
-        n_kept: int,
+        max_static_tokens: int,
         device: torch.device,
     ) -> None:
         n_batch_slots = fields.max_rows + 1
         self.tables = torch.full((n_batch_slots, width), zero_page, dtype=torch.int32, device=device)
-        """[slots + 1, width]"""
+        """[slots + 1, width] int32: page ids; the last row is for padding."""
         self.last_tokens = torch.zeros(n_batch_slots, dtype=torch.int32, device=device)
-        """[slots + 1]"""
+        """[slots + 1] int32: the token that each slot sampled last."""
         self._fields = fields
         self._staging = staging
         self._page_size = page_size
-        self._places = Places(*torch.zeros(3, max(n_kept, fields.max_rows), dtype=torch.int32, device=device))
-        self._places.slot_mapping.fill_(-1)
+        self._static_inputs = TokenInputs(
+            *torch.zeros(3, max(max_static_tokens, fields.max_rows), dtype=torch.int32, device=device)
+        )
+        self._static_inputs.slot_mapping.fill_(-1)
 
     def batch_slots(self, n_rows: int) -> Tensor:
-        """[n_rows] int32: the staged rows' slots."""
+        """[n_rows] int32: batch slots of the staged rows."""
         return self._staging.view(self._fields.batch_slots)[:n_rows]
 
     def update(self, n_rows: int, updates: Tensor | None = None) -> None:
-        """Brings the staged rows' tables up to date; ``updates`` [n] int32, None for the staged ones."""
+        """Applies table updates of the staged rows; ``updates`` is [n] int32 page ids, None for the staged ones."""
         fields, view = self._fields, self._staging.view
         update_tables(
             self.tables,
@@ -143,35 +150,39 @@ class RowState:
             view(fields.updates) if updates is None else updates,
         )
 
-    def kept(self, n_tokens: int) -> Places:
-        """Memory that stays where it is. It always holds places that can be read, if of another step."""
-        return self._places.first(n_tokens)
+    def static_inputs(self, n_tokens: int) -> TokenInputs:
+        """Returns token inputs at fixed addresses. They always hold valid values, perhaps of an earlier step."""
+        return self._static_inputs.first(n_tokens)
 
-    def place_decode(self, n_rows: int) -> Places:
-        """The staged rows' tokens, one a row, in ``kept``."""
-        places = self.kept(n_rows)
-        self._place(n_rows, self._staging.view(self._fields.ids)[:n_rows], 1, places)
-        return places
+    def prepare_decode(self, n_rows: int) -> TokenInputs:
+        """Computes inputs of the staged decode rows, one token each, into ``static_inputs``."""
+        inputs = self.static_inputs(n_rows)
+        self._prepare(n_rows, self._staging.view(self._fields.ids)[:n_rows], 1, inputs)
+        return inputs
 
-    def place_kept(self, n_rows: int, ids: Tensor, max_n_tokens: int, n_padded: int) -> None:
-        """As ``place``, but in ``kept``; the tokens behind, up to ``n_padded``, are written nowhere."""
-        self._places.slot_mapping[len(ids) : n_padded].fill_(-1)
-        self._place(n_rows, ids, max_n_tokens, self.kept(len(ids)))
+    def prepare_static(self, n_rows: int, ids: Tensor, max_n_tokens: int, n_padded: int) -> None:
+        """Computes inputs of the staged rows' tokens into ``static_inputs``.
 
-    def place(self, n_rows: int, ids: Tensor, max_n_tokens: int) -> Places:
-        """The staged rows' tokens.
+        Padding tokens after them, up to ``n_padded``, store no K and V.
+        """
+        self._static_inputs.slot_mapping[len(ids) : n_padded].fill_(-1)
+        self._prepare(n_rows, ids, max_n_tokens, self.static_inputs(len(ids)))
+
+    def prepare(self, n_rows: int, ids: Tensor, max_n_tokens: int) -> TokenInputs:
+        """Computes the inputs of the staged rows' tokens.
 
         Args:
-            ids: [tokens] int32, -1 for a slot's last token.
-            max_n_tokens: of the longest row.
+            n_rows: staged rows.
+            ids: [tokens] int32, -1 for the token that the slot sampled last.
+            max_n_tokens: tokens of the longest row.
         """
-        places = Places(*torch.empty(3, len(ids), dtype=torch.int32, device=ids.device))
-        self._place(n_rows, ids, max_n_tokens, places)
-        return places
+        inputs = TokenInputs(*torch.empty(3, len(ids), dtype=torch.int32, device=ids.device))
+        self._prepare(n_rows, ids, max_n_tokens, inputs)
+        return inputs
 
-    def _place(self, n_rows: int, ids: Tensor, max_n_tokens: int, places: Places) -> None:
+    def _prepare(self, n_rows: int, ids: Tensor, max_n_tokens: int, inputs: TokenInputs) -> None:
         fields, view = self._fields, self._staging.view
-        place_tokens(
+        prepare_token_inputs(
             self.tables,
             self.last_tokens,
             self.batch_slots(n_rows),
@@ -182,7 +193,7 @@ class RowState:
             ids,
             page_size=self._page_size,
             max_n_tokens=max_n_tokens,
-            ids_out=places.ids,
-            positions_out=places.positions,
-            slot_mapping_out=places.slot_mapping,
+            ids_out=inputs.ids,
+            positions_out=inputs.positions,
+            slot_mapping_out=inputs.slot_mapping,
         )

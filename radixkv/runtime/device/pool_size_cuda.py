@@ -1,4 +1,4 @@
-"""How many pages the GPU has room for, once the weights are there and a step has shown what it takes."""
+"""The number of pages of the KV pool that fit the GPU beside weights and workspace."""
 
 from __future__ import annotations
 
@@ -10,57 +10,67 @@ from radixkv.errors import ConfigError
 from radixkv.runtime.device.kv_pool_cpu import PageShape, count_pages
 
 RESERVE_BYTES = 512 << 20
-"""Never given to the pool: what libraries take at their first call, and what the allocator cannot use."""
+"""Bytes never given to the pool: libraries take some at their first call, and the allocator fragments some."""
 _GIB = 1 << 30
 
 
 @dataclass(frozen=True)
-class Room:
-    """The GPU's memory when the pool is to be made: weights and buffers are there."""
+class MemoryUse:
+    """The GPU's memory before the pool is allocated; weights and buffers count as used."""
 
     total_bytes: int
     free_bytes: int
-    """Beside them and what other processes have."""
+    """Not used by this process or by others."""
     later_bytes: int = 0
-    """What is still to be taken beside the pool: by the largest step, and by CUDA graphs."""
+    """Bytes that the largest step and CUDA graphs will take beside the pool."""
 
 
-def measure(device: torch.device, later_bytes: int = 0) -> Room:
-    """The room of this moment; what torch's allocator holds ready counts as used. Waits for the device."""
+def measure_memory(device: torch.device, later_bytes: int = 0) -> MemoryUse:
+    """Returns the current memory use. Memory cached by torch's allocator counts as used. Waits for the device."""
     torch.cuda.synchronize(device)
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    return Room(total_bytes, free_bytes, later_bytes)
+    return MemoryUse(total_bytes, free_bytes, later_bytes)
 
 
 def plan_pages(
     page: PageShape,
-    room: Room,
+    memory: MemoryUse,
     *,
     kv_cache_memory_bytes: int | None,
     max_total_tokens: int | None,
     gpu_memory_utilization: float,
     max_model_len: int,
 ) -> int:
-    """Pages of the pool, beside which it has one that is not handed out.
+    """Returns the number of pages of the pool, not counting its zero page.
 
-    ``max_total_tokens`` decides, else ``kv_cache_memory_bytes``, else all that ``gpu_memory_utilization`` of the
-    GPU's memory leaves beside what is used already, by other processes too.
+    ``max_total_tokens`` decides if it is given, else ``kv_cache_memory_bytes``. Otherwise the pool gets
+    ``gpu_memory_utilization`` of the GPU's memory minus what is used already, also by other processes, and minus
+    what the largest step and the graphs will take. ``RESERVE_BYTES`` always stay free.
+
+    Args:
+        page: shape and dtype of one page.
+        memory: the GPU's memory before the pool is allocated.
+        kv_cache_memory_bytes: size of the pool, or None.
+        max_total_tokens: size of the pool in tokens, or None.
+        gpu_memory_utilization: share of the GPU's memory that may be used in all.
+        max_model_len: most positions of a sequence.
 
     Raises:
-        ConfigError: there is no room for it; or it cannot hold one request of ``max_model_len``, unless it
-            was given in tokens: then larger requests are refused one by one, as on the CPU.
+        ConfigError: the pool does not fit, or cannot hold one request of ``max_model_len`` tokens. The second is
+            not checked with ``max_total_tokens``: requests that are too long are then refused one by one, as on
+            the CPU.
     """
     if max_total_tokens is not None or kv_cache_memory_bytes is not None:
         n_pages = count_pages(page, kv_cache_memory_bytes or 0, max_total_tokens)
-        _require(n_pages, page, room)
+        _check_fits(n_pages, page, memory)
         remedy = "kv_cache_memory_bytes"
     else:
-        n_pages = _usable_bytes(room, gpu_memory_utilization) // page.n_bytes - 1
+        n_pages = _usable_bytes(memory, gpu_memory_utilization) // page.n_bytes - 1
         if n_pages < 1:
             raise ConfigError(
                 f"gpu_memory_utilization {gpu_memory_utilization:g} leaves no room for a KV pool: of the GPU's "
-                f"{_gib(room.total_bytes)}, weights, workspace and other processes take "
-                f"{_gib(room.total_bytes - room.free_bytes + room.later_bytes)}; set it higher, set "
+                f"{_gib(memory.total_bytes)}, weights, workspace and other processes take "
+                f"{_gib(memory.total_bytes - memory.free_bytes + memory.later_bytes)}; set it higher, set "
                 "max_num_batched_tokens or max_num_seqs lower, or take a smaller model"
             )
         remedy = "gpu_memory_utilization"
@@ -72,19 +82,19 @@ def plan_pages(
     return n_pages
 
 
-def _usable_bytes(room: Room, share: float) -> int:
-    """For the pool, below 0 if there is none."""
-    ceiling = min(int(room.total_bytes * share), room.total_bytes - RESERVE_BYTES)
-    return ceiling - (room.total_bytes - room.free_bytes) - room.later_bytes
+def _usable_bytes(memory: MemoryUse, share: float) -> int:
+    """Returns the bytes that the pool may take; negative if other memory exceeds ``share``."""
+    ceiling = min(int(memory.total_bytes * share), memory.total_bytes - RESERVE_BYTES)
+    return ceiling - (memory.total_bytes - memory.free_bytes) - memory.later_bytes
 
 
-def _require(n_pages: int, page: PageShape, room: Room) -> None:
+def _check_fits(n_pages: int, page: PageShape, memory: MemoryUse) -> None:
     n_bytes = (n_pages + 1) * page.n_bytes
-    usable = max(0, _usable_bytes(room, 1.0))
+    usable = max(0, _usable_bytes(memory, 1.0))
     if n_bytes > usable:
         raise ConfigError(
             f"a KV pool of {_gib(n_bytes)} does not fit: weights and workspace leave {_gib(usable)} of the GPU's "
-            f"{_gib(room.total_bytes)}; set kv_cache_memory_bytes or max_total_tokens lower, or leave both out"
+            f"{_gib(memory.total_bytes)}; set kv_cache_memory_bytes or max_total_tokens lower, or leave both out"
         )
 
 

@@ -1,11 +1,11 @@
-"""What machine, settings and ``config.json`` decide together, whether weights are there or not."""
+"""Checks of settings and ``config.json`` against the GPU that need no weights."""
 
 from __future__ import annotations
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.device import machine_cuda
 from radixkv.runtime.device.kv_pool_cpu import PageShape
-from radixkv.runtime.device.pool_size_cuda import Room, plan_pages
+from radixkv.runtime.device.pool_size_cuda import MemoryUse, plan_pages
 from radixkv.runtime.device.weights.weights import open_weights
 
 
@@ -21,29 +21,35 @@ def check_for_cuda(
     max_total_tokens: int | None,
     gpu_memory_utilization: float,
 ) -> None:
-    """Refuses what is known not to fit before anything is fetched, read or allocated.
+    """Refuses settings that cannot work, before anything is downloaded, read or allocated.
 
     Args:
-        checkpoint: need not have weights.
+        checkpoint: its ``config.json`` is enough; weights are not needed.
+        gpu: the GPU to use.
+        page_size: tokens per page.
         max_rows: most rows of a step.
-        dtype: as set, as is the rest.
+        max_model_len: most positions of a sequence.
+        dtype: the setting, such as ``auto``.
+        kv_cache_memory_bytes: size of the KV pool, or None.
+        max_total_tokens: size of the KV pool in tokens, or None.
+        gpu_memory_utilization: share of the GPU's memory that may be used.
 
     Raises:
-        CheckpointError: ``config.json`` is wrong, or asks for what is not supported.
-        ConfigError: it does not fit the settings or the GPU.
+        CheckpointError: ``config.json`` is wrong, or needs an unsupported feature.
+        ConfigError: the model does not fit the settings or the GPU.
     """
     machine_cuda.check_page_size(page_size)
     machine_cuda.check_max_num_seqs(max_rows)
     machine_cuda.check_block_tables(max_rows, max_model_len, page_size)
     machine_cuda.check_max_model_len(max_model_len, checkpoint.max_position_embeddings)
-    numbers = machine_cuda.choose_dtype(dtype, checkpoint.config)
-    with open_weights(checkpoint, load_format="dummy", dtype=numbers) as weights:
+    torch_dtype = machine_cuda.choose_dtype(dtype, checkpoint.config)
+    with open_weights(checkpoint, load_format="dummy", dtype=torch_dtype) as weights:
         config, n_bytes = weights.config, weights.n_bytes
-    machine_cuda.check_model(config, numbers)
+    machine_cuda.check_model(config, torch_dtype)
     machine_cuda.check_weights_fit(n_bytes, gpu)
     plan_pages(
-        PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, numbers),
-        Room(gpu.total_bytes, gpu.free_bytes - n_bytes),
+        PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, torch_dtype),
+        MemoryUse(gpu.total_bytes, gpu.free_bytes - n_bytes),
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         max_total_tokens=max_total_tokens,
         gpu_memory_utilization=gpu_memory_utilization,

@@ -11,23 +11,23 @@ from support.device_support import CHECKPOINTS
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
-    """Small random checkpoints by name, made once."""
+    """Returns small random checkpoints by name, each generated once per session."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    made: dict[str, Checkpoint] = {}
+    generated: dict[str, Checkpoint] = {}
 
     def get(name: str) -> Checkpoint:
-        if name not in made:
+        if name not in generated:
             path: Path = folder / name
             save_checkpoint(path, **CHECKPOINTS[name])
-            made[name] = resolve(str(path))
-        return made[name]
+            generated[name] = resolve(str(path))
+        return generated[name]
 
     return get
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Models this small are slower with more, above all on a busy machine."""
+    """Limits torch to one thread: more make models this small slower, most of all on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""What a failed step leaves behind: nothing after a lack of memory, everything on a lost GPU."""
+"""Conversion of CUDA errors: an out-of-memory step frees its memory, a lost GPU frees nothing."""
 
 import gc
 import weakref
@@ -7,29 +7,29 @@ import pytest
 import torch
 
 from radixkv.errors import DeviceError, DeviceLost
-from radixkv.runtime.device.errors_cuda import Translation
+from radixkv.runtime.device.errors_cuda import CudaErrorConverter
 
 
-class Held:
-    """What a step has on the device."""
+class StepMemory:
+    """Stands for what a step holds on the device."""
 
 
-def fail(translation, kind):
-    """A step that had something when it failed; a weak reference to it."""
-    held = Held()
-    found = weakref.ref(held)
+def fail(converter, kind):
+    """Fails a step that holds memory; returns a weak reference to that memory."""
+    memory = StepMemory()
+    reference = weakref.ref(memory)
 
-    def work(held=held):
+    def work(memory=memory):
         raise kind("what CUDA says")
 
-    del held
+    del memory
     try:
-        with translation.of(7), torch.inference_mode():
+        with converter.convert(7), torch.inference_mode():
             work()
     except (DeviceError, DeviceLost):
         pass
     del work
-    return found
+    return reference
 
 
 @pytest.fixture
@@ -40,50 +40,50 @@ def collector_off():
     gc.enable()
 
 
-def test_what_a_step_without_memory_had_is_free_at_once(collector_off):
-    assert fail(Translation(), torch.OutOfMemoryError)() is None
+def test_memory_of_an_out_of_memory_step_is_freed_at_once(collector_off):
+    assert fail(CudaErrorConverter(), torch.OutOfMemoryError)() is None
 
 
-def test_what_a_lost_gpu_held_is_kept(collector_off):
-    translation = Translation()
-    held = fail(translation, torch.AcceleratorError)
-    assert held() is not None
+def test_memory_of_a_lost_gpu_is_never_freed(collector_off):
+    converter = CudaErrorConverter()
+    reference = fail(converter, torch.AcceleratorError)
+    assert reference() is not None
 
 
-def test_what_steps_have_is_free_once_they_ended_or_all_is_closed(collector_off):
-    translation = Translation()
-    step, other = Held(), Held()
+def test_memory_of_steps_is_freed_when_they_end_or_the_device_is_closed(collector_off):
+    converter = CudaErrorConverter()
+    step, other = StepMemory(), StepMemory()
     first, second = weakref.ref(step), weakref.ref(other)
-    translation.hold(step)
-    translation.hold(other)
-    for _ in range(2):  # a step may be asked again
-        translation.release(step)
+    converter.hold(step)
+    converter.hold(other)
+    for _ in range(2):  # ``result`` may be called again
+        converter.release(step)
     del step, other
     assert (first() is None, second() is None) == (True, False)
-    translation.let_go()
+    converter.release_all()
     assert second() is None
 
 
-def test_what_a_gpu_holds_that_is_lost_when_it_is_closed_is_kept(collector_off):
-    opened, step = Held(), Held()
-    kept = weakref.ref(opened), weakref.ref(step)
-    translation = Translation(opened)
-    translation.hold(step)
-    translation.keep()
-    del translation, opened, step
-    assert all(held() is not None for held in kept)
+def test_memory_of_a_gpu_found_lost_at_close_is_never_freed(collector_off):
+    opened, step = StepMemory(), StepMemory()
+    references = weakref.ref(opened), weakref.ref(step)
+    converter = CudaErrorConverter(opened)
+    converter.hold(step)
+    converter.never_free()
+    del converter, opened, step
+    assert all(reference() is not None for reference in references)
 
 
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
         (torch.OutOfMemoryError("a lot"), DeviceError, "step 7: there is too little memory: a lot"),
-        (torch.AcceleratorError("assert\nadvice"), DeviceLost, "step 7: the GPU failed, .*: assert$"),
+        (torch.AcceleratorError("assert\nadvice"), DeviceLost, "step 7: the GPU failed .*: assert$"),
         (KeyError("a bug"), KeyError, "a bug"),
     ],
 )
-def test_errors_say_what_they_mean(error, kind, message):
-    with pytest.raises(kind, match=message) as caught, Translation().of(7):
+def test_errors_are_converted_with_their_text(error, kind, message):
+    with pytest.raises(kind, match=message) as caught, CudaErrorConverter().convert(7):
         raise error
     assert type(caught.value) is kind
 
@@ -100,16 +100,16 @@ HOST_FULL = "CUDA error: out of memory\nadvice"
     ],
     ids=["of the host", "in Triton", "in cuBLAS"],
 )
-def test_a_lack_of_memory_passes_whoever_says_it(error, monkeypatch):
+def test_out_of_memory_is_recognised_from_every_library(error, monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    with pytest.raises(DeviceError, match="step 7: there is too little memory: "), Translation().of(7):
+    with pytest.raises(DeviceError, match="step 7: there is too little memory: "), CudaErrorConverter().convert(7):
         raise error
 
 
-def test_a_gpu_that_does_not_answer_is_lost_whatever_it_says(monkeypatch):
+def test_a_gpu_that_does_not_respond_is_lost_whatever_the_error_text(monkeypatch):
     def fail():
         raise torch.AcceleratorError("CUDA error: an illegal memory access")
 
     monkeypatch.setattr(torch.cuda, "synchronize", fail)
-    with pytest.raises(DeviceLost, match="out of memory$"), Translation().of(7):
+    with pytest.raises(DeviceLost, match="out of memory$"), CudaErrorConverter().convert(7):
         raise torch.AcceleratorError(HOST_FULL)

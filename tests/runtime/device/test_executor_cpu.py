@@ -9,10 +9,10 @@ from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import ConfigError, DeviceError
-from radixkv.runtime.device import executor_cpu as cpu_module
+from radixkv.runtime.device import executor_cpu as executor_module
 from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.step.plan import Row, StepPlan
-from radixkv.runtime.step.result import Pending
+from radixkv.runtime.step.result import PendingStep
 from support.checkpoints import VOCAB
 from support.device_support import GREEDY, OpenDevice, random_ids, row_of, tokens_of
 
@@ -21,7 +21,7 @@ IDS = random_ids(20, seed=21)
 TABLE = tuple(range(5, 13))
 
 
-def make(
+def open_executor(
     checkpoint: Checkpoint,
     *,
     page_size: int = 4,
@@ -42,7 +42,7 @@ def make(
 
 @pytest.fixture
 def executor(checkpoint: Get) -> CpuExecutor:
-    executor = make(checkpoint("grouped"))
+    executor = open_executor(checkpoint("grouped"))
     for page in range(executor.n_pages):
         executor.pool.poison(page)
     return executor
@@ -57,7 +57,7 @@ def decode(position: int, batch_slot: int = 0) -> Row:
 
 
 def expected_tokens(checkpoint: Checkpoint, n: int) -> list[int]:
-    """One whole prefill a token."""
+    """Returns greedy tokens, computed with one whole prefill per token."""
     ids = list(IDS)
     for _ in range(n):
         device = OpenDevice(checkpoint)
@@ -66,24 +66,24 @@ def expected_tokens(checkpoint: Checkpoint, n: int) -> list[int]:
     return ids[len(IDS) :]
 
 
-def test_sampled_tokens_feed_the_steps_launched_before_their_result(checkpoint: Get, executor: CpuExecutor) -> None:
+def test_a_step_launched_before_a_result_continues_with_the_sampled_token(
+    checkpoint: Get, executor: CpuExecutor
+) -> None:
     plans = [prompt(), *(decode(len(IDS) + i) for i in range(5))]
     steps = [executor.launch(StepPlan(i, (row,))) for i, row in enumerate(plans)]
-    got = [step.result() for step in reversed(steps)][::-1]
-    assert [result.tokens[0] for result in got] == expected_tokens(checkpoint("grouped"), 6)
-    assert all(result.finite == (True,) for result in got)
+    results = [step.result() for step in reversed(steps)][::-1]
+    assert [result.tokens[0] for result in results] == expected_tokens(checkpoint("grouped"), 6)
+    assert all(result.finite == (True,) for result in results)
 
 
-def test_nothing_is_computed_before_the_result(executor: CpuExecutor) -> None:
+def test_a_step_is_computed_when_its_result_is_requested(executor: CpuExecutor) -> None:
     step = executor.launch(StepPlan(0, (prompt(),)))
     assert executor.pool.k[:, TABLE[0]].isnan().all()
     step.result()
     assert executor.pool.k[:, TABLE[0]].isfinite().all()
 
 
-def test_a_step_says_how_long_the_attention_of_all_its_layers_took(
-    executor: CpuExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_seconds_covers_all_layers(executor: CpuExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     slow_s, run = 0.02, executor.attention.run
     layers: list[int] = []
 
@@ -101,7 +101,7 @@ def test_a_step_says_how_long_the_attention_of_all_its_layers_took(
         assert len(layers) > 1
 
 
-def test_tables_change_where_a_row_says_so(checkpoint: Get, executor: CpuExecutor) -> None:
+def test_a_row_updates_its_block_table(checkpoint: Get, executor: CpuExecutor) -> None:
     expected = expected_tokens(checkpoint("grouped"), 2)
     first = Row(1, 0, 8, tokens_of(IDS[:8]), 0, 0, (30, 31), None)
     rest = Row(1, 8, 12, tokens_of(IDS[8:]), 8, 2, (9, 20, 4), GREEDY)
@@ -114,7 +114,7 @@ def test_tables_change_where_a_row_says_so(checkpoint: Get, executor: CpuExecuto
     assert executor.launch(StepPlan(2, (moved,))).result().tokens == (expected[1],)
 
 
-def test_a_table_change_does_not_reach_the_steps_launched_before(executor: CpuExecutor) -> None:
+def test_a_table_update_does_not_affect_steps_launched_before(executor: CpuExecutor) -> None:
     alone = executor.launch(StepPlan(0, (prompt(),))).result()
     first = executor.launch(StepPlan(1, (prompt(),)))
     other = row_of(random_ids(20, seed=22), (40, 41, 42, 43, 44), sampling=GREEDY)
@@ -124,7 +124,7 @@ def test_a_table_change_does_not_reach_the_steps_launched_before(executor: CpuEx
 
 
 def test_rows_of_each_kind_in_one_step(checkpoint: Get, executor: CpuExecutor) -> None:
-    """Greedy, sampled, prefill without a token, and a row that is not finite."""
+    """One step with a greedy row, a sampled row, a partial prefill and a row that is not finite."""
     executor.launch(StepPlan(0, (prompt(0, (0, 1, 2, 3, 4, 5)), prompt(1, (6, 7, 8, 9, 10, 11))))).result()
     executor.pool.poison(7)
     drawn = replace(GREEDY, temperature=1.0, seed=3, index=1)
@@ -142,7 +142,7 @@ def test_rows_of_each_kind_in_one_step(checkpoint: Get, executor: CpuExecutor) -
     assert executor.launch(StepPlan(2, (again,))).result().tokens == result.tokens[3:]
 
 
-def test_a_row_that_samples_nothing_is_checked_too(executor: CpuExecutor) -> None:
+def test_a_row_without_sampling_is_checked_for_finite_values(executor: CpuExecutor) -> None:
     executor.launch(StepPlan(0, (row_of(IDS, TABLE, stop=8),))).result()
     executor.pool.poison(TABLE[0])
     result = executor.launch(StepPlan(1, (row_of(IDS, TABLE, start=8, stop=12),))).result()
@@ -150,30 +150,32 @@ def test_a_row_that_samples_nothing_is_checked_too(executor: CpuExecutor) -> Non
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_slot_whose_token_was_not_finite_can_go_on(executor: CpuExecutor, temperature: float) -> None:
-    """The next step was already launched when the host learns of it."""
+def test_a_batch_slot_whose_token_was_not_finite_can_continue(executor: CpuExecutor, temperature: float) -> None:
+    """The next step is already launched when the failed row is reported."""
     executor.launch(StepPlan(0, (row_of(IDS, TABLE, stop=8),))).result()
     executor.pool.poison(TABLE[0])
     sampling = replace(GREEDY, temperature=temperature)
-    sick = executor.launch(StepPlan(1, (row_of(IDS, TABLE, start=8, sampling=sampling),)))
+    failed = executor.launch(StepPlan(1, (row_of(IDS, TABLE, start=8, sampling=sampling),)))
     following = executor.launch(StepPlan(2, (decode(20), prompt(1, (20, 21, 22, 23, 24)))))
-    assert sick.result().finite == (False,)
+    assert failed.result().finite == (False,)
     assert following.result().finite == (False, True)
 
 
-def test_a_failure_takes_the_launched_steps_along_and_no_later_one(checkpoint: Get, executor: CpuExecutor) -> None:
+def test_a_failure_fails_the_steps_already_launched_but_no_later_one(
+    checkpoint: Get, executor: CpuExecutor
+) -> None:
     broken = row_of([VOCAB, *IDS[1:]], TABLE, batch_slot=2, sampling=GREEDY)
     before = executor.launch(StepPlan(0, (prompt(0, (20, 21, 22, 23, 24)),)))
-    steps: list[Pending] = [
+    steps: list[PendingStep] = [
         executor.launch(StepPlan(1, (broken,))),
         executor.launch(StepPlan(2, (decode(20, batch_slot=2),))),
         executor.launch(StepPlan(3, (prompt(3, (30, 31, 32, 33, 34)),))),
     ]
-    with pytest.raises(DeviceError, match="step 3 was built on step 1"):
+    with pytest.raises(DeviceError, match="step 3 depends on step 1"):
         steps[2].result()
     with pytest.raises(DeviceError, match="step 1 failed"):
         steps[0].result()
-    with pytest.raises(DeviceError, match="step 2 was built on step 1"):
+    with pytest.raises(DeviceError, match="step 2 depends on step 1"):
         steps[1].result()
     expected = tuple(expected_tokens(checkpoint("grouped"), 1))
     assert before.result().tokens == expected
@@ -183,18 +185,18 @@ def test_a_failure_takes_the_launched_steps_along_and_no_later_one(checkpoint: G
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (Row(4, 0, 1, tokens_of([1]), 0, 0, (0,), None), "4 slots"),
+        (Row(4, 0, 1, tokens_of([1]), 0, 0, (0,), None), "4 batch slots"),
         (Row(0, 0, 0, b"", 0, 0, (0,), None), "0 tokens"),
         (Row(0, 0, 2, tokens_of([1]), 0, 0, (0,), None), "ids for 2 tokens"),
         (Row(0, 0, 3, None, 0, 0, (0,), None), "ids for 3 tokens"),
         (Row(0, 0, 1, tokens_of([1]), 0, 0, (50,), None), "pages 50 to 50 of a pool of 50"),
         (Row(0, 0, 1, tokens_of([1]), 0, 0, (-1,), None), "pages -1"),
-        (Row(0, 4, 1, tokens_of([1]), 0, 1, (0,), None), "no page is known"),
-        (Row(0, 0, 1, tokens_of([1]), 0, 49, (0, 1), None), "table entries up to 51"),
+        (Row(0, 4, 1, tokens_of([1]), 0, 1, (0,), None), "positions below 5 have no page"),
+        (Row(0, 0, 1, tokens_of([1]), 0, 49, (0, 1), None), "table entries 49 to 51"),
         (Row(0, 200, 1, tokens_of([1]), 0, 0, (0,), None), "beyond max_model_len 200"),
     ],
 )
-def test_a_plan_that_cannot_be_is_not_launched(executor: CpuExecutor, row: Row, message: str) -> None:
+def test_an_invalid_plan_is_not_launched(executor: CpuExecutor, row: Row, message: str) -> None:
     with pytest.raises(DeviceError, match=message):
         executor.launch(StepPlan(0, (prompt(1), row)))
     with pytest.raises(DeviceError, match="no rows"):
@@ -203,9 +205,9 @@ def test_a_plan_that_cannot_be_is_not_launched(executor: CpuExecutor, row: Row, 
 
 
 def test_the_pool_is_sized_by_tokens_or_bytes(checkpoint: Get) -> None:
-    assert make(checkpoint("grouped"), max_total_tokens=203).n_pages == 50
+    assert open_executor(checkpoint("grouped"), max_total_tokens=203).n_pages == 50
     page_bytes = 2 * 3 * 2 * 4 * 16 * 4
-    small = make(checkpoint("grouped"), max_total_tokens=None, kv_cache_memory_bytes=7 * page_bytes + 1)
+    small = open_executor(checkpoint("grouped"), max_total_tokens=None, kv_cache_memory_bytes=7 * page_bytes + 1)
     assert small.n_pages == 7
     assert small.vocab_size == VOCAB
 
@@ -225,30 +227,30 @@ def test_the_pool_is_sized_by_tokens_or_bytes(checkpoint: Get) -> None:
         ({"max_rows": 0}, "max_rows 0"),
     ],
 )
-def test_sizes_that_cannot_work(checkpoint: Get, settings: dict[str, int], message: str) -> None:
+def test_invalid_sizes(checkpoint: Get, settings: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        make(checkpoint("grouped"), **settings)
+        open_executor(checkpoint("grouped"), **settings)
 
 
-def test_memory_is_touched_at_start(executor: CpuExecutor) -> None:
+def test_the_pool_is_zeroed_at_start(executor: CpuExecutor) -> None:
     assert executor.pool.k.shape == (3, 51, 2, 4, 16)
     assert torch.equal(executor.pool.k[:, executor.pool.zero_page], torch.zeros(3, 2, 4, 16))
     with pytest.raises(IndexError, match="page 50"):
         executor.pool.poison(50)
 
 
-def test_failed_steps_leave_no_tensors_behind_without_the_collector(
+def test_failed_steps_leave_no_tensors_without_the_cyclic_collector(
     executor: CpuExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def n_tensors() -> int:
-        return sum(type(thing) is torch.Tensor for thing in gc.get_objects())
+        return sum(type(candidate) is torch.Tensor for candidate in gc.get_objects())
 
     def breaks(hidden: torch.Tensor) -> torch.Tensor:
         raise RuntimeError(f"no logits of {hidden.shape}")
 
     monkeypatch.setattr(executor.model, "logits", breaks)
-    # pytest keeps log records, and with them tracebacks
-    monkeypatch.setattr(cpu_module.logger, "disabled", True)
+    # pytest keeps log records, whose tracebacks refer to tensors
+    monkeypatch.setattr(executor_module.logger, "disabled", True)
     gc.collect()
     gc.disable()
     try:

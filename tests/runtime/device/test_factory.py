@@ -1,4 +1,4 @@
-"""``auto`` is the GPU where there is one that runs the model; the log says why not, if not."""
+"""Choice of the device and preflight checks; with ``auto`` the log says why a GPU is not used."""
 
 from __future__ import annotations
 
@@ -27,57 +27,62 @@ Get = Callable[[str], Checkpoint]
 
 @pytest.fixture
 def small(checkpoint: Get) -> Checkpoint:
-    """With heads of size 16."""
+    """A checkpoint with heads of size 16, which the CUDA kernels do not support."""
     return checkpoint("grouped")
 
 
 @pytest.fixture
-def usual(small: Checkpoint) -> Checkpoint:
-    """With heads of size 128."""
+def supported(small: Checkpoint) -> Checkpoint:
+    """A checkpoint with heads of size 128, which the CUDA kernels support."""
     return replace(small, config={**small.config, "head_dim": 128})
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, int] | None], None]:
-    """Makes torch see a GPU of a compute capability, or none."""
+    """Returns a function that makes torch see a GPU of a compute capability, or none."""
 
-    def see(capability: tuple[int, int] | None) -> None:
+    def set_capability(capability: tuple[int, int] | None) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
 
-    return see
+    return set_capability
 
 
-See = Callable[[tuple[int, int] | None], None]
+SetCapability = Callable[[tuple[int, int] | None], None]
 
 
-def test_what_is_set_is_what_computes(gpu: See, small: Checkpoint, usual: Checkpoint) -> None:
+def test_an_explicit_device_is_kept(gpu: SetCapability, small: Checkpoint, supported: Checkpoint) -> None:
     gpu((9, 0))
-    assert choose_device("cpu", usual) == "cpu"
+    assert choose_device("cpu", supported) == "cpu"
     gpu(None)
     assert choose_device("cuda", small) == "cuda"
 
 
-def test_auto_takes_a_gpu_that_runs_the_model(
-    gpu: See, usual: Checkpoint, small: Checkpoint, caplog: pytest.LogCaptureFixture
+def test_auto_chooses_a_gpu_that_can_run_the_model(
+    gpu: SetCapability, supported: Checkpoint, small: Checkpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpu(None)
-    assert choose_device("auto", usual) == "cpu"
+    assert choose_device("auto", supported) == "cpu"
     for capability in ((8, 0), (9, 0), (12, 1)):
         gpu(capability)
-        assert choose_device("auto", usual) == "cuda"
+        assert choose_device("auto", supported) == "cuda"
     assert caplog.messages == []
     assert choose_device("auto", small) == "cpu"
-    assert caplog.messages == ["computing on the CPU, not on the GPU: heads of size 16 are not built for CUDA"]
+    (warning,) = caplog.messages
+    assert "CPU" in warning
+    assert "heads of size 16 " in warning
 
 
-def test_auto_says_why_it_leaves_an_old_gpu(gpu: See, usual: Checkpoint, caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_warns_of_an_unsupported_gpu(
+    gpu: SetCapability, supported: Checkpoint, caplog: pytest.LogCaptureFixture
+) -> None:
     gpu((7, 5))
-    assert choose_device("auto", usual) == "cpu"
-    assert caplog.messages == ["computing on the CPU: the GPU's compute capability is 7.5; CUDA needs 8.0"]
+    assert choose_device("auto", supported) == "cpu"
+    (warning,) = caplog.messages
+    assert all(part in warning for part in ("CPU", "7.5", "8.0"))
 
 
-def test_the_cpu_is_opened_with_its_defaults(small: Checkpoint) -> None:
+def test_the_cpu_executor_is_opened_with_its_defaults(small: Checkpoint) -> None:
     config = with_defaults(EngineConfig(cache=CacheConfig(max_total_tokens=160)), "cpu")
     opened = open_executor(config, small, 64)
     assert isinstance(opened, CpuExecutor)
@@ -87,19 +92,19 @@ def test_the_cpu_is_opened_with_its_defaults(small: Checkpoint) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (EngineConfig(ModelConfig(device="cpu", dtype="float16")), "dtype 'float16' is not supported on the CPU"),
+        (EngineConfig(ModelConfig(device="cpu", dtype="float16")), "dtype 'float16' .*CPU"),
         (
             EngineConfig(ModelConfig(device="cpu"), CacheConfig(gpu_memory_utilization=0.5)),
             "gpu_memory_utilization",
         ),
     ],
 )
-def test_what_the_cpu_does_not_have_is_refused(small: Checkpoint, config: EngineConfig, message: str) -> None:
+def test_settings_not_supported_on_the_cpu(small: Checkpoint, config: EngineConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_loop(config, small)
 
 
-def test_a_frontend_learns_how_many_rows_there_are(small: Checkpoint) -> None:
+def test_the_loop_reports_max_num_seqs(small: Checkpoint) -> None:
     config = EngineConfig(ModelConfig(device="cpu"), CacheConfig(max_total_tokens=160))
     assert build_loop(config, small).ready.max_num_seqs == 256
 
@@ -128,38 +133,40 @@ H100 = replace(
 )
 
 
-def test_auto_says_why_a_driver_is_of_no_use(
-    gpu: See, usual: Checkpoint, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_auto_warns_of_an_unusable_driver(
+    gpu: SetCapability, supported: Checkpoint, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu(None)
-    monkeypatch.setattr(factory, "look", lambda: OLD_DRIVER)
-    assert choose_device("auto", usual) == "cpu"
+    monkeypatch.setattr(factory, "inspect_machine", lambda: OLD_DRIVER)
+    assert choose_device("auto", supported) == "cpu"
     (line,) = caplog.messages
-    assert line.startswith("computing on the CPU: the NVIDIA driver runs CUDA up to 12.4, and torch")
+    assert all(part in line for part in ("CPU", "driver", "12.4"))
 
 
 @pytest.fixture
-def opening(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine, Callable[..., object]], None]:
-    """Puts a machine, and what opens its GPU, in place of this one's."""
+def use_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine, Callable[..., object]], None]:
+    """Returns a function that replaces the machine and the function that opens its GPU."""
 
-    def put(machine: Machine, open_it: Callable[..., object]) -> None:
-        monkeypatch.setattr(factory, "look", lambda: machine)
-        module = SimpleNamespace(open_cuda_executor=open_it)
+    def replace_machine(machine: Machine, open_cuda_executor: Callable[..., object]) -> None:
+        monkeypatch.setattr(factory, "inspect_machine", lambda: machine)
+        module = SimpleNamespace(open_cuda_executor=open_cuda_executor)
         monkeypatch.setitem(sys.modules, "radixkv.runtime.device.factory_cuda", module)
 
-    return put
+    return replace_machine
 
 
-Put = Callable[[Machine, Callable[..., object]], None]
+ReplaceMachine = Callable[[Machine, Callable[..., object]], None]
 
 
-def test_what_the_machine_lacks_is_said_before_the_gpu_is_opened(opening: Put, usual: Checkpoint) -> None:
+def test_an_unusable_machine_is_refused_before_the_gpu_is_opened(
+    use_machine: ReplaceMachine, supported: Checkpoint
+) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("the GPU was opened")
 
-    opening(OLD_DRIVER, never)
-    with pytest.raises(ConfigError, match="update the driver"):
-        open_executor(with_defaults(EngineConfig(), "cuda"), usual, 64)
+    use_machine(OLD_DRIVER, never)
+    with pytest.raises(ConfigError, match="driver"):
+        open_executor(with_defaults(EngineConfig(), "cuda"), supported, 64)
 
 
 @pytest.mark.parametrize(
@@ -167,33 +174,40 @@ def test_what_the_machine_lacks_is_said_before_the_gpu_is_opened(opening: Put, u
     [
         (
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nMore about it"),
-            r"too little memory: .* 20.00 GiB; set gpu_memory_utilization, max",
+            r"too little memory.* 20.00 GiB.* gpu_memory_utilization",
         ),
-        (torch.AcceleratorError("CUDA error: out of memory\nMore about it"), "out of memory; set gpu_memory_"),
+        (
+            torch.AcceleratorError("CUDA error: out of memory\nMore about it"),
+            "memory.* gpu_memory_utilization",
+        ),
     ],
     ids=["of the GPU", "of the host"],
 )
-def test_too_little_memory_at_the_start_is_one_line(
-    opening: Put, usual: Checkpoint, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+def test_too_little_memory_at_start_is_a_one_line_error(
+    use_machine: ReplaceMachine,
+    supported: Checkpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    message: str,
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise error
 
-    opening(H100, full)
+    use_machine(H100, full)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     with pytest.raises(ConfigError, match=message) as raised:
-        open_executor(with_defaults(EngineConfig(), "cuda"), usual, 64)
+        open_executor(with_defaults(EngineConfig(), "cuda"), supported, 64)
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("is_eager", [True, False])
-def test_the_gpu_is_opened_without_graphs_if_that_is_asked_for(
-    opening: Put, usual: Checkpoint, is_eager: bool
+def test_enforce_eager_reaches_the_cuda_executor(
+    use_machine: ReplaceMachine, supported: Checkpoint, is_eager: bool
 ) -> None:
-    asked: dict[str, Any] = {}
-    opening(H100, lambda *_, **settings: asked.update(settings))
-    open_executor(with_defaults(EngineConfig(ModelConfig(enforce_eager=is_eager)), "cuda"), usual, 64)
-    assert asked["enforce_eager"] is is_eager
+    settings_used: dict[str, Any] = {}
+    use_machine(H100, lambda *_, **settings: settings_used.update(settings))
+    open_executor(with_defaults(EngineConfig(ModelConfig(enforce_eager=is_eager)), "cuda"), supported, 64)
+    assert settings_used["enforce_eager"] is is_eager
 
 
 MIXTRAL = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
@@ -202,34 +216,41 @@ MIXTRAL = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num
 @pytest.mark.parametrize(
     ("config", "changes", "message"),
     [
-        (EngineConfig(cache=CacheConfig(page_size=8)), {}, "page_size 8 is not supported on CUDA"),
-        (EngineConfig(ModelConfig(max_model_len=2000)), {}, "max_model_len 2000 must be between"),
-        (EngineConfig(scheduler=SchedulerConfig(max_num_seqs=32_769)), {}, "max_num_seqs 32769 .* at most 32768"),
+        (EngineConfig(cache=CacheConfig(page_size=8)), {}, "page_size 8 "),
+        (EngineConfig(ModelConfig(max_model_len=2000)), {}, "max_model_len 2000 "),
+        (EngineConfig(scheduler=SchedulerConfig(max_num_seqs=32_769)), {}, "max_num_seqs 32769 .*32768"),
         (EngineConfig(), {"head_dim": 24}, "heads of size 24"),
-        (EngineConfig(), {"vocab_size": 1 << 40}, "weights take .* a smaller model"),
+        (EngineConfig(), {"vocab_size": 1 << 40}, "weights "),
         (EngineConfig(), MIXTRAL, "experts"),
-        (EngineConfig(cache=CacheConfig(gpu_memory_utilization=0.1)), {}, "no room for a KV pool"),
+        (EngineConfig(cache=CacheConfig(gpu_memory_utilization=0.1)), {}, "gpu_memory_utilization 0.1 "),
         (
             EngineConfig(cache=CacheConfig(kv_cache_memory_bytes=1 << 40)),
             {},
-            "KV pool of 1024.0 GiB does not fit",
+            "KV pool of 1024.0 GiB ",
         ),
     ],
 )
-def test_what_does_not_fit_a_gpu_is_known_without_weights(
-    opening: Put, usual: Checkpoint, tmp_path: Path, config: EngineConfig, changes: dict[str, Any], message: str
+def test_settings_that_do_not_fit_a_gpu_are_refused_without_weights(
+    use_machine: ReplaceMachine,
+    supported: Checkpoint,
+    tmp_path: Path,
+    config: EngineConfig,
+    changes: dict[str, Any],
+    message: str,
 ) -> None:
-    opening(H100, lambda *_, **__: None)
-    bare = replace(usual, folder=tmp_path)
+    use_machine(H100, lambda *_, **__: None)
+    without_weights = replace(supported, folder=tmp_path)
     on_cuda = replace(config, model=replace(config.model, device="cuda"))
     with pytest.raises(ConfigError, match=message):
-        resolve_config(on_cuda, replace(bare, config={**usual.config, **changes}))
-    assert resolve_config(EngineConfig(ModelConfig(device="cuda")), bare) == with_defaults(EngineConfig(), "cuda")
+        resolve_config(on_cuda, replace(without_weights, config={**supported.config, **changes}))
+    assert resolve_config(EngineConfig(ModelConfig(device="cuda")), without_weights) == with_defaults(
+        EngineConfig(), "cuda"
+    )
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), KeyboardInterrupt()])
-def test_a_start_that_fails_keeps_nothing_of_what_it_loaded(
-    opening: Put, usual: Checkpoint, error: BaseException
+def test_a_failed_start_frees_what_it_loaded(
+    use_machine: ReplaceMachine, supported: Checkpoint, error: BaseException
 ) -> None:
     loaded: list[weakref.ref[torch.Tensor]] = []
 
@@ -238,8 +259,8 @@ def test_a_start_that_fails_keeps_nothing_of_what_it_loaded(
         loaded.append(weakref.ref(weights))
         raise error
 
-    opening(H100, fail)
+    use_machine(H100, fail)
     with pytest.raises((ConfigError, KeyboardInterrupt)) as raised:
-        open_executor(with_defaults(EngineConfig(), "cuda"), usual, 64)
-    assert raised.value is not None, "whoever keeps the error"
+        open_executor(with_defaults(EngineConfig(), "cuda"), supported, 64)
+    assert raised.value is not None, "the error is still referenced here"
     assert loaded[0]() is None

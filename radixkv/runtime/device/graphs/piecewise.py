@@ -1,8 +1,8 @@
-"""CUDA graphs of what lies between two attentions: for an 8B model, a small step with prompts is hundreds of
-launches, and some eighty with them.
+"""Piecewise CUDA graphs: everything between two attention calls is captured, attention is not.
 
-Attention itself is enqueued as ever: its plan differs from step to step. So a graph fits every step of so many
-tokens, be they prompts, rows that continue answers, or both.
+For an 8B model they reduce a small step with prompts from hundreds of launches to some eighty. Attention is
+launched eagerly because its plan differs from step to step. So a graph fits every step with the same number of
+tokens, whether these are of prompts, decode rows or both.
 """
 
 from __future__ import annotations
@@ -16,86 +16,99 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.attention.cuda.base import LayerAttention
-from radixkv.runtime.device.graphs.decode import bucket_of, captured
+from radixkv.runtime.device.graphs.decode import capture_graph, smallest_bucket
 from radixkv.runtime.device.kv_pool_cuda import CudaPool
-from radixkv.runtime.device.model.decoder_cuda import CudaDecoder, Wanted
-from radixkv.runtime.device.persistent_batch_cuda import Places
+from radixkv.runtime.device.model.decoder_cuda import CudaDecoder, OutputTokens
+from radixkv.runtime.device.persistent_batch_cuda import TokenInputs
 
 _MAX_TOKENS = 512
-"""Above, an 8B model's step takes the GPU longer than the host needs to launch it, even on an H200."""
+"""Largest bucket. Above it, an 8B model's step takes longer on the GPU than to launch, even on an H200."""
 
 logger = logging.getLogger(__name__)
 
 
 def token_buckets(max_tokens: int) -> list[int]:
-    """Numbers of tokens that have graphs, ascending: close where a token more costs time."""
+    """Returns the numbers of tokens that get graphs, ascending: close where an additional token is costly."""
     largest = min(max_tokens, _MAX_TOKENS)
     return [size for size in (16, 32, 64, *range(128, _MAX_TOKENS, 64)) if size < largest] + [largest]
 
 
-class PieceGraphs:
-    """Captured pieces of a step by bucket. All share one memory pool, and one batch: one step runs at a time.
+class PiecewiseGraphs:
+    """Captured pieces of a step by bucket (number of tokens).
 
-    Memory: the batch, some four hidden states a token; what the largest bucket takes between attentions;
-    and what the driver keeps of as many graphs as the model has layers, for each bucket.
+    All graphs share one memory pool and one set of activations, as one step runs at a time.
+
+    Memory: the activations, some four hidden states per token; temporary tensors of the largest bucket; and driver
+    memory of one graph per layer and bucket.
 
     Args:
-        decoder: what is captured.
-        stream: where graphs are captured and replayed.
+        decoder: its layers are captured.
+        stream: graphs are captured and replayed here.
     """
 
     def __init__(self, decoder: CudaDecoder, stream: torch.cuda.Stream) -> None:
         self._decoder = decoder
         self._stream = stream
         self._graphs: dict[int, list[torch.cuda.CUDAGraph]] = {}
-        self._batch = decoder.empty_batch(0)
+        self._activations = decoder.empty_activations(0)
 
-    def capture(self, sizes: Sequence[int], places: Callable[[int], Places], pool: CudaPool) -> int:
-        """Captures each bucket, the largest first; how many graphs there are then. Up to a second.
+    def capture(self, sizes: Sequence[int], inputs: Callable[[int], TokenInputs], pool: CudaPool) -> int:
+        """Captures the graphs of each bucket, the largest first. Takes up to a second. Returns their number.
 
         Args:
-            places: of a bucket's tokens, in memory that stays where it is; valid already.
-            pool: stays where it is.
+            sizes: the buckets.
+            inputs: returns valid inputs of a bucket's tokens, at fixed addresses.
+            pool: the KV pool, at a fixed address.
         """
         begun = time.monotonic()
         memory = torch.cuda.graph_pool_handle()
-        self._batch = self._decoder.empty_batch(max(sizes, default=0))
+        self._activations = self._decoder.empty_activations(max(sizes, default=0))
         for bucket in sorted(sizes, reverse=True):
-            batch, where = self._batch.first(bucket), places(bucket)
-            pieces = [partial(self._decoder.enter, batch, where, pool)]
+            activations, bucket_inputs = self._activations.first(bucket), inputs(bucket)
+            pieces = [partial(self._decoder.run_before_first_attention, activations, bucket_inputs, pool)]
             pieces += [
-                partial(self._decoder.advance, index, batch, where, pool)
+                partial(self._decoder.run_between_attentions, index, activations, bucket_inputs, pool)
                 for index in range(self._decoder.n_layers - 1)
             ]
-            for piece in pieces[:2]:  # what libraries and compilers do at their first call; layers are alike
+            for piece in pieces[:2]:  # first-call work of libraries and compilers; other layers are alike
                 piece()
-            self._graphs[bucket] = [captured(piece, self._stream, memory) for piece in pieces]
+            self._graphs[bucket] = [capture_graph(piece, self._stream, memory) for piece in pieces]
         n_graphs = sum(map(len, self._graphs.values()))
-        logger.info("captured %d pieces of prompt steps in %.1f s", n_graphs, time.monotonic() - begun)
+        logger.info("captured %d piecewise graphs in %.1f s", n_graphs, time.monotonic() - begun)
         return n_graphs
 
     def clear(self) -> None:
-        """Forgets what was captured, and gives its memory back."""
+        """Drops all graphs and frees their memory."""
         self._graphs.clear()
-        self._batch = self._decoder.empty_batch(0)
+        self._activations = self._decoder.empty_activations(0)
 
     def bucket(self, n_tokens: int) -> int | None:
-        """The smallest bucket that holds so many tokens; None if none does."""
-        return bucket_of(n_tokens, self._graphs)
+        """Returns the smallest captured bucket of at least ``n_tokens``; None if there is none."""
+        return smallest_bucket(n_tokens, self._graphs)
 
     def run(
-        self, bucket: int, n_tokens: int, pool: CudaPool, attention: LayerAttention, wanted: Wanted | None = None
+        self,
+        bucket: int,
+        n_tokens: int,
+        pool: CudaPool,
+        attention: LayerAttention,
+        output_tokens: OutputTokens | None = None,
     ) -> Tensor:
-        """What the decoder's call gives, for tokens whose places are where they were captured; those behind them,
-        up to the bucket, must be written nowhere. In memory that the next call writes again.
+        """Returns what ``CudaDecoder.__call__`` returns, in memory that the next call overwrites.
+
+        The inputs must be at the captured addresses; padding tokens, up to the bucket, must have slot mapping -1.
 
         Args:
-            pool: that of the capture. It is not kept here, so that its memory can go before the next one is made.
+            bucket: a captured bucket.
+            n_tokens: tokens of the step, at most ``bucket``.
+            pool: the captured KV pool. It is not stored here, so that it can be freed before the next is allocated.
+            attention: of the step.
+            output_tokens: the tokens whose states are returned; None for all.
         """
-        batch = self._batch.first(n_tokens)
+        activations = self._activations.first(n_tokens)
         first, *others = self._graphs[bucket]
         first.replay()
         for index, piece in enumerate(others):
-            attention.run(index, batch.q, *pool.layer(index), batch.attended)
+            attention.run(index, activations.q, *pool.layer(index), activations.attention_out)
             piece.replay()
-        return self._decoder.leave(batch, pool, attention, wanted)
+        return self._decoder.run_from_last_attention(activations, pool, attention, output_tokens)

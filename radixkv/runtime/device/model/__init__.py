@@ -1,0 +1,1 @@
+"""Decoder models of the supported checkpoints."""

@@ -1,4 +1,4 @@
-"""One transformer decoder for all supported checkpoints."""
+"""The transformer decoder of all supported checkpoints on the CPU."""
 
 from __future__ import annotations
 
@@ -8,19 +8,27 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.model.mlp_cpu import Experts, Mlp
+from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.ops.cpu.layers import Linear, RMSNorm, Rotary, RowTiles, rotate
-from radixkv.runtime.device.spec.config import DecoderConfig
 from radixkv.runtime.device.weights.weights import ExpertsWeights, LayerWeights, LinearWeights, Weights
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim]) -> [tokens, heads * head_dim]."""
+"""Attention of one layer.
+
+Maps (layer, q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim]) to [tokens, heads * head_dim].
+"""
 
 
 class Decoder:
-    """Token ids to hidden states to logits. Attention, and with it the KV cache, arrives as an argument."""
+    """Computes hidden states and logits. The caller passes attention, and with it the KV cache, as a function."""
 
     def __init__(self, weights: Weights, max_positions: int) -> None:
-        """Reads the weights. Raises ``CheckpointError``, and ``ConfigError`` for too long a context."""
+        """Reads the weights.
+
+        Raises:
+            CheckpointError: a tensor cannot be read.
+            ConfigError: the rotary angles of ``max_positions`` do not fit into memory.
+        """
         config = weights.config
         tiles = RowTiles()
         self._rotary = Rotary(config.head_dim, config.rope, max_positions)
@@ -30,12 +38,12 @@ class Decoder:
         self._head = Linear(LinearWeights(self._embedding if config.tied_head else weights.head()), tiles)
 
     def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """The last layer's normed states, [tokens, hidden].
+        """Returns the final hidden states after the last norm, [tokens, hidden].
 
         Args:
             ids: [tokens] int64.
-            positions: [tokens] int64, each token's place in its own sequence.
-            attend: called once a layer, in order.
+            positions: [tokens] int64, position of each token in its own sequence.
+            attend: called once per layer, in order.
         """
         angles = self._rotary.angles(positions)
         x = torch.index_select(self._embedding, 0, ids)
@@ -44,7 +52,7 @@ class Decoder:
         return self._final_norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] -> [rows, vocab], float32."""
+        """Maps hidden states [rows, hidden] to logits [rows, vocab] float32."""
         return self._head(hidden).float()
 
 
@@ -61,18 +69,18 @@ class _Layer:
 
     def __call__(self, index: int, x: Tensor, angles: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         heads = self._query_key_value(self._attention_norm(x)).view(len(x), -1, self._head_dim)
-        turned, v = torch.split(heads, [sum(self._heads), self._heads[1]], 1)
+        qk, v = torch.split(heads, [sum(self._heads), self._heads[1]], 1)
         if self._query_key_norm is not None:
-            turned = self._query_key_norm(turned)
-        q, k = torch.split(rotate(turned, *angles), self._heads, 1)
+            qk = self._query_key_norm(qk)
+        q, k = torch.split(rotate(qk, *angles), self._heads, 1)
         x = x + self._output(attend(index, q, k, v))
-        for rows in torch.split(x, self._mlp.rows_at_a_time):
+        for rows in torch.split(x, self._mlp.chunk_rows):
             rows.add_(self._mlp(self._mlp_norm(rows)))
         return x
 
 
 def _query_key_norm(config: DecoderConfig, weights: LayerWeights) -> RMSNorm | None:
-    """Over each head by itself, with one weight for all query heads and one for all key heads."""
+    """Returns the norm over each head's values, with one weight for all query heads and one for all key heads."""
     if weights.query_norm is None or weights.key_norm is None:
         return None
     parts = [weights.query_norm.expand(config.n_heads, -1), weights.key_norm.expand(config.n_kv_heads, -1)]

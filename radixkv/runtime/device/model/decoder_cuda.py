@@ -1,4 +1,4 @@
-"""The dense transformer decoder over fused kernels: what ``models.decoder`` is to the CPU."""
+"""The dense transformer decoder on the GPU, over fused kernels; ``decoder_cpu`` is its CPU counterpart."""
 
 from __future__ import annotations
 
@@ -11,51 +11,59 @@ from torch import Tensor
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.attention.cuda.base import LayerAttention
 from radixkv.runtime.device.kv_pool_cuda import CudaPool
+from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
 from radixkv.runtime.device.ops.cuda.linear import gated_linear, linear
 from radixkv.runtime.device.ops.cuda.linear_add_norm import add_linear_and_norm
 from radixkv.runtime.device.ops.cuda.norm import add_rms_norm, rms_norm
 from radixkv.runtime.device.ops.cuda.rotary import rotate_and_store
-from radixkv.runtime.device.persistent_batch_cuda import Places
-from radixkv.runtime.device.spec.config import DecoderConfig
-from radixkv.runtime.device.spec.rope import Rope
+from radixkv.runtime.device.persistent_batch_cuda import TokenInputs
 from radixkv.runtime.device.weights.weights import LayerWeights, LinearWeights, MlpWeights, Weights
 
 
 @dataclass(frozen=True)
-class Batch:
-    """A step's tokens on their way through the layers."""
+class Activations:
+    """Activations of a step's tokens between kernels."""
 
     residual: Tensor
-    """[tokens, hidden]"""
+    """[tokens, hidden]: the residual stream."""
     normed: Tensor
-    """[tokens, hidden]"""
+    """[tokens, hidden]: the normed residual stream."""
     q: Tensor
-    """[tokens, heads, head_dim], rotated: what the next attention asks."""
-    attended: Tensor
-    """[tokens, heads, head_dim]: what it answers."""
+    """[tokens, heads, head_dim]: rotated queries of the next attention."""
+    attention_out: Tensor
+    """[tokens, heads, head_dim]: output of attention."""
 
-    def first(self, n_tokens: int) -> Batch:
-        """The same without the tokens behind."""
-        return Batch(self.residual[:n_tokens], self.normed[:n_tokens], self.q[:n_tokens], self.attended[:n_tokens])
+    def first(self, n_tokens: int) -> Activations:
+        """Returns views of the first ``n_tokens`` tokens."""
+        return Activations(
+            self.residual[:n_tokens], self.normed[:n_tokens], self.q[:n_tokens], self.attention_out[:n_tokens]
+        )
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The tokens whose states are wanted: no more than these go through the last layer's attention and MLP."""
+class OutputTokens:
+    """The tokens whose last states are needed: only these go through the last layer's attention and MLP."""
 
-    tokens: Tensor
-    """[wanted] int32, places in the batch."""
+    indices: Tensor
+    """[n] int32: indices of the tokens in the step."""
     attention: Callable[[], LayerAttention]
-    """Gives attention of these tokens; called when everything before it is enqueued."""
+    """Returns attention of these tokens; called after everything before it is enqueued."""
 
 
 class CudaDecoder:
     """Token ids to hidden states to logits.
 
-    The residual stream is kept apart from what the layers add to it, so that each addition is one kernel with the
-    norm that follows it. A step is ``enter``, then each layer's attention, with ``advance`` between two of them and
-    ``leave`` around the last: what has no attention in it can be a CUDA graph for any step of so many tokens.
+    Each addition to the residual stream is fused with the norm that follows it. A step is
+    ``run_before_first_attention``, then the attention of each layer but the last, each followed by
+    ``run_between_attentions``, then ``run_from_last_attention``. The first two contain no attention, so they can be
+    CUDA graphs for any step with the same number of tokens.
+
+    Args:
+        weights: open, and of the dtype to compute in.
+        max_positions: most positions of a sequence.
+        device: where the weights are.
 
     Raises:
         CheckpointError: the weights cannot be read.
@@ -73,90 +81,118 @@ class CudaDecoder:
 
     @property
     def n_layers(self) -> int:
-        """Calls of attention in a step."""
+        """Number of layers, and so of attention calls in a step."""
         return self._config.n_layers
 
-    def empty_batch(self, n_tokens: int) -> Batch:
-        """Room for so many tokens."""
+    def empty_activations(self, n_tokens: int) -> Activations:
+        """Allocates activations of ``n_tokens`` tokens."""
         hidden = (n_tokens, self._config.hidden_size)
         heads = (n_tokens, self._config.n_heads, self._config.head_dim)
         empty = self._embedding.new_empty
-        return Batch(empty(hidden), empty(hidden), empty(heads), empty(heads))
+        return Activations(empty(hidden), empty(hidden), empty(heads), empty(heads))
 
     def __call__(
-        self, places: Places, pool: CudaPool, attention: LayerAttention, wanted: Wanted | None = None
+        self,
+        inputs: TokenInputs,
+        pool: CudaPool,
+        attention: LayerAttention,
+        output_tokens: OutputTokens | None = None,
     ) -> Tensor:
-        """The last layer's normed states, [tokens, hidden]; K and V of all tokens are stored on the way.
+        """Runs all layers. Returns normed states, [tokens, hidden], and stores K and V of the tokens in the pool.
 
         Args:
-            wanted: the tokens whose states are returned, [wanted, hidden]; None for all.
+            inputs: ids, positions and slot mapping of the tokens.
+            pool: the KV pool.
+            attention: of the step.
+            output_tokens: the tokens whose states are returned, [n, hidden]; None for all.
         """
-        batch = self.empty_batch(len(places.ids))
-        self.enter(batch, places, pool)
+        activations = self.empty_activations(len(inputs.ids))
+        self.run_before_first_attention(activations, inputs, pool)
         for index in range(self.n_layers - 1):
-            attention.run(index, batch.q, *pool.layer(index), batch.attended)
-            self.advance(index, batch, places, pool)
-        return self.leave(batch, pool, attention, wanted)
+            attention.run(index, activations.q, *pool.layer(index), activations.attention_out)
+            self.run_between_attentions(index, activations, inputs, pool)
+        return self.run_from_last_attention(activations, pool, attention, output_tokens)
 
-    def enter(self, batch: Batch, places: Places, pool: CudaPool) -> None:
-        """All before the first attention."""
-        torch.index_select(self._embedding, 0, places.ids, out=batch.residual)
-        rms_norm(batch.residual, self._layers[0].attention_norm, self._config.norm_eps, batch.normed)
-        self._store(0, batch, places, pool)
+    def run_before_first_attention(self, activations: Activations, inputs: TokenInputs, pool: CudaPool) -> None:
+        """Runs everything before the first attention."""
+        torch.index_select(self._embedding, 0, inputs.ids, out=activations.residual)
+        rms_norm(activations.residual, self._layers[0].attention_norm, self._config.norm_eps, activations.normed)
+        self._store(0, activations, inputs, pool)
 
-    def advance(self, index: int, batch: Batch, places: Places, pool: CudaPool) -> None:
-        """All between the attention of layer ``index`` and that of the next one."""
+    def run_between_attentions(
+        self, index: int, activations: Activations, inputs: TokenInputs, pool: CudaPool
+    ) -> None:
+        """Runs everything between the attention of layer ``index`` and the next layer's."""
         next_norm = self._layers[index + 1].attention_norm
-        self._finish(self._layers[index], batch.attended, batch.residual, next_norm, batch.normed)
-        self._store(index + 1, batch, places, pool)
+        self._after_attention(
+            self._layers[index], activations.attention_out, activations.residual, next_norm, activations.normed
+        )
+        self._store(index + 1, activations, inputs, pool)
 
-    def leave(
-        self, batch: Batch, pool: CudaPool, attention: LayerAttention, wanted: Wanted | None = None
+    def run_from_last_attention(
+        self,
+        activations: Activations,
+        pool: CudaPool,
+        attention: LayerAttention,
+        output_tokens: OutputTokens | None = None,
     ) -> Tensor:
-        """The last layer's attention and all behind it, as in ``__call__``; into memory of the batch for all."""
+        """Runs the last layer's attention and everything after it. Returns what ``__call__`` does; for all tokens,
+        that is ``activations.normed``."""
         index = self.n_layers - 1
-        if wanted is not None:
-            # Nothing reads what this layer would compute of other tokens.
-            q, residual = (x.index_select(0, wanted.tokens) for x in (batch.q, batch.residual))
-            batch = Batch(residual, torch.empty_like(residual), q, torch.empty_like(q))
-            attention = wanted.attention()
-        attention.run(index, batch.q, *pool.layer(index), batch.attended)
-        self._finish(self._layers[index], batch.attended, batch.residual, self._final_norm, batch.normed)
-        return batch.normed
+        if output_tokens is not None:
+            # Nothing reads this layer's states of other tokens.
+            q, residual = (x.index_select(0, output_tokens.indices) for x in (activations.q, activations.residual))
+            activations = Activations(residual, torch.empty_like(residual), q, torch.empty_like(q))
+            attention = output_tokens.attention()
+        attention.run(index, activations.q, *pool.layer(index), activations.attention_out)
+        self._after_attention(
+            self._layers[index],
+            activations.attention_out,
+            activations.residual,
+            self._final_norm,
+            activations.normed,
+        )
+        return activations.normed
 
-    def _store(self, index: int, batch: Batch, places: Places, pool: CudaPool) -> None:
-        """Puts K and V of layer ``index`` into the pool, and its rotated queries into the batch."""
+    def _store(self, index: int, activations: Activations, inputs: TokenInputs, pool: CudaPool) -> None:
+        """Stores K and V of layer ``index`` in the pool, and its rotated queries in ``activations.q``."""
         layer = self._layers[index]
         rotate_and_store(
-            _product(batch.normed, layer.query_key_value),
-            places.positions,
-            places.slot_mapping,
+            _product(activations.normed, layer.query_key_value),
+            inputs.positions,
+            inputs.slot_mapping,
             self._cosine_sine,
             *pool.layer(index),
-            batch.q,
+            activations.q,
             query_norm=layer.query_norm,
             key_norm=layer.key_norm,
             eps=self._config.norm_eps,
         )
 
-    def _finish(self, layer: _Layer, attended: Tensor, residual: Tensor, next_norm: Tensor, normed: Tensor) -> None:
-        """A layer behind its attention; ``normed`` is what the next one begins with."""
-        self._add(attended.view(len(attended), -1), layer.output, residual, layer.mlp_norm, normed)
-        self._add(_gated(normed, layer.gate_up), layer.down, residual, next_norm, normed)
+    def _after_attention(
+        self, layer: _Layer, attention_out: Tensor, residual: Tensor, next_norm: Tensor, normed: Tensor
+    ) -> None:
+        """Runs the rest of a layer after its attention; ``normed`` becomes the next layer's input."""
+        self._add_and_norm(
+            attention_out.view(len(attention_out), -1), layer.output, residual, layer.mlp_norm, normed
+        )
+        self._add_and_norm(_gated(normed, layer.gate_up), layer.down, residual, next_norm, normed)
 
-    def _add(self, x: Tensor, weights: LinearWeights, residual: Tensor, norm: Tensor, normed: Tensor) -> None:
-        """Adds a product to the residual stream, and norms the sum."""
+    def _add_and_norm(
+        self, x: Tensor, weights: LinearWeights, residual: Tensor, norm: Tensor, normed: Tensor
+    ) -> None:
+        """Adds ``x @ weight.T``, and the bias if there is one, to the residual stream, and norms the sum."""
         if weights.bias is None:
             add_linear_and_norm(x, weights.weight, residual, norm, self._config.norm_eps, normed)
         else:
             add_rms_norm(_product(x, weights), residual, norm, self._config.norm_eps, normed)
 
     def empty_logits(self, n_rows: int) -> Tensor:
-        """Room for ``logits``: [n_rows, vocab]."""
+        """Allocates the output of ``logits``: [n_rows, vocab]."""
         return self._head.new_empty(n_rows, len(self._head))
 
     def logits(self, hidden: Tensor, out: Tensor) -> None:
-        """[rows, hidden] -> ``out`` [rows, vocab], in the weights' dtype."""
+        """Computes [rows, hidden] -> ``out`` [rows, vocab], in the weights' dtype."""
         linear(hidden, self._head, out)
 
 
@@ -209,6 +245,6 @@ def _product(x: Tensor, weights: LinearWeights) -> Tensor:
 
 
 def _angles(rope: Rope, head_dim: int, max_positions: int) -> Tensor:
-    """[max_positions, head_dim] float32: cosines, then sines, each of half the head's dimensions."""
+    """Returns [max_positions, head_dim] float32: cosines, then sines, each of half the head's dimensions."""
     angles = torch.arange(max_positions).float()[:, None] * rope.frequencies(head_dim)
     return torch.cat([angles.cos() * rope.amplitude, angles.sin() * rope.amplitude], -1)

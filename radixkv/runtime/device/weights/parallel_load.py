@@ -1,4 +1,4 @@
-"""From files to the GPU, several tensors at a time: one thread waits for its file while others copy."""
+"""Parallel loading of tensors from files to the GPU: some threads wait for file reads while others copy."""
 
 from __future__ import annotations
 
@@ -18,37 +18,39 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 N_LANES = 8
+"""Number of threads, and of tensors copied at the same time."""
 _BUFFER_BYTES = 16 << 20
-_EVERY_S = 2.0
+_LOG_INTERVAL_S = 2.0
 _GIB = 1 << 30
 
 
-class Views(Protocol):
-    """Tensors in files that are mapped into memory."""
+class TensorViews(Protocol):
+    """Tensors in memory-mapped files."""
 
     def view(self, name: str) -> Tensor:
-        """The tensor as it lies in its file. Threads may call it. Raises ``CheckpointError``."""
+        """Returns the tensor as stored in its file. Thread-safe. Raises ``CheckpointError``."""
         ...
 
 
 class Lane(Protocol):
-    """A way for one tensor at a time."""
+    """Copies one tensor at a time."""
 
     def copy(self, source: Tensor, out: Tensor) -> None:
-        """Writes ``source`` over ``out``, of the same shape; waits until it is there."""
+        """Copies ``source`` into ``out``, which has the same shape, and waits for completion."""
         ...
 
 
-class ParallelReads:
-    """A ``TensorSource`` whose tensors hold their numbers when its ``with`` block has ended. The log says from time
-    to time how far it is.
+class ParallelLoader:
+    """A ``TensorSource`` that loads in background threads; tensors are complete when its ``with`` block ends.
+
+    The progress is logged every two seconds.
 
     Args:
-        views: where the tensors come from.
-        lanes: as many threads read.
+        views: source of the tensors.
+        lanes: one per thread.
     """
 
-    def __init__(self, views: Views, lanes: Sequence[Lane]) -> None:
+    def __init__(self, views: TensorViews, lanes: Sequence[Lane]) -> None:
         self._views = views
         self._free: SimpleQueue[Lane] = SimpleQueue()
         for lane in lanes:
@@ -69,16 +71,16 @@ class ParallelReads:
             self._threads.shutdown(cancel_futures=True)
 
     def fill(self, name: str, out: Tensor) -> None:
-        """Writes the tensor over ``out``, later. What cannot be read raises when the block ends."""
+        """Schedules the load of the tensor into ``out``. Read errors are raised when the block ends."""
         if out.is_cuda:
-            # The allocator may have given memory that this stream has still to use, and lanes have their own.
+            # The allocator may have reused memory that this stream still has to use; each lane has its own stream.
             torch.cuda.current_stream(out.device).synchronize()
         self._reads.append((self._threads.submit(self._read, name, out), out.nbytes))
 
     def _read(self, name: str, out: Tensor) -> None:
         lane = self._free.get()
         try:
-            # Threads do not inherit the mode, and outside it what was allocated in it may not be written to.
+            # Threads do not inherit inference mode, and tensors allocated in it may only be written to in it.
             with torch.inference_mode():
                 lane.copy(self._views.view(name), out)
         finally:
@@ -86,19 +88,19 @@ class ParallelReads:
 
     def _wait(self) -> None:
         total = sum(n_bytes for _, n_bytes in self._reads) / _GIB
-        begun = said = time.monotonic()
+        begun = logged = time.monotonic()
         n_done = 0
         for read, n_bytes in self._reads:
             read.result()
             n_done += n_bytes
-            if (now := time.monotonic()) - said >= _EVERY_S:
-                said = now
+            if (now := time.monotonic()) - logged >= _LOG_INTERVAL_S:
+                logged = now
                 logger.info("loading weights: %.1f of %.1f GiB", n_done / _GIB, total)
         logger.info("loaded %.1f GiB of weights in %.1f s", total, time.monotonic() - begun)
 
 
 class PinnedLane:
-    """Through two pinned buffers of 16 MiB, one filled while the other is sent; on a stream of its own."""
+    """Copies through two pinned buffers of 16 MiB, filling one while the other is sent, on its own stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
@@ -106,20 +108,20 @@ class PinnedLane:
         self._buffers = cycle([(buffer, torch.cuda.Event()) for buffer in buffers])
 
     def copy(self, source: Tensor, out: Tensor) -> None:
-        """As in ``Lane``; converts on the GPU."""
-        n_numbers = _BUFFER_BYTES // source.itemsize
+        """See ``Lane.copy``; converts the dtype on the GPU."""
+        n_elements = _BUFFER_BYTES // source.itemsize
         with torch.cuda.stream(self._stream):
-            for part, target in zip(source.view(-1).split(n_numbers), out.view(-1).split(n_numbers), strict=True):
+            for part, target in zip(source.view(-1).split(n_elements), out.view(-1).split(n_elements), strict=True):
                 self._send(part, target)
             self._stream.synchronize()
 
     def _send(self, part: Tensor, target: Tensor) -> None:
-        buffer, is_sent = next(self._buffers)
-        is_sent.synchronize()
-        held = buffer[: part.nbytes]
-        np.copyto(held.numpy(), part.view(torch.uint8).numpy())  # unlike torch's copy it starts no threads
-        sent = held.view(part.dtype)
-        if part.dtype != target.dtype:  # copying would convert on the host
-            sent = sent.to(target.device, non_blocking=True)
-        target.copy_(sent, non_blocking=True)
-        is_sent.record(self._stream)
+        buffer, sent = next(self._buffers)
+        sent.synchronize()
+        filled = buffer[: part.nbytes]
+        np.copyto(filled.numpy(), part.view(torch.uint8).numpy())  # unlike torch's copy it starts no threads
+        staged = filled.view(part.dtype)
+        if part.dtype != target.dtype:  # copy_ alone would convert on the host
+            staged = staged.to(target.device, non_blocking=True)
+        target.copy_(staged, non_blocking=True)
+        sent.record(self._stream)

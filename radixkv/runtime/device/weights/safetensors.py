@@ -1,4 +1,4 @@
-"""Where a decoder's tensors come from: safetensors files, or a random generator."""
+"""Sources of a decoder's tensors: safetensors files or a random generator."""
 
 from __future__ import annotations
 
@@ -20,25 +20,28 @@ _DTYPES = ("F32", "F16", "BF16")
 
 
 class TensorSource(Protocol):
-    """Gives tensors by name."""
+    """Provides tensors by name."""
 
     def fill(self, name: str, out: Tensor) -> None:
-        """Writes the tensor, of ``out``'s shape, over ``out``, which is contiguous and may have another dtype.
-        Raises ``CheckpointError``."""
+        """Copies the tensor into ``out``, which is contiguous, of the same shape and possibly of another dtype.
+
+        Raises:
+            CheckpointError: the tensor cannot be read.
+        """
         ...
 
 
 class RandomTensors:
-    """Numbers in place of a checkpoint's: norms are 1, biases 0, matrices keep the size of what they multiply.
+    """Synthetic weights: norms are 1, biases are 0, matrices are random and preserve the magnitude of their input.
 
-    The same names in the same order on the same kind of device give the same numbers.
+    The same names in the same order on the same kind of device give the same values.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._generator = torch.Generator(device).manual_seed(0)
 
     def fill(self, name: str, out: Tensor) -> None:
-        """As in ``TensorSource``; ``out`` is on the generator's device."""
+        """See ``TensorSource.fill``; ``out`` must be on the generator's device."""
         if out.ndim == 1:
             out.fill_(0.0 if name.endswith(".bias") else 1.0)
         else:
@@ -47,7 +50,11 @@ class RandomTensors:
 
 
 class SafetensorsFiles:
-    """The open safetensors files of a folder, closed with ``stack``. Raises ``CheckpointError``."""
+    """The safetensors files of a folder, kept open until ``stack`` closes.
+
+    Raises:
+        CheckpointError: a file or the index is missing or corrupt, or two files contain the same tensor.
+    """
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder = folder
@@ -58,7 +65,9 @@ class SafetensorsFiles:
                 file = stack.enter_context(safe_open(path, framework="pt"))
                 tensors = list(file.keys())
             except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{path} is not a whole safetensors file: {error}; fetch it again") from error
+                raise CheckpointError(
+                    f"{path} is not a complete safetensors file: {error}; fetch it again"
+                ) from error
             for name in tensors:
                 if name in self._file_of:
                     raise CheckpointError(
@@ -69,23 +78,39 @@ class SafetensorsFiles:
                 self._path_of[name] = path
 
     def check_layers(self, prefix: str, n_layers: int) -> None:
-        """Names only: how many different layers' tensors there are."""
+        """Checks the number of layers that tensor names mention. Reads no tensor.
+
+        Args:
+            prefix: beginning of the names of all layers' tensors; the layer's index follows it.
+            n_layers: expected number of layers.
+
+        Raises:
+            CheckpointError: the number differs.
+        """
         names = (name for name in self._file_of if name.startswith(prefix))
-        n_found = len({name.removeprefix(prefix).partition(".")[0] for name in names})
-        if n_found != n_layers:
+        n_layers_in_files = len({name.removeprefix(prefix).partition(".")[0] for name in names})
+        if n_layers_in_files != n_layers:
             raise CheckpointError(
-                f"{self._folder / 'config.json'}: num_hidden_layers is {n_layers}, but the safetensors files hold "
-                f"{n_found} layers; fetch the checkpoint again"
+                f"{self._folder / 'config.json'}: num_hidden_layers is {n_layers}, but the safetensors files have "
+                f"{n_layers_in_files} layers; fetch the checkpoint again"
             )
 
     def check(self, shapes: Mapping[str, Sequence[int]], optional: frozenset[str]) -> None:
-        """Headers only: names, shapes, dtypes."""
-        found = self._file_of.keys()
-        if missing := sorted(shapes.keys() - found):
-            raise CheckpointError(f"{self._folder} lacks {_few(missing)}; fetch the checkpoint again")
-        if extra := sorted(found - shapes.keys() - optional):
+        """Checks names, shapes and dtypes of all tensors. Reads headers only.
+
+        Args:
+            shapes: expected shapes by full name.
+            optional: names of further tensors that may be present.
+
+        Raises:
+            CheckpointError: a tensor is missing, unexpected, or of a wrong shape or dtype.
+        """
+        present = self._file_of.keys()
+        if missing := sorted(shapes.keys() - present):
+            raise CheckpointError(f"{self._folder} lacks {_abbreviated(missing)}; fetch the checkpoint again")
+        if extra := sorted(present - shapes.keys() - optional):
             raise CheckpointError(
-                f"{self._folder} has tensors that its config.json does not call for: {_few(extra)}"
+                f"{self._folder} has tensors that its config.json does not call for: {_abbreviated(extra)}"
             )
         for name, shape in shapes.items():
             header = self._file_of[name].get_slice(name)
@@ -101,12 +126,15 @@ class SafetensorsFiles:
                 )
 
     def fill(self, name: str, out: Tensor) -> None:
-        """As in ``TensorSource``; the shape was checked."""
+        """See ``TensorSource.fill``; ``check`` must have passed."""
         out.copy_(self.view(name))
 
     def view(self, name: str) -> Tensor:
-        """The tensor as it lies in the file, whose pages are read when they are touched. Threads may call it.
-        Raises ``CheckpointError``."""
+        """Returns the tensor as a view of the memory-mapped file, which is read when accessed. Thread-safe.
+
+        Raises:
+            CheckpointError: the tensor cannot be read.
+        """
         try:
             tensor: Tensor = self._file_of[name].get_tensor(name)
         except (SafetensorError, OSError) as error:
@@ -115,6 +143,7 @@ class SafetensorsFiles:
 
 
 def _paths(folder: Path) -> list[Path]:
+    """Returns the safetensors files of a folder, as its index lists them if there is one."""
     index = folder / "model.safetensors.index.json"
     single = folder / "model.safetensors"
     if not index.exists():
@@ -131,13 +160,16 @@ def _paths(folder: Path) -> list[Path]:
     present = set(os.listdir(folder))
     for file_name in file_names:
         if not isinstance(file_name, str) or Path(file_name).name != file_name:
-            raise CheckpointError(f"{index} names the file {file_name!r}; it must lie in the same folder")
-        # Not asked by its path: a name may be one that no file system takes.
+            raise CheckpointError(f"{index} names the file {file_name!r}; it must be in the same folder")
+        # Compared with the folder's listing: Path.exists raises for names that no file system allows.
         if file_name not in present:
-            raise CheckpointError(f"{index} names the file {file_name!r}, which is not there")
+            raise CheckpointError(
+                f"{index} names the file {file_name!r}, which does not exist; fetch the checkpoint again"
+            )
     return [folder / file_name for file_name in file_names]
 
 
-def _few(names: list[str]) -> str:
+def _abbreviated(names: list[str]) -> str:
+    """Returns the first three names and the number of the others."""
     shown = ", ".join(names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

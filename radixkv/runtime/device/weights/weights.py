@@ -1,4 +1,4 @@
-"""A checkpoint's tensors -> what the decoder's layers are made of."""
+"""Assembly of a checkpoint's tensors into the weights of the decoder's layers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.config import LoadFormat
-from radixkv.runtime.device.spec.config import DecoderConfig
-from radixkv.runtime.device.weights.parallel_load import N_LANES, ParallelReads, PinnedLane
+from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.weights.parallel_load import N_LANES, ParallelLoader, PinnedLane
 from radixkv.runtime.device.weights.safetensors import RandomTensors, SafetensorsFiles, TensorSource
 
 _CPU = torch.device("cpu")
-Shapes = dict[str, tuple[int, ...]]
-"""By full name."""
+TensorShapes = dict[str, tuple[int, ...]]
+"""Tensor shapes by full name."""
 
 
 @dataclass(frozen=True)
 class LinearWeights:
-    """A matrix [out, in], and a vector [out] if there is one. Matrices that share an input are stacked."""
+    """A matrix [out, in] and an optional bias [out]. Matrices that share an input are stacked along ``out``."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -31,7 +31,7 @@ class LinearWeights:
 
 @dataclass(frozen=True)
 class MlpWeights:
-    """Gate and up stacked, and down."""
+    """Weights of one MLP, with gate and up projection stacked in this order."""
 
     gate_up: LinearWeights
     down: LinearWeights
@@ -39,7 +39,7 @@ class MlpWeights:
 
 @dataclass(frozen=True)
 class ExpertsWeights:
-    """The router and one MLP an expert."""
+    """The router and the MLP of each expert."""
 
     router: LinearWeights
     experts: tuple[MlpWeights, ...]
@@ -47,7 +47,7 @@ class ExpertsWeights:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer."""
+    """Weights of one decoder layer."""
 
     attention_norm: Tensor
     query_key_value: LinearWeights
@@ -59,7 +59,7 @@ class LayerWeights:
 
 
 class Weights:
-    """A decoder's tensors, each read when it is asked for, into memory of its own: no part is held twice."""
+    """A decoder's tensors, each read on request into newly allocated memory, so that none is in memory twice."""
 
     def __init__(
         self, config: DecoderConfig, source: TensorSource, dtype: torch.dtype, device: torch.device
@@ -72,13 +72,16 @@ class Weights:
 
     @property
     def n_bytes(self) -> int:
-        """All tensors together; a tied head is the embedding."""
+        """Size of all tensors in bytes; a tied head counts once, with the embedding."""
         return sum(math.prod(shape) for shape in self._shapes.values()) * self.dtype.itemsize
 
     @property
     def peak_bytes(self) -> int:
-        """Memory that a decoder on the CPU takes while it is made of them: all tensors, and the largest part twice,
-        since it turns its matrices; a tied head is turned, too."""
+        """Peak memory of constructing a CPU decoder, in bytes.
+
+        It is all tensors, with the largest part twice, because the decoder transposes its matrices. A tied head
+        counts too, because it is a transposed copy of the embedding.
+        """
         config = self.config
         parts = [
             sum(math.prod(shape) for shape in _layer_shapes(config, i).values()) for i in range(config.n_layers)
@@ -87,19 +90,19 @@ class Weights:
         return (sum(parts) + config.hidden_size + 2 * embedding + max(embedding, *parts)) * self.dtype.itemsize
 
     def embedding(self) -> Tensor:
-        """[vocab, hidden]"""
+        """Returns the embedding, [vocab, hidden]. Raises ``CheckpointError``."""
         return self._read(f"{self.config.names.embedding}.weight")
 
     def head(self) -> Tensor:
-        """[vocab, hidden], of a head that is not tied."""
+        """Returns the output head, [vocab, hidden], of a model without a tied head. Raises ``CheckpointError``."""
         return self._read(f"{self.config.names.head}.weight")
 
     def final_norm(self) -> Tensor:
-        """[hidden]"""
+        """Returns the weight of the final norm, [hidden]. Raises ``CheckpointError``."""
         return self._read(f"{self.config.names.final_norm}.weight")
 
     def layer(self, index: int) -> LayerWeights:
-        """One layer's. Raises ``CheckpointError``."""
+        """Returns the weights of one layer. Raises ``CheckpointError``."""
         names, config = self.config.names, self.config
 
         def read(name: str) -> Tensor:
@@ -144,32 +147,34 @@ class Weights:
         return self._stacked([name])
 
     def _stacked(self, names: Sequence[str]) -> Tensor:
-        """One tensor whose first rows are those of the first name, and so on."""
+        """Returns the named tensors concatenated along their first dimension."""
         shapes = [self._shapes[name] for name in names]
         n_rows = [shape[0] for shape in shapes]
-        whole = torch.empty((sum(n_rows), *shapes[0][1:]), dtype=self.dtype, device=self._device)
-        for name, part in zip(names, whole.split(n_rows), strict=True):
+        stacked = torch.empty((sum(n_rows), *shapes[0][1:]), dtype=self.dtype, device=self._device)
+        for name, part in zip(names, stacked.split(n_rows), strict=True):
             self._source.fill(name, part)
-        return whole
+        return stacked
 
 
 @contextmanager
 def open_weights(
     checkpoint: Checkpoint, *, load_format: LoadFormat, dtype: torch.dtype, device: torch.device = _CPU
 ) -> Iterator[Weights]:
-    """The checkpoint's tensors, all of whose headers were checked; or random ones of the shapes that its
-    ``config.json`` asks for, whatever files there are. Nothing is allocated yet.
+    """Opens the checkpoint's weights and checks the headers of all tensors. Reads no tensor.
 
     The files are ``model.safetensors``, or those that ``model.safetensors.index.json`` names. Cost: O(tensors).
-    A GPU's tensors are read side by side: they hold their numbers when the ``with`` block has ended.
+    Tensors on a GPU are loaded in parallel and are complete only when the ``with`` block ends.
 
     Args:
-        dtype: what the tensors are converted to.
-        device: where they lie.
+        checkpoint: checkpoint to open.
+        load_format: ``dummy`` generates random tensors in the shapes that ``config.json`` specifies, whatever
+            weight files exist.
+        dtype: dtype that the tensors are converted to.
+        device: device to put the tensors on.
 
     Raises:
-        CheckpointError: ``config.json`` is wrong or asks for what is not supported; or a file or tensor is
-            missing, corrupt, of a wrong shape or dtype, or not expected.
+        CheckpointError: ``config.json`` is invalid or not supported, or a file or tensor is missing, unexpected,
+            corrupt, or of a wrong shape or dtype.
     """
     config = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
     with ExitStack() as stack:
@@ -182,13 +187,14 @@ def open_weights(
         if device.type == "cpu":
             yield Weights(config, files, dtype, device)
             return
-        with ParallelReads(files, [PinnedLane(device) for _ in range(N_LANES)]) as reads:
+        with ParallelLoader(files, [PinnedLane(device) for _ in range(N_LANES)]) as reads:
             yield Weights(config, reads, dtype, device)
 
 
-def _shapes(config: DecoderConfig) -> Shapes:
+def _shapes(config: DecoderConfig) -> TensorShapes:
+    """Returns the shapes of all tensors that the checkpoint must contain."""
     vocabulary = (config.vocab_size, config.hidden_size)
-    shapes: Shapes = {
+    shapes: TensorShapes = {
         f"{config.names.embedding}.weight": vocabulary,
         f"{config.names.final_norm}.weight": (config.hidden_size,),
     }
@@ -199,9 +205,9 @@ def _shapes(config: DecoderConfig) -> Shapes:
     return shapes
 
 
-def _layer_shapes(config: DecoderConfig, layer: int) -> Shapes:
+def _layer_shapes(config: DecoderConfig, layer: int) -> TensorShapes:
     names, hidden = config.names, config.hidden_size
-    shapes: Shapes = {}
+    shapes: TensorShapes = {}
 
     def norm(name: str, size: int) -> None:
         shapes[f"{name.format(layer=layer)}.weight"] = (size,)
@@ -237,5 +243,6 @@ def _layer_shapes(config: DecoderConfig, layer: int) -> Shapes:
 
 
 def _optional(config: DecoderConfig) -> frozenset[str]:
+    """Returns the names of tensors that a checkpoint may contain although the decoder does not use them."""
     unused = {name.format(layer=layer) for name in config.names.unused for layer in range(config.n_layers)}
     return frozenset(unused | {f"{config.names.head}.weight"}) if config.tied_head else frozenset(unused)

@@ -1,4 +1,4 @@
-"""CUDA's float32 attention is plain torch, so it runs here too; against the definition in float64."""
+"""CUDA's float32 attention, which is plain torch and runs on the CPU too, against the definition in float64."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.attention.cuda.base import Attention, LayerAttention
-from radixkv.runtime.device.attention.cuda.flashinfer import Shape
+from radixkv.runtime.device.attention.cuda.flashinfer import AttentionShape
 from radixkv.runtime.device.attention.cuda.reference import ReferenceAttention
 from radixkv.runtime.device.attention.cuda.work_items import Ints
-from radixkv.runtime.device.staging_cuda import Layout, Staged, Staging
+from radixkv.runtime.device.staging_cuda import Staging, StagingBuffer, StagingLayout
 
 CPU = torch.device("cpu")
 MAX_ROWS = 12
 WIDTH = 200
-NOTHING = Staged(torch.empty(0, dtype=torch.int32))
+NO_STAGING = StagingBuffer(torch.empty(0, dtype=torch.int32))
 
 Row = tuple[int, int, int]
-"""Slot, length with the row's own tokens, and how many these are."""
+"""Batch slot, length including the step's tokens, and number of the step's tokens."""
 DECODE: list[Row] = [(3, 1, 1), (0, 700, 1), (7, 16, 1), (5, 17, 1), (9, 333, 1)]
 PROMPTS: list[Row] = [(1, 130, 130), (2, 300, 63), (4, 700, 2), (6, 1000, 200), (8, 5, 5)]
 
 
 class World:
-    """A pool that holds NaN wherever no row of the step has a token; no other page is in the tables."""
+    """A pool with NaN at positions that no row has, and block tables with only the rows' pages."""
 
-    def __init__(self, shape: Shape, windows: Sequence[int | None], rows: Sequence[Row]) -> None:
+    def __init__(self, shape: AttentionShape, windows: Sequence[int | None], rows: Sequence[Row]) -> None:
         self.shape = shape
         self.windows = windows
         generator = torch.Generator().manual_seed(1)
@@ -42,16 +42,16 @@ class World:
             pages = [free.pop() for _ in range(n_pages)]
             self.tables[batch_slot, :n_pages] = torch.tensor(pages, dtype=torch.int32)
             for cache in (self.k, self.v):
-                numbers = torch.randn(length, *cache.shape[2:], generator=generator)
+                values = torch.randn(length, *cache.shape[2:], generator=generator)
                 for index, page in enumerate(pages):
-                    part = numbers[index * shape.page_size : (index + 1) * shape.page_size]
+                    part = values[index * shape.page_size : (index + 1) * shape.page_size]
                     cache[page, : len(part)] = part
-        # Sharp, so that a few positions decide, and each is missed if it is left out.
+        # Large scores, so that few positions dominate and the result shows if one is missing.
         self.q = 4 * torch.randn(sum(n for _, _, n in rows), shape.n_heads, shape.head_dim, generator=generator)
 
     def connected(self) -> Attention[Ints, Ints]:
         attention = ReferenceAttention(self.shape, self.windows, device=CPU)
-        attention.connect(Staging(Layout(), CPU), self.tables)
+        attention.connect(Staging(StagingLayout(), CPU), self.tables)
         return attention
 
     def run(self, step: LayerAttention, layer: int, q: Tensor) -> Tensor:
@@ -65,9 +65,9 @@ class World:
         for batch_slot, length, n in rows:
             for position in range(length - n, length):
                 seen = range(0 if window is None else max(0, position - window + 1), position + 1)
-                lines = torch.tensor(seen)
-                pages = self.tables[batch_slot].long()[lines // self.shape.page_size]
-                k, v = (cache[pages, lines % self.shape.page_size].double() for cache in (self.k, self.v))
+                positions = torch.tensor(seen)
+                pages = self.tables[batch_slot].long()[positions // self.shape.page_size]
+                k, v = (cache[pages, positions % self.shape.page_size].double() for cache in (self.k, self.v))
                 k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
                 scores = torch.einsum("hd,khd->hk", next(queries), k) * self.shape.head_dim**-0.5
                 outs.append(torch.einsum("hk,khd->hd", scores.softmax(-1), v))
@@ -79,25 +79,27 @@ def columns(rows: Sequence[Row]) -> tuple[Ints, Ints, Ints]:
     return batch_slots, lengths, n_tokens
 
 
-def planned(attention: Attention[Ints, Ints], decode: Sequence[Row], prompts: Sequence[Row]) -> LayerAttention:
-    of_decode = of_prompts = None
+def plan_step(attention: Attention[Ints, Ints], decode: Sequence[Row], prompts: Sequence[Row]) -> LayerAttention:
+    decode_plan = prompt_plan = None
     if decode:
         batch_slots, lengths, _ = columns(decode)
-        of_decode = attention.plan_decode(NOTHING, batch_slots, lengths)
+        decode_plan = attention.plan_decode(NO_STAGING, batch_slots, lengths)
     if prompts:
         batch_slots, lengths, n_tokens = columns(prompts)
-        of_prompts = attention.plan_prompts(batch_slots, lengths - n_tokens, n_tokens)
-    return attention.step(of_decode, of_prompts)
+        prompt_plan = attention.plan_prompts(batch_slots, lengths - n_tokens, n_tokens)
+    return attention.step(decode_plan, prompt_plan)
 
 
-def shape_of(n_heads: int = 6, n_kv_heads: int = 2, head_dim: int = 10, page_size: int = 16) -> Shape:
-    return Shape(n_heads, n_kv_heads, head_dim, page_size, torch.float32)
+def shape_of(n_heads: int = 6, n_kv_heads: int = 2, head_dim: int = 10, page_size: int = 16) -> AttentionShape:
+    return AttentionShape(n_heads, n_kv_heads, head_dim, page_size, torch.float32)
 
 
-def check(shape: Shape, windows: Sequence[int | None], decode: Sequence[Row], prompts: Sequence[Row]) -> None:
+def check(
+    shape: AttentionShape, windows: Sequence[int | None], decode: Sequence[Row], prompts: Sequence[Row]
+) -> None:
     rows = [*decode, *prompts]
     world = World(shape, windows, rows)
-    step = planned(world.connected(), decode, prompts)
+    step = plan_step(world.connected(), decode, prompts)
     for layer in range(len(windows)):
         torch.testing.assert_close(
             world.run(step, layer, world.q), world.expected(rows, layer).float(), rtol=1e-5, atol=1e-5
@@ -114,7 +116,7 @@ def check(shape: Shape, windows: Sequence[int | None], decode: Sequence[Row], pr
         shape_of(n_heads=2, n_kv_heads=1, head_dim=8, page_size=512),
     ],
 )
-def test_ragged_rows_of_all_kinds(shape: Shape) -> None:
+def test_ragged_rows_of_all_kinds(shape: AttentionShape) -> None:
     check(shape, [None], DECODE, PROMPTS)
 
 
@@ -131,7 +133,7 @@ def test_pages_behind_all_windows_are_not_read() -> None:
         for position in range(length - n_tokens - 40 + 1):
             page = int(world.tables[batch_slot, position // 16])
             world.k[page, position % 16] = world.v[page, position % 16] = math.nan
-    out = world.run(planned(world.connected(), rows[:2], rows[2:]), 0, world.q)
+    out = world.run(plan_step(world.connected(), rows[:2], rows[2:]), 0, world.q)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -143,34 +145,34 @@ def test_prompts_alone() -> None:
     check(shape_of(), [None, 20], [], PROMPTS)
 
 
-def test_rows_that_need_several_lots(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_need_several_groups_of_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = shape_of()
     expected = World(shape, [None], [*DECODE, *PROMPTS]).expected([*DECODE, *PROMPTS], 0).float()
-    for numbers in (1, 1 << 14, 1 << 18):
-        monkeypatch.setattr("radixkv.runtime.device.attention.cuda.reference._MAX_NUMBERS", numbers)
+    for max_values in (1, 1 << 14, 1 << 18):
+        monkeypatch.setattr("radixkv.runtime.device.attention.cuda.reference._MAX_VALUES", max_values)
         world = World(shape, [None], [*DECODE, *PROMPTS])
-        out = world.run(planned(world.connected(), DECODE, PROMPTS), 0, world.q)
+        out = world.run(plan_step(world.connected(), DECODE, PROMPTS), 0, world.q)
         torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_scores_of_any_size() -> None:
     world = World(shape_of(), [None], DECODE)
-    step = planned(world.connected(), DECODE, [])
+    step = plan_step(world.connected(), DECODE, [])
     out = world.run(step, 0, world.q * 1e4)
     world.q *= 1e4
     torch.testing.assert_close(out, world.expected(DECODE, 0).float(), rtol=1e-4, atol=1e-4)
 
 
-def test_numbers_that_are_not_finite_stay_in_their_row() -> None:
+def test_nan_and_inf_stay_in_their_row() -> None:
     rows: list[Row] = [(0, 40, 1), (1, 40, 1), (2, 90, 70)]
     world = World(shape_of(), [None], rows)
     world.q[0] = math.nan
     world.v[int(world.tables[2, 0]), 3] = math.inf
-    out = world.run(planned(world.connected(), rows[:2], rows[2:]), 0, world.q)
+    out = world.run(plan_step(world.connected(), rows[:2], rows[2:]), 0, world.q)
     assert not out[0].isfinite().any()
     assert out[1].isfinite().all()
     assert not out[2:].isfinite().any()
 
 
-def test_there_is_nothing_to_capture() -> None:
+def test_there_are_no_variants_to_capture() -> None:
     assert list(World(shape_of(), [None], DECODE).connected().variants(8)) == []

@@ -1,4 +1,4 @@
-"""Decode rows as work items: played as the kernels play them, a row reads each of its positions exactly once."""
+"""Decode plans, simulated as the kernels execute them: each row reads each of its positions exactly once."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner, DecodeStep, Geometry
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
-from radixkv.runtime.device.attention.cuda.fa3_prefill import TileSchedule, balanced, causal_tiles
-from radixkv.runtime.device.attention.cuda.fa3_shared import TileFields, part_tokens
-from radixkv.runtime.device.attention.cuda.shared_runs import SharedKernel, SharingChoice, SharingCosts
-from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS, Items
-from radixkv.runtime.device.staging_cuda import Layout, Staged
+from radixkv.runtime.device.attention.cuda.fa3_prefill import Fa3Schedule, balance_tiles, causal_tiles
+from radixkv.runtime.device.attention.cuda.fa3_shared import Fa3Fields, choose_part_tokens
+from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharedRunSelector, SharingCosts
+from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS, WorkItems
+from radixkv.runtime.device.staging_cuda import StagingBuffer, StagingLayout
 from radixkv.runtime.step.plan import SharedRun
 from support.cuda_geometry import H200, PAGE
 
@@ -27,16 +27,19 @@ MAX_ROWS = 300
 ZERO_PAGE = 10**6
 
 
-class Played:
-    """A planner with block tables; ``reads`` is what the kernels would do."""
+class SimulatedPlanner:
+    """A planner with block tables, and a simulation of the kernels: ``reads``."""
 
     @dataclass
     class Item:
-        """Rows of the batch, the (page, offset) that they read, and where the first one's result goes."""
+        """A simulated work item."""
 
         rows: list[int]
-        lines: list[tuple[int, int]]
+        """Rows of the step."""
+        kv_slots: list[tuple[int, int]]
+        """(page, offset) of each position that the rows read."""
         result: int
+        """Index of the first row's result; below 0, the rows' outputs are written directly."""
 
     def __init__(
         self,
@@ -45,13 +48,13 @@ class Played:
         shared_kernel: SharedKernel = "fa3",
     ) -> None:
         self.geometry = geometry
-        self.layout = Layout()
+        self.layout = StagingLayout()
         self.planner = DecodePlanner(
             geometry,
             windows,
             max_rows=MAX_ROWS,
             layout=self.layout,
-            costs=SharingCosts.of(shared_kernel),
+            costs=SharingCosts.for_kernel(shared_kernel),
             shared_kernel=shared_kernel,
         )
         self.tables = np.full((MAX_ROWS + 1, WIDTH), ZERO_PAGE, np.int32)
@@ -64,55 +67,59 @@ class Played:
         bucket: int | None = None,
         variant: Variant | None = None,
     ) -> DecodeStep:
-        self.staged = Staged(torch.full((self.layout.size,), -77, dtype=torch.int32))
+        self.staged = StagingBuffer(torch.full((self.layout.size,), -77, dtype=torch.int32))
         return self.planner.plan(self.staged, batch_slots, lengths, WIDTH, shared, bucket, variant)
 
-    def items(self, step: DecodeStep, window: int | None = None) -> list[Played.Item]:
-        """What ``attend.attend`` would do for each item."""
-        fields = self.planner.work[window].items
+    def items(self, step: DecodeStep, window: int | None = None) -> list[SimulatedPlanner.Item]:
+        """Simulates ``attend_decode`` for each small item."""
+        fields = self.planner.fields[window].items
         columns = self.staged[fields.field].reshape(N_COLUMNS, fields.capacity)[:, : step.n_items].T.tolist()
         order = self.staged[self.planner.order][: step.n_rows].tolist()
         entries, found = self.tables.ravel(), []
         for first, n_queries, first_entry, begin, end, result in columns:
             assert n_queries * self.geometry.group <= self.geometry.small_tile
-            lines = [(int(entries[first_entry + at // PAGE]), at % PAGE) for at in range(begin, end)]
+            kv_slots = [(int(entries[first_entry + at // PAGE]), at % PAGE) for at in range(begin, end)]
             if n_queries:
-                found.append(Played.Item(order[first : first + n_queries], lines, result))
+                found.append(SimulatedPlanner.Item(order[first : first + n_queries], kv_slots, result))
         return found
 
-    def large_items(self, step: DecodeStep) -> list[Played.Item]:
-        """What FlashInfer would do for each item of shared pages."""
-        fields = self.planner.large_work
-        if isinstance(fields, TileFields):
+    def large_items(self, step: DecodeStep) -> list[SimulatedPlanner.Item]:
+        """Simulates FlashInfer for each large item."""
+        fields = self.planner.large_fields
+        if isinstance(fields, Fa3Fields):
             return self.tiles(step, fields)
-        numbers, entries = self.staged[fields.field], self.tables.ravel()
+        staged_values, entries = self.staged[fields.field], self.tables.ravel()
         order = self.staged[self.planner.order][: step.n_rows].tolist()
-        assert not step.n_large_items or numbers[fields.page_indptr + 2 * fields.capacity] == entries.size
-        is_item = numbers[fields.is_item :].view(np.uint8)
+        assert not step.n_large_items or staged_values[fields.page_indptr + 2 * fields.capacity] == entries.size
+        is_item = staged_values[fields.is_item :].view(np.uint8)
         found = []
         for index in range(step.n_large_items):
             if not is_item[index]:
                 continue
-            request = int(numbers[fields.requests + index])
-            assert numbers[fields.zeros + index] == 0
-            first, last = numbers[fields.query_indptr + request : fields.query_indptr + request + 2].tolist()
+            request = int(staged_values[fields.requests + index])
+            assert staged_values[fields.zeros + index] == 0
+            first, last = staged_values[fields.query_indptr + request : fields.query_indptr + request + 2].tolist()
             assert 0 < (last - first) * self.geometry.group <= self.geometry.large_tile
-            begin, end = numbers[fields.page_indptr + request : fields.page_indptr + request + 2].tolist()
-            length = (end - begin - 1) * PAGE + int(numbers[fields.last_page_lens + request])
-            lines = [(int(entries[begin + at // PAGE]), at % PAGE) for at in range(length)]
-            found.append(Played.Item(order[first:last], lines, int(numbers[fields.results + request])))
+            begin, end = staged_values[fields.page_indptr + request : fields.page_indptr + request + 2].tolist()
+            length = (end - begin - 1) * PAGE + int(staged_values[fields.last_page_lens + request])
+            kv_slots = [(int(entries[begin + at // PAGE]), at % PAGE) for at in range(length)]
+            found.append(
+                SimulatedPlanner.Item(order[first:last], kv_slots, int(staged_values[fields.results + request]))
+            )
         return found
 
-    def tiles(self, step: DecodeStep, fields: TileFields) -> list[Played.Item]:
-        """The same of FA3: every processor computes its tiles, over queries that lie where their results go."""
-        numbers, entries = self.staged[fields.field], self.tables.ravel()
+    def tiles(self, step: DecodeStep, fields: Fa3Fields) -> list[SimulatedPlanner.Item]:
+        """Simulates FA3: every multiprocessor computes its tiles, with queries at the indices of their results."""
+        staged_values, entries = self.staged[fields.field], self.tables.ravel()
         order = self.staged[self.planner.order][: step.n_rows].tolist()
         starts = [offset // 4 for offset in fields.plan[:-1]]
         n_heads, group = self.geometry.n_kv_heads, self.geometry.group
         found: dict[tuple[int, ...], set[int]] = {}
-        for begin, end in pairwise(numbers[starts[6] : starts[6] + self.geometry.n_processors + 1].tolist()):
+        for begin, end in pairwise(staged_values[starts[6] : starts[6] + self.geometry.n_processors + 1].tolist()):
             for work in range(begin, end):
-                tile, query, entry, n_queries, length, head = (int(numbers[start + work]) for start in starts[:6])
+                tile, query, entry, n_queries, length, head = (
+                    int(staged_values[start + work]) for start in starts[:6]
+                )
                 assert tile == 0
                 assert 0 < n_queries <= self.geometry.large_tile
                 heads = found.setdefault((query, n_queries, entry, length), set())
@@ -128,7 +135,7 @@ class Played:
                 copied[result + offset] = order[first + offset]
         assert all(result < self.planner.n_large_results for result in copied)
         return [
-            Played.Item(
+            SimulatedPlanner.Item(
                 [copied[result] for result in range(query // group, (query + n_queries) // group)],
                 [(int(entries[entry + at // PAGE]), at % PAGE) for at in range(length)],
                 query // group,
@@ -137,7 +144,7 @@ class Played:
         ]
 
     def reads(self, step: DecodeStep, window: int | None = None) -> list[list[tuple[int, int]]]:
-        """By row of the batch: the (page, offset) that its output is computed from."""
+        """Returns the (page, offset) pairs that each row's output is computed from."""
         rows: list[list[tuple[int, int]]] = [[] for _ in range(step.n_rows)]
         results: dict[int, tuple[int, list[tuple[int, int]]]] = {}
         large = self.large_items(step) if window is None and step.variant == "shared" else []
@@ -145,26 +152,26 @@ class Played:
             for offset, row in enumerate(item.rows):
                 if item.result < 0:
                     assert not rows[row], "two items write one output"
-                    rows[row] += item.lines
+                    rows[row] += item.kv_slots
                 else:
-                    assert step.variant != "whole", "nothing would be merged"
+                    assert step.variant != "whole", "whole rows are not merged"
                     assert item.result + offset not in results
                     assert item.result + offset < self.planner.n_results
-                    results[item.result + offset] = row, item.lines
+                    results[item.result + offset] = row, item.kv_slots
         if step.variant == "whole":
             return rows
-        fields = self.planner.work[window]
+        fields = self.planner.fields[window]
         order = self.staged[self.planner.order][: step.n_rows].tolist()
         assert sorted(order) == list(range(step.n_rows))
         indptr = self.staged[fields.merge_indptr].tolist()
-        for place, row in enumerate(order):
-            listed = self.staged[fields.merge_listed][indptr[place] : indptr[place + 1]].tolist()
-            assert not (listed and rows[row]), "the merge overwrites an output"
-            for result in listed:
-                query, lines = results.pop(result)
+        for query_index, row in enumerate(order):
+            merged = self.staged[fields.merge_indices][indptr[query_index] : indptr[query_index + 1]].tolist()
+            assert not (merged and rows[row]), "the merge overwrites an output"
+            for result in merged:
+                query, kv_slots = results.pop(result)
                 assert query == row
-                rows[row] += lines
-        assert not results, "each result is merged"
+                rows[row] += kv_slots
+        assert not results, "a result is not merged"
         return rows
 
     def check(self, step: DecodeStep, batch_slots: Ints, lengths: Ints, window: int | None = None) -> None:
@@ -174,33 +181,43 @@ class Played:
             expected = [(int(self.tables[batch_slot, at // PAGE]), at % PAGE) for at in seen]
             assert sorted(reads[row]) == sorted(expected), f"row {row}"
         for row in range(len(batch_slots), step.n_rows):
-            assert reads[row] == [(ZERO_PAGE, 0)], "rows of padding read the zero page"
+            assert reads[row] == [(ZERO_PAGE, 0)], "padding rows must read the zero page"
 
 
-def ragged(played: Played, seed: int, n_rows: int, longest: int) -> tuple[Ints, Ints]:
+def ragged(planner_sim: SimulatedPlanner, seed: int, n_rows: int, longest: int) -> tuple[Ints, Ints]:
     random = np.random.default_rng(seed)
-    played.tables[:MAX_ROWS] = random.permutation(MAX_ROWS * WIDTH).reshape(MAX_ROWS, WIDTH)
+    planner_sim.tables[:MAX_ROWS] = random.permutation(MAX_ROWS * WIDTH).reshape(MAX_ROWS, WIDTH)
     batch_slots = random.permutation(MAX_ROWS)[:n_rows].astype(np.int32)
     return batch_slots, random.integers(1, longest + 1, n_rows).astype(np.int32)
 
 
 def share(
-    played: Played, batch_slots: Ints, lengths: Ints, seed: int, first_page: int, rows: list[int], depth: int = 0
+    planner_sim: SimulatedPlanner,
+    batch_slots: Ints,
+    lengths: Ints,
+    seed: int,
+    first_page: int,
+    rows: list[int],
+    depth: int = 0,
 ) -> list[SharedRun]:
-    """Random nested runs, parents first; tables and lengths are made to fit."""
+    """Returns random nested runs, parents first, and adapts tables and lengths to them."""
     random = np.random.default_rng(seed)
     n_pages = int(random.integers(1, 60))
     end = first_page + n_pages
     if len(rows) < 2 or end * PAGE >= WIDTH * PAGE - 400 or depth > 3:
         return []
     for row in rows:
-        played.tables[batch_slots[row], first_page:end] = played.tables[batch_slots[rows[0]], first_page:end]
+        planner_sim.tables[batch_slots[row], first_page:end] = planner_sim.tables[
+            batch_slots[rows[0]], first_page:end
+        ]
         lengths[row] = max(lengths[row], end * PAGE + int(random.integers(1, 300)))
     runs = [SharedRun(tuple(sorted(rows)), first_page, n_pages)]
     shuffled = random.permutation(rows).tolist()
     while len(shuffled) > 3:
         size = int(random.integers(2, len(shuffled)))
-        runs += share(played, batch_slots, lengths, int(random.integers(1 << 30)), end, shuffled[:size], depth + 1)
+        runs += share(
+            planner_sim, batch_slots, lengths, int(random.integers(1 << 30)), end, shuffled[:size], depth + 1
+        )
         shuffled = shuffled[size:]
     return runs
 
@@ -208,10 +225,12 @@ def share(
 @pytest.mark.parametrize("variant", ["whole", "split", "shared", None])
 @pytest.mark.parametrize(("n_rows", "longest"), [(1, 4800), (3, 40), (33, 4800), (200, 700)])
 def test_every_row_reads_each_of_its_positions_once(n_rows: int, longest: int, variant: Variant | None) -> None:
-    played = Played()
-    batch_slots, lengths = ragged(played, n_rows, n_rows, longest)
-    played.check(played.plan(batch_slots, lengths, variant=variant), batch_slots, lengths)
-    played.check(played.plan(batch_slots, lengths, bucket=n_rows + 7, variant=variant), batch_slots, lengths)
+    planner_sim = SimulatedPlanner()
+    batch_slots, lengths = ragged(planner_sim, n_rows, n_rows, longest)
+    planner_sim.check(planner_sim.plan(batch_slots, lengths, variant=variant), batch_slots, lengths)
+    planner_sim.check(
+        planner_sim.plan(batch_slots, lengths, bucket=n_rows + 7, variant=variant), batch_slots, lengths
+    )
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -222,32 +241,32 @@ def test_nested_runs(seed: int) -> None:
     geometry = replace(
         H200, n_heads=n_heads, n_kv_heads=n_kv_heads, token_bytes=512 * n_kv_heads, small_tile=small_tile
     )
-    played = Played(geometry, shared_kernel="fa3" if seed % 4 < 2 else "fa2")
+    planner_sim = SimulatedPlanner(geometry, shared_kernel="fa3" if seed % 4 < 2 else "fa2")
     n_rows = int(random.integers(2, 250))
-    batch_slots, lengths = ragged(played, seed, n_rows, 300)
+    batch_slots, lengths = ragged(planner_sim, seed, n_rows, 300)
     rows = random.permutation(n_rows).tolist()
     half = int(random.integers(1, n_rows + 1))
-    runs = share(played, batch_slots, lengths, seed, 0, rows[:half]) + share(
-        played, batch_slots, lengths, seed + 1, 0, rows[half:]
+    runs = share(planner_sim, batch_slots, lengths, seed, 0, rows[:half]) + share(
+        planner_sim, batch_slots, lengths, seed + 1, 0, rows[half:]
     )
     bucket = None if seed % 2 else min(n_rows + 16, MAX_ROWS)
-    played.check(played.plan(batch_slots, lengths, runs, bucket), batch_slots, lengths)
+    planner_sim.check(planner_sim.plan(batch_slots, lengths, runs, bucket), batch_slots, lengths)
 
 
 @pytest.mark.parametrize("n_processors", [2, 58, 132])
 @pytest.mark.parametrize(("n_heads", "n_kv_heads", "small_tile"), [(32, 8, 16), (64, 2, 32), (16, 16, 16)])
-def test_there_is_room_for_rows_of_any_lengths(
+def test_rows_of_any_lengths_fit_the_staging_fields(
     n_processors: int, n_heads: int, n_kv_heads: int, small_tile: int
 ) -> None:
-    """Staging more items than there is room for raises; all that is staged reads as much as the rows have."""
+    """Staging more items than fit the fields raises; the staged items read as many tokens as the rows have."""
     geometry = replace(
         H200, n_heads=n_heads, n_kv_heads=n_kv_heads, small_tile=small_tile, n_processors=n_processors
     )
-    layout, costs, most_rows, width = Layout(), SharingCosts(launches_ns=0, large_ns=0), 1024, 1 << 14
-    planner = DecodePlanner(geometry, [None], max_rows=most_rows, layout=layout, costs=costs, shared_kernel="fa3")
+    layout, costs, max_rows, width = StagingLayout(), SharingCosts(launches_ns=0, large_ns=0), 1024, 1 << 14
+    planner = DecodePlanner(geometry, [None], max_rows=max_rows, layout=layout, costs=costs, shared_kernel="fa3")
     random = np.random.default_rng(n_processors + n_heads)
     for n_rows in (1, 2, 7, 65, 300, 777, 1024):
-        batch_slots = random.permutation(most_rows)[:n_rows].astype(np.int32)
+        batch_slots = random.permutation(max_rows)[:n_rows].astype(np.int32)
         for longest in (33, 5000, width * PAGE):
             lengths = random.integers(1, longest, n_rows).astype(np.int32)
             lengths[: n_rows // 50] = longest
@@ -255,90 +274,94 @@ def test_there_is_room_for_rows_of_any_lengths(
             groups = [range(first, min(first + size, n_rows)) for first in range(0, n_rows, size)]
             runs = [SharedRun(tuple(group), 0, (int(lengths[group].min()) - 1) // PAGE) for group in groups]
             runs = [run for run in runs if run.n_pages]
-            ways: list[tuple[Variant | None, int | None]] = [(None, None), (None, min(n_rows + 9, most_rows))]
-            for variant, bucket in [*ways, ("split", None)]:
-                staged = Staged(torch.zeros(layout.size, dtype=torch.int32))
+            options: list[tuple[Variant | None, int | None]] = [(None, None), (None, min(n_rows + 9, max_rows))]
+            for variant, bucket in [*options, ("split", None)]:
+                staged = StagingBuffer(torch.zeros(layout.size, dtype=torch.int32))
                 step = planner.plan(staged, batch_slots, lengths, width, runs, bucket, variant)
-                items = planner.work[None].items
+                items = planner.fields[None].items
                 columns = staged[items.field].reshape(N_COLUMNS, items.capacity)[:, : step.n_items]
                 n_read = int((columns[1].astype(np.int64) * (columns[4] - columns[3])).sum())
                 if step.n_large_items:
-                    assert isinstance(planner.large_work, TileFields)
-                    numbers, starts = staged[planner.large_work.field], planner.large_work.plan
-                    n_tiles = numbers[starts[6] // 4 + n_processors]
-                    pairs, reads = (numbers[start // 4 :][:n_tiles].astype(np.int64) for start in starts[3:5])
+                    assert isinstance(planner.large_fields, Fa3Fields)
+                    staged_values, starts = staged[planner.large_fields.field], planner.large_fields.plan
+                    n_tiles = staged_values[starts[6] // 4 + n_processors]
+                    pairs, reads = (staged_values[start // 4 :][:n_tiles].astype(np.int64) for start in starts[3:5])
                     n_read += int((pairs * reads).sum()) // n_heads
                 assert n_read == int(lengths.sum()) + step.n_rows - n_rows
 
 
 @pytest.mark.parametrize("shared_kernel", ["fa2", "fa3"])
-def test_a_large_prefix_is_read_once_a_tile(shared_kernel: SharedKernel) -> None:
-    played = Played(shared_kernel=shared_kernel)
+def test_a_large_prefix_is_read_once_per_tile(shared_kernel: SharedKernel) -> None:
+    planner_sim = SimulatedPlanner(shared_kernel=shared_kernel)
     batch_slots, lengths = np.arange(256, dtype=np.int32), np.full(256, 3300, np.int32)
-    played.tables[:256, :192] = played.tables[0, :192]
-    step = played.plan(batch_slots, lengths, [SharedRun(tuple(range(256)), 0, 192)], 256)
+    planner_sim.tables[:256, :192] = planner_sim.tables[0, :192]
+    step = planner_sim.plan(batch_slots, lengths, [SharedRun(tuple(range(256)), 0, 192)], 256)
     assert step.variant == "shared"
-    n_read = sum(len(item.lines) for item in played.items(step) + played.large_items(step))
+    n_read = sum(len(item.kv_slots) for item in planner_sim.items(step) + planner_sim.large_items(step))
     assert n_read == 256 * (3300 - 3072) + 3072 * 256 * 4 // 128
 
 
-def test_little_is_not_shared() -> None:
-    played = Played()
+def test_short_runs_are_not_shared() -> None:
+    planner_sim = SimulatedPlanner()
     batch_slots, lengths = np.arange(32, dtype=np.int32), np.full(32, 512, np.int32)
-    assert played.plan(batch_slots, lengths, [SharedRun(tuple(range(32)), 0, 16)], 32).variant == "whole"
+    assert planner_sim.plan(batch_slots, lengths, [SharedRun(tuple(range(32)), 0, 16)], 32).variant == "whole"
 
 
-def test_one_long_row_among_short_ones_is_cut() -> None:
-    played = Played()
+def test_one_long_row_among_short_ones_is_split() -> None:
+    planner_sim = SimulatedPlanner()
     batch_slots, lengths = np.arange(256, dtype=np.int32), np.full(256, 300, np.int32)
-    assert played.plan(batch_slots, lengths, bucket=256).variant == "whole"
+    assert planner_sim.plan(batch_slots, lengths, bucket=256).variant == "whole"
     lengths[100] = 4800
     lengths[:100] = 100
     lengths[101:] = 100
-    step = played.plan(batch_slots, lengths, bucket=256)
+    step = planner_sim.plan(batch_slots, lengths, bucket=256)
     assert step.variant == "split"
-    assert max(len(item.lines) for item in played.items(step)) < 1500
+    assert max(len(item.kv_slots) for item in planner_sim.items(step)) < 1500
 
 
 @pytest.mark.parametrize("variant", ["whole", "split", None])
 @pytest.mark.parametrize("windows", [(None, 100), (100, 777)])
 def test_layers_with_windows(windows: tuple[int | None, ...], variant: Variant | None) -> None:
     for n_rows in (2, 20, 90):
-        played = Played(windows=windows)
-        batch_slots, lengths = ragged(played, n_rows, n_rows, 2000)
-        step = played.plan(batch_slots, lengths, bucket=n_rows + 4, variant=variant)
+        planner_sim = SimulatedPlanner(windows=windows)
+        batch_slots, lengths = ragged(planner_sim, n_rows, n_rows, 2000)
+        step = planner_sim.plan(batch_slots, lengths, bucket=n_rows + 4, variant=variant)
         for window in windows:
-            played.check(step, batch_slots, lengths, window)
+            planner_sim.check(step, batch_slots, lengths, window)
 
 
-def test_a_gap_before_a_run_leaves_it_out() -> None:
-    choice = SharingChoice(SharingCosts(), page_size=PAGE, token_bytes=4096, group=4, small_tile=16, large_tile=128)
-    assert choice.choose([SharedRun(tuple(range(64)), 5, 200)], 64, 16, 4) is None
-    assert choice.choose([SharedRun(tuple(range(64)), 0, 200)], 64, 16, 4) is not None
+def test_a_run_after_a_gap_is_left_out() -> None:
+    selector = SharedRunSelector(
+        SharingCosts(), page_size=PAGE, token_bytes=4096, group=4, small_tile=16, large_tile=128
+    )
+    assert selector.select([SharedRun(tuple(range(64)), 5, 200)], 64, 16, 4) is None
+    assert selector.select([SharedRun(tuple(range(64)), 0, 200)], 64, 16, 4) is not None
 
 
-def test_a_step_without_runs_leaves_what_was_chosen() -> None:
-    choice = SharingChoice(SharingCosts(), page_size=PAGE, token_bytes=4096, group=4, small_tile=16, large_tile=128)
+def test_a_step_without_runs_keeps_the_last_plan() -> None:
+    selector = SharedRunSelector(
+        SharingCosts(), page_size=PAGE, token_bytes=4096, group=4, small_tile=16, large_tile=128
+    )
     runs = [SharedRun(tuple(range(64)), 0, 200)]
-    chosen = choice.choose(runs, 64, 16, 4)
-    assert choice.choose((), 64, 16, 4) is None
-    assert choice.choose(runs, 64, 16, 4) is chosen
+    chosen = selector.select(runs, 64, 16, 4)
+    assert selector.select((), 64, 16, 4) is None
+    assert selector.select(runs, 64, 16, 4) is chosen
 
 
-def test_a_tile_schedule_has_every_tile_of_every_head_once_and_is_even() -> None:
+def test_an_fa3_schedule_has_every_tile_once_and_is_balanced() -> None:
     random = np.random.default_rng(0)
     n_tokens = random.integers(1, 2000, 12).astype(np.int32)
     lengths = n_tokens + random.integers(0, 3000, 12).astype(np.int32)
     firsts = (np.cumsum(n_tokens) - n_tokens).astype(np.int32)
     entries = (np.arange(12) * WIDTH).astype(np.int32)
-    made = TileSchedule.of(firsts, n_tokens, lengths, entries, n_heads=32, tile=128, n_processors=132)
-    starts = [start // 4 for start in made.plan[:-1]]
-    assert made.plan[-1] == 0
-    ends = made.numbers[starts[6] : starts[6] + 133]
+    schedule = Fa3Schedule.build(firsts, n_tokens, lengths, entries, n_heads=32, tile=128, n_processors=132)
+    starts = [start // 4 for start in schedule.plan[:-1]]
+    assert schedule.plan[-1] == 0
+    ends = schedule.values[starts[6] : starts[6] + 133]
     tiles, queries, pages, n_queries, reads, heads = (
-        made.numbers[start : start + ends[-1]].tolist() for start in starts[:6]
+        schedule.values[start : start + ends[-1]].tolist() for start in starts[:6]
     )
-    batch = made.numbers[starts[7] : starts[7] + ends[-1]].tolist()
+    batch = schedule.values[starts[7] : starts[7] + ends[-1]].tolist()
     found = sorted(zip(batch, tiles, heads, strict=True))
     expected = [(row, tile, h) for row in range(12) for tile in range(-(-n_tokens[row] // 128)) for h in range(32)]
     assert found == expected
@@ -353,12 +376,12 @@ def test_a_tile_schedule_has_every_tile_of_every_head_once_and_is_even() -> None
 
 @pytest.mark.parametrize(("n_tiles", "length"), [(8, 1536), (4, 8064), (1, 3072), (20, 4000)])
 def test_tiles_of_shared_pages_leave_few_processors_idle(n_tiles: int, length: int) -> None:
-    items = Items(*(np.full(n_tiles, value, np.int32) for value in (0, 32, 0, 0, length)))
-    part = part_tokens(items, n_kv_heads=8, n_processors=132, max_items=n_tiles + 66, least=192)
-    lengths = items.cut(part).ends - items.cut(part).begins
+    items = WorkItems(*(np.full(n_tiles, value, np.int32) for value in (0, 32, 0, 0, length)))
+    part = choose_part_tokens(items, n_kv_heads=8, n_processors=132, max_items=n_tiles + 66, minimum=192)
+    lengths = items.split(part).ends - items.split(part).begins
     loads = np.zeros(132)
     costs = np.repeat(lengths, 8)
-    np.add.at(loads, balanced(costs, 132), costs)
+    np.add.at(loads, balance_tiles(costs, 132), costs)
     assert lengths.sum() == n_tiles * length
     assert loads.max() < 1.3 * loads.mean() + 192
 

@@ -1,4 +1,4 @@
-"""A layer with a window reads no further back: not a position, and not a block."""
+"""A layer with a sliding window reads no position, and no block, before its window."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -13,15 +13,15 @@ Get = Callable[[str], Checkpoint]
 PAGE, BLOCK, LENGTH = 4, 8, 75
 IDS = random_ids(LENGTH, seed=11)
 WINDOW = 17
-"""Of the checkpoint ``mixtral``, in all layers."""
+"""Sliding window of all layers of the checkpoint ``mixtral``."""
 
 
 @pytest.mark.parametrize(
     ("start", "first_read"),
     [
-        (LENGTH - 1, 56),  # position 74 sees from 58 on, in the block that begins at 56
+        (LENGTH - 1, 56),  # position 74 sees positions from 58 on, in the block that begins at 56
         (72, 56),
-        (40, 24),  # many tokens in one row: the first sees from 24 on
+        (40, 24),  # many tokens in one row: the first sees positions from 24 on
     ],
 )
 def test_blocks_before_the_window_are_not_read(checkpoint: Get, start: int, first_read: int) -> None:
@@ -37,21 +37,21 @@ def test_blocks_before_the_window_are_not_read(checkpoint: Get, start: int, firs
     assert logits[0].isnan().all()
 
 
-@pytest.mark.parametrize("n_seen", [WINDOW, WINDOW + 1])
-def test_the_window_counts_the_token_itself(checkpoint: Get, n_seen: int) -> None:
-    """In the first layer's K and V, other tokens beyond the window change nothing; one within does."""
+@pytest.mark.parametrize("distance", [WINDOW, WINDOW + 1])
+def test_the_window_counts_the_token_itself(checkpoint: Get, distance: int) -> None:
+    """Changing V of a token outside the window does not change the logits; inside it does."""
     device = OpenDevice(checkpoint("mixtral"), page_size=1, block_tokens=BLOCK)
     pages = device.pages(LENGTH)
     device.run(row_of(IDS, pages))
     (before,) = device.run(row_of(IDS, pages, start=LENGTH - 1, write_start=LENGTH))
-    device.pool.v[:, pages[LENGTH - n_seen]] += 1.0
+    device.pool.v[:, pages[LENGTH - distance]] += 1.0
     (after,) = device.run(row_of(IDS, pages, start=LENGTH - 1, write_start=LENGTH))
-    assert torch.equal(before, after) == (n_seen > WINDOW)
+    assert torch.equal(before, after) == (distance > WINDOW)
 
 
 @pytest.mark.parametrize("name", ["mistral", "qwen3-biased"])
 def test_blocks_of_the_default_size(checkpoint: Get, name: str) -> None:
-    """The window is far smaller than a block, and lies across two of them now and then."""
+    """The window is much smaller than a block and sometimes spans two of them."""
     ids = random_ids(530, seed=14)
     device = OpenDevice(checkpoint(name), page_size=16)
     whole = device.pages(len(ids))

@@ -1,4 +1,4 @@
-"""The oracle: Hugging Face Transformers on the same checkpoint."""
+"""Comparison with the oracle, Hugging Face Transformers on the same checkpoint."""
 
 from collections.abc import Callable
 
@@ -28,7 +28,7 @@ def test_teacher_forced_logits_are_within_1e_4(checkpoint: Get, name: str) -> No
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_greedy_tokens_alone_batched_chunked_and_with_hits(checkpoint: Get, name: str) -> None:
-    """Three prompts, the second sharing pages with the first, prefilled in chunks, decoded together."""
+    """Three prompts prefilled in chunks and decoded together; the second shares pages with the first."""
     shared = random_ids(3 * PAGE, seed=2)
     prompts = [shared + random_ids(21, seed=3), shared + random_ids(30, seed=4), random_ids(11, seed=5)]
     oracle = load_oracle(checkpoint(name))
@@ -74,13 +74,13 @@ def test_greedy_tokens_alone_batched_chunked_and_with_hits(checkpoint: Get, name
         for prompt, answer in zip(prompts, answers, strict=True):
             logits = oracle(torch.tensor([prompt + list(answer)])).logits[0, len(prompt) - 1 : -1]
             top = logits.topk(2).values
-            clear = top[:, 0] - top[:, 1] > 2e-4
-            assert clear.sum() > N_NEW // 2
-            assert torch.equal(logits.argmax(-1)[clear], torch.tensor(answer)[clear])
+            has_clear_winner = top[:, 0] - top[:, 1] > 2e-4
+            assert has_clear_winner.sum() > N_NEW // 2
+            assert torch.equal(logits.argmax(-1)[has_clear_winner], torch.tensor(answer)[has_clear_winner])
 
 
-def test_wrong_angle_is_seen_by_the_oracle(checkpoint: Get) -> None:
-    """A gate: positions off by a stretch of one must fail the comparison above."""
+def test_wrong_positions_differ_from_the_oracle(checkpoint: Get) -> None:
+    """Checks that the comparison above detects positions that are off by one."""
     ids = random_ids(60, seed=6)
     with torch.inference_mode():
         expected = load_oracle(checkpoint("grouped"))(torch.tensor([ids])).logits[0]
@@ -93,7 +93,7 @@ def test_wrong_angle_is_seen_by_the_oracle(checkpoint: Get) -> None:
     model = device.model
     attend = device.attention.run
     with torch.inference_mode():
-        batch = device.pack(row)
-        device.attention.plan(batch)
-        wrong = model.logits(model(batch.ids, batch.positions + 1, attend))
+        packed = device.pack(row)
+        device.attention.plan(packed)
+        wrong = model.logits(model(packed.ids, packed.positions + 1, attend))
     assert (wrong - expected[1:]).abs().max() > 1e-2

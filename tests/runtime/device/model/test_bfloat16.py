@@ -1,4 +1,4 @@
-"""In bfloat16 the device is as close to the truth as Transformers is."""
+"""In bfloat16 the device's error is about that of Transformers."""
 
 from collections.abc import Callable
 
@@ -23,26 +23,26 @@ def logits_of(model: PreTrainedModel) -> Tensor:
     return logits
 
 
-def typical_error(logits: Tensor, truth: Tensor) -> float:
-    """The median, since a rounding may choose another expert for a token, and then its error is any."""
-    return (logits - truth).square().mean(-1).sqrt().median().item()
+def typical_error(logits: Tensor, exact_logits: Tensor) -> float:
+    """Returns the median error per token: rounding may route a token to another expert, with any error."""
+    return (logits - exact_logits).square().mean(-1).sqrt().median().item()
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_the_error_is_that_of_transformers(checkpoint: Get, name: str) -> None:
+def test_the_error_is_about_that_of_transformers(checkpoint: Get, name: str) -> None:
     exact = load_oracle(checkpoint(name))
     with torch.no_grad():
         for parameter in exact.parameters():
             parameter.copy_(parameter.bfloat16().float())
-    truth = logits_of(exact)
-    theirs = typical_error(logits_of(load_oracle(checkpoint(name), torch.bfloat16)), truth)
+    exact_logits = logits_of(exact)
+    transformers_error = typical_error(logits_of(load_oracle(checkpoint(name), torch.bfloat16)), exact_logits)
     device = OpenDevice(checkpoint(name), dtype=torch.bfloat16)
     (logits,) = device.run(row_of(IDS, device.pages(len(IDS))))
     assert logits.dtype == torch.float32
-    assert 0.0 < typical_error(logits, truth) < 1.15 * theirs
+    assert 0.0 < typical_error(logits, exact_logits) < 1.15 * transformers_error
 
 
-def execute(checkpoint: Checkpoint, dtype: str) -> CpuExecutor:
+def open_executor(checkpoint: Checkpoint, dtype: str) -> CpuExecutor:
     return CpuExecutor(
         checkpoint,
         page_size=8,
@@ -55,14 +55,14 @@ def execute(checkpoint: Checkpoint, dtype: str) -> CpuExecutor:
 
 
 def test_the_pool_holds_twice_the_pages(checkpoint: Get) -> None:
-    wide, narrow = execute(checkpoint("grouped"), "float32"), execute(checkpoint("grouped"), "bfloat16")
+    wide, narrow = open_executor(checkpoint("grouped"), "float32"), open_executor(checkpoint("grouped"), "bfloat16")
     assert narrow.n_pages // 2 == wide.n_pages
     assert narrow.pool.k.dtype == narrow.pool.v.dtype == torch.bfloat16
-    assert execute(checkpoint("grouped"), "auto").pool.k.dtype == torch.float32
+    assert open_executor(checkpoint("grouped"), "auto").pool.k.dtype == torch.float32
 
 
-def test_a_step_samples(checkpoint: Get) -> None:
-    executor = execute(checkpoint("mixtral"), "bfloat16")
+def test_greedy_sampling(checkpoint: Get) -> None:
+    executor = open_executor(checkpoint("mixtral"), "bfloat16")
     row = row_of(IDS, range(25), sampling=GREEDY)
     result = executor.launch(StepPlan(0, (row,))).result()
     assert result.finite == (True,)
@@ -73,4 +73,4 @@ def test_a_step_samples(checkpoint: Get) -> None:
 
 def test_another_dtype_is_refused(checkpoint: Get) -> None:
     with pytest.raises(ConfigError, match="dtype 'float16' is not supported on the CPU; use float32 or bfloat16"):
-        execute(checkpoint("grouped"), "float16")
+        open_executor(checkpoint("grouped"), "float16")

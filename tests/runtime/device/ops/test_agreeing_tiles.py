@@ -7,14 +7,14 @@ from radixkv.runtime.device.ops.cpu.agreeing_tiles import agreeing_tiles, cover
 SAMPLE = torch.randn(32, 3, generator=torch.Generator().manual_seed(1))
 
 
-def test_only_sizes_that_agree_with_the_smallest_are_kept() -> None:
+def test_only_sizes_that_agree_with_the_smallest_are_returned() -> None:
     def product(rows: Tensor) -> Tensor:
         return rows * 2 + (1e-6 if len(rows) == 16 else 0.0)
 
     assert agreeing_tiles(product, SAMPLE, (4, 8, 16, 32)) == (4, 8, 32)
 
 
-def test_a_product_that_depends_on_the_place_in_the_tile_is_done_row_by_row() -> None:
+def test_a_product_that_depends_on_the_position_in_the_tile_gets_single_row_tiles() -> None:
     def product(rows: Tensor) -> Tensor:
         return rows + torch.arange(len(rows)).eq(len(rows) - 1)[:, None] * 1e-6
 

@@ -1,4 +1,4 @@
-"""What is drawn, against plain torch."""
+"""Sampled tokens compared with plain torch."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from radixkv.errors import DeviceError
 from radixkv.runtime.device.sampling.cpu.draw import uniforms
-from radixkv.runtime.device.sampling.cpu.logit_edits import Edits
+from radixkv.runtime.device.sampling.cpu.logit_edits import LogitEdits
 from radixkv.runtime.device.sampling.cpu.sampler import Sampler
 from radixkv.runtime.step.plan import RowSampling
 from support.sampler_oracle import (
@@ -52,7 +52,7 @@ from support.sampler_oracle import (
         replace(PENALISED, repetition_penalty=0.7, frequency_penalty=-0.5, top_p=0.9),
     ],
 )
-def test_frequencies_are_the_probabilities(row: RowSampling) -> None:
+def test_token_frequencies_match_the_probabilities(row: RowSampling) -> None:
     logits = normal(VOCAB, seed=3)
     tokens = tokens_of(logits.expand(N, -1).contiguous(), [replace(row, seed=9, index=i) for i in range(N)])
     counts = torch.bincount(torch.tensor(tokens), minlength=VOCAB).double()
@@ -91,30 +91,30 @@ def rows(draw: st.DrawFn, vocab_size: int) -> RowSampling:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_what_is_drawn_could_be(data: st.DataObject) -> None:
+def test_sampled_tokens_are_possible(data: st.DataObject) -> None:
     vocab_size = data.draw(st.sampled_from([1, 2, 63, 64, 130, 700]))
-    some = data.draw(st.lists(rows(vocab_size), min_size=1, max_size=4))
-    # Tenths: equal logits are common.
-    logits = (normal(len(some), vocab_size, seed=data.draw(st.integers(0, 99))) * 10).round() / 10
+    settings_of_rows = data.draw(st.lists(rows(vocab_size), min_size=1, max_size=4))
+    # Rounded to tenths, so that equal logits are common.
+    logits = (normal(len(settings_of_rows), vocab_size, seed=data.draw(st.integers(0, 99))) * 10).round() / 10
     for index in range(5):
-        asked = [replace(row, index=index) for row in some]
-        for choice, row, values in zip(sample(logits, asked), asked, logits, strict=True):
+        sampling = [replace(row, index=index) for row in settings_of_rows]
+        for choice, row, values in zip(sample(logits, sampling), sampling, logits, strict=True):
             assert choice is not None
             changed = edited(values, row)
             if row.temperature == 0.0 or row.top_k == 1:
                 assert changed[choice.token] >= changed.max() - 1e-4
             else:
-                # Rounding may put what lies at the edge of a cut on either side, and equals are in it together.
+                # Rounding may put a token at the edge of a cutoff on either side; equal logits are cut together.
                 wider = probabilities(values, replace(row, top_p=min(1.0, row.top_p + 1e-4), top_k=0))
-                least = changed.sort(descending=True).values[min(row.top_k or vocab_size, vocab_size) - 1]
-                assert changed[choice.token] >= least - 1e-4
+                minimum = changed.sort(descending=True).values[min(row.top_k or vocab_size, vocab_size) - 1]
+                assert changed[choice.token] >= minimum - 1e-4
                 assert (
                     row.top_k or wider[choice.token] > 0 or changed[choice.token] >= changed[wider > 0].min() - 1e-4
                 )
             check_logprobs(choice.logprobs, values, choice.token, row.n_logprobs)
 
 
-def test_a_row_does_not_depend_on_the_others() -> None:
+def test_a_row_is_bitwise_independent_of_other_rows() -> None:
     logits = normal(64, 501, seed=4, scale=1.0)
     kinds = [
         GREEDY,
@@ -126,33 +126,33 @@ def test_a_row_does_not_depend_on_the_others() -> None:
         replace(PENALISED, n_logprobs=0),
         replace(PENALISED, top_k=300, top_p=0.3, temperature=2.0),
     ]
-    asked = [replace(kinds[i % len(kinds)], seed=i * 31, index=i % 5) for i in range(64)]
-    together = sample(logits, asked)
+    sampling = [replace(kinds[i % len(kinds)], seed=i * 31, index=i % 5) for i in range(64)]
+    together = sample(logits, sampling)
     for i in range(64):
-        assert sample(logits[i : i + 1], asked[i : i + 1]) == together[i : i + 1]
+        assert sample(logits[i : i + 1], sampling[i : i + 1]) == together[i : i + 1]
         shifted = torch.empty(502)[1:].copy_(logits[i])
-        assert sample(shifted[None], asked[i : i + 1]) == together[i : i + 1]
-    assert sample(logits[17:40], asked[17:40]) == together[17:40]
-    assert sample(logits.flip(0), asked[::-1])[::-1] == together
+        assert sample(shifted[None], sampling[i : i + 1]) == together[i : i + 1]
+    assert sample(logits[17:40], sampling[17:40]) == together[17:40]
+    assert sample(logits.flip(0), sampling[::-1])[::-1] == together
 
 
 def test_rows_with_many_candidates_beside_rows_with_few() -> None:
-    """Of equal logits all are listed; what is chosen, and its rank, may be none of the likeliest."""
+    """All equal logits are candidates; the chosen token need not be among the top logprobs."""
     logits = normal(9, 3000, seed=4)
     logits[2] = logits[7] = 0.5
     logits[4] += 100.0
     logits[5] = -0.1 - logits[5].abs()
     logits[5, :40] = torch.tensor([-0.0, 0.0]).repeat(20)
     lifted = tuple((token, 12.0) for token in range(100, 130))
-    asked = [
+    sampling = [
         replace(DRAWN, top_k=2000 if i == 6 else 20, top_p=0.9, logit_bias=lifted * (i % 2), seed=i, n_logprobs=9)
         for i in range(9)
     ]
-    together = sample(logits, asked)
+    together = sample(logits, sampling)
     for i, choice in enumerate(together):
-        assert [choice] == sample(logits[i : i + 1], asked[i : i + 1])
+        assert [choice] == sample(logits[i : i + 1], sampling[i : i + 1])
         assert choice is not None
-        assert probabilities(logits[i], replace(asked[i], top_p=0.91))[choice.token] > 0
+        assert probabilities(logits[i], replace(sampling[i], top_p=0.91))[choice.token] > 0
         check_logprobs(choice.logprobs, logits[i], choice.token, 9)
 
 
@@ -162,39 +162,39 @@ def test_the_draw_depends_on_seed_and_index() -> None:
     assert all(0 <= draw < 1 for draw in draws)
     assert abs(sum(draws) / 400 - 0.5) < 0.05
     again = uniforms(5, 6)
-    assert [number for number, _ in zip(uniforms(5, 6), range(9), strict=False)] == [next(again) for _ in range(9)]
+    assert [value for value, _ in zip(uniforms(5, 6), range(9), strict=False)] == [next(again) for _ in range(9)]
 
 
 @pytest.mark.parametrize("row", [GREEDY, replace(DRAWN, top_k=9, temperature=0.9, n_logprobs=4)])
 def test_penalties_over_many_steps(row: RowSampling) -> None:
-    """Each slot's own tokens count; a request that starts again with its history goes on with the same tokens."""
+    """Each batch slot counts its own tokens; a request restarted with its history gives the same tokens."""
     prompts = [[1, 2, 3], list(range(100)), []]
-    asked = [
+    sampling = [
         replace(row, frequency_penalty=0.7, seed=1),
         replace(row, repetition_penalty=1.8, presence_penalty=-0.4, seed=2, logit_bias=BIASES),
         replace(row, presence_penalty=1.1, repetition_penalty=0.9, seed=3),
     ]
-    first = [replace(one, history=history(prompt)) for one, prompt in zip(asked, prompts, strict=True)]
+    first = [replace(one, history=history(prompt)) for one, prompt in zip(sampling, prompts, strict=True)]
     sampler, answers = Sampler(3, VOCAB), [list[int](), list[int](), list[int]()]
-    # Of every third step all logits are negative, and penalties multiply.
+    # In every third step all logits are negative, so the repetition penalty multiplies.
     steps = [(normal(VOCAB, seed=i, scale=1.0) - 6 * (i % 3 == 0)).expand(3, -1).contiguous() for i in range(60)]
     for step, logits in enumerate(steps):
-        due = [replace(one, index=step) for one in (asked if step else first)]
-        known = [
+        step_sampling = [replace(one, index=step) for one in (sampling if step else first)]
+        with_history = [
             replace(one, history=history(prompt, answer))
-            for one, prompt, answer in zip(due, prompts, answers, strict=True)
+            for one, prompt, answer in zip(step_sampling, prompts, answers, strict=True)
         ]
-        got = sample(logits, due, sampler)
-        assert got == sample(logits, known)
-        for choice, answer, row_known in zip(got, answers, known, strict=True):
+        got = sample(logits, step_sampling, sampler)
+        assert got == sample(logits, with_history)
+        for choice, answer, row_with_history in zip(got, answers, with_history, strict=True):
             assert choice is not None
             answer.append(choice.token)
             if row.temperature == 0.0:
-                assert choice.token == int(edited(logits[0], row_known).argmax())
+                assert choice.token == int(edited(logits[0], row_with_history).argmax())
     assert answers[0] != answers[1] != answers[2]
 
 
-def test_a_slot_forgets_its_last_request() -> None:
+def test_a_batch_slot_drops_the_state_of_its_last_request() -> None:
     logits = normal(1, VOCAB, seed=7)
     best = int(logits.argmax())
     penalised = replace(GREEDY, presence_penalty=2.0, repetition_penalty=2.0)
@@ -209,7 +209,7 @@ def test_a_slot_forgets_its_last_request() -> None:
     assert tokens_of(logits, [replace(GREEDY, logit_bias=((0, 1.0),))], sampler) == [best]
 
 
-def test_biases_and_bans_change_with_the_row() -> None:
+def test_biases_and_bans_may_change_between_steps() -> None:
     logits = normal(1, VOCAB, seed=7)
     order = logits[0].argsort(descending=True).tolist()
     sampler = Sampler(1, VOCAB)
@@ -221,15 +221,15 @@ def test_biases_and_bans_change_with_the_row() -> None:
     assert tokens_of(logits, [GREEDY], sampler) == [order[0]]
 
 
-def test_a_slot_forgets_the_tokens_of_old_biases(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_slot_drops_the_tokens_of_old_biases(monkeypatch: pytest.MonkeyPatch) -> None:
     n_edited = []
-    apply = Edits.apply
+    apply = LogitEdits.apply
 
-    def spy(self: Edits, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    def spy(self: LogitEdits, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         n_edited.append(len(logits))
         return apply(self, logits)
 
-    monkeypatch.setattr(Edits, "apply", spy)
+    monkeypatch.setattr(LogitEdits, "apply", spy)
     logits, sampler = normal(1, VOCAB, seed=7), Sampler(1, VOCAB)
     for first in range(0, 100, 2):
         tokens_of(logits, [replace(GREEDY, logit_bias=((first, 1.0),), banned=(first + 1,))], sampler)

@@ -1,4 +1,4 @@
-"""Ties, extremes, rows that are not finite, scores and foreign ids."""
+"""Edge cases of the sampler: ties, extreme settings, rows that are not finite, invalid token ids."""
 
 from collections.abc import Sequence
 
@@ -23,19 +23,19 @@ from support.sampler_oracle import (
 )
 
 
-def test_only_one_token_is_left() -> None:
+def test_all_tokens_but_one_are_banned() -> None:
     logits = normal(1, VOCAB, seed=8)
     everything_else = tuple(token for token in range(VOCAB) if token != 77)
     for row in (GREEDY, DRAWN, replace(DRAWN, top_k=5), replace(DRAWN, top_p=0.5), replace(DRAWN, min_p=1.0)):
         assert tokens_of(logits, [replace(row, banned=everything_else, n_logprobs=2)]) == [77]
 
 
-def test_no_token_is_left() -> None:
+def test_all_tokens_are_banned() -> None:
     with pytest.raises(DeviceError, match="all 200 tokens are banned"):
         tokens_of(normal(1, VOCAB), [replace(GREEDY, banned=tuple(range(VOCAB)))])
 
 
-def test_greedy_takes_the_first_of_equals() -> None:
+def test_greedy_takes_the_smallest_id_of_equal_logits() -> None:
     logits = torch.zeros(3, 300)
     logits[1, 140] = logits[1, 260] = 1.0
     assert tokens_of(logits, [GREEDY, replace(DRAWN, top_k=1), GREEDY]) == [0, 140, 0]
@@ -78,26 +78,26 @@ def test_large_logits() -> None:
     "row", [DRAWN, replace(DRAWN, top_k=5), replace(DRAWN, top_p=0.9), replace(DRAWN, min_p=0.1, top_p=0.9)]
 )
 @pytest.mark.parametrize(("penalty", "seen"), [(1e-30, [7]), (100.0, range(VOCAB))])
-def test_penalties_that_leave_float32(row: RowSampling, penalty: float, seen: Sequence[int]) -> None:
-    """The likeliest becomes infinite, or all do; a draw would not end."""
+def test_penalties_that_overflow_float32(row: RowSampling, penalty: float, seen: Sequence[int]) -> None:
+    """The largest logit or all logits become infinite; a draw by rejection would not terminate."""
     logits = -normal(1, VOCAB, seed=8).abs() * 1e37 - 1e37
     logits[0, 7] = 1e37 if penalty < 1 else logits[0, 7]
-    asked = replace(row, repetition_penalty=penalty, history=history(seen))
-    (token,) = tokens_of(logits, [asked])
+    sampling = replace(row, repetition_penalty=penalty, history=history(seen))
+    (token,) = tokens_of(logits, [sampling])
     assert token == 7 if penalty < 1 else 0 <= token < VOCAB
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("place", [0, 99, 199])
-def test_a_row_that_is_not_finite_beside_good_ones(wrong: float, place: int) -> None:
+@pytest.mark.parametrize("index", [0, 99, 199])
+def test_a_row_that_is_not_finite_beside_good_ones(wrong: float, index: int) -> None:
     kinds = [GREEDY, DRAWN, replace(DRAWN, top_k=3), replace(DRAWN, top_p=0.5, n_logprobs=1), PENALISED]
     logits = normal(2 * len(kinds), VOCAB, seed=6)
     expected = sample(logits, kinds * 2)
-    logits[: len(kinds), place] = wrong
+    logits[: len(kinds), index] = wrong
     assert sample(logits, kinds * 2) == [None] * len(kinds) + expected[len(kinds) :]
 
 
-def test_a_slot_keeps_its_counts_over_a_row_that_is_not_finite() -> None:
+def test_a_batch_slot_keeps_its_counts_after_a_row_that_is_not_finite() -> None:
     logits, sampler = normal(1, VOCAB, seed=7), Sampler(1, VOCAB)
     penalised = replace(GREEDY, presence_penalty=2.0)
     broken = logits.clone()
@@ -106,20 +106,20 @@ def test_a_slot_keeps_its_counts_over_a_row_that_is_not_finite() -> None:
     assert tokens_of(logits, [penalised], sampler) == [int(logits[0].argsort(descending=True)[1])]
 
 
-def test_scores() -> None:
+def test_logprobs_of_given_tokens() -> None:
     logits = (normal(50, 700, seed=9) * 3).round() / 3
     targets = np.array([i * 13 for i in range(50)], dtype=np.int32)
     for n in (0, 1, 20, 1000):
-        scores = Sampler(1, 700).score(logits, targets, n)
-        assert scores is not None
-        for score, values, target in zip(scores, logits, targets.tolist(), strict=True):
-            check_logprobs(score, values, target, n)
+        logprobs = Sampler(1, 700).score(logits, targets, n)
+        assert logprobs is not None
+        for token_logprobs, values, target in zip(logprobs, logits, targets.tolist(), strict=True):
+            check_logprobs(token_logprobs, values, target, n)
 
 
-def test_scores_of_what_cannot_be_scored() -> None:
+def test_logprobs_of_invalid_tokens_or_logits() -> None:
     sampler, logits = Sampler(1, 20), normal(2, 20)
     for target in (-1, 20):
-        with pytest.raises(DeviceError, match="a token to score is not between 0 and 19"):
+        with pytest.raises(DeviceError, match=f"not between 0 and 19 .*{target}"):
             sampler.score(logits, np.array([3, target]), 1)
     assert sampler.score(logits[:0], np.array([], dtype=np.int32), 1) == []
     logits[1, 4] = -torch.inf
@@ -135,6 +135,6 @@ def test_scores_of_what_cannot_be_scored() -> None:
         replace(GREEDY, presence_penalty=1.0, history=history([-1])),
     ],
 )
-def test_foreign_ids(row: RowSampling) -> None:
+def test_token_ids_outside_the_vocabulary(row: RowSampling) -> None:
     with pytest.raises(DeviceError, match="not all between 0 and 19"):
         Sampler(1, 20).sample(normal(1, 20), [0], [row])

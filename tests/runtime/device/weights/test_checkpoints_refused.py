@@ -1,4 +1,4 @@
-"""Checkpoints that cannot be run are refused by name; those that can, load whatever their files' form."""
+"""Invalid checkpoints are refused with the file and field; valid ones load whatever their file format."""
 
 import json
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from torch import Tensor
 from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.model.decoder_cpu import Decoder
-from radixkv.runtime.device.spec.config import DecoderConfig
-from radixkv.runtime.device.spec.rope import Llama3Scaling, Rope, YarnScaling
+from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.model_config.rope import Llama3Scaling, Rope, YarnScaling
 from radixkv.runtime.device.weights.weights import open_weights
 from support.checkpoints import save_checkpoint, save_llama
 from support.device_support import CHECKPOINTS, OTHERS, limited_memory
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def load(folder: Path) -> list[Tensor]:
-    """All tensors."""
+    """Returns all tensors of the checkpoint."""
     checkpoint = resolve(str(folder), load_format="dummy")
     with open_weights(checkpoint, load_format="auto", dtype=torch.float32) as weights:
         ends = [weights.embedding(), weights.final_norm(), *([] if weights.config.tied_head else [weights.head()])]
@@ -41,7 +41,7 @@ def load(folder: Path) -> list[Tensor]:
 
 def flat(part: object) -> list[Tensor]:
     if isinstance(part, tuple):
-        return [tensor for one in part for tensor in flat(one)]
+        return [tensor for child in part for tensor in flat(child)]
     return [part] if isinstance(part, Tensor) else []
 
 
@@ -61,7 +61,7 @@ def test_a_missing_tensor(folder: Path) -> None:
         load(folder)
 
 
-def test_a_tensor_too_many(folder: Path) -> None:
+def test_an_unexpected_tensor(folder: Path) -> None:
     change(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}))
     with pytest.raises(CheckpointError, match=r"model.layers.0.self_attn.q_proj.bias"):
         load(folder)
@@ -79,11 +79,11 @@ def test_a_wrong_dtype(folder: Path) -> None:
         load(folder)
 
 
-@pytest.mark.parametrize("left", [0, 4, 2000, -1])
-def test_a_truncated_file(folder: Path, left: int) -> None:
+@pytest.mark.parametrize("n_bytes", [0, 4, 2000, -1])
+def test_a_truncated_file(folder: Path, n_bytes: int) -> None:
     path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:left])
-    with pytest.raises(CheckpointError, match=r"model.safetensors is not a whole safetensors file"):
+    path.write_bytes(path.read_bytes()[:n_bytes])
+    with pytest.raises(CheckpointError, match=r"model.safetensors"):
         load(folder)
 
 
@@ -106,9 +106,9 @@ def shard(folder: Path) -> dict[str, str]:
 
 
 def test_several_files_are_one_checkpoint(folder: Path) -> None:
-    whole = load(folder)
+    expected = load(folder)
     shard(folder)
-    assert all(torch.equal(a, b) for a, b in zip(load(folder), whole, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(load(folder), expected, strict=True))
 
 
 def test_a_missing_shard(folder: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_tensor_in_two_files(folder: Path) -> None:
     shard(folder)
     tensors = load_file(folder / "b.safetensors") | {"model.norm.weight": torch.ones(48)}
     save_file(tensors | load_file(folder / "a.safetensors"), folder / "b.safetensors")
-    with pytest.raises(CheckpointError, match=r"is in a.safetensors and in b.safetensors"):
+    with pytest.raises(CheckpointError, match=r"a.safetensors and .*b.safetensors"):
         load(folder)
 
 
@@ -146,14 +146,14 @@ def test_a_bad_index(folder: Path, index: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_weights_become_float32(folder: Path, dtype: torch.dtype) -> None:
-    whole = load(folder)
+    expected = load(folder)
     change(folder, lambda tensors: tensors.update({name: t.to(dtype) for name, t in tensors.items()}))
-    for half, full in zip(load(folder), whole, strict=True):
+    for half, full in zip(load(folder), expected, strict=True):
         assert half.dtype == torch.float32
         assert torch.equal(half, full.to(dtype).float())
 
 
-def test_a_head_beside_a_tied_embedding_is_not_used(folder: Path) -> None:
+def test_a_head_is_ignored_if_the_embedding_is_tied(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
     (folder / "config.json").write_text(json.dumps(config))
     checkpoint = resolve(str(folder))
@@ -163,7 +163,7 @@ def test_a_head_beside_a_tied_embedding_is_not_used(folder: Path) -> None:
         assert torch.allclose(decoder.logits(hidden), hidden @ weights.embedding().T, atol=1e-5)
 
 
-def test_older_checkpoints_may_bring_rotary_frequencies(folder: Path) -> None:
+def test_rotary_frequencies_of_older_checkpoints_are_ignored(folder: Path) -> None:
     change(folder, lambda tensors: tensors.update({"model.layers.2.self_attn.rotary_emb.inv_freq": torch.ones(8)}))
     load(folder)
 
@@ -201,20 +201,20 @@ QWEN3_MOE = {
     [
         (
             {"architectures": ["GPT2LMHeadModel"]},
-            "'GPT2LMHeadModel' is not supported.* runs LlamaForCausalLM, Mistral",
+            "'GPT2LMHeadModel' .* LlamaForCausalLM, Mistral",
         ),
-        ({"architectures": ["LlamaForCausalLM", "MistralForCausalLM"]}, "it must name one of"),
+        ({"architectures": ["LlamaForCausalLM", "MistralForCausalLM"]}, "architectures is "),
         ({"architectures": None}, "architectures is None"),
-        ({"architectures": [["LlamaForCausalLM"]]}, "it must name one of"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'.* runs 'default', 'linear'"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "architectures is "),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'.* 'default', 'linear'"),
         ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "rope type 'longrope'"),
-        ({"rope_parameters": {"rope_type": "linear"}}, "has no factor"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "has no factor"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "has no original_max_position_embeddings"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}}, "mscale 1.0 is not supported"),
+        ({"rope_parameters": {"rope_type": "linear"}}, " factor"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, " factor"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, " original_max_position_embeddings"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}}, "mscale 1.0"),
         ({"rope_parameters": YARN | {"rope_theta": 1}}, "rope_theta is 1.0; .* above 1"),
         ({"rope_theta": float("inf")}, "rope_theta is inf"),
-        ({"rope_theta": 1e300}, r"rope_theta is 1e\+300; it must be between 1e-15 and 1e\+15"),
+        ({"rope_theta": 1e300}, r"rope_theta is 1e\+300.* 1e-15 and 1e\+15"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 1e300}}, r"factor is 1e\+300; .* 1e-06 and 1e\+06"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 1e-300}}, "factor is 1e-300"),
         ({"rope_parameters": YARN | {"factor": float("inf")}}, "factor is inf"),
@@ -223,41 +223,41 @@ QWEN3_MOE = {
             {"rope_parameters": {"rope_type": "llama3"} | LLAMA3 | {"high_freq_factor": 1e300}},
             "high_freq_factor is",
         ),
-        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differs by kind of layer"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters .*full_attention"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
-        ({"rope_parameters": {"rope_type": "llama3"}}, "has no factor"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, " factor"),
         ({"rope_parameters": {"rope_type": "llama3"} | LLAMA3 | {"low_freq_factor": 4.0}}, "low_freq_factor"),
         ({"rope_scaling": [1]}, "rope_scaling"),
         ({"rope_scaling": {"rope_type": 3}}, "rope_type is 3"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
-        ({"attention_bias": 1}, "attention_bias is 1; it must be true or false"),
-        (MISTRAL | {"attention_bias": True}, "attention_bias True is not supported"),
+        ({"attention_bias": 1}, "attention_bias is 1"),
+        (MISTRAL | {"attention_bias": True}, "attention_bias True"),
         (MISTRAL | {"mlp_bias": True}, "mlp_bias"),
         (MISTRAL | {"sliding_window": 0}, "sliding_window is 0"),
-        (MISTRAL | {"layer_types": ["full_attention"] * 2}, "layer_types .* is not supported"),
-        ({"sliding_window": 4096}, "sliding_window 4096 is not supported"),
-        (QWEN3 | {"layer_types": ["sliding_attention"]}, "names 1 layers; num_hidden_layers is 2"),
-        (QWEN3 | {"layer_types": ["linear_attention"] * 2}, "must be a list of 'sliding_attention'"),
+        (MISTRAL | {"layer_types": ["full_attention"] * 2}, "layer_types "),
+        ({"sliding_window": 4096}, "sliding_window 4096"),
+        (QWEN3 | {"layer_types": ["sliding_attention"]}, "num_hidden_layers is 2"),
+        (QWEN3 | {"layer_types": ["linear_attention"] * 2}, "layer_types .*'sliding_attention'"),
         (QWEN3 | {"max_window_layers": -1}, "max_window_layers is -1"),
         (QWEN3 | {"use_sliding_window": "yes"}, "use_sliding_window is 'yes'"),
-        (MIXTRAL | {"num_local_experts": None}, "has no num_local_experts"),
-        (MIXTRAL | {"num_experts_per_tok": 5}, "num_experts_per_tok 5 is more than num_local_experts 4"),
+        (MIXTRAL | {"num_local_experts": None}, " num_local_experts"),
+        (MIXTRAL | {"num_experts_per_tok": 5}, "num_experts_per_tok 5 .*num_local_experts 4"),
         (MIXTRAL | {"mlp_only_layers": [True]}, "mlp_only_layers"),
         (MIXTRAL | {"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple"),
-        ({"head_dim": 7}, "head_dim 7 is odd"),
-        ({"vocab_size": None}, "has no vocab_size"),
+        ({"num_key_value_heads": 3}, "num_attention_heads 4 .*num_key_value_heads 3"),
+        ({"head_dim": 7}, "head_dim 7"),
+        ({"vocab_size": None}, " vocab_size"),
         ({"hidden_size": "48"}, "hidden_size is '48'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"num_hidden_layers": True}, "num_hidden_layers is True"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
-        ({"rms_norm_eps": 10**400}, "rms_norm_eps is 10+; it must be a positive number"),
-        ({"intermediate_size": 10**400}, "intermediate_size is 10+; it must be at most"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is 10+"),
+        ({"intermediate_size": 10**400}, "intermediate_size is 10+"),
         ({"rope_theta": -1}, "rope_theta is -1"),
     ],
 )
-def test_configs_that_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_invalid_configs(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=f"^/some/folder/config.json: .*{message}"):
         parse(BASE | changes)
 
@@ -268,7 +268,7 @@ def edit_config(folder: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["num_hidden_layers", "num_local_experts", "num_experts"])
-def test_a_count_that_no_model_has(folder: Path, name: str) -> None:
+def test_a_corrupt_count_is_refused_without_exhausting_memory(folder: Path, name: str) -> None:
     architecture = {"num_local_experts": "MixtralForCausalLM", "num_experts": "Qwen3MoeForCausalLM"}.get(name)
     edit_config(folder, **({"architectures": [architecture], "num_experts_per_tok": 2} if architecture else {}))
     edit_config(folder, **{name: 10**9})
@@ -277,9 +277,9 @@ def test_a_count_that_no_model_has(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("n_layers", [2, 4])
-def test_a_layer_count_that_the_files_do_not_hold(folder: Path, n_layers: int) -> None:
+def test_a_layer_count_that_differs_from_the_files(folder: Path, n_layers: int) -> None:
     edit_config(folder, num_hidden_layers=n_layers)
-    message = f"^{folder}/config.json: num_hidden_layers is {n_layers}, .* hold 3 layers; fetch"
+    message = f"^{folder}/config.json: num_hidden_layers is {n_layers}, .* 3 layers; fetch"
     with limited_memory(), pytest.raises(CheckpointError, match=message):
         load(folder)
 
@@ -287,13 +287,13 @@ def test_a_layer_count_that_the_files_do_not_hold(folder: Path, n_layers: int) -
 @pytest.mark.parametrize(
     "name", ["vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim"]
 )
-def test_other_sizes_that_the_files_do_not_have(folder: Path, name: str) -> None:
+def test_other_sizes_that_differ_from_the_files(folder: Path, name: str) -> None:
     edit_config(folder, **{name: 10**12})
     with limited_memory(), pytest.raises(CheckpointError, match=f"in {folder}/model.safetensors has shape"):
         load(folder)
 
 
-def test_both_forms_of_rope_settings() -> None:
+def test_both_formats_of_rope_settings() -> None:
     old = parse(BASE | {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3"} | LLAMA3})
     new = parse(BASE | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5} | LLAMA3})
     assert old == new
@@ -303,7 +303,7 @@ def test_both_forms_of_rope_settings() -> None:
 
 
 def test_yarn_of_a_model_card() -> None:
-    """As Qwen's model cards say to add it."""
+    """The settings that Qwen's model cards recommend."""
     scaling = {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"}
     rope = parse(BASE | {"rope_theta": 1e6, "rope_scaling": scaling}).rope
     assert isinstance(rope.scaling, YarnScaling)
@@ -346,7 +346,7 @@ def other_folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_each_tensor_of_each_architecture_is_checked(other_folder: Path) -> None:
-    """One after another is missing, then of a wrong shape. Names and shapes are Transformers' own."""
+    """Removes each tensor in turn, then gives it a wrong shape. Names and shapes come from Transformers."""
     tensors = load_file(other_folder / "model.safetensors")
     names = [name for name in tensors if ".1." in name or ".layers." not in name]
     assert len(names) >= 11

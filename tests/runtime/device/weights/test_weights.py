@@ -1,4 +1,4 @@
-"""Weights are the same numbers whichever way they come."""
+"""Weights have the same values whichever way they are loaded."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import CheckpointError
-from radixkv.runtime.device.weights import parallel_load as reads_module
-from radixkv.runtime.device.weights.parallel_load import ParallelReads
+from radixkv.runtime.device.weights import parallel_load
+from radixkv.runtime.device.weights.parallel_load import ParallelLoader
 from radixkv.runtime.device.weights.weights import MlpWeights, Weights, open_weights
 from support.device_support import CHECKPOINTS
 
 Get = Callable[[str], Checkpoint]
 
 
-class Drawn:
-    """Random tensors as they are drawn one after another, each on its own."""
+class SeparateDraws:
+    """Random tensors drawn one after another without stacking."""
 
     def __init__(self) -> None:
         self.generator = torch.Generator().manual_seed(0)
@@ -33,8 +33,8 @@ class Drawn:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_stacked_random_matrices_have_the_numbers_of_single_ones(checkpoint: Get, dtype: torch.dtype) -> None:
-    draw = Drawn()
+def test_stacked_random_matrices_have_the_values_of_separate_ones(checkpoint: Get, dtype: torch.dtype) -> None:
+    draw = SeparateDraws()
     with open_weights(checkpoint("grouped"), load_format="dummy", dtype=dtype) as weights:
         config = weights.config
         hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
@@ -51,13 +51,13 @@ def test_stacked_random_matrices_have_the_numbers_of_single_ones(checkpoint: Get
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_the_count_of_bytes_is_that_of_all_tensors(checkpoint: Get, name: str) -> None:
+def test_n_bytes_is_the_size_of_all_tensors(checkpoint: Get, name: str) -> None:
     with open_weights(checkpoint(name), load_format="auto", dtype=torch.bfloat16) as weights:
         assert sum(tensor.nbytes for tensor in tensors_of(weights)) == weights.n_bytes <= weights.peak_bytes
 
 
 class SlowViews:
-    """Files that give a tensor only when as many are asked for as there are lanes."""
+    """Tensors whose views are returned only when ``n_lanes`` threads wait for one."""
 
     def __init__(self, tensors: dict[str, Tensor], n_lanes: int) -> None:
         self._tensors = tensors
@@ -75,16 +75,16 @@ class PlainLane:
         out.copy_(source)
 
 
-def test_tensors_are_read_side_by_side_and_are_there_at_the_end(
+def test_tensors_are_read_in_parallel_and_are_complete_at_the_end(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reads_module, "_EVERY_S", 0.0)
+    monkeypatch.setattr(parallel_load, "_LOG_INTERVAL_S", 0.0)
     tensors = {str(i): torch.full((3, 1 << 18), float(i)) for i in range(8)}
-    with torch.inference_mode():  # threads do not inherit it, and outside these may not be written to
+    with torch.inference_mode():  # worker threads do not inherit inference mode but must write to its tensors
         outs = {name: torch.zeros(3, 1 << 18, dtype=torch.bfloat16) for name in tensors}
     with (
         caplog.at_level(logging.INFO),
-        ParallelReads(SlowViews(tensors, 4), [PlainLane() for _ in range(4)]) as reads,
+        ParallelLoader(SlowViews(tensors, 4), [PlainLane() for _ in range(4)]) as reads,
     ):
         for name, out in outs.items():
             reads.fill(name, out)
@@ -94,37 +94,37 @@ def test_tensors_are_read_side_by_side_and_are_there_at_the_end(
     assert "loaded 0.0 GiB of weights in" in caplog.text
 
 
-def test_what_cannot_be_read_fails_the_whole() -> None:
-    reads = ParallelReads(SlowViews({}, 1), [PlainLane()])
+def test_a_read_error_is_raised_when_the_block_ends() -> None:
+    reads = ParallelLoader(SlowViews({}, 1), [PlainLane()])
     with pytest.raises(CheckpointError, match="b cannot be read"), reads:
         reads.fill("b", torch.zeros(1))
 
 
-def test_an_error_meanwhile_is_the_one_that_is_raised() -> None:
-    reads = ParallelReads(SlowViews({}, 1), [PlainLane()])
+def test_an_error_in_the_block_takes_precedence_over_read_errors() -> None:
+    reads = ParallelLoader(SlowViews({}, 1), [PlainLane()])
     reads.fill("b", torch.zeros(1))
     with pytest.raises(ZeroDivisionError), reads:
         raise ZeroDivisionError
 
 
 def tensors_of(weights: Weights) -> list[Tensor]:
-    found: list[Tensor] = [weights.embedding(), weights.final_norm()]
+    tensors: list[Tensor] = [weights.embedding(), weights.final_norm()]
     if not weights.config.tied_head:
-        found.append(weights.head())
+        tensors.append(weights.head())
     parts: list[object] = [weights.layer(index) for index in range(weights.config.n_layers)]
     while parts:
         part = parts.pop()
         if isinstance(part, Tensor):
-            found.append(part)
+            tensors.append(part)
         elif isinstance(part, tuple):
             parts += part
         elif part is not None:
             parts += vars(part).values()
-    return found
+    return tensors
 
 
-def test_files_are_not_written_to(checkpoint: Get) -> None:
-    """What is read is memory of its own."""
+def test_files_are_not_modified(checkpoint: Get) -> None:
+    """Tensors are copies of the memory-mapped files."""
     source = checkpoint("grouped")
     before = (source.folder / "model.safetensors").read_bytes()
     with open_weights(source, load_format="auto", dtype=torch.float32) as weights:

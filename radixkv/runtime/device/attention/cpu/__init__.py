@@ -1,0 +1,1 @@
+"""Batch-invariant paged attention on the CPU."""

@@ -1,4 +1,4 @@
-"""Attention in plain torch: the CPU's backend, and the oracle of the others."""
+"""The CPU's attention backend in plain torch, which is also the oracle of the other backends' tests."""
 
 from __future__ import annotations
 
@@ -8,23 +8,27 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.attention.cpu.block_softmax import Layout, blocks_of, products
+from radixkv.runtime.device.attention.cpu.block_softmax import BlockLayout, batched_matmul, blocks_of_row
 from radixkv.runtime.device.attention.cpu.row_products import LongRow, ShortRows
 from radixkv.runtime.device.kv_pool_cpu import KVPool
 from radixkv.runtime.device.ops.cpu.agreeing_tiles import agreeing_tiles
-from radixkv.runtime.device.pack_cpu import Batch, Span
+from radixkv.runtime.device.pack_cpu import PackedStep, RowSpan
 
-_MIN_LINES = 8
-_MAX_LINES = 256
+_MIN_PRODUCT_ROWS = 8
+"""Minimum rows (tokens * query heads per key-value head) of a matrix product."""
+_MAX_PRODUCT_ROWS = 256
+"""Maximum rows of a matrix product."""
 _MAX_SCORES = 1 << 21
-_MAX_GATHERED = 1 << 23
+"""Maximum scores of one tile of a long row, so that they take a bounded amount of memory."""
+_MAX_GATHERED_VALUES = 1 << 23
+"""Maximum values of K copied for one group of short rows."""
 
 
 class ReferenceAttention:
-    """Causal attention over the paged pool, computed in float32; batch-invariant.
+    """Causal attention over the paged KV pool, computed in float32 and batch-invariant.
 
-    Cost: short rows copy the blocks they read, each once a layer however many of them read it; a long row copies
-    its own once a layer.
+    Cost per layer: a group of short rows copies each block that one of its rows reads once. Each long row copies
+    its own blocks once.
     """
 
     def __init__(
@@ -35,14 +39,16 @@ class ReferenceAttention:
         windows: Sequence[int | None] | None = None,
         block_tokens: int = 256,
     ) -> None:
-        """Tries which sizes of products agree.
+        """Determines which tile sizes give bit-equal products on this machine.
 
         Args:
-            windows: by layer, how many positions a token sees, its own included; None for all.
-            block_tokens: positions that one partial sum covers, rounded down to whole pages, one at least.
+            pool: pool to read and write.
+            n_heads: number of query heads.
+            windows: [layers], sliding window in positions, the token's own included; None for full attention.
+            block_tokens: positions per partial sum, rounded down to whole pages, at least one page.
         """
         n_layers, _, n_kv_heads, page_size, head_dim = pool.k.shape
-        layout = Layout(
+        layout = BlockLayout(
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
             head_dim=head_dim,
@@ -59,17 +65,17 @@ class ReferenceAttention:
         self._written_tokens = torch.empty(0, dtype=torch.int64)
         self._slot_mapping = torch.empty(0, dtype=torch.int64)
 
-    def plan(self, batch: Batch) -> None:
-        """Cuts the step into products, once for each kind of layer. O(rows * blocks)."""
-        self._written_tokens = batch.written_tokens
-        self._slot_mapping = self._pool.slot_mapping(batch.written_pages, batch.written_offsets)
-        self._parts = {window: self._cut(batch.spans, layout) for window, layout in self._layouts.items()}
-        most = max(part.n_gathered for parts in self._parts.values() for part in parts)
-        if most > len(self._workspace[0]):
-            self._workspace = (torch.empty(most), torch.empty(most))
+    def plan(self, step: PackedStep) -> None:
+        """Partitions the step into matrix products, once for each distinct window. O(rows * blocks)."""
+        self._written_tokens = step.written_tokens
+        self._slot_mapping = self._pool.slot_mapping(step.written_pages, step.written_offsets)
+        self._parts = {window: self._partition(step.spans, layout) for window, layout in self._layouts.items()}
+        n_values = max(part.n_gathered for parts in self._parts.values() for part in parts)
+        if n_values > len(self._workspace[0]):
+            self._workspace = (torch.empty(n_values), torch.empty(n_values))
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As in ``Attention``."""
+        """See ``Attention.run``."""
         self._pool.write(layer, self._slot_mapping, k[self._written_tokens], v[self._written_tokens])
         scaled = q.float() * self._scale
         out = torch.empty_like(scaled)
@@ -77,25 +83,25 @@ class ReferenceAttention:
             part.run(layer, scaled, out, self._workspace)
         return out.flatten(1).to(q.dtype)
 
-    def _cut(self, spans: Sequence[Span], layout: Layout) -> list[LongRow | ShortRows]:
+    def _partition(self, spans: Sequence[RowSpan], layout: BlockLayout) -> list[LongRow | ShortRows]:
         parts: list[LongRow | ShortRows] = []
-        short: list[Span] = []
+        short: list[RowSpan] = []
         for span in spans:
             if span.n_tokens <= self._tiles[0]:
                 short.append(span)
             else:
                 parts.append(LongRow(span, layout, self._pool, self._tiles, _MAX_SCORES))
-        return [*parts, *(ShortRows(some, layout, self._pool, self._tiles) for some in _bounded(short, layout))]
+        return [*parts, *(ShortRows(group, layout, self._pool, self._tiles) for group in _groups(short, layout))]
 
 
-def _bounded(spans: list[Span], layout: Layout) -> list[list[Span]]:
-    """Short rows in groups whose copies of K stay below ``_MAX_GATHERED`` numbers, or that are one row."""
-    block_numbers = layout.block_tokens * layout.n_kv_heads * layout.head_dim
-    groups: list[list[Span]] = []
+def _groups(spans: list[RowSpan], layout: BlockLayout) -> list[list[RowSpan]]:
+    """Groups short rows so that each group gathers at most ``_MAX_GATHERED_VALUES`` of K or is a single row."""
+    block_values = layout.block_tokens * layout.n_kv_heads * layout.head_dim
+    groups: list[list[RowSpan]] = []
     seen: set[bytes] = set()
     for span in spans:
-        pages = {block.pages for block in blocks_of(span, layout).values()}
-        if not groups or len(seen | pages) * block_numbers > _MAX_GATHERED:
+        pages = {block.pages for block in blocks_of_row(span, layout).values()}
+        if not groups or len(seen | pages) * block_values > _MAX_GATHERED_VALUES:
             groups.append([])
             seen = set()
         groups[-1].append(span)
@@ -103,10 +109,10 @@ def _bounded(spans: list[Span], layout: Layout) -> list[list[Span]]:
     return groups
 
 
-def _token_tiles(layout: Layout) -> tuple[int, ...]:
-    """Tokens a product, ascending, all with the same bits."""
-    sizes = [-(-_MIN_LINES // layout.group)]
-    while 2 * sizes[-1] * layout.group <= _MAX_LINES:
+def _token_tiles(layout: BlockLayout) -> tuple[int, ...]:
+    """Returns the numbers of tokens per product, ascending, that give the same bits."""
+    sizes = [-(-_MIN_PRODUCT_ROWS // layout.group)]
+    while 2 * sizes[-1] * layout.group <= _MAX_PRODUCT_ROWS:
         sizes.append(2 * sizes[-1])
     generator = torch.Generator().manual_seed(0)
 
@@ -117,9 +123,9 @@ def _token_tiles(layout: Layout) -> tuple[int, ...]:
     q = random(sizes[-1], layout.group, layout.head_dim)
 
     def product(tokens: Tensor) -> Tensor:
-        lines = tokens.flatten(0, 1).expand(1, layout.n_kv_heads, -1, -1)
-        scores = products(lines, k.transpose(2, 3))
-        both = torch.cat([scores, products(scores, k)], -1)
+        query_rows = tokens.flatten(0, 1).expand(1, layout.n_kv_heads, -1, -1)
+        scores = batched_matmul(query_rows, k.transpose(2, 3))
+        both = torch.cat([scores, batched_matmul(scores, k)], -1)
         return both[0].transpose(0, 1).reshape(len(tokens), -1)
 
     return agreeing_tiles(product, q, sizes)

@@ -1,4 +1,4 @@
-"""How the rows of a step are cut into products over blocks."""
+"""Partition of a step's rows into matrix products over blocks."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixkv.runtime.device.attention.cpu.block_softmax import (
-    Block,
-    Gather,
-    Layout,
-    blocks_of,
+    BlockGather,
+    BlockLayout,
+    KVBlock,
+    batched_matmul,
+    blocks_of_row,
     ordered_sum,
-    products,
     visible_mask,
 )
 from radixkv.runtime.device.kv_pool_cpu import KVPool
-from radixkv.runtime.device.pack_cpu import Span
+from radixkv.runtime.device.pack_cpu import RowSpan
 
 
 class LongRow:
-    """Attention of one row with many tokens: tiles of queries against all blocks that they see."""
+    """Attention of one row with many tokens, in tiles of queries against all blocks that they read."""
 
-    def __init__(self, span: Span, layout: Layout, pool: KVPool, tiles: Sequence[int], max_scores: int) -> None:
+    def __init__(
+        self, span: RowSpan, layout: BlockLayout, pool: KVPool, tiles: Sequence[int], max_scores: int
+    ) -> None:
         self._layout = layout
         self._pool = pool
-        self._gather = Gather(blocks_of(span, layout).values(), layout, pool.zero_page)
+        self._gather = BlockGather(blocks_of_row(span, layout).values(), layout, pool.zero_page)
         self._tiles = []
         first = 0
         while first < span.n_tokens:
@@ -40,176 +42,204 @@ class LongRow:
             self._tiles.append(self._tile(span, first, size, min(size, left)))
             first += size
 
-    def _n_scores(self, span: Span, first: int, size: int) -> int:
+    def _n_scores(self, span: RowSpan, first: int, size: int) -> int:
         layout, start = self._layout, span.start + first
         n_blocks = layout.n_blocks(min(span.length, start + size)) - layout.first_block(start)
         return size * n_blocks * layout.block_tokens * layout.n_heads
 
-    def _tile(self, span: Span, first: int, size: int, n_tokens: int) -> _Tile:
+    def _tile(self, span: RowSpan, first: int, size: int, n_tokens: int) -> _Tile:
         layout, start = self._layout, span.start + first
         ends = torch.arange(start + 1, start + size + 1).clamp_(max=start + n_tokens)
         firsts = torch.zeros_like(ends) if layout.window is None else (ends - layout.window).clamp_(min=0)
-        # Without a window, all the tile's tokens see the blocks before its own whole.
-        masked = (start + 1) // layout.block_tokens if layout.window is None else layout.first_block(start)
+        # Without a window, all tokens of the tile see every position of the blocks before the tile's first token.
+        first_masked = (start + 1) // layout.block_tokens if layout.window is None else layout.first_block(start)
         n_blocks = layout.n_blocks(start + n_tokens)
-        before = torch.arange(masked, n_blocks)[:, None] * layout.block_tokens
-        mask = visible_mask(firsts - before, ends - before, layout.block_tokens)
-        gathered = layout.first_block(span.start)
+        block_starts = torch.arange(first_masked, n_blocks)[:, None] * layout.block_tokens
+        mask = visible_mask(firsts - block_starts, ends - block_starts, layout.block_tokens)
+        first_gathered = layout.first_block(span.start)
         return _Tile(
-            first=span.first + first,
+            first_token=span.first_token + first,
             n_tokens=n_tokens,
             size=size,
-            blocks=slice(layout.first_block(start) - gathered, n_blocks - gathered),
-            n_open=masked - layout.first_block(start),
+            blocks=slice(layout.first_block(start) - first_gathered, n_blocks - first_gathered),
+            n_unmasked=first_masked - layout.first_block(start),
             mask=mask.unsqueeze(1).unsqueeze(3),
         )
 
     @property
     def n_gathered(self) -> int:
-        """Numbers of K, or of V, that are copied at a time."""
-        return self._gather.n_numbers
+        """Number of values of K (and as many of V) that are gathered at once."""
+        return self._gather.n_values
 
     def run(self, layer: int, q: Tensor, out: Tensor, workspace: tuple[Tensor, Tensor]) -> None:
-        """Fills the row's part of ``out``; ``q`` and ``out`` are the step's [tokens, heads, head_dim]."""
+        """Computes the row's part of ``out``.
+
+        Args:
+            layer: index of the layer in the pool.
+            q: [tokens, heads, head_dim], scaled queries of the whole step.
+            out: [tokens, heads, head_dim], attention output of the whole step.
+            workspace: flat buffers for K and V, at least ``n_gathered`` long.
+        """
         k = self._gather.read(self._pool.k[layer], workspace[0])
         v = self._gather.read(self._pool.v[layer], workspace[1])
         for tile in self._tiles:
-            tokens = slice(tile.first, tile.first + tile.n_tokens)
+            tokens = slice(tile.first_token, tile.first_token + tile.n_tokens)
             out[tokens] = self._attend(tile, q[tokens], k[tile.blocks], v[tile.blocks])
 
     def _attend(self, tile: _Tile, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         n_kv_heads, group, head_dim = self._layout.n_kv_heads, self._layout.group, self._layout.head_dim
         if tile.n_tokens < tile.size:
             q = torch.cat([q, q.new_zeros(tile.size - tile.n_tokens, *q.shape[1:])])
-        lines = q.view(tile.size, n_kv_heads, group, head_dim).transpose(0, 1)
-        lines = lines.reshape(n_kv_heads, tile.size * group, head_dim).expand(len(k), -1, -1, -1)
-        scores = products(lines, k.transpose(2, 3))
+        query_rows = q.view(tile.size, n_kv_heads, group, head_dim).transpose(0, 1)
+        query_rows = query_rows.reshape(n_kv_heads, tile.size * group, head_dim).expand(len(k), -1, -1, -1)
+        scores = batched_matmul(query_rows, k.transpose(2, 3))
         by_token = scores.view(len(k), n_kv_heads, tile.size, group, -1)
-        by_token[tile.n_open :].add_(tile.mask)
+        by_token[tile.n_unmasked :].add_(tile.mask)
         peaks = scores.amax(-1).amax(0)
         weights = scores.sub_(peaks[:, :, None]).exp_()
         sums = ordered_sum(weights.sum(-1), 0)
-        result = ordered_sum(products(weights, v), 0).div_(sums.unsqueeze(-1))
+        result = ordered_sum(batched_matmul(weights, v), 0).div_(sums.unsqueeze(-1))
         result = result.view(n_kv_heads, tile.size, group, head_dim).transpose(0, 1)
         return result.reshape(tile.size, -1, head_dim)[: tile.n_tokens]
 
 
 @dataclass(frozen=True)
 class _Tile:
-    first: int
+    """A tile of queries of a long row."""
+
+    first_token: int
+    """Index of the tile's first token in the step."""
     n_tokens: int
     size: int
+    """Tokens of the matrix product: ``n_tokens`` and padding."""
     blocks: slice
-    """Which of the gathered blocks it reads."""
-    n_open: int
-    """How many of them, from the first, all its tokens see whole."""
+    """The gathered blocks that the tile reads."""
+    n_unmasked: int
+    """Number of leading blocks that every token of the tile sees completely."""
     mask: Tensor
-    """Of the others: [blocks - n_open, 1, size, 1, block_tokens]"""
+    """[blocks - n_unmasked, 1, size, 1, block_tokens]: additive mask of the remaining blocks."""
 
 
 class ShortRows:
     """Attention of many rows with few tokens. A block that several tokens read is copied and multiplied once.
 
-    A unit is a block with up to ``size`` tokens that read it; units of one size are one product.
+    A unit is a block with up to ``size`` tokens that read it. Units of the same size form a bucket, which is one
+    batched matrix product. A unit yields one partial result (maximum, sum, weighted values) per token.
     """
 
-    def __init__(self, spans: Sequence[Span], layout: Layout, pool: KVPool, sizes: Sequence[int]) -> None:
+    def __init__(self, spans: Sequence[RowSpan], layout: BlockLayout, pool: KVPool, sizes: Sequence[int]) -> None:
         self._layout = layout
         self._pool = pool
-        self._tokens = torch.tensor([span.first + i for span in spans for i in range(span.n_tokens)])
+        self._tokens = torch.tensor([span.first_token + i for span in spans for i in range(span.n_tokens)])
         positions = [span.start + i for span in spans for i in range(span.n_tokens)]
-        readers: dict[tuple[Block, int], list[int]] = {}
+        readers: dict[tuple[KVBlock, int], list[int]] = {}
         token = 0
         for span in spans:
-            blocks = blocks_of(span, layout)
+            blocks = blocks_of_row(span, layout)
             for i in range(span.n_tokens):
                 for index in layout.blocks(span.start + i):
                     readers.setdefault((blocks[index], index), []).append(token)
                 token += 1
-        units: dict[int, list[tuple[Block, int, list[int]]]] = {size: [] for size in sizes}
+        units: dict[int, list[tuple[KVBlock, int, list[int]]]] = {size: [] for size in sizes}
         for (block, index), tokens in readers.items():
             for first in range(0, len(tokens), sizes[-1]):
-                some = tokens[first : first + sizes[-1]]
-                fitting = next(size for size in sizes if size >= len(some))
-                units[fitting].append((block, index, some))
+                unit_tokens = tokens[first : first + sizes[-1]]
+                fitting = next(size for size in sizes if size >= len(unit_tokens))
+                units[fitting].append((block, index, unit_tokens))
         n_blocks = max(len(layout.blocks(position)) for position in positions)
-        n_batch_slots = sum(size * len(those) for size, those in units.items())
-        parts = np.full((len(positions), n_blocks), n_batch_slots, dtype=np.int64)
+        n_partials = sum(size * len(bucket) for size, bucket in units.items())
+        partials = np.full((len(positions), n_blocks), n_partials, dtype=np.int64)
         self._buckets = []
-        first_slot = 0
-        for size, those in units.items():
-            if those:
-                self._buckets.append(self._bucket(size, those, positions, parts, first_slot))
-                first_slot += size * len(those)
-        self._parts = torch.from_numpy(parts)
+        first_partial = 0
+        for size, bucket in units.items():
+            if bucket:
+                self._buckets.append(self._bucket(size, bucket, positions, partials, first_partial))
+                first_partial += size * len(bucket)
+        self._partials = torch.from_numpy(partials)
+        """[tokens, blocks]: index of each token's partial results in block order; padded with ``n_partials``, the
+        index of a neutral element."""
 
     def _bucket(
         self,
         size: int,
-        units: list[tuple[Block, int, list[int]]],
+        units: list[tuple[KVBlock, int, list[int]]],
         positions: list[int],
-        parts: NDArray[np.int64],
-        first_slot: int,
+        partials: NDArray[np.int64],
+        first_partial: int,
     ) -> _Bucket:
         layout = self._layout
-        nobody = len(positions)
-        tokens = np.full((len(units), size), nobody, dtype=np.int64)
+        padding_token = len(positions)
+        tokens = np.full((len(units), size), padding_token, dtype=np.int64)
         firsts = np.zeros((len(units), size), dtype=np.int64)
         ends = np.full((len(units), size), layout.block_tokens, dtype=np.int64)
-        for unit, (_, index, some) in enumerate(units):
-            for place, token in enumerate(some):
-                position, before = positions[token], index * layout.block_tokens
-                tokens[unit, place] = token
-                firsts[unit, place] = layout.first_visible(position) - before
-                ends[unit, place] = position + 1 - before
-                parts[token, index - layout.first_block(position)] = first_slot + unit * size + place
+        for unit, (_, index, unit_tokens) in enumerate(units):
+            for column, token in enumerate(unit_tokens):
+                position, block_start = positions[token], index * layout.block_tokens
+                tokens[unit, column] = token
+                firsts[unit, column] = layout.first_visible(position) - block_start
+                ends[unit, column] = position + 1 - block_start
+                partials[token, index - layout.first_block(position)] = first_partial + unit * size + column
         mask = visible_mask(torch.from_numpy(firsts), torch.from_numpy(ends), layout.block_tokens)
-        gather = Gather([block for block, _, _ in units], self._layout, self._pool.zero_page)
+        gather = BlockGather([block for block, _, _ in units], self._layout, self._pool.zero_page)
         return _Bucket(size, gather, torch.from_numpy(tokens.reshape(-1)), mask[:, None, :, None])
 
     @property
     def n_gathered(self) -> int:
-        """Numbers of K, or of V, that are copied at a time."""
-        return max(bucket.gather.n_numbers for bucket in self._buckets)
+        """Number of values of K (and as many of V) that are gathered at once."""
+        return max(bucket.gather.n_values for bucket in self._buckets)
 
     def run(self, layer: int, q: Tensor, out: Tensor, workspace: tuple[Tensor, Tensor]) -> None:
-        """Fills the rows' parts of ``out``; ``q`` and ``out`` are the step's [tokens, heads, head_dim]."""
+        """Computes the rows' parts of ``out``.
+
+        Args:
+            layer: index of the layer in the pool.
+            q: [tokens, heads, head_dim], scaled queries of the whole step.
+            out: [tokens, heads, head_dim], attention output of the whole step.
+            workspace: flat buffers for K and V, at least ``n_gathered`` long.
+        """
         n_heads = self._layout.n_heads
         q = torch.index_select(q, 0, self._tokens)
-        lines = torch.cat([q, q.new_zeros(1, *q.shape[1:])])
-        scores = [self._scores(bucket, layer, lines, workspace[0]) for bucket in self._buckets]
-        peaks = torch.cat([self._by_slot(part.amax(-1)) for part in scores] + [q.new_full((1, n_heads), -math.inf)])
-        peak = peaks[self._parts].amax(1)
+        query_rows = torch.cat([q, q.new_zeros(1, *q.shape[1:])])
+        scores = [self._scores(bucket, layer, query_rows, workspace[0]) for bucket in self._buckets]
+        peaks = torch.cat(
+            [self._by_partial(part.amax(-1)) for part in scores] + [q.new_full((1, n_heads), -math.inf)]
+        )
+        peak = peaks[self._partials].amax(1)
         peak = torch.cat([peak, peak.new_zeros(1, n_heads)])
         sums, results = [], []
         for bucket, part in zip(self._buckets, scores, strict=True):
             shape = (-1, bucket.size, self._layout.n_kv_heads, self._layout.group)
             part.sub_(peak[bucket.tokens].view(shape).transpose(1, 2).unsqueeze(-1)).exp_()
             v = bucket.gather.read(self._pool.v[layer], workspace[1])
-            sums.append(self._by_slot(part.sum(-1)))
-            results.append(self._by_slot(products(part.flatten(2, 3), v).view(*part.shape[:-1], -1)))
-        total = ordered_sum(torch.cat([*sums, q.new_zeros(1, n_heads)])[self._parts], 1)
+            sums.append(self._by_partial(part.sum(-1)))
+            results.append(self._by_partial(batched_matmul(part.flatten(2, 3), v).view(*part.shape[:-1], -1)))
+        total = ordered_sum(torch.cat([*sums, q.new_zeros(1, n_heads)])[self._partials], 1)
         result = torch.cat([*results, q.new_zeros(1, *q.shape[1:])])
-        out[self._tokens] = ordered_sum(result[self._parts], 1).div_(total.unsqueeze(-1))
+        out[self._tokens] = ordered_sum(result[self._partials], 1).div_(total.unsqueeze(-1))
 
-    def _scores(self, bucket: _Bucket, layer: int, lines: Tensor, workspace: Tensor) -> Tensor:
-        """[units, kv_heads, size, group, block_tokens], masked."""
+    def _scores(self, bucket: _Bucket, layer: int, query_rows: Tensor, workspace: Tensor) -> Tensor:
+        """Returns the masked scores of a bucket, [units, kv_heads, size, group, block_tokens]."""
         n_kv_heads, group, head_dim = self._layout.n_kv_heads, self._layout.group, self._layout.head_dim
         k = bucket.gather.read(self._pool.k[layer], workspace)
-        unit_lines = torch.index_select(lines, 0, bucket.tokens).view(-1, bucket.size, n_kv_heads, group, head_dim)
-        scores = products(unit_lines.transpose(1, 2).flatten(2, 3), k.transpose(2, 3))
+        unit_queries = torch.index_select(query_rows, 0, bucket.tokens).view(
+            -1, bucket.size, n_kv_heads, group, head_dim
+        )
+        scores = batched_matmul(unit_queries.transpose(1, 2).flatten(2, 3), k.transpose(2, 3))
         return scores.view(-1, n_kv_heads, bucket.size, group, self._layout.block_tokens).add_(bucket.mask)
 
-    def _by_slot(self, values: Tensor) -> Tensor:
-        """[units, kv_heads, size, group, ...] -> [units * size, heads, ...]."""
+    def _by_partial(self, values: Tensor) -> Tensor:
+        """Reorders [units, kv_heads, size, group, ...] to [units * size, heads, ...]."""
         return values.transpose(1, 2).reshape(values.shape[0] * values.shape[2], -1, *values.shape[4:])
 
 
 @dataclass(frozen=True)
 class _Bucket:
+    """All units of one size."""
+
     size: int
-    gather: Gather
+    """Tokens per unit, padding included."""
+    gather: BlockGather
     tokens: Tensor
-    """[units * size]: which of the short tokens, or their number where there is none."""
+    """[units * size]: index among the short rows' tokens; their count marks padding."""
     mask: Tensor
-    """[units, 1, size, 1, block_tokens]"""
+    """[units, 1, size, 1, block_tokens]: additive mask."""

@@ -1,4 +1,4 @@
-"""What decoder and runner need of attention."""
+"""Protocols of attention, as decoder and model runner use it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.work_items import Ints
-from radixkv.runtime.device.staging_cuda import Staged, Staging
+from radixkv.runtime.device.staging_cuda import Staging, StagingBuffer
 from radixkv.runtime.step.plan import SharedRun
 
 DecodeT = TypeVar("DecodeT")
@@ -20,66 +20,71 @@ class LayerAttention(Protocol):
     """Attention of a planned step."""
 
     def run(self, layer: int, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
-        """Every token reads its sequence up to itself; the step's own K and V are stored already.
+        """Computes one layer: each token attends to its sequence up to itself.
+
+        K and V of the step must be stored in the pool.
 
         Args:
-            layer: its index.
+            layer: index of the layer.
             q: [tokens, heads, head_dim], rotated.
             k_cache: [pages + 1, page_size, kv_heads, head_dim] of the layer.
-            v_cache: the same.
-            out: [tokens, heads, head_dim], filled.
+            v_cache: [pages + 1, page_size, kv_heads, head_dim] of the layer.
+            out: [tokens, heads, head_dim], the output.
         """
         ...
 
 
 class Attention(Protocol[DecodeT, PromptT]):
-    """Plans steps over the paged pool. What its plans are is its own affair, but that those of a bucket have the
-    ``variant`` and ``n_rows`` of a graph.
+    """Plans steps over the paged pool.
 
-    Decode rows, of one token each, come first in a batch.
+    Plans are opaque to callers, but with ``variants``, a decode plan has the ``variant`` and ``n_rows`` that select
+    its graph. Decode rows, of one token each, come first in a step.
     """
 
     def connect(self, staging: Staging, tables: Tensor) -> None:
-        """Binds the device's memory.
+        """Binds device memory.
 
         Args:
-            staging: of the complete layout.
-            tables: [max_rows + 1, width] int32; stays where it is.
+            staging: of the layout with all fields added.
+            tables: [max_rows + 1, width] int32 block tables, at a fixed address.
         """
         ...
 
     def variants(self, bucket: int) -> Sequence[Variant]:
-        """The ways in which a bucket's graph may compute; none if steps are not to be captured."""
+        """Returns the variants to capture for a bucket; none if attention does not support graphs."""
         ...
 
     def plan_decode(
         self,
-        staged: Staged,
+        staged: StagingBuffer,
         batch_slots: Ints,
         lengths: Ints,
         shared: Sequence[SharedRun] = (),
         bucket: int | None = None,
         variant: Variant | None = None,
     ) -> DecodeT:
-        """A step's decode rows, before ``staged`` is sent.
+        """Plans a step's decode rows, and stages the plan; called before ``staged`` is sent.
 
         Args:
-            slots: [rows].
-            lengths: [rows], positions that each row reads, its own included.
-            shared: what rows share, see ``StepPlan.shared``.
+            staged: the step's staging buffer.
+            batch_slots: [rows].
+            lengths: [rows], positions that each row attends to, its own included.
+            shared: runs of shared pages, see ``StepPlan.shared_runs``; the same object means the same runs.
             bucket: rows of the graph that will run; None runs without a graph.
-            variant: that of the graph; None for the best.
+            variant: variant of the graph; None chooses the fastest.
         """
         ...
 
     def plan_prompts(self, batch_slots: Ints, starts: Ints, n_tokens: Ints) -> PromptT:
-        """A step's other rows.
+        """Plans a step's prompt rows. The tokens of consecutive rows are consecutive.
 
         Args:
-            slots, starts, n_tokens: [rows]; a row's tokens follow on those of the row before it.
+            batch_slots: [rows].
+            starts: [rows], position of each row's first token.
+            n_tokens: [rows].
         """
         ...
 
     def step(self, decode: DecodeT | None, prompts: PromptT | None) -> LayerAttention:
-        """The planned step, as the decoder runs it."""
+        """Returns attention of the planned step."""
         ...

@@ -1,8 +1,8 @@
-"""The kernel of decode rows: work items of few queries each.
+"""The Triton kernel of decode attention, over work items of few queries each.
 
-On an H200, FlashInfer's FA2 kernel reads 3.2 TB/s at 256 rows of 320 tokens and 4.1 at 1,024; this one 4.0 and 4.3.
-Its blocks of threads are small, so that several on each multiprocessor hide how long page numbers and first tokens
-take.
+On an H200 with 256 rows, FlashInfer's FA2 kernel reads 3.2 TB/s at 320 tokens per row and 4.1 TB/s at 1,024; this
+kernel reads 4.0 and 4.3. Its thread blocks are small, so that several on each multiprocessor hide the latency of
+loading page ids and first tokens.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from radixkv.runtime.device.attention.cuda.decode_tiles import Block
+from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
 
 _LOG2_E = 1.4426950408889634
 
 
-def attend(
+def attend_decode(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -31,7 +31,7 @@ def attend(
     *,
     n_items: int,
     tile: int,
-    block: Block,
+    tile_config: TileConfig,
     head_steps: tuple[int, int],
 ) -> None:
     """Enqueues work items.
@@ -39,20 +39,20 @@ def attend(
     Args:
         q: [rows, heads, head_dim].
         k_cache, v_cache: [pages, page_size, kv_heads, head_dim].
-        tables: [slots, width] int32, contiguous.
-        items: [``work.N_COLUMNS``, capacity] int32.
+        tables: [slots, width] int32 block tables, contiguous.
+        items: [``work_items.N_COLUMNS``, capacity] int32.
         order: [rows] int32: the row of each query.
-        out: [rows, heads, head_dim]: gets the results of items that are a row's only one.
-        values: [results, heads, head_dim]: gets those of the others, each divided by its sum of exponentials.
-        lse: [results, heads] float32: gets log2 of that sum.
-        n_items: the grid, padding included.
-        tile: (query, head) pairs of an item at most: 16, 32, 64.
-        block: from ``blocks.block_of``.
-        head_steps: ``Results.head_steps``.
+        out: [rows, heads, head_dim]: outputs of rows that have a single item.
+        values: [results, heads, head_dim]: partial outputs of other items, divided by their sums of exponentials.
+        lse: [results, heads] float32: log2 of those sums.
+        n_items: items to launch, padding included.
+        tile: most (query, head) pairs of an item: 16, 32 or 64.
+        tile_config: from ``decode_tiles.choose_tile_config``.
+        head_steps: see ``PartialResults.head_steps``.
     """
     n_heads, head_dim = q.shape[1:]
     n_kv_heads, page_size = k_cache.shape[2], k_cache.shape[1]
-    _attend[n_kv_heads, n_items](  # all heads of the first items, which are the longest, come first
+    _attend_decode[n_kv_heads, n_items](  # all heads of the first items, which are the longest, start first
         q,
         k_cache,
         v_cache,
@@ -71,18 +71,18 @@ def attend(
         DIM=head_dim,
         PAGE=page_size,
         TILE=tile,
-        TOKENS=block.n_tokens,
-        STAGES=block.n_stages,
-        IS_AHEAD=block.is_ahead,
+        TOKENS=tile_config.n_tokens,
+        STAGES=tile_config.n_stages,
+        IS_AHEAD=tile_config.is_ahead,
         KV_STEP=head_steps[0],
         MEMBER_STEP=head_steps[1],
-        num_warps=block.n_warps,
+        num_warps=tile_config.n_warps,
         **overlapping(q),
     )
 
 
 @triton.jit
-def _attend(
+def _attend_decode(
     q: tl.tensor,
     k_cache: tl.tensor,
     v_cache: tl.tensor,
@@ -108,7 +108,7 @@ def _attend(
     MEMBER_STEP: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    # Items and order come by a copy, which no kernel overlaps; they may be read before the wait.
+    # Items and order are written by a copy, which no kernel overlaps: they may be read before the wait.
     kv_head = tl.program_id(0)
     item = items + tl.program_id(1)
     first_query = tl.load(item)
@@ -117,7 +117,7 @@ def _attend(
     begin = tl.load(item + 3 * column)
     end = tl.load(item + 4 * column)
     result = tl.load(item + 5 * column)
-    if n_queries == 0:  # padding; the items of the rows wait, so that nothing passes the kernel
+    if n_queries == 0:  # padding; items of real rows wait, so that no later kernel overtakes this one
         return
     pair = tl.arange(0, TILE)
     query = pair // GROUP
@@ -128,7 +128,7 @@ def _attend(
         gdc_launch_dependents()
         gdc_wait()
     dim = tl.arange(0, DIM)
-    asked = tl.load(q + row[:, None] * q_stride + head[:, None] * DIM + dim[None, :], is_pair[:, None], 0.0)
+    queries = tl.load(q + row[:, None] * q_stride + head[:, None] * DIM + dim[None, :], is_pair[:, None], 0.0)
     summed = tl.zeros([TILE, DIM], tl.float32)
     highest = tl.full([TILE], float("-inf"), tl.float32)
     total = tl.zeros([TILE], tl.float32)
@@ -140,18 +140,18 @@ def _attend(
         is_token = token < end
         if not IS_AHEAD:
             page = tl.load(tables + first_entry + token // PAGE, is_token, 0)
-        line = page.to(tl.int64) * page_stride + (token % PAGE) * (KV_HEADS * DIM) + kv_head * DIM
-        place = line[:, None] + dim[None, :]
-        key = tl.load(k_cache + place, is_token[:, None], 0.0)
-        score = tl.dot(asked, tl.trans(key)) * scale
+        offset = page.to(tl.int64) * page_stride + (token % PAGE) * (KV_HEADS * DIM) + kv_head * DIM
+        offsets = offset[:, None] + dim[None, :]
+        key = tl.load(k_cache + offsets, is_token[:, None], 0.0)
+        score = tl.dot(queries, tl.trans(key)) * scale
         score = tl.where(is_token[None, :], score, float("-inf"))
         higher = tl.maximum(highest, tl.max(score, 1))
-        kept = tl.exp2(highest - higher)
+        rescale = tl.exp2(highest - higher)
         weight = tl.exp2(score - higher[:, None])
-        total = total * kept + tl.sum(weight, 1)
+        total = total * rescale + tl.sum(weight, 1)
         highest = higher
-        value = tl.load(v_cache + place, is_token[:, None], 0.0)
-        summed = summed * kept[:, None] + tl.dot(weight.to(value.dtype), value)
+        value = tl.load(v_cache + offsets, is_token[:, None], 0.0)
+        summed = summed * rescale[:, None] + tl.dot(weight.to(value.dtype), value)
         if IS_AHEAD:
             token += TOKENS
             page = tl.load(tables + first_entry + token // PAGE, token < end, 0)

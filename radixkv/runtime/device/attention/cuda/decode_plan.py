@@ -1,4 +1,4 @@
-"""A step's decode rows as work items, on the host alone."""
+"""Planning of decode attention on the host: a step's decode rows become work items."""
 
 from __future__ import annotations
 
@@ -8,50 +8,57 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from radixkv.runtime.device.attention.cuda.decode_tiles import Block, Variant, block_of
-from radixkv.runtime.device.attention.cuda.fa3_shared import TileFields, part_tokens
-from radixkv.runtime.device.attention.cuda.shared_runs import SharedKernel, Sharing, SharingChoice, SharingCosts
-from radixkv.runtime.device.attention.cuda.work_items import Ints, ItemFields, Items, Merge, RequestFields
-from radixkv.runtime.device.staging_cuda import Field, Layout, Staged
+from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig, Variant, choose_tile_config
+from radixkv.runtime.device.attention.cuda.fa3_shared import Fa3Fields, choose_part_tokens
+from radixkv.runtime.device.attention.cuda.run_selection import (
+    SharedKernel,
+    SharedRunSelector,
+    SharingCosts,
+    SharingPlan,
+)
+from radixkv.runtime.device.attention.cuda.work_items import Fa2Fields, Ints, ItemFields, MergePlan, WorkItems
+from radixkv.runtime.device.staging_cuda import StagingBuffer, StagingField, StagingLayout
 from radixkv.runtime.step.plan import SharedRun
 
-_MIN = 64
-"""Tokens of a part of a row, of which 8 are merged at a time: rows that are short in all have 8 parts at most."""
-_MULTIPLE = 32
-"""Of tokens, that parts of rows are."""
+_MIN_PART = 64
+"""Fewest tokens per part of a row, unless all rows together have fewer than 512 tokens: these get 8 parts at most,
+the number that the merge kernel reads at a time."""
+_PART_MULTIPLE = 32
+"""Parts of rows are multiples of this many tokens."""
 _MAX_PARTS = 16
-"""Of a row, which are merged one after another."""
-_REQUEST_PART = 128
-"""Tokens that an item of FA2's tiles reads at least; parts are multiples of it."""
-_TILE_PART = 192
-"""The same for FA3, which reads 96 tokens at a time; items begin with a page, of 64 tokens at most."""
-_UNCUT = 1 << 30
-"""Tokens of a part that is a whole row."""
-_READ_NS = 1.0
-"""A token of 4 KiB, as fast as an H200 reads."""
-_FEW_SPLIT_NS = 4900.0
-"""What cutting few rows costs a layer: results are merged."""
-_SPLIT_NS = 3000.0
-"""The same of many."""
+"""Most parts of a row, as they are merged sequentially."""
+_MIN_FA2_PART = 128
+"""Fewest tokens that an item of large FA2 tiles reads; parts are multiples of it."""
+_MIN_FA3_PART = 192
+"""Fewest tokens that an item of large FA3 tiles reads. FA3 reads 96 tokens at a time, and items start at a page, of
+at most 64 tokens."""
+_WHOLE_ROW = 1 << 30
+"""Part size that leaves every row whole."""
+_READ_TOKEN_NS = 1.0
+"""Nanoseconds to read one token of 4 KiB at an H200's bandwidth."""
+_SPLIT_FEW_ROWS_NS = 4900.0
+"""Nanoseconds per layer that splitting few rows costs, as results are merged."""
+_SPLIT_MANY_ROWS_NS = 3000.0
+"""Nanoseconds per layer that splitting many rows costs."""
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """What planning needs to know of model and GPU."""
+    """The sizes of model and GPU that planning depends on."""
 
     n_heads: int
     n_kv_heads: int
     page_size: int
     token_bytes: int
-    """K and V of one token in one layer."""
+    """Bytes of K and V of one token in one layer."""
     small_tile: int
-    """(Query, head) pairs of one KV head that an item of a row's own pages holds."""
+    """(Query, head) pairs of one KV head that fit a small tile, which the decode kernel computes."""
     large_tile: int
-    """Those that an item of many rows' pages holds."""
+    """(Query, head) pairs of one KV head that fit a large tile, which FlashInfer computes."""
     n_processors: int
-    """Multiprocessors."""
+    """Multiprocessors of the GPU."""
     shared_bytes: int
-    """Shared memory of each."""
+    """Shared memory per multiprocessor."""
     head_dim: int
 
     @property
@@ -60,7 +67,7 @@ class Geometry:
         return self.n_heads // self.n_kv_heads
 
     def items_at_once(self, blocks: int) -> int:
-        """Items that give each multiprocessor so many blocks of threads."""
+        """Returns how many items give each multiprocessor ``blocks`` thread blocks."""
         return max(blocks * self.n_processors // self.n_kv_heads, 1)
 
 
@@ -69,35 +76,40 @@ class DecodeStep:
     """A step's decode rows, planned and staged."""
 
     n_rows: int
-    """Padding included."""
+    """Rows, padding included."""
     variant: Variant
-    block: Block
-    """Of threads, that compute the small items."""
+    tile_config: TileConfig
+    """For the kernel of the small items."""
     n_items: int
+    """Small items to launch, padding included."""
     n_large_items: int
+    """Large items to launch."""
 
 
 @dataclass(frozen=True)
 class WindowFields:
-    """Where the items of the layers of one window are staged."""
+    """Staging fields of the small items and merges of all layers with one window."""
 
     items: ItemFields
-    merge_indptr: Field
-    merge_listed: Field
+    merge_indptr: StagingField
+    merge_indices: StagingField
 
 
 class DecodePlanner:
-    """Cuts decode rows into items, chooses which shared pages are read once, and stages the result.
+    """Splits decode rows into work items, chooses which shared pages are read once, and stages the result.
 
-    One item a row is best where there are many rows of about one length. Rows are cut where they are few, or where
-    one is far longer than the others. Pages that rows share are read once for as many as fit a tile: of few rows
-    along with the rows' own pages, of many in large tiles, which are a launch of their own.
+    One item per row is best for many rows of similar length. Rows are split where there are few of them, or where
+    one is far longer than the others. Pages that rows share are read once for as many rows as fit a tile. If few
+    rows share them, small tiles in the launch of the rows' own pages read them; if many do, large tiles in a launch
+    of their own.
 
     Args:
-        windows: all layers', None for all positions.
-        max_rows: rows of a step; their slots are below it, and that of padding is it.
-        layout: gets the fields.
-        shared_kernel: what large tiles are staged for.
+        geometry: sizes of model and GPU.
+        windows: sliding windows of all layers, None for all positions.
+        max_rows: most rows of a step. Batch slots are below it; padding has this batch slot.
+        layout: the staging fields are added to it.
+        costs: decide which shared pages are read once.
+        shared_kernel: the FlashInfer kernel of large tiles.
     """
 
     def __init__(
@@ -106,15 +118,15 @@ class DecodePlanner:
         windows: Sequence[int | None],
         *,
         max_rows: int,
-        layout: Layout,
+        layout: StagingLayout,
         costs: SharingCosts,
         shared_kernel: SharedKernel,
     ) -> None:
         self._geometry = geometry
         self._max_rows = max_rows
         self._reads_all = None in windows
-        self._longest = _UNCUT if self._reads_all else max(window for window in windows if window is not None)
-        self._choice = SharingChoice(
+        self._longest = _WHOLE_ROW if self._reads_all else max(window for window in windows if window is not None)
+        self._shared_run_selector = SharedRunSelector(
             costs,
             page_size=geometry.page_size,
             token_bytes=geometry.token_bytes,
@@ -122,38 +134,40 @@ class DecodePlanner:
             small_tile=geometry.small_tile,
             large_tile=geometry.large_tile,
         )
-        cut: list[Variant] = ["split", "shared"]
-        n_small = max(self._n_items(n_rows, variant) for n_rows in range(1, max_rows + 1) for variant in cut)
+        split_variants: list[Variant] = ["split", "shared"]
+        n_small = max(
+            self._n_items(n_rows, variant) for n_rows in range(1, max_rows + 1) for variant in split_variants
+        )
         n_large = self._n_large_items(max_rows)
         small_rows, large_rows = geometry.small_tile // geometry.group, geometry.large_tile // geometry.group
         self.n_results = n_small * small_rows + n_large * large_rows
-        """Results that are merged, at most."""
-        self.work = {
+        """Most partial results of a layer."""
+        self.fields = {
             window: WindowFields(
-                ItemFields.place(n_small, layout), layout.field(max_rows + 1), layout.field(self.n_results)
+                ItemFields.allocate(n_small, layout), layout.field(max_rows + 1), layout.field(self.n_results)
             )
             for window in sorted(set(windows), key=lambda window: window or 0)
         }
-        """By window."""
+        """Fields by window."""
         self.n_large_results = n_large * large_rows
-        """Those of large items, at most, which are the first."""
-        self.large_work: RequestFields | TileFields
+        """Most partial results of large items; they come first."""
+        self.large_fields: Fa2Fields | Fa3Fields
         if shared_kernel == "fa2":
-            self.large_work = RequestFields.place(n_large, layout)
+            self.large_fields = Fa2Fields.allocate(n_large, layout)
         else:
-            self.large_work = TileFields.place(
+            self.large_fields = Fa3Fields.allocate(
                 n_large, geometry.n_kv_heads, geometry.group, geometry.n_processors, layout
             )
         self.order = layout.field(max_rows)
-        """[rows]: which row of the batch each query is."""
+        """[rows]: the step's row at each place of the planned order."""
 
     def variants(self, bucket: int) -> list[Variant]:
-        """The ways in which a bucket's graph may compute."""
+        """Returns the variants to capture for a bucket."""
         return ["whole", "split", "shared"] if self._reads_all and bucket > 1 else ["whole", "split"]
 
     def plan(
         self,
-        staged: Staged,
+        staged: StagingBuffer,
         batch_slots: Ints,
         lengths: Ints,
         width: int,
@@ -161,15 +175,17 @@ class DecodePlanner:
         bucket: int | None = None,
         variant: Variant | None = None,
     ) -> DecodeStep:
-        """Stages the rows, filled up to the bucket with rows of one token.
+        """Plans and stages the rows, padded to the bucket with rows of one token.
 
         Args:
-            slots: [rows].
-            lengths: [rows], positions that each row reads.
-            width: entries of a block table.
-            shared: as in ``StepPlan.shared``; the same object only for the same runs.
-            bucket: rows of a graph; None for a grid of just what is needed.
-            variant: None for the best.
+            staged: the step's staging buffer.
+            batch_slots: [rows].
+            lengths: [rows], positions that each row attends to.
+            width: entries per block table.
+            shared: as in ``StepPlan.shared_runs``; the same object only for the same runs.
+            bucket: rows of the graph that will run; None pads no large items;
+                small items are always padded to the most for this number of rows.
+            variant: None chooses the fastest.
         """
         n_rows = len(batch_slots) if bucket is None else bucket
         padding = n_rows - len(batch_slots)
@@ -177,103 +193,125 @@ class DecodePlanner:
         lengths = np.concatenate([lengths, np.ones(padding, np.int32)])
         sharing = None
         if variant is None:
-            sharing = self._choice.choose(shared, n_rows, *self._max_tiles(n_rows)) if self._reads_all else None
+            sharing = (
+                self._shared_run_selector.select(shared, n_rows, *self._max_tiles(n_rows))
+                if self._reads_all
+                else None
+            )
             variant = "shared" if sharing is not None else "split" if self._pays_to_split(lengths) else "whole"
         order = np.arange(n_rows, dtype=np.int32) if sharing is None else sharing.order
         staged[self.order][:n_rows] = order
         batch_slots, lengths = batch_slots[order], lengths[order]
         n_items, n_large_items = self._n_items(n_rows, variant), 0
-        for window, fields in self.work.items():
-            small, large = self._spans(batch_slots, lengths, width, window, sharing if window is None else None)
+        for window, fields in self.fields.items():
+            small, large = self._unsplit_items(
+                batch_slots, lengths, width, window, sharing if window is None else None
+            )
             if variant == "whole":
-                fields.items.fill(staged, small.cut(_UNCUT), np.full(n_rows, -1, np.int32), n_items)
+                fields.items.fill(staged, small.split(_WHOLE_ROW), np.full(n_rows, -1, np.int32), n_items)
                 continue
-            small = small.cut(self._part(small.ends - small.begins, n_rows, variant), _MULTIPLE)
-            large = self._large_cut(large, n_rows)
-            merge = Merge.of(n_rows, Items.joined(large, small))
+            small = small.split(self._part_tokens(small.ends - small.begins, n_rows, variant), _PART_MULTIPLE)
+            large = self._split_large(large, n_rows)
+            merge = MergePlan.from_items(n_rows, WorkItems.joined(large, small))
             fields.items.fill(staged, small, merge.results[len(large) :], n_items)
             staged[fields.merge_indptr][: n_rows + 1] = merge.indptr
-            staged[fields.merge_listed][: len(merge.listed)] = merge.listed
+            staged[fields.merge_indices][: len(merge.indices)] = merge.indices
             if window is None and variant == "shared":
                 n_large_items = self._n_large_items(n_rows) if bucket is not None else len(large)
                 self._fill_large(staged, large, merge.results[: len(large)], n_large_items, width)
-        return DecodeStep(n_rows, variant, self._block(n_rows, variant), n_items, n_large_items)
+        return DecodeStep(n_rows, variant, self._tile_config(n_rows, variant), n_items, n_large_items)
 
-    def _fill_large(self, staged: Staged, items: Items, results: Ints, n_padded: int, width: int) -> None:
+    def _fill_large(
+        self, staged: StagingBuffer, items: WorkItems, results: Ints, n_padded: int, width: int
+    ) -> None:
         page_size = self._geometry.page_size
         if not n_padded:
             return
-        if isinstance(self.large_work, TileFields):
-            self.large_work.fill(staged, items, results, n_padded, page_size)
+        if isinstance(self.large_fields, Fa3Fields):
+            self.large_fields.fill(staged, items, results, n_padded, page_size)
         else:
             n_entries = (self._max_rows + 1) * width
-            self.large_work.fill(staged, items, results, n_padded, page_size=page_size, n_entries=n_entries)
+            self.large_fields.fill(staged, items, results, n_padded, page_size=page_size, n_entries=n_entries)
 
     def _pays_to_split(self, lengths: Ints) -> bool:
-        """Whether the longest rows, or uneven numbers of rows, hold up the step by more than cutting costs."""
+        """Whether long rows or an uneven load of multiprocessors cost more time than splitting rows does."""
         lengths, geometry = np.minimum(lengths, self._longest), self._geometry
         n_rows, total = len(lengths), int(lengths.sum())
         blocks = n_rows * geometry.n_kv_heads / geometry.n_processors
         unevenness = math.ceil(blocks) / blocks if 1 < blocks <= 4 else 1.0
-        read_ns = total * _READ_NS * geometry.token_bytes / 4096
-        split, whole = self._block(n_rows, "split"), self._block(n_rows, "whole")
-        part_ns, longest_ns = split.ns(self._part(lengths, n_rows, "split")), whole.ns(int(lengths.max()))
-        split_ns = max(read_ns, part_ns) + (_FEW_SPLIT_NS if blocks <= 1 else _SPLIT_NS)
+        read_ns = total * _READ_TOKEN_NS * geometry.token_bytes / 4096
+        split, whole = self._tile_config(n_rows, "split"), self._tile_config(n_rows, "whole")
+        part_ns, longest_ns = (
+            split.estimated_ns(self._part_tokens(lengths, n_rows, "split")),
+            whole.estimated_ns(int(lengths.max())),
+        )
+        split_ns = max(read_ns, part_ns) + (_SPLIT_FEW_ROWS_NS if blocks <= 1 else _SPLIT_MANY_ROWS_NS)
         return max(read_ns * (1 + unevenness) / 2, longest_ns) > split_ns
 
-    def _block(self, n_rows: int, variant: Variant) -> Block:
+    def _tile_config(self, n_rows: int, variant: Variant) -> TileConfig:
         geometry = self._geometry
         n_blocks = self._n_items(n_rows, variant) * geometry.n_kv_heads
-        return block_of(variant, n_blocks, geometry.n_processors, geometry.head_dim, geometry.shared_bytes)
+        return choose_tile_config(
+            variant, n_blocks, geometry.n_processors, geometry.head_dim, geometry.shared_bytes
+        )
 
-    def _n_cuts(self, n_rows: int, variant: Variant) -> int:
-        """Items that cutting may add: few rows get a block for each multiprocessor, more so many that all share out
-        evenly; where pages are shared, so many that all run at a time."""
+    def _n_splits(self, n_rows: int, variant: Variant) -> int:
+        """Returns how many items splitting may add.
+
+        Few rows get one block per multiprocessor, and more rows get enough blocks for an even load. With shared
+        pages, all blocks run at the same time where twice the rows are at most 8 blocks per multiprocessor.
+        """
         few, wave = self._geometry.items_at_once(1), self._geometry.items_at_once(8)
         if variant == "shared":
             return wave - n_rows if 2 * n_rows <= wave else wave
         return few if n_rows <= few else max(2 * wave - n_rows, wave)
 
     def _n_items(self, n_rows: int, variant: Variant) -> int:
-        """Items launched, enough for any lengths: each row's last, each shared tile's last, and what cuts add."""
+        """Returns how many small items to launch: one per row and shared tile, and what splitting may add."""
         if variant == "whole":
             return n_rows
         n_shared = self._max_tiles(n_rows)[0] if variant == "shared" else 0
-        return n_rows + n_shared + self._n_cuts(n_rows, variant)
+        return n_rows + n_shared + self._n_splits(n_rows, variant)
 
     def _n_large_items(self, n_rows: int) -> int:
         return self._max_tiles(n_rows)[1] + self._geometry.items_at_once(4)
 
     def _max_tiles(self, n_rows: int) -> tuple[int, int]:
-        """Small and large tiles that shared runs may fill."""
+        """Returns how many small and large tiles shared runs may fill."""
         return max(n_rows // 4, 1), max(2 * n_rows * self._geometry.group // self._geometry.large_tile, 1)
 
-    def _part(self, lengths: Ints, n_rows: int, variant: Variant) -> int:
-        """Tokens of a part of a row, a multiple of ``_MULTIPLE``, so that cutting adds no more than ``_n_cuts``."""
+    def _part_tokens(self, lengths: Ints, n_rows: int, variant: Variant) -> int:
+        """Returns the tokens per part of a row, a multiple of ``_PART_MULTIPLE``.
+
+        Splitting into such parts adds at most ``_n_splits`` items.
+        """
         n_tokens = int(lengths.sum())
-        most = max(n_tokens / self._n_cuts(n_rows, variant), int(lengths.max()) / _MAX_PARTS)
-        return math.ceil(max(most, min(n_tokens / 8, _MIN)) / _MULTIPLE) * _MULTIPLE
+        minimum = max(n_tokens / self._n_splits(n_rows, variant), int(lengths.max()) / _MAX_PARTS)
+        return math.ceil(max(minimum, min(n_tokens / 8, _MIN_PART)) / _PART_MULTIPLE) * _PART_MULTIPLE
 
-    def _large_cut(self, items: Items, n_rows: int) -> Items:
-        """Items of large tiles, so that no more are launched than there is room for."""
-        geometry, n_most = self._geometry, self._n_large_items(n_rows)
-        if isinstance(self.large_work, TileFields):
-            part = part_tokens(items, geometry.n_kv_heads, geometry.n_processors, n_most, _TILE_PART)
-            return items.cut(part, _TILE_PART)
+    def _split_large(self, items: WorkItems, n_rows: int) -> WorkItems:
+        """Splits items of large tiles, into at most ``_n_large_items``."""
+        geometry, max_items = self._geometry, self._n_large_items(n_rows)
+        if isinstance(self.large_fields, Fa3Fields):
+            part = choose_part_tokens(items, geometry.n_kv_heads, geometry.n_processors, max_items, _MIN_FA3_PART)
+            return items.split(part, _MIN_FA3_PART)
         n_tokens = int((items.ends - items.begins).sum())
-        part = max(-(-n_tokens // (geometry.items_at_once(4) * _REQUEST_PART)), 1) * _REQUEST_PART
-        return items.cut(part, _REQUEST_PART)
+        part = max(-(-n_tokens // (geometry.items_at_once(4) * _MIN_FA2_PART)), 1) * _MIN_FA2_PART
+        return items.split(part, _MIN_FA2_PART)
 
-    def _spans(
-        self, batch_slots: Ints, lengths: Ints, width: int, window: int | None, sharing: Sharing | None
-    ) -> tuple[Items, Items]:
-        """What small tiles read, rows' own pages and those that few rows share; and what large tiles do."""
+    def _unsplit_items(
+        self, batch_slots: Ints, lengths: Ints, width: int, window: int | None, sharing: SharingPlan | None
+    ) -> tuple[WorkItems, WorkItems]:
+        """Returns items of small tiles and of large tiles, before splitting.
+
+        Small tiles read the rows' own pages, and pages that few rows share.
+        """
         page_size, group = self._geometry.page_size, self._geometry.group
         rows = np.arange(len(batch_slots), dtype=np.int32)
         begins = np.zeros_like(lengths) if window is None else np.maximum(lengths - np.int32(window), 0)
         if sharing is not None:
             begins = sharing.covered_pages * np.int32(page_size)
-        own = Items(rows, np.ones_like(rows), batch_slots * np.int32(width), begins, lengths)
+        own = WorkItems(rows, np.ones_like(rows), batch_slots * np.int32(width), begins, lengths)
         tiles: dict[bool, list[tuple[int, int, int, int, int]]] = {False: [], True: []}
         for run in () if sharing is None else sharing.runs:
             size = (self._geometry.large_tile if run.is_large else self._geometry.small_tile) // group
@@ -285,4 +323,4 @@ class DecodePlanner:
                 for first in range(run.first_row, last_row, size)
             ]
         small, large = (np.array(tiles[is_large], dtype=np.int32).reshape(-1, 5).T for is_large in (False, True))
-        return Items.joined(own, Items(*small)) if tiles[False] else own, Items(*large)
+        return WorkItems.joined(own, WorkItems(*small)) if tiles[False] else own, WorkItems(*large)

@@ -1,64 +1,71 @@
-"""Which blocks of threads compute decode rows."""
+"""Tile configurations of the decode kernel."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
 Variant = Literal["whole", "split", "shared"]
-"""How rows are computed: each by one item; long ones by several, merged; shared pages once for many rows."""
+"""How decode rows are computed: ``whole``, one work item per row; ``split``, long rows as several items that are
+merged; ``shared``, shared pages read once for many rows."""
 
-_ROOM = 200_000
-"""Bytes of shared memory, with which blocks fit that load ahead: they take up to 213,000; Hopper has 233,472."""
+_MIN_SHARED_BYTES_AHEAD = 200_000
+"""Shared memory per multiprocessor from which configurations that load ahead fit: they take up to 213,000 bytes;
+Hopper has 233,472."""
 
 
-class Block(NamedTuple):
-    """A block of threads of ``attend.attend``."""
+class TileConfig(NamedTuple):
+    """Tile size and launch parameters of a thread block of ``decode_kernel.attend_decode``."""
 
     n_tokens: int
-    """At a time."""
+    """Tokens per loop iteration."""
     n_stages: int
     n_warps: int
     is_ahead: bool
-    """Whether page numbers are loaded one turn ahead. K and V of ``n_stages`` - 1 turns are on their way then, each
-    with its room in shared memory; else those of one turn, whatever the stages."""
+    """Whether page ids are loaded one iteration ahead. Then K and V of ``n_stages`` - 1 iterations are in flight,
+    each in its own shared memory; otherwise those of one iteration, whatever ``n_stages`` is."""
     token_ns: float
-    """What a token of a turn takes a block that runs alone."""
+    """Nanoseconds per token of a block that runs alone."""
 
-    def ns(self, n_tokens: int) -> float:
-        """What so many tokens take it."""
+    def estimated_ns(self, n_tokens: int) -> float:
+        """Estimates how long a block that runs alone takes for ``n_tokens`` tokens."""
         return -(-n_tokens // self.n_tokens) * self.n_tokens * self.token_ns
 
 
-_MANY = Block(32, 2, 2, is_ahead=False, token_ns=54.0)
-_SEVERAL = Block(64, 3, 4, is_ahead=False, token_ns=27.0)
-_UNEVEN = Block(64, 3, 4, is_ahead=True, token_ns=17.0)
-_TWO = Block(64, 4, 4, is_ahead=True, token_ns=17.0)
-"""A multiprocessor has room for two."""
-_ONE = Block(128, 3, 8, is_ahead=True, token_ns=13.2)
-_WIDE = Block(64, 2, 4, is_ahead=False, token_ns=50.0)
-"""For heads of 256."""
+_MANY_BLOCKS = TileConfig(32, 2, 2, is_ahead=False, token_ns=54.0)
+_SEVERAL_BLOCKS = TileConfig(64, 3, 4, is_ahead=False, token_ns=27.0)
+_UNEVEN_BLOCKS = TileConfig(64, 3, 4, is_ahead=True, token_ns=17.0)
+_TWO_BLOCKS = TileConfig(64, 4, 4, is_ahead=True, token_ns=17.0)
+"""Two blocks fit a multiprocessor."""
+_ONE_BLOCK = TileConfig(128, 3, 8, is_ahead=True, token_ns=13.2)
+_WIDE_HEADS = TileConfig(64, 2, 4, is_ahead=False, token_ns=50.0)
+"""For a head size of 256."""
 
 
-def block_of(variant: Variant, n_blocks: int, n_processors: int, head_dim: int, shared_bytes: int) -> Block:
-    """As measured on one H200: many small blocks where all have about the same to do; where few of them run, or
-    some have far more to do than others, each must be fast alone.
+def choose_tile_config(
+    variant: Variant, n_blocks: int, n_processors: int, head_dim: int, shared_bytes: int
+) -> TileConfig:
+    """Returns the configuration that was fastest on an H200.
+
+    Many small blocks are best where all have about the same work. Where few blocks run, or some have far more work
+    than others, each block must be fast alone.
 
     Args:
-        n_blocks: of the launch, padding included.
-        n_processors: multiprocessors.
-        head_dim: of K and V; 128 where measured.
+        variant: how the rows are computed.
+        n_blocks: thread blocks of the launch, padding included.
+        n_processors: multiprocessors of the GPU.
+        head_dim: of K and V; measured with 128.
         shared_bytes: shared memory of a multiprocessor.
     """
     if variant == "shared" and n_blocks > 15 * n_processors:
-        return _MANY
+        return _MANY_BLOCKS
     if variant == "whole" and n_blocks >= 1024:
-        return _MANY
+        return _MANY_BLOCKS
     if head_dim > 128:
-        return _WIDE
-    if shared_bytes < _ROOM:
-        return _SEVERAL
+        return _WIDE_HEADS
+    if shared_bytes < _MIN_SHARED_BYTES_AHEAD:
+        return _SEVERAL_BLOCKS
     if variant != "whole":
-        return _UNEVEN
+        return _UNEVEN_BLOCKS
     if n_blocks > 2 * n_processors:
-        return _SEVERAL
-    return _TWO if n_blocks > n_processors else _ONE
+        return _SEVERAL_BLOCKS
+    return _TWO_BLOCKS if n_blocks > n_processors else _ONE_BLOCK

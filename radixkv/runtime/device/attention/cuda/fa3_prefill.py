@@ -1,4 +1,4 @@
-"""Prompt rows: tiles of queries; and on Hopper (FA3) which multiprocessor computes which tile of which head."""
+"""Planning of prompt attention: query tiles, and the FA3 schedule of tiles onto multiprocessors."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.runtime.device.attention.cuda.work_items import Ints, Items
+from radixkv.runtime.device.attention.cuda.work_items import Ints, WorkItems
 
 
 def tile_queries(head_dim: int) -> int:
-    """Queries a tile."""
+    """Returns the queries per tile of the FA3 kernel."""
     return 192 if head_dim == 64 else 128
 
 
 @dataclass(frozen=True)
-class TileSchedule:
-    """What the kernel reads, in one array.
+class Fa3Schedule:
+    """The FA3 kernel's schedule of prompt rows, in one array.
 
-    FlashInfer's own planner gives the same; here it needs no pinned buffer of its own and no loop over heads in
-    Python. Cost: about 8 µs for every ``n_processors`` tiles.
+    FlashInfer's own planner computes the same. This one needs no pinned buffer and no Python loop over heads. Cost:
+    about 8 µs for every ``n_processors`` tiles.
     """
 
-    numbers: Ints
+    values: Ints
     plan: list[int]
-    """Byte offsets of the kernel's arrays in ``numbers``, in FlashInfer's order, and whether all heads have one
+    """Byte offsets of the kernel's arrays in ``values``, in FlashInfer's order, then whether all heads share one
     schedule (never)."""
 
     @classmethod
-    def of(
+    def build(
         cls,
         firsts: Ints,
         n_tokens: Ints,
@@ -39,15 +39,17 @@ class TileSchedule:
         n_heads: int,
         tile: int,
         n_processors: int,
-    ) -> TileSchedule:
-        """The longest tiles of every ``n_processors`` go to whoever has least to do so far.
+    ) -> Fa3Schedule:
+        """Assigns each group of ``n_processors`` tiles, longest first, to the least loaded multiprocessors.
 
         Args:
-            firsts: [rows], each row's first query.
+            firsts: [rows], index of each row's first query.
             n_tokens: [rows].
-            lengths: [rows], positions that its last token reads.
-            first_entries: [rows], where its pages begin in the block tables, seen flat.
-            tile: queries a tile.
+            lengths: [rows], positions that each row's last token attends to.
+            first_entries: [rows], index of each row's first entry in the flattened block tables.
+            n_heads: query heads.
+            tile: queries per tile.
+            n_processors: multiprocessors.
         """
         order = np.argsort(-lengths, kind="stable")
         n_tiles = -(-n_tokens[order] // tile)
@@ -56,7 +58,7 @@ class TileSchedule:
         reads = np.minimum(lengths[rows] - n_tokens[rows] + (tiles + 1) * tile, lengths[rows])
         rows, tiles, costs = np.tile(rows, n_heads), np.tile(tiles, n_heads), np.tile(reads + 2 * tile, n_heads)
         heads = np.repeat(np.arange(n_heads), len(reads))
-        owners = balanced(costs, n_processors)
+        owners = balance_tiles(costs, n_processors)
         work = np.argsort(owners, kind="stable")
         rows = rows[work]
         ends = np.cumsum(np.bincount(owners, minlength=n_processors))
@@ -71,29 +73,32 @@ class TileSchedule:
             rows,
         ]
         starts = np.concatenate([[0], np.cumsum([-(-len(array) // 4) * 4 for array in arrays])])
-        numbers = np.zeros(starts[-1], dtype=np.int32)
+        values = np.zeros(starts[-1], dtype=np.int32)
         for start, array in zip(starts, arrays, strict=False):
-            numbers[start : start + len(array)] = array
-        return cls(numbers, [4 * int(start) for start in starts[:-1]] + [0])
+            values[start : start + len(array)] = array
+        return cls(values, [4 * int(start) for start in starts[:-1]] + [0])
 
 
-def balanced(costs: NDArray[np.int64], n_processors: int) -> NDArray[np.int64]:
-    """[tiles]: who computes each."""
+def balance_tiles(costs: NDArray[np.int64], n_processors: int) -> NDArray[np.int64]:
+    """Assigns tiles to multiprocessors by load. Returns [tiles]: the multiprocessor of each tile."""
     owners = np.empty(len(costs), dtype=np.int64)
     loads = np.zeros(n_processors, dtype=np.int64)
     for first in range(0, len(costs), n_processors):
-        some = first + np.argsort(-costs[first : first + n_processors], kind="stable")
-        idlest = np.argsort(loads, kind="stable")[: len(some)]
-        owners[some] = idlest
-        loads[idlest] += costs[some]
+        group = first + np.argsort(-costs[first : first + n_processors], kind="stable")
+        least_loaded = np.argsort(loads, kind="stable")[: len(group)]
+        owners[group] = least_loaded
+        loads[least_loaded] += costs[group]
     return owners
 
 
-def causal_tiles(firsts: Ints, n_tokens: Ints, lengths: Ints, first_entries: Ints, *, tile: int) -> Items:
-    """Items of ``tile`` queries, each of which is the last positions of what it reads; the longest first.
+def causal_tiles(firsts: Ints, n_tokens: Ints, lengths: Ints, first_entries: Ints, *, tile: int) -> WorkItems:
+    """Splits prompt rows into items of ``tile`` queries, the longest first.
+
+    An item's queries are the last positions that it reads.
 
     Args:
-        firsts, n_tokens, lengths, first_entries: as in ``TileSchedule.of``.
+        firsts, n_tokens, lengths, first_entries: as in ``Fa3Schedule.build``.
+        tile: queries per item.
     """
     n_tiles = -(-n_tokens // tile)
     rows = np.repeat(np.arange(len(n_tokens)), n_tiles)
@@ -102,4 +107,4 @@ def causal_tiles(firsts: Ints, n_tokens: Ints, lengths: Ints, first_entries: Int
     ends = lengths[rows] - n_tokens[rows] + begins + n_queries
     order = np.argsort(-ends, kind="stable")
     columns = (firsts[rows] + begins, n_queries, first_entries[rows], np.zeros_like(ends), ends)
-    return Items(*(column[order].astype(np.int32) for column in columns))
+    return WorkItems(*(column[order].astype(np.int32) for column in columns))

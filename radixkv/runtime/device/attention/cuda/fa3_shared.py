@@ -1,7 +1,7 @@
-"""Items of pages that many rows share, as tiles of FlashInfer's FA3 kernel.
+"""Staging of work items over shared pages for FlashInfer's FA3 kernel.
 
-That kernel takes the queries of one head at a time, and writes a query's result to the query's own place. So each
-item gets a copy of its rows' queries, at the places of their results; and all (row, head) pairs of a KV head are
+That kernel takes the queries of one head at a time, and writes a query's result to the query's own index. So each
+item gets a copy of its rows' queries at the indices of their results, and all (row, head) pairs of a KV head are
 its queries, as if the model had no more heads than KV heads.
 """
 
@@ -12,83 +12,92 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.runtime.device.attention.cuda.fa3_prefill import balanced
-from radixkv.runtime.device.attention.cuda.work_items import Ints, Items
-from radixkv.runtime.device.staging_cuda import Field, Layout, Staged
+from radixkv.runtime.device.attention.cuda.fa3_prefill import balance_tiles
+from radixkv.runtime.device.attention.cuda.work_items import Ints, WorkItems
+from radixkv.runtime.device.staging_cuda import StagingBuffer, StagingField, StagingLayout
 
 _WORK_TOKENS = 256
-"""Tokens that a tile costs besides those that it reads."""
+"""Fixed cost of a tile, in tokens read."""
 _MAX_PARTS = 16
+"""Most parts of an item."""
 
 
-def part_tokens(items: Items, n_kv_heads: int, n_processors: int, max_items: int, least: int) -> int:
-    """Tokens of a part, a multiple of ``least``, so that items that are cut into such are done soonest."""
+def choose_part_tokens(items: WorkItems, n_kv_heads: int, n_processors: int, max_items: int, minimum: int) -> int:
+    """Returns the tokens per part, a multiple of ``minimum``, with which the split items finish earliest."""
     if not len(items):
-        return least
+        return minimum
     n_tokens = items.ends - items.begins
-    longest, best, soonest = int(n_tokens.max()), 0, np.inf
+    longest, best, earliest = int(n_tokens.max()), 0, np.inf
     for n_parts in range(1, _MAX_PARTS + 1):
-        part = -(-longest // (n_parts * least)) * least
+        part = -(-longest // (n_parts * minimum)) * minimum
         n_items = int((-(-n_tokens // part)).sum())
         if best and n_items > max_items:
             break
         end = -(-n_items * n_kv_heads // n_processors) * (part + _WORK_TOKENS)
-        if end < soonest:
-            best, soonest = part, end
+        if end < earliest:
+            best, earliest = part, end
     return best
 
 
 @dataclass(frozen=True)
-class TileFields:
-    """Where items are staged: a field of the kernel's schedule, cut into its arrays (places within it), and one of
-    what ``reorder.spread`` copies."""
+class Fa3Fields:
+    """Staging fields of large items for the FA3 kernel.
+
+    ``field`` holds the kernel's schedule; the integer attributes from ``zeros`` on are offsets of its arrays in it.
+    """
 
     capacity: int
-    """Items; each is a tile of every KV head."""
+    """Most items; each is one tile per KV head."""
     n_kv_heads: int
     group: int
     n_processors: int
-    field: Field
-    copies: Field
-    """[3, capacity]: first query, queries, result."""
+    field: StagingField
+    copies: StagingField
+    """[3, capacity]: first query, number of queries, and index of the first result of each item, for
+    ``query_order.copy_item_queries``."""
     zeros: int
-    """Which tile of its queries a tile is: the first."""
+    """Index of each tile within its queries: always 0."""
     queries: int
     entries: int
     n_queries: int
     lengths: int
     heads: int
     ends: int
-    """[processors + 1]: 0, and where each one's tiles end."""
+    """[processors + 1]: 0, then the end of each multiprocessor's tiles."""
 
     @classmethod
-    def place(cls, capacity: int, n_kv_heads: int, group: int, n_processors: int, layout: Layout) -> TileFields:
-        """Room for ``capacity`` items."""
+    def allocate(
+        cls, capacity: int, n_kv_heads: int, group: int, n_processors: int, layout: StagingLayout
+    ) -> Fa3Fields:
+        """Adds fields for ``capacity`` items to the layout."""
         size = -(-capacity * n_kv_heads // 4) * 4
         field = layout.field(6 * size + n_processors + 1)
-        places = [index * size for index in range(7)]
-        return cls(capacity, n_kv_heads, group, n_processors, field, layout.field(3 * capacity), *places)
+        offsets = [index * size for index in range(7)]
+        return cls(capacity, n_kv_heads, group, n_processors, field, layout.field(3 * capacity), *offsets)
 
-    def fill(self, staged: Staged, items: Items, results: Ints, n_padded: int, page_size: int) -> None:
-        """Stages the items, each of which begins with a page, and behind them such as do nothing.
+    def fill(self, staged: StagingBuffer, items: WorkItems, results: Ints, n_padded: int, page_size: int) -> None:
+        """Stages the items, each of which starts at a page, and then padding items.
 
         Args:
-            results: [items], where each one's first query's result goes.
-            n_padded: items that are launched, at least ``len(items)`` and at most ``capacity``.
+            staged: the step's staging buffer.
+            items: items of whole pages.
+            results: [items], index of each item's first result.
+            n_padded: items to launch, at least ``len(items)`` and at most ``capacity``.
+            page_size: tokens per page.
         """
-        n, numbers = len(items), staged[self.field]
+        n, schedule = len(items), staged[self.field]
         assert n <= n_padded <= self.capacity
         copies = staged[self.copies].reshape(3, self.capacity)
         copies[:, :n] = items.first_queries, items.n_queries, results
         copies[:, n:n_padded] = 0
         lengths = items.ends - items.begins
         item, head = np.repeat(np.arange(n), self.n_kv_heads), np.tile(np.arange(self.n_kv_heads), n)
-        owners = balanced(lengths[item].astype(np.int64) + _WORK_TOKENS, self.n_processors)
+        owners = balance_tiles(lengths[item].astype(np.int64) + _WORK_TOKENS, self.n_processors)
         work = np.argsort(owners, kind="stable")
         item, head = item[work], head[work]
 
         def put(first: int, values: NDArray[np.signedinteger]) -> None:
-            numbers[first : first + len(values)] = values
+            schedule[first : first + len(values)] = values
 
         put(self.zeros, np.zeros_like(item))
         put(self.queries, results[item] * self.group)
@@ -96,12 +105,12 @@ class TileFields:
         put(self.n_queries, items.n_queries[item] * self.group)
         put(self.lengths, lengths[item])
         put(self.heads, head)
-        numbers[self.ends] = 0
+        schedule[self.ends] = 0
         put(self.ends + 1, np.cumsum(np.bincount(owners, minlength=self.n_processors)))
 
     @property
     def plan(self) -> list[int]:
-        """Byte offsets of the kernel's arrays in the field, in FlashInfer's order, and whether all heads have one
+        """Byte offsets of the kernel's arrays in the field, in FlashInfer's order, then whether all heads share one
         schedule (never)."""
-        places = (self.zeros, self.queries, self.entries, self.n_queries, self.lengths, self.heads, self.ends)
-        return [4 * place for place in (*places, self.zeros)] + [0]
+        offsets = (self.zeros, self.queries, self.entries, self.n_queries, self.lengths, self.heads, self.ends)
+        return [4 * offset for offset in (*offsets, self.zeros)] + [0]

@@ -1,7 +1,7 @@
-"""FlashInfer's attention kernels, called with plans of our own.
+"""Calls of FlashInfer's attention kernels with our own plans.
 
-What this relies on is not FlashInfer's public interface: the order of a plan's numbers and of ``paged_run``'s
-arguments. ``checks.PACKAGES`` holds it to the releases where both were read and tested.
+This relies on more than FlashInfer's public interface: the order of a plan's values and of ``paged_run``'s
+arguments. ``machine_cuda.PACKAGES`` limits FlashInfer to the releases for which both were read and tested.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.attention.cuda.work_items import RequestFields
+from radixkv.runtime.device.attention.cuda.work_items import Fa2Fields
 
 _NHD = 0
 _MASKS = {False: 0, True: 1}
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The heads of one layer, and how the pool holds them."""
+class AttentionShape:
+    """Head counts, head size, page size and dtype of a layer's attention."""
 
     n_heads: int
     n_kv_heads: int
@@ -35,63 +35,69 @@ class Shape:
         return self.n_heads // self.n_kv_heads
 
 
-def load(backend: Literal["fa2", "fa3"], shape: Shape, is_windowed: bool) -> Any:
-    """FlashInfer's module; compiles for minutes where it is not prebuilt."""
+def load(backend: Literal["fa2", "fa3"], shape: AttentionShape, is_windowed: bool) -> Any:
+    """Loads FlashInfer's module. Compiling takes minutes where it is not prebuilt."""
     from flashinfer.prefill import get_batch_prefill_module
 
     return get_batch_prefill_module(backend, *_module(shape, is_windowed))
 
 
-def not_compiled(shape: Shape, windows: Sequence[int | None], capability: tuple[int, ...]) -> list[str]:
-    """Names of the modules that ``load`` would have to compile for layers of these windows, on such a GPU."""
+def not_compiled(shape: AttentionShape, windows: Sequence[int | None], capability: tuple[int, ...]) -> list[str]:
+    """Returns the names of modules that ``load`` would compile for layers with these windows on such a GPU."""
     from flashinfer.jit import gen_batch_prefill_module
 
-    wanted = {(backend_of(capability), window is not None) for window in windows}
-    specs = [gen_batch_prefill_module(backend, *_module(shape, windowed)) for backend, windowed in sorted(wanted)]
+    modules = {(backend_of(capability), window is not None) for window in windows}
+    specs = [gen_batch_prefill_module(backend, *_module(shape, windowed)) for backend, windowed in sorted(modules)]
     return [spec.name for spec in specs if not spec.is_compiled]
 
 
 def backend_of(capability: tuple[int, ...]) -> Literal["fa2", "fa3"]:
-    """FA3 is Hopper's alone. Prompts and pages that many rows share have the same."""
+    """Returns the backend of prompts and of large tiles: FA3 on Hopper, which alone supports it, else FA2."""
     return "fa3" if capability == (9, 0) else "fa2"
 
 
-def _module(shape: Shape, is_windowed: bool) -> tuple[Any, ...]:
+def _module(shape: AttentionShape, is_windowed: bool) -> tuple[Any, ...]:
     dtype, dim = shape.dtype, shape.head_dim
     return dtype, dtype, dtype, torch.int32, dim, dim, 0, is_windowed, False, False
 
 
 @dataclass(frozen=True)
-class Results:
-    """Memory for results that are merged: FlashInfer's workspace, and the same as tensors.
-
-    Args (of ``of``):
-        n: results.
-        by_member: whether the heads of one KV head are apart, as a ``TileKernel`` of items leaves them.
-    """
+class PartialResults:
+    """Partial results of attention, to be merged."""
 
     workspace: Tensor
+    """The memory of ``values`` and ``lse``, as FlashInfer's FA2 kernel takes it."""
     values: Tensor
-    """[n, heads, head_dim]"""
+    """[n, heads, head_dim]: each divided by its sum of exponentials."""
     lse: Tensor
     """[n, heads] float32: log2 of each result's sum of exponentials."""
     head_steps: tuple[int, int]
-    """How far the first heads of two KV heads are apart, and two heads of one KV head."""
+    """Distance between the first heads of two KV heads, and between two heads of one KV head."""
 
     @classmethod
-    def of(cls, n: int, shape: Shape, device: torch.device, *, by_member: bool = False) -> Results:
-        """Allocates it."""
-        numbers = n * shape.n_heads
-        n_bytes = numbers * shape.head_dim * shape.dtype.itemsize
-        workspace = torch.zeros(n_bytes + 4 * numbers, dtype=torch.uint8, device=device)
+    def allocate(
+        cls, n: int, shape: AttentionShape, device: torch.device, *, by_member: bool = False
+    ) -> PartialResults:
+        """Allocates memory for ``n`` results.
+
+        Args:
+            n: number of results.
+            shape: of the layer.
+            device: where to allocate.
+            by_member: whether heads are ordered by their index within the KV head first, as ``Fa3Kernel`` stores
+                the results of large items.
+        """
+        n_values = n * shape.n_heads
+        n_bytes = n_values * shape.head_dim * shape.dtype.itemsize
+        workspace = torch.zeros(n_bytes + 4 * n_values, dtype=torch.uint8, device=device)
         values = workspace[:n_bytes].view(shape.dtype).view(n, shape.n_heads, shape.head_dim)
         lse = workspace[n_bytes:].view(torch.float32).view(n, shape.n_heads)
         return cls(workspace, values, lse, (1, shape.n_kv_heads) if by_member else (shape.group, 1))
 
 
 @dataclass(frozen=True)
-class Launch:
-    """One call of a kernel with all that stays the same from layer to layer."""
+class FlashInferLaunch:
+    """A planned kernel call, with the arguments that are the same for all layers."""
 
     module: Any
     workspaces: tuple[Any, ...]
@@ -99,7 +105,7 @@ class Launch:
     options: tuple[Any, ...]
 
     def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
-        """Enqueues it.
+        """Enqueues the call.
 
         Args:
             q: [queries, heads, head_dim].
@@ -109,16 +115,16 @@ class Launch:
         self.module.paged_run(*self.workspaces, q, k_cache, v_cache, *self.positions, out, *self.options)
 
 
-class RequestKernel:
+class Fa2Kernel:
     """FlashInfer's FA2 kernel over work items.
 
     Args:
         shape: of the layer.
-        window: positions that a token sees, its own included; None for all.
-        tables: [slots, width] int32; stays where it is.
+        window: positions that a token attends to, its own included; None for all.
+        tables: [slots, width] int32 block tables, at a fixed address.
     """
 
-    def __init__(self, shape: Shape, window: int | None, tables: Tensor) -> None:
+    def __init__(self, shape: AttentionShape, window: int | None, tables: Tensor) -> None:
         self._module = load("fa2", shape, window is not None)
         self._options = _options(shape, window)
         self._entries = tables.view(-1)
@@ -126,22 +132,25 @@ class RequestKernel:
 
     def launch(
         self,
-        fields: RequestFields,
-        numbers: Tensor,
+        fields: Fa2Fields,
+        staged: Tensor,
         n_items: int,
         tile: int,
         *,
-        results: Results | None = None,
+        results: PartialResults | None = None,
         is_causal: bool = False,
-    ) -> Launch:
-        """A launch of items.
+    ) -> FlashInferLaunch:
+        """Plans a launch of items.
 
         Args:
-            numbers: int32, where ``fields`` is staged on the device.
-            n_items: the grid, padding included.
-            tile: 16, 64 or 128 (query, head) pairs; no item has more.
-            results: where the items' results go; None: to the launch's ``out``, and padding costs more.
-            is_causal: whether an item's queries are the last positions of what it reads; else they see all of it.
+            fields: offsets of the kernel's arrays in ``staged``.
+            staged: int32 on the device, the staged field of ``fields``.
+            n_items: items to launch, padding included.
+            tile: most (query, head) pairs of an item: 16, 64 or 128.
+            results: memory for partial results. With None the items write to ``out`` of the launch; padding then
+                costs more.
+            is_causal: whether an item's queries are the last positions that it reads; otherwise each query attends
+                to all of them.
         """
         is_partial = int(results is not None)
         plan = [
@@ -158,50 +167,52 @@ class RequestKernel:
             0,
             0 if results is None else results.values.nbytes,
             4 * fields.is_item,
-            is_partial,  # FlashInfer's padding of a graph: the blocks that ``is_item`` rules out end at once
-            is_partial,  # FlashInfer then merges as many queries as ``constants`` says: none
+            is_partial,  # FlashInfer's padding of a graph: blocks with ``is_item`` 0 end at once
+            is_partial,  # FlashInfer then merges the number of queries in ``constants``: none
         ]
         positions = (
-            numbers[fields.query_indptr :],
-            numbers[fields.page_indptr : fields.page_indptr + 2 * fields.capacity + 1],
+            staged[fields.query_indptr :],
+            staged[fields.page_indptr : fields.page_indptr + 2 * fields.capacity + 1],
             self._entries,
-            numbers[fields.last_page_lens :],
+            staged[fields.last_page_lens :],
         )
         workspace = self._unused if results is None else results.workspace
-        return Launch(
-            self._module, (workspace, numbers, plan), positions, (None, _MASKS[is_causal], *self._options)
+        return FlashInferLaunch(
+            self._module, (workspace, staged, plan), positions, (None, _MASKS[is_causal], *self._options)
         )
 
 
-class TileKernel:
-    """FlashInfer's FA3 kernel, on Hopper. Arguments as ``RequestKernel``'s."""
+class Fa3Kernel:
+    """FlashInfer's FA3 kernel, on Hopper. Takes the same arguments as ``Fa2Kernel``."""
 
-    def __init__(self, shape: Shape, window: int | None, tables: Tensor) -> None:
+    def __init__(self, shape: AttentionShape, window: int | None, tables: Tensor) -> None:
         self._module = load("fa3", shape, window is not None)
         self._options = _options(shape, window)
         self._entries = tables.view(-1)
         self._unused = torch.empty(16, dtype=torch.uint8, device=tables.device)
 
     def launch(
-        self, numbers: Tensor, plan: list[int], *, is_causal: bool = True, lse: Tensor | None = None
-    ) -> Launch:
-        """A launch of tiles.
+        self, staged: Tensor, plan: list[int], *, is_causal: bool = True, lse: Tensor | None = None
+    ) -> FlashInferLaunch:
+        """Plans a launch of tiles.
 
         Args:
-            numbers: int32 on the device: the arrays of a ``TileSchedule`` or ``TileFields``, whose ``plan`` it is.
-            is_causal: whether a tile's queries are the last positions of what it reads; else they see all of it.
-            lse: [queries, heads] float32, filled with log2 of each one's sum of exponentials.
+            staged: int32 on the device: the arrays of a ``Fa3Schedule`` or ``Fa3Fields``.
+            plan: the ``plan`` of that ``Fa3Schedule`` or ``Fa3Fields``.
+            is_causal: whether a tile's queries are the last positions that it reads; otherwise each query attends
+                to all of them.
+            lse: [queries, heads] float32, filled with log2 of each query's sum of exponentials.
         """
-        positions = (numbers, numbers, self._entries, numbers)
+        positions = (staged, staged, self._entries, staged)
         options = (lse, _MASKS[is_causal], *self._options)
-        return Launch(self._module, (self._unused, numbers, plan), positions, options)
+        return FlashInferLaunch(self._module, (self._unused, staged, plan), positions, options)
 
 
-def _options(shape: Shape, window: int | None) -> tuple[Any, ...]:
-    """From ``layout`` on; nothing is masked, scaled or rotated."""
+def _options(shape: AttentionShape, window: int | None) -> tuple[Any, ...]:
+    """Returns ``paged_run``'s arguments from ``layout`` on, with masks, scales and rotation off."""
     window_left, soft_cap = -1 if window is None else window - 1, 0.0
-    # FlashInfer 0.6.12's FA2 kernel returns from padding before it waits for the kernel ahead of it, so that the
-    # next one could pass both.
+    # FlashInfer 0.6.12's FA2 kernel returns from padding before it waits for the previous kernel, so that the next
+    # kernel could overtake both.
     has_early_start = False
     nothing = (None,) * 6
     return (

@@ -1,4 +1,4 @@
-"""A planned layer's kernels, one after another."""
+"""The kernel sequences that compute a planned layer's attention."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ from typing import Protocol
 
 from torch import Tensor
 
-from radixkv.runtime.device.attention.cuda.decode_kernel import attend
-from radixkv.runtime.device.attention.cuda.decode_tiles import Block
-from radixkv.runtime.device.attention.cuda.flashinfer import Launch, Results
-from radixkv.runtime.device.attention.cuda.merge import merge
-from radixkv.runtime.device.attention.cuda.query_order import gather, spread
+from radixkv.runtime.device.attention.cuda.decode_kernel import attend_decode
+from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig
+from radixkv.runtime.device.attention.cuda.flashinfer import FlashInferLaunch, PartialResults
+from radixkv.runtime.device.attention.cuda.merge import merge_results
+from radixkv.runtime.device.attention.cuda.query_order import copy_item_queries, gather_queries
 
 
-class Enqueue(Protocol):
-    """Enqueues one layer; q and out are [queries, heads, head_dim]."""
+class LayerLaunch(Protocol):
+    """A callable that enqueues one layer's kernels; q and out are [queries, heads, head_dim]."""
 
     def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None: ...
 
 
 @dataclass(frozen=True)
 class DecodeLaunch:
-    """A layer's decode rows."""
+    """Attention of a layer's decode rows."""
 
     tables: Tensor
     items: Tensor
     n_items: int
     tile: int
-    block: Block
+    tile_config: TileConfig
     order: Tensor
     is_merged: bool
     merge_indptr: Tensor
-    merge_listed: Tensor
-    results: Results
+    merge_indices: Tensor
+    results: PartialResults
     group: int
-    large: Enqueue | None
-    """Of pages that many rows share."""
+    large: LayerLaunch | None
+    """The launch of large items, over pages that many rows share."""
 
     def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
         results = self.results
         if self.large is not None:
             self.large(q, k_cache, v_cache, out)
-        attend(
+        attend_decode(
             q,
             k_cache,
             v_cache,
@@ -54,15 +54,15 @@ class DecodeLaunch:
             results.lse,
             n_items=self.n_items,
             tile=self.tile,
-            block=self.block,
+            tile_config=self.tile_config,
             head_steps=results.head_steps,
         )
         if self.is_merged:
-            merge(
+            merge_results(
                 results.values,
                 results.lse,
                 self.merge_indptr,
-                self.merge_listed,
+                self.merge_indices,
                 self.order,
                 out,
                 group=self.group,
@@ -71,32 +71,34 @@ class DecodeLaunch:
 
 
 @dataclass(frozen=True)
-class RequestsLaunch:
-    """Large items by FA2, whose queries are in order."""
+class Fa2SharedLaunch:
+    """Large items by FA2, with the queries gathered into their planned order."""
 
     order: Tensor
-    ordered: Tensor
-    launch: Launch
+    ordered_queries: Tensor
+    launch: FlashInferLaunch
 
     def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
-        gather(q, self.order, self.ordered)
-        self.launch(self.ordered, k_cache, v_cache, out)
+        gather_queries(q, self.order, self.ordered_queries)
+        self.launch(self.ordered_queries, k_cache, v_cache, out)
 
 
 @dataclass(frozen=True)
-class TilesLaunch:
-    """Large items by FA3, whose queries are copied for each of them."""
+class Fa3SharedLaunch:
+    """Large items by FA3, with a copy of the queries for each item."""
 
     order: Tensor
     copies: Tensor
     n_items: int
     n_rows: int
-    """Of an item, at most."""
+    """Most rows of an item."""
     group: int
     queries: Tensor
     values: Tensor
-    launch: Launch
+    launch: FlashInferLaunch
 
     def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
-        spread(q, self.order, self.copies, self.queries, n_items=self.n_items, n_rows=self.n_rows, group=self.group)
+        copy_item_queries(
+            q, self.order, self.copies, self.queries, n_items=self.n_items, n_rows=self.n_rows, group=self.group
+        )
         self.launch(self.queries.view(self.values.shape), k_cache, v_cache, self.values)

@@ -1,4 +1,4 @@
-"""Partial results of attention, merged."""
+"""The kernel that merges partial results of attention."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two
 
-_FEW = 4096
-"""(Query, head) pairs, below which each has a block of threads of its own."""
+_FEW_PAIRS = 4096
+"""Below this number of (query, head) pairs, each pair gets its own thread block."""
 
 
-def merge(
+def merge_results(
     values: Tensor,
     lse: Tensor,
     indptr: Tensor,
-    listed: Tensor,
+    indices: Tensor,
     order: Tensor,
     out: Tensor,
     *,
     group: int,
     head_steps: tuple[int, int],
 ) -> None:
-    """``out[order[i]]`` = the attention over all that query i's results were computed from, where it has any.
+    """Merges the partial results of query i into ``out[order[i]]``, for queries that have any.
 
     Args:
         values: [n, heads, head_dim], each divided by its own sum of exponentials.
-        lse: [n, heads] float32, log2 of that sum; -inf for one of nothing.
+        lse: [n, heads] float32, log2 of that sum; -inf for a result over no tokens.
         indptr: [queries + 1] int32.
-        listed: [indptr[-1]] int32; query i has results ``listed[indptr[i] : indptr[i + 1]]``.
+        indices: [indptr[-1]] int32; query i has results ``indices[indptr[i] : indptr[i + 1]]``.
         order: [queries] int32.
         out: [queries, heads, head_dim].
         group: heads that share a KV head.
-        head_steps: ``Results.head_steps``.
+        head_steps: see ``PartialResults.head_steps``.
     """
     n_queries, n_heads, head_dim = out.shape
-    is_few = n_queries * n_heads < _FEW
+    is_few = n_queries * n_heads < _FEW_PAIRS
     heads = 1 if is_few else 8
-    _merge[n_queries, triton.cdiv(n_heads, heads)](
+    _merge_results[n_queries, triton.cdiv(n_heads, heads)](
         values,
         lse,
         indptr,
-        listed,
+        indices,
         order,
         out,
         n_heads,
@@ -60,11 +60,11 @@ def merge(
 
 
 @triton.jit
-def _merge(
+def _merge_results(
     values: tl.tensor,
     lse: tl.tensor,
     indptr: tl.tensor,
-    listed: tl.tensor,
+    indices: tl.tensor,
     order: tl.tensor,
     out: tl.tensor,
     n_heads: tl.tensor,
@@ -77,7 +77,7 @@ def _merge(
     MEMBER_STEP: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    # What results belong where comes by a copy, which no kernel overlaps; it may be read before the wait.
+    # The lists of results are written by a copy, which no kernel overlaps: they may be read before the wait.
     query = tl.program_id(0)
     begin = tl.load(indptr + query)
     end = tl.load(indptr + query + 1)
@@ -89,30 +89,30 @@ def _merge(
     is_head = head < n_heads
     dim = tl.arange(0, DIM)
     stored = head // GROUP * KV_STEP + head % GROUP * MEMBER_STEP
-    place = stored[:, None] * HEAD_DIM + dim[None, :]
-    is_place = is_head[:, None] & (dim < HEAD_DIM)[None, :]
+    offsets = stored[:, None] * HEAD_DIM + dim[None, :]
+    is_value = is_head[:, None] & (dim < HEAD_DIM)[None, :]
     highest = tl.full([HEADS], float("-inf"), tl.float32)
     total = tl.zeros([HEADS], tl.float32)
     summed = tl.zeros([HEADS, DIM], tl.float32)
     for first in range(begin, end, RESULTS):
         index = first + tl.arange(0, RESULTS)
         is_result = index < end
-        result = tl.load(listed + index, is_result, 0).to(tl.int64)
+        result = tl.load(indices + index, is_result, 0).to(tl.int64)
         is_score = is_result[:, None] & is_head[None, :]
         score = tl.load(lse + result[:, None] * n_heads + stored[None, :], is_score, float("-inf"))
         value = tl.load(
-            values + result[:, None, None] * n_heads * HEAD_DIM + place[None, :, :],
-            is_result[:, None, None] & is_place[None, :, :],
+            values + result[:, None, None] * n_heads * HEAD_DIM + offsets[None, :, :],
+            is_result[:, None, None] & is_value[None, :, :],
             0.0,
         )
         higher = tl.maximum(highest, tl.max(score, 0))
         safe = tl.where(higher == float("-inf"), 0.0, higher)
-        kept = tl.exp2(highest - safe)
+        rescale = tl.exp2(highest - safe)
         added = tl.exp2(score - safe[None, :])
-        total = total * kept + tl.sum(added, 0)
-        summed = summed * kept[:, None] + tl.sum(value.to(tl.float32) * added[:, :, None], 0)
+        total = total * rescale + tl.sum(added, 0)
+        summed = summed * rescale[:, None] + tl.sum(value.to(tl.float32) * added[:, :, None], 0)
         highest = higher
     if begin < end:
         merged = summed / total[:, None]
-        given = head[:, None] * HEAD_DIM + dim[None, :]
-        tl.store(out + target * n_heads * HEAD_DIM + given, merged.to(out.dtype.element_ty), is_place)
+        out_offsets = head[:, None] * HEAD_DIM + dim[None, :]
+        tl.store(out + target * n_heads * HEAD_DIM + out_offsets, merged.to(out.dtype.element_ty), is_value)

@@ -1,4 +1,4 @@
-"""Queries in the order in which kernels of tiles take them."""
+"""Kernels that copy queries into the order in which large tiles read them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
 
 
-def gather(x: Tensor, sources: Tensor, out: Tensor) -> None:
+def gather_queries(x: Tensor, sources: Tensor, out: Tensor) -> None:
     """``out[i] = x[sources[i]]``.
 
     Args:
@@ -20,13 +20,13 @@ def gather(x: Tensor, sources: Tensor, out: Tensor) -> None:
     """
     size = out[0].numel()
     block = min(power_of_two(size), 4096)
-    _gather[len(sources), triton.cdiv(size, block)](
+    _gather_queries[len(sources), triton.cdiv(size, block)](
         x, sources, out, x.stride(0), size, BLOCK=block, num_warps=8, **overlapping(out)
     )
 
 
 @triton.jit
-def _gather(
+def _gather_queries(
     x: tl.tensor,
     sources: tl.tensor,
     out: tl.tensor,
@@ -39,28 +39,31 @@ def _gather(
         gdc_launch_dependents()
         gdc_wait()
     row = tl.program_id(0)
-    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     source = tl.load(sources + row).to(tl.int64)
-    is_value = place < size
-    values = tl.load(x + source * stride + place, is_value)
-    tl.store(out + row.to(tl.int64) * size + place, values, is_value)
+    is_value = offsets < size
+    values = tl.load(x + source * stride + offsets, is_value)
+    tl.store(out + row.to(tl.int64) * size + offsets, values, is_value)
 
 
-def spread(q: Tensor, order: Tensor, copies: Tensor, out: Tensor, *, n_items: int, n_rows: int, group: int) -> None:
-    """Each item's queries, at the places of their results, with the heads of one KV head apart.
+def copy_item_queries(
+    q: Tensor, order: Tensor, copies: Tensor, out: Tensor, *, n_items: int, n_rows: int, group: int
+) -> None:
+    """Copies each item's queries to the indices of their results, with the head index within the KV head before the
+    KV head.
 
     Args:
         q: [rows, heads, head_dim], contiguous within a row.
         order: [rows] int32: the row of each query.
-        copies: [3, capacity] int32: each item's first query, how many, and where the first one goes.
+        copies: [3, capacity] int32: each item's first query, number of queries, and index of the first result.
         out: [results, group, kv_heads, head_dim].
-        n_items: the grid, padding included.
-        n_rows: of an item, at most.
+        n_items: items to launch, padding included.
+        n_rows: most rows of an item.
         group: heads that share a KV head.
     """
     n_heads, head_dim = q.shape[1:]
     size = power_of_two(n_heads * head_dim)
-    _spread[n_items, n_rows](
+    _copy_item_queries[n_items, n_rows](
         q,
         order,
         copies,
@@ -77,7 +80,7 @@ def spread(q: Tensor, order: Tensor, copies: Tensor, out: Tensor, *, n_items: in
 
 
 @triton.jit
-def _spread(
+def _copy_item_queries(
     q: tl.tensor,
     order: tl.tensor,
     copies: tl.tensor,
@@ -98,9 +101,9 @@ def _spread(
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
-    place = tl.arange(0, SIZE)
-    head = place // DIM
+    offsets = tl.arange(0, SIZE)
+    head = offsets // DIM
     is_value = is_query & (head < GROUP * KV_HEADS)
     stored = head % GROUP * KV_HEADS + head // GROUP
-    values = tl.load(q + row * stride + place, is_value)
-    tl.store(out + target * (GROUP * KV_HEADS * DIM) + stored * DIM + place % DIM, values, is_value)
+    values = tl.load(q + row * stride + offsets, is_value)
+    tl.store(out + target * (GROUP * KV_HEADS * DIM) + stored * DIM + offsets % DIM, values, is_value)

@@ -1,4 +1,4 @@
-"""Attention in float32, which FlashInfer does not have, in plain torch: to compare with, not to be fast."""
+"""Attention in float32, which FlashInfer lacks, in plain torch: for comparisons, not for speed."""
 
 from __future__ import annotations
 
@@ -10,87 +10,87 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from radixkv.runtime.device.array_copies_cuda import to_device
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
-from radixkv.runtime.device.attention.cuda.flashinfer import Shape
+from radixkv.runtime.device.attention.cuda.flashinfer import AttentionShape
 from radixkv.runtime.device.attention.cuda.work_items import Ints
-from radixkv.runtime.device.staging_cuda import Staged, Staging
-from radixkv.runtime.device.transfer_cuda import to_device
+from radixkv.runtime.device.staging_cuda import Staging, StagingBuffer
 from radixkv.runtime.step.plan import SharedRun
 
 _MAX_QUERIES = 64
-"""Of a tile; a power of two."""
+"""Most queries per tile; a power of two."""
 _BLOCK_TOKENS = 256
-"""Positions that are copied out of the pool at a time."""
-_MAX_NUMBERS = 1 << 23
-"""Of K, or of scores, that a lot of tiles has at a time."""
+"""Positions copied out of the pool at a time."""
+_MAX_VALUES = 1 << 23
+"""Most elements of K, or of scores, per group of tiles."""
 
 
 class ReferenceAttention:
-    """Attention without kernels of its own: ``base.Attention``, for any sizes, always launched one by one.
+    """``base.Attention`` in torch operations, for any sizes, without CUDA graphs.
 
-    A row's tokens are cut into tiles, and tiles of equal size computed together, block by block of the positions
-    that they read. Products are float32 throughout, as torch leaves TF32 out of them unless it is told otherwise.
+    A row's tokens are split into tiles. Tiles of equal size are computed together, in blocks of the positions that
+    they read. Products are full float32: torch does not use TF32 for them by default.
 
-    Memory: some 200 MB while it runs, however long rows are. Cost: each tile copies all that it reads, and a lot of
-    tiles takes some 20 launches a block.
+    Memory: some 200 MB while it runs, however long rows are. Cost: each tile copies all K and V that it reads, and
+    a group of tiles takes some 20 launches per block.
 
     Args:
         shape: heads, page size and dtype.
-        windows: by layer, how many positions a token sees, its own included; None for all.
-        device: where.
+        windows: by layer, how many positions a token attends to, its own included; None for all.
+        device: where to compute.
     """
 
-    def __init__(self, shape: Shape, windows: Sequence[int | None], *, device: torch.device) -> None:
+    def __init__(self, shape: AttentionShape, windows: Sequence[int | None], *, device: torch.device) -> None:
         self._shape = shape
         self._windows = tuple(windows)
         self._device = device
 
     def connect(self, staging: Staging, tables: Tensor) -> None:
-        """As in ``Attention``; nothing of it is staged."""
+        """Binds the block tables; this attention stages nothing."""
         self._tables = tables
 
     def variants(self, bucket: int) -> list[Variant]:
-        """None: how much is launched depends on how long rows are."""
+        """Returns no variants: the launches depend on the rows' lengths."""
         return []
 
     def plan_decode(
         self,
-        staged: Staged,
+        staged: StagingBuffer,
         batch_slots: Ints,
         lengths: Ints,
         shared: Sequence[SharedRun] = (),
         bucket: int | None = None,
         variant: Variant | None = None,
     ) -> Ints:
-        """[3, rows]: slots, starts and numbers of tokens."""
+        """Returns [3, rows]: batch slots, starts and token counts."""
         assert bucket is None, "there are no graphs"
         return np.stack([batch_slots, lengths - 1, np.ones_like(lengths)])
 
     def plan_prompts(self, batch_slots: Ints, starts: Ints, n_tokens: Ints) -> Ints:
-        """The same."""
+        """Returns [3, rows]: batch slots, starts and token counts."""
         return np.stack([batch_slots, starts, n_tokens])
 
     def step(self, decode: Ints | None, prompts: Ints | None) -> ReferenceStep:
-        """Cuts the rows, and sends the tiles on the current stream."""
+        """Splits the rows into tiles, and sends them on the current stream."""
         rows = np.concatenate([part for part in (decode, prompts) if part is not None], axis=1)
-        tiles = list(self._lots(rows))
-        joined = np.concatenate([numbers for _, numbers in tiles], axis=1)
+        groups = list(self._groups(rows))
+        joined = np.concatenate([tiles for _, tiles in groups], axis=1)
         sent = to_device(joined.astype(np.int64), self._device)
-        lots, first = [], 0
-        for size, numbers in tiles:
-            end = first + numbers.shape[1]
-            n_blocks = {window: self._n_blocks(size, numbers[1], window) for window in set(self._windows)}
-            batch_slots, positions, places = sent[:, first:end]
-            lots.append(_Lot(size, batch_slots, positions, places, n_blocks))
+        tile_groups, first = [], 0
+        for size, tiles in groups:
+            end = first + tiles.shape[1]
+            n_blocks = {window: self._n_blocks(size, tiles[1], window) for window in set(self._windows)}
+            batch_slots, positions, indices = sent[:, first:end]
+            tile_groups.append(_TileGroup(size, batch_slots, positions, indices, n_blocks))
             first = end
-        return ReferenceStep(self._shape, self._windows, self._tables, lots)
+        return ReferenceStep(self._shape, self._windows, self._tables, tile_groups)
 
-    def _lots(self, rows: Ints) -> Iterator[tuple[int, Ints]]:
-        """Tiles that are computed together, those of similar length: their size, and numbers as in ``_tiles``."""
+    def _groups(self, rows: Ints) -> Iterator[tuple[int, Ints]]:
+        """Yields groups of tiles of similar length to compute together: tile size, and tiles as in ``_tiles``."""
         shape = self._shape
         for size, tiles in _tiles(rows):
-            numbers = max(size * shape.n_heads, shape.n_kv_heads * shape.head_dim)
-            n = max(1, _MAX_NUMBERS // (_block_pages(shape) * shape.page_size * numbers))
+            n_values = max(size * shape.n_heads, shape.n_kv_heads * shape.head_dim)
+            n = max(1, _MAX_VALUES // (_block_pages(shape) * shape.page_size * n_values))
             tiles = tiles[:, np.argsort(tiles[1], kind="stable")]
             yield from ((size, tiles[:, first : first + n]) for first in range(0, tiles.shape[1], n))
 
@@ -101,94 +101,98 @@ class ReferenceAttention:
 
 
 @dataclass(frozen=True)
-class _Lot:
-    """Tiles of one size."""
+class _TileGroup:
+    """Tiles of one size that are computed together."""
 
     size: int
-    """Queries of each, neighbours in one row."""
+    """Queries per tile, consecutive in one row."""
     batch_slots: Tensor
     """[tiles]"""
     positions: Tensor
-    """[tiles]: each tile's first, in its sequence."""
-    places: Tensor
-    """[tiles]: the same, in the batch."""
+    """[tiles]: position of each tile's first query in its sequence."""
+    indices: Tensor
+    """[tiles]: index of each tile's first query in the step."""
     n_blocks: Mapping[int | None, int]
-    """Blocks that cover what any of the tiles reads, by window."""
+    """Blocks that cover the positions any of the tiles reads, by window."""
 
 
 class ReferenceStep:
-    """One planned step: ``base.LayerAttention``.
+    """Attention of one planned step: ``base.LayerAttention``.
 
     Args:
         shape: heads, page size and dtype.
-        windows: by layer.
+        windows: sliding window of each layer, None for all positions.
         tables: the block tables.
-        lots: every token is in one tile of one of them.
+        groups: tiles that cover every token exactly once.
     """
 
-    def __init__(self, shape: Shape, windows: Sequence[int | None], tables: Tensor, lots: Sequence[_Lot]) -> None:
+    def __init__(
+        self, shape: AttentionShape, windows: Sequence[int | None], tables: Tensor, groups: Sequence[_TileGroup]
+    ) -> None:
         self._shape = shape
         self._windows = windows
         self._tables = tables
-        self._lots = lots
+        self._groups = groups
 
     def run(self, layer: int, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
-        """As in ``LayerAttention``."""
-        for lot in self._lots:
-            places = (lot.places[:, None] + torch.arange(lot.size, device=q.device)).flatten()
-            attended = self._attend(lot, self._windows[layer], q.index_select(0, places), k_cache, v_cache)
-            out.index_copy_(0, places, attended)
+        """Computes one layer, as ``LayerAttention.run``."""
+        for tiles in self._groups:
+            indices = (tiles.indices[:, None] + torch.arange(tiles.size, device=q.device)).flatten()
+            result = self._attend(tiles, self._windows[layer], q.index_select(0, indices), k_cache, v_cache)
+            out.index_copy_(0, indices, result)
 
-    def _attend(self, lot: _Lot, window: int | None, q: Tensor, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        """[tiles * size, heads, head_dim] -> the same. Sums are kept relative to the highest score so far."""
+    def _attend(self, tiles: _TileGroup, window: int | None, q: Tensor, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        """Computes [tiles * size, heads, head_dim] -> the same, with an online softmax."""
         shape, page_size = self._shape, self._shape.page_size
         n_kv_heads, group, head_dim = shape.n_kv_heads, shape.group, shape.head_dim
-        queries = lot.positions[:, None] + torch.arange(lot.size, device=q.device)
+        queries = tiles.positions[:, None] + torch.arange(tiles.size, device=q.device)
         first_seen = torch.zeros_like(queries) if window is None else (queries - window + 1).clamp(min=0)
         first_page, last_page = first_seen[:, :1] // page_size, queries[:, -1:] // page_size
         block = torch.arange(_block_pages(shape), device=q.device)
 
-        q = q.view(-1, lot.size, n_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
+        q = q.view(-1, tiles.size, n_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
         q = q * head_dim**-0.5
         peak = q.new_full(q.shape[:-1], torch.finfo(q.dtype).min)
         total, sums = torch.zeros_like(peak), torch.zeros_like(q)
-        for number in range(lot.n_blocks[window]):
-            pages = first_page + number * len(block) + block
-            known = self._tables[lot.batch_slots[:, None], torch.minimum(pages, last_page)]
+        for block_index in range(tiles.n_blocks[window]):
+            pages = first_page + block_index * len(block) + block
+            page_ids = self._tables[tiles.batch_slots[:, None], torch.minimum(pages, last_page)]
             keys = (pages[..., None] * page_size + torch.arange(page_size, device=q.device)).flatten(1)[:, None]
             is_seen = (keys <= queries[..., None]) & (keys >= first_seen[..., None])
-            k, v = (self._gathered(cache, known) for cache in (k_cache, v_cache))
-            # Whatever is where nobody looks, NaN for instance, would not go away by a weight of 0.
+            k, v = (self._gather_pages(cache, page_ids) for cache in (k_cache, v_cache))
+            # Positions outside all masks may hold NaN, which a weight of 0 would not remove.
             v = v.masked_fill(~is_seen.any(1)[:, None, :, None], 0.0)
 
-            scores = (q @ k.transpose(2, 3)).view(-1, n_kv_heads, group, lot.size, keys.shape[-1])
+            scores = (q @ k.transpose(2, 3)).view(-1, n_kv_heads, group, tiles.size, keys.shape[-1])
             scores = scores.masked_fill_(~is_seen[:, None, None], -math.inf).flatten(2, 3)
             higher = torch.maximum(peak, scores.amax(-1))
             weights = scores.sub_(higher[..., None]).exp_()
-            shrunk = (peak - higher).exp_()
-            total = total * shrunk + weights.sum(-1)
-            sums = sums * shrunk[..., None] + weights @ v
+            rescale = (peak - higher).exp_()
+            total = total * rescale + weights.sum(-1)
+            sums = sums * rescale[..., None] + weights @ v
             peak = higher
-        attended = (sums / total[..., None]).view(-1, n_kv_heads, group, lot.size, head_dim)
-        return attended.permute(0, 3, 1, 2, 4).reshape(-1, shape.n_heads, head_dim)
+        out = (sums / total[..., None]).view(-1, n_kv_heads, group, tiles.size, head_dim)
+        return out.permute(0, 3, 1, 2, 4).reshape(-1, shape.n_heads, head_dim)
 
-    def _gathered(self, cache: Tensor, pages: Tensor) -> Tensor:
-        """[tiles, pages] -> [tiles, kv_heads, tokens, head_dim]."""
+    def _gather_pages(self, cache: Tensor, pages: Tensor) -> Tensor:
+        """Copies pages out of the pool: [tiles, pages] page ids -> [tiles, kv_heads, tokens, head_dim]."""
         n_kv_heads, head_dim = cache.shape[-2:]
         tokens = cache.index_select(0, pages.flatten()).view(len(pages), -1, n_kv_heads, head_dim)
         return tokens.transpose(1, 2)
 
 
-def _block_pages(shape: Shape) -> int:
+def _block_pages(shape: AttentionShape) -> int:
     return max(1, _BLOCK_TOKENS // shape.page_size)
 
 
 def _tiles(rows: Ints) -> Iterator[tuple[int, Ints]]:
-    """Each size, and [3, tiles] of it: slots, first positions and places in the batch. Sizes are powers of two, so
-    that none is padded.
+    """Splits rows into tiles whose sizes are powers of two, so that none is padded.
+
+    Yields each size with its tiles, [3, tiles]: batch slots, first positions, and indices of the first queries in
+    the step.
 
     Args:
-        rows: [3, rows]: slots, starts and numbers of tokens.
+        rows: [3, rows]: batch slots, starts and token counts.
     """
     batch_slots, starts, n_tokens = rows
     firsts = np.cumsum(n_tokens, dtype=np.int32) - n_tokens
@@ -196,8 +200,8 @@ def _tiles(rows: Ints) -> Iterator[tuple[int, Ints]]:
     while size:
         counts = (n_tokens - done) // size
         row = np.repeat(np.arange(len(counts)), counts)
-        number = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-        offsets = done[row] + number * size
+        tile = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+        offsets = done[row] + tile * size
         yield size, np.stack([batch_slots[row], starts[row] + offsets, firsts[row] + offsets])
         done = done + counts * size
         size //= 2

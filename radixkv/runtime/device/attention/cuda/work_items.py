@@ -1,7 +1,7 @@
-"""Work items: which queries read which positions of which block table, and where their results go.
+"""Work items of attention: which queries read which positions of which block table, and where results go.
 
-One item is one block of threads a KV head. Long rows and pages that rows share are cut into items here, on the
-host. An item that is a row's only one gives the row's output; the results of others are merged.
+An item is computed by one thread block per KV head. Long rows and shared pages are split into items here, on the
+host. The single item of a row writes the row's output; the results of several items are merged.
 """
 
 from __future__ import annotations
@@ -11,37 +11,40 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.runtime.device.staging_cuda import Field, Layout, Staged
+from radixkv.runtime.device.staging_cuda import StagingBuffer, StagingField, StagingLayout
 
 Ints = NDArray[np.int32]
 
 N_COLUMNS = 6
-"""Numbers of an item, as ``ItemFields`` stages them: first query, queries, first entry, begin, end, result."""
+"""Values per item in ``ItemFields``: first query, number of queries, first entry, begin, end, result."""
 
 
 @dataclass(frozen=True)
-class Items:
-    """Arrays of int32, one entry an item."""
+class WorkItems:
+    """Work items as int32 arrays with one element per item."""
 
     first_queries: Ints
+    """Index of the first query."""
     n_queries: Ints
-    """Neighbours, that fit one tile: queries times heads that share a KV head."""
+    """Consecutive queries of the item; times the heads that share a KV head, they fit one tile."""
     first_entries: Ints
-    """Where the block table begins in all tables, seen flat."""
+    """Index of the block table's first entry in the flattened block tables."""
     begins: Ints
-    """The first position that the item reads."""
+    """First position that the item reads."""
     ends: Ints
-    """Behind the last one."""
+    """Position after the last one that the item reads."""
 
     def __len__(self) -> int:
         return len(self.ends)
 
-    def cut(self, n_tokens: int, multiple: int = 1) -> Items:
-        """The same in items of at most so many tokens, the longest first; those of one item are equally long, but
-        for the last.
+    def split(self, n_tokens: int, multiple: int = 1) -> WorkItems:
+        """Splits items into parts of at most ``n_tokens`` tokens, the longest first.
+
+        The parts of one item are equally long, except for the last.
 
         Args:
-            n_tokens: a multiple of ``multiple``, of which parts are.
+            n_tokens: most tokens per part, a multiple of ``multiple``.
+            multiple: parts are multiples of this many tokens, except for the last.
         """
         lengths = self.ends - self.begins
         n_parts = np.maximum(-(-lengths // n_tokens), 1)
@@ -53,7 +56,7 @@ class Items:
         ends = np.minimum(begins + sizes[item], self.ends[item])
         order = np.argsort(begins - ends, kind="stable")
         item = item[order]
-        return Items(
+        return WorkItems(
             self.first_queries[item],
             self.n_queries[item],
             self.first_entries[item],
@@ -62,8 +65,8 @@ class Items:
         )
 
     @classmethod
-    def joined(cls, a: Items, b: Items) -> Items:
-        """Those of both."""
+    def joined(cls, a: WorkItems, b: WorkItems) -> WorkItems:
+        """Concatenates items."""
         return cls(
             np.concatenate([a.first_queries, b.first_queries]),
             np.concatenate([a.n_queries, b.n_queries]),
@@ -74,26 +77,30 @@ class Items:
 
 
 @dataclass(frozen=True)
-class Merge:
-    """Which results belong together."""
+class MergePlan:
+    """Which partial results are merged into which query, in CSR form."""
 
     results: Ints
-    """[items]: where each item's first query's result goes, the others behind it; -1 for a query's only one."""
+    """[items]: index of the item's first result, which the results of its other queries follow; -1 for the
+    single item of a query."""
     indptr: Ints
-    """[queries + 1]"""
-    listed: Ints
-    """Query i has ``listed[indptr[i] : indptr[i + 1]]``: none if it has one item."""
+    """[queries + 1]: offsets into ``indices``."""
+    indices: Ints
+    """The results of query i are ``indices[indptr[i] : indptr[i + 1]]``: none if it has a single item."""
 
     @classmethod
-    def of(cls, n_queries: int, items: Items) -> Merge:
-        """Numbers the results of ``items``. Every query has one at least; those of several share no only one."""
+    def from_items(cls, n_queries: int, items: WorkItems) -> MergePlan:
+        """Assigns indices to the results of ``items``.
+
+        Every query must have an item, and the single item of a query must have no other queries.
+        """
         counts = items.n_queries
         query = np.repeat(items.first_queries, counts)
         query += np.arange(len(query), dtype=np.int32) - np.repeat(np.cumsum(counts) - counts, counts)
-        is_only = np.bincount(query, minlength=n_queries)[items.first_queries] == 1
-        counts = np.where(is_only, 0, counts)
-        results = np.where(is_only, -1, np.cumsum(counts) - counts).astype(np.int32)
-        merged = query[np.repeat(~is_only, items.n_queries)]
+        is_single = np.bincount(query, minlength=n_queries)[items.first_queries] == 1
+        counts = np.where(is_single, 0, counts)
+        results = np.where(is_single, -1, np.cumsum(counts) - counts).astype(np.int32)
+        merged = query[np.repeat(~is_single, items.n_queries)]
         indptr = np.zeros(n_queries + 1, dtype=np.int32)
         np.cumsum(np.bincount(merged, minlength=n_queries), out=indptr[1:])
         return cls(results, indptr, np.argsort(merged, kind="stable").astype(np.int32))
@@ -101,18 +108,18 @@ class Merge:
 
 @dataclass(frozen=True)
 class ItemFields:
-    """Where items are staged for ``attend.attend``: [columns, capacity]."""
+    """Staging field of items for ``decode_kernel.attend_decode``: [columns, capacity]."""
 
     capacity: int
-    field: Field
+    field: StagingField
 
     @classmethod
-    def place(cls, capacity: int, layout: Layout) -> ItemFields:
-        """Room for ``capacity`` of them."""
+    def allocate(cls, capacity: int, layout: StagingLayout) -> ItemFields:
+        """Adds a field for ``capacity`` items to the layout."""
         return cls(capacity, layout.field(N_COLUMNS * capacity))
 
-    def fill(self, staged: Staged, items: Items, results: Ints, n_padded: int) -> None:
-        """Stages the items, and behind them such as do nothing, until there are ``n_padded``."""
+    def fill(self, staged: StagingBuffer, items: WorkItems, results: Ints, n_padded: int) -> None:
+        """Stages the items, and then padding items up to ``n_padded``."""
         n, columns = len(items), staged[self.field].reshape(N_COLUMNS, self.capacity)
         assert n <= n_padded <= self.capacity
         columns[:, :n] = (
@@ -127,19 +134,20 @@ class ItemFields:
 
 
 @dataclass(frozen=True)
-class RequestFields:
-    """Where items are staged for FlashInfer's FA2 kernel: one field, cut into its arrays (places within it).
+class Fa2Fields:
+    """Staging field of items for FlashInfer's FA2 kernel, and the offsets of its arrays in the field.
 
-    It takes a *request* as a span of queries and a span of page numbers, and numbers both by prefix sums
-    ("indptr"). Only entries r and r + 1 of a sum are read for request r, so requests that use the even numbers
-    alone are free: any queries against any pages of any block table, as often as wanted. An item is such a request;
-    FlashInfer's own planner is not used (it copies from pinned memory without a fence).
+    The kernel takes a *request* as a range of queries and a range of page ids, both given by prefix sums
+    ("indptr"). For request r it reads only entries r and r + 1, so requests with even numbers are independent of
+    each other: any queries against any pages of any block table, any number of times. An item is such a request.
+    FlashInfer's own planner is not used, because it copies from pinned memory without a fence.
     """
 
     capacity: int
-    field: Field
+    """Most items."""
+    field: StagingField
     constants: int
-    """Positions that FlashInfer reads at a time: all. Queries whose results it merges: none."""
+    """Two constants: FlashInfer's chunk size in positions, unlimited, and the number of queries it merges, 0."""
     requests: int
     zeros: int
     query_indptr: int
@@ -147,46 +155,56 @@ class RequestFields:
     last_page_lens: int
     results: int
     is_item: int
-    """Bytes: whether there is one."""
+    """One byte per item: 0 for padding."""
 
     @classmethod
-    def place(cls, capacity: int, layout: Layout) -> RequestFields:
-        """Room for ``capacity`` items: 10 numbers and a byte each."""
+    def allocate(cls, capacity: int, layout: StagingLayout) -> Fa2Fields:
+        """Adds a field for ``capacity`` items to the layout: 10 int32 and a byte each."""
         twice = 2 * capacity
         sizes = [2, capacity, capacity, twice, twice + 1, twice, twice, -(-capacity // 4)]
         firsts = [sum(-(-size // 4) * 4 for size in sizes[:index]) for index in range(len(sizes) + 1)]
         return cls(capacity, layout.field(firsts[-1]), *firsts[:-1])
 
     def fill(
-        self, staged: Staged, items: Items, results: Ints, n_padded: int, *, page_size: int, n_entries: int
+        self,
+        staged: StagingBuffer,
+        items: WorkItems,
+        results: Ints,
+        n_padded: int,
+        *,
+        page_size: int,
+        n_entries: int,
     ) -> None:
-        """Stages the items, each of which begins with a page, and behind them such as do nothing.
+        """Stages the items, each of which starts at a page, and then padding items.
 
         Args:
-            results: [items], where each one's first query's result goes.
-            n_padded: items that are launched, at least ``len(items)`` and at most ``capacity``.
-            n_entries: of all block tables together.
+            staged: the step's staging buffer.
+            items: items of whole pages.
+            results: [items], index of each item's first result.
+            n_padded: items to launch, at least ``len(items)`` and at most ``capacity``.
+            page_size: tokens per page.
+            n_entries: entries of all block tables together.
         """
-        n, numbers = len(items), staged[self.field]
+        n, arrays = len(items), staged[self.field]
         assert n <= n_padded <= self.capacity
 
         def put(first: int, values: Ints) -> None:
-            field = numbers[first : first + 2 * n_padded]
+            field = arrays[first : first + 2 * n_padded]
             field[: 2 * n : 2] = values
             field[2 * n :] = 0
 
-        numbers[self.constants] = 1 << 30
-        numbers[self.constants + 1] = 0
-        numbers[self.requests : self.requests + n_padded] = np.arange(0, 2 * n_padded, 2)
-        numbers[self.zeros : self.zeros + n_padded] = 0
+        arrays[self.constants] = 1 << 30
+        arrays[self.constants + 1] = 0
+        arrays[self.requests : self.requests + n_padded] = np.arange(0, 2 * n_padded, 2)
+        arrays[self.zeros : self.zeros + n_padded] = 0
         put(self.query_indptr, items.first_queries)
-        numbers[self.query_indptr + 1 : self.query_indptr + 2 * n : 2] = items.first_queries + items.n_queries
+        arrays[self.query_indptr + 1 : self.query_indptr + 2 * n : 2] = items.first_queries + items.n_queries
         put(self.page_indptr, items.first_entries + items.begins // page_size)
         last_pages = items.first_entries - (-items.ends // page_size)
-        numbers[self.page_indptr + 1 : self.page_indptr + 2 * n : 2] = last_pages
-        numbers[self.page_indptr + 2 * self.capacity] = n_entries
+        arrays[self.page_indptr + 1 : self.page_indptr + 2 * n : 2] = last_pages
+        arrays[self.page_indptr + 2 * self.capacity] = n_entries
         put(self.last_page_lens, (items.ends - 1) % page_size + 1)
         put(self.results, results)
-        is_item = numbers[self.is_item : self.is_item + -(-n_padded // 4)].view(np.uint8)
+        is_item = arrays[self.is_item : self.is_item + -(-n_padded // 4)].view(np.uint8)
         is_item[:n] = 1
         is_item[n:] = 0

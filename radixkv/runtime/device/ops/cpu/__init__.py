@@ -1,0 +1,1 @@
+"""Batch-invariant torch operations on the CPU."""

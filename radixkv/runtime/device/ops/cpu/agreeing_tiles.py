@@ -1,7 +1,7 @@
-"""Tile sizes with which a matrix product gives the same bits.
+"""Search for tile sizes that give bit-equal matrix products.
 
-A BLAS chooses its kernel, and with it the order of its sums, by the matrices' sizes. A result that must not depend
-on who else is in the batch therefore comes from products of fixed sizes; sizes that agree bit for bit may be mixed.
+A BLAS chooses its kernel, and with it the order of summation, by the matrix sizes. Batch-invariant results
+therefore need products of fixed sizes. Sizes that agree bit for bit may be mixed.
 """
 
 from __future__ import annotations
@@ -13,31 +13,33 @@ from torch import Tensor
 
 
 def agreeing_tiles(product: Callable[[Tensor], Tensor], sample: Tensor, sizes: Sequence[int]) -> tuple[int, ...]:
-    """The first of ``sizes`` and those of the rest that agree with it, tried on this machine; or only 1, if a row's
-    result depends on where in the tile it lies.
+    """Returns the tile sizes that agree bit for bit with the first of ``sizes``, as measured on this machine.
+
+    Returns ``(1,)`` if a row's result depends on its position in the tile.
 
     Args:
-        product: maps [rows, ...] to one result a row, for any number of rows.
-        sample: random rows, a multiple of every size.
-        sizes: ascending.
+        product: maps [rows, ...] to one result per row, for any number of rows.
+        sample: random rows; their number is a multiple of every size.
+        sizes: candidate sizes, ascending.
     """
 
     def in_tiles(rows: Tensor, size: int) -> Tensor:
         return torch.cat([product(tile) for tile in torch.split(rows, size)])
 
     expected = in_tiles(sample, sizes[0])
-    few = sample[: 4 * sizes[0]]
+    head = sample[: 4 * sizes[0]]
     for shift in (1, 3):
-        if not torch.equal(in_tiles(few.roll(shift, 0), sizes[0]).roll(-shift, 0), expected[: len(few)]):
+        if not torch.equal(in_tiles(head.roll(shift, 0), sizes[0]).roll(-shift, 0), expected[: len(head)]):
             return (1,)
     return tuple(size for size in sizes if torch.equal(in_tiles(sample, size), expected))
 
 
 def cover(n: int, tiles: Sequence[int]) -> list[int]:
-    """Tile sizes that add up to at least ``n`` rows, with less than one smallest tile to spare.
+    """Returns tile sizes that add up to ``n`` rows, rounded up to a multiple of the smallest tile.
 
     Args:
-        tiles: ascending; each a multiple of the first.
+        n: number of rows.
+        tiles: available sizes, ascending, each a multiple of the first.
     """
     chosen = []
     left = n

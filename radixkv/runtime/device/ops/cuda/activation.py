@@ -1,4 +1,4 @@
-"""The gated activation between an MLP's two matrix products."""
+"""The kernel of the gated activation between an MLP's two matrix products."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
 
 _BLOCK = 2048
+"""Columns per program."""
 
 
 def silu_and_multiply(gate_up: Tensor, out: Tensor) -> None:
-    """``out = silu(gate) * up``, in float32 and rounded once.
+    """Computes ``out = silu(gate) * up`` in float32, rounded once.
 
     Args:
         gate_up: [rows, 2 * inner], gate first; bfloat16, float16 or float32; rows may be strided.

@@ -1,4 +1,4 @@
-"""Greedy choice: the largest logit's id, and whether all of them are finite."""
+"""The argmax kernels: the id of each row's largest logit, and whether all its logits are finite."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, pow
 _BLOCK = 4096
 """Logits that a program reads at a time."""
 FEW_ROWS = 32
-"""So many rows, or fewer, are read by a program a block, which is as many programs as can be."""
+"""Up to this many rows, each program reads one block of logits, for the most programs; for more rows, four."""
 
 
 def argmax_scratch(n_rows: int, vocab_size: int, device: torch.device) -> Tensor:
-    """What ``argmax`` needs for up to ``n_rows`` rows."""
+    """Allocates the scratch memory of ``argmax`` for up to ``n_rows`` rows."""
     return torch.empty(n_rows, triton.cdiv(vocab_size, _BLOCK), dtype=torch.int64, device=device)
 
 
@@ -30,15 +30,15 @@ def argmax(
     batch_slots: Tensor | None = None,
     last_tokens: Tensor | None = None,
 ) -> None:
-    """The smallest id of those with the largest logit, by rows; two launches.
+    """Finds each row's largest logit, the smallest id among equal ones. Two launches.
 
     Args:
         logits: [rows, vocab], any float dtype; rows may be strided.
-        ids_out: [rows] int32; 0 for a row that is not finite.
+        ids_out: [rows] int32; 0 for a row with a logit that is not finite.
         finite_out: [rows] int32, 1 where all logits are finite, else 0.
-        scratch: of ``argmax_scratch``.
-        slots: [rows] int32; with ``last_tokens``.
-        last_tokens: [slots] int32; if given, ``last_tokens[batch_slots] = ids_out`` too.
+        scratch: from ``argmax_scratch``.
+        batch_slots: [rows] int32; required with ``last_tokens``.
+        last_tokens: [slots] int32; if given, also stores ``last_tokens[batch_slots] = ids_out``.
     """
     n_rows, size = logits.shape
     n_blocks = 1 if n_rows <= FEW_ROWS else 4
@@ -62,7 +62,7 @@ def argmax(
         ids_out if batch_slots is None else batch_slots,
         ids_out if last_tokens is None else last_tokens,
         scratch.stride(0),
-        IS_KEPT=last_tokens is not None,
+        STORES_LAST_TOKENS=last_tokens is not None,
         N_PARTS=n_parts,
         BLOCK=power_of_two(n_parts),
         num_warps=1,
@@ -81,7 +81,8 @@ def _best_of_parts(
     N_BLOCKS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """A number a part: grows with the logit, falls with the id, and is the largest if one is not finite."""
+    """Stores one int64 key per part: larger for larger logits, then for smaller ids; the maximum if a logit is not
+    finite."""
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
@@ -89,18 +90,18 @@ def _best_of_parts(
     ids = tl.program_id(1) * (N_BLOCKS * BLOCK) + tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     best_ids = ids
-    nothing = tl.zeros([BLOCK], tl.float32)
+    non_finite = tl.zeros([BLOCK], tl.float32)
     for _ in tl.static_range(N_BLOCKS):
         values = tl.load(source + ids, ids < size, 0.0).to(tl.float32)
-        nothing += values * 0.0  # or NaN
+        non_finite += values * 0.0  # NaN if a value is not finite
         is_better = (values > best) & (ids < size)
         best = tl.where(is_better, values, best)
         best_ids = tl.where(is_better, ids, best_ids)
         ids += BLOCK
     largest = tl.max(best, 0)
     first = tl.min(tl.where(best == largest, best_ids, 0x7FFFFFFF), 0)
-    is_finite = tl.sum(nothing, 0) == 0.0
-    # Both zeros are equal; negative floats order backwards.
+    is_finite = tl.sum(non_finite, 0) == 0.0
+    # Both zeros are equal; the bits of negative floats have the reverse order.
     bits = tl.where(largest == 0.0, 0, largest.to(tl.int32, bitcast=True))
     order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     order = tl.where(is_finite, order, 0x7FFFFFFF)
@@ -116,7 +117,7 @@ def _best_of_rows(
     batch_slots: tl.tensor,
     last_tokens: tl.tensor,
     scratch_stride: tl.tensor,
-    IS_KEPT: tl.constexpr,
+    STORES_LAST_TOKENS: tl.constexpr,
     N_PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -131,6 +132,6 @@ def _best_of_rows(
     is_finite = (best >> 32) < 0x7FFFFFFF
     chosen = tl.where(is_finite, (0x7FFFFFFF - (best & 0x7FFFFFFF)).to(tl.int32), 0)
     tl.store(ids_out + row, chosen)
-    if IS_KEPT:
+    if STORES_LAST_TOKENS:
         tl.store(last_tokens + tl.load(batch_slots + row), chosen)
     tl.store(finite_out + row, is_finite.to(tl.int32))

@@ -1,4 +1,4 @@
-"""When work begins and ends, by the GPU's own clock."""
+"""The kernel that reads the GPU's clock."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
 
 
 def stamp(out: Tensor, index: int) -> None:
-    """``out[index]`` = the time at which all that was enqueued before has ended, in nanoseconds.
+    """Stores in ``out[index]`` the time in nanoseconds when all earlier work has ended.
 
-    The clock is one for all processors of a GPU and never goes back; it may move in steps of a microsecond.
+    All processors of a GPU share the clock, which never goes back; its resolution may be a microsecond.
 
     Args:
         out: [n] int64.

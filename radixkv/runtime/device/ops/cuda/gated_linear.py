@@ -1,4 +1,4 @@
-"""An MLP's first half for some tens or hundreds of rows: both products and the activation in one kernel."""
+"""The fused kernel of an MLP's first half for 17 to 128 rows: both matrix products and the activation."""
 
 from __future__ import annotations
 
@@ -13,30 +13,35 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
 
 _COLUMNS, _DEPTH = 64, 64
-"""Columns of the output that a program makes, and how much of the inner dimension it multiplies at a time."""
+"""Output columns per program, and its step along the inner dimension."""
 
 
 @dataclass(frozen=True)
 class GatedTile:
-    """Two programs of either tile fit on a processor, so that one begins while another ends."""
+    """Tile of a program. Two programs fit on a multiprocessor, so that one starts while another ends."""
 
     rows: int
+    """Output rows per program."""
     n_stages: int
+    """Pipeline stages of Triton's loop."""
 
 
 def gated_tile(n_rows: int) -> GatedTile:
-    """The faster one on an H200: 61 against 90 us at 64 rows of an 8B model, 71 against 75 at 128."""
+    """Returns the faster tile on an H200: 61 µs at 64 rows of an 8B model and 71 µs at 128; the
+    other tile takes 90 and 75."""
     return GatedTile(64, 4) if n_rows <= 64 else GatedTile(128, 3)
 
 
 def multiply_gated(x: Tensor, weight: Tensor, out: Tensor, tile: GatedTile) -> None:
-    """``silu(x @ gate.T) * (x @ up.T)``; the products are rounded before the activation. From Hopper on.
+    """Computes ``silu(x @ gate.T) * (x @ up.T)``; the products are rounded before the activation.
+
+    Needs Hopper or newer.
 
     Args:
         x: [rows, in] bfloat16 or float16, contiguous; in is a multiple of 8.
         weight: [2 * inner, in], gate first, contiguous.
         out: [rows, inner], contiguous; inner is a multiple of 8.
-        tile: what a program makes.
+        tile: from ``gated_tile``.
     """
     n_rows, n_in = x.shape
     n_inner = out.shape[1]
@@ -70,7 +75,7 @@ def _multiply_gated(
     DEPTH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """Programs of the same columns follow each other, and share the weight in the cache."""
+    """Programs of the same columns are consecutive, so that they share the weight in the cache."""
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()

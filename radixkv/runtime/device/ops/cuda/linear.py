@@ -1,6 +1,6 @@
-"""Matrix products of a step's rows: few rows by kernels that stream the weight, more by cuBLAS.
+"""Matrix products: kernels that stream the weight for few rows, cuBLAS for more.
 
-That of one row starts to read the weight while the kernel ahead of it, which makes ``x``, still runs.
+The kernel for one row starts to read the weight while the previous kernel, which computes ``x``, is still running.
 """
 
 from __future__ import annotations
@@ -23,23 +23,25 @@ from radixkv.runtime.device.ops.cuda.programmatic_launch import (
 )
 
 _MAX_ROWS = 16
-"""Above, cuBLAS is as fast."""
+"""Most rows of ``multiply_vector`` and ``multiply_thin``; above, cuBLAS is as fast."""
 
 
 @dataclass(frozen=True)
-class Tile:
-    """What a program holds of the weight at a time."""
+class LinearTile:
+    """The tile of the weight that a program loads at a time."""
 
     rows: int
     columns: int
     n_warps: int = 4
     n_stages: int = 1
-    """Tiles on their way at once, for several rows."""
+    """Tiles in flight at once, in the kernel for several rows."""
 
 
 def linear(x: Tensor, weight: Tensor, out: Tensor) -> None:
-    """``out = x @ weight.T``; the same bits every time. Up to 8 rows are summed in float32; for more, torch may let
-    cuBLAS round partial sums.
+    """Computes ``out = x @ weight.T``, with the same bits every time.
+
+    One row, and up to 16 rows if the weight fits the tile, are summed in float32 by the kernels below. For other
+    products torch may let cuBLAS round partial sums.
 
     Args:
         x: [rows, in], contiguous.
@@ -48,14 +50,16 @@ def linear(x: Tensor, weight: Tensor, out: Tensor) -> None:
     """
     if len(x) == 1:
         multiply_vector(x, weight, out, vector_tile(weight.shape[1]))
-    elif _is_thin(x, weight):
+    elif _is_thin_faster(x, weight):
         multiply_thin(x, weight, out, thin_tile(len(weight), has_room=has_much_shared_memory(x)))
     else:
         torch.mm(x, weight.t(), out=out)
 
 
 def gated_linear(x: Tensor, weight: Tensor, out: Tensor) -> None:
-    """``silu(x @ gate.T) * (x @ up.T)``, an MLP's first half. Allocates the product for some numbers of rows.
+    """Computes ``silu(x @ gate.T) * (x @ up.T)``, an MLP's first half.
+
+    Allocates the product where one kernel does not do it all.
 
     Args:
         x: [rows, in], contiguous.
@@ -64,7 +68,7 @@ def gated_linear(x: Tensor, weight: Tensor, out: Tensor) -> None:
     """
     if len(x) == 1:
         multiply_vector(x, weight, out, vector_tile(weight.shape[1]), gated=True)
-    elif _is_gated_at_once(x, weight):
+    elif _is_fused_faster(x, weight):
         multiply_gated(x, weight, out, gated_tile(len(x)))
     else:
         gate_up = x.new_empty(len(x), len(weight))
@@ -72,9 +76,12 @@ def gated_linear(x: Tensor, weight: Tensor, out: Tensor) -> None:
         silu_and_multiply(gate_up, out)
 
 
-def _is_thin(x: Tensor, weight: Tensor) -> bool:
-    """Where that is faster. A weight that is long for its height has few programs, each of which reads all of
-    ``x``: an 8B model's steps of 16 rows take 1.7% less if cuBLAS computes down, and 3.5% more if it computes all.
+def _is_thin_faster(x: Tensor, weight: Tensor) -> bool:
+    """Whether ``multiply_thin`` is faster than cuBLAS.
+
+    A weight with few outputs for its inputs gives few programs, each of which reads all of ``x``. An 8B model's
+    steps of 16 rows take 1.7% less time if cuBLAS computes the down projection, and 3.5% more if it computes
+    everything.
     """
     n_out, n_in = weight.shape
     is_faster = len(x) <= (_MAX_ROWS if n_in <= 2 * n_out else _MAX_ROWS // 2)
@@ -82,30 +89,35 @@ def _is_thin(x: Tensor, weight: Tensor) -> bool:
     return is_faster and fits and weight.dtype != torch.float32
 
 
-def _is_gated_at_once(x: Tensor, weight: Tensor) -> bool:
-    """Where that is faster: on an H200, for an 8B model, 66 against 72 us at 128 rows. At 256 it is as fast in a
-    short burst, and costs 2.5% of a long run's steps, in which the GPU's power is what is short.
+def _is_fused_faster(x: Tensor, weight: Tensor) -> bool:
+    """Whether ``multiply_gated`` is faster than cuBLAS and a separate activation.
+
+    On an H200, for an 8B model, it takes 66 µs at 128 rows, cuBLAS and the activation 72. At 256 rows it is as fast
+    in a short burst, but 2.5% slower in long runs, which the GPU's power limits.
     """
     fits = weight.shape[0] % 16 == 0 and weight.shape[1] % 8 == 0 and weight.dtype != torch.float32
     return _MAX_ROWS < len(x) <= 128 and fits and is_hopper_or_newer(x)
 
 
-def vector_tile(n_in: int) -> Tile:
-    """The fastest of 14 on an H200 for matrices of an 8B model, or within 2% of it."""
-    return Tile(2, max(power_of_two(n_in), 128)) if n_in <= 4096 else Tile(4, 1024)
+def vector_tile(n_in: int) -> LinearTile:
+    """Returns the fastest of 14 tiles on an H200 for matrices of an 8B model, or one within 2% of it."""
+    return LinearTile(2, max(power_of_two(n_in), 128)) if n_in <= 4096 else LinearTile(4, 1024)
 
 
-def thin_tile(n_out: int, *, has_room: bool) -> Tile:
-    """The fastest of 8 on an H200, or within 4% of it. Where programs are few, each holds more on its way.
+def thin_tile(n_out: int, *, has_room: bool) -> LinearTile:
+    """Returns the fastest of 8 tiles on an H200, or one within 4% of it.
+
+    Where programs are few, each has more tiles in flight.
 
     Args:
-        has_room: in shared memory, for as much as pays.
+        n_out: rows of the weight.
+        has_room: whether shared memory fits the larger number of stages.
     """
-    return Tile(64, 128, n_stages=6 if n_out <= 16_384 and has_room else 4)
+    return LinearTile(64, 128, n_stages=6 if n_out <= 16_384 and has_room else 4)
 
 
-def multiply_vector(x: Tensor, weight: Tensor, out: Tensor, tile: Tile, *, gated: bool = False) -> None:
-    """``linear`` or ``gated_linear`` of one row."""
+def multiply_vector(x: Tensor, weight: Tensor, out: Tensor, tile: LinearTile, *, gated: bool = False) -> None:
+    """Computes ``linear`` or ``gated_linear`` of one row."""
     n_out, n_in = weight.shape
     _multiply_vector[(triton.cdiv(n_out, tile.rows),)](
         x,
@@ -133,12 +145,12 @@ def _multiply_vector(
     GATED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """The next tile of the weight is on its way while one is used, the first even before ``x`` is there."""
+    """Prefetches the next tile of the weight while one is used, and the first tile before ``x`` is ready."""
     if OVERLAP:
         gdc_launch_dependents()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = (row < n_out)[:, None]
-    # Gated, an output's gate and up lie next to each other.
+    # With GATED, the gate and up rows of an output are adjacent.
     matrix_row = row // 2 + row % 2 * (n_out // 2) if GATED else row
     columns = tl.arange(0, COLUMNS)
     source = weight + matrix_row.to(tl.int64)[:, None] * n_in + columns[None, :]
@@ -148,22 +160,22 @@ def _multiply_vector(
         gdc_wait()
     for first in range(0, n_in, COLUMNS):
         source += COLUMNS
-        ahead = tl.load(source, is_row & (first + COLUMNS + columns < n_in)[None, :], 0.0)
+        next_tile = tl.load(source, is_row & (first + COLUMNS + columns < n_in)[None, :], 0.0)
         part = tl.load(x + first + columns, first + columns < n_in, 0.0)
         sums += tile.to(tl.float32) * part.to(tl.float32)[None, :]
-        tile = ahead
+        tile = next_tile
     dtype = out.dtype.element_ty
     product = tl.sum(sums, 1)
     if GATED:
         gate, up = tl.split(tl.reshape(product.to(dtype).to(tl.float32), [ROWS // 2, 2]))
-        place = tl.program_id(0) * (ROWS // 2) + tl.arange(0, ROWS // 2)
-        tl.store(out + place, (gate / (1.0 + tl.exp(-gate)) * up).to(dtype), place < n_out // 2)
+        out_index = tl.program_id(0) * (ROWS // 2) + tl.arange(0, ROWS // 2)
+        tl.store(out + out_index, (gate / (1.0 + tl.exp(-gate)) * up).to(dtype), out_index < n_out // 2)
     else:
         tl.store(out + row, product.to(dtype), row < n_out)
 
 
-def multiply_thin(x: Tensor, weight: Tensor, out: Tensor, tile: Tile) -> None:
-    """``linear`` of 2 to 16 rows; the weight measures multiples of the tile."""
+def multiply_thin(x: Tensor, weight: Tensor, out: Tensor, tile: LinearTile) -> None:
+    """Computes ``linear`` of 2 to 16 rows; both dimensions of the weight are multiples of the tile's."""
     n_out, n_in = weight.shape
     _multiply_thin[(n_out // tile.rows,)](
         x,
@@ -193,18 +205,18 @@ def _multiply_thin(
     STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """On tensor cores, with the weight's rows as the rows of the product and ``x`` filled up to 16."""
+    """Uses tensor cores with the weight's rows as the product's rows, and ``x`` padded to 16 rows."""
     if OVERLAP:
         gdc_launch_dependents()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     first_row = weight + row.to(tl.int64)[:, None] * n_in
     columns = tl.arange(0, COLUMNS)
-    which = tl.arange(0, 16)[None, :]
+    x_row = tl.arange(0, 16)[None, :]
     if OVERLAP:
         gdc_wait()
     sums = tl.zeros([ROWS, 16], tl.float32)
     for first in tl.range(0, n_in, COLUMNS, num_stages=STAGES):
         tile = tl.load(first_row + first + columns[None, :])
-        part = tl.load(x + which * n_in + first + columns[:, None], which < n_x, 0.0)
+        part = tl.load(x + x_row * n_in + first + columns[:, None], x_row < n_x, 0.0)
         sums = tl.dot(tile, part, sums)
-    tl.store(out + which * n_out + row[:, None], sums.to(out.dtype.element_ty), which < n_x)
+    tl.store(out + x_row * n_out + row[:, None], sums.to(out.dtype.element_ty), x_row < n_x)

@@ -1,4 +1,4 @@
-"""RMS norm over rows, alone and behind the residual sum."""
+"""The RMS norm kernel, with or without a preceding residual addition."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, pow
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """``out = x / rms(x) * weight`` by rows; statistics in float32, rounded once before the weight.
+    """Computes ``out = x / rms(x) * weight`` by rows, in float32, rounded before and after the weight.
 
     Args:
         x: [rows, hidden] bfloat16, float16 or float32; rows may be strided.
         weight: [hidden], of ``x``'s dtype, as is ``out``.
+        eps: added to the mean square.
         out: [rows, hidden]; may be ``x``.
     """
     _launch(x, None, weight, eps, out)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """``residual += x``, rounded to its dtype; then ``out = rms_norm(residual)``. Arguments as in ``rms_norm``."""
+    """Computes ``residual += x``, rounded to its dtype, then ``out = rms_norm(residual)``. ``residual``
+    has the shape and dtype of ``x``; the other arguments are those of ``rms_norm``.
+    """
     _launch(x, residual, weight, eps, out)
 
 
@@ -66,16 +69,16 @@ def _norm(
     is_column = columns < SIZE
     if OVERLAP:
         gdc_launch_dependents()
-    scale_by = tl.load(weight + columns, is_column, 0.0)
+    scale = tl.load(weight + columns, is_column, 0.0)
     if OVERLAP:
         gdc_wait()
-    given = tl.load(x + row * x_stride + columns, is_column, 0.0)
+    value = tl.load(x + row * x_stride + columns, is_column, 0.0)
     if ADDS:
         target = residual + row * residual_stride + columns
-        given = (given.to(tl.float32) + tl.load(target, is_column, 0.0).to(tl.float32)).to(given.dtype)
-        tl.store(target, given, is_column)
-    full = given.to(tl.float32)
+        value = (value.to(tl.float32) + tl.load(target, is_column, 0.0).to(tl.float32)).to(value.dtype)
+        tl.store(target, value, is_column)
+    full = value.to(tl.float32)
     normed = full * tl.rsqrt(tl.sum(full * full, 0) / SIZE + eps)
     # Rounded before the weight, as Transformers does.
-    scaled = normed.to(given.dtype).to(tl.float32) * scale_by.to(tl.float32)
-    tl.store(out + row * out_stride + columns, scaled.to(given.dtype), is_column)
+    scaled = normed.to(value.dtype).to(tl.float32) * scale.to(tl.float32)
+    tl.store(out + row * out_stride + columns, scaled.to(value.dtype), is_column)

@@ -1,4 +1,4 @@
-"""Between the QKV product and attention: head norms, rotary embedding, and the write into the K/V pool, in one."""
+"""The fused kernel between QKV projection and attention: head norms, rotary embedding and the KV write."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def rotate_and_store(
     key_norm: Tensor | None,
     eps: float,
 ) -> None:
-    """Turns queries and keys (half-split rotary); keys and values go to the pool, queries to ``q_out``.
+    """Rotates queries and keys (half-split rotary); stores keys and values in the pool, and queries in ``q_out``.
 
     Args:
         qkv: [tokens, (heads + 2 * kv_heads) * head_dim]; rows may be strided. bfloat16, float16 or float32.
         positions: [tokens] int32, rows of ``cosine_sine``.
-        lines: [tokens] int32, lines of the pool; -1: the token is not written.
+        slot_mapping: [tokens] int32, index of each token's K and V in the pool; -1 stores nothing.
         cosine_sine: [positions, head_dim] float32, cosines in the first half, sines in the second.
-        k_cache, v_cache: contiguous, seen as [lines, kv_heads, head_dim], of ``qkv``'s dtype.
+        k_cache, v_cache: contiguous, viewed as [slots, kv_heads, head_dim], of ``qkv``'s dtype.
         q_out: [tokens, heads, head_dim], contiguous, of ``qkv``'s dtype.
-        query_norm, key_norm: [head_dim], weights of an RMS norm over each head before it is turned; both or none.
+        query_norm, key_norm: [head_dim], weights of an RMS norm over each head before rotation; both or neither.
         eps: of these norms.
     """
     n_tokens, n_heads, head_dim = q_out.shape
@@ -89,45 +89,45 @@ def _rotate_and_store(
     query = tl.arange(0, HEADS)[:, None]
     key = tl.arange(0, KV_HEADS)[:, None]
     is_query, is_key = query < N_HEADS, key < N_KV_HEADS
-    of_query = query * HEAD_DIM + dims
-    of_key = key * HEAD_DIM + dims
-    of_value = key * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+    query_offsets = query * HEAD_DIM + dims
+    key_offsets = key * HEAD_DIM + dims
+    value_offsets = key * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
-    # All loads come before the first use, so that they wait together.
+    # All loads come before the first use, so that their latencies overlap.
     slot = tl.load(slot_mapping + token).to(tl.int64)
     angles = cosine_sine + tl.load(positions + token).to(tl.int64) * HEAD_DIM + dims
     source = qkv + token * qkv_stride
-    q_first = tl.load(source + of_query, is_query, 0.0)
-    q_second = tl.load(source + of_query + HALF, is_query, 0.0)
+    q_first = tl.load(source + query_offsets, is_query, 0.0)
+    q_second = tl.load(source + query_offsets + HALF, is_query, 0.0)
     source += N_HEADS * HEAD_DIM
-    k_first = tl.load(source + of_key, is_key, 0.0)
-    k_second = tl.load(source + of_key + HALF, is_key, 0.0)
-    v = tl.load(source + N_KV_HEADS * HEAD_DIM + of_value, is_key, 0.0)
+    k_first = tl.load(source + key_offsets, is_key, 0.0)
+    k_second = tl.load(source + key_offsets + HALF, is_key, 0.0)
+    v = tl.load(source + N_KV_HEADS * HEAD_DIM + value_offsets, is_key, 0.0)
     cosine, sine = tl.load(angles), tl.load(angles + HALF)
     if NORMS:
-        q_first, q_second = _normed(q_first, q_second, query_norm, eps, HALF)
-        k_first, k_second = _normed(k_first, k_second, key_norm, eps, HALF)
+        q_first, q_second = _norm_heads(q_first, q_second, query_norm, eps, HALF)
+        k_first, k_second = _norm_heads(k_first, k_second, key_norm, eps, HALF)
 
-    q_first, q_second = _turned(q_first, q_second, cosine, sine)
-    target = q_out + token * (N_HEADS * HEAD_DIM) + of_query
+    q_first, q_second = _rotate(q_first, q_second, cosine, sine)
+    target = q_out + token * (N_HEADS * HEAD_DIM) + query_offsets
     tl.store(target, q_first, is_query)
     tl.store(target + HALF, q_second, is_query)
 
-    k_first, k_second = _turned(k_first, k_second, cosine, sine)
-    place = slot * (N_KV_HEADS * HEAD_DIM)
+    k_first, k_second = _rotate(k_first, k_second, cosine, sine)
+    pool_offset = slot * (N_KV_HEADS * HEAD_DIM)
     is_stored = is_key & (slot >= 0)
-    tl.store(k_cache + place + of_key, k_first, is_stored)
-    tl.store(k_cache + place + of_key + HALF, k_second, is_stored)
-    tl.store(v_cache + place + of_value, v, is_stored)
+    tl.store(k_cache + pool_offset + key_offsets, k_first, is_stored)
+    tl.store(k_cache + pool_offset + key_offsets + HALF, k_second, is_stored)
+    tl.store(v_cache + pool_offset + value_offsets, v, is_stored)
 
 
 @triton.jit
-def _normed(
+def _norm_heads(
     first: tl.tensor, second: tl.tensor, weight: tl.tensor, eps: tl.tensor, HALF: tl.constexpr
 ) -> tl.tensor:
-    """Heads over their root mean square times the weight, [heads, HALF] twice."""
+    """Applies the RMS norm to heads given as two halves, [heads, HALF] each."""
     dtype = first.dtype
     first, second = first.to(tl.float32), second.to(tl.float32)
     scale = tl.rsqrt(tl.sum(first * first + second * second, 1) / (2 * HALF) + eps)[:, None]
@@ -139,7 +139,7 @@ def _normed(
 
 
 @triton.jit
-def _turned(first: tl.tensor, second: tl.tensor, cosine: tl.tensor, sine: tl.tensor) -> tl.tensor:
+def _rotate(first: tl.tensor, second: tl.tensor, cosine: tl.tensor, sine: tl.tensor) -> tl.tensor:
     dtype = first.dtype
     first, second = first.to(tl.float32), second.to(tl.float32)
     return (first * cosine - second * sine).to(dtype), (second * cosine + first * sine).to(dtype)

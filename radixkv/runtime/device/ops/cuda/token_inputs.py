@@ -1,4 +1,4 @@
-"""A step's small integers: block tables, and each token's id, position and line of the K/V pool."""
+"""The kernels that update block tables and compute each token's id, position and slot mapping."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
 
 _PAGES = 256
-"""Entries of a block table that a program copies at a time."""
+"""Block table entries that a program copies at a time."""
 _TOKENS = 256
-"""Tokens of one row that a program places at a time, and rows where each has one."""
-_VARIED = "batch_slots starts n_tokens firsts write_starts ids_in ids_out positions_out slot_mapping_out".split()
-"""Fields that are cut out of larger ones anywhere: nothing may be compiled for how one begins."""
+"""Tokens of one row per program, or rows per program where each row has one token."""
+_UNALIGNED = "batch_slots starts n_tokens firsts write_starts ids_in ids_out positions_out slot_mapping_out".split()
+"""Arguments that are slices at any offset: kernels must not be specialised on their alignment."""
 
 
 def update_tables(
@@ -25,12 +25,16 @@ def update_tables(
     update_counts: Tensor,
     updates: Tensor,
 ) -> None:
-    """``tables[batch_slots[r], table_starts[r] : + update_counts[r]] = updates[update_firsts[r] : + update_counts[r]]``.
+    """Copies updates into block tables.
+
+    For each row r, ``update_counts[r]`` page ids from ``updates[update_firsts[r]]`` on are stored in
+    ``tables[batch_slots[r]]`` from entry ``table_starts[r]`` on.
 
     Args:
-        tables: [slots, width] int32.
-        slots, table_starts, update_firsts, update_counts: [rows] int32; no slot twice with a count above 0.
-        updates: [n] int32.
+        tables: [batch slots, width] int32 block tables.
+        batch_slots, table_starts, update_firsts, update_counts: [rows] int32; rows with a count above 0 have
+            different batch slots.
+        updates: [n] int32, page ids.
     """
     _update_tables[(len(batch_slots),)](
         tables,
@@ -73,7 +77,7 @@ def _update_tables(
         tl.store(target + entries, pages, entries < count)
 
 
-def place_tokens(
+def prepare_token_inputs(
     tables: Tensor,
     last_tokens: Tensor,
     batch_slots: Tensor,
@@ -89,23 +93,28 @@ def place_tokens(
     positions_out: Tensor,
     slot_mapping_out: Tensor,
 ) -> None:
-    """Each token's id, position and line, for token i of row r at ``firsts[r] + i``. All tensors are int32.
+    """Computes id, position and slot mapping of token i of row r at index ``firsts[r] + i``. All tensors are int32.
 
     Args:
-        tables: [slots, width], page numbers.
+        tables: [slots, width] block tables.
         last_tokens: [slots], the token that each slot sampled last.
-        slots, starts, n_tokens, firsts, write_starts: [rows]; ``starts``: position of the row's first token.
+        batch_slots: [rows].
+        starts: [rows], position of each row's first token.
+        n_tokens: [rows].
+        firsts: [rows], index of each row's first token.
+        write_starts: [rows], positions below store no K and V.
         ids_in: [tokens]; -1 stands for ``last_tokens[batch_slot]``.
-        page_size: tokens a page.
-        max_n_tokens: no row has more tokens.
+        page_size: tokens per page.
+        max_n_tokens: most tokens of a row.
         ids_out: [tokens]; may be ``ids_in``.
         positions_out: [tokens].
-        lines_out: [tokens], page * page_size + place in the page; -1 for positions below ``write_starts[r]``.
+        slot_mapping_out: [tokens], page * page_size + offset in the page; -1 for positions below
+            ``write_starts[r]``.
     """
-    # Two variants, so that nothing is compiled between steps.
+    # Only two variants, so that nothing is compiled between steps.
     rows, tokens = (_TOKENS, 1) if max_n_tokens == 1 else (1, _TOKENS)
     grid = triton.cdiv(len(batch_slots), rows), triton.cdiv(max_n_tokens, tokens)
-    _place_tokens[grid](
+    _prepare_token_inputs[grid](
         tables,
         last_tokens,
         batch_slots,
@@ -127,8 +136,8 @@ def place_tokens(
     )
 
 
-@triton.jit(do_not_specialize=["n_rows"], do_not_specialize_on_alignment=_VARIED)
-def _place_tokens(
+@triton.jit(do_not_specialize=["n_rows"], do_not_specialize_on_alignment=_UNALIGNED)
+def _prepare_token_inputs(
     tables: tl.tensor,
     last_tokens: tl.tensor,
     batch_slots: tl.tensor,
@@ -155,13 +164,13 @@ def _place_tokens(
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)[None, :]
     is_token = is_row & (token < tl.load(n_tokens + row, is_row, 0))
     batch_slot = tl.load(batch_slots + row, is_row, 0)
-    place = tl.load(firsts + row, is_row, 0) + token
+    index = tl.load(firsts + row, is_row, 0) + token
     position = tl.load(starts + row, is_row, 0) + token
-    given = tl.load(ids_in + place, is_token, 0)
+    id_in = tl.load(ids_in + index, is_token, 0)
     last = tl.load(last_tokens + batch_slot, is_row, 0)
-    tl.store(ids_out + place, tl.where(given == -1, last, given), is_token)
-    tl.store(positions_out + place, position, is_token)
+    tl.store(ids_out + index, tl.where(id_in == -1, last, id_in), is_token)
+    tl.store(positions_out + index, position, is_token)
     is_written = is_token & (position >= tl.load(write_starts + row, is_row, 0))
     page = tl.load(tables + batch_slot.to(tl.int64) * table_stride + position // PAGE_SIZE, is_written, 0)
     slot = page * PAGE_SIZE + position % PAGE_SIZE
-    tl.store(slot_mapping_out + place, tl.where(is_written, slot, -1), is_token)
+    tl.store(slot_mapping_out + index, tl.where(is_written, slot, -1), is_token)

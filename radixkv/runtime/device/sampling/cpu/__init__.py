@@ -1,0 +1,1 @@
+"""Token sampling on the CPU with numpy and torch."""

@@ -1,4 +1,4 @@
-"""Weights -> a place, by numbers that depend on a request's seed alone."""
+"""Random draws from token weights, reproducible from a request's seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _BLOCK_SIZE = 64
 
 
 def uniforms(seed: int, index: int) -> Iterator[float]:
-    """Numbers in [0, 1) without end that depend on the arguments alone: SplitMix64, seeded by a mix of ``seed``."""
+    """Yields endless uniform random values in [0, 1) that depend on the arguments alone.
+
+    The generator is SplitMix64, seeded with a hash of ``seed`` and ``index``.
+    """
     state = _mix(_mix(seed) + (index + 1) * _INCREMENT)
     while True:
         yield (state >> 11) * 2.0**-53
@@ -25,19 +28,26 @@ def uniforms(seed: int, index: int) -> Iterator[float]:
 
 def draw_ordered(
     weights: NDArray[np.float32],
-    shares: NDArray[np.float64],
+    uniform: NDArray[np.float64],
     *,
     top_k: NDArray[np.int64],
     min_p: NDArray[np.float32],
     top_p: NDArray[np.float64],
 ) -> NDArray[np.int64]:
-    """Of each row of ``weights``, which fall from 1 on, the place that a share in [0, 1) of their sum falls on.
+    """Draws one column of each row of sorted weights.
 
-    ``top_k`` and ``min_p`` leave the first places of a row, ``top_p`` then the fewest that reach that share.
+    ``top_k`` and ``min_p`` keep the first columns of a row. Of these, ``top_p`` keeps the fewest whose sum reaches
+    that share.
 
     Args:
-        weights: [rows, width].
-        shares: [rows], as the settings are.
+        weights: [rows, width], each row descending from 1.
+        uniform: [rows], random values in [0, 1) that select the column by inverse cumulative weight.
+        top_k: [rows].
+        min_p: [rows].
+        top_p: [rows].
+
+    Returns:
+        [rows], column indices.
     """
     cumulative = weights.cumsum(axis=1, dtype=np.float64)
 
@@ -50,56 +60,71 @@ def draw_ordered(
 
     n = np.minimum(np.count_nonzero(weights >= min_p[:, None], axis=1), top_k)
     n = np.minimum(1 + n_below(top_p * total(n)), n)
-    wanted = shares * total(n)
-    # Where rounding leaves no place above, it is the last one that adds anything.
-    places: NDArray[np.int64] = np.minimum(
-        np.count_nonzero(cumulative <= wanted[:, None], axis=1), n_below(total(n))
+    target = uniform * total(n)
+    # If rounding leaves no column above the target, take the last one that adds weight.
+    columns: NDArray[np.int64] = np.minimum(
+        np.count_nonzero(cumulative <= target[:, None], axis=1), n_below(total(n))
     )
-    return places
+    return columns
 
 
 def draw(weights: NDArray[np.float32], draws: Iterator[float], *, min_p: float, top_p: float) -> int:
-    """The same for weights in any order, of which the largest is 1; they are changed.
+    """Draws an index from unsorted weights, without sorting them.
 
-    Nothing is sorted. ``top_p`` leaves those for which all heavier ones together do not reach the share, so that
-    equal weights are in or out together; a place that turns out to be beyond is drawn again, from the heavier ones.
-    A share of p of many even weights takes 1 + ln(1/p) rounds on average, and each reads the weights twice.
+    ``top_p`` keeps a weight if the sum of all larger ones does not reach the share, so equal weights are kept or
+    dropped together. It works by rejection: if the drawn index is outside, the draw is repeated among the larger
+    weights. For many equal-sized weights and a share p this takes 1 + ln(1/p) rounds on average; each round reads
+    the weights twice.
+
+    Args:
+        weights: [vocab], the largest is 1; overwritten.
+        draws: uniform random values in [0, 1), one per round.
+        min_p: minimum weight to keep.
+        top_p: share of the total weight to keep.
     """
     if min_p > 0.0:
-        _drop_up_to(weights, np.nextafter(np.float32(min_p), np.float32(0.0)))
+        _zero_up_to(weights, np.nextafter(np.float32(min_p), np.float32(0.0)))
     sums = fold(np.add, weights, _BLOCK_SIZE)
     share = top_p * sums.sum(dtype=np.float64)
     while True:
-        place = _invert(weights, sums, next(draws))
+        index = _invert(weights, sums, next(draws))
         if top_p >= 1.0:
-            return place
-        _drop_up_to(weights, weights[place])
+            return index
+        _zero_up_to(weights, weights[index])
         sums = fold(np.add, weights, _BLOCK_SIZE)
         if sums.sum(dtype=np.float64) < share:
-            return place
+            return index
 
 
-def _drop_up_to(weights: NDArray[np.float32], bound: np.float32) -> None:
+def _zero_up_to(weights: NDArray[np.float32], bound: np.float32) -> None:
     torch.threshold_(torch.from_numpy(weights), float(bound), 0.0)
 
 
-def _invert(weights: NDArray[np.float32], sums: NDArray[np.float32], share: float) -> int:
-    """The place where the cumulative weight, block after block, exceeds a share of the whole."""
+def _invert(weights: NDArray[np.float32], sums: NDArray[np.float32], uniform: float) -> int:
+    """Returns the index where the cumulative weight exceeds ``uniform`` times the total.
+
+    Weights are accumulated block by block, in the interleaved blocks of ``fold``.
+
+    Args:
+        weights: [vocab].
+        sums: [blocks], sum of each block.
+        uniform: value in [0, 1).
+    """
     cumulative = sums.cumsum(dtype=np.float64)
-    wanted = share * cumulative[-1]
-    block = _first_above(cumulative, wanted)
+    target = uniform * cumulative[-1]
+    block = _first_above(cumulative, target)
     inside = weights[block :: len(sums)].cumsum(dtype=np.float64)
-    return block + len(sums) * _first_above(inside, wanted - (cumulative[block - 1] if block else 0.0))
+    return block + len(sums) * _first_above(inside, target - (cumulative[block - 1] if block else 0.0))
 
 
-def _first_above(cumulative: NDArray[np.float64], wanted: float) -> int:
-    """The first place that exceeds ``wanted``; where rounding leaves none, the last one that adds anything."""
-    place = int(cumulative.searchsorted(wanted, side="right"))
-    return place if place < len(cumulative) else int(cumulative.searchsorted(cumulative[-1]))
+def _first_above(cumulative: NDArray[np.float64], target: float) -> int:
+    """Returns the first index above ``target``; if rounding leaves none, the last index that adds weight."""
+    index = int(cumulative.searchsorted(target, side="right"))
+    return index if index < len(cumulative) else int(cumulative.searchsorted(cumulative[-1]))
 
 
 def _mix(value: int) -> int:
-    """SplitMix64's finaliser: a bijection of 64-bit integers."""
+    """The finaliser of SplitMix64, a bijection of 64-bit integers."""
     value &= _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK

@@ -1,4 +1,4 @@
-"""What a request does to its logits before a token is chosen."""
+"""Logit biases, bans and penalties of one request."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from radixkv.runtime.step.plan import RowSampling
 
 _TOKEN = np.dtype("<i4")
 _NEUTRAL = np.array([[0.0], [1.0], [1.0], [0.0]], dtype=np.float32)
-"""What is added to a token's logit, what it is multiplied by if negative and if positive, what is taken off."""
+"""[4, 1]: edits that change nothing: bias, multiplier of a negative logit, multiplier of a positive one, penalty to
+subtract."""
 _MIN_REPETITION_PENALTY = 1e-30
-"""With less, logits leave float32; the order of tokens is the same."""
+"""Smaller penalties are raised to this, because logits would overflow float32; the order of tokens is the same."""
 _MIN_CAPACITY = 64
+"""Initial number of tokens that the edit table has room for."""
 
 
-class Edits:
-    """Biases, bans and penalties of one request, as numbers for the tokens that they concern.
+class LogitEdits:
+    """Biases, bans and penalties of one request, as a table with one column per affected token.
 
-    A step reads and writes the logits of those tokens once, whatever is asked, and of no others. A token that comes
-    into the answer is counted in O(1). What was counted one by one gives the same bits as a history that has it.
+    A step reads and writes only the logits of affected tokens, each once, whichever settings are used. Counting an
+    output token costs O(1). Tokens counted one by one give the same bits as a history that contains them.
     """
 
     def __init__(self, sampling: RowSampling, vocab_size: int) -> None:
-        """Starts with the history of ``sampling``, if it has one, and its penalties.
+        """Starts with the history and the penalties of ``sampling``.
 
         Raises:
             DeviceError: a token of the history is outside the vocabulary.
@@ -36,12 +38,12 @@ class Edits:
         self._vocab_size = vocab_size
         self._repetition_penalty = max(sampling.repetition_penalty, _MIN_REPETITION_PENALTY)
         self._weaker = np.minimum if self._repetition_penalty >= 1.0 else np.maximum
-        """Of a positive logit it takes the product with the penalty's inverse, of a negative that with itself."""
+        """Selects the product with the inverse penalty for positive logits, with the penalty for negative ones."""
         self._frequency_penalty = sampling.frequency_penalty
         self._presence_penalty = sampling.presence_penalty
         self._logit_bias: tuple[tuple[int, float], ...] = ()
         self._banned: tuple[int, ...] = ()
-        self._places: dict[int, int] = {}
+        self._columns: dict[int, int] = {}
         self._ids = np.zeros(_MIN_CAPACITY, dtype=np.int64)
         self._table = np.repeat(_NEUTRAL, _MIN_CAPACITY, axis=1)
         self._counts: Counter[int] = Counter()
@@ -49,27 +51,27 @@ class Edits:
             tokens = np.frombuffer(sampling.history.tokens, _TOKEN)
             self._counts.update(tokens[sampling.history.n_prompt :].tolist())
             self._add(np.unique(tokens).tolist())
-            self._table[1, : len(self._places)] = self._repetition_penalty
-            self._table[2, : len(self._places)] = 1.0 / self._repetition_penalty
+            self._table[1, : len(self._columns)] = self._repetition_penalty
+            self._table[2, : len(self._columns)] = 1.0 / self._repetition_penalty
             for token in self._counts:
                 self._penalise(token)
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """The tokens whose logits change, each once."""
-        return self._ids[: len(self._places)]
+        """Affected tokens, each once."""
+        return self._ids[: len(self._columns)]
 
-    def has(self, sampling: RowSampling) -> bool:
-        """Whether its ``logit_bias`` and ``banned`` are the objects that were adopted last."""
+    def has_adopted(self, sampling: RowSampling) -> bool:
+        """Returns whether ``logit_bias`` and ``banned`` are the same objects that were adopted last."""
         return self._logit_bias is sampling.logit_bias and self._banned is sampling.banned
 
     def adopt(self, sampling: RowSampling) -> None:
-        """Takes ``logit_bias`` and ``banned`` over; O(1) if they are the objects of the last time.
+        """Takes over ``logit_bias`` and ``banned``. O(1) if they are the objects that were adopted last.
 
         Raises:
-            DeviceError: one of their tokens is outside the vocabulary, or all of it is banned.
+            DeviceError: one of their tokens is outside the vocabulary, or all tokens are banned.
         """
-        if self.has(sampling):
+        if self.has_adopted(sampling):
             return
         if len(set(sampling.banned)) == self._vocab_size:
             raise DeviceError(f"all {self._vocab_size} tokens are banned")
@@ -79,41 +81,47 @@ class Edits:
         biases = self._table[0]
         biases[:] = 0.0
         for token, bias in self._logit_bias:
-            biases[self._places[token]] += bias
+            biases[self._columns[token]] += bias
         for token in self._banned:
-            biases[self._places[token]] = -np.inf
+            biases[self._columns[token]] = -np.inf
 
     def apply(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """``logits``, those of ``ids``, after biases, bans and penalties; in this order."""
-        biases, up, down, taken = self._table[:, : len(self._places)]
-        changed: NDArray[np.float32] = logits + biases
+        """Returns the logits of ``ids`` after biases, bans and penalties, applied in this order.
+
+        Args:
+            logits: [ids], original logits of ``ids``.
+        """
+        biases, penalty, inverse_penalty, subtracted = self._table[:, : len(self._columns)]
+        edited: NDArray[np.float32] = logits + biases
         if self.counts_tokens:
-            changed = self._weaker(changed * down, changed * up)
-            changed -= taken
-        return changed
+            edited = self._weaker(edited * inverse_penalty, edited * penalty)
+            edited -= subtracted
+        return edited
 
     def count(self, token: int) -> None:
-        """The token came into the answer."""
+        """Counts an output token for the penalties."""
         self._counts[token] += 1
-        if token not in self._places:
+        if token not in self._columns:
             self._add((token,))
         self._penalise(token)
 
     def _penalise(self, token: int) -> None:
-        table, place = self._table, self._places[token]
-        table[1, place] = self._repetition_penalty
-        table[2, place] = 1.0 / self._repetition_penalty
-        table[3, place] = self._frequency_penalty * self._counts[token] + self._presence_penalty
+        table, column = self._table, self._columns[token]
+        table[1, column] = self._repetition_penalty
+        table[2, column] = 1.0 / self._repetition_penalty
+        table[3, column] = self._frequency_penalty * self._counts[token] + self._presence_penalty
 
     def _add(self, tokens: Iterable[int]) -> None:
-        new = [token for token in dict.fromkeys(tokens) if token not in self._places]
+        new = [token for token in dict.fromkeys(tokens) if token not in self._columns]
         if not new:
             return
         if not 0 <= min(new) <= max(new) < self._vocab_size:
-            raise DeviceError(f"tokens {min(new)} to {max(new)} are not all between 0 and {self._vocab_size - 1}")
-        first, end = len(self._places), len(self._places) + len(new)
+            raise DeviceError(
+                f"token ids {min(new)} to {max(new)} are not all between 0 and {self._vocab_size - 1}"
+            )
+        first, end = len(self._columns), len(self._columns) + len(new)
         if end > len(self._ids):
             self._ids = np.concatenate((self._ids, np.zeros(end, dtype=np.int64)))
             self._table = np.concatenate((self._table, np.repeat(_NEUTRAL, end, axis=1)), axis=1)
         self._ids[first:end] = new
-        self._places.update(zip(new, range(first, end), strict=True))
+        self._columns.update(zip(new, range(first, end), strict=True))

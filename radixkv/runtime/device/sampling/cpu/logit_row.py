@@ -1,4 +1,4 @@
-"""One row of logits."""
+"""One row of logits with its largest entries."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.runtime.device.sampling.cpu.logit_edits import Edits
+from radixkv.runtime.device.sampling.cpu.logit_edits import LogitEdits
 
-Listed = tuple[NDArray[np.int64], NDArray[np.float32]]
-"""Ids of some logits, and these."""
+Candidates = tuple[NDArray[np.int64], NDArray[np.float32]]
+"""Token ids and their logits, [n] each."""
 
-_NOTHING: Listed = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))
+_NO_CANDIDATES: Candidates = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))
 _BLOCK_SIZE = 32
 _FEW = 8
-"""One block in so many, or fewer: then it pays to read only these."""
+"""If at most one block in 8 contains a candidate, reading only those blocks is faster."""
 
 
 def fold(reduce: np.ufunc, values: NDArray[np.float32], block_size: int) -> NDArray[np.float32]:
-    """Reduces each block of about ``block_size`` to one number.
+    """Reduces each block of about ``block_size`` values to one value.
 
-    Block ``j`` of ``n`` is ``values[j::n]``: the processor then goes through neighbouring blocks at once, many
-    times as fast as block by block.
+    Block ``j`` of ``n`` is ``values[j::n]``. With this interleaving the processor reduces neighbouring blocks at
+    once, many times faster than contiguous blocks.
     """
     n_blocks = max(1, len(values) // block_size)
     n_whole = len(values) // n_blocks * n_blocks
@@ -36,28 +36,28 @@ def fold(reduce: np.ufunc, values: NDArray[np.float32], block_size: int) -> NDAr
 
 
 class LogitRow:
-    """Logits, and which of them are large. They are read as seldom as can be, while the cache has them."""
+    """A row of logits and its largest entries, found in few passes while the row is in the processor's cache."""
 
     def __init__(self, values: NDArray[np.float32], n_largest: int) -> None:
-        """Looks for the ``n_largest`` or somewhat more, to be listed; 0 for none."""
+        """Finds the ``n_largest`` logits or somewhat more; 0 finds none."""
         self.values = values
-        self.bound, (self.ids, self.large) = _find(values, n_largest) if n_largest else (math.inf, _NOTHING)
-        """A bound, the ids of all logits that are at least as large, in ascending order, and these."""
+        self.bound, (self.ids, self.large) = _find(values, n_largest) if n_largest else (math.inf, _NO_CANDIDATES)
+        """Lower bound of the candidates; ``ids`` (ascending) and ``large`` are all logits that reach it."""
         self.best = int(self.ids[self.large.argmax()] if len(self.ids) else values.argmax())
-        """The first of the largest; of a NaN if there is one and nothing is listed."""
+        """First id of the largest logit; without candidates, the id of a NaN if there is one."""
 
     @property
     def is_finite(self) -> bool:
-        """Whether all logits are."""
+        """Whether all logits are finite."""
         return math.isfinite(self.values[self.best]) and math.isfinite(self.values.min())
 
     def rank(self, token: int) -> int:
-        """1, and one more for each larger logit."""
+        """Returns the token's rank: 1 plus the number of larger logits."""
         return 1 + int(np.count_nonzero(self.values > self.values[token]))
 
     @contextmanager
-    def edited(self, edits: Edits | None) -> Iterator[NDArray[np.float32]]:
-        """All logits after ``edits``, in the same memory; at the end they are as before."""
+    def edited(self, edits: LogitEdits | None) -> Iterator[NDArray[np.float32]]:
+        """Applies ``edits`` to the logits in place and restores them at the end of the ``with`` block."""
         if edits is None:
             yield self.values
             return
@@ -68,11 +68,11 @@ class LogitRow:
         finally:
             self.values[edits.ids] = before
 
-    def largest(self, n: int, edits: Edits | None) -> Listed:
-        """The ``n`` largest after ``edits`` or all, in any order, and maybe others that are not larger.
+    def largest(self, n: int, edits: LogitEdits | None) -> Candidates:
+        """Returns the ``n`` largest logits after ``edits``, in any order, possibly with some smaller ones.
 
-        What was listed before stays; what the edits lift over the bound is added. Only if too few are left above it
-        are they looked up again.
+        Candidates found before are updated, and tokens that the edits lift over the bound are added. The row is
+        searched again only if fewer than ``n`` remain above the bound.
         """
         if edits is None:
             return self.ids, self.large
@@ -90,11 +90,11 @@ class LogitRow:
         return np.concatenate((self.ids, ids.take(entered))), np.concatenate((large, after.take(entered)))
 
 
-def _find(values: NDArray[np.float32], n: int) -> tuple[float, Listed]:
-    """A bound, and all that reach it, their ids in ascending order: ``n`` or somewhat more, at most all.
+def _find(values: NDArray[np.float32], n: int) -> tuple[float, Candidates]:
+    """Returns a bound and all values that reach it, ids ascending: ``n`` or somewhat more, at most all.
 
-    Where n blocks have a maximum that reaches a bound, at least n values do. So the bound is chosen among the few
-    maxima, and all that reach it are in those blocks. Where these are few, only they are read again.
+    If n blocks have a maximum that reaches a bound, at least n values reach it. So the bound is chosen among the
+    block maxima, and all values that reach it are in those blocks. If these are few, only they are read again.
     """
     maxima = fold(np.maximum, values, _BLOCK_SIZE)
     n_blocks, n_values = len(maxima), len(values)
@@ -109,6 +109,6 @@ def _find(values: NDArray[np.float32], n: int) -> tuple[float, Listed]:
         return float(bound), (ids, values.take(ids))
     ids = (np.arange(0, n_values, n_blocks)[:, None] + blocks).ravel()
     ids = ids[: ids.searchsorted(n_values)]
-    some = values.take(ids)
-    large = np.flatnonzero(some >= bound)
-    return float(bound), (ids.take(large), some.take(large))
+    block_values = values.take(ids)
+    large = np.flatnonzero(block_values >= bound)
+    return float(bound), (ids.take(large), block_values.take(large))

@@ -1,0 +1,1 @@
+"""Token sampling on CUDA with Triton kernels."""

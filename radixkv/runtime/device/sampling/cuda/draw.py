@@ -1,4 +1,4 @@
-"""Weights -> tokens, by random numbers that depend on a request's seed and the token's index alone."""
+"""The kernels that draw tokens, with random numbers that depend only on a request's seed and the token's index."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from radixkv.runtime.device.sampling.cuda.softmax_parts import (
 from radixkv.runtime.device.sampling.cuda.top_tokens import list_largest
 
 SETTINGS = ("targets", "scales", "floors", "shares", "top_ks", "seeds", "indexes")
-"""Parts of one buffer, at any address."""
+"""Kernel arguments that are slices of one buffer, at any alignment."""
 _MAX_ROUNDS: tl.constexpr = tl.constexpr(1000)
-"""Of a draw from weights that are not numbers, which would not end."""
+"""Most rounds of a draw, which would not end if weights are NaN."""
 _ZERO_KEY: tl.constexpr = tl.constexpr(0x80000000)
-"""Of ``_float_of``,"""
+"""Key of positive zero, see ``_float_of``."""
 _MIN_KEY: tl.constexpr = tl.constexpr(0x00800000)
-"""and that of the least number that is finite."""
+"""Key of the lowest finite number."""
 _N_BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
-"""How many first bits of a float32 tell the values of a type apart, an even number."""
+"""Leading bits of a float32 that distinguish the values of a dtype, rounded up to an even number."""
 
 
 def draw_listed(values: Tensor, settings: DrawSettings, width: int, tokens: Tensor) -> None:
     """Draws from the ``top_k`` likeliest tokens of each row; three launches.
 
-    ``min_p`` leaves those that weigh at least so much, ``top_p`` then the fewest that reach that share.
+    ``min_p`` keeps tokens of at least that weight, then ``top_p`` the fewest tokens that reach that share.
 
     Args:
         values: [any, vocab], any float dtype.
@@ -42,7 +42,7 @@ def draw_listed(values: Tensor, settings: DrawSettings, width: int, tokens: Tens
         tokens: [any] int32; those at ``settings.targets`` are written.
     """
     ids, largest = list_largest(values, settings.sources, settings.top_ks, width)
-    # As wide for all, so that sums have the same bits whoever else is in the batch.
+    # Equally wide for all rows, so that sums have the same bits whatever else is in the batch.
     _draw_listed[(settings.n_rows,)](
         ids,
         largest,
@@ -60,23 +60,23 @@ def draw_listed(values: Tensor, settings: DrawSettings, width: int, tokens: Tens
     )
 
 
-def draw_open(values: Tensor, settings: DrawSettings, tokens: Tensor) -> None:
-    """Draws from all tokens of each row, or from very many; two launches.
+def draw_unlisted(values: Tensor, settings: DrawSettings, tokens: Tensor) -> None:
+    """Draws from all tokens of each row, or from more than ``MAX_LISTED``; two launches.
 
-    Nothing is sorted. Equal weights are in or out together: ``top_p`` leaves those for which all heavier ones
-    together do not reach the share, ``top_k`` those for which fewer than so many are heavier. A token that turns
-    out to be beyond ``top_p`` is drawn again, from the heavier ones; mostly the first is inside. ``top_k`` reads a
-    row of bfloat16 8 times, of float16 10 times and of float32 16 times.
+    Nothing is sorted. Tokens of equal weight are kept or dropped together. ``top_p`` keeps tokens for which the sum
+    of all heavier ones is below the share; ``top_k`` keeps tokens with fewer than ``top_k`` heavier ones. A drawn
+    token outside ``top_p`` is rejected, and another is drawn from the heavier ones; mostly the first is accepted.
+    ``top_k`` reads a row of bfloat16 8 times, of float16 10 times and of float32 16 times.
 
     Args:
         values: [any, vocab], bfloat16, float16 or float32.
-        settings: [n]; ``top_k`` 0 is all.
+        settings: [n]; ``top_k`` 0 keeps all tokens.
         tokens: [any] int32; those at ``settings.targets`` are written.
     """
     parts = weigh_parts(values, settings.sources, settings.scales)
     size = values.shape[1]
     width = parts_width(size)
-    _draw_open[(settings.n_rows,)](
+    _draw_unlisted[(settings.n_rows,)](
         values,
         parts,
         settings.sources,
@@ -115,22 +115,22 @@ def _draw_listed(
     BLOCK: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
-    places = tl.arange(0, BLOCK)
-    found = tl.load(values + row * width + places, places < tl.load(top_ks + row), float("-inf"))
-    weights = weights_of(found, tl.load(values + row * width), tl.load(scales + row))
+    indices = tl.arange(0, BLOCK)
+    listed = tl.load(values + row * width + indices, indices < tl.load(top_ks + row), float("-inf"))
+    weights = weights_of(listed, tl.load(values + row * width), tl.load(scales + row))
     weights = tl.where(weights > tl.load(floors + row), weights, 0.0)
     cumulative = tl.cumsum(weights, 0)
     share = tl.load(shares + row)
     if share < 1.0:
         n_kept = 1 + tl.sum((cumulative < share * tl.sum(weights, 0)).to(tl.int32), 0)
-        weights = tl.where(places < n_kept, weights, 0.0)
+        weights = tl.where(indices < n_kept, weights, 0.0)
     uniform, _ = _uniforms(tl.load(seeds + row), tl.load(indexes + row), 0)
-    place = _place(weights, uniform)
-    tl.store(tokens + tl.load(targets + row), tl.load(ids + row * width + place))
+    index = _draw_index(weights, uniform)
+    tl.store(tokens + tl.load(targets + row), tl.load(ids + row * width + index))
 
 
 @triton.jit(do_not_specialize_on_alignment=["sources", *SETTINGS])
-def _draw_open(
+def _draw_unlisted(
     values: tl.tensor,
     parts: tl.tensor,
     sources: tl.tensor,
@@ -153,9 +153,9 @@ def _draw_open(
     row = tl.program_id(0).to(tl.int64)
     values += tl.load(sources + row).to(tl.int64) * stride
     scale = tl.load(scales + row)
-    places = tl.arange(0, N_PARTS)
-    maxima = tl.load(parts + 2 * row * n_parts + places, places < n_parts, float("-inf"))
-    sums = tl.load(parts + (2 * row + 1) * n_parts + places, places < n_parts, 0.0)
+    part_ids = tl.arange(0, N_PARTS)
+    maxima = tl.load(parts + 2 * row * n_parts + part_ids, part_ids < n_parts, float("-inf"))
+    sums = tl.load(parts + (2 * row + 1) * n_parts + part_ids, part_ids < n_parts, 0.0)
     top = tl.max(maxima, 0)
     sums *= weights_of(maxima, top, scale)
     bound = tl.load(floors + row)
@@ -169,11 +169,11 @@ def _draw_open(
     token, weight = _draw(values, top, scale, bound, sums, seed, index, 0, size, SIZE)
     share = tl.load(shares + row)
     if share < 1.0:
-        wanted = share * tl.sum(sums, 0)
+        share_sum = share * tl.sum(sums, 0)
         sums = _above(values, top, scale, weight, size, N_PARTS, SIZE, STEP)
         n_rounds = 1
         heavier = tl.sum(sums, 0)
-        while (heavier >= wanted) & (heavier > 0.0) & (n_rounds < _MAX_ROUNDS):
+        while (heavier >= share_sum) & (heavier > 0.0) & (n_rounds < _MAX_ROUNDS):
             token, weight = _draw(values, top, scale, weight, sums, seed, index, n_rounds, size, SIZE)
             sums = _above(values, top, scale, weight, size, N_PARTS, SIZE, STEP)
             heavier = tl.sum(sums, 0)
@@ -193,15 +193,15 @@ def _bound_of(
     STEP: tl.constexpr,
     N_BITS: tl.constexpr,
 ) -> tl.tensor:
-    """The largest number that at least ``top_k`` weights are above; 0 if fewer are above 0.
+    """Returns the largest number that at least ``top_k`` weights exceed; 0 if fewer weights are above 0.
 
-    It is the next one below what the ``top_k``-th largest value weighs. Of that value's key two bits are found at
-    each reading of the row, the highest first; the bits behind ``N_BITS`` are those of every value.
+    It is the float just below the weight of the ``top_k``-th largest value. A search finds that value's key: each
+    pass over the row determines two bits, the highest first. All values agree in the bits after ``N_BITS``.
     """
     one = (top_k * 0 + 1).to(tl.uint32)
     key = one - one
-    for place in range(N_BITS // 2):
-        unit = one << tl.cast(30 - 2 * place, tl.uint32)
+    for step in range(N_BITS // 2):
+        unit = one << tl.cast(30 - 2 * step, tl.uint32)
         n_1, n_2, n_3 = _counts_from(values, key, unit, size, N_PARTS, SIZE, STEP)
         key += unit * ((n_1 >= top_k).to(tl.uint32) + (n_2 >= top_k).to(tl.uint32) + (n_3 >= top_k).to(tl.uint32))
     is_negative = key < _ZERO_KEY
@@ -221,25 +221,29 @@ def _counts_from(
     SIZE: tl.constexpr,
     STEP: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """How many values have a key of at least ``key`` and one, two or three units; the row is read once."""
+    """Counts the values whose key is at least ``key`` plus one, two or three units; reads the row once."""
     counts_1 = tl.zeros((N_PARTS, STEP), tl.int32)
     counts_2 = tl.zeros((N_PARTS, STEP), tl.int32)
     counts_3 = tl.zeros((N_PARTS, STEP), tl.int32)
-    least_1 = _float_of(key + unit)
-    least_2 = _float_of(key + unit + unit)
-    least_3 = _float_of(key + unit + unit + unit)
+    minimum_1 = _float_of(key + unit)
+    minimum_2 = _float_of(key + unit + unit)
+    minimum_3 = _float_of(key + unit + unit + unit)
     first_ids = tl.arange(0, N_PARTS)[:, None] * SIZE + tl.arange(0, STEP)[None, :]
     for first in range(0, SIZE, STEP):
-        found = load_values(values, first_ids + first, size)
-        counts_1 += (found >= least_1).to(tl.int32)
-        counts_2 += (found >= least_2).to(tl.int32)
-        counts_3 += (found >= least_3).to(tl.int32)
+        part_values = load_values(values, first_ids + first, size)
+        counts_1 += (part_values >= minimum_1).to(tl.int32)
+        counts_2 += (part_values >= minimum_2).to(tl.int32)
+        counts_3 += (part_values >= minimum_3).to(tl.int32)
     return tl.sum(tl.sum(counts_1, 1), 0), tl.sum(tl.sum(counts_2, 1), 0), tl.sum(tl.sum(counts_3, 1), 0)
 
 
 @triton.jit
 def _float_of(key: tl.tensor) -> tl.tensor:
-    """Keys are in the order of their floats, whose first bit is turned over for those above 0, all for others."""
+    """Returns the float of a key.
+
+    Keys have the order of their floats: a key is the float's bits, with the sign bit flipped for a positive float
+    and all bits flipped for a negative one.
+    """
     return tl.where(key < _ZERO_KEY, key ^ 0xFFFFFFFF, key ^ _ZERO_KEY).to(tl.float32, bitcast=True)
 
 
@@ -254,7 +258,7 @@ def _above(
     SIZE: tl.constexpr,
     STEP: tl.constexpr,
 ) -> tl.tensor:
-    """What each part weighs above ``bound``; the row is read once."""
+    """Returns each part's sum of weights above ``bound``; reads the row once."""
     sums = tl.zeros((N_PARTS, STEP), tl.float32)
     first_ids = tl.arange(0, N_PARTS)[:, None] * SIZE + tl.arange(0, STEP)[None, :]
     for first in range(0, SIZE, STEP):
@@ -276,30 +280,31 @@ def _draw(
     size: tl.tensor,
     SIZE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """A token among those that weigh more than ``bound``, and its weight: first its part, then its place there."""
-    for_part, for_place = _uniforms(seed, index, n_rounds)
-    part = _place(sums, for_part)
-    places = tl.arange(0, SIZE)
-    weights = weights_of(load_values(values, part * SIZE + places, size), top, scale)
-    place = _place(tl.where(weights > bound, weights, 0.0), for_place)
-    return part * SIZE + place, tl.sum(tl.where(places == place, weights, 0.0), 0)
+    """Draws a token of weight above ``bound``, first its part, then its index there. Returns token and weight."""
+    for_part, for_index = _uniforms(seed, index, n_rounds)
+    part = _draw_index(sums, for_part)
+    indices = tl.arange(0, SIZE)
+    weights = weights_of(load_values(values, part * SIZE + indices, size), top, scale)
+    index_in_part = _draw_index(tl.where(weights > bound, weights, 0.0), for_index)
+    return part * SIZE + index_in_part, tl.sum(tl.where(indices == index_in_part, weights, 0.0), 0)
 
 
 @triton.jit
-def _place(weights: tl.tensor, uniform: tl.tensor) -> tl.tensor:
-    """The place where the cumulative weight exceeds a share in [0, 1) of the whole; never one that weighs nothing.
+def _draw_index(weights: tl.tensor, uniform: tl.tensor) -> tl.tensor:
+    """Returns the index where the cumulative weight exceeds a share in [0, 1) of the total.
 
-    Sums in a tree may fall by a rounding where nothing is added, and leave no place above: then it is the last one.
+    The weight there is never 0. Rounding of tree sums can leave no such index; then it is the last one with a
+    weight.
     """
-    places = tl.arange(0, weights.shape[0])
+    indices = tl.arange(0, weights.shape[0])
     is_above = (tl.cumsum(weights, 0) > uniform * tl.sum(weights, 0)) & (weights > 0.0)
-    last = tl.max(tl.where(weights > 0.0, places, 0), 0)
-    return tl.min(tl.where(is_above, places, last), 0)
+    last = tl.max(tl.where(weights > 0.0, indices, 0), 0)
+    return tl.min(tl.where(is_above, indices, last), 0)
 
 
 @triton.jit
 def _uniforms(seed: tl.tensor, index: tl.tensor, n_rounds: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Two numbers in [0, 1) that depend on the arguments alone: Philox, whose key is the seed."""
-    nothing = index * 0
-    one, other, _, _ = tl.philox(seed, index, nothing + n_rounds, nothing, nothing)
-    return tl.uint_to_uniform_float(one), tl.uint_to_uniform_float(other)
+    """Returns two numbers in [0, 1) that depend only on the arguments, by Philox with the seed as key."""
+    zero = index * 0
+    first, second, _, _ = tl.philox(seed, index, zero + n_rounds, zero, zero)
+    return tl.uint_to_uniform_float(first), tl.uint_to_uniform_float(second)

@@ -1,4 +1,4 @@
-"""How the rows of a step draw, as numbers on the device."""
+"""Sampling settings of a step's rows as tensors on the device."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from radixkv.runtime.device.array_copies_cuda import to_device
 from radixkv.runtime.device.sampling.cuda.softmax_parts import LOG2_E
-from radixkv.runtime.device.transfer_cuda import to_device
 from radixkv.runtime.step.plan import RowSampling
 
 MAX_LISTED = 128
-"""A ``top_k`` up to here is listed; more is bounded by a search."""
+"""Largest ``top_k`` whose tokens are listed; a larger one is applied by a search for the lowest kept weight."""
 MIN_TEMPERATURE = 1e-5
-"""Below it the likeliest token is taken: the others' weights would be zero in float32."""
+"""Temperatures below this are greedy: all weights but the largest would be zero in float32."""
 _SEED_MASK = (1 << 64) - 1
-_N_NUMBERS = 7
-"""Of a row, beside its seed."""
+_N_VALUES = 7
+"""int32 or float32 settings per row, besides the int64 seed."""
 
 
 def is_greedy(sampling: RowSampling) -> bool:
-    """Whether the likeliest token is taken."""
+    """Whether a row takes its likeliest token."""
     return sampling.temperature < MIN_TEMPERATURE or sampling.top_k == 1
 
 
 def top_k_of(sampling: RowSampling, vocab_size: int) -> int:
-    """How many of the likeliest tokens one is drawn from; 0 for all."""
+    """Returns how many of the likeliest tokens to draw from; 0 for all."""
     if is_greedy(sampling):
         return 1
     return sampling.top_k if sampling.top_k < vocab_size else 0
@@ -36,36 +36,36 @@ def top_k_of(sampling: RowSampling, vocab_size: int) -> int:
 
 @dataclass(frozen=True)
 class DrawSettings:
-    """One number a row, on the device."""
+    """Sampling settings on the device, one element per drawn row."""
 
     seeds: Tensor
-    """[n] int64"""
+    """[n] int64: seeds of the requests."""
     sources: Tensor
-    """[n] int32: the row of logits that is read,"""
+    """[n] int32: index of the row of logits to read."""
     targets: Tensor
-    """[n] int32: and whose token it is."""
+    """[n] int32: index of the token to write."""
     indexes: Tensor
-    """[n] int32"""
+    """[n] int32: index of the token in its request's output."""
     top_ks: Tensor
-    """[n] int32; 0 for all"""
+    """[n] int32: ``top_k``; 0 for all tokens."""
     scales: Tensor
-    """[n] float32: what a difference of logits is multiplied by to be one of binary logarithms of weights."""
+    """[n] float32: factor from a difference of logits to a difference of log2 weights."""
     floors: Tensor
-    """[n] float32: weights must be above, where the largest is 1."""
+    """[n] float32: a token's weight must exceed this, where the largest weight is 1."""
     shares: Tensor
-    """[n] float32: ``top_p``"""
+    """[n] float32: ``top_p``."""
 
     @property
     def n_rows(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return len(self.seeds)
 
     def narrow(self, first: int, end: int) -> DrawSettings:
-        """Rows ``first .. end - 1``."""
+        """Returns views of rows ``first .. end - 1``."""
         return DrawSettings(
             *(
-                numbers[first:end]
-                for numbers in (
+                values[first:end]
+                for values in (
                     self.seeds,
                     self.sources,
                     self.targets,
@@ -87,16 +87,24 @@ class DrawSettings:
         targets: Sequence[int],
         device: torch.device,
     ) -> DrawSettings:
-        """In one copy; ``top_ks`` are those of ``top_k_of``."""
+        """Sends settings in one copy.
+
+        Args:
+            sampling: [n].
+            top_ks: [n], from ``top_k_of``.
+            sources: [n], see the attribute.
+            targets: [n], see the attribute.
+            device: the GPU.
+        """
         n = len(sampling)
-        buffer = np.empty((2 + _N_NUMBERS) * n, dtype=np.int32)
+        buffer = np.empty((2 + _N_VALUES) * n, dtype=np.int32)
         buffer[: 2 * n].view(np.uint64)[:] = [row.seed & _SEED_MASK for row in sampling]
-        numbers = buffer[2 * n :].reshape(_N_NUMBERS, n)
-        floats = numbers[4:].view(np.float32)
-        numbers[0] = sources
-        numbers[1] = targets
-        numbers[2] = [row.index for row in sampling]
-        numbers[3] = top_ks
+        values = buffer[2 * n :].reshape(_N_VALUES, n)
+        floats = values[4:].view(np.float32)
+        values[0] = sources
+        values[1] = targets
+        values[2] = [row.index for row in sampling]
+        values[3] = top_ks
         floats[0] = [
             1.0 if top_k == 1 else LOG2_E / row.temperature for top_k, row in zip(top_ks, sampling, strict=True)
         ]
@@ -104,5 +112,5 @@ class DrawSettings:
         floats[1] = np.where(floats[1] > 0.0, np.nextafter(floats[1], np.float32(0.0)), 0.0)
         floats[2] = [row.top_p for row in sampling]
         sent = to_device(buffer, device)
-        rest = sent[2 * n :].view(_N_NUMBERS, n)
+        rest = sent[2 * n :].view(_N_VALUES, n)
         return cls(sent[: 2 * n].view(torch.int64), *rest[:4], *rest[4:].view(torch.float32))

@@ -1,8 +1,8 @@
-"""Kernels over edited logits.
+"""The kernels that apply logit biases, bans and penalties, and count tokens for penalties.
 
-A token's count is int16: its sign says that the token is in the prompt, the rest how often it is in the answer.
-``rows`` is [3, n] int32: each row's place in the logits, its slot, and whether it has penalties. ``penalties`` is
-[4, n] float32: repetition, its inverse, frequency, presence. All are contiguous.
+A token's count is an int16: its sign bit is set if the token is in the prompt, and the other bits count its
+occurrences in the output. ``rows`` is [3, n] int32: each row's index in the logits, its batch slot, and whether it
+has penalties. ``penalties`` is [4, n] float32: repetition, its inverse, frequency, presence. All are contiguous.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from torch import Tensor
 from radixkv.runtime.device.sampling.cuda.softmax_parts import PART
 
 _ENTRIES = 128
+"""List entries, or counted rows, per program."""
 _LARGEST: tl.constexpr = tl.constexpr(3.0e38)
-"""Edits of huge logits end here, so that weights are numbers."""
+"""Largest magnitude of an edited logit, so that weights stay finite."""
 
 
 def edit_rows(logits: Tensor, counts: Tensor, rows: Tensor, penalties: Tensor, edited: Tensor) -> None:
-    """``edited`` becomes the logits after penalties; one launch.
+    """Computes logits after penalties into ``edited``; one launch.
 
     Args:
         logits: [any, vocab], any float dtype.
         counts: [slots, vocab] int16.
-        rows: [3, n].
-        penalties: [4, n].
+        rows: [3, n] int32, see the module.
+        penalties: [4, n] float32, see the module.
         edited: [n, vocab] float32.
     """
     n_rows, size = edited.shape
@@ -46,13 +47,13 @@ def edit_rows(logits: Tensor, counts: Tensor, rows: Tensor, penalties: Tensor, e
 def edit_tokens(
     logits: Tensor, counts: Tensor, rows: Tensor, penalties: Tensor, lists: Tensor, longest: int, edited: Tensor
 ) -> None:
-    """Makes single tokens anew, with a bias before their penalties; one launch.
+    """Recomputes the logits of listed tokens in ``edited``, with a bias before their penalties; one launch.
 
     Args:
         logits, counts, rows, penalties, edited: as for ``edit_rows``.
-        lists: [3, m] int64: addresses of lists, their sizes, and the place in ``edited`` that each is for. A list
-            is [2, size] int32: tokens, none twice, and the bits of float32 biases.
-        longest: no list is longer.
+        lists: [3, m] int64: addresses of lists, their sizes, and the row of ``edited`` that each belongs to. A list
+            is [2, size] int32: distinct tokens, and the bits of their float32 biases.
+        longest: size of the longest list.
     """
     n_lists = lists.shape[1]
     _edit_tokens[n_lists, triton.cdiv(longest, _ENTRIES)](
@@ -72,11 +73,11 @@ def edit_tokens(
 
 
 def count_tokens(counts: Tensor, pairs: Tensor, tokens: Tensor, finite: Tensor) -> None:
-    """Counts ``tokens[row]`` in the slot's answer, unless ``finite[row]`` is 0; one launch.
+    """Counts ``tokens[row]`` in the slot's output, unless ``finite[row]`` is 0; one launch.
 
     Args:
         counts: [slots, vocab] int16.
-        pairs: [2, n] int32, slot and row; no slot twice.
+        pairs: [2, n] int32, batch slot and row; slots are distinct.
         tokens, finite: [any] int32.
     """
     n = pairs.shape[1]
@@ -86,7 +87,7 @@ def count_tokens(counts: Tensor, pairs: Tensor, tokens: Tensor, finite: Tensor) 
 
 
 @triton.jit
-def _penalised(
+def _apply_penalties(
     values: tl.tensor,
     counts: tl.tensor,
     repetition: tl.tensor,
@@ -96,12 +97,12 @@ def _penalised(
 ) -> tl.tensor:
     repeated = tl.where(values > 0.0, values * inverse, values * repetition)
     values = tl.where(counts != 0, repeated, values)
-    n_said = counts & 0x7FFF
-    return values - tl.where(n_said > 0, frequency * n_said.to(tl.float32) + presence, 0.0)
+    n_outputs = counts & 0x7FFF
+    return values - tl.where(n_outputs > 0, frequency * n_outputs.to(tl.float32) + presence, 0.0)
 
 
 @triton.jit
-def _bounded(values: tl.tensor) -> tl.tensor:
+def _clamp(values: tl.tensor) -> tl.tensor:
     return tl.minimum(tl.maximum(values, -_LARGEST), _LARGEST)
 
 
@@ -124,16 +125,16 @@ def _edit_rows(
     values = tl.load(source + ids, inside, 0.0).to(tl.float32)
     if tl.load(rows + 2 * n_rows + row) != 0:
         batch_slot = tl.load(rows + n_rows + row).to(tl.int64)
-        found = tl.load(counts + batch_slot * size + ids, inside, 0).to(tl.int32)
-        values = _penalised(
+        count = tl.load(counts + batch_slot * size + ids, inside, 0).to(tl.int32)
+        values = _apply_penalties(
             values,
-            found,
+            count,
             tl.load(penalties + row),
             tl.load(penalties + n_rows + row),
             tl.load(penalties + 2 * n_rows + row),
             tl.load(penalties + 3 * n_rows + row),
         )
-    tl.store(edited + row.to(tl.int64) * size + ids, _bounded(values), inside)
+    tl.store(edited + row.to(tl.int64) * size + ids, _clamp(values), inside)
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_lists"], do_not_specialize_on_alignment=["rows", "penalties", "lists"])
@@ -162,16 +163,16 @@ def _edit_tokens(
     values = tl.load(logits + source * stride + token, inside, 0.0).to(tl.float32) + bias
     has_penalties = tl.load(rows + 2 * n_rows + row) != 0
     batch_slot = tl.load(rows + n_rows + row).to(tl.int64)
-    found = tl.load(counts + batch_slot * size + token, inside & has_penalties, 0).to(tl.int32)
-    values = _penalised(
+    count = tl.load(counts + batch_slot * size + token, inside & has_penalties, 0).to(tl.int32)
+    values = _apply_penalties(
         values,
-        found,
+        count,
         tl.load(penalties + row),
         tl.load(penalties + n_rows + row),
         tl.load(penalties + 2 * n_rows + row),
         tl.load(penalties + 3 * n_rows + row),
     )
-    values = tl.where(bias == float("-inf"), bias, _bounded(values))
+    values = tl.where(bias == float("-inf"), bias, _clamp(values))
     tl.store(edited + row * size + token, values, inside)
 
 
@@ -189,7 +190,7 @@ def _count_tokens(
     inside = pair < n
     row = tl.load(pairs + n + pair, inside, 0)
     counted = inside & (tl.load(finite + row, inside, 0) != 0)
-    places = counts + tl.load(pairs + pair, inside, 0).to(tl.int64) * size + tl.load(tokens + row, inside, 0)
-    before = tl.load(places, counted, 0)
-    n_said = before.to(tl.int32) & 0x7FFF
-    tl.store(places, tl.where(n_said < 0x7FFF, before + 1, before), counted)
+    addresses = counts + tl.load(pairs + pair, inside, 0).to(tl.int64) * size + tl.load(tokens + row, inside, 0)
+    before = tl.load(addresses, counted, 0)
+    n_outputs = before.to(tl.int32) & 0x7FFF
+    tl.store(addresses, tl.where(n_outputs < 0x7FFF, before + 1, before), counted)

@@ -1,4 +1,4 @@
-"""Logits -> tokens, and how likely they were, without the host."""
+"""The GPU's sampler: chooses tokens from logits and computes their logprobs, without waiting."""
 
 from __future__ import annotations
 
@@ -11,74 +11,82 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixkv.errors import DeviceError
+from radixkv.runtime.device.array_copies_cuda import to_device
 from radixkv.runtime.device.ops.cuda.argmax import FEW_ROWS, argmax, argmax_scratch
-from radixkv.runtime.device.sampling.cuda.draw import draw_listed, draw_open
+from radixkv.runtime.device.sampling.cuda.draw import draw_listed, draw_unlisted
 from radixkv.runtime.device.sampling.cuda.draw_settings import MAX_LISTED, DrawSettings, is_greedy, top_k_of
-from radixkv.runtime.device.sampling.cuda.logit_edits import LOT, Edits, has_edits
-from radixkv.runtime.device.sampling.cuda.logprobs import Logprobs
-from radixkv.runtime.device.transfer_cuda import to_device
+from radixkv.runtime.device.sampling.cuda.logit_edits import MAX_EDITED_ROWS, LogitEdits, has_edits
+from radixkv.runtime.device.sampling.cuda.logprobs import PendingLogprobs
 from radixkv.runtime.step.plan import History, RowSampling
 from radixkv.wire import TokenLogprobs
 
 
 class SampledRows:
-    """A step's tokens on the device, and what the host asked to know of them."""
+    """Sampled tokens on the device, and logprobs being copied to the host.
 
-    def __init__(self, tokens: Tensor, asked: Sequence[int], logprobs: Logprobs | None) -> None:
+    Args:
+        tokens: [rows] int32.
+        logprob_rows: indices of the rows that report logprobs.
+        logprobs: of these rows; None if there are none.
+    """
+
+    def __init__(self, tokens: Tensor, logprob_rows: Sequence[int], logprobs: PendingLogprobs | None) -> None:
         self.tokens = tokens
-        """[rows] int32; 0 where the row is not finite."""
-        self._asked = asked
+        """[rows] int32; 0 where logits are not finite."""
+        self._logprob_rows = logprob_rows
         self._logprobs = logprobs
 
     def collect(self) -> list[TokenLogprobs | None]:
-        """Row by row; None where not asked for, or the row is not finite. Only when the stream has come so far."""
-        found: list[TokenLogprobs | None] = [None] * len(self.tokens)
+        """Returns logprobs by row; None if not reported, or not finite. Call it after the step's event."""
+        by_row: list[TokenLogprobs | None] = [None] * len(self.tokens)
         if self._logprobs is not None:
-            for row, logprobs in zip(self._asked, self._logprobs.collect(), strict=True):
-                found[row] = logprobs
-        return found
+            for row, logprobs in zip(self._logprob_rows, self._logprobs.collect(), strict=True):
+                by_row[row] = logprobs
+        return by_row
 
 
-class ScoredTokens:
-    """How likely given tokens were, on the way to the host."""
+class PromptLogprobs:
+    """Logprobs of prompt tokens, being copied to the host."""
 
-    def __init__(self, logprobs: Logprobs) -> None:
+    def __init__(self, logprobs: PendingLogprobs) -> None:
         self._logprobs = logprobs
 
     def collect(self) -> list[TokenLogprobs] | None:
-        """Row by row; None if one is not finite. Only when the stream has come so far."""
-        found = self._logprobs.collect()
-        known = [logprobs for logprobs in found if logprobs is not None]
-        return known if len(known) == len(found) else None
+        """Returns logprobs by row; None if the logits of any row are not finite. Call it after the step's event."""
+        by_row = self._logprobs.collect()
+        finite = [logprobs for logprobs in by_row if logprobs is not None]
+        return finite if len(finite) == len(by_row) else None
 
 
 class CudaSampler:
-    """Chooses tokens on the device, and keeps there what the slots' requests said, for penalties.
+    """Samples tokens on the device, and counts each batch slot's output tokens there for penalties.
 
-    The order is that of ``device.sampler.Sampler``: bias, bans, penalties, temperature, ``top_k``, ``min_p``,
-    ``top_p``. The distribution is the same; the random numbers are others. A row's token has the same bits
-    whoever else is in the batch: it depends on the row's logits and settings alone. Of equal logits the smaller id
-    is taken first, except that a ``top_k`` above ``MAX_LISTED`` keeps all that are equal to the last one.
+    Settings apply in the order of the CPU's ``Sampler``: bias, bans, penalties, temperature, ``top_k``, ``min_p``,
+    ``top_p``. The distribution is the same, but the random numbers differ. A row's token depends only on the row's
+    logits and settings, not on the other rows of the batch. Of equal logits the smaller id is preferred, except
+    that a ``top_k`` above ``MAX_LISTED`` keeps all tokens equal to the last one.
 
     Everything is enqueued on the current stream, and nothing waits.
 
-    Memory, from the start on: that of ``Edits``. A call needs up to 20 kB a row besides.
+    Memory, allocated at once: that of ``LogitEdits``. A call takes up to 20 kB per row besides.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
-        """Fills the device's memory.
+        """Allocates the device memory.
 
         Args:
-            max_rows: slots.
+            max_rows: number of batch slots.
+            vocab_size: of the logits.
+            device: the GPU.
         """
         self._vocab_size = vocab_size
         self._device = device
-        self._edits = Edits(max_rows, vocab_size, device)
+        self._edits = LogitEdits(max_rows, vocab_size, device)
 
     def warm_up(self, dtype: torch.dtype) -> None:
-        """Compiles every kernel for logits of this type: seconds, or a moment where they were compiled before.
+        """Compiles every kernel for logits of this dtype. Takes seconds, or little time with a warm cache.
 
-        All slots are then as new.
+        Resets all slots.
         """
         several = torch.zeros(FEW_ROWS + 1, self._vocab_size, dtype=dtype, device=self._device)
         logits = several[:1]
@@ -90,7 +98,7 @@ class CudaSampler:
             self.sample(logits, [0], [row], tokens, finite)
         for scored in (logits, several):
             self.score(scored, np.zeros(len(scored), dtype=np.int32), 1)
-        self._edits.forget()
+        self._edits.reset()
 
     def sample(
         self,
@@ -100,18 +108,18 @@ class CudaSampler:
         greedy: Tensor,
         finite: Tensor,
     ) -> SampledRows:
-        """One token a row. The slot of a row that is not finite keeps the history that it had.
+        """Samples one token per row. A row whose logits are not finite leaves its slot's history unchanged.
 
         Args:
             logits: [rows, vocab], any float dtype, rows may be strided; not changed.
-            slots: [rows], each once.
+            batch_slots: [rows], distinct.
             sampling: [rows].
-            greedy: [rows] int32, each row's likeliest token, the smallest of equal ones.
+            greedy: [rows] int32, each row's argmax token, the smallest id of equal ones.
             finite: [rows] int32, 1 where all logits are finite, else 0.
 
         Raises:
-            DeviceError: token ids are outside the vocabulary, all of it is banned, or penalties have no history;
-                then no slot's history has changed.
+            DeviceError: a token id is outside the vocabulary, all tokens are banned, or a row has penalties without
+                a history. Then no slot's history has changed.
         """
         self._edits.adopt(batch_slots, sampling)
         tokens = greedy.clone()
@@ -123,39 +131,39 @@ class CudaSampler:
                 plain.append(row)
         if plain:
             self._draw(logits, plain, plain, sampling, tokens)
-        for first in range(0, len(edited), LOT):
-            lot = edited[first : first + LOT]
+        for first in range(0, len(edited), MAX_EDITED_ROWS):
+            chunk = edited[first : first + MAX_EDITED_ROWS]
             values = self._edits.apply(
-                logits, lot, [batch_slots[row] for row in lot], [sampling[row] for row in lot]
+                logits, chunk, [batch_slots[row] for row in chunk], [sampling[row] for row in chunk]
             )
-            self._draw(values, range(len(lot)), lot, sampling, tokens)
+            self._draw(values, range(len(chunk)), chunk, sampling, tokens)
         tokens.mul_(finite)
         counted = [row for row in edited if sampling[row].has_penalties]
         if counted:
             self._edits.count([batch_slots[row] for row in counted], counted, tokens, finite)
-        asked = [(row, each.n_logprobs) for row, each in enumerate(sampling) if each.n_logprobs is not None]
-        rows = [row for row, _ in asked]
-        logprobs = Logprobs(logits, rows, [n for _, n in asked], tokens, finite) if asked else None
+        reported = [(row, each.n_logprobs) for row, each in enumerate(sampling) if each.n_logprobs is not None]
+        rows = [row for row, _ in reported]
+        logprobs = PendingLogprobs(logits, rows, [n for _, n in reported], tokens, finite) if reported else None
         return SampledRows(tokens, rows, logprobs)
 
-    def score(self, logits: Tensor, targets: NDArray[np.integer], n_logprobs: int) -> ScoredTokens:
-        """How likely ``targets`` were, one a row of logits.
+    def score(self, logits: Tensor, targets: NDArray[np.integer], n_logprobs: int) -> PromptLogprobs:
+        """Computes the logprobs of ``targets``, one per row of logits.
 
         Args:
             logits: [rows, vocab], any float dtype.
             targets: [rows], at least one.
-            n_logprobs: how many of the likeliest tokens to list beside each.
+            n_logprobs: how many of the likeliest tokens to list for each.
 
         Raises:
             DeviceError: a target is outside the vocabulary.
         """
         if not 0 <= targets.min() <= targets.max() < self._vocab_size:
-            raise DeviceError(f"a token to score is not between 0 and {self._vocab_size - 1}")
+            raise DeviceError(f"a token for prompt logprobs is not between 0 and {self._vocab_size - 1}")
         n_rows = len(targets)
         greedy, finite = torch.empty(2, n_rows, dtype=torch.int32, device=self._device)
         argmax(logits, greedy, finite, argmax_scratch(n_rows, self._vocab_size, self._device))
         tokens = to_device(targets.astype(np.int32), self._device)
-        return ScoredTokens(Logprobs(logits, range(n_rows), [n_logprobs] * n_rows, tokens, finite))
+        return PromptLogprobs(PendingLogprobs(logits, range(n_rows), [n_logprobs] * n_rows, tokens, finite))
 
     def _draw(
         self,
@@ -165,20 +173,20 @@ class CudaSampler:
         sampling: Sequence[RowSampling],
         tokens: Tensor,
     ) -> None:
-        """Rows ``sources`` of ``values`` give ``tokens[targets]``."""
+        """Draws ``tokens[targets]`` from rows ``sources`` of ``values``."""
         top_ks = [top_k_of(sampling[row], self._vocab_size) for row in targets]
-        listed = [place for place, top_k in enumerate(top_ks) if 0 < top_k <= MAX_LISTED]
-        others = [place for place, top_k in enumerate(top_ks) if not 0 < top_k <= MAX_LISTED]
+        listed = [index for index, top_k in enumerate(top_ks) if 0 < top_k <= MAX_LISTED]
+        others = [index for index, top_k in enumerate(top_ks) if not 0 < top_k <= MAX_LISTED]
         order = listed + others
         settings = DrawSettings.send(
-            [sampling[targets[place]] for place in order],
-            [top_ks[place] for place in order],
-            [sources[place] for place in order],
-            [targets[place] for place in order],
+            [sampling[targets[index]] for index in order],
+            [top_ks[index] for index in order],
+            [sources[index] for index in order],
+            [targets[index] for index in order],
             self._device,
         )
         if listed:
-            width = max(top_ks[place] for place in listed)
+            width = max(top_ks[index] for index in listed)
             draw_listed(values, settings.narrow(0, len(listed)), width, tokens)
         if others:
-            draw_open(values, settings.narrow(len(listed), len(order)), tokens)
+            draw_unlisted(values, settings.narrow(len(listed), len(order)), tokens)

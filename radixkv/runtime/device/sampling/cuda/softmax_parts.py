@@ -1,4 +1,4 @@
-"""The softmax of a row, part by part: what drawing and log-probabilities start with."""
+"""The kernels that reduce rows of logits part by part, for drawing and log-probabilities."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from torch import Tensor
 from radixkv.runtime.device.ops.cuda.programmatic_launch import power_of_two
 
 PART: tl.constexpr = tl.constexpr(4096)
-"""Logits that one program reads."""
+"""Logits per part; one program reads a part."""
 GROUP: tl.constexpr = tl.constexpr(64)
-"""Neighbours of which the largest is kept."""
+"""Consecutive logits of which ``group_maxima`` stores the largest."""
 LOG2_E = 1.4426950408889634
+"""log2(e)."""
 
 
 def n_parts(vocab_size: int) -> int:
-    """Parts of a row."""
+    """Returns the number of parts of a row."""
     return int(triton.cdiv(vocab_size, PART.value))
 
 
 def parts_width(vocab_size: int) -> int:
-    """The power of two that holds a row's parts."""
+    """Returns the smallest power of two of at least ``n_parts``."""
     return power_of_two(n_parts(vocab_size))
 
 
 def weigh_parts(values: Tensor, rows: Tensor, scales: Tensor) -> Tensor:
-    """Each part's largest value m, and the sum of 2 ** ((value - m) * scale); one launch.
+    """Computes each part's largest value m, and the sum of 2 ** ((value - m) * scale); one launch.
 
     Args:
         values: [any, vocab], any float dtype.
-        rows: [n] int32, which rows to read.
+        rows: [n] int32, indices of the rows to read.
         scales: [n] float32.
 
     Returns:
-        [n, 2, parts] float32: maxima and sums. The sum is NaN where a value is NaN or infinite, except that -inf
-        weighs nothing.
+        [n, 2, parts] float32: maxima and sums. The sum is NaN if a value is NaN or +inf; -inf has weight 0.
     """
     size = values.shape[1]
     parts = torch.empty(len(rows), 2, n_parts(size), dtype=torch.float32, device=values.device)
@@ -47,7 +47,7 @@ def weigh_parts(values: Tensor, rows: Tensor, scales: Tensor) -> Tensor:
 
 
 def group_maxima(values: Tensor, rows: Tensor) -> Tensor:
-    """[n, groups] float32: the largest of every ``GROUP`` neighbours; one launch."""
+    """Returns [n, groups] float32: the largest of every ``GROUP`` consecutive values; one launch."""
     size = values.shape[1]
     maxima = torch.empty(len(rows), triton.cdiv(size, GROUP.value), dtype=torch.float32, device=values.device)
     _group_maxima[len(rows), n_parts(size)](
@@ -66,13 +66,13 @@ def group_maxima(values: Tensor, rows: Tensor) -> Tensor:
 
 @triton.jit
 def load_values(values: tl.tensor, ids: tl.tensor, size: tl.tensor) -> tl.tensor:
-    """In float32; -inf behind the end."""
+    """Loads values as float32; -inf for ids after the end."""
     return tl.load(values + ids, ids < size, float("-inf")).to(tl.float32)
 
 
 @triton.jit
 def weights_of(values: tl.tensor, top: tl.tensor, scale: tl.tensor) -> tl.tensor:
-    """1 for the largest; 0 for -inf."""
+    """Returns weights relative to ``top``: 1 for the largest value, 0 for -inf."""
     return tl.exp2((values - top) * scale)
 
 
@@ -90,11 +90,13 @@ def _weigh_parts(
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     ids = part * BLOCK + tl.arange(0, BLOCK)
-    found = load_values(values + tl.load(rows + row).to(tl.int64) * stride, ids, size)
-    top = tl.max(found, 0)
+    part_values = load_values(values + tl.load(rows + row).to(tl.int64) * stride, ids, size)
+    top = tl.max(part_values, 0)
     base = tl.where(top == float("-inf"), 0.0, top)
     tl.store(parts + (2 * row) * n_parts + part, top)
-    tl.store(parts + (2 * row + 1) * n_parts + part, tl.sum(weights_of(found, base, tl.load(scales + row)), 0))
+    tl.store(
+        parts + (2 * row + 1) * n_parts + part, tl.sum(weights_of(part_values, base, tl.load(scales + row)), 0)
+    )
 
 
 @triton.jit(do_not_specialize_on_alignment=["rows"])
@@ -111,5 +113,5 @@ def _group_maxima(
     row = tl.program_id(0).to(tl.int64)
     groups = tl.program_id(1) * N_GROUPS + tl.arange(0, N_GROUPS)
     ids = groups[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
-    found = load_values(values + tl.load(rows + row).to(tl.int64) * stride, ids, size)
-    tl.store(maxima + row * n_groups + groups, tl.max(found, 1), groups < n_groups)
+    part_values = load_values(values + tl.load(rows + row).to(tl.int64) * stride, ids, size)
+    tl.store(maxima + row * n_groups + groups, tl.max(part_values, 1), groups < n_groups)

@@ -1,4 +1,4 @@
-"""The likeliest tokens of a row, in order."""
+"""The kernel that lists the largest logits of each row in order."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from radixkv.runtime.device.sampling.cuda.softmax_parts import GROUP, group_maxi
 
 
 def list_largest(values: Tensor, rows: Tensor, counts: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Of each row the ``counts`` largest, largest first; of equals the smaller id first. Two launches.
+    """Lists the ``counts`` largest values of each row, largest first, and the smaller id first among equal ones.
 
-    About a microsecond for each that is listed, all rows at once.
+    Two launches, which take about a microsecond per listed value for all rows together.
 
     Args:
         values: [any, vocab], any float dtype.
-        rows: [n] int32, which rows to read.
+        rows: [n] int32, indices of the rows to read.
         counts: [n] int32, at most ``width`` and the vocabulary.
-        width: of the lists.
+        width: length of the lists.
 
     Returns:
-        ids and values, [n, width] int32 and float32; what is behind ``counts`` is undefined, and so are the values
-        of a row that has NaN, whose ids are still inside the vocabulary.
+        ids and values, [n, width] int32 and float32. Entries after ``counts`` are undefined. So are the values of a
+        row with NaN, whose ids are still inside the vocabulary.
     """
     size = values.shape[1]
     maxima = group_maxima(values, rows)
@@ -63,25 +63,27 @@ def _list_largest(
     N_GROUPS: tl.constexpr,
     SIZE: tl.constexpr,
 ) -> None:
-    """Takes the largest off the groups' maxima, again and again: what was taken is behind the last one in order.
+    """Repeatedly takes the largest remaining value, using the groups' maxima; what was taken precedes it in order.
 
-    Of equal groups the first is taken, and in it the first token, so that equals come by their ids.
+    Among equal groups it takes the first, and in it the first token, so that equal values are ordered by id.
     """
     row = tl.program_id(0).to(tl.int64)
     source = values + tl.load(rows + row).to(tl.int64) * stride
     groups = tl.arange(0, N_GROUPS)
-    left = tl.load(maxima + row * n_groups + groups, groups < n_groups, float("-inf"))
-    last = tl.max(left, 0)
+    remaining = tl.load(maxima + row * n_groups + groups, groups < n_groups, float("-inf"))
+    last = tl.max(remaining, 0)
     last_id = -1
-    for place in range(tl.load(counts + row)):
-        best = tl.max(left, 0)
-        group = tl.min(tl.where(left == best, groups, n_groups - 1), 0)
+    for index in range(tl.load(counts + row)):
+        best = tl.max(remaining, 0)
+        group = tl.min(tl.where(remaining == best, groups, n_groups - 1), 0)
         ids = group * SIZE + tl.arange(0, SIZE)
-        found = load_values(source, ids, size)
-        is_left = (found == best) & ((found < last) | (ids > last_id))
-        last_id = tl.min(tl.where(is_left, ids, size - 1), 0)
+        group_values = load_values(source, ids, size)
+        is_remaining = (group_values == best) & ((group_values < last) | (ids > last_id))
+        last_id = tl.min(tl.where(is_remaining, ids, size - 1), 0)
         last = best
-        rest = tl.where((found < best) | ((found == best) & (ids > last_id)), found, float("-inf"))
-        left = tl.where(groups == group, tl.max(rest, 0), left)
-        tl.store(ids_out + row * width + place, last_id)
-        tl.store(values_out + row * width + place, best)
+        rest = tl.where(
+            (group_values < best) | ((group_values == best) & (ids > last_id)), group_values, float("-inf")
+        )
+        remaining = tl.where(groups == group, tl.max(rest, 0), remaining)
+        tl.store(ids_out + row * width + index, last_id)
+        tl.store(values_out + row * width + index, best)

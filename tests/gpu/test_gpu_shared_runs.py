@@ -1,4 +1,4 @@
-"""Shared pages read once for many rows give what each row gets alone."""
+"""Attention that reads shared pages once for many rows equals attention row by row."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ pytest.importorskip("flashinfer", reason="attention on CUDA is FlashInfer's")
 if torch.cuda.is_available():
     from attention_world import World, assert_close, ints
 
-    from radixkv.runtime.device.attention.cuda.flashinfer import Shape
-    from radixkv.runtime.device.attention.cuda.shared_runs import SharingCosts
+    from radixkv.runtime.device.attention.cuda.flashinfer import AttentionShape
+    from radixkv.runtime.device.attention.cuda.run_selection import SharingCosts
 
 
 def nested_world(page_size=16, n_groups=8, group_rows=6, root=2048, branch=512, kernel="fa2", heads=(32, 8, 128)):
-    """Rows in a shuffled order: all share ``root`` tokens, in large tiles, groups of them ``branch`` more."""
+    """Returns shuffled rows that all share ``root`` tokens, in large tiles, and in groups ``branch`` more."""
     if kernel == "fa3" and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("FA3 is Hopper's alone")
     n_rows = n_groups * group_rows
     world = World(
-        Shape(*heads, page_size, torch.bfloat16),
+        AttentionShape(*heads, page_size, torch.bfloat16),
         max_rows=n_rows,
         width=4096 // page_size,
         n_pages=131072 // page_size,
@@ -98,10 +98,10 @@ def test_a_shared_graph_serves_other_runs(kernel):
         with torch.cuda.graph(graph, stream=stream):
             world.attention.step(step, None).run(0, q, world.k, world.v, out)
         expected = world.expected(batch_slots, lengths, np.ones_like(batch_slots), q)
-        for some in (runs, runs[:1], runs[:4], []):
+        for graph_runs in (runs, runs[:1], runs[:4], []):
             staged = world.staging.stage()
-            variant = None if some else "shared"
-            step = world.attention.plan_decode(staged, batch_slots, lengths, some, n_rows, variant)
+            variant = None if graph_runs else "shared"
+            step = world.attention.plan_decode(staged, batch_slots, lengths, graph_runs, n_rows, variant)
             assert step.variant == "shared"
             world.staging.send(staged)
             out.fill_(math.nan)

@@ -1,4 +1,4 @@
-"""``config.json`` of a checkpoint -> what the decoder is built from."""
+"""Parser of a checkpoint's ``config.json`` into the decoder's configuration."""
 
 from __future__ import annotations
 
@@ -7,34 +7,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from radixkv.runtime.device.spec.config_reader import Fields
-from radixkv.runtime.device.spec.families import ARCHITECTURES, Architecture, ExpertFields, WeightNames
-from radixkv.runtime.device.spec.rope import Rope
+from radixkv.runtime.device.model_config.config_reader import ConfigReader
+from radixkv.runtime.device.model_config.families import ARCHITECTURES, Architecture, ExpertFields, WeightNames
+from radixkv.runtime.device.model_config.rope import Rope
 
-_MAX = 1000
-"""Layers, and experts a layer. A corrupt file may count a billion, and what they need is listed."""
-_WINDOWED, _WHOLE = "sliding_attention", "full_attention"
+_MAX_COUNT = 1000
+"""Maximum number of layers, and of experts per layer. A corrupt file may claim a billion, and the loader lists all
+their tensors, which must not exhaust memory."""
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+"""Values of the field ``layer_types``."""
 
 
 @dataclass(frozen=True)
 class ExpertConfig:
-    """The layers whose MLP is a choice of several."""
+    """Configuration of the mixture-of-experts layers."""
 
     n_experts: int
     n_active: int
-    """How many compute a token."""
+    """Number of experts that compute each token."""
     inner_size: int
+    """Intermediate size of one expert."""
     normalizes: bool
-    """Whether the weights of a token's experts add up to 1."""
+    """Whether the weights of a token's experts are normalised to sum to 1."""
     sparse_step: int
-    """Every so many layers has experts,"""
+    """Layer ``i`` has experts if ``i + 1`` is a multiple of this, unless it is in ``dense_layers``."""
     dense_layers: frozenset[int]
-    """but these have not."""
+    """Indices of layers that have a plain MLP regardless of ``sparse_step``."""
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The decoder's sizes and variants."""
+    """Sizes and variants of the decoder."""
 
     architecture: str
     vocab_size: int
@@ -47,32 +50,32 @@ class DecoderConfig:
     norm_eps: float
     rope: Rope
     tied_head: bool
-    """The output head is the embedding."""
+    """Whether the output head shares the embedding's weight."""
     has_query_key_value_bias: bool
     has_output_bias: bool
     has_mlp_bias: bool
     has_query_key_norm: bool
     windows: tuple[int | None, ...]
-    """By layer: how many tokens, itself included, a token sees; None for all."""
+    """[layers]: sliding window in tokens, the token itself included; None: full attention."""
     experts: ExpertConfig | None
 
     @classmethod
     def parse(cls, config: Mapping[str, Any], path: Path) -> DecoderConfig:
-        """Reads what a ``config.json`` of Transformers 4 or 5 holds; ``path`` is the file, for messages.
+        """Parses a ``config.json`` of Transformers 4 or 5; ``path`` is the file named in error messages.
 
         Raises:
-            CheckpointError: a field is missing or wrong, or asks for what this decoder does not do.
+            CheckpointError: a field is missing, invalid or not supported by this decoder.
         """
-        fields = Fields(config, path)
+        fields = ConfigReader(config, path)
         name = _architecture(fields)
         architecture = ARCHITECTURES[name]
-        fields.refuse(hidden_act="silu", quantization_config=None, partial_rotary_factor=1.0)
+        fields.allow_only(hidden_act="silu", quantization_config=None, partial_rotary_factor=1.0)
         biases = {switch: fields.flag(switch) for switch in architecture.bias_switches}
-        fields.refuse(**{switch: False for switch in ("attention_bias", "mlp_bias") if switch not in biases})
+        fields.allow_only(**{switch: False for switch in ("attention_bias", "mlp_bias") if switch not in biases})
         attention_bias = biases.get("attention_bias", False)
         hidden_size = fields.count("hidden_size")
         n_heads, n_kv_heads, head_dim = _heads(fields, architecture, hidden_size)
-        n_layers = fields.count("num_hidden_layers", most=_MAX)
+        n_layers = fields.count("num_hidden_layers", maximum=_MAX_COUNT)
         return cls(
             architecture=name,
             vocab_size=fields.count("vocab_size"),
@@ -95,29 +98,29 @@ class DecoderConfig:
 
     @property
     def names(self) -> WeightNames:
-        """What the checkpoint calls its tensors."""
+        """Names of the checkpoint's tensors."""
         return ARCHITECTURES[self.architecture].names
 
     def experts_of(self, layer: int) -> ExpertConfig | None:
-        """The layer's experts; None if its MLP is one."""
+        """Returns the configuration of the layer's experts, None if the layer has a plain MLP."""
         experts = self.experts
         if experts is None or layer in experts.dense_layers or (layer + 1) % experts.sparse_step:
             return None
         return experts
 
 
-def _architecture(fields: Fields) -> str:
-    named = fields.get("architectures")
+def _architecture(fields: ConfigReader) -> str:
+    names = fields.get("architectures")
     supported = ", ".join(ARCHITECTURES)
-    if not isinstance(named, list) or len(named) != 1 or not isinstance(named[0], str):
-        raise fields.error(f"architectures is {named!r}; it must name one of {supported}")
-    if named[0] not in ARCHITECTURES:
-        raise fields.error(f"architecture {named[0]!r} is not supported; this release runs {supported}")
-    return named[0]
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise fields.error(f"architectures is {names!r}; it must name one of {supported}")
+    if names[0] not in ARCHITECTURES:
+        raise fields.error(f"architecture {names[0]!r} is not supported; this release supports {supported}")
+    return names[0]
 
 
-def _heads(fields: Fields, architecture: Architecture, hidden_size: int) -> tuple[int, int, int]:
-    """Heads, key heads and a head's size."""
+def _heads(fields: ConfigReader, architecture: Architecture, hidden_size: int) -> tuple[int, int, int]:
+    """Returns the number of query heads, the number of key-value heads and the head size."""
     n_heads = fields.count("num_attention_heads")
     n_kv_heads = fields.count("num_key_value_heads", n_heads)
     head_dim = fields.count("head_dim", architecture.default_head_dim or hidden_size // n_heads)
@@ -128,30 +131,31 @@ def _heads(fields: Fields, architecture: Architecture, hidden_size: int) -> tupl
     return n_heads, n_kv_heads, head_dim
 
 
-def _windows(fields: Fields, architecture: Architecture, n_layers: int) -> tuple[int | None, ...]:
+def _windows(fields: ConfigReader, architecture: Architecture, n_layers: int) -> tuple[int | None, ...]:
+    """Returns the sliding window of each layer, None for full attention."""
     window = _window(fields, architecture)
-    kinds = fields.get("layer_types")
+    layer_types = fields.get("layer_types")
     if architecture.window != "by_layer":
-        usual = _WHOLE if window is None else _WINDOWED
-        if kinds is not None and kinds != [usual] * n_layers:
-            raise fields.error(f"layer_types {kinds!r} is not supported for this architecture")
+        only_type = _FULL if window is None else _SLIDING
+        if layer_types is not None and layer_types != [only_type] * n_layers:
+            raise fields.error(f"layer_types {layer_types!r} is not supported for this architecture")
         return (window,) * n_layers
     if window is None:
         return (None,) * n_layers
-    if kinds is None:
-        first = fields.count("max_window_layers", 28, least=0)
+    if layer_types is None:
+        first = fields.count("max_window_layers", 28, minimum=0)
         return tuple(window if layer >= first else None for layer in range(n_layers))
-    if not isinstance(kinds, list) or not all(kind in (_WINDOWED, _WHOLE) for kind in kinds):
-        raise fields.error(f"layer_types is {kinds!r}; it must be a list of {_WINDOWED!r} and {_WHOLE!r}")
-    if len(kinds) != n_layers:
-        raise fields.error(f"layer_types names {len(kinds)} layers; num_hidden_layers is {n_layers}")
-    return tuple(window if kind == _WINDOWED else None for kind in kinds)
+    if not isinstance(layer_types, list) or not all(name in (_SLIDING, _FULL) for name in layer_types):
+        raise fields.error(f"layer_types is {layer_types!r}; it must be a list of {_SLIDING!r} and {_FULL!r}")
+    if len(layer_types) != n_layers:
+        raise fields.error(f"layer_types names {len(layer_types)} layers; num_hidden_layers is {n_layers}")
+    return tuple(window if name == _SLIDING else None for name in layer_types)
 
 
-def _window(fields: Fields, architecture: Architecture) -> int | None:
-    """The window of those layers that have one."""
+def _window(fields: ConfigReader, architecture: Architecture) -> int | None:
+    """Returns the window of the layers that have one, None if no layer has one."""
     if architecture.window == "never":
-        fields.refuse(sliding_window=None)
+        fields.allow_only(sliding_window=None)
         return None
     if architecture.window != "always" and not fields.flag("use_sliding_window"):
         return None
@@ -162,19 +166,19 @@ def _window(fields: Fields, architecture: Architecture) -> int | None:
     return fields.count("sliding_window", architecture.default_window)
 
 
-def _experts(fields: Fields, where: ExpertFields) -> ExpertConfig:
-    count = next((name for name in where.count if fields.get(name) is not None), where.count[0])
-    n_experts, n_active = fields.count(count, most=_MAX), fields.count("num_experts_per_tok")
+def _experts(fields: ConfigReader, names: ExpertFields) -> ExpertConfig:
+    count = next((name for name in names.count if fields.get(name) is not None), names.count[0])
+    n_experts, n_active = fields.count(count, maximum=_MAX_COUNT), fields.count("num_experts_per_tok")
     if n_active > n_experts:
         raise fields.error(f"num_experts_per_tok {n_active} is more than {count} {n_experts}")
     dense_layers = fields.get("mlp_only_layers") or []
     if not isinstance(dense_layers, list) or not all(type(layer) is int for layer in dense_layers):
-        raise fields.error(f"mlp_only_layers is {dense_layers!r}; it must be a list of layers' indices")
+        raise fields.error(f"mlp_only_layers is {dense_layers!r}; it must be a list of layer indices")
     return ExpertConfig(
         n_experts=n_experts,
         n_active=n_active,
-        inner_size=fields.count(where.inner_size),
-        normalizes=where.normalizes or fields.flag("norm_topk_prob"),
+        inner_size=fields.count(names.inner_size),
+        normalizes=names.normalizes or fields.flag("norm_topk_prob"),
         sparse_step=fields.count("decoder_sparse_step", 1),
         dense_layers=frozenset(dense_layers),
     )

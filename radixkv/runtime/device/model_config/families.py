@@ -1,4 +1,4 @@
-"""The checkpoints that the decoder covers: how each differs, and what it calls its tensors."""
+"""Table of the supported model architectures: their differences from Llama and their tensor names."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class WeightNames:
-    """What an architecture calls each tensor, without ``.weight`` or ``.bias``.
+    """Tensor names of an architecture, without the suffix ``.weight`` or ``.bias``.
 
-    ``{layer}`` and ``{expert}`` stand for indices.
+    ``{layer}`` and ``{expert}`` are placeholders for indices.
     """
 
     embedding: str = "model.embed_tokens"
     layers: str = "model.layers."
-    """How the names of all layers' tensors begin; a layer's index follows."""
+    """Prefix of the names of all layers' tensors; the layer's index follows it."""
     attention_norm: str = "model.layers.{layer}.input_layernorm"
     query: str = "model.layers.{layer}.self_attn.q_proj"
     key: str = "model.layers.{layer}.self_attn.k_proj"
@@ -36,37 +36,42 @@ class WeightNames:
     final_norm: str = "model.norm"
     head: str = "lm_head"
     unused: tuple[str, ...] = ("model.layers.{layer}.self_attn.rotary_emb.inv_freq",)
-    """Full names of tensors of older checkpoints that are computed instead."""
+    """Full names of tensors that older checkpoints contain and the decoder computes itself."""
 
 
 @dataclass(frozen=True)
 class ExpertFields:
-    """Where ``config.json`` describes the experts."""
+    """Fields of ``config.json`` that describe the experts."""
 
     count: tuple[str, ...]
-    """The field with their number, under any of these names."""
+    """Alternative names of the field with the number of experts."""
     inner_size: str
+    """Name of the field with the intermediate size of one expert."""
     normalizes: bool
-    """Whether the weights of a token's experts always add up to 1; else ``norm_topk_prob`` says."""
+    """Whether a token's expert weights always sum to 1; if False, the field ``norm_topk_prob`` decides."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """How a checkpoint differs from Llama."""
+    """Differences of an architecture from Llama."""
 
     names: WeightNames = WeightNames()
     has_query_key_value_bias: bool = False
-    """Whatever ``attention_bias`` says."""
+    """Whether query, key and value have a bias even if ``attention_bias`` is not set."""
     bias_switches: frozenset[str] = frozenset()
-    """Which of ``attention_bias`` and ``mlp_bias`` may be true."""
+    """Which of the fields ``attention_bias`` and ``mlp_bias`` may be true."""
     has_query_key_norm: bool = False
     window: Literal["never", "always", "switched", "by_layer"] = "never"
-    """Where ``sliding_window`` holds: nowhere; in all layers; in all if ``use_sliding_window``; or, if that, in
-    those that ``layer_types`` names or that come after ``max_window_layers``."""
+    """Layers that use ``sliding_window``.
+
+    ``never``: no layer. ``always``: all layers. ``switched``: all layers if ``use_sliding_window`` is true.
+    ``by_layer``: if ``use_sliding_window`` is true, the layers selected by ``layer_types``, or without that field
+    the layers from index ``max_window_layers`` on.
+    """
     default_window: int | None = None
-    """The window where there is no field ``sliding_window``."""
+    """Window size where the field ``sliding_window`` is absent."""
     default_head_dim: int | None = None
-    """None: the hidden size divided by the heads."""
+    """Head size where the field ``head_dim`` is absent; None: the hidden size divided by the number of heads."""
     default_rope_theta: float = 10_000.0
     default_norm_eps: float = 1e-6
     experts: ExpertFields | None = None
@@ -106,4 +111,4 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         ),
     }
 )
-"""By the name in ``architectures`` of ``config.json``."""
+"""Supported architectures by their name in the field ``architectures`` of ``config.json``."""

@@ -1,4 +1,4 @@
-"""How much memory there is, asked before it is touched: a process that the kernel kills says nothing."""
+"""Checks of available host memory before allocations, because an out-of-memory kill leaves no message."""
 
 from __future__ import annotations
 
@@ -13,34 +13,44 @@ _CONTAINER_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.li
 
 
 @contextmanager
-def claim(n_bytes: int, purpose: str, remedy: str) -> Iterator[None]:
-    """Around the allocation of ``n_bytes``, which must touch them: the next claim counts what is then left.
+def check_allocation(n_bytes: int, purpose: str, remedy: str) -> Iterator[None]:
+    """Guards the allocation of ``n_bytes`` in its ``with`` block.
+
+    The block must touch the memory, so that the next check sees it as used.
 
     Args:
-        purpose: what takes the memory, as the message begins.
-        remedy: what the user can set.
+        n_bytes: size of the allocation.
+        purpose: what needs the memory; the error message begins with it.
+        remedy: what the user can change; the error message ends with it.
 
     Raises:
-        ConfigError: that much is not available, or the allocation in the block failed.
+        ConfigError: that much memory is not available, or the allocation in the block failed.
     """
-    require(n_bytes, purpose, remedy)
+    require_memory(n_bytes, purpose, remedy)
     try:
         yield
-    except (MemoryError, RuntimeError) as error:  # numpy's and torch's
+    except (MemoryError, RuntimeError) as error:  # raised by numpy and by torch
         raise ConfigError(_problem(n_bytes, available_bytes(), purpose, remedy)) from error
 
 
-def require(n_bytes: int, purpose: str, remedy: str) -> None:
-    """Raises ``ConfigError`` if so much memory is not available. ``purpose`` and ``remedy`` are as in ``claim``."""
+def require_memory(n_bytes: int, purpose: str, remedy: str) -> None:
+    """Raises ``ConfigError`` if ``n_bytes`` are not available.
+
+    Args:
+        n_bytes: memory needed.
+        purpose: what needs the memory; the error message begins with it.
+        remedy: what the user can change; the error message ends with it.
+    """
     available = available_bytes()
     if n_bytes > available:
         raise ConfigError(_problem(n_bytes, available, purpose, remedy))
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Bytes that can be used without swapping, by the kernel's estimate; else all of the machine's.
+    """Returns the bytes that can be used without swapping, as the kernel estimates them.
 
-    A container's limit bounds it; what the container uses already is not subtracted, since that counts file caches.
+    Without an estimate it is the machine's whole memory. A container's limit caps the result. The container's
+    current usage is not subtracted, because it includes file caches.
     """
     available = _kernel_estimate(root / "proc/meminfo")
     if available is None:
@@ -62,7 +72,7 @@ def _kernel_estimate(path: Path) -> int | None:
 
 
 def _read(path: Path) -> str:
-    """The file's text, empty where a system has no such file."""
+    """Returns the text of a file, or an empty string if the system has no such file."""
     try:
         return path.read_text("ascii")
     except OSError:

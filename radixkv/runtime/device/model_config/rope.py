@@ -1,4 +1,4 @@
-"""Rotary embedding's frequencies, and how checkpoints stretch them."""
+"""Frequencies of the rotary embedding, with the context-extension methods of the supported checkpoints."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.spec.config_reader import Fields
+from radixkv.runtime.device.model_config.config_reader import ConfigReader
 
 _MAX_THETA = 1e15
 _MAX_FACTOR = 1e6
-"""Beyond these and their inverses float32 has no angles; no model comes near."""
+"""Upper bounds of theta and of scaling factors; their inverses are the lower bounds. Values beyond them overflow or
+underflow float32 angles; no real model comes near."""
 
 
 @dataclass(frozen=True)
 class LinearScaling:
-    """All frequencies divided by ``factor``."""
+    """Linear position interpolation: divides all frequencies by ``factor``."""
 
     factor: float
 
     def stretch(self, frequencies: Tensor, theta: float) -> Tensor:
-        """[head_dim / 2] -> the same."""
+        """Returns the stretched frequencies: [head_dim / 2] -> [head_dim / 2]."""
         return frequencies / self.factor
 
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Llama 3.1's stretching of the slow rotary frequencies."""
+    """Llama 3.1's scaling, which stretches only the slow rotary frequencies."""
 
     factor: float
     low_freq_factor: float
@@ -38,7 +39,10 @@ class Llama3Scaling:
     original_max_position: int
 
     def stretch(self, frequencies: Tensor, theta: float) -> Tensor:
-        """Slow ones by ``factor``, fast ones not at all, those between smoothly: [head_dim / 2] -> the same."""
+        """Divides slow frequencies by ``factor``, leaves fast ones and interpolates between.
+
+        [head_dim / 2] -> [head_dim / 2].
+        """
         wavelengths = 2 * math.pi / frequencies
         low = self.original_max_position / self.low_freq_factor
         high = self.original_max_position / self.high_freq_factor
@@ -52,23 +56,23 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class YarnScaling:
-    """YaRN: slow frequencies divided by ``factor``, fast ones kept, a ramp between; scores scaled besides."""
+    """YaRN: divides slow frequencies by ``factor``, leaves fast ones, ramps between them and scales the scores."""
 
     factor: float
     beta_fast: float
-    """Turns over the original length from which on a frequency is kept."""
+    """Minimum rotations over the original context length for a frequency to stay unchanged."""
     beta_slow: float
-    """Turns over the original length up to which a frequency is divided."""
+    """Maximum rotations over the original context length for a frequency to be divided by ``factor``."""
     original_max_position: int
     truncate: bool
-    """Whether the ramp's ends are whole dimensions."""
+    """Whether the ends of the ramp are rounded outwards to whole dimensions."""
     amplitude: float
-    """Factor of cosine and sine."""
+    """Multiplier of cosine and sine."""
 
     def stretch(self, frequencies: Tensor, theta: float) -> Tensor:
-        """[head_dim / 2] -> the same."""
+        """Returns the stretched frequencies: [head_dim / 2] -> [head_dim / 2]."""
         size = 2 * len(frequencies)
-        low, high = (self._dimension(turns, size, theta) for turns in (self.beta_fast, self.beta_slow))
+        low, high = (self._dimension(rotations, size, theta) for rotations in (self.beta_fast, self.beta_slow))
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, size - 1)
@@ -77,59 +81,64 @@ class YarnScaling:
         ramp = ((torch.arange(len(frequencies)).float() - low) / (high - low)).clamp(0, 1)
         return frequencies / self.factor * ramp + frequencies * (1 - ramp)
 
-    def _dimension(self, turns: float, size: int, theta: float) -> float:
-        """The dimension that makes so many turns over the original length."""
-        length = self.original_max_position / (turns * 2 * math.pi)
+    def _dimension(self, rotations: float, size: int, theta: float) -> float:
+        """Returns the dimension that makes ``rotations`` full turns over the original context length."""
+        length = self.original_max_position / (rotations * 2 * math.pi)
         return size * math.log(length) / (2 * math.log(theta))
 
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary embedding's settings."""
+    """Settings of the rotary embedding."""
 
     theta: float
     scaling: LinearScaling | Llama3Scaling | YarnScaling | None = None
 
     @classmethod
-    def parse(cls, fields: Fields, default_theta: float) -> Rope:
+    def parse(cls, fields: ConfigReader, default_theta: float) -> Rope:
         """Reads the settings of Transformers 4 or 5 from the fields of a ``config.json``.
 
         Raises:
-            CheckpointError: a field is missing or wrong, or asks for what is not built.
+            CheckpointError: a field is missing, invalid or not supported.
         """
-        rope = _merged(fields)
-        theta = _number(rope, "rope_theta", default_theta, most=_MAX_THETA)
+        rope = _rope_fields(fields)
+        theta = _number(rope, "rope_theta", default_theta, maximum=_MAX_THETA)
         return cls(theta, _scaling(rope, fields, theta))
 
     @property
     def amplitude(self) -> float:
-        """Factor of cosine and sine."""
+        """Multiplier of cosine and sine."""
         return self.scaling.amplitude if isinstance(self.scaling, YarnScaling) else 1.0
 
     def frequencies(self, head_dim: int) -> Tensor:
-        """Angle a position, float32: [head_dim / 2]."""
+        """Returns the angle per position, [head_dim / 2] float32."""
         exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
         frequencies = 1.0 / self.theta**exponents
         return frequencies if self.scaling is None else self.scaling.stretch(frequencies, self.theta)
 
 
-def _merged(fields: Fields) -> Fields:
-    """Transformers 5 keeps all of it in ``rope_parameters``, 4 in ``rope_theta`` and ``rope_scaling``."""
+def _rope_fields(fields: ConfigReader) -> ConfigReader:
+    """Merges the settings of both formats.
+
+    Transformers 5 writes ``rope_parameters``; Transformers 4 writes ``rope_theta`` and ``rope_scaling``.
+    """
     values: dict[str, Any] = {"rope_theta": fields.get("rope_theta")}
     for name in ("rope_scaling", "rope_parameters"):
-        part = fields.get(name)
-        if part is None:
+        section = fields.get(name)
+        if section is None:
             continue
-        if not isinstance(part, Mapping):
-            raise fields.error(f"{name} is {part!r}; it must be an object")
-        if nested := [key for key, value in part.items() if isinstance(value, Mapping)]:
-            raise fields.error(f"{name} differs by kind of layer ({', '.join(nested)}), which is not supported")
-        values.update(part)
-    return fields.part(values)
+        if not isinstance(section, Mapping):
+            raise fields.error(f"{name} is {section!r}; it must be an object")
+        if layer_types := [key for key, value in section.items() if isinstance(value, Mapping)]:
+            raise fields.error(f"{name} differs by layer type ({', '.join(layer_types)}), which is not supported")
+        values.update(section)
+    return fields.nested(values)
 
 
-def _scaling(rope: Fields, fields: Fields, theta: float) -> LinearScaling | Llama3Scaling | YarnScaling | None:
-    rope.refuse(partial_rotary_factor=1.0)
+def _scaling(
+    rope: ConfigReader, fields: ConfigReader, theta: float
+) -> LinearScaling | Llama3Scaling | YarnScaling | None:
+    rope.allow_only(partial_rotary_factor=1.0)
     match kind := rope.text("rope_type", rope.text("type", "default")):
         case "default":
             return None
@@ -140,18 +149,18 @@ def _scaling(rope: Fields, fields: Fields, theta: float) -> LinearScaling | Llam
         case "yarn":
             return _yarn(rope, fields, theta)
     raise rope.error(
-        f"rope type {kind!r} is not supported; this release runs 'default', 'linear', 'llama3' and 'yarn'"
+        f"rope type {kind!r} is not supported; this release supports 'default', 'linear', 'llama3' and 'yarn'"
     )
 
 
-def _number(rope: Fields, name: str, default: float | None = None, *, most: float = _MAX_FACTOR) -> float:
+def _number(rope: ConfigReader, name: str, default: float | None = None, *, maximum: float = _MAX_FACTOR) -> float:
     value = rope.number(name, default)
-    if not 1.0 / most <= value <= most:
-        raise rope.error(f"{name} is {value!r}; it must be between {1.0 / most:g} and {most:g}")
+    if not 1.0 / maximum <= value <= maximum:
+        raise rope.error(f"{name} is {value!r}; it must be between {1.0 / maximum:g} and {maximum:g}")
     return value
 
 
-def _llama3(rope: Fields) -> Llama3Scaling:
+def _llama3(rope: ConfigReader) -> Llama3Scaling:
     scaling = Llama3Scaling(
         factor=_number(rope, "factor"),
         low_freq_factor=_number(rope, "low_freq_factor"),
@@ -165,12 +174,12 @@ def _llama3(rope: Fields) -> Llama3Scaling:
     return scaling
 
 
-def _yarn(rope: Fields, fields: Fields, theta: float) -> YarnScaling:
-    rope.refuse(mscale=None, mscale_all_dim=None)
+def _yarn(rope: ConfigReader, fields: ConfigReader, theta: float) -> YarnScaling:
+    rope.allow_only(mscale=None, mscale_all_dim=None)
     if theta <= 1:
         raise rope.error(f"rope_theta is {theta}; rope type 'yarn' needs it above 1")
     factor = _number(rope, "factor")
-    # As in Transformers: without the original length, the stretched one.
+    # As in Transformers: the original length defaults to max_position_embeddings.
     length = "original_max_position_embeddings"
     return YarnScaling(
         factor=factor,

@@ -1,4 +1,4 @@
-"""Typed reads of ``config.json``."""
+"""Validating reader of ``config.json``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from typing import Any
 from radixkv.errors import CheckpointError
 
 _MAX = 2**63 - 1
-"""No size is larger; beyond it integers leave tensors, and then floats."""
+"""Largest size accepted: larger integers fit neither into tensors nor, further up, into floats."""
 
 
-class Fields:
-    """Typed reads of a JSON object; None counts as absent. Raises ``CheckpointError`` naming file, field and value.
+class ConfigReader:
+    """Reads typed fields of a JSON object; a null field counts as absent.
+
+    Raises ``CheckpointError`` with the file, the field and its value.
 
     Args:
-        path: the file, for messages.
+        path: file of the object, named in error messages.
     """
 
     def __init__(self, values: Mapping[str, Any], path: Path) -> None:
@@ -25,54 +27,54 @@ class Fields:
         self._path = path
 
     def error(self, problem: str) -> CheckpointError:
-        """What to raise for it."""
+        """Returns the exception to raise for ``problem``."""
         return CheckpointError(f"{self._path}: {problem}")
 
     def __contains__(self, name: str) -> bool:
-        """Whether the object has the field, also with None."""
+        """Returns whether the object has the field, even if it is null."""
         return name in self._values
 
     def get(self, name: str) -> Any:
-        """The value as it is."""
+        """Returns the value unchecked, None if the field is absent."""
         return self._values.get(name)
 
-    def refuse(self, **plain: object) -> None:
-        """Raises if one of these fields is there and is not its plain value."""
-        for name, only in plain.items():
+    def allow_only(self, **supported: object) -> None:
+        """Raises ``CheckpointError`` if one of these fields is present with another value than the one given."""
+        for name, only_value in supported.items():
             value = self._values.get(name)
-            if value is not None and value != only:
+            if value is not None and value != only_value:
                 raise self.error(f"{name} {value!r} is not supported in this release")
 
-    def part(self, values: Mapping[str, Any]) -> Fields:
-        """The fields of an object within this one."""
-        return Fields(values, self._path)
+    def nested(self, values: Mapping[str, Any]) -> ConfigReader:
+        """Returns a reader of an object nested in this one."""
+        return ConfigReader(values, self._path)
 
     def text(self, name: str, default: str) -> str:
-        """A string."""
+        """Returns a string."""
         value = self._read(name, default)
         if not isinstance(value, str):
             raise self.error(f"{name} is {value!r}; it must be a string")
         return value
 
     def flag(self, name: str, *, default: bool = False) -> bool:
-        """True or false."""
+        """Returns a boolean."""
         value = self._read(name, default)
         if not isinstance(value, bool):
             raise self.error(f"{name} is {value!r}; it must be true or false")
         return value
 
-    def count(self, name: str, default: int | None = None, *, least: int = 1, most: int = _MAX) -> int:
-        """An integer from ``least`` to ``most``; required where there is no default."""
+    def count(self, name: str, default: int | None = None, *, minimum: int = 1, maximum: int = _MAX) -> int:
+        """Returns an integer from ``minimum`` to ``maximum``; without a default the field is required."""
         value = self._read(name, default)
-        if type(value) is not int or value < least:
-            what = "a positive integer" if least == 1 else f"an integer of at least {least}"
-            raise self.error(f"{name} is {value!r}; it must be {what}")
-        if value > most:
-            raise self.error(f"{name} is {value}; it must be at most {most}")
+        if type(value) is not int or value < minimum:
+            expected = "a positive integer" if minimum == 1 else f"an integer of at least {minimum}"
+            raise self.error(f"{name} is {value!r}; it must be {expected}")
+        if value > maximum:
+            raise self.error(f"{name} is {value}; it must be at most {maximum}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A positive number; required where there is no default."""
+        """Returns a positive number as a float; without a default the field is required."""
         value = self._read(name, default)
         if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
             raise self.error(f"{name} is {value!r}; it must be a positive number")
