@@ -1,20 +1,21 @@
-"""What the frontend costs: the server over a runtime that computes nothing (null_runtime.py).
+"""Cost of the frontend, measured with a runtime that computes nothing (null_runtime.py).
 
-Appends one JSON line a case:
+Appends one JSON line per case:
 
-    paced       64 clients stream requests of 16 tokens each, a step every 80 ms: requests a second, and the time
+    paced       64 clients stream requests of 16 tokens each, a step every 80 ms: requests per second, and the time
                 from the runtime's send of a token to the client's read of its chunk
-    tokenizing  as paced, while two more clients send prompts of 100,000 characters over and over
-    ids         as paced, while two more send 64 prompts of 20,000 token ids each, 7.7 MB
-    scoring     as paced, while two more ask for the 20 likeliest tokens at each of 2,000 places of a prompt, 2.7 MB
-    crowd       256 clients stream requests of 32 tokens each, a step every 15 ms, as a GPU gives them
-    saturated   the same with a step every 5 ms: more than the frontend can send, so that chunks hold several tokens
-    fewshot     256 clients stream 32 tokens to texts of about 980 tokens (3,200 characters), a step every 11 ms
-    long        the same with texts of about 1,560 tokens (5,100 characters)
+    tokenizing  paced, while two more clients repeatedly send prompts of 100,000 characters
+    ids         paced, while two more clients repeatedly send 64 prompts of 20,000 token ids each, 7.7 MB
+    scoring     paced, while two more clients request the 20 likeliest tokens at each of 2,000 prompt tokens, 2.7 MB
+    crowd       256 clients stream requests of 32 tokens each, a step every 15 ms, as on a GPU
+    saturated   crowd with a step every 5 ms: more than the frontend can send, so that chunks have several tokens
+    fewshot     256 clients stream 32 tokens each for prompts of about 980 tokens (3,200 characters), a step every
+                11 ms
+    long        fewshot with prompts of about 1,560 tokens (5,100 characters)
 
-Each has the processor time of the frontend's process, for a request, and for a chunk and a token, requests
-included; that of its event loop's thread; and the longest that the loop was late. Clients and null runtime run
-on the same machine, so that of all figures processor time depends least on what else that does.
+Each line has the processor time of the frontend process per request, per chunk and per token; that of its event
+loop's thread; and the loop's longest delay. The time per chunk and per token includes that of the requests. Clients
+and null runtime run on the same machine: processor time is the value that other load disturbs least.
 """
 
 from __future__ import annotations
@@ -40,34 +41,34 @@ from typing import cast
 import uvloop
 from null_runtime import age_s
 
-from radixkv.bench.environment import origin
-from radixkv.bench.run import Bench
-from radixkv.bench.workloads.catalog import WorkloadChanges, load_workload
+from radixkv.bench.environment import provenance
+from radixkv.bench.run import Benchmark
+from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload
 
 HERE = Path(__file__).parent
 N_HEAVY_CLIENTS = 2
 N_QUESTIONS = 8192
-"""Behind one prefix: more than are asked in a run, as the server keeps the ids of what texts share."""
+"""Questions after one prefix; more than a run sends, because the server caches the ids of shared texts."""
 HEAVY = {
     "tokenizing": {"prompt": "The rain in Spain stays mainly in the plain; 12 + 30 = 42. " * 1700},
     "ids": {"prompt": [list(range(1000, 3000)) * 10] * 64},
     "scoring": {"prompt": list(range(1000, 3000)), "prompt_logprobs": 20},
 }
-"""What clients ask over and over in some cases, beside those that are measured."""
+"""Requests that further, unmeasured clients repeat in some cases."""
 PROMPT = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer:"
-_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is asked, and how fast it is answered."""
+    """The clients' requests and the runtime's speed."""
 
     n_clients: int
     n_tokens: int
-    """Of each answer."""
+    """Tokens per answer."""
     step_s: float
     n_shots: int = 0
-    """Worked examples before each question, as in the workload ``fewshot``; 0: one question, over and over."""
+    """Worked examples before each question, as in the workload ``fewshot``; 0 repeats one question."""
 
 
 CASES = {
@@ -81,15 +82,15 @@ CASES = {
 
 
 @dataclass
-class Server:
-    """A watched frontend over a null runtime."""
+class WatchedServer:
+    """A frontend with a watch on its event loop, in front of a null runtime."""
 
     process: subprocess.Popen[str]
     port: int
     report: Path
 
     def longest_delay_ms(self) -> float:
-        """How late its event loop was at most, since the last time."""
+        """Returns the event loop's longest delay since the last call."""
         self.report.unlink(missing_ok=True)
         self.process.send_signal(signal.SIGUSR1)
         while not self.report.exists():
@@ -97,116 +98,118 @@ class Server:
         return round(float(self.report.read_text()) * 1e3, 2)
 
     def processor_s(self) -> float:
-        """What it has used, in all its threads, without the runtime's process."""
-        return _used_s(Path(f"/proc/{self.process.pid}/stat"))
+        """Returns the processor time of all threads, without the runtime's process."""
+        return _processor_time_s(Path(f"/proc/{self.process.pid}/stat"))
 
     def loop_s(self) -> float:
-        """What of it the event loop's thread has used."""
-        return _used_s(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/stat"))
+        """Returns the processor time of the event loop's thread."""
+        return _processor_time_s(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/stat"))
 
 
-def _used_s(stat: Path) -> float:
+def _processor_time_s(stat: Path) -> float:
     fields = stat.read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
 
 
 @dataclass
-class Figures:
-    """What the clients saw."""
+class ClientStats:
+    """What the clients observed."""
 
     ages_s: list[float] = field(default_factory=list)
+    """Per token, the time from the runtime's send to the client's read."""
     n_requests: int = 0
     n_chunks: int = 0
     n_heavy: int = 0
+    """Requests of the unmeasured clients."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output-file", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=20.0, help="a case")
+    parser.add_argument("--seconds", type=float, default=20.0, help="per case")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--note", help="goes into each line")
+    parser.add_argument("--note", help="text to add to each line")
     arguments = parser.parse_args()
     note = {} if arguments.note is None else {"note": arguments.note}
     with arguments.output_file.open("a", encoding="utf-8") as output:
         for case in arguments.cases:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                line = runner.run(measured(case, arguments.seconds)) | note
+                line = runner.run(measure(case, arguments.seconds)) | note
             print(json.dumps(line), flush=True)
-            output.write(json.dumps(line | origin()) + "\n")
+            output.write(json.dumps(line | provenance()) + "\n")
 
 
-async def measured(name: str, seconds: float) -> dict[str, object]:
-    """One case's line."""
+async def measure(name: str, seconds: float) -> dict[str, object]:
+    """Measures one case and returns its line."""
     case = CASES[name]
-    with started(case.step_s) as server:
+    with running_server(case.step_s) as server:
         await clients(server.port, 2.0, name)  # the first requests import and allocate
         server.longest_delay_ms()
-        begun, processor_s, loop_s = time.perf_counter(), server.processor_s(), server.loop_s()
-        figures = await clients(server.port, seconds, name)
-        duration = time.perf_counter() - begun
+        started_at, processor_s, loop_s = time.perf_counter(), server.processor_s(), server.loop_s()
+        stats = await clients(server.port, seconds, name)
+        duration = time.perf_counter() - started_at
         processor_s = server.processor_s() - processor_s
         loop_s = server.loop_s() - loop_s
         longest_delay_ms = server.longest_delay_ms()
-    percentiles = quantiles(figures.ages_s, n=100)
+    percentiles = quantiles(stats.ages_s, n=100)
     return {
         "case": name,
         "clients": case.n_clients,
         "step_ms": case.step_s * 1e3,
         "duration_s": round(duration, 2),
-        "requests": figures.n_requests,
-        "requests_per_s": round(figures.n_requests / duration, 1),
-        "tokens_per_s": round(len(figures.ages_s) / duration),
-        "chunks_per_s": round(figures.n_chunks / duration),
-        "heavy_requests": figures.n_heavy,
+        "requests": stats.n_requests,
+        "requests_per_s": round(stats.n_requests / duration, 1),
+        "tokens_per_s": round(len(stats.ages_s) / duration),
+        "chunks_per_s": round(stats.n_chunks / duration),
+        "heavy_requests": stats.n_heavy,
         "processor_pct": round(100 * processor_s / duration, 1),
-        "processor_us_per_request": round(1e6 * processor_s / figures.n_requests),
-        "loop_us_per_request": round(1e6 * loop_s / figures.n_requests),
-        "processor_us_per_chunk": round(1e6 * processor_s / figures.n_chunks, 1),
-        "processor_us_per_token": round(1e6 * processor_s / len(figures.ages_s), 1),
-        "added_latency_p50_ms": round(median(figures.ages_s) * 1e3, 2),
+        "processor_us_per_request": round(1e6 * processor_s / stats.n_requests),
+        "loop_us_per_request": round(1e6 * loop_s / stats.n_requests),
+        "processor_us_per_chunk": round(1e6 * processor_s / stats.n_chunks, 1),
+        "processor_us_per_token": round(1e6 * processor_s / len(stats.ages_s), 1),
+        "added_latency_p50_ms": round(median(stats.ages_s) * 1e3, 2),
         "added_latency_p99_ms": round(percentiles[98] * 1e3, 2),
-        "added_latency_max_ms": round(max(figures.ages_s) * 1e3, 2),
+        "added_latency_max_ms": round(max(stats.ages_s) * 1e3, 2),
         "longest_delay_ms": longest_delay_ms,
     }
 
 
-async def clients(port: int, seconds: float, name: str) -> Figures:
-    """Streams requests of a case until the time is over; each client ends the request that it has begun."""
-    case, figures = CASES[name], Figures()
+async def clients(port: int, seconds: float, name: str) -> ClientStats:
+    """Sends a case's requests for ``seconds``; each client then finishes its current request."""
+    case, stats = CASES[name], ClientStats()
     deadline = time.monotonic() + seconds
-    requests = itertools.cycle([streamed(prompt, case.n_tokens) for prompt in prompts(case.n_shots)])
+    requests = itertools.cycle([stream_request(prompt, case.n_tokens) for prompt in prompts(case.n_shots)])
 
     async def client() -> None:
-        reader = await connected(port, Reader(figures))
+        reader = await connect(port, Reader(stats))
         while time.monotonic() < deadline:
-            await reader.ask(next(requests))
-            figures.n_requests += 1
+            await reader.send(next(requests))
+            stats.n_requests += 1
         reader.transport.close()
 
-    async def heavy_client(asked: bytes) -> None:
-        reader = await connected(port, TailReader(Figures()))
+    async def heavy_client(content: bytes) -> None:
+        reader = await connect(port, TailReader(ClientStats()))
         while time.monotonic() < deadline:
-            await reader.ask(asked)
-            figures.n_heavy += 1
+            await reader.send(content)
+            stats.n_heavy += 1
         reader.transport.close()
 
     heavy = [request(max_tokens=1, **HEAVY[name])] * N_HEAVY_CLIENTS if name in HEAVY else []
     await asyncio.gather(*(client() for _ in range(case.n_clients)), *map(heavy_client, heavy))
-    return figures
+    return stats
 
 
 def prompts(n_shots: int) -> list[str]:
-    """What clients ask, in turn."""
+    """Returns the clients' prompts, in the order of use."""
     if not n_shots:
         return [PROMPT]
-    workload = load_workload("fewshot", WorkloadChanges(num_prompts=N_QUESTIONS, num_shots=n_shots))
-    asked = [next(session.turns())[0].prompt for session in Bench.make("fewshot", workload).sessions]
-    return [prompt for prompt in asked if isinstance(prompt, str)]
+    workload = load_workload("fewshot", WorkloadOverrides(num_prompts=N_QUESTIONS, num_shots=n_shots))
+    first_prompts = [next(session.turns())[0].prompt for session in Benchmark.make("fewshot", workload).sessions]
+    return [prompt for prompt in first_prompts if isinstance(prompt, str)]
 
 
-def streamed(prompt: str, max_tokens: int) -> bytes:
-    """A request as `radixkv bench` sends it."""
+def stream_request(prompt: str, max_tokens: int) -> bytes:
+    """Encodes a streaming request as `radixkv bench` sends it."""
     return request(
         prompt=prompt,
         max_tokens=max_tokens,
@@ -219,63 +222,63 @@ def streamed(prompt: str, max_tokens: int) -> bytes:
 
 
 def request(**fields: object) -> bytes:
-    """An HTTP request, whole."""
+    """Encodes a whole HTTP request."""
     body = json.dumps(fields)
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
 class Reader(asyncio.Protocol):
-    """A connection that costs little: chunks are looked at as bytes, and each stamp's age is noted."""
+    """A cheap client connection that only searches the bytes of chunks for time stamps and records their ages."""
 
     transport: asyncio.Transport
     _ids = re.compile(rb'"token_ids":\[([\d,]*)\]')
 
-    def __init__(self, figures: Figures) -> None:
-        self._figures = figures
+    def __init__(self, stats: ClientStats) -> None:
+        self._stats = stats
         self._rest = b""
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
 
-    async def ask(self, content: bytes) -> None:
-        """One request, to the end of its answer."""
+    async def send(self, content: bytes) -> None:
+        """Sends one request and waits for the end of its response."""
         self._ended = asyncio.get_running_loop().create_future()
         self.transport.write(content)
         await self._ended
 
     def data_received(self, data: bytes) -> None:
         now_ns = time.monotonic_ns()
-        whole, _, self._rest = (self._rest + data).rpartition(b"\n")
-        for match in self._ids.finditer(whole):
-            self._figures.n_chunks += 1
-            self._figures.ages_s.extend(age_s(int(token), now_ns) for token in match[1].split(b",") if token)
-        if b"data: [DONE]" in whole or self._rest.endswith(b"}}}"):
+        lines, _, self._rest = (self._rest + data).rpartition(b"\n")
+        for match in self._ids.finditer(lines):
+            self._stats.n_chunks += 1
+            self._stats.ages_s.extend(age_s(int(token), now_ns) for token in match[1].split(b",") if token)
+        if b"data: [DONE]" in lines or self._rest.endswith(b"}}}"):
             self._rest = b""
             self._ended.set_result(None)
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self._ended.done():
-            self._ended.set_exception(SystemExit("a stream ended without its end; is the server there?"))
+            self._ended.set_exception(SystemExit("a stream ended early; is the server running?"))
 
 
 class TailReader(Reader):
-    """Looks at nothing but the end of a reply, which may be long."""
+    """A connection that only looks for the end of a response, which may be long."""
 
     def data_received(self, data: bytes) -> None:
         if data.endswith(b"}}}"):
             self._ended.set_result(None)
 
 
-async def connected(port: int, reader: Reader) -> Reader:
+async def connect(port: int, reader: Reader) -> Reader:
     await asyncio.get_running_loop().create_connection(lambda: reader, "127.0.0.1", port)
     return reader
 
 
 @contextmanager
-def started(step_s: float) -> Iterator[Server]:
-    """A server on a free port."""
+def running_server(step_s: float) -> Iterator[WatchedServer]:
+    """Runs a server on a free port."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report"
         flags = ["--port", "0", "--stats-interval", "0"]
@@ -289,7 +292,7 @@ def started(step_s: float) -> Iterator[Server]:
             match = re.search(r":(\d+) ", process.stdout.readline())
             if match is None:
                 raise SystemExit("the server did not start; its reason is above")
-            yield Server(process, int(match[1]), report)
+            yield WatchedServer(process, int(match[1]), report)
         finally:
             process.terminate()
             process.wait(30)

@@ -1,11 +1,11 @@
-"""What a running server costs: time to ready, memory over thousands of requests, and cache work on the host.
+"""Cost of a running server: time to ready, memory over thousands of requests, and cache work on the host.
 
-Appends one JSON line a case. The server is `radixkv serve` with the embedded model.
+Appends one JSON line per case. The server is `radixkv serve` with the embedded model.
 
-    ready            seconds from start to an answer of /health, warm: the median of several starts
-    memory           resident bytes of both processes after 500 and after 3,000 requests that share nothing;
-                     the pool is smaller than what they need, so that pages are evicted all the time
-    host_cache_work  of the same run: the cache's share of step time, by the engine's own counters
+    ready            seconds from the start to an answer of /health, with warm file caches: median of several starts
+    memory           resident bytes of both processes after 500 and after 3,000 requests without shared prefixes;
+                     the pool is smaller than their pages, so that every request evicts pages
+    host_cache_work  the cache's share of step time in the same run, by the engine's own counters
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from statistics import median
 
 import httpx
 
-from radixkv.bench.environment import origin
-from radixkv.bench.server_process import started_server
+from radixkv.bench.environment import provenance
+from radixkv.bench.server_process import running_server
 
 FLAGS = ("--max-total-tokens", "65536")
 
@@ -35,35 +35,35 @@ async def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=160)
     parser.add_argument("--output-tokens", type=int, default=8)
     arguments = parser.parse_args()
-    lines = [await ready(arguments.starts)]
-    lines += await memory(arguments.requests, arguments.prompt_tokens, arguments.output_tokens)
+    lines = [await measure_ready(arguments.starts)]
+    lines += await measure_memory(arguments.requests, arguments.prompt_tokens, arguments.output_tokens)
     with arguments.output_file.open("a", encoding="utf-8") as output:
         for line in lines:
             print(json.dumps(line))
-            output.write(json.dumps(line | origin()) + "\n")
+            output.write(json.dumps(line | provenance()) + "\n")
 
 
-async def ready(n_starts: int) -> dict[str, object]:
+async def measure_ready(n_starts: int) -> dict[str, object]:
     times_s = []
     for _ in range(n_starts + 1):
-        begun = time.perf_counter()
-        async with started_server(()):
-            times_s.append(round(time.perf_counter() - begun, 3))
+        started_at = time.perf_counter()
+        async with running_server(()):
+            times_s.append(round(time.perf_counter() - started_at, 3))
     times_s = times_s[1:]  # the first may have built the embedded model
     return {"case": "ready", "median_s": median(times_s), "max_s": max(times_s), "starts_s": times_s}
 
 
-async def memory(counts: Sequence[int], n_prompt: int, n_output: int) -> list[dict[str, object]]:
+async def measure_memory(counts: Sequence[int], n_prompt: int, n_output: int) -> list[dict[str, object]]:
     rng = Random(1)
     first, last = counts
-    async with started_server(FLAGS) as address, httpx.AsyncClient(base_url=address, timeout=600) as client:
+    async with running_server(FLAGS) as address, httpx.AsyncClient(base_url=address, timeout=600) as client:
         frontend, runtime = processes(address)
         sizes = []
         for n_requests in (first, last - first):
             prompts = [[rng.randrange(10, 3000) for _ in range(n_prompt)] for _ in range(n_requests)]
             await _complete(client, prompts, n_output)
             sizes.append((resident_bytes(frontend), resident_bytes(runtime)))
-        counted = counters((await client.get("/metrics")).text)
+        totals = counters((await client.get("/metrics")).text)
     growth = [100 * (after / before - 1) for before, after in zip(*sizes, strict=True)]
     return [
         {
@@ -73,16 +73,16 @@ async def memory(counts: Sequence[int], n_prompt: int, n_output: int) -> list[di
             "runtime_bytes": [size[1] for size in sizes],
             "frontend_growth_pct": round(growth[0], 2),
             "runtime_growth_pct": round(growth[1], 2),
-            "pages_evicted": counted["pages_evicted_total"],
+            "pages_evicted": totals["pages_evicted_total"],
         },
         {
             "case": "host_cache_work",
             "requests": last,
-            "step_seconds": round(counted["step_seconds_total"], 3),
-            "cache_seconds": round(counted["cache_seconds_total"], 3),
-            "schedule_seconds": round(counted["schedule_seconds_total"], 3),
-            "cache_pct_of_step": round(100 * counted["cache_seconds_total"] / counted["step_seconds_total"], 3),
-            "steps": counted["steps_total"],
+            "step_seconds": round(totals["step_seconds_total"], 3),
+            "cache_seconds": round(totals["cache_seconds_total"], 3),
+            "schedule_seconds": round(totals["schedule_seconds_total"], 3),
+            "cache_pct_of_step": round(100 * totals["cache_seconds_total"] / totals["step_seconds_total"], 3),
+            "steps": totals["steps_total"],
         },
     ]
 
@@ -99,14 +99,14 @@ async def _complete(client: httpx.AsyncClient, prompts: Sequence[Sequence[int]],
 
 
 def processes(address: str) -> tuple[int, int]:
-    """The process that listens at the address, and its child."""
+    """Returns the ids of the process that listens at the address and of its child."""
     port = int(address.rpartition(":")[2])
     lines = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
     inode = next(
         fields[9] for fields in map(str.split, lines) if fields[1].endswith(f":{port:04X}") and fields[3] == "0A"
     )
-    processes = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-    frontend = next(pid for pid in processes if _has_socket(pid, inode))
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    frontend = next(pid for pid in pids if _has_socket(pid, inode))
     children = Path(f"/proc/{frontend}/task/{frontend}/children").read_text(encoding="ascii").split()
     return frontend, int(children[0])
 

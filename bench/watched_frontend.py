@@ -1,6 +1,6 @@
-"""``radixkv serve`` over a null runtime, with a watch on the event loop: how late it comes to what is due.
+"""``radixkv serve`` with a null runtime and a measurement of the event loop's delays.
 
-argv: the file to report to at SIGUSR1, seconds a step of the null runtime, then the flags of ``radixkv serve``
+argv: the file for reports at SIGUSR1, seconds per step of the null runtime, the flags of ``radixkv serve``
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 from radixkv import cli
 from radixkv.frontend import process
-from radixkv.frontend.runtime_process import Runtime
+from radixkv.frontend.runtime_process import RuntimeProcess
 
 NULL_RUNTIME = Path(__file__).with_name("null_runtime.py")
 TICK_S = 0.01
 
 
-class _OverNull(Runtime):
+class _NullRuntimeProcess(RuntimeProcess):
     @classmethod
     async def start(cls, *args: Any, **kwargs: Any) -> Any:
         LoopWatch(Path(sys.argv[1])).install()
@@ -28,7 +28,7 @@ class _OverNull(Runtime):
 
 
 class LoopWatch:
-    """Is due every few milliseconds, and notes how late it was."""
+    """A timer that records how late the event loop calls it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -36,7 +36,7 @@ class LoopWatch:
         self._longest_s = 0.0
 
     def install(self) -> None:
-        """From now on. A report starts the next one from nothing."""
+        """Starts the timer. Each report resets the longest delay."""
         self._loop.add_signal_handler(signal.SIGUSR1, self._report)
         self._wait()
 
@@ -55,5 +55,5 @@ class LoopWatch:
 
 
 if __name__ == "__main__":
-    process.Runtime = _OverNull  # type: ignore[misc]
+    process.RuntimeProcess = _NullRuntimeProcess  # type: ignore[misc]
     sys.exit(cli.main(["serve", *sys.argv[3:]]))

@@ -1,0 +1,1 @@
+"""HTTP server in front of the runtime process."""

@@ -1,4 +1,4 @@
-"""All HTTP routes in one app, the guard before them, and how their errors look."""
+"""The ASGI app: all HTTP routes, the access check before them, and the rendering of their errors."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from starlette.types import ASGIApp
 
 from radixkv.config import EngineConfig, ServerConfig
 from radixkv.errors import ContextLengthExceeded, InvalidRequest, RequestError, UnsupportedFeature
-from radixkv.frontend.api.admin import native_routes
+from radixkv.frontend.api.admin import admin_routes
 from radixkv.frontend.api.explain import explain_routes
 from radixkv.frontend.api.openai.routes import openai_routes
-from radixkv.frontend.api.server_info import about_routes
+from radixkv.frontend.api.server_info import server_info_routes
 from radixkv.frontend.api.sglang.routes import generate_routes
 from radixkv.frontend.api.tokenize import tokenize_routes
-from radixkv.frontend.client import Client
-from radixkv.frontend.http.auth import KeyRequired, LocalOnly
-from radixkv.frontend.http.body import Bodies
-from radixkv.frontend.http.disconnect import ClientGone
+from radixkv.frontend.client import RuntimeClient
+from radixkv.frontend.http.auth import ApiKeyRequired, LocalOnly
+from radixkv.frontend.http.body import BodyReader
+from radixkv.frontend.http.disconnect import ClientDisconnected
 from radixkv.frontend.http.error_response import error_response
 from radixkv.frontend.http.errors import MethodNotAllowed, RouteNotFound
 from radixkv.frontend.http.route import route
-from radixkv.frontend.metrics.aliases import Repeat
+from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.prometheus import Metrics
-from radixkv.frontend.served_model import Served
+from radixkv.frontend.served_model import ServedModel
 
 CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for a client that left; nobody reads it."""
 
-NOT_BUILT = (
+UNSUPPORTED_ROUTES = (
     "/v1/responses",
     "/v1/messages",
     "/v1/embeddings",
@@ -60,48 +61,54 @@ NOT_BUILT = (
 
 
 def build_app(
-    client: Client, served: Served, metrics: Metrics, bodies: Bodies, engine: EngineConfig, server: ServerConfig
+    client: RuntimeClient,
+    served_model: ServedModel,
+    metrics: Metrics,
+    body_reader: BodyReader,
+    engine: EngineConfig,
+    server: ServerConfig,
 ) -> ASGIApp:
-    """All routes over one client, and the guard before them."""
+    """Builds the app with all routes on one runtime client, behind the key check or the local-only check."""
     if server.api_key is None:
-        guard = Middleware(LocalOnly, origins=server.allowed_origins)
+        access_check = Middleware(LocalOnly, origins=server.allowed_origins)
     else:
-        guard = Middleware(KeyRequired, key=server.api_key)
+        access_check = Middleware(ApiKeyRequired, key=server.api_key)
     compat = server.metrics_compat
-    repeat = None if compat is None else Repeat(compat, served.name, served.ready.page_size)
+    aliases = None if compat is None else MetricAliases(compat, served_model.name, served_model.ready.page_size)
     app = FastAPI(
         openapi_url=None,
         redirect_slashes=False,
         routes=[
-            *openai_routes(client, served, bodies),
-            *generate_routes(client, served, bodies),
-            *native_routes(client, metrics, repeat),
-            *tokenize_routes(served, bodies),
-            *explain_routes(client, served, bodies, explain_contents=server.may_explain_contents),
-            *about_routes(client, served, metrics, engine, server),
-            *(route(path, _refuse_route, "GET", "POST") for path in NOT_BUILT),
+            *openai_routes(client, served_model, body_reader),
+            *generate_routes(client, served_model, body_reader),
+            *admin_routes(client, metrics, aliases),
+            *tokenize_routes(served_model, body_reader),
+            *explain_routes(client, served_model, body_reader, explain_contents=server.may_explain_contents),
+            *server_info_routes(client, served_model, metrics, engine, server),
+            *(route(path, _refuse_unsupported_route, "GET", "POST") for path in UNSUPPORTED_ROUTES),
         ],
-        middleware=[guard],
+        middleware=[access_check],
         exception_handlers={
             RequestError: _render_error,
-            ContextLengthExceeded: partial(_render_too_long, served),
+            ContextLengthExceeded: partial(_render_too_long, served_model),
             HTTPException: _render_http_exception,
-            ClientGone: _render_nothing,
+            ClientDisconnected: _render_nothing,
             Exception: _render_fault,
         },
     )
-    return _shown_to_pages(app, server.allowed_origins) if server.allowed_origins else app
+    return _with_cors(app, server.allowed_origins) if server.allowed_origins else app
 
 
-def _shown_to_pages(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """Lets browsers send what pages of these origins ask for, and show them the replies, also those of errors.
+def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Allows web pages of these origins to send requests and to read the responses, errors included.
 
-    Around everything, as browsers ask first, and send no key with that. Of a stream only head and end pass here.
+    It wraps the access check because a browser sends its preflight request without the key. Of a stream, only the
+    head and the end pass through it: ``Connection.write_part`` writes the rest.
     """
     return CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
 
 
-async def _refuse_route(request: Request) -> Response:
+async def _refuse_unsupported_route(request: Request) -> Response:
     raise UnsupportedFeature(
         f"{request.url.path} is not supported in this release, which answers /v1/chat/completions, /v1/completions "
         "and /generate"
@@ -113,12 +120,12 @@ async def _render_error(request: Request, error: Exception) -> Response:
     return error_response(error)
 
 
-async def _render_too_long(served: Served, request: Request, error: Exception) -> Response:
-    """With the pool, where that is what limits: what raises it knows the limit only."""
+async def _render_too_long(served_model: ServedModel, request: Request, error: Exception) -> Response:
+    """Adds that the pool is the limit, where it is: code that raises the error knows only the number."""
     assert isinstance(error, ContextLengthExceeded)
-    if served.narrowness is None:
+    if served_model.pool_limit is None:
         return error_response(error)
-    return error_response(ContextLengthExceeded(f"{error} ({served.narrowness})", param=error.param))
+    return error_response(ContextLengthExceeded(f"{error} ({served_model.pool_limit})", param=error.param))
 
 
 async def _render_http_exception(request: Request, error: Exception) -> Response:
@@ -129,9 +136,9 @@ async def _render_http_exception(request: Request, error: Exception) -> Response
         )
     if error.status_code == 405:
         allowed = ", ".join(sorted((error.headers or {})["Allow"].split(", ")))
-        refusal = error_response(MethodNotAllowed(f"this path does not take {request.method}; use {allowed}"))
-        refusal.headers["Allow"] = allowed
-        return refusal
+        response = error_response(MethodNotAllowed(f"this path does not take {request.method}; use {allowed}"))
+        response.headers["Allow"] = allowed
+        return response
     return error_response(InvalidRequest(error.detail))
 
 
@@ -140,6 +147,6 @@ async def _render_nothing(request: Request, error: Exception) -> Response:
 
 
 async def _render_fault(request: Request, error: Exception) -> Response:
-    reply = error_response(RequestError("the server failed on this request; its log says why"))
-    reply.headers["Connection"] = "close"  # as uvicorn does now, without a word to clients that would use it again
-    return reply
+    response = error_response(RequestError("the server failed on this request; its log says why"))
+    response.headers["Connection"] = "close"  # uvicorn closes it now; without the header clients would reuse it
+    return response

@@ -1,4 +1,4 @@
-"""Texts to ids beside the event loop; those that wait meanwhile are encoded together."""
+"""Tokenizing in a thread, with all waiting texts in one batch (decision 12)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from radixkv.text.tokenizer import Tokenizer
 
-CHARACTERS_AT_ONCE = 1 << 17
-"""Of the texts that are encoded together, which take hundreds of bytes of memory for each token meanwhile."""
+MAX_BATCH_CHARACTERS = 1 << 17
+"""Most characters of one batch: tokenizing takes hundreds of bytes of memory per token."""
 
-_Outcome = bytes | BaseException
+_EncodeResult = bytes | BaseException
 
 
 @dataclass(frozen=True)
-class _Request:
+class _EncodeRequest:
     texts: Sequence[str]
     adds_special_tokens: bool
     encoded: asyncio.Future[list[bytes]]
@@ -25,40 +25,42 @@ class _Request:
     def n_characters(self) -> int:
         return sum(map(len, self.texts))
 
-    def end(self, outcomes: Sequence[_Outcome]) -> None:
-        """Hands over what came of its texts, if its client has not left."""
+    def finish(self, results: Sequence[_EncodeResult]) -> None:
+        """Hands over the ids or the first error, unless the caller has been cancelled."""
         if self.encoded.done():
             return
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                self.encoded.set_exception(outcome)
+        for result in results:
+            if isinstance(result, BaseException):
+                self.encoded.set_exception(result)
                 return
-        self.encoded.set_result([outcome for outcome in outcomes if isinstance(outcome, bytes)])
+        self.encoded.set_result([result for result in results if isinstance(result, bytes)])
 
 
-class Encoder:
-    """Encodes in a thread, which takes all texts that came while it was busy: a crowd of requests costs few changes
-    of threads, and its texts are spread over the processors.
+class BatchTokenizer:
+    """Tokenizes texts in a thread; texts that arrive while it works form the next batch.
+
+    This way few thread switches serve many concurrent requests, and the tokenizer spreads a batch over the
+    processors.
 
     Args:
-        tokenizer: the model's.
+        tokenizer: of the served model.
         limit: most tokens of a text.
     """
 
     def __init__(self, tokenizer: Tokenizer, limit: int) -> None:
         self._tokenizer = tokenizer
         self._limit = limit
-        self._waiting: deque[_Request] = deque()
+        self._waiting: deque[_EncodeRequest] = deque()
         self._working: asyncio.Task[None] | None = None
 
     async def encode(self, texts: Sequence[str], *, adds_special_tokens: bool) -> list[bytes]:
-        """The little-endian int32 ids of texts, which are few enough to be encoded at once.
+        """Returns the little-endian int32 ids of each text.
 
         Raises:
-            InvalidRequest: for the first text for which ``Tokenizer.encode`` does.
+            InvalidRequest: ``Tokenizer.encode`` refuses a text; the error is that of the first.
         """
         encoded: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Request(texts, adds_special_tokens, encoded))
+        self._waiting.append(_EncodeRequest(texts, adds_special_tokens, encoded))
         if self._working is None:
             self._working = asyncio.create_task(self._work())
         return await encoded
@@ -66,16 +68,19 @@ class Encoder:
     async def _work(self) -> None:
         try:
             while batch := self._next_batch():
-                outcomes = iter(await self._encoded(batch))
+                results = iter(await self._encode_batch(batch))
                 for request in batch:
-                    request.end([next(outcomes) for _ in request.texts])
+                    request.finish([next(results) for _ in request.texts])
         finally:
             self._working = None
 
-    def _next_batch(self) -> list[_Request]:
-        """The oldest whose clients wait, as far as they are encoded the same way; at least one if there is one."""
-        batch: list[_Request] = []
-        room = CHARACTERS_AT_ONCE
+    def _next_batch(self) -> list[_EncodeRequest]:
+        """Takes the oldest waiting requests with equal options, up to ``MAX_BATCH_CHARACTERS`` but at least one.
+
+        Drops requests whose callers have been cancelled.
+        """
+        batch: list[_EncodeRequest] = []
+        room = MAX_BATCH_CHARACTERS
         while self._waiting:
             request = self._waiting[0]
             if not request.encoded.done():
@@ -86,18 +91,18 @@ class Encoder:
             self._waiting.popleft()
         return batch
 
-    async def _encoded(self, batch: Sequence[_Request]) -> Sequence[_Outcome]:
+    async def _encode_batch(self, batch: Sequence[_EncodeRequest]) -> Sequence[_EncodeResult]:
         texts = [text for request in batch for text in request.texts]
         try:
-            return await asyncio.to_thread(self._outcomes, texts, batch[0].adds_special_tokens)
-        except Exception as error:  # there is no thread, and later ones are to ask for it again
+            return await asyncio.to_thread(self._encode_all, texts, batch[0].adds_special_tokens)
+        except Exception as error:  # no thread could be started; later requests try again
             return [error] * len(texts)
 
-    def _outcomes(self, texts: Sequence[str], adds_special_tokens: bool) -> Sequence[_Outcome]:
+    def _encode_all(self, texts: Sequence[str], adds_special_tokens: bool) -> Sequence[_EncodeResult]:
         try:
-            return self._tokenizer.encode_all(texts, self._limit, adds_special_tokens=adds_special_tokens)
-        except BaseException as error:  # a panic of the package is no Exception
-            # One of them cannot be encoded at all. The others are to get their ids.
+            return self._tokenizer.encode_batch(texts, self._limit, adds_special_tokens=adds_special_tokens)
+        except BaseException as error:  # a panic of the tokenizers package is not an Exception
+            # One of the texts cannot be encoded; the others must still get their ids.
             if len(texts) == 1:
                 return [error]
-            return [outcome for text in texts for outcome in self._outcomes([text], adds_special_tokens)]
+            return [result for text in texts for result in self._encode_all([text], adds_special_tokens)]

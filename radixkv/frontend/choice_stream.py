@@ -1,4 +1,4 @@
-"""One choice of an answer: what the runtime sends in, text and figures out."""
+"""Conversion of one choice's tokens to text and rendered log-probabilities."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from radixkv.frontend.in_flight import Delta
-from radixkv.frontend.logprobs import ShownToken, ShowToken
+from radixkv.frontend.in_flight import TokenDelta
+from radixkv.frontend.logprobs import RenderedToken, TokenRenderer
 from radixkv.sampling import SamplingParams
 from radixkv.text.answer_text import AnswerText
 from radixkv.text.tokenizer import Tokenizer
@@ -15,39 +15,39 @@ from radixkv.wire import NewTokens, TokenLogprobs, unpack_tokens
 
 
 class Vocabulary(Protocol):
-    """What must be known of a model to end answers and to write them."""
+    """The part of a model that ends answers and turns them into text."""
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """None: answers have token ids only."""
+        """None if answers have token ids only."""
         ...
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end an answer though nobody asked for it."""
+        """Tokens that end an answer without being in ``stop_token_ids``."""
         ...
 
 
 @dataclass
-class Piece:
-    """What a choice gained; several in a row can be put together."""
+class OutputDelta:
+    """New output of one choice, ready for a response; consecutive ones can be concatenated."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[ShownToken] = field(default_factory=list)
-    """One a token, if they are shown."""
+    logprobs: list[RenderedToken] = field(default_factory=list)
+    """One per token; empty if the response shows none."""
     finish_reason: str | None = None
-    """None while more may come."""
+    """None while the choice is running."""
     stop_reason: int | str | None = None
-    """The stop string, or the token of ``stop_token_ids``, that ended it."""
+    """The stop string or the token of ``stop_token_ids`` that ended the choice."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to tell."""
+        """Whether there is neither a token nor an end."""
         return not self.token_ids and self.finish_reason is None
 
-    def add(self, later: Piece) -> None:
-        """Takes what came after it."""
+    def add(self, later: OutputDelta) -> None:
+        """Appends the output that follows."""
         self.text += later.text
         self.token_ids += later.token_ids
         self.logprobs += later.logprobs
@@ -55,68 +55,74 @@ class Piece:
             self.finish_reason, self.stop_reason = later.finish_reason, later.stop_reason
 
 
-class Choice:
-    """One answer to a prompt so far.
+class ChoiceStream:
+    """Turns the runtime's tokens of one choice into ``OutputDelta`` objects, and ends it at stop strings.
 
     Args:
-        sampling: the prompt's.
-        vocabulary: the model's.
-        show: makes what is shown of a token's log-probabilities; None: nothing is.
-        n_before: characters that stand before the answer in the choice's text.
+        sampling: of the prompt.
+        vocabulary: of the model.
+        render_token: renders a token's log-probabilities; None if the response shows none.
+        n_before: characters before the answer in the choice's text, such as an echoed prompt.
     """
 
     def __init__(
-        self, sampling: SamplingParams, vocabulary: Vocabulary, show: ShowToken | None = None, n_before: int = 0
+        self,
+        sampling: SamplingParams,
+        vocabulary: Vocabulary,
+        render_token: TokenRenderer | None = None,
+        n_before: int = 0,
     ) -> None:
         self.n_tokens = 0
         self.is_ended = False
-        """Whether all that belongs to it has come; what still comes is dropped."""
+        """Whether the choice is complete; later tokens are dropped."""
         self._sampling = sampling
         self._tokenizer = vocabulary.tokenizer
         self._text = None if vocabulary.tokenizer is None else answer_text(sampling, vocabulary.tokenizer)
-        self._show = show
+        self._render_token = render_token
         self._n_before = n_before
-        self._unasked_ends = frozenset() if sampling.ignore_eos else vocabulary.eos_token_ids
+        self._eos_token_ids = frozenset() if sampling.ignore_eos else vocabulary.eos_token_ids
 
-    def absorb(self, delta: Delta | NewTokens) -> Piece:
-        """Takes what came; after a piece with ``finish_reason`` all pieces are empty. O(tokens)."""
-        piece = Piece()
+    def absorb(self, delta: TokenDelta | NewTokens) -> OutputDelta:
+        """Returns the output of new tokens; it is empty once the choice has ended. O(tokens)."""
+        output = OutputDelta()
         if self.is_ended:
-            return piece
+            return output
         ids = unpack_tokens(bytes(delta.tokens))
-        if self._sampling.stop or self._show is not None:
-            piece.text, self.is_ended = self._take_singly(piece, delta, ids)
+        if self._sampling.stop or self._render_token is not None:
+            output.text, self.is_ended = self._convert_singly(output, delta, ids)
         else:
-            piece.text, self.is_ended = self._take_together(delta, ids), False
-            piece.token_ids = ids
-        self.n_tokens += len(piece.token_ids)
+            output.text, self.is_ended = self._convert_together(delta, ids), False
+            output.token_ids = ids
+        self.n_tokens += len(output.token_ids)
         if self.is_ended:
-            self._stop(piece)
+            self._stop(output)
         elif delta.finish_reason is not None:
-            piece.text += self._finish(piece, delta)
-        return piece
+            output.text += self._finish(output, delta)
+        return output
 
-    def _take_together(self, delta: Delta | NewTokens, ids: Sequence[int]) -> str:
-        """Where no text ends it. Returns the text to show."""
+    def _convert_together(self, delta: TokenDelta | NewTokens, ids: Sequence[int]) -> str:
+        """Returns the new text of tokens, when no stop string has to be looked for."""
         is_stopped = delta.stop_token_id is not None
         if self._text is None:
             return ""
         if delta.finish_reason is not None and not self.n_tokens:
-            return self._text.whole(ids, is_stopped=is_stopped)
+            return self._text.decode_all(ids, is_stopped=is_stopped)
         return self._text.push(ids, is_stopped=is_stopped)[0]
 
-    def _take_singly(self, piece: Piece, delta: Delta | NewTokens, ids: Sequence[int]) -> tuple[str, bool]:
-        """Token by token, so that the end does not depend on how many came together.
+    def _convert_singly(
+        self, output: OutputDelta, delta: TokenDelta | NewTokens, ids: Sequence[int]
+    ) -> tuple[str, bool]:
+        """Converts token by token, so that the end does not depend on how tokens were grouped into deltas.
 
-        Returns the text to show, and whether a stop string was met.
+        Returns the new text, and whether a stop string was met.
         """
         texts, is_met = [], False
-        for place, token in enumerate(ids):
-            if self._show is not None:
-                figures = delta.logprobs[place] if delta.logprobs else None
-                piece.logprobs.append(self._shown(token, figures, self._show))
-            piece.token_ids.append(token)
-            is_stop_token = delta.stop_token_id is not None and place == len(ids) - 1
+        for index, token in enumerate(ids):
+            if self._render_token is not None:
+                token_logprobs = delta.logprobs[index] if delta.logprobs else None
+                output.logprobs.append(self._rendered(token, token_logprobs, self._render_token))
+            output.token_ids.append(token)
+            is_stop_token = delta.stop_token_id is not None and index == len(ids) - 1
             if self._text is not None:
                 more, is_met = self._text.push([token], is_stopped=is_stop_token)
                 texts.append(more)
@@ -124,30 +130,35 @@ class Choice:
                 break
         return "".join(texts), is_met
 
-    def _finish(self, piece: Piece, delta: Delta | NewTokens) -> str:
-        """Ends it as the runtime says, unless its last text has a stop string."""
+    def _finish(self, output: OutputDelta, delta: TokenDelta | NewTokens) -> str:
+        """Ends the choice as the runtime did, unless its remaining text completes a stop string.
+
+        Returns the remaining text.
+        """
         self.is_ended = True
         text, is_met = ("", False) if self._text is None else self._text.finish()
         if is_met:
-            self._stop(piece)
+            self._stop(output)
             return text
-        piece.finish_reason = delta.finish_reason
+        output.finish_reason = delta.finish_reason
         token = delta.stop_token_id
-        if token in self._sampling.stop_token_ids and token not in self._unasked_ends:
-            piece.stop_reason = token
+        if token in self._sampling.stop_token_ids and token not in self._eos_token_ids:
+            output.stop_reason = token
         return text
 
-    def _stop(self, piece: Piece) -> None:
-        piece.finish_reason = "stop"
-        piece.stop_reason = None if self._text is None else self._text.stop_string
+    def _stop(self, output: OutputDelta) -> None:
+        output.finish_reason = "stop"
+        output.stop_reason = None if self._text is None else self._text.stop_string
 
-    def _shown(self, token: int, figures: TokenLogprobs | None, show: ShowToken) -> ShownToken:
+    def _rendered(
+        self, token: int, token_logprobs: TokenLogprobs | None, render_token: TokenRenderer
+    ) -> RenderedToken:
         offset = self._n_before + (0 if self._text is None else self._text.n_characters)
-        return show(self._tokenizer, token, offset, figures, self._sampling.logprobs or 0)
+        return render_token(self._tokenizer, token, offset, token_logprobs, self._sampling.logprobs or 0)
 
 
 def answer_text(sampling: SamplingParams, tokenizer: Tokenizer) -> AnswerText:
-    """The text of an answer, as ``sampling`` wants it."""
+    """Returns the detokenizer of an answer with the text options of ``sampling``."""
     return AnswerText(
         tokenizer,
         sampling.stop,

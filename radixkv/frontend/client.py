@@ -1,6 +1,6 @@
-"""The frontend's end of the wire: requests in, their tokens out.
+"""The frontend's end of the wire to the runtime process.
 
-One DEALER socket. Each HTTP request is a ``Batch`` of answers that share one wake-up.
+There is one DEALER socket. The prompts of an HTTP request form a ``RequestGroup`` with one wake-up event.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import zmq.asyncio
 
 from radixkv.errors import Draining, RequestError, WireError, request_error
 from radixkv.frontend.http.errors import ClientTooSlow, RuntimeSilent
-from radixkv.frontend.in_flight import Answer, Delta, Latencies, Prompt
+from radixkv.frontend.in_flight import InFlightRequest, Prompt, RequestMetrics, TokenDelta
 from radixkv.wire import (
     MAX_FRAME_BYTES,
     WIRE_VERSION,
@@ -43,29 +43,32 @@ from radixkv.wire import (
     endpoint,
 )
 
-AnswerT = TypeVar("AnswerT", Flushed, Explained, Stats)
+ReplyT = TypeVar("ReplyT", Flushed, Explained, Stats)
 
 MAX_PENDING_BYTES = 1 << 20
-"""Tokens and log-probabilities that wait for a stream's reader; with more than that waiting, new ones end it."""
-ASK_TIMEOUT_S = 10.0
-MAX_BYTES_A_TURN = 1 << 18
-"""Of the runtime's messages that wait, taken together, so that readers who are behind catch up. Far less than may
-wait for a reader, who has no turn meanwhile."""
+"""Limit on the unread output of a stream. A stream above it fails when more arrives."""
+QUERY_TIMEOUT_S = 10.0
+"""How long the runtime may take to reply to ``Flush``, ``Explain`` or ``GetStats``."""
+MAX_BYTES_PER_TURN = 1 << 18
+"""Bytes of runtime messages applied before readers run, so that readers who are behind catch up.
+
+It is far less than ``MAX_PENDING_BYTES``, because no reader runs meanwhile.
+"""
 
 
-class Batch:
-    """The answers of one HTTP request. Leaving it cancels those that have not ended."""
+class RequestGroup:
+    """The requests in flight of one HTTP request. Leaving the context cancels those that have not ended."""
 
-    def __init__(self, client: Client, prompts: Sequence[Prompt], arrived: float, streams: bool) -> None:
+    def __init__(self, client: RuntimeClient, prompts: Sequence[Prompt], arrived: float, streams: bool) -> None:
         self._client = client
         self._wake = asyncio.Event()
-        self._answers = [
-            Answer(place, prompt.sampling.n, self._wake, arrived, streams=streams)
-            for place, prompt in enumerate(prompts)
+        self._requests = [
+            InFlightRequest(index, prompt.sampling.n, self._wake, arrived, streams=streams)
+            for index, prompt in enumerate(prompts)
         ]
         self._n_open = sum(prompt.sampling.n for prompt in prompts)
-        """Choices whose end is not counted."""
-        client.submit(zip(self._answers, prompts, strict=True))
+        """Choices whose finish reason is not counted yet."""
+        client.send_requests(zip(self._requests, prompts, strict=True))
 
     async def __aenter__(self) -> Self:
         return self
@@ -73,61 +76,68 @@ class Batch:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._client.latencies.ended("error" if isinstance(error, Exception) else "abort", self._n_open)
-        for answer in self._answers:
-            self._client.leave(answer)
+        self._client.metrics.ended("error" if isinstance(error, Exception) else "abort", self._n_open)
+        for request in self._requests:
+            self._client.abandon(request)
 
-    def end(self, delta: Delta, reason: str) -> None:
-        """What a choice gained has ended it. Where the runtime does not know, asks it to; its end still comes."""
+    def end_choice(self, delta: TokenDelta, reason: str) -> None:
+        """Counts a choice's end, and cancels the choice if the runtime does not know of the end.
+
+        The runtime's own final message of the choice still comes.
+        """
         self._n_open -= 1
-        self._client.latencies.ended(reason)
+        self._client.metrics.ended(reason)
         if delta.finish_reason is None:
-            self._client.cancel(self._answers[delta.prompt], delta.choice)
+            self._client.cancel(self._requests[delta.prompt], delta.choice)
 
-    async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """What comes, in order for each choice, until all have ended. Raises ``RequestError``."""
-        waiting = list(self._answers)
+    async def deltas(self) -> AsyncGenerator[TokenDelta, None]:
+        """Yields output, in order within each choice, until all requests have ended. Raises ``RequestError``."""
+        waiting = list(self._requests)
         while waiting:
             await self._wake.wait()
             self._wake.clear()
-            for answer in list(waiting):
-                deltas = answer.take()
-                if answer.done is not None:
-                    waiting.remove(answer)
+            for request in list(waiting):
+                deltas = request.take_deltas()
+                if request.done is not None:
+                    waiting.remove(request)
                 for delta in deltas:
                     yield delta
 
 
-class Client:
-    """The only socket of the frontend. Made and used inside one event loop.
+class RuntimeClient:
+    """Sends requests to the runtime and distributes its output. Created and used inside one event loop.
+
+    Args:
+        socket_path: the runtime's Unix socket.
+        metrics: records latencies and finish reasons.
 
     Raises:
         ConfigError: the socket's path is too long.
     """
 
-    def __init__(self, socket_path: str, latencies: Latencies) -> None:
+    def __init__(self, socket_path: str, metrics: RequestMetrics) -> None:
         address = endpoint(socket_path)
-        self.latencies = latencies
-        """Where measured times and ends go."""
+        self.metrics = metrics
+        """Records latencies and finish reasons."""
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        # No high-water mark: a send never blocks or drops, and what can pile up is bounded by the answers of
-        # requests that the runtime admitted.
+        # No high-water mark: a send never blocks or drops. The output of the requests that the runtime admitted is
+        # the bound of what can pile up.
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
         self._socket.connect(address)
-        self._answers: dict[str, Answer] = {}
-        self._questions: dict[str, asyncio.Future[Flushed | Explained | Stats]] = {}
+        self._requests: dict[str, InFlightRequest] = {}
+        self._queries: dict[str, asyncio.Future[Flushed | Explained | Stats]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._receiving: asyncio.Task[None] | None = None
         self.refusal: RequestError | None = None
-        """Why new requests are refused; None while they are taken."""
+        """The error that refuses new requests; None while the server accepts them."""
         self._failure: RequestError | None = None
         self.n_frames = 0
-        """Grows while the runtime is alive."""
+        """Frames received; grows while the runtime is alive."""
         self._n_frames_dropped = 0
 
     async def handshake(self) -> Ready:
@@ -145,76 +155,82 @@ class Client:
         return message
 
     @property
-    def in_flight(self) -> int:
-        """Requests whose terminal message has not come."""
-        return len(self._answers)
+    def n_in_flight(self) -> int:
+        """Requests that have not received their terminal message."""
+        return len(self._requests)
 
-    def batch(self, prompts: Sequence[Prompt], *, arrived: float, streams: bool = True) -> Batch:
-        """Submits prompts together. Raises the ``refusal``, if there is one.
+    def submit(self, prompts: Sequence[Prompt], *, arrived: float, streams: bool = True) -> RequestGroup:
+        """Submits the prompts of one HTTP request together. Raises ``refusal`` if it is set.
 
         Args:
-            prompts: of one HTTP request.
-            arrived: when it came, in monotonic seconds.
-            streams: whether a client reads what comes at once; one that does not is too slow.
+            prompts: sent to the runtime all or none.
+            arrived: when the HTTP request arrived, in monotonic seconds.
+            streams: whether a client reads output as it arrives; one that falls too far behind fails.
         """
-        return Batch(self, prompts, arrived, streams)
+        return RequestGroup(self, prompts, arrived, streams)
 
     async def idle(self) -> None:
         """Waits until nothing is in flight."""
         await self._idle.wait()
 
     async def flush(self) -> Flushed:
-        """Makes all that is cached unreachable."""
-        return await self._ask(Flush(id=uuid.uuid4().hex), Flushed)
+        """Makes every cached prefix unreachable."""
+        return await self._query(Flush(id=uuid.uuid4().hex), Flushed)
 
     async def explain(self, tokens: bytes, cache_salt: str, *, contents: bool) -> Explained:
-        """Why no more of these tokens is cached; without ``contents``, nothing finer than pages."""
-        return await self._ask(Explain(uuid.uuid4().hex, tokens, cache_salt, contents), Explained)
+        """Asks how long the cached prefix of ``tokens`` is and why it ends there.
+
+        Args:
+            tokens: little-endian int32 ids.
+            cache_salt: the namespace of the cache.
+            contents: whether the reply may tell tokens of other clients; without it, it is exact to pages only.
+        """
+        return await self._query(Explain(uuid.uuid4().hex, tokens, cache_salt, contents), Explained)
 
     async def stats(self) -> Stats:
-        """The runtime's counters at this moment; dropped frames are those of both processes."""
-        stats = await self._ask(GetStats(id=uuid.uuid4().hex), Stats)
+        """Returns the runtime's counters as of now; dropped frames are summed over both processes."""
+        stats = await self._query(GetStats(id=uuid.uuid4().hex), Stats)
         n_dropped = stats.frames_dropped_total + self._n_frames_dropped
         return msgspec.structs.replace(stats, frames_dropped_total=n_dropped)
 
     def fail(self, error: RequestError) -> None:
-        """Ends everything in flight with an error, and refuses what comes later with it."""
+        """Ends everything in flight with ``error``, and refuses later requests with it."""
         self.refusal = self._failure = error
-        for answer in self._answers.values():
-            self.cancel(answer)
-            answer.fail(error)
-        for question in self._questions.values():
-            if not question.done():
-                question.set_exception(error)
-        self._answers.clear()
+        for request in self._requests.values():
+            self.cancel(request)
+            request.fail(error)
+        for reply in self._queries.values():
+            if not reply.done():
+                reply.set_exception(error)
+        self._requests.clear()
         self._idle.set()
 
-    def submit(self, requests: Iterable[tuple[Answer, Prompt]]) -> None:
-        """Sends all prompts or none; their answers then gain tokens."""
+    def send_requests(self, requests: Iterable[tuple[InFlightRequest, Prompt]]) -> None:
+        """Sends all prompts or none; the requests then receive tokens."""
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)
-        frames = [(answer, _frame(_submit(answer, prompt))) for answer, prompt in requests]
-        for answer, frame in frames:
+        frames = [(request, _frame(_submit_message(request, prompt))) for request, prompt in requests]
+        for request, frame in frames:
             self._socket.send(frame, zmq.NOBLOCK)
-            self._answers[answer.id] = answer
+            self._requests[request.id] = request
             self._idle.clear()
 
-    def cancel(self, answer: Answer, choice: int | None = None) -> None:
-        """Asks the runtime to end an answer, or one choice of it. Does nothing for an answer that has ended."""
-        if answer.id in self._answers:
-            self._send(Cancel(id=answer.id, choice=choice))
+    def cancel(self, request: InFlightRequest, choice: int | None = None) -> None:
+        """Asks the runtime to end a request, or one choice of it. Does nothing if the request has ended."""
+        if request.id in self._requests:
+            self._send(Cancel(id=request.id, choice=choice))
 
-    def leave(self, answer: Answer) -> None:
-        """Cancels an answer that nobody will look at again."""
-        self.cancel(answer)
-        self._forget(answer.id)
+    def abandon(self, request: InFlightRequest) -> None:
+        """Cancels a request and drops its later output."""
+        self.cancel(request)
+        self._remove(request.id)
 
     def drain(self) -> None:
         """Asks the runtime to end once it is idle."""
         self._send(Drain())
 
     async def close(self) -> None:
-        """Fails what is in flight; ends the receiving task and the socket."""
+        """Fails everything in flight, then ends the receiving task and closes the socket."""
         self.fail(self._failure or Draining("the server shut down before the answer was complete"))
         if self._receiving is not None:
             self._receiving.cancel()
@@ -223,22 +239,23 @@ class Client:
         self._socket.close()
         self._context.term()
 
-    async def _ask(self, question: Flush | Explain | GetStats, kind: type[AnswerT]) -> AnswerT:
+    async def _query(self, query: Flush | Explain | GetStats, kind: type[ReplyT]) -> ReplyT:
+        """Sends a query and returns its reply. Raises ``RuntimeSilent`` after ``QUERY_TIMEOUT_S``."""
         if self._failure is not None:
             raise self._failure.with_traceback(None)
         future: asyncio.Future[Flushed | Explained | Stats] = asyncio.get_running_loop().create_future()
-        self._questions[question.id] = future
+        self._queries[query.id] = future
         try:
-            self._send(question)
-            async with asyncio.timeout(ASK_TIMEOUT_S):
-                answer = await future
+            self._send(query)
+            async with asyncio.timeout(QUERY_TIMEOUT_S):
+                reply = await future
         except TimeoutError:
-            raise RuntimeSilent(f"the runtime did not answer within {ASK_TIMEOUT_S:.0f} s; try again") from None
+            raise RuntimeSilent(f"the runtime did not answer within {QUERY_TIMEOUT_S:.0f} s; try again") from None
         finally:
-            del self._questions[question.id]
-        if not isinstance(answer, kind):
-            raise WireError(f"{type(question).__name__} was answered with {type(answer).__name__}")
-        return answer
+            del self._queries[query.id]
+        if not isinstance(reply, kind):
+            raise WireError(f"the runtime answered {type(query).__name__} with {type(reply).__name__}")
+        return reply
 
     def _send(self, message: ToRuntime) -> None:
         self._socket.send(_frame(message), zmq.NOBLOCK)
@@ -246,9 +263,9 @@ class Client:
     async def _receive(self) -> None:
         while True:
             n_bytes = 0
-            while n_bytes < MAX_BYTES_A_TURN:
-                # What is there already comes without a turn of the loop, and is applied before any reader wakes:
-                # an answer's last tokens and its end are one delta, and so is what came while readers were behind.
+            while n_bytes < MAX_BYTES_PER_TURN:
+                # Frames that have already arrived need no turn of the loop and are applied before any reader wakes.
+                # So a request's last tokens and its end form one delta, as does the backlog of a slow reader.
                 frames = await self._socket.recv_multipart()
                 n_bytes += sum(map(len, frames))
                 self.n_frames += len(frames)
@@ -264,44 +281,44 @@ class Client:
             return
         match message:
             case Tokens():
-                for scored in message.prompts:
-                    if (answer := self._reading(scored.id)) is not None:
-                        answer.gain_prompt(scored)
+                for logprobs in message.prompts:
+                    if (request := self._receiver(logprobs.id)) is not None:
+                        request.add_prompt_logprobs(logprobs)
                 for item in message.items:
-                    if (answer := self._reading(item.id)) is not None:
-                        answer.gain(item, self.latencies)
+                    if (request := self._receiver(item.id)) is not None:
+                        request.add_tokens(item, self.metrics)
             case Done():
-                if (answer := self._forget(message.id)) is not None:
-                    answer.end(message, self.latencies)
+                if (request := self._remove(message.id)) is not None:
+                    request.end(message, self.metrics)
             case Failed():
-                if (answer := self._forget(message.id)) is not None:
-                    answer.fail(request_error(message.code, message.text, param=message.param))
+                if (request := self._remove(message.id)) is not None:
+                    request.fail(request_error(message.code, message.text, param=message.param))
             case Flushed() | Explained() | Stats():
-                future = self._questions.get(message.id)
-                if future is not None and not future.done():
-                    future.set_result(message)
+                reply = self._queries.get(message.id)
+                if reply is not None and not reply.done():
+                    reply.set_result(message)
             case Heartbeat() | Ready():
                 pass
 
-    def _reading(self, request_id: str) -> Answer | None:
-        """The answer that a message is for; None if nobody wants it, or its reader is too slow."""
-        answer = self._answers.get(request_id)
-        if answer is None or not answer.streams or answer.n_pending_bytes <= MAX_PENDING_BYTES:
-            return answer
-        self.leave(answer)
-        answer.fail(ClientTooSlow(f"{answer.n_pending_bytes} bytes of the answer waited to be read; read faster"))
+    def _receiver(self, request_id: str) -> InFlightRequest | None:
+        """Returns the request that a message is for; None if it was abandoned or its reader is too slow."""
+        request = self._requests.get(request_id)
+        if request is None or not request.streams or request.n_pending_bytes <= MAX_PENDING_BYTES:
+            return request
+        self.abandon(request)
+        request.fail(ClientTooSlow(f"{request.n_pending_bytes} bytes of the answer waited to be read; read faster"))
         return None
 
-    def _forget(self, request_id: str) -> Answer | None:
-        answer = self._answers.pop(request_id, None)
-        if not self._answers:
+    def _remove(self, request_id: str) -> InFlightRequest | None:
+        request = self._requests.pop(request_id, None)
+        if not self._requests:
             self._idle.set()
-        return answer
+        return request
 
 
-def _submit(answer: Answer, prompt: Prompt) -> Submit:
+def _submit_message(request: InFlightRequest, prompt: Prompt) -> Submit:
     return Submit(
-        id=answer.id,
+        id=request.id,
         tokens=prompt.tokens,
         sampling=prompt.sampling,
         cache_salt=prompt.cache_salt,
@@ -311,7 +328,7 @@ def _submit(answer: Answer, prompt: Prompt) -> Submit:
 
 
 def _frame(message: ToRuntime) -> bytes:
-    """The message, encoded. Raises ``WireError`` for one that the runtime would drop."""
+    """Encodes a message. Raises ``WireError`` if it is too long, because the runtime would drop it."""
     frame = encode(message)
     if len(frame) > MAX_FRAME_BYTES:
         raise WireError(f"a {type(message).__name__} has {len(frame)} bytes; at most {MAX_FRAME_BYTES}")

@@ -1,4 +1,4 @@
-"""How many files, and so connections, the server may have open at once."""
+"""The limit on the server's open files, and so on its connections."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import resource
 from contextlib import suppress
 
 from radixkv.config import SchedulerConfig
-from radixkv.frontend.metrics.log import say
+from radixkv.frontend.metrics.log import log_line
 
-N_OWN_FILES = 64
-"""Room for what the server has open beside its clients' connections."""
+N_RESERVED_FILES = 64
+"""Files that the server needs besides its clients' connections."""
 
 
 def raise_file_limit(scheduler: SchedulerConfig) -> None:
-    """Lets this process open as many files as it may. Says so if not all who may wait can be connected.
+    """Raises the soft limit of open files to the hard limit. Logs a line if it is below the queue's need.
 
-    Who connects when no more files can be opened is disconnected without a reply, also without the queue's 503.
+    A client that connects beyond the limit is disconnected without a response, even without the full queue's 503.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # a hard limit above what the system gives to any process
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    n_needed = scheduler.max_queued_requests + (scheduler.max_num_seqs or 0) + N_OWN_FILES
-    if most != resource.RLIM_INFINITY and most < n_needed:
-        say(
-            f"this process may open {most} files, but {n_needed} are needed if max_queued_requests "
-            f"{scheduler.max_queued_requests} are to wait; who connects beyond that is disconnected without a "
-            "reply: raise the hard limit (ulimit -H -n), or give a lower --max-queued-requests"
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    n_needed = scheduler.max_queued_requests + (scheduler.max_num_seqs or 0) + N_RESERVED_FILES
+    if limit != resource.RLIM_INFINITY and limit < n_needed:
+        log_line(
+            f"this process may open {limit} files, but needs {n_needed} for a queue of max_queued_requests "
+            f"{scheduler.max_queued_requests}; clients beyond the limit are disconnected without a reply: "
+            "raise the hard limit (ulimit -H -n), or give a lower --max-queued-requests"
         )

@@ -1,6 +1,6 @@
-"""What is asked of the runtime, and what has come of it.
+"""Requests in flight: the prompt sent to the runtime, and the output that waits to be read.
 
-What a choice gained and nobody took yet is one buffer, so that a slow reader costs at most its answer's own tokens.
+The unread output of a choice is merged into one delta, so a slow reader costs at most the memory of its own tokens.
 """
 
 from __future__ import annotations
@@ -19,75 +19,93 @@ from radixkv.sampling import SamplingParams
 from radixkv.wire import Done, NewTokens, PromptLogprobs, TokenLogprobs
 
 _INLINE_WORK = 256
-"""What takes longer than so many tokens without log-probabilities is done in a thread."""
-_WORK_OF_FIGURES = 8
-"""A token's log-probabilities, in tokens without."""
+"""Rendering work done on the event loop, in tokens without log-probabilities; a thread renders more."""
+_TOKENS_PER_LOGPROB = 8
+"""Cost of rendering one token's log-probabilities, in tokens without."""
 _LOGPROB_BYTES = 16
+"""About the memory of a ``TokenLogprobs`` beside its lists."""
 
 
-class Latencies(Protocol):
-    """Where measured times and ends go."""
+class RequestMetrics(Protocol):
+    """Records latencies and finish reasons."""
 
     def first_token(self, seconds: float) -> None:
-        """From the request's arrival to its first token."""
+        """Records the time from a request's arrival to its first token."""
         ...
 
     def next_tokens(self, seconds: float, count: int) -> None:
-        """From an answer's last token to the ``count`` tokens after it."""
+        """Records the time between a choice's last token and the next ``count`` tokens."""
         ...
 
     def done(self, seconds: float, queue_seconds: float) -> None:
-        """A whole answer, and how long its request had waited."""
+        """Records the end-to-end latency of a request and its time in the queue."""
         ...
 
     def ended(self, reason: str, count: int = 1) -> None:
-        """``count`` answers have ended: by ``stop`` or ``length``, ``abort`` of a client, or an ``error``."""
+        """Counts ``count`` choices that ended by ``reason``.
+
+        The reasons are ``stop``, ``length``, ``abort`` (the client left) and ``error``.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt, ready to be submitted."""
+    """One encoded prompt with its sampling parameters."""
 
     tokens: bytes
     """Little-endian int32 ids."""
     sampling: SamplingParams
-    """Of its ``n`` choices."""
+    """Shared by the ``n`` choices."""
     cache_salt: str = ""
     reads_cache: bool = True
     priority: int = 0
 
 
-class Delta(msgspec.Struct):
-    """What one choice gained since it was last looked at; whoever takes it owns it."""
+class TokenDelta(msgspec.Struct):
+    """New output of one choice since its reader last took any. The reader owns it."""
 
     prompt: int
-    """The prompt's place in the batch."""
+    """The prompt's index in the request group."""
     choice: int
-    """Which of the prompt's ``n`` answers."""
+    """The choice's index among the prompt's ``n``."""
     tokens: bytearray = msgspec.field(default_factory=bytearray)
     """Little-endian int32 ids."""
     logprobs: list[TokenLogprobs] = []
-    """One a token, if the request asks for them."""
+    """One per token, if the request has ``logprobs``."""
     finish_reason: str | None = None
-    """``stop``, ``length`` or ``abort``; None while more may come."""
+    """``stop``, ``length`` or ``abort``; None while the choice is running."""
     stop_token_id: int | None = None
-    """The token that ended it, if one did; the last of ``tokens``."""
+    """The token that ended the choice, if one did; it is the last of ``tokens``."""
     prompt_logprobs: list[TokenLogprobs] = []
-    """Of the prompt's next tokens, in order from the second on; they come with choice 0, before its first token."""
+    """The prompt's next log-probabilities, in order from its second token on.
+
+    They come with choice 0, before its first token.
+    """
     done: Done | None = None
-    """How the whole request ended; with the last delta of its last choice."""
+    """How the whole request ended; set in the last delta of its last choice."""
 
 
-class Answer:
-    """One request in flight: the ``n`` choices of a prompt."""
+class InFlightRequest:
+    """One prompt that the runtime works on, with its ``n`` choices.
+
+    Args:
+        prompt: the prompt's index in the request group.
+        n: number of choices.
+        wake: set when output arrives.
+        arrived: when the HTTP request arrived, in monotonic seconds.
+        streams: whether a client reads output as it arrives.
+    """
 
     def __init__(self, prompt: int, n: int, wake: asyncio.Event, arrived: float, *, streams: bool) -> None:
         self.id = uuid.uuid4().hex
         self.streams = streams
-        """Whether a client reads what it gains at once. A whole reply is held up by this process alone."""
+        """Whether a client reads output as it arrives. Otherwise only this process delays the reading."""
         self.n_pending_bytes = 0
-        """What its choices gained and nobody took. No reader could have taken figures of the prompt sooner."""
+        """Size of the choices' unread output.
+
+        Prompt log-probabilities do not count: no reader could have taken them sooner.
+        """
         self.done: Done | None = None
         self.error: RequestError | None = None
         self._prompt = prompt
@@ -96,83 +114,83 @@ class Answer:
         self._open = set(range(n))
         """Choices that have not ended."""
         self._last_token_at: dict[int, float] = {}
-        """By choice."""
-        self._gained: dict[int, Delta] = {}
-        """By choice: what nobody took."""
+        """Time of each choice's last token, in monotonic seconds."""
+        self._deltas: dict[int, TokenDelta] = {}
+        """Unread output by choice."""
 
-    def gain(self, item: NewTokens, latencies: Latencies) -> None:
-        """New tokens of a choice have come, or its end."""
+    def add_tokens(self, item: NewTokens, metrics: RequestMetrics) -> None:
+        """Adds new tokens of a choice, or its end."""
         if item.tokens:
-            self._measure(item, latencies)
-        gained = self._gained_by(item.choice)
-        gained.tokens += item.tokens
+            self._measure(item, metrics)
+        delta = self._delta_of(item.choice)
+        delta.tokens += item.tokens
         self.n_pending_bytes += len(item.tokens)
         if item.logprobs:
-            gained.logprobs += item.logprobs
+            delta.logprobs += item.logprobs
             self.n_pending_bytes += _n_bytes(item.logprobs)
         if item.finish_reason is not None:
-            gained.finish_reason, gained.stop_token_id = item.finish_reason, item.stop_token_id
+            delta.finish_reason, delta.stop_token_id = item.finish_reason, item.stop_token_id
             self._open.discard(item.choice)
         self._wake.set()
 
-    def gain_prompt(self, item: PromptLogprobs) -> None:
-        """The next stretch of the prompt has been scored."""
-        self._gained_by(0).prompt_logprobs += item.items
+    def add_prompt_logprobs(self, item: PromptLogprobs) -> None:
+        """Adds log-probabilities of the prompt's next tokens."""
+        self._delta_of(0).prompt_logprobs += item.items
         self._wake.set()
 
-    def end(self, done: Done, latencies: Latencies) -> None:
-        """Its terminal message has come."""
+    def end(self, done: Done, metrics: RequestMetrics) -> None:
+        """Ends the request as its terminal message says."""
         self.done = done
         if not self._open:
-            latencies.done(time.monotonic() - self._arrived, done.queue_time_s)
+            metrics.done(time.monotonic() - self._arrived, done.queue_time_s)
         self._wake.set()
 
     def fail(self, error: RequestError) -> None:
-        """It ended without an answer."""
+        """Ends the request with an error."""
         self.error = error
         self._wake.set()
 
-    def take(self) -> list[Delta]:
-        """What came since the last time. Raises the error that it ended with."""
+    def take_deltas(self) -> list[TokenDelta]:
+        """Returns the output since the last call, one delta per choice. Raises the error that ended the request."""
         if self.error is not None:
             raise self.error
         if self.done is not None:
-            self._gained_by(next(reversed(self._gained), 0)).done = self.done
-        deltas, self._gained = list(self._gained.values()), {}
+            self._delta_of(next(reversed(self._deltas), 0)).done = self.done
+        deltas, self._deltas = list(self._deltas.values()), {}
         self.n_pending_bytes = 0
         return deltas
 
-    def _gained_by(self, choice: int) -> Delta:
-        gained = self._gained.get(choice)
-        if gained is None:
-            gained = self._gained[choice] = Delta(self._prompt, choice)
-        return gained
+    def _delta_of(self, choice: int) -> TokenDelta:
+        delta = self._deltas.get(choice)
+        if delta is None:
+            delta = self._deltas[choice] = TokenDelta(self._prompt, choice)
+        return delta
 
-    def _measure(self, item: NewTokens, latencies: Latencies) -> None:
+    def _measure(self, item: NewTokens, metrics: RequestMetrics) -> None:
         now = time.monotonic()
         if not self._last_token_at:
-            latencies.first_token(now - self._arrived)
+            metrics.first_token(now - self._arrived)
         elif (last := self._last_token_at.get(item.choice)) is not None:
-            latencies.next_tokens(now - last, len(item.tokens) // 4)
+            metrics.next_tokens(now - last, len(item.tokens) // 4)
         self._last_token_at[item.choice] = now
 
 
 def _n_bytes(items: Sequence[TokenLogprobs]) -> int:
-    """About how much memory they take."""
+    """Returns about how much memory the items take."""
     return sum(_LOGPROB_BYTES + len(item.top_ids) + len(item.top_logprobs) for item in items)
 
 
-def without_answer(delta: Delta) -> Delta:
-    """The delta of a prompt to which no answer is wanted: the one token that it took is not shown."""
+def without_output(delta: TokenDelta) -> TokenDelta:
+    """Returns the delta of a prompt-only request, without the one token that it had to generate."""
     reason = None if delta.finish_reason is None else "length"
     return msgspec.structs.replace(delta, tokens=bytearray(), logprobs=[], stop_token_id=None, finish_reason=reason)
 
 
-def is_long(delta: Delta) -> bool:
-    """Whether to word what came takes so long that a thread should do it."""
-    return is_much(len(delta.tokens) // 4, len(delta.logprobs) + len(delta.prompt_logprobs))
+def is_slow_to_render(delta: TokenDelta) -> bool:
+    """Returns whether a thread should render the delta, because that takes too long for the event loop."""
+    return exceeds_inline_work(len(delta.tokens) // 4, len(delta.logprobs) + len(delta.prompt_logprobs))
 
 
-def is_much(n_tokens: int, n_figures: int) -> bool:
-    """Whether tokens with so many log-probabilities are more than are rendered on the event loop."""
-    return n_tokens + _WORK_OF_FIGURES * n_figures > _INLINE_WORK
+def exceeds_inline_work(n_tokens: int, n_logprobs: int) -> bool:
+    """Returns whether rendering this many tokens and log-probabilities takes too long for the event loop."""
+    return n_tokens + _TOKENS_PER_LOGPROB * n_logprobs > _INLINE_WORK

@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI and vLLM show them."""
+"""Log-probabilities in the formats of OpenAI and vLLM."""
 
 from __future__ import annotations
 
@@ -13,103 +13,111 @@ from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import TokenLogprobs, unpack_tokens
 
 MIN_LOGPROB = -9999.0
-"""Shown instead of minus infinity, for which JSON has no number."""
+"""Stands for minus infinity, which JSON cannot express."""
 
 
 @dataclass(frozen=True)
-class ShownToken:
-    """One token beside its text."""
+class RenderedToken:
+    """One token with its log-probabilities, as a response shows it."""
 
     text: str
     logprob: float | None
-    """None for the first token of a prompt, which nothing comes before."""
+    """None for the first token of a prompt."""
     offset: int
-    """Where it begins in the choice's text, in characters."""
-    likeliest: msgspec.Raw
-    """The JSON that has the other likely tokens. Made with the token, so that a whole reply is quick to make."""
+    """Where the token begins in the choice's text, in characters."""
+    encoded: msgspec.Raw
+    """The format's JSON of the token's alternatives.
+
+    It is encoded as soon as the token arrives, so that encoding the whole response is fast.
+    """
 
 
-ShowToken = Callable[[Tokenizer | None, int, int, TokenLogprobs | None, int], ShownToken]
-"""Takes the tokenizer, a token, its offset and its figures, and how many of the likeliest to show."""
+TokenRenderer = Callable[[Tokenizer | None, int, int, TokenLogprobs | None, int], RenderedToken]
+"""Takes the tokenizer, a token, its offset, its log-probabilities, and how many of the likeliest tokens to show."""
 
 
 def completion_token(
-    tokenizer: Tokenizer | None, token: int, offset: int, figures: TokenLogprobs | None, n_likeliest: int
-) -> ShownToken:
-    """As completions show a token: a map of the likeliest texts, the token's own among them."""
+    tokenizer: Tokenizer | None, token: int, offset: int, token_logprobs: TokenLogprobs | None, n_top: int
+) -> RenderedToken:
+    """Renders a token for completions: a map from text to log-probability, with the token itself."""
     text = _text(tokenizer, token)
-    if figures is None:
-        return ShownToken(text, None, offset, msgspec.Raw(b"null"))
-    logprob = own_logprob(figures, token)
-    likeliest = {text: logprob}
-    for other, other_logprob in _likeliest(figures, n_likeliest):
-        likeliest.setdefault(_text(tokenizer, other), other_logprob)
-    return ShownToken(text, logprob, offset, _raw(likeliest))
+    if token_logprobs is None:
+        return RenderedToken(text, None, offset, msgspec.Raw(b"null"))
+    logprob = own_logprob(token_logprobs, token)
+    top_logprobs = {text: logprob}
+    for other, other_logprob in _top_logprobs(token_logprobs, n_top):
+        top_logprobs.setdefault(_text(tokenizer, other), other_logprob)
+    return RenderedToken(text, logprob, offset, _raw(top_logprobs))
 
 
 def chat_token(
-    tokenizer: Tokenizer | None, token: int, offset: int, figures: TokenLogprobs | None, n_likeliest: int
-) -> ShownToken:
-    """As chat shows a token: an object with a list of the likeliest."""
-    logprob = None if figures is None else own_logprob(figures, token)
+    tokenizer: Tokenizer | None, token: int, offset: int, token_logprobs: TokenLogprobs | None, n_top: int
+) -> RenderedToken:
+    """Renders a token for chat: an object with a list of the likeliest tokens."""
+    logprob = None if token_logprobs is None else own_logprob(token_logprobs, token)
     entry = _chat_entry(tokenizer, token, logprob)
-    likeliest = [] if figures is None else _likeliest(figures, n_likeliest)
-    entry["top_logprobs"] = [_chat_entry(tokenizer, *other) for other in likeliest]
-    return ShownToken(entry["token"], logprob, offset, _raw(entry))
+    top_logprobs = [] if token_logprobs is None else _top_logprobs(token_logprobs, n_top)
+    entry["top_logprobs"] = [_chat_entry(tokenizer, *other) for other in top_logprobs]
+    return RenderedToken(entry["token"], logprob, offset, _raw(entry))
 
 
-def completion_logprobs(tokens: Sequence[ShownToken]) -> dict[str, Any]:
-    """The ``logprobs`` object of a completion's choice."""
+def completion_logprobs(tokens: Sequence[RenderedToken]) -> dict[str, Any]:
+    """Returns the ``logprobs`` object of a completion's choice."""
     return {
         "text_offset": [token.offset for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
         "tokens": [token.text for token in tokens],
-        "top_logprobs": [token.likeliest for token in tokens],
+        "top_logprobs": [token.encoded for token in tokens],
     }
 
 
-def chat_logprobs(tokens: Sequence[ShownToken]) -> dict[str, Any]:
-    """The ``logprobs`` object of a chat's choice."""
-    return {"content": [token.likeliest for token in tokens], "refusal": None}
+def chat_logprobs(tokens: Sequence[RenderedToken]) -> dict[str, Any]:
+    """Returns the ``logprobs`` object of a chat's choice."""
+    return {"content": [token.encoded for token in tokens], "refusal": None}
 
 
-def prompt_entry(tokenizer: Tokenizer | None, token: int, figures: TokenLogprobs, n_likeliest: int) -> msgspec.Raw:
-    """One token of vLLM's ``prompt_logprobs``: a map of ids, the token's own first."""
-    entries = {str(token): _prompt_figures(tokenizer, token, own_logprob(figures, token), figures.rank)}
-    for rank, (other, logprob) in enumerate(_likeliest(figures, n_likeliest), start=1):
-        entries.setdefault(str(other), _prompt_figures(tokenizer, other, logprob, rank))
+def prompt_entry(tokenizer: Tokenizer | None, token: int, token_logprobs: TokenLogprobs, n_top: int) -> msgspec.Raw:
+    """Returns one entry of vLLM's ``prompt_logprobs``: a map by token id, with the token itself first."""
+    entries = {
+        str(token): _prompt_logprob(tokenizer, token, own_logprob(token_logprobs, token), token_logprobs.rank)
+    }
+    for rank, (other, logprob) in enumerate(_top_logprobs(token_logprobs, n_top), start=1):
+        entries.setdefault(str(other), _prompt_logprob(tokenizer, other, logprob, rank))
     return _raw(entries)
 
 
-def own_logprob(figures: TokenLogprobs, token: int) -> float:
-    """The token's own, as JSON shows it: the same number as among the likeliest, which are float32."""
-    ids = unpack_tokens(figures.top_ids)
+def own_logprob(token_logprobs: TokenLogprobs, token: int) -> float:
+    """Returns the token's own log-probability as a finite float32 value.
+
+    It is the same number as the token has among the likeliest, which are float32.
+    """
+    ids = unpack_tokens(token_logprobs.top_ids)
     if token in ids:
-        (logprob,) = struct.unpack_from("<f", figures.top_logprobs, 4 * ids.index(token))
+        (logprob,) = struct.unpack_from("<f", token_logprobs.top_logprobs, 4 * ids.index(token))
     else:
-        (logprob,) = struct.unpack("<f", struct.pack("<f", figures.logprob))
-    return shown_logprob(logprob)
+        (logprob,) = struct.unpack("<f", struct.pack("<f", token_logprobs.logprob))
+    return finite_logprob(logprob)
 
 
-def shown_logprob(logprob: float) -> float:
-    """A log-probability for which JSON has a number."""
+def finite_logprob(logprob: float) -> float:
+    """Clamps a log-probability to ``MIN_LOGPROB``, because JSON has no infinities."""
     return max(logprob, MIN_LOGPROB)
 
 
-def _prompt_figures(tokenizer: Tokenizer | None, token: int, logprob: float, rank: int) -> dict[str, Any]:
+def _prompt_logprob(tokenizer: Tokenizer | None, token: int, logprob: float, rank: int) -> dict[str, Any]:
     return {"logprob": logprob, "rank": rank, "decoded_token": _text(tokenizer, token)}
 
 
 def _chat_entry(tokenizer: Tokenizer | None, token: int, logprob: float | None) -> dict[str, Any]:
     text = _text(tokenizer, token)
-    of_token = text.encode() if tokenizer is None else tokenizer.token_bytes(token)
-    return {"token": text, "logprob": logprob, "bytes": list(of_token)}
+    token_bytes = text.encode() if tokenizer is None else tokenizer.token_bytes(token)
+    return {"token": text, "logprob": logprob, "bytes": list(token_bytes)}
 
 
-def _likeliest(figures: TokenLogprobs, count: int) -> Iterator[tuple[int, float]]:
-    ids = unpack_tokens(figures.top_ids)[:count]
-    logprobs = struct.unpack_from(f"<{len(ids)}f", figures.top_logprobs)
-    return zip(ids, map(shown_logprob, logprobs), strict=True)
+def _top_logprobs(token_logprobs: TokenLogprobs, count: int) -> Iterator[tuple[int, float]]:
+    ids = unpack_tokens(token_logprobs.top_ids)[:count]
+    logprobs = struct.unpack_from(f"<{len(ids)}f", token_logprobs.top_logprobs)
+    return zip(ids, map(finite_logprob, logprobs), strict=True)
 
 
 def _text(tokenizer: Tokenizer | None, token: int) -> str:

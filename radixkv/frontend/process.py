@@ -1,4 +1,4 @@
-"""``serve``: the whole server, from its settings to its exit code."""
+"""The server's frontend process, from its settings to its exit code."""
 
 from __future__ import annotations
 
@@ -21,48 +21,50 @@ from radixkv.config import EngineConfig, ServerConfig
 from radixkv.errors import ConfigError, Draining, RuntimeDied
 from radixkv.frontend.app import build_app
 from radixkv.frontend.file_limit import raise_file_limit
-from radixkv.frontend.http.body import Bodies
+from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.connection import Connection
-from radixkv.frontend.metrics.log import StatsLog, say, stage
+from radixkv.frontend.metrics.log import StatsLog, log_line, stage
 from radixkv.frontend.metrics.prometheus import Metrics
-from radixkv.frontend.runtime_process import Runtime, check
-from radixkv.frontend.served_model import Served
+from radixkv.frontend.runtime_process import RuntimeProcess, preflight
+from radixkv.frontend.served_model import ServedModel
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
 
-SLOW_READER_MS = 30_000
-"""A connection whose client reads nothing for this long is cut."""
-DRAIN_S = 30.0
-"""How long running requests may go on after the first signal."""
-QUIET_S = 0.2
-"""An end that takes longer says what it waits for."""
-REPLIES_S = 5.0
-"""How long connections may take to be written out at the end."""
-COLLECTED_AFTER = 20_000
-"""New objects, which refer to each other and are not yet freed, until Python looks for cycles among them. Requests
-leave almost none, and looking took 5% of the time and more at Python's own 700."""
-DEATH_NOTICE_S = 2.0
-"""How long ``/health`` says 503 before the server ends because the runtime did."""
+SLOW_READER_TIMEOUT_MS = 30_000
+"""How long a client may read nothing before the kernel closes its connection."""
+DRAIN_TIMEOUT_S = 30.0
+"""How long running requests may continue after the first signal."""
+DRAIN_QUIET_S = 0.2
+"""After this long, a drain logs what it waits for."""
+RESPONSE_TIMEOUT_S = 5.0
+"""How long uvicorn may take to finish responses at shutdown."""
+GC_THRESHOLD = 20_000
+"""Threshold of Python's cyclic garbage collector, in container objects allocated and not yet freed.
+
+Requests leave almost no cycles. At Python's default of 700 the collector took 5% of the time and more.
+"""
+DEATH_NOTICE_PERIOD_S = 2.0
+"""How long ``/health`` answers 503 after the runtime died, before the server exits."""
 
 
 def serve(engine: EngineConfig, server: ServerConfig) -> int:
-    """Serves until a signal or the runtime's end; returns the process's exit code.
+    """Serves until a signal or the runtime's death; returns the process's exit code.
 
     Raises:
         ConfigError: the port is taken, or the settings do not fit the checkpoint.
-        CheckpointError: there is no such model, or it is corrupt.
+        CheckpointError: the model does not exist or is corrupt.
         RadixKVError: the runtime ended before it was ready.
     """
     raise_file_limit(engine.scheduler)
     with (
-        claim(server.host, server.port) as listener,
+        open_listener(server.host, server.port) as listener,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         return runner.run(_serve(engine, server, listener))
 
 
-def claim(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises ``ConfigError`` if the address is not to be had."""
+def open_listener(host: str, port: int) -> socket.socket:
+    """Opens the listening socket; port 0 takes a free one. Raises ``ConfigError`` if the address is unavailable."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind)
@@ -70,8 +72,8 @@ def claim(host: str, port: int) -> socket.socket:
         raise ConfigError(f"host {host} cannot be used: {error.strerror}; choose another --host") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # The kernel cuts readers that stop: uvicorn would keep their connection for as long as they like.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SLOW_READER_MS)
+        # The kernel closes connections of clients that stop reading: uvicorn has no limit for them.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SLOW_READER_TIMEOUT_MS)
         listener.bind(address)
         listener.listen(2048)
     except OSError as error:
@@ -83,28 +85,28 @@ def claim(host: str, port: int) -> socket.socket:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Signals are this module's."""
+    """uvicorn without its signal handlers, because this module handles signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Captures none."""
+        """Captures no signal."""
         yield
 
 
 @dataclass
 class _Signals:
-    """SIGTERM and SIGINT, counted."""
+    """SIGTERM and SIGINT as events: the first signal drains, the second ends at once."""
 
     first: asyncio.Event = field(default_factory=asyncio.Event)
     second: asyncio.Event = field(default_factory=asyncio.Event)
 
     def install(self) -> None:
-        """From now on signals are events."""
+        """Installs the handlers in the running loop."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._take)
+            loop.add_signal_handler(number, self._count)
 
-    def _take(self) -> None:
+    def _count(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
 
 
@@ -112,7 +114,7 @@ async def _serve(engine: EngineConfig, server: ServerConfig, listener: socket.so
     checkpoint, texts_folder, template = await _get_model(engine, server.chat_template)
     metrics = Metrics()
     async with stage(f"loading {checkpoint.folder}"):
-        starting = asyncio.create_task(Runtime.start(engine, checkpoint.folder, metrics))
+        starting = asyncio.create_task(RuntimeProcess.start(engine, checkpoint.folder, metrics))
         try:
             tokenizer, longest = await asyncio.to_thread(_load_tokenizer, texts_folder)
         except BaseException:
@@ -121,21 +123,23 @@ async def _serve(engine: EngineConfig, server: ServerConfig, listener: socket.so
             raise
         runtime = await starting
     try:
-        served = Served(
+        served_model = ServedModel(
             name=server.served_model_name or checkpoint.name,
             root=checkpoint.name,
             ready=runtime.ready,
             tokenizer=tokenizer,
             eos_token_ids=checkpoint.eos_token_ids,
             created=int(time.time()),
-            longest_token_characters=longest,
+            max_token_characters=longest,
             chat_template=template,
             default_sampling=checkpoint.default_sampling,
         )
-        bodies = Bodies(server.max_body_bytes)
-        app = build_app(runtime.client, served, metrics, bodies, engine, server)
-        async with _figures(runtime, metrics, server.stats_interval_s):
-            return await _attend(runtime, served, bodies, _uvicorn(app), listener, server.heartbeat_timeout_s)
+        body_reader = BodyReader(server.max_body_bytes)
+        app = build_app(runtime.client, served_model, metrics, body_reader, engine, server)
+        async with _logging_stats(runtime, metrics, server.stats_interval_s):
+            return await _serve_until_end(
+                runtime, served_model, body_reader, _uvicorn(app), listener, server.heartbeat_timeout_s
+            )
     finally:
         await runtime.stop()
 
@@ -143,8 +147,10 @@ async def _serve(engine: EngineConfig, server: ServerConfig, listener: socket.so
 async def _get_model(
     engine: EngineConfig, chat_template: str | None
 ) -> tuple[Checkpoint, Path, ChatTemplate | None]:
-    """The checkpoint, the tokenizer's folder and the template. Weights are fetched last, if nothing speaks
-    against it."""
+    """Returns the checkpoint, the tokenizer's folder and the chat template.
+
+    Weights are downloaded last, after the preflight has found that the model fits.
+    """
     model = engine.model
     texts_folder = None
     if model.tokenizer is not None:
@@ -157,7 +163,7 @@ async def _get_model(
     if model.load_format == "dummy" or checkpoint.has_weights:
         return checkpoint, texts_folder, template
     async with stage("checking that machine, settings and model fit"):
-        await check(engine, checkpoint.folder)
+        await preflight(engine, checkpoint.folder)
     async with stage(f"getting the weights of {model.model}"):
         return await asyncio.to_thread(resolve, model.model, model.revision), texts_folder, template
 
@@ -173,18 +179,20 @@ def _uvicorn(app: ASGIApp) -> uvicorn.Server:
             log_level="error",
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=int(REPLIES_S),
+            timeout_graceful_shutdown=int(RESPONSE_TIMEOUT_S),
         )
     )
 
 
 @contextlib.asynccontextmanager
-async def _figures(runtime: Runtime, metrics: Metrics, interval_s: float | None) -> AsyncIterator[None]:
-    """Meanwhile the log says what the engine does."""
+async def _logging_stats(
+    runtime: RuntimeProcess, metrics: Metrics, interval_s: float | None
+) -> AsyncIterator[None]:
+    """Logs the engine's statistics every ``interval_s`` seconds inside the context; never if it is None."""
     if interval_s is None:
         yield
         return
-    logging = asyncio.create_task(StatsLog(runtime.client, interval_s, metrics.look).run())
+    logging = asyncio.create_task(StatsLog(runtime.client, interval_s, metrics.set_stats_delta).run())
     try:
         yield
     finally:
@@ -193,83 +201,88 @@ async def _figures(runtime: Runtime, metrics: Metrics, interval_s: float | None)
 
 
 def _load_tokenizer(folder: Path) -> tuple[Tokenizer | None, int | None]:
-    """The tokenizer and its ``longest_token_characters``; None if there is none, and prompts are token ids."""
+    """Loads the tokenizer and its ``max_token_characters``; both None without ``tokenizer.json``."""
     if not (folder / "tokenizer.json").exists():
         return None, None
     tokenizer = Tokenizer.load(folder)
-    return tokenizer, tokenizer.longest_token_characters
+    return tokenizer, tokenizer.max_token_characters
 
 
-async def _attend(
-    runtime: Runtime,
-    served: Served,
-    bodies: Bodies,
+async def _serve_until_end(
+    runtime: RuntimeProcess,
+    served_model: ServedModel,
+    body_reader: BodyReader,
     http: uvicorn.Server,
     listener: socket.socket,
     heartbeat_timeout_s: float,
 ) -> int:
-    """Serves HTTP until a signal or the runtime's end."""
+    """Serves HTTP until a signal or the runtime's death; returns the exit code."""
     signals = _Signals()
     signals.install()
     death = asyncio.create_task(runtime.watch(heartbeat_timeout_s))
     serving = asyncio.create_task(http.serve(sockets=[listener]))
-    asked = asyncio.create_task(signals.first.wait())
+    signalled = asyncio.create_task(signals.first.wait())
     try:
-        # A full collection over all that is loaded would stop the event loop for tens of milliseconds.
+        # A full collection of all loaded objects would stop the event loop for tens of milliseconds.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(COLLECTED_AFTER)
-        _announce(served, listener)
-        await asyncio.wait({death, serving, asked}, return_when=asyncio.FIRST_COMPLETED)
-        if asked.done() and not death.done():
-            await _drain(runtime, bodies, signals, death)
+        gc.set_threshold(GC_THRESHOLD)
+        _announce(served_model, listener)
+        await asyncio.wait({death, serving, signalled}, return_when=asyncio.FIRST_COMPLETED)
+        if signalled.done() and not death.done():
+            await _drain(runtime, body_reader, signals, death)
         http.force_exit = signals.second.is_set()
         if not death.done():
             return 0
-        bodies.refuse(death.result())
-        say(str(death.result()))
+        body_reader.refuse(death.result())
+        log_line(str(death.result()))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DEATH_NOTICE_S):
+            async with asyncio.timeout(DEATH_NOTICE_PERIOD_S):
                 await signals.first.wait()
         return 1
     finally:
         http.should_exit = True
         await serving
-        for task in (death, asked):
+        for task in (death, signalled):
             task.cancel()
-        await asyncio.gather(death, asked, return_exceptions=True)
+        await asyncio.gather(death, signalled, return_exceptions=True)
 
 
-async def _drain(runtime: Runtime, bodies: Bodies, signals: _Signals, death: asyncio.Task[RuntimeDied]) -> None:
-    """Refuses new requests and lets running ones end, up to a limit or a second signal."""
+async def _drain(
+    runtime: RuntimeProcess, body_reader: BodyReader, signals: _Signals, death: asyncio.Task[RuntimeDied]
+) -> None:
+    """Refuses new requests and waits for running ones, up to ``DRAIN_TIMEOUT_S`` or a second signal."""
     client = runtime.client
     client.refusal = Draining("the server is shutting down; send the request elsewhere")
-    bodies.refuse(client.refusal)
+    body_reader.refuse(client.refusal)
     idle = asyncio.create_task(client.idle())
-    hurried = asyncio.create_task(signals.second.wait())
-    ends = {idle, hurried, death}
-    done, _ = await asyncio.wait(ends, timeout=QUIET_S, return_when=asyncio.FIRST_COMPLETED)
+    second_signal = asyncio.create_task(signals.second.wait())
+    ends = {idle, second_signal, death}
+    done, _ = await asyncio.wait(ends, timeout=DRAIN_QUIET_S, return_when=asyncio.FIRST_COMPLETED)
     if not done:
-        say(f"shutting down: running requests have up to {DRAIN_S:g} s to end, a second signal ends them at once")
-        await asyncio.wait(ends, timeout=DRAIN_S, return_when=asyncio.FIRST_COMPLETED)
+        log_line(
+            f"shutting down: running requests have up to {DRAIN_TIMEOUT_S:g} s to end, "
+            "a second signal ends them at once"
+        )
+        await asyncio.wait(ends, timeout=DRAIN_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
     is_idle = idle.done()
-    for task in (idle, hurried):
+    for task in (idle, second_signal):
         task.cancel()
-    await asyncio.gather(idle, hurried, return_exceptions=True)
+    await asyncio.gather(idle, second_signal, return_exceptions=True)
     if not death.done():
         client.fail(Draining("the server shut down before the answer was complete"))
         if not is_idle:
             runtime.kill()
 
 
-def _announce(served: Served, listener: socket.socket) -> None:
-    for line in served.warnings:
-        say(line)
+def _announce(served_model: ServedModel, listener: socket.socket) -> None:
+    for line in served_model.warnings:
+        log_line(line)
     host, port = listener.getsockname()[:2]
-    ready = served.ready
+    ready = served_model.ready
     print(
         f"radixkv ready on http://{f'[{host}]' if ':' in host else host}:{port} "
-        f"(model {served.name}, {ready.n_pages} pages of {ready.page_size} tokens, "
+        f"(model {served_model.name}, {ready.n_pages} pages of {ready.page_size} tokens, "
         f"{ready.dtype} on {ready.device})",
         flush=True,
     )

@@ -1,4 +1,4 @@
-"""What is shown of a prompt itself."""
+"""The part of a response that comes from the prompt: its echo and its log-probabilities."""
 
 from __future__ import annotations
 
@@ -6,76 +6,81 @@ from collections.abc import Sequence
 
 import msgspec
 
-from radixkv.frontend.choice_stream import Piece
+from radixkv.frontend.choice_stream import OutputDelta
 from radixkv.frontend.in_flight import Prompt
-from radixkv.frontend.logprobs import ShownToken, ShowToken, prompt_entry
-from radixkv.frontend.served_model import Served
-from radixkv.text.detokenizer import IncrementalDecoder
+from radixkv.frontend.logprobs import RenderedToken, TokenRenderer, prompt_entry
+from radixkv.frontend.served_model import ServedModel
+from radixkv.text.detokenizer import IncrementalDetokenizer
 from radixkv.wire import TokenLogprobs, unpack_tokens
 
 
-class ScoredPrompt:
-    """A prompt's text and its tokens' log-probabilities, as far as they are asked for.
+class PromptWithLogprobs:
+    """A prompt with the echo and the prompt log-probabilities that its request asks for.
 
     Args:
         prompt: as it was submitted.
-        served: says the tokenizer.
-        n_entries: how many of the likeliest tokens ``entries`` have; None for no entries.
+        served_model: provides the tokenizer.
+        n_top: how many of the likeliest tokens each of ``entries`` has; None for no entries.
         echo: the text that choices begin with.
-        show: makes what an echoed choice shows of its tokens; None: nothing.
+        render_token: renders the echoed tokens' log-probabilities; None if the response shows none.
     """
 
     def __init__(
         self,
         prompt: Prompt,
-        served: Served,
+        served_model: ServedModel,
         *,
-        n_entries: int | None,
+        n_top: int | None,
         echo: str,
-        show: ShowToken | None,
+        render_token: TokenRenderer | None,
     ) -> None:
         self.prompt = prompt
         self.echo = echo
-        self.entries: list[msgspec.Raw | None] | None = None if n_entries is None else [None]
-        """vLLM's ``prompt_logprobs``: one a token, None for the first."""
-        self._n_entries = n_entries or 0
-        self._tokenizer = served.tokenizer
-        self._show = show
-        self._shown: list[ShownToken] = []
-        self._ids = unpack_tokens(prompt.tokens) if n_entries is not None or show is not None else []
+        self.entries: list[msgspec.Raw | None] | None = None if n_top is None else [None]
+        """vLLM's ``prompt_logprobs``: one entry per token, None for the first."""
+        self._n_top = n_top or 0
+        self._tokenizer = served_model.tokenizer
+        self._render_token = render_token
+        self._rendered: list[RenderedToken] = []
+        self._ids = unpack_tokens(prompt.tokens) if n_top is not None or render_token is not None else []
         self._n_absorbed = 1
-        self._text: IncrementalDecoder | None = None
-        if served.tokenizer is not None:
-            self._text = IncrementalDecoder(served.tokenizer, skip_special_tokens=False)
-        if show is not None:
-            self._add_shown(show, self._ids[0], None)
+        self._text: IncrementalDetokenizer | None = None
+        if served_model.tokenizer is not None:
+            self._text = IncrementalDetokenizer(served_model.tokenizer, skip_special_tokens=False)
+        if render_token is not None:
+            self._add_rendered(render_token, self._ids[0], None)
 
     @property
-    def beginning(self) -> Piece:
-        """What every choice begins with."""
-        return Piece(text=self.echo, logprobs=list(self._shown))
+    def prefix_output(self) -> OutputDelta:
+        """The output that every choice begins with."""
+        return OutputDelta(text=self.echo, logprobs=list(self._rendered))
 
-    def absorb(self, figures: Sequence[TokenLogprobs]) -> None:
-        """Takes those of the next tokens, from the second on."""
-        tokens = self._ids[self._n_absorbed : self._n_absorbed + len(figures)]
+    def absorb(self, token_logprobs: Sequence[TokenLogprobs]) -> None:
+        """Adds the log-probabilities of the next tokens, from the prompt's second on."""
+        tokens = self._ids[self._n_absorbed : self._n_absorbed + len(token_logprobs)]
         self._n_absorbed += len(tokens)
-        for token, one in zip(tokens, figures, strict=True):
+        for token, logprobs in zip(tokens, token_logprobs, strict=True):
             if self.entries is not None:
-                self.entries.append(prompt_entry(self._tokenizer, token, one, self._n_entries))
-            if self._show is not None:
-                self._add_shown(self._show, token, one)
+                self.entries.append(prompt_entry(self._tokenizer, token, logprobs, self._n_top))
+            if self._render_token is not None:
+                self._add_rendered(self._render_token, token, logprobs)
 
-    def _add_shown(self, show: ShowToken, token: int, figures: TokenLogprobs | None) -> None:
+    def _add_rendered(self, render_token: TokenRenderer, token: int, token_logprobs: TokenLogprobs | None) -> None:
         offset = 0 if self._text is None else self._text.n_characters
-        self._shown.append(show(self._tokenizer, token, offset, figures, self.prompt.sampling.logprobs or 0))
+        self._rendered.append(
+            render_token(self._tokenizer, token, offset, token_logprobs, self.prompt.sampling.logprobs or 0)
+        )
         if self._text is not None and self._is_echoed(token, offset):
             self._text.push([token])
 
     def _is_echoed(self, token: int, offset: int) -> bool:
-        """Whether the echoed text has it: the special tokens that the tokenizer adds to a text are not there."""
+        """Returns whether the echoed text contains the token.
+
+        It lacks the special tokens that the tokenizer adds to a text.
+        """
         assert self._tokenizer is not None
         if self._tokenizer.token(token) is not None:
             return True
         name = self._tokenizer.token(token, skip_special_tokens=False)
-        # A character that is cut off before it is not in the offset yet.
+        # The offset does not count an incomplete character before the token yet.
         return name is not None and self.echo.startswith((name, f"\N{REPLACEMENT CHARACTER}{name}"), offset)

@@ -1,4 +1,4 @@
-"""What a request may ask for: its model, its salt, its lengths, its log-probabilities and its seed."""
+"""Checks and defaults of request fields that the OpenAI and the SGLang API share."""
 
 from __future__ import annotations
 
@@ -9,89 +9,103 @@ import msgspec
 from radixkv.config import MAX_SEED
 from radixkv.errors import ContextLengthExceeded, InvalidRequest
 from radixkv.frontend.http.errors import ModelNotFound
-from radixkv.frontend.served_model import Served
+from radixkv.frontend.served_model import ServedModel
 from radixkv.sampling import NO_SEED, SamplingParams
 
 MAX_SALT_BYTES = 128
-MAX_PROMPT_FIGURES = 1 << 21
-"""Log-probabilities of prompt tokens in one reply, which has some 60 bytes for each."""
+"""Longest ``cache_salt``, in UTF-8."""
+MAX_PROMPT_LOGPROBS = 1 << 21
+"""Most log-probabilities of prompt tokens in one response; each takes about 60 bytes of JSON."""
 
-_LIMIT = "max_new_tokens"
-"""Of a checkpoint's recommendations, the one that limits every answer."""
-
-
-def check_model(name: str | None, served: Served) -> None:
-    """Raises ``ModelNotFound`` for another model than the one that is served."""
-    if name is not None and name != served.name:
-        raise ModelNotFound(f"this server serves the model {served.name!r} only", param="model")
+_MAX_TOKENS_DEFAULT = "max_new_tokens"
+"""The checkpoint's sampling default that caps every answer."""
 
 
-def check_salt(salt: str | None) -> None:
-    """Raises ``InvalidRequest`` for a ``cache_salt`` that the runtime would not take."""
+def check_model(name: str | None, served_model: ServedModel) -> None:
+    """Raises ``ModelNotFound`` unless ``name`` is None or the served model's."""
+    if name is not None and name != served_model.name:
+        raise ModelNotFound(f"this server serves the model {served_model.name!r} only", param="model")
+
+
+def check_cache_salt(salt: str | None) -> None:
+    """Raises ``InvalidRequest`` for a ``cache_salt`` longer than ``MAX_SALT_BYTES``."""
     if len((salt or "").encode()) > MAX_SALT_BYTES:
         raise InvalidRequest(f"cache_salt is longer than {MAX_SALT_BYTES} bytes", param="cache_salt")
 
 
-def one_step(min_tokens: int | None) -> int:
-    """``max_tokens`` of a prompt without an answer: it still takes a step, which computes and scores the prompt.
+def max_tokens_of_prompt_only(min_tokens: int | None) -> int:
+    """Returns the ``max_tokens`` to submit for a request with ``max_tokens`` 0.
+
+    It is 1: the step that computes the prompt also samples one token, which the response leaves out.
 
     Raises:
-        InvalidRequest: for ``min_tokens`` of that answer.
+        InvalidRequest: ``min_tokens`` is above 0.
     """
     if min_tokens is not None and min_tokens > 0:
         raise InvalidRequest(f"min_tokens is {min_tokens}; it must be at most max_tokens, 0", param="min_tokens")
     return 1
 
 
-def check_figures(scored: Iterable[tuple[SamplingParams, int]], field: str) -> None:
-    """Raises ``InvalidRequest`` if prompts have more log-probabilities than a reply may.
+def check_n_prompt_logprobs(prompts: Iterable[tuple[SamplingParams, int]], field: str) -> None:
+    """Raises ``InvalidRequest`` for more prompt log-probabilities than ``MAX_PROMPT_LOGPROBS``.
 
     Args:
-        scored: of each prompt what is asked for, and its tokens.
-        field: the one that asks.
+        prompts: per prompt its sampling parameters and its number of tokens.
+        field: the request field to name in the error.
     """
-    wanted = [(n_tokens, one.prompt_logprobs) for one, n_tokens in scored if one.prompt_logprobs is not None]
-    n_figures = sum(n_tokens * (n_likeliest + 1) for n_tokens, n_likeliest in wanted)
-    if n_figures > MAX_PROMPT_FIGURES:
+    requested = [
+        (n_tokens, sampling.prompt_logprobs)
+        for sampling, n_tokens in prompts
+        if sampling.prompt_logprobs is not None
+    ]
+    n_logprobs = sum(n_tokens * (n_top + 1) for n_tokens, n_top in requested)
+    if n_logprobs > MAX_PROMPT_LOGPROBS:
         raise InvalidRequest(
-            f"{field} of {sum(n_tokens for n_tokens, _ in wanted)} prompt tokens would be {n_figures} numbers; at "
-            f"most {MAX_PROMPT_FIGURES} a request, so ask for fewer or send fewer prompts",
+            f"{field} of {sum(n_tokens for n_tokens, _ in requested)} prompt tokens would return {n_logprobs} "
+            f"log-probabilities; at most {MAX_PROMPT_LOGPROBS} a request, so ask for fewer or send fewer prompts",
             param=field,
         )
 
 
-def folded_seed(seed: int | None) -> int | None:
-    """A request's seed as one of ``SamplingParams``.
+def fold_seed(seed: int | None) -> int | None:
+    """Maps a request's seed to the range of ``SamplingParams``.
 
-    OpenAI's may be negative: those of the same lower 63 bits are one seed, but for -1, which is none as in vLLM.
+    OpenAI allows negative seeds. Seeds with equal lower 63 bits are the same seed; -1 means no seed, as in vLLM.
     """
     return None if seed is None or seed == NO_SEED else seed & MAX_SEED
 
 
-def recommended(served: Served) -> dict[str, float | int]:
-    """What the checkpoint recommends for fields of ``SamplingParams`` that a request leaves out."""
-    return {name: value for name, value in served.default_sampling.items() if name != _LIMIT}
+def recommended_sampling(served_model: ServedModel) -> dict[str, float | int]:
+    """Returns the checkpoint's defaults for fields of ``SamplingParams``, without its limit on answers."""
+    return {name: value for name, value in served_model.default_sampling.items() if name != _MAX_TOKENS_DEFAULT}
 
 
-def fitted(
-    sampling: SamplingParams, served: Served, n_prompt: int, asked: str | None, prompt_field: str
+def clamp_max_tokens(
+    sampling: SamplingParams,
+    served_model: ServedModel,
+    n_prompt: int,
+    max_tokens_field: str | None,
+    prompt_field: str,
 ) -> SamplingParams:
-    """Sampling whose ``max_tokens`` fits; only a default is made smaller, or what the checkpoint limits.
+    """Clamps ``max_tokens`` to the context and to the checkpoint's limit.
 
     Args:
-        sampling: what the request asks for.
-        served: says how much fits.
-        n_prompt: tokens.
-        asked: the field that says ``max_tokens``; None if that is a default.
-        prompt_field: the field that holds the prompt.
+        sampling: as requested.
+        served_model: gives the length of the context.
+        n_prompt: tokens of the prompt.
+        max_tokens_field: the field that set ``max_tokens``; None if it is a default.
+        prompt_field: the field with the prompt.
+
+    Raises:
+        ContextLengthExceeded: the prompt and the requested ``max_tokens`` do not fit; a default is clamped instead.
     """
-    room = served.max_prompt_and_answer - n_prompt
-    wanted = sampling.max_tokens if asked is not None and sampling.max_tokens is not None else 1
-    if wanted > room:
+    room = served_model.max_prompt_and_answer - n_prompt
+    requested = sampling.max_tokens if max_tokens_field is not None and sampling.max_tokens is not None else 1
+    if requested > room:
         raise ContextLengthExceeded(
-            f"the prompt has {n_prompt} tokens and {wanted} more are wanted, but this model's maximum context "
-            f"length is {served.max_prompt_and_answer} tokens; shorten one of them",
-            param=asked if asked is not None and room >= 1 else prompt_field,
+            f"the prompt has {n_prompt} tokens and {requested} more are requested, but this model's maximum "
+            f"context length is {served_model.max_prompt_and_answer} tokens; shorten one of them",
+            param=max_tokens_field if max_tokens_field is not None and room >= 1 else prompt_field,
         )
-    limits = (room, sampling.max_tokens, served.default_sampling.get(_LIMIT))
+    limits = (room, sampling.max_tokens, served_model.default_sampling.get(_MAX_TOKENS_DEFAULT))
     return msgspec.structs.replace(sampling, max_tokens=min(int(limit) for limit in limits if limit is not None))

@@ -1,4 +1,4 @@
-"""Start, watch and stop the runtime process."""
+"""Starts, watches and stops the runtime process."""
 
 from __future__ import annotations
 
@@ -21,75 +21,76 @@ import msgspec
 
 from radixkv.config import EngineConfig
 from radixkv.errors import RadixKVError, RuntimeDied
-from radixkv.frontend.client import Client
-from radixkv.frontend.in_flight import Latencies
+from radixkv.frontend.client import RuntimeClient
+from radixkv.frontend.in_flight import RequestMetrics
 from radixkv.wire import LOCK_NAME, SOCKET_NAME, Fatal, Ready, Start
 
 FOLDER_PREFIX = "radixkv-"
 RUNTIME = (sys.executable, "-m", "radixkv.runtime.process")
-CHECK_TIMEOUT_S = 120.0
-"""How long it may take to import torch and look at a GPU."""
+PREFLIGHT_TIMEOUT_S = 120.0
+"""How long the preflight may take to import torch and inspect a GPU."""
 START_TIMEOUT_S = 600.0
-"""How long a runtime may load its model, which is on the disk already, before it counts as hung."""
-STOP_S = 1.0
+"""How long a runtime may load its model from disk before it counts as hung."""
+STOP_TIMEOUT_S = 1.0
 """How long a drained runtime may take to end before it is killed."""
 
 
-class Runtime:
-    """The runtime process and the client that talks to it. Made by ``start``."""
+class RuntimeProcess:
+    """The runtime process and the client connected to it. Use ``start`` to create one."""
 
-    def __init__(self, process: Process, client: Client, ready: Ready, holds: AsyncExitStack) -> None:
+    def __init__(self, process: Process, client: RuntimeClient, ready: Ready, cleanup: AsyncExitStack) -> None:
         self.client = client
         self.ready = ready
         self._process = process
-        self._holds = holds
+        self._cleanup = cleanup
 
     @classmethod
     async def start(
         cls,
         engine: EngineConfig,
         checkpoint_folder: Path,
-        latencies: Latencies,
+        metrics: RequestMetrics,
         *,
         command: Sequence[str] = RUNTIME,
         timeout_s: float = START_TIMEOUT_S,
     ) -> Self:
-        """Spawns the process and waits until it has loaded the model. Seconds.
+        """Spawns the process and waits until it has loaded the model, which takes seconds.
 
         Raises:
-            ConfigError, CheckpointError, WireError: as the runtime said.
-            RadixKVError: it ended for another reason, or was not ready within ``timeout_s`` and was killed.
+            ConfigError, CheckpointError, WireError: the runtime reported this error.
+            RadixKVError: the process ended for another reason, or was killed, as it was not ready within
+                ``timeout_s``.
         """
-        _sweep(Path(tempfile.gettempdir()))
-        async with AsyncExitStack() as holds:
+        _remove_stale_folders(Path(tempfile.gettempdir()))
+        async with AsyncExitStack() as cleanup:
             folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
-            holds.callback(shutil.rmtree, folder, ignore_errors=True)
+            cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
             socket_path = str(folder / SOCKET_NAME)
-            client = Client(socket_path, latencies)
-            holds.push_async_callback(client.close)
+            client = RuntimeClient(socket_path, metrics)
+            cleanup.push_async_callback(client.close)
             process = await _spawn(command)
-            holds.push_async_callback(_end, process)
-            _hand_over(process, Start(engine, str(checkpoint_folder), socket_path))
-            ready = await _ready_or_dead(process, client, timeout_s)
-            return cls(process, client, ready, holds.pop_all())
+            cleanup.push_async_callback(_terminate, process)
+            _send_start(process, Start(engine, str(checkpoint_folder), socket_path))
+            ready = await _wait_until_ready(process, client, timeout_s)
+            return cls(process, client, ready, cleanup.pop_all())
 
     @property
     def pid(self) -> int:
-        """The process's id."""
+        """The process id."""
         return self._process.pid
 
     async def watch(self, heartbeat_timeout_s: float) -> RuntimeDied:
-        """Waits until the process is dead, or silent for too long and therefore killed.
+        """Waits until the process dies, or kills it after ``heartbeat_timeout_s`` without a frame.
 
-        Then all requests in flight have failed with the error that it returns.
+        Fails all requests in flight with the error that it returns.
         """
         dead = asyncio.create_task(self._process.wait())
-        silence = asyncio.create_task(self._silence(heartbeat_timeout_s))
+        silence = asyncio.create_task(self._wait_for_silence(heartbeat_timeout_s))
         try:
             await asyncio.wait({dead, silence}, return_when=asyncio.FIRST_COMPLETED)
             if dead.done():
-                reason = f"the runtime process {_ending(dead.result())}"
-                if (fatal := await _last_word(self._process)) is not None:
+                reason = f"the runtime process {_exit_text(dead.result())}"
+                if (fatal := await _read_fatal(self._process)) is not None:
                     reason += f": {fatal.text}"
             else:
                 reason = f"the runtime process was silent for {heartbeat_timeout_s:g} s and was killed"
@@ -102,24 +103,24 @@ class Runtime:
         return error
 
     def kill(self) -> None:
-        """Ends the process in the middle of its work; ``stop`` must follow."""
+        """Kills the process in the middle of its work; ``stop`` must follow."""
         if self._process.returncode is None:
             self._process.kill()
 
     async def stop(self) -> None:
-        """Ends the process, whatever it is doing, kindly if it is idle."""
-        if self._process.returncode is None and self.client.in_flight == 0:
+        """Ends the process: by a drain if it is idle, by a kill otherwise."""
+        if self._process.returncode is None and self.client.n_in_flight == 0:
             self.client.drain()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STOP_S):
+                async with asyncio.timeout(STOP_TIMEOUT_S):
                     await self._process.wait()
-        await self._holds.aclose()
+        await self._cleanup.aclose()
 
-    async def _silence(self, limit_s: float) -> None:
+    async def _wait_for_silence(self, limit_s: float) -> None:
         """Returns once no frame has come for ``limit_s``.
 
-        Counted in short waits and not by the clock, so that a frontend that was itself suspended does not blame
-        the runtime.
+        Sums short waits instead of reading the clock: a frontend that was itself suspended must not count that time
+        against the runtime.
         """
         wait_s = min(0.5, limit_s / 10)
         silent_s, seen = 0.0, -1
@@ -129,26 +130,29 @@ class Runtime:
             seen = self.client.n_frames
 
 
-async def check(
+async def preflight(
     engine: EngineConfig,
     checkpoint_folder: Path,
     *,
     command: Sequence[str] = (*RUNTIME, "--check"),
-    timeout_s: float = CHECK_TIMEOUT_S,
+    timeout_s: float = PREFLIGHT_TIMEOUT_S,
 ) -> None:
-    """Asks a process that has torch whether settings, machine and ``config.json`` fit. Seconds.
+    """Checks in a process with torch whether settings, machine and ``config.json`` fit. Takes seconds.
 
     Args:
-        checkpoint_folder: need not hold weights yet.
+        engine: the settings.
+        checkpoint_folder: may lack the weights.
+        command: starts the process.
+        timeout_s: the longest that the process may take.
 
     Raises:
-        ConfigError, CheckpointError: they do not.
-        RadixKVError: the process did not say, within ``timeout_s``.
+        ConfigError, CheckpointError: they do not fit.
+        RadixKVError: the process failed, or took longer than ``timeout_s``.
     """
-    async with AsyncExitStack() as holds:
+    async with AsyncExitStack() as cleanup:
         process = await _spawn(command)
-        holds.push_async_callback(_end, process)
-        _hand_over(process, Start(engine, str(checkpoint_folder), socket_path=""))
+        cleanup.push_async_callback(_terminate, process)
+        _send_start(process, Start(engine, str(checkpoint_folder), socket_path=""))
         try:
             async with asyncio.timeout(timeout_s):
                 code = await process.wait()
@@ -156,26 +160,26 @@ async def check(
             raise RadixKVError(
                 f"looking at the machine took longer than {timeout_s:g} s; start the server again"
             ) from None
-        if (fatal := await _last_word(process)) is not None:
+        if (fatal := await _read_fatal(process)) is not None:
             raise fatal.error()
         if code != 0:
             raise RadixKVError(f"the process that looks at the machine ended with code {code}")
 
 
 async def _spawn(command: Sequence[str]) -> Process:
-    """A process that a terminal's Ctrl-C does not reach, not even while it has no handler yet."""
+    """Spawns a process in its own session, so that a terminal's Ctrl-C never reaches it."""
     return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, start_new_session=True)
 
 
-def _sweep(parent: Path) -> None:
-    """Removes the folders of earlier starts whose processes were both killed."""
+def _remove_stale_folders(parent: Path) -> None:
+    """Removes the socket folders of earlier servers of which both processes were killed."""
     for folder in parent.glob(f"{FOLDER_PREFIX}*"):
-        # A socket without a lock is a dead runtime's: it takes the lock first.
+        # A socket whose lock is free belongs to a dead runtime: a runtime takes the lock first.
         with contextlib.suppress(OSError):
-            facts = folder.lstat()
+            status = folder.lstat()
             if (
-                facts.st_uid != os.getuid()
-                or not stat.S_ISDIR(facts.st_mode)
+                status.st_uid != os.getuid()
+                or not stat.S_ISDIR(status.st_mode)
                 or not (folder / SOCKET_NAME).exists()
             ):
                 continue
@@ -184,13 +188,13 @@ def _sweep(parent: Path) -> None:
                 shutil.rmtree(folder)
 
 
-def _hand_over(process: Process, start: Start) -> None:
-    """Sends the start line; the pipe stays open, and its end tells the runtime that the frontend is gone."""
+def _send_start(process: Process, start: Start) -> None:
+    """Sends the start line. The pipe stays open: its end tells the runtime that the frontend is gone."""
     assert process.stdin is not None
     process.stdin.write(msgspec.json.encode(start) + b"\n")
 
 
-async def _ready_or_dead(process: Process, client: Client, timeout_s: float) -> Ready:
+async def _wait_until_ready(process: Process, client: RuntimeClient, timeout_s: float) -> Ready:
     ready = asyncio.create_task(client.handshake())
     dead = asyncio.create_task(process.wait())
     try:
@@ -199,9 +203,9 @@ async def _ready_or_dead(process: Process, client: Client, timeout_s: float) -> 
             return ready.result()
         if not dead.done():
             raise RadixKVError(f"the runtime process was not ready within {timeout_s:g} s; start the server again")
-        fatal = await _last_word(process)
+        fatal = await _read_fatal(process)
         if fatal is None:
-            raise RadixKVError(f"the runtime process {_ending(dead.result())} before it was ready")
+            raise RadixKVError(f"the runtime process {_exit_text(dead.result())} before it was ready")
         raise fatal.error()
     finally:
         for task in (ready, dead):
@@ -209,7 +213,7 @@ async def _ready_or_dead(process: Process, client: Client, timeout_s: float) -> 
         await asyncio.gather(ready, dead, return_exceptions=True)
 
 
-def _ending(code: int) -> str:
+def _exit_text(code: int) -> str:
     if code == -signal.SIGBUS:
         return (
             f"ended with code {code} (SIGBUS: a file that it reads became shorter, or its disk failed; do not "
@@ -218,8 +222,8 @@ def _ending(code: int) -> str:
     return f"ended with code {code}"
 
 
-async def _last_word(process: Process) -> Fatal | None:
-    """Why a process that has ended says it did."""
+async def _read_fatal(process: Process) -> Fatal | None:
+    """Returns the error that a process reported before it ended, if any."""
     assert process.stdout is not None
     try:
         return msgspec.json.decode(await process.stdout.read(), type=Fatal)
@@ -227,7 +231,7 @@ async def _last_word(process: Process) -> Fatal | None:
         return None
 
 
-async def _end(process: Process) -> None:
+async def _terminate(process: Process) -> None:
     assert process.stdin is not None
     process.stdin.close()
     if process.returncode is None:

@@ -1,4 +1,4 @@
-"""Work that takes long, and much memory meanwhile."""
+"""Long work that needs much memory, run one call at a time."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import TypeVar
 ResultT = TypeVar("ResultT")
 
 
-class Alone:
-    """Runs work in threads, one piece at a time, whether or not those who asked for it still wait."""
+class SerialExecutor:
+    """Runs work in threads, one call at a time, even if the caller no longer waits for the running one."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
     async def run(self, work: Callable[[], ResultT]) -> ResultT:
-        """What ``work`` gives, or raises. Work that has not begun when its caller is cancelled never does."""
+        """Returns or raises what ``work`` does. Work whose caller is cancelled before it starts never starts."""
         await self._lock.acquire()
-        # Nothing ends a thread: that of a caller who left goes on, and the next piece waits for it.
+        # A thread cannot be ended: after its caller has left it continues, and the next call waits for it.
         running = asyncio.ensure_future(asyncio.to_thread(work))
         running.add_done_callback(lambda _: self._lock.release())
         return await asyncio.shield(running)

@@ -1,4 +1,4 @@
-"""What the server serves."""
+"""The model that the server serves, with its tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -6,58 +6,59 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from radixkv.frontend.batch_tokenizer import Encoder
-from radixkv.frontend.serial_executor import Alone
+from radixkv.frontend.batch_tokenizer import BatchTokenizer
+from radixkv.frontend.serial_executor import SerialExecutor
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import Ready
 
 
 @dataclass(frozen=True)
-class Served:
-    """The one model that is served."""
+class ServedModel:
+    """The one model of the server."""
 
     name: str
     root: str
-    """What the user asked for: a folder or a hub name."""
+    """The folder or hub name that the user gave."""
     ready: Ready
     tokenizer: Tokenizer | None
-    """None: the checkpoint has none, and prompts are token ids."""
+    """None if the checkpoint has no tokenizer; prompts are then token ids."""
     eos_token_ids: frozenset[int]
     created: int
-    """Seconds since 1970."""
-    longest_token_characters: int | None = None
-    """The tokenizer's; None refuses no text unread."""
+    """When the server loaded the model, in seconds since 1970."""
+    max_token_characters: int | None = None
+    """Most characters of one token. None if unknown: then no text is refused before it is tokenized."""
     chat_template: ChatTemplate | None = None
     default_sampling: Mapping[str, float | int] = field(default_factory=dict)
-    """What the checkpoint recommends for fields that a request leaves out; ``max_new_tokens`` limits answers."""
-    alone: Alone = field(default_factory=Alone)
-    """Where long texts are encoded, which takes hundreds of bytes of memory for each token."""
+    """The checkpoint's defaults for sampling fields that a request omits; ``max_new_tokens`` caps every answer."""
+    serial: SerialExecutor = field(default_factory=SerialExecutor)
+    """Runs long tokenizing and rendering one call at a time: tokenizing takes hundreds of bytes of memory per
+    token."""
 
     @cached_property
-    def encoder(self) -> Encoder:
-        """Encodes texts that are not long. There must be a tokenizer."""
+    def batch_tokenizer(self) -> BatchTokenizer:
+        """Tokenizes texts of moderate length. Requires a tokenizer."""
         assert self.tokenizer is not None
-        return Encoder(self.tokenizer, self.max_prompt_and_answer)
+        return BatchTokenizer(self.tokenizer, self.max_prompt_and_answer)
 
     @property
     def max_prompt_and_answer(self) -> int:
-        """Most tokens of a prompt and its answer together."""
+        """Most tokens of a prompt and one of its answers together."""
         return self.ready.max_prompt_and_answer
 
     @property
-    def narrowness(self) -> str | None:
-        """Why requests may have fewer tokens than ``max_model_len``; None if they may not."""
+    def pool_limit(self) -> str | None:
+        """The reason why the context is shorter than ``max_model_len``; None if it is not."""
         if self.max_prompt_and_answer == self.ready.max_model_len:
             return None
         return f"the pool holds {self._n_pool_tokens} tokens, fewer than max_model_len {self.ready.max_model_len}"
 
     @property
     def warnings(self) -> list[str]:
-        """What whoever starts the server may not have meant, each in one line."""
+        """Consequences of the settings that the user may not have intended, one line each."""
         lines = []
-        if self.narrowness is not None:
-            lines.append(f"{self.narrowness}: longer requests are refused")
+        if self.pool_limit is not None:
+            lines.append(f"{self.pool_limit}: longer requests are refused")
         if self.tokenizer is None:
             lines.append(f"{self.root} has no tokenizer.json: prompts are token ids, unless --tokenizer is given")
         return lines

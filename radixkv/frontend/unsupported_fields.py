@@ -1,4 +1,4 @@
-"""Fields of features that this release does not have: refused by name."""
+"""Request fields of unsupported features, refused by name."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import msgspec
 from radixkv.errors import UnsupportedFeature, shortened
 
 
-class Unbuilt(msgspec.Struct, kw_only=True):
-    """Known from OpenAI, vLLM and SGLang. An empty value and the default ask for nothing."""
+class UnsupportedFields(msgspec.Struct, kw_only=True):
+    """Fields of OpenAI, vLLM and SGLang that are accepted only with an empty value or their default."""
 
     suffix: str | None = ""
     length_penalty: float | None = 1.0
@@ -73,9 +73,9 @@ class Unbuilt(msgspec.Struct, kw_only=True):
     return_tokens_as_token_ids: bool | None = False
 
 
-_INSTEAD = {
+_ADVICE = {
     "best_of": "set n to the same, or leave it out",
-    "extra_body": "give its fields beside the others",
+    "extra_body": "give its fields at the top level of the body",
     "extra_key": "use cache_salt",
     "include_stop_str_in_output": "use no_stop_trim in sampling_params",
     "logprobs": "use return_logprob and top_logprobs_num",
@@ -85,47 +85,49 @@ _INSTEAD = {
     "max_completion_tokens": "use max_new_tokens in sampling_params",
     "min_new_tokens": "use min_tokens",
     "min_tokens": "use min_new_tokens in sampling_params",
-    "sampling_params": "give its fields beside the others",
+    "sampling_params": "give its fields at the top level of the body",
     "no_stop_trim": "use include_stop_str_in_output",
 }
-"""Fields whose wish another one grants, where to leave them out would be wrong advice."""
+"""Advice for fields that have an equivalent; all others are to be left out."""
 
-_OBJECTS = ("guided_json", "json_schema", "web_search_options")
-"""Fields in which ``{}`` asks for something: any JSON, or a search without options."""
+_EMPTY_OBJECT_FIELDS = ("guided_json", "json_schema", "web_search_options")
+"""Fields in which ``{}`` is a request: for any JSON, or for a search without options."""
 
-_NEUTRAL = msgspec.structs.asdict(Unbuilt())
+_NEUTRAL = msgspec.structs.asdict(UnsupportedFields())
 
 
-def is_unbuilt(name: str) -> bool:
-    """Whether a field is one of them."""
+def is_unsupported(name: str) -> bool:
+    """Returns whether a field belongs to an unsupported feature."""
     return name in _NEUTRAL
 
 
-def asks_nothing(name: str, value: object, neutral: object = None) -> bool:
-    """Whether a value is null, empty, or what a field has anyway."""
-    if value is None or value in ("", []) or (value == {} and name not in _OBJECTS):
+def requests_nothing(name: str, value: object, neutral: object = None) -> bool:
+    """Returns whether a value is null, empty or the field's ``neutral`` value."""
+    if value is None or value in ("", []) or (value == {} and name not in _EMPTY_OBJECT_FIELDS):
         return True
-    # False equals 0, but a count of 0 may ask for something.
+    # False == 0 in Python, but a count of 0 may be a request.
     return value == neutral and isinstance(value, bool) is isinstance(neutral, bool)
 
 
-def refuse_unbuilt(request: Unbuilt) -> None:
-    """Raises ``UnsupportedFeature`` for the first field that asks for something."""
+def refuse_unsupported(request: UnsupportedFields) -> None:
+    """Raises ``UnsupportedFeature`` for the first field with a value that requests something."""
     values = msgspec.structs.asdict(request)
     for name, neutral in _NEUTRAL.items():
-        if not asks_nothing(name, values[name], neutral):
+        if not requests_nothing(name, values[name], neutral):
             raise unsupported(name, values[name])
 
 
 def unsupported(name: str, value: object = None, advice: str | None = None) -> UnsupportedFeature:
-    """The error of a field that asks for a feature which is not built.
+    """Returns the error for a field of an unsupported feature.
 
     Args:
-        advice: what to do, if that is not the same at all paths.
+        name: the field.
+        value: its value, shown if it is a number or a Boolean.
+        advice: what the client should do, if that depends on the route.
     """
-    # Numbers only: whatever else a client sends is not repeated to it.
+    # Texts never repeat other parts of a body.
     shown = f" {shortened(value)}" if isinstance(value, int | float) else ""
     if isinstance(value, bool):
         shown = shown.lower()  # as in JSON
-    advice = advice or _INSTEAD.get(name, "leave it out")
+    advice = advice or _ADVICE.get(name, "leave it out")
     return UnsupportedFeature(f"{name}{shown} is not supported in this release; {advice}", param=name)

@@ -8,49 +8,51 @@ from pathlib import Path
 
 import pytest
 
-from support.live import HERE, Live, serving, wait_for, watched
+from support.live import HERE, LiveServer, serving, wait_for, watched
 
 SMALL = ("--max-num-seqs", "16", "--max-num-batched-tokens", "256", "--max-queued-requests", "32")
 
 
 @pytest.fixture(scope="module")
-def server(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def server(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     with serving(sensitive, tmp_path_factory.mktemp("s") / "errors") as live:
         yield live
 
 
 @pytest.fixture
-def start(sensitive: Path, tmp_path: Path) -> Callable[..., AbstractContextManager[Live]]:
+def start(sensitive: Path, tmp_path: Path) -> Callable[..., AbstractContextManager[LiveServer]]:
     return lambda *flags: serving(sensitive, tmp_path / "errors", *flags)
 
 
 @pytest.fixture
-def start_patient(sensitive: Path, tmp_path: Path) -> Callable[..., AbstractContextManager[Live]]:
-    """Servers that give up nothing because of the time."""
+def start_without_timeouts(sensitive: Path, tmp_path: Path) -> Callable[..., AbstractContextManager[LiveServer]]:
+    """Starts servers whose timeouts never expire in a test."""
     entry = [sys.executable, str(HERE / "patient_cli.py")]
     return lambda *flags: serving(sensitive, tmp_path / "errors", *flags, entry=entry)
 
 
 @pytest.fixture(scope="module")
-def sturdy(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """A server to break; see ``unharmed``."""
+def shared_server(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server of one module's tests; they use it through ``checked_server``."""
     with watched(sensitive, tmp_path_factory.mktemp("s") / "errors", *SMALL) as live:
         yield live
 
 
 @pytest.fixture(scope="module")
-def at_rest(sturdy: Live) -> tuple[list[int], dict[str, object]]:
-    """What its canary says, and what there is in both processes while nothing is asked."""
-    return sturdy.canary(), sturdy.remains_at_rest()
+def idle_state(shared_server: LiveServer) -> tuple[list[int], dict[str, object]]:
+    """The server's canary answer, and its leftovers while it is idle."""
+    return shared_server.canary(), shared_server.leftovers_at_rest()
 
 
 @pytest.fixture
-def unharmed(sturdy: Live, at_rest: tuple[list[int], dict[str, object]]) -> Iterator[Live]:
-    """The same server; afterwards nothing of the test is left in it, and its answers are what they were."""
-    canary, remains = at_rest
-    yield sturdy
-    wait_for(sturdy.is_idle, "pages or requests are left")
-    assert sturdy.canary() == canary
+def checked_server(
+    shared_server: LiveServer, idle_state: tuple[list[int], dict[str, object]]
+) -> Iterator[LiveServer]:
+    """The shared server; checks afterwards that the test left nothing and that answers are unchanged."""
+    canary, leftovers = idle_state
+    yield shared_server
+    wait_for(shared_server.is_idle, "pages or requests are left")
+    assert shared_server.canary() == canary
     with contextlib.suppress(AssertionError):
-        wait_for(lambda: sturdy.remains_at_rest() == remains, "something is left", 30)
-    assert sturdy.remains_at_rest() == remains
+        wait_for(lambda: shared_server.leftovers_at_rest() == leftovers, "something is left", 30)
+    assert shared_server.leftovers_at_rest() == leftovers

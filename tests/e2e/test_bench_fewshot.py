@@ -1,4 +1,4 @@
-"""``radixkv bench`` with the servers that it starts, and ``radixkv generate``, as people run them."""
+"""``radixkv bench`` with its own servers, and ``radixkv generate``, as commands."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ def run(*flags):
 
 
 def listening_port(pid):
-    """0 while it does not listen."""
+    """Returns the port that a process listens on; 0 if none."""
     sockets = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
@@ -37,14 +37,14 @@ def listening_port(pid):
 
 
 def n_generated(pid):
-    """Tokens that the server has generated."""
+    """Returns the number of tokens that the server has generated."""
     with contextlib.suppress(OSError, httpx.HTTPError):
         text = httpx.get(f"http://127.0.0.1:{listening_port(pid)}/metrics", timeout=LIMIT_S).text
         return float(re.search(r"^radixkv:generation_tokens_total (\S+)$", text, re.MULTILINE)[1])
     return 0
 
 
-def test_the_cache_off_and_on_gives_the_same_tokens_and_nearly_the_optimum(tmp_path):
+def test_cache_off_and_on_give_the_same_tokens_and_nearly_the_optimum(tmp_path):
     path = tmp_path / "lines.jsonl"
     done = run("bench", "--workload", "fewshot", "--compare-cache", *SMALL, *POOL, "--output-file", path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -63,7 +63,7 @@ def test_the_cache_off_and_on_gives_the_same_tokens_and_nearly_the_optimum(tmp_p
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_the_end_of_a_run_is_that_of_the_server_it_started(number):
+def test_a_signal_to_a_run_also_ends_its_server(number):
     with subprocess.Popen(
         command("bench", "--num-prompts", 400, "--output-len", 200, *POOL),
         stdout=subprocess.PIPE,
@@ -83,7 +83,7 @@ def test_the_end_of_a_run_is_that_of_the_server_it_started(number):
     wait_for(lambda: not any(map(is_running, servers + runtimes)), f"some of {servers + runtimes} are left")
 
 
-def test_a_server_that_is_killed_ends_the_run_with_the_partial_result_saved(tmp_path):
+def test_a_run_whose_server_is_killed_saves_its_partial_result(tmp_path):
     path = tmp_path / "lines.jsonl"
     flags = ["--num-prompts", 2000, "--num-shots", 1, "--output-len", 4, "--max-concurrency", 4]
     begun = command("bench", *flags, *POOL, "--output-file", path)

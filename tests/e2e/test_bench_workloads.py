@@ -1,4 +1,4 @@
-"""The kinds of workloads that no other test sends, against a real server with the embedded model."""
+"""Workloads that no other test covers, on a real server with the embedded model."""
 
 import asyncio
 from collections.abc import Iterator
@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from radixkv.bench.report.result_table import outputs_equal
-from radixkv.bench.run import Bench
+from radixkv.bench.run import Benchmark
 from radixkv.bench.workloads.catalog import load_workload
 from radixkv.bench.workloads.source import Source
 from radixkv.checkpoints.resolve import resolve
-from support.live import Live, serving
+from support.live import LiveServer, serving
 
 SIZES = {
     "agents": {"num_sessions": 2, "num_turns": 1, "num_shots": 4},
@@ -26,23 +26,23 @@ SIZES = {
 
 def bench(name, speed=None, **sizes):
     workload = msgspec.structs.replace(load_workload(name), **SIZES[name] | sizes)
-    max_concurrency = 1 if speed else 2  # a machine that is slow today does not change what a trace may share
-    return Bench.make(
+    max_concurrency = 1 if speed else 2  # so that a slow machine does not change how much of a trace is shared
+    return Benchmark.make(
         name, workload, Source(seed=1), max_concurrency=max_concurrency, speed=speed, warmup_requests=0
     )
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     with serving(resolve("tiny").folder, tmp_path_factory.mktemp("tiny") / "errors") as live:
         yield live
 
 
 @pytest.mark.parametrize("name", sorted(SIZES))
-def test_a_workload_is_answered_right_and_from_the_cache(tiny, name):
+def test_a_workload_is_answered_correctly_and_from_the_cache(tiny, name):
     made = bench(name, speed=50.0 if name == "trace" else None)
     outcome = asyncio.run(made.run(tiny.base_url))
-    line, report = outcome.figures, outcome.figures["cache_report"]
+    line, report = outcome.metrics, outcome.metrics["cache_report"]
     assert outcome.errors == []
     assert line["completed"] == made.n_requests
     assert line["accounting"]["agree"] is True
@@ -52,8 +52,8 @@ def test_a_workload_is_answered_right_and_from_the_cache(tiny, name):
     assert report["optimum_pct"] > 20
 
 
-def test_a_model_that_every_page_matters_to_says_the_same_with_and_without_the_cache(server, start):
-    """It has learnt nothing that could make up for a wrong page."""
+def test_a_sensitive_model_answers_the_same_with_and_without_the_cache(server, start):
+    """An untrained model's answers depend on every page, so a wrong page shows."""
     made = [
         bench("agents", num_sessions=1, num_shots=1, output_len=8),
         bench("tree-of-thought", depth=3, num_shots=1, output_len=8),
@@ -63,6 +63,6 @@ def test_a_model_that_every_page_matters_to_says_the_same_with_and_without_the_c
         off = [asyncio.run(each.run(live.base_url)) for each in made]
     for one, other in zip(off, on, strict=True):
         assert one.errors == other.errors == []
-        assert outputs_equal(one.figures, other.figures)
-        assert one.figures["cache_report"]["total_cached_tokens"] == 0
-        assert other.figures["cache_report"]["cache_hit_rate_pct"] > 40
+        assert outputs_equal(one.metrics, other.metrics)
+        assert one.metrics["cache_report"]["total_cached_tokens"] == 0
+        assert other.metrics["cache_report"]["cache_hit_rate_pct"] > 40

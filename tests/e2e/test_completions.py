@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from support.live import LIMIT_S, Live, wait_for
+from support.live import LIMIT_S, LiveServer, wait_for
 
 SHARED = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer: 7.\n" * 8
 
 
 @pytest.fixture(autouse=True)
-def _exact_and_idle_afterwards(server: Live, request: pytest.FixtureRequest) -> Any:
+def _exact_and_idle_afterwards(server: LiveServer, request: pytest.FixtureRequest) -> Any:
     before = server.canary()
     yield
     wait_for(server.is_idle, "pages or requests are left")
     assert server.canary() == before
 
 
-def stream(server: Live, **body: Any) -> list[dict[str, Any]]:
+def stream(server: LiveServer, **body: Any) -> list[dict[str, Any]]:
     lines = server.http.post("/v1/completions", json={**body, "stream": True}).text.split("\n\n")
     assert lines[-2:] == ["data: [DONE]", ""]
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
@@ -39,7 +39,7 @@ def stream(server: Live, **body: Any) -> list[dict[str, Any]]:
         {"prompt": [[5, 6, 7], [8, 9]], "max_tokens": 9, "temperature": 0, "ignore_eos": True},
     ],
 )
-def test_streaming_equals_not_streaming(server: Live, body: dict[str, Any]) -> None:
+def test_streaming_equals_not_streaming(server: LiveServer, body: dict[str, Any]) -> None:
     whole = server.complete(**body, return_token_ids=True)
     events = stream(server, **body, return_token_ids=True, stream_options={"include_usage": True})
     usage = events.pop()["usage"]
@@ -52,14 +52,14 @@ def test_streaming_equals_not_streaming(server: Live, body: dict[str, Any]) -> N
         assert pieces[-1]["finish_reason"] == choice["finish_reason"]
 
 
-def test_a_prompts_token_ids_give_the_same_answer(server: Live) -> None:
+def test_a_prompts_token_ids_give_the_same_answer(server: LiveServer) -> None:
     text = server.complete(prompt="Hello there", max_tokens=12, temperature=0, return_token_ids=True)
     ids = text["choices"][0]["prompt_token_ids"]
     again = server.complete(prompt=ids, max_tokens=12, temperature=0, return_token_ids=True)
     assert again["choices"] == text["choices"]
 
 
-def test_a_batch_answers_each_prompt_as_if_alone(server: Live) -> None:
+def test_each_prompt_of_a_request_is_answered_as_if_alone(server: LiveServer) -> None:
     prompts = [SHARED + f"Question: {i} + {i}?\nAnswer:" for i in range(12)]
     settings = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     batch = server.complete(prompt=prompts, **settings)["choices"]
@@ -69,7 +69,7 @@ def test_a_batch_answers_each_prompt_as_if_alone(server: Live) -> None:
         assert alone["token_ids"] == choice["token_ids"]
 
 
-def test_cached_tokens_salts_and_skipping(server: Live) -> None:
+def test_cached_tokens_salts_and_skipping(server: LiveServer) -> None:
     def cached(**body: Any) -> int:
         usage = server.complete(prompt=SHARED, max_tokens=1, temperature=0, **body)["usage"]
         return usage["prompt_tokens_details"]["cached_tokens"]
@@ -83,7 +83,7 @@ def test_cached_tokens_salts_and_skipping(server: Live) -> None:
     assert cached(cache_salt="b") == 0
 
 
-def test_a_stop_string_that_crosses_tokens(server: Live) -> None:
+def test_a_stop_string_that_crosses_tokens(server: LiveServer) -> None:
     settings = {"prompt": "Once", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
     text = server.complete(**settings)["choices"][0]["text"]
     start = next(i for i in range(4, len(text) - 8) if "�" not in text[i : i + 8])
@@ -95,7 +95,7 @@ def test_a_stop_string_that_crosses_tokens(server: Live) -> None:
     assert "".join(event["choices"][0]["text"] for event in streamed) == stopped["text"]
 
 
-def test_seeds_decide(server: Live) -> None:
+def test_seeds_determine_answers(server: LiveServer) -> None:
     def sample(seed: int) -> list[int]:
         body = server.complete(prompt="Hello", max_tokens=16, seed=seed, ignore_eos=True, return_token_ids=True)
         return body["choices"][0]["token_ids"]
@@ -104,7 +104,7 @@ def test_seeds_decide(server: Live) -> None:
     assert len({tuple(sample(-1)) for _ in range(3)}) == 3, "-1 is no seed"
 
 
-def test_a_seeded_answer_is_the_same_alone_and_in_a_crowd(server: Live) -> None:
+def test_a_seeded_answer_is_the_same_alone_and_in_a_batch(server: LiveServer) -> None:
     settings = {"max_tokens": 24, "seed": 5, "ignore_eos": True, "return_token_ids": True}
     alone = server.complete(prompt=SHARED, **settings)["choices"][0]["token_ids"]
     with ThreadPoolExecutor(12) as threads:
@@ -117,13 +117,13 @@ def test_a_seeded_answer_is_the_same_alone_and_in_a_crowd(server: Live) -> None:
         assert all(reply.result()["choices"] for reply in others)
 
 
-def test_reset_while_pages_are_held_says_so(server: Live) -> None:
+def test_a_reset_reports_leased_pages(server: LiveServer) -> None:
     with server.http.stream(
         "POST",
         "/v1/completions",
         json={"prompt": SHARED, "max_tokens": 2000, "ignore_eos": True, "stream": True},
     ) as reply:
-        lines = reply.iter_lines()  # kept: the connection ends with it
+        lines = reply.iter_lines()  # kept alive: the connection closes with it
         next(lines)
         assert server.http.get("/flush_cache").json()["pages_held"] > 0
     wait_for(server.is_idle, "pages are left")
@@ -132,7 +132,7 @@ def test_reset_while_pages_are_held_says_so(server: Live) -> None:
 
 
 @pytest.mark.parametrize("streams", [True, False])
-def test_a_client_that_leaves_frees_its_pages(server: Live, streams: bool) -> None:
+def test_a_disconnect_frees_the_pages(server: LiveServer, streams: bool) -> None:
     body = {"prompt": [SHARED, "another"], "max_tokens": 4000, "ignore_eos": True, "stream": streams}
     data = json.dumps(body).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -147,13 +147,13 @@ def test_a_client_that_leaves_frees_its_pages(server: Live, streams: bool) -> No
     assert server.metric("generation_tokens_total") - n_before < 4000, "it was computed for nobody"
 
 
-def test_a_request_that_can_never_fit_is_refused(server: Live) -> None:
+def test_a_request_that_can_never_fit_is_refused(server: LiveServer) -> None:
     reply = server.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1_000_000})
     assert reply.status_code == 400
     assert reply.json()["error"]["code"] == "context_length_exceeded"
 
 
-def test_metrics_are_prometheus_text(server: Live) -> None:
+def test_metrics_are_prometheus_text(server: LiveServer) -> None:
     lines = server.http.get("/metrics").text.splitlines()
     sample = re.compile(r"radixkv:\w+(\{(le|finish_reason)=\"[^\"]+\"\})? \S+")
     assert all(line.startswith("#") or sample.fullmatch(line) for line in lines)
@@ -165,7 +165,7 @@ def test_metrics_are_prometheus_text(server: Live) -> None:
     assert server.metric("kv_cache_usage_perc") == 0
 
 
-def test_the_frontend_holds_no_torch(server: Live) -> None:
+def test_the_frontend_does_not_load_torch(server: LiveServer) -> None:
     def maps(pid: int) -> str:
         return Path(f"/proc/{pid}/maps").read_text()
 
@@ -173,7 +173,7 @@ def test_the_frontend_holds_no_torch(server: Live) -> None:
     assert "libtorch" not in maps(server.process.pid)
 
 
-def test_a_port_in_use_is_one_line_before_anything_starts(server: Live) -> None:
+def test_a_port_in_use_is_reported_before_anything_starts(server: LiveServer) -> None:
     command = [sys.executable, "-m", "radixkv.cli", "serve", "--port", str(server.port)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     assert ended.returncode != 0

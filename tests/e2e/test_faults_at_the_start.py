@@ -1,4 +1,4 @@
-"""What cannot be served ends before it is ready, with one line that says why, and leaves nothing."""
+"""A failed start ends with one line that states the reason, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from support.failed_start import reason_to_end
+from support.failed_start import failed_start_error
 
 
 @pytest.fixture
 def checkpoint(sensitive: Path, tmp_path: Path) -> Path:
-    """A copy to spoil."""
+    """A copy of the checkpoint for a test to corrupt."""
     return shutil.copytree(sensitive, tmp_path / "model")
 
 
@@ -43,7 +43,7 @@ def overwritten(name: str, content: bytes) -> Callable[[Path], int]:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("corrupt", "message"),
     [
         (overwritten("config.json", b"{"), "config.json"),
         (with_config(num_hidden_layers=5), "num_hidden_layers"),
@@ -52,19 +52,23 @@ def overwritten(name: str, content: bytes) -> Callable[[Path], int]:
     ],
     ids=["config", "layers", "weights", "tokenizer"],
 )
-def test_a_spoilt_checkpoint(checkpoint: Path, scratch: Path, spoil: Callable[[Path], object], says: str) -> None:
-    spoil(checkpoint)
-    assert says in reason_to_end(scratch, str(checkpoint))
+def test_a_corrupt_checkpoint_is_reported(
+    checkpoint: Path, scratch: Path, corrupt: Callable[[Path], object], message: str
+) -> None:
+    corrupt(checkpoint)
+    assert message in failed_start_error(scratch, str(checkpoint))
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "message"),
     [
         (["--max-total-tokens", "8"], "page"),
         (["--kv-cache-memory-bytes", str(1 << 50)], "kv_cache_memory_bytes"),
         (["--device", "cpu", "--gpu-memory-utilization", "0.5"], "gpu_memory_utilization"),
-        (["--device", "cuda"], "set device to cpu"),
+        (["--device", "cuda"], "device to cpu"),
     ],
 )
-def test_settings_that_do_not_fit(checkpoint: Path, scratch: Path, flags: list[str], says: str) -> None:
-    assert says in reason_to_end(scratch, str(checkpoint), *flags)
+def test_settings_that_do_not_fit_are_reported(
+    checkpoint: Path, scratch: Path, flags: list[str], message: str
+) -> None:
+    assert message in failed_start_error(scratch, str(checkpoint), *flags)

@@ -1,4 +1,4 @@
-"""Clients that send what is none, or leave, on real processes."""
+"""Clients that send invalid requests or disconnect, with real processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from radixkv import sampling
 from support.breaking_runtime import SLOW
-from support.live import LIMIT_S, Live, wait_for
+from support.live import LIMIT_S, LiveServer, wait_for
 
 VOCAB_SIZE = 4096
 CONTEXT = 8192
@@ -18,7 +18,7 @@ COMPLETION = {"prompt": "Hello", "max_tokens": 4}
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
 ABOVE_INT64 = 1 << 63
 
-BOTH: list[tuple[str, list[Any]]] = [
+COMMON: list[tuple[str, list[Any]]] = [
     ("temperature", [-0.001, 100.1, "1", True]),
     ("top_p", [0, -0.001, 1.001]),
     ("top_k", [-2, 1 << 31, 1.5]),
@@ -43,15 +43,15 @@ BOTH: list[tuple[str, list[Any]]] = [
     ("ignore_eos", [1]),
     ("model", [1, ["tiny"]]),
 ]
-"""Of each field the least wrong values on both sides."""
-OF_COMPLETIONS: list[tuple[str, list[Any]]] = [
+"""Fields of both APIs, with the invalid values closest to the valid ones."""
+COMPLETION_ONLY: list[tuple[str, list[Any]]] = [
     ("logprobs", [-1, sampling.MAX_LOGPROBS + 1, True]),
     ("prompt", [None, [], [[]], 5, [-1], [VOCAB_SIZE], [1 << 31], [1, "x"], ["x"] * 65, "x " * CONTEXT]),
     ("prompt", [[1] * CONTEXT]),
     ("echo", [1]),
     ("suffix", ["x"]),
 ]
-OF_CHATS: list[tuple[str, list[Any]]] = [
+CHAT_ONLY: list[tuple[str, list[Any]]] = [
     ("logprobs", [1]),
     ("top_logprobs", [-1, sampling.MAX_LOGPROBS + 1, 1]),
     ("max_completion_tokens", [0, CONTEXT]),
@@ -61,13 +61,13 @@ OF_CHATS: list[tuple[str, list[Any]]] = [
     ("response_format", [{"type": "json_object"}]),
 ]
 CASES = [
-    *[("/v1/completions", COMPLETION, *case) for case in BOTH + OF_COMPLETIONS],
-    *[("/v1/chat/completions", CHAT, *case) for case in BOTH + OF_CHATS],
+    *[("/v1/completions", COMPLETION, *case) for case in COMMON + COMPLETION_ONLY],
+    *[("/v1/chat/completions", CHAT, *case) for case in COMMON + CHAT_ONLY],
 ]
 
 
-def refused(live: Live, path: str, content: bytes, **headers: str) -> dict[str, Any]:
-    """The error of a request, which repeats nothing of it."""
+def check_refusal(live: LiveServer, path: str, content: bytes, **headers: str) -> dict[str, Any]:
+    """Sends an invalid request and returns its error, after checks of its form."""
     reply = live.http.post(path, content=content, headers={"Content-Type": "application/json", **headers})
     assert reply.status_code == 400, (content[:200], reply.text)
     assert set(reply.json()) == {"error"}
@@ -80,11 +80,11 @@ def refused(live: Live, path: str, content: bytes, **headers: str) -> dict[str, 
 @pytest.mark.parametrize(
     ("path", "body", "param", "values"), CASES, ids=[f"{case[0].split('/')[2]}-{case[2]}" for case in CASES]
 )
-def test_the_least_wrong_values(
-    unharmed: Live, path: str, body: dict[str, Any], param: str, values: list[Any]
+def test_the_closest_invalid_values_are_refused(
+    checked_server: LiveServer, path: str, body: dict[str, Any], param: str, values: list[Any]
 ) -> None:
     for value in values:
-        error = refused(unharmed, path, json.dumps({**body, param: value}).encode())
+        error = check_refusal(checked_server, path, json.dumps({**body, param: value}).encode())
         assert error["param"] == param, (value, error)
 
 
@@ -106,24 +106,24 @@ def test_the_least_wrong_values(
     ],
     ids=lambda content: repr(content[:40]),
 )
-def test_what_is_no_request(unharmed: Live, content: bytes) -> None:
+def test_a_malformed_body_is_refused(checked_server: LiveServer, content: bytes) -> None:
     for path in ("/v1/completions", "/v1/chat/completions"):
-        refused(unharmed, path, content)
+        check_refusal(checked_server, path, content)
 
 
-def test_a_body_that_is_too_large(unharmed: Live) -> None:
-    """It is refused by its length, or as soon as too much has come; by then the client may still be sending."""
+def test_a_body_that_is_too_large_is_refused(checked_server: LiveServer) -> None:
+    """It is refused by its Content-Length, or once too much has arrived while the client still sends."""
     size = (8 << 20) + 1
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     chunks = b"10000\r\n" + b"x" * 65536 + b"\r\n"
     for rest in (b"Content-Length: %d\r\n\r\n" % size, b"Transfer-Encoding: chunked\r\n\r\n" + chunks * 129):
-        with socket.create_connection(("127.0.0.1", unharmed.port), timeout=LIMIT_S) as connection:
+        with socket.create_connection(("127.0.0.1", checked_server.port), timeout=LIMIT_S) as connection:
             connection.sendall(head + rest)
             assert connection.recv(1000).startswith(b"HTTP/1.1 413 ")
 
 
-def sent(live: Live, body: dict[str, Any]) -> socket.socket:
-    """A connection on which a request was sent, and nothing is read."""
+def send_request(live: LiveServer, body: dict[str, Any]) -> socket.socket:
+    """Sends a request and returns its connection, from which nothing has been read."""
     content = json.dumps(body).encode()
     connection = socket.create_connection(("127.0.0.1", live.port), timeout=LIMIT_S)
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -133,39 +133,39 @@ def sent(live: Live, body: dict[str, Any]) -> socket.socket:
 
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize("kind", ["decoding", "several choices", "queued", "in the middle of a prompt"])
-def test_a_client_that_leaves_gives_its_pages_back(unharmed: Live, kind: str, streams: bool) -> None:
-    body, n_running, n_waiting, n_steps_wanted = {
+def test_a_disconnect_frees_pages_in_every_state(checked_server: LiveServer, kind: str, streams: bool) -> None:
+    body, n_running, n_waiting, max_steps = {
         "decoding": ({"prompt": ["one", "two"]}, 2, 0, 2000),
         "several choices": ({"prompt": "one", "n": 4, "seed": 1}, 4, 0, 2000),
         "queued": ({"prompt": [f"{i} hello" for i in range(30)]}, 16, 14, 2000),
         "in the middle of a prompt": ({"prompt": [*SLOW, *[5] * 126] * 40}, 1, 0, 20),
     }[kind]
-    n_before = unharmed.metric("steps_total")
-    with sent(unharmed, {**body, "max_tokens": 2000, "ignore_eos": True, "stream": streams}):
-        wait_for(lambda: unharmed.metric("num_requests_running") == n_running, "it never ran")
-        wait_for(lambda: unharmed.metric("num_requests_waiting") == n_waiting, "it never waited")
+    n_before = checked_server.metric("steps_total")
+    with send_request(checked_server, {**body, "max_tokens": 2000, "ignore_eos": True, "stream": streams}):
+        wait_for(lambda: checked_server.metric("num_requests_running") == n_running, "it never ran")
+        wait_for(lambda: checked_server.metric("num_requests_waiting") == n_waiting, "it never waited")
         if kind != "in the middle of a prompt":
-            n_steps = unharmed.metric("steps_total")
-            wait_for(lambda: unharmed.metric("steps_total") > n_steps, "no step")
-    wait_for(unharmed.is_idle, "pages are still held")
-    assert unharmed.metric("steps_total") - n_before < n_steps_wanted, "it was computed for nobody"
+            n_steps = checked_server.metric("steps_total")
+            wait_for(lambda: checked_server.metric("steps_total") > n_steps, "no step")
+    wait_for(checked_server.is_idle, "pages are still held")
+    assert checked_server.metric("steps_total") - n_before < max_steps, "it was not cancelled"
 
 
-def test_a_client_that_leaves_during_its_upload(unharmed: Live) -> None:
+def test_a_disconnect_during_an_upload_leaves_nothing(checked_server: LiveServer) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     for part in (b"", b"POST", head, head + b"Content-Length: 100\r\n\r\n{"):
-        with socket.create_connection(("127.0.0.1", unharmed.port), timeout=LIMIT_S) as connection:
+        with socket.create_connection(("127.0.0.1", checked_server.port), timeout=LIMIT_S) as connection:
             connection.sendall(part)
 
 
-def test_a_reader_that_pauses_gets_the_whole_answer(unharmed: Live) -> None:
+def test_a_reader_that_pauses_gets_the_whole_answer(checked_server: LiveServer) -> None:
     body = {"prompt": ["one", "two"], "max_tokens": 80, "temperature": 0, "ignore_eos": True, "logprobs": 20}
-    whole = unharmed.complete(**body)
-    n_before = unharmed.metric("generation_tokens_total")
-    with sent(unharmed, {**body, "stream": True}) as connection:
+    whole = checked_server.complete(**body)
+    n_before = checked_server.metric("generation_tokens_total")
+    with send_request(checked_server, {**body, "stream": True}) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        wait_for(lambda: unharmed.metric("generation_tokens_total") == n_before + 160, "it never ran")
-        wait_for(lambda: unharmed.metric("num_requests_running") == 0, "it runs on")
+        wait_for(lambda: checked_server.metric("generation_tokens_total") == n_before + 160, "it never ran")
+        wait_for(lambda: checked_server.metric("num_requests_running") == 0, "it is still running")
         received = b""
         while b"data: [DONE]" not in received:
             part = connection.recv(65536)

@@ -1,4 +1,4 @@
-"""Steps that fail, and numbers that are none."""
+"""Steps that fail, and outputs that are not finite."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from support.breaking_runtime import DIES, HANGS, NO_MEMORY, NO_MEMORY_ONCE, NOT_FINITE_ONCE
-from support.live import LIMIT_S, Live, serving, wait_for, watched
+from support.live import LIMIT_S, LiveServer, serving, wait_for, watched
 
-SICK = 77
+NAN_TOKEN = 77
 GREEDY = {
     "temperature": 0,
     "ignore_eos": True,
     "return_token_ids": True,
-    "logit_bias": {str(SICK): -100},
+    "logit_bias": {str(NAN_TOKEN): -100},
 }
 
 
-def together(live: Live, *bodies: dict[str, Any]) -> list[httpx.Response]:
-    """The replies to requests that are sent at the same time."""
+def send_all(live: LiveServer, *bodies: dict[str, Any]) -> list[httpx.Response]:
+    """Sends requests concurrently and returns their responses."""
     with httpx.Client(base_url=live.base_url, timeout=LIMIT_S) as http, ThreadPoolExecutor(len(bodies)) as threads:
         return list(threads.map(lambda body: http.post("/v1/completions", json=GREEDY | body), bodies))
 
 
 def prompts(n: int, *, with_pair: tuple[int, ...] = ()) -> list[list[int]]:
-    """All begin with the same two pages."""
+    """Returns prompts that share their first two pages."""
     return [[*range(100, 140), *with_pair, 200 + i] for i in range(n)]
 
 
-def ids(reply: httpx.Response) -> list[list[int]]:
+def token_ids(reply: httpx.Response) -> list[list[int]]:
     assert reply.status_code == 200, reply.text
     return [choice["token_ids"] for choice in reply.json()["choices"]]
 
@@ -45,72 +45,72 @@ def code(reply: httpx.Response) -> tuple[int, str]:
     return reply.status_code, reply.json()["error"]["code"]
 
 
-def test_a_step_without_memory_is_tried_again_in_halves(unharmed: Live) -> None:
+def test_a_step_without_memory_is_retried_in_halves(checked_server: LiveServer) -> None:
     healthy = {"prompt": prompts(6), "max_tokens": 12}
-    (alone,) = together(unharmed, healthy)
+    (alone,) = send_all(checked_server, healthy)
     unlucky = {"prompt": prompts(6, with_pair=NO_MEMORY_ONCE), "max_tokens": 12}
-    crowd = together(unharmed, healthy, unlucky)
-    assert ids(crowd[0]) == ids(alone)
-    assert ids(crowd[1]) == ids(together(unharmed, unlucky)[0])
+    crowd = send_all(checked_server, healthy, unlucky)
+    assert token_ids(crowd[0]) == token_ids(alone)
+    assert token_ids(crowd[1]) == token_ids(send_all(checked_server, unlucky)[0])
 
 
-def test_a_request_that_breaks_every_step_ends_alone(unharmed: Live) -> None:
+def test_only_a_request_that_breaks_every_step_fails(checked_server: LiveServer) -> None:
     healthy = {"prompt": prompts(6), "max_tokens": 40}
-    (alone,) = together(unharmed, healthy)
+    (alone,) = send_all(checked_server, healthy)
     for stream in (False, True):
         breaking = {"prompt": [*NO_MEMORY, 5, 6], "max_tokens": 5, "stream": stream}
-        crowd, failed, again = together(unharmed, healthy, breaking, breaking)
-        assert ids(crowd) == ids(alone)
+        crowd, failed, again = send_all(checked_server, healthy, breaking, breaking)
+        assert token_ids(crowd) == token_ids(alone)
         assert code(failed) == code(again) == (500, "device_error")
 
 
-def test_numbers_that_are_none_once_cost_nobody_the_answer(unharmed: Live) -> None:
-    sick = {"prompt": [*range(100, 140), *NOT_FINITE_ONCE], "max_tokens": 8}
+def test_one_step_that_is_not_finite_fails_no_request(checked_server: LiveServer) -> None:
+    faulty = {"prompt": [*range(100, 140), *NOT_FINITE_ONCE], "max_tokens": 8}
     healthy = {"prompt": prompts(4), "max_tokens": 12}
-    (alone,) = together(unharmed, healthy)
-    crowd = together(unharmed, healthy, sick)
-    assert ids(crowd[0]) == ids(alone)
-    assert ids(crowd[1]) == ids(together(unharmed, sick)[0])
+    (alone,) = send_all(checked_server, healthy)
+    crowd = send_all(checked_server, healthy, faulty)
+    assert token_ids(crowd[0]) == token_ids(alone)
+    assert token_ids(crowd[1]) == token_ids(send_all(checked_server, faulty)[0])
 
 
 @pytest.fixture(scope="module")
-def sick(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def nan_server(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """A server whose checkpoint has NaN in one token's embedding."""
     folder = shutil.copytree(sensitive, tmp_path_factory.mktemp("nan") / "model")
     weights = load_file(folder / "model.safetensors")
-    weights["model.embed_tokens.weight"][SICK] = np.nan
+    weights["model.embed_tokens.weight"][NAN_TOKEN] = np.nan
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with serving(folder, folder.parent / "errors") as live:
         yield live
 
 
-def test_numbers_that_are_none_for_ever_end_their_request_alone(sick: Live) -> None:
-    before = sick.canary()
+def test_only_a_request_that_is_never_finite_fails(nan_server: LiveServer) -> None:
+    before = nan_server.canary()
     healthy = {"prompt": prompts(6), "max_tokens": 30}
-    (alone,) = together(sick, healthy)
-    for prompt in ([SICK], [*range(100, 140), SICK, 5], [*range(100, 140), SICK]):
-        crowd, failed = together(sick, healthy, {"prompt": prompt, "max_tokens": 5})
-        assert ids(crowd) == ids(alone)
+    (alone,) = send_all(nan_server, healthy)
+    for prompt in ([NAN_TOKEN], [*range(100, 140), NAN_TOKEN, 5], [*range(100, 140), NAN_TOKEN]):
+        crowd, failed = send_all(nan_server, healthy, {"prompt": prompt, "max_tokens": 5})
+        assert token_ids(crowd) == token_ids(alone)
         assert code(failed) == (500, "numerical_error")
-    streamed = together(sick, {"prompt": [SICK, 5], "stream": True})[0]
+    streamed = send_all(nan_server, {"prompt": [NAN_TOKEN, 5], "stream": True})[0]
     assert code(streamed) == (500, "numerical_error")
-    whole_batch = together(sick, {"prompt": [[5], [SICK]], "max_tokens": 500})[0]
+    whole_batch = send_all(nan_server, {"prompt": [[5], [NAN_TOKEN]], "max_tokens": 500})[0]
     assert code(whole_batch) == (500, "numerical_error")
-    wait_for(sick.is_idle, "pages or requests are left")
-    assert sick.canary() == before
+    wait_for(nan_server.is_idle, "pages or requests are left")
+    assert nan_server.canary() == before
 
 
-@pytest.mark.parametrize(("pair", "says"), [(HANGS, "silent for 5 s"), (DIES, "code -11")])
+@pytest.mark.parametrize(("pair", "reason"), [(HANGS, "silent for 5 s"), (DIES, "code -11")])
 def test_a_step_that_never_ends_or_kills_the_runtime(
-    sensitive: Path, tmp_path: Path, pair: tuple[int, int], says: str
+    sensitive: Path, tmp_path: Path, pair: tuple[int, int], reason: str
 ) -> None:
-    """A server cannot survive that: it says so, and ends."""
+    """The server cannot survive this: it reports the reason and exits."""
     with watched(sensitive, tmp_path / "errors", "--heartbeat-timeout", "5") as live:
-        replies = together(
+        replies = send_all(
             live, {"prompt": [5, 6], "max_tokens": 4000}, {"prompt": [*pair], "max_tokens": 5, "stream": True}
         )
         for reply in replies:
             assert code(reply) == (503, "runtime_died")
-            assert says in reply.json()["error"]["message"]
+            assert reason in reply.json()["error"]["message"]
         assert live.process.wait(timeout=LIMIT_S) == 1
-        assert says in (tmp_path / "errors").read_text().splitlines()[-1]
+        assert reason in (tmp_path / "errors").read_text().splitlines()[-1]

@@ -1,4 +1,4 @@
-"""More work than the server takes."""
+"""More requests than the queue accepts."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
-from support.live import COMMAND_LINE, LIMIT_S, Live, serving, wait_for
+from support.live import COMMAND_LINE, LIMIT_S, LiveServer, serving, wait_for
 
 LONG = {"max_tokens": 2000, "ignore_eos": True}
 
 
-def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(unharmed: Live) -> None:
+def test_a_full_queue_refuses_at_once_with_retry_after(checked_server: LiveServer) -> None:
     body = {**LONG, "prompt": [f"{i} hello" for i in range(64)]}
-    reply = unharmed.http.post("/v1/completions", json=body)
+    reply = checked_server.http.post("/v1/completions", json=body)
     assert reply.status_code == 503
     assert reply.headers["retry-after"] == "1"
     assert reply.json()["error"]["code"] == "queue_full"
-    wait_for(unharmed.is_idle, "the rest of the batch goes on")
-    reply = unharmed.http.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 2})
+    wait_for(checked_server.is_idle, "the rest of the batch goes on")
+    reply = checked_server.http.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 2})
     assert reply.status_code == 200
 
 
-def test_a_full_queue_in_a_stream(unharmed: Live) -> None:
-    """It is refused, or ends with an error if some of its prompts ran before the last was refused."""
+def test_a_full_queue_in_a_stream(checked_server: LiveServer) -> None:
+    """The request is refused, or its stream ends with an error if some of its prompts already ran."""
     body = {**LONG, "prompt": [f"{i} hello" for i in range(64)], "stream": True}
-    reply = unharmed.http.post("/v1/completions", json=body)
+    reply = checked_server.http.post("/v1/completions", json=body)
     if reply.status_code == 503:
         error = reply.json()
     else:
@@ -37,12 +37,14 @@ def test_a_full_queue_in_a_stream(unharmed: Live) -> None:
     assert error["error"]["code"] == "queue_full"
 
 
-def test_nobody_waits_longer_than_the_limit(start: Callable[..., AbstractContextManager[Live]]) -> None:
+def test_no_request_waits_longer_than_the_queue_timeout(
+    start: Callable[..., AbstractContextManager[LiveServer]],
+) -> None:
     longest = {"prompt": "Hello", "max_tokens": 8000, "ignore_eos": True, "stream": True}
     with start("--max-num-seqs", "1", "--queue-timeout", "1") as live:
         before = live.canary()
         with live.http.stream("POST", "/v1/completions", json=longest) as first:
-            lines = first.iter_lines()  # kept: the connection ends with it
+            lines = first.iter_lines()  # kept alive: the connection closes with it
             assert json.loads(next(lines).removeprefix("data: "))["choices"]
             refused = live.http.post("/v1/completions", json={"prompt": "another"})
             assert refused.status_code == 503

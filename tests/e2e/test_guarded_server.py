@@ -1,4 +1,4 @@
-"""A server with a key that logs what it does and answers as SGLang."""
+"""A server with an API key, statistics in its log and SGLang's metric names."""
 
 from __future__ import annotations
 

@@ -15,17 +15,17 @@ from typing import Any
 
 import httpx
 
-from support.live import LIMIT_S, Live, is_running, wait_for
+from support.live import LIMIT_S, LiveServer, is_running, wait_for
 
-Start = Callable[..., AbstractContextManager[Live]]
+Start = Callable[..., AbstractContextManager[LiveServer]]
 
 LONG = {"prompt": "Hello", "max_tokens": 4000, "temperature": 0, "ignore_eos": True}
 
 
-class Asking(threading.Thread):
-    """A request in another thread."""
+class BackgroundRequest(threading.Thread):
+    """A request sent from another thread."""
 
-    def __init__(self, live: Live, **body: Any) -> None:
+    def __init__(self, live: LiveServer, **body: Any) -> None:
         super().__init__(daemon=True)
         self._url = live.base_url
         self._body = body
@@ -47,18 +47,18 @@ class Asking(threading.Thread):
         return self.status, self.text
 
 
-def running(live: Live, n: int) -> None:
+def running(live: LiveServer, n: int) -> None:
     wait_for(lambda: live.metric("num_requests_running") == n, f"{n} requests never ran")
 
 
-def is_healthy(live: Live) -> bool:
+def is_healthy(live: LiveServer) -> bool:
     return live.http.get("/health").status_code == 200
 
 
-def test_a_killed_runtime_ends_all_with_an_error(start_patient: Start) -> None:
-    """Also what comes while the server says so; see ``test_a_hung_runtime`` for how that ends by itself."""
-    with start_patient("--heartbeat-timeout", "3600") as live:
-        whole, streamed = Asking(live, **LONG), Asking(live, **LONG, stream=True)
+def test_a_killed_runtime_ends_all_with_an_error(start_without_timeouts: Start) -> None:
+    """Later requests fail, too. ``test_a_hung_runtime_ends_all_at_the_heartbeat_limit`` exits without a signal."""
+    with start_without_timeouts("--heartbeat-timeout", "3600") as live:
+        whole, streamed = BackgroundRequest(live, **LONG), BackgroundRequest(live, **LONG, stream=True)
         wait_for(lambda: live.metric("time_to_first_token_seconds_count") == 2, "the stream has not begun")
         os.kill(live.runtime_pid, signal.SIGKILL)
         wait_for(lambda: not is_healthy(live), "still healthy")
@@ -78,20 +78,20 @@ def test_a_killed_runtime_ends_all_with_an_error(start_patient: Start) -> None:
 
 def test_a_hung_runtime_ends_all_at_the_heartbeat_limit(start: Start) -> None:
     with start("--heartbeat-timeout", "5") as live:
-        asking = Asking(live, **LONG)
+        request = BackgroundRequest(live, **LONG)
         running(live, 1)
         os.kill(live.runtime_pid, signal.SIGSTOP)
-        status, text = asking.result()
+        status, text = request.result()
         assert status == 503
         assert "silent for 5 s" in json.loads(text)["error"]["message"]
         assert live.process.wait(timeout=LIMIT_S) == 1
         assert not is_running(live.runtime_pid)
 
 
-def test_a_killed_frontend_takes_the_runtime_along_and_the_next_start_works(start: Start) -> None:
+def test_the_runtime_ends_with_a_killed_frontend(start: Start) -> None:
     with start() as live:
         before = live.canary()
-        Asking(live, **{**LONG, "prompt": ["x " * 2000] * 8})
+        BackgroundRequest(live, **{**LONG, "prompt": ["x " * 2000] * 8})
         running(live, 8)
         live.process.kill()
         wait_for(lambda: not is_running(live.runtime_pid), "the runtime is still there")
@@ -99,41 +99,41 @@ def test_a_killed_frontend_takes_the_runtime_along_and_the_next_start_works(star
         assert live.canary() == before
 
 
-def test_sigterm_lets_running_requests_end(start_patient: Start, tmp_path: Path) -> None:
-    with start_patient() as live:
-        asking = Asking(live, **{**LONG, "max_tokens": 500})
+def test_sigterm_lets_running_requests_end(start_without_timeouts: Start, tmp_path: Path) -> None:
+    with start_without_timeouts() as live:
+        request = BackgroundRequest(live, **{**LONG, "max_tokens": 500})
         running(live, 1)
-        os.kill(live.runtime_pid, signal.SIGSTOP)  # a step that takes until all is looked at
+        os.kill(live.runtime_pid, signal.SIGSTOP)  # stands for a step that outlasts the checks below
         live.process.send_signal(signal.SIGTERM)
         wait_for(lambda: not is_healthy(live), "still healthy")
         assert live.http.get("/health").status_code == 503
         refused = live.http.post("/v1/completions", json=LONG)
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "draining"
-        wait_for(lambda: "radixkv: shutting down: " in (tmp_path / "errors").read_text(), "it does not say so")
+        wait_for(lambda: "radixkv: shutting down: " in (tmp_path / "errors").read_text(), "no line in the log")
         os.kill(live.runtime_pid, signal.SIGCONT)
-        status, text = asking.result()
+        status, text = request.result()
         assert status == 200
         assert json.loads(text)["usage"]["completion_tokens"] == 500
         assert live.process.wait(timeout=LIMIT_S) == 0
 
 
-def test_queued_clients_that_leave_are_forgotten(start: Start) -> None:
-    """More prompts than rows: some never run."""
+def test_disconnects_cancel_queued_requests(start: Start) -> None:
+    """There are more prompts than rows, so some never run."""
     with start("--max-num-seqs", "4") as live:
         with httpx.Client(base_url=live.base_url, timeout=LIMIT_S) as http:
             for i in range(4):
                 body = {"prompt": [f"{i} hello"] * 64, "max_tokens": 4000, "ignore_eos": True, "stream": True}
                 with http.stream("POST", "/v1/completions", json=body) as reply:
-                    lines = reply.iter_lines()  # kept: the connection ends with it
+                    lines = reply.iter_lines()  # kept alive: the connection closes with it
                     next(lines)
                     wait_for(lambda: live.metric("num_requests_waiting") == 60, "60 do not wait")
         wait_for(live.is_idle, "still held")
 
 
-def test_uploads_that_do_not_end_do_not_delay_the_end_or_make_noise(start_patient: Start, tmp_path: Path) -> None:
+def test_stalled_uploads_do_not_delay_the_shutdown(start_without_timeouts: Start, tmp_path: Path) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    with start_patient() as live:
+    with start_without_timeouts() as live:
         gone, slow = (socket.create_connection(("127.0.0.1", live.port), timeout=LIMIT_S) for _ in range(2))
         for connection in (gone, slow):
             connection.sendall(head + b"Content-Length: 100\r\n\r\n{")
@@ -149,7 +149,7 @@ def test_uploads_that_do_not_end_do_not_delay_the_end_or_make_noise(start_patien
         assert [verb for verb in verbs if verb != "still"] == ["getting", "loading"], stages
 
 
-def test_too_little_memory_is_one_line() -> None:
+def test_too_little_memory_is_reported_in_one_line() -> None:
     flags = ["--port", "0", "--max-num-seqs", "100000000", "--max-num-batched-tokens", "200000000"]
     ended = subprocess.run(
         [sys.executable, "-m", "radixkv.cli", "serve", *flags],
@@ -164,13 +164,13 @@ def test_too_little_memory_is_one_line() -> None:
     assert "max_num_seqs" in reason or "--max-num-seqs" in reason
 
 
-def test_a_second_signal_does_not_wait(start_patient: Start) -> None:
-    with start_patient("--heartbeat-timeout", "3600") as live:
-        asking = Asking(live, **LONG)
+def test_a_second_signal_does_not_wait(start_without_timeouts: Start) -> None:
+    with start_without_timeouts("--heartbeat-timeout", "3600") as live:
+        request = BackgroundRequest(live, **LONG)
         running(live, 1)
-        os.kill(live.runtime_pid, signal.SIGSTOP)  # a step that takes long
+        os.kill(live.runtime_pid, signal.SIGSTOP)  # stands for a long step
         live.process.send_signal(signal.SIGTERM)
         wait_for(lambda: not is_healthy(live), "still healthy")
         live.process.send_signal(signal.SIGINT)
         assert live.process.wait(timeout=LIMIT_S) == 0
-        assert asking.result()[0] in (0, 503)
+        assert request.result()[0] in (0, 503)

@@ -1,4 +1,4 @@
-"""Chats as a workload, and ``radixkv explain``, with real servers."""
+"""Chats as a workload and ``radixkv explain``, on real servers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.live import LIMIT_S, Live
+from support.live import LIMIT_S, LiveServer
 
 
 def radixkv(*flags: object, lines: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -30,7 +30,7 @@ def test_chats_with_the_cache_off_and_on_give_the_same_tokens(tmp_path: Path) ->
     assert 0.85 * report["optimum_pct"] <= report["cache_hit_rate_pct"] <= report["optimum_pct"]
 
 
-def test_unshared_prompts_find_nothing(server: Live, tmp_path: Path) -> None:
+def test_unshared_prompts_have_no_cache_hits(server: LiveServer, tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     flags = ["--num-prompts", 4, "--num-shots", 1, "--output-len", 4, "--output-file", path]
     done = radixkv("bench", "--workload", "unshared", "--base-url", server.base_url, *flags)
@@ -40,7 +40,7 @@ def test_unshared_prompts_find_nothing(server: Live, tmp_path: Path) -> None:
     assert report["optimum_pct"] < 5
 
 
-def test_explain_names_the_end_of_the_match(server: Live) -> None:
+def test_explain_shows_where_the_match_ends(server: LiveServer) -> None:
     server.http.post("/flush_cache")
     text = "You are a patient teacher of mathematics who answers in short steps. How many legs have 12 hens? "
     text += "Show the whole calculation, and write the result alone on the last line of your answer."
@@ -49,7 +49,7 @@ def test_explain_names_the_end_of_the_match(server: Live) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     sentence, before, after = done.stdout.splitlines()
     assert "16 of " in sentence
-    assert "goes on with other tokens" in sentence
+    assert "differs" in sentence
     assert "'7' (" in sentence
     assert "How many legs have " in before
     assert "7 cows? Show" in after
@@ -58,7 +58,7 @@ def test_explain_names_the_end_of_the_match(server: Live) -> None:
     assert nothing.returncode == 0
 
 
-def test_a_chat_at_a_server_reuses_its_turns(server: Live) -> None:
+def test_a_chat_reuses_its_earlier_turns(server: LiveServer) -> None:
     flags = ["--system", "You are a patient teacher of mathematics.", "--max-tokens", 6, "--temperature", 0]
     lines = "How many legs have 12 hens?\nAnd how many legs have 7 cows?\n"
     done = radixkv("chat", "--base-url", server.base_url, *flags, lines=lines)

@@ -1,4 +1,4 @@
-"""Choices, log-probabilities and chat on the real engine: what is asked for in several ways is the same."""
+"""Choices, log-probabilities and chat on the real engine: equivalent requests have equal results."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Any
 
 import pytest
 
-from support.live import Live, wait_for
+from support.live import LiveServer, wait_for
 
 PROMPT = "The rain in Spain stays mainly in the plain. " * 6
 MESSAGES = [{"role": "system", "content": PROMPT}, {"role": "user", "content": "Where does it rain?"}]
 
 
 @pytest.fixture(autouse=True)
-def _exact_and_idle_afterwards(server: Live) -> Any:
+def _exact_and_idle_afterwards(server: LiveServer) -> Any:
     before = server.canary()
     yield
     wait_for(server.is_idle, "pages or requests are left")
     assert server.canary() == before
 
 
-def chat(server: Live, **body: Any) -> dict[str, Any]:
+def chat(server: LiveServer, **body: Any) -> dict[str, Any]:
     reply = server.http.post("/v1/chat/completions", json={"messages": MESSAGES, **body})
     assert reply.status_code == 200, reply.text
     return reply.json()
 
 
-def test_choices_are_what_their_seeds_give_alone(server: Live) -> None:
+def test_each_choice_equals_its_seed_alone(server: LiveServer) -> None:
     body = {"prompt": PROMPT, "max_tokens": 12, "ignore_eos": True, "return_token_ids": True, "logprobs": 3}
     together = server.complete(**body, n=4, seed=11)
     alone = [server.complete(**body, seed=11 + place)["choices"][0] for place in range(4)]
@@ -36,8 +36,8 @@ def test_choices_are_what_their_seeds_give_alone(server: Live) -> None:
     assert together["usage"]["completion_tokens"] == 48
 
 
-def test_an_echo_is_scored_the_same_cold_and_warm(server: Live) -> None:
-    """And like the answer that led there: lm-eval's loglikelihood of a greedy continuation."""
+def test_echo_logprobs_are_the_same_cold_and_warm(server: LiveServer) -> None:
+    """It also equals the answer's own logprobs, as in lm-eval's loglikelihood of a greedy continuation."""
     greedy = {"temperature": 0, "ignore_eos": True, "logprobs": 2, "return_token_ids": True}
     first = server.complete(prompt=PROMPT, max_tokens=20, **greedy)["choices"][0]
     ids = first["prompt_token_ids"] + first["token_ids"]
@@ -46,16 +46,16 @@ def test_an_echo_is_scored_the_same_cold_and_warm(server: Live) -> None:
     cold = server.complete(**scoring)["choices"][0]["logprobs"]
     warm = server.complete(**scoring)["choices"][0]["logprobs"]
     assert cold == warm
-    scored = slice(len(first["prompt_token_ids"]), len(ids))
+    answer = slice(len(first["prompt_token_ids"]), len(ids))
     for name in ("tokens", "token_logprobs", "top_logprobs"):
-        assert cold[name][scored] == first["logprobs"][name]
-    for text, likeliest in zip(cold["tokens"][scored], cold["top_logprobs"][scored], strict=True):
+        assert cold[name][answer] == first["logprobs"][name]
+    for text, likeliest in zip(cold["tokens"][answer], cold["top_logprobs"][answer], strict=True):
         assert max(likeliest, key=likeliest.__getitem__) == text
     plain = server.complete(prompt=ids, max_tokens=1, temperature=0)
     assert plain["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
-def test_prompt_logprobs_are_those_of_the_echo(server: Live) -> None:
+def test_prompt_logprobs_are_those_of_the_echo(server: LiveServer) -> None:
     body = {"prompt": PROMPT, "temperature": 0}
     entries = server.complete(**body, max_tokens=1, prompt_logprobs=1)["choices"][0]["prompt_logprobs"]
     echo = server.complete(**body, max_tokens=0, echo=True, logprobs=1)["choices"][0]["logprobs"]
@@ -66,7 +66,7 @@ def test_prompt_logprobs_are_those_of_the_echo(server: Live) -> None:
     assert all(figures["rank"] >= 1 for figures in own)
 
 
-def test_chat_is_the_completion_of_the_rendered_text(server: Live) -> None:
+def test_chat_is_the_completion_of_the_rendered_text(server: LiveServer) -> None:
     greedy = {"temperature": 0, "max_tokens": 16, "ignore_eos": True, "return_token_ids": True}
     reply = chat(server, **greedy)
     same = server.complete(prompt=reply["prompt_token_ids"], **greedy)["choices"][0]
@@ -77,7 +77,7 @@ def test_chat_is_the_completion_of_the_rendered_text(server: Live) -> None:
     assert usage["prompt_tokens_details"]["cached_tokens"] >= len(reply["prompt_token_ids"]) // 2
 
 
-def test_a_stream_of_chat_is_the_whole_reply_in_pieces(server: Live) -> None:
+def test_a_chat_stream_equals_the_whole_response(server: LiveServer) -> None:
     body = {"n": 2, "seed": 3, "max_tokens": 24, "stop": ["e"], "logprobs": True, "top_logprobs": 2}
     whole = chat(server, **body)
     text = server.http.post("/v1/chat/completions", json={"messages": MESSAGES, **body, "stream": True}).text
@@ -85,14 +85,14 @@ def test_a_stream_of_chat_is_the_whole_reply_in_pieces(server: Live) -> None:
     assert lines.pop() == "[DONE]"
     chunks = [json.loads(line)["choices"][0] for line in lines]
     for expected in whole["choices"]:
-        pieces = [chunk for chunk in chunks if chunk["index"] == expected["index"]]
-        assert "".join(piece["delta"]["content"] for piece in pieces) == expected["message"]["content"]
-        assert pieces[-1]["finish_reason"] == expected["finish_reason"]
-        shown = [entry for piece in pieces[1:] for entry in piece["logprobs"]["content"]]
-        assert shown == expected["logprobs"]["content"]
+        own_chunks = [chunk for chunk in chunks if chunk["index"] == expected["index"]]
+        assert "".join(chunk["delta"]["content"] for chunk in own_chunks) == expected["message"]["content"]
+        assert own_chunks[-1]["finish_reason"] == expected["finish_reason"]
+        entries = [entry for chunk in own_chunks[1:] for entry in chunk["logprobs"]["content"]]
+        assert entries == expected["logprobs"]["content"]
 
 
-def test_the_settings_steer_the_answer(server: Live) -> None:
+def test_sampling_settings_change_the_answer(server: LiveServer) -> None:
     body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 8, "ignore_eos": True, "return_token_ids": True}
     (first, *_), forced = server.complete(**body)["choices"][0]["token_ids"], 77
     banned = server.complete(**body, logit_bias={str(first): -100})["choices"][0]["token_ids"]

@@ -1,4 +1,4 @@
-"""A client that asks for a long stream and stops reading, on real processes."""
+"""A client that requests a long stream and stops reading, with real processes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from support.live import LIMIT_S, Live, wait_for
+from support.live import LIMIT_S, LiveServer, wait_for
 
 N_CHOICES = 8
 N_TOKENS = 6000
-"""Of each choice: a hundred megabytes of chunks, of which the server keeps a few."""
+"""Tokens per choice: a hundred megabytes of chunks in all, of which the server buffers a few."""
 LONG_STREAM = {
     "prompt": [7] * 1000,
     "echo": True,
-    # The first chunk, with how likely all of the prompt was, fills what the kernel keeps.
+    # The first chunk, with the log-probabilities of the prompt, fills the kernel's buffers.
     "n": N_CHOICES,
     "seed": 1,
     "logprobs": 20,
@@ -25,13 +25,14 @@ LONG_STREAM = {
 }
 
 
-def test_a_client_that_stops_reading_is_cut(unharmed: Live) -> None:
-    """Its pages come back while it is still connected; if it then reads, it finds the reason at the end."""
-    n_before = unharmed.metric("generation_tokens_total")
-    with stalled(unharmed) as connection:
-        wait_for(lambda: unharmed.metric("generation_tokens_total") >= n_before + N_CHOICES, "it never ran")
-        wait_for(unharmed.is_idle, "it runs on", 3 * LIMIT_S)  # megabytes have to be made
-        assert unharmed.metric("generation_tokens_total") - n_before < N_CHOICES * N_TOKENS / 2, "it was not cut"
+def test_a_stalled_reader_is_ended(checked_server: LiveServer) -> None:
+    """Its pages are freed while it is still connected; the error is at the end of its stream."""
+    n_before = checked_server.metric("generation_tokens_total")
+    with stalled(checked_server) as connection:
+        wait_for(lambda: checked_server.metric("generation_tokens_total") >= n_before + N_CHOICES, "it never ran")
+        wait_for(checked_server.is_idle, "it is still running", 3 * LIMIT_S)  # it generates megabytes
+        n_generated = checked_server.metric("generation_tokens_total") - n_before
+        assert n_generated < N_CHOICES * N_TOKENS / 2, "it was not ended"
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         received = b""
         while part := connection.recv(1 << 16):
@@ -41,22 +42,22 @@ def test_a_client_that_stops_reading_is_cut(unharmed: Live) -> None:
     assert last["error"]["code"] == "client_too_slow", last
 
 
-def test_others_are_served_beside_it(unharmed: Live) -> None:
-    """A slow reader holds up nobody, and one that hangs up while the server waits for it leaves nothing."""
-    canary = unharmed.canary()
-    n_before = unharmed.metric("generation_tokens_total")
-    with stalled(unharmed):
-        wait_for(lambda: unharmed.metric("generation_tokens_total") >= n_before + N_CHOICES, "it never ran")
+def test_a_stalled_reader_delays_no_other_client(checked_server: LiveServer) -> None:
+    """A slow reader delays nobody, and leaves nothing when it disconnects while the server waits for it."""
+    canary = checked_server.canary()
+    n_before = checked_server.metric("generation_tokens_total")
+    with stalled(checked_server):
+        wait_for(lambda: checked_server.metric("generation_tokens_total") >= n_before + N_CHOICES, "it never ran")
         for _ in range(3):
-            assert unharmed.canary() == canary
+            assert checked_server.canary() == canary
 
 
 @contextmanager
-def stalled(live: Live) -> Iterator[socket.socket]:
-    """A connection that asked for the stream, has room for a few kilobytes, and read its head only."""
+def stalled(live: LiveServer) -> Iterator[socket.socket]:
+    """Opens a connection that has requested the stream, has small buffers and has read only the head."""
     with socket.socket() as connection:
         connection.settimeout(LIMIT_S)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # before the window is agreed on
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # before the TCP window is negotiated
         connection.connect(("127.0.0.1", live.port))
         content = json.dumps(LONG_STREAM).encode()
         head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from radixkv.frontend.served_model import Served
+from radixkv.frontend.served_model import ServedModel
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
 from support.running_site import running_site
@@ -28,17 +28,17 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def served(tokenizer: Tokenizer) -> Served:
+def served_model(tokenizer: Tokenizer) -> ServedModel:
     template = ChatTemplate(CHAT_TEMPLATE, {"bos_token": "<eos>"}, "the test")
-    return Served(
+    return ServedModel(
         "echo", "some/echo", ScriptedLoop().ready, tokenizer, frozenset({EOS}), 1_700_000_000, 5, template
     )
 
 
 @pytest.fixture(scope="module")
-def site(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    assert served.ready.max_model_len == MAX_MODEL_LEN
-    with running_site(served, tmp_path_factory.mktemp("s")) as site:
+def site(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    assert served_model.ready.max_model_len == MAX_MODEL_LEN
+    with running_site(served_model, tmp_path_factory.mktemp("s")) as site:
         yield site
 
 

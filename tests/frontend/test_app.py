@@ -20,7 +20,7 @@ def post(site: Site, **body: Any) -> httpx.Response:
 
 
 def stream(site: Site, **body: Any) -> list[dict[str, Any]]:
-    """The events of a stream, which must end with ``[DONE]`` and hold nothing but data lines."""
+    """Returns the events of a stream, which must have only data lines and end with ``[DONE]``."""
     lines = site.http.post("/v1/completions", json={**body, "stream": True}).text.split("\n\n")
     assert lines.pop() == ""
     assert lines.pop() == "data: [DONE]"
@@ -35,7 +35,7 @@ def until(condition: Any, what: str) -> None:
         time.sleep(0.01)
 
 
-def test_a_completion_has_all_that_openai_clients_read(site: Site) -> None:
+def test_a_completion_has_all_fields_that_openai_clients_read(site: Site) -> None:
     body = post(site, model="echo", prompt="hello", max_tokens=7, temperature=0).json()
     assert body["object"] == "text_completion"
     assert body["model"] == "echo"
@@ -88,11 +88,11 @@ def test_a_character_is_never_split(site: Site) -> None:
     assert "".join(event["choices"][0]["text"] for event in cut) == "�"
 
 
-def test_usage_comes_only_when_asked_for(site: Site) -> None:
+def test_usage_is_streamed_only_on_request(site: Site) -> None:
     assert all("usage" not in event for event in stream(site, prompt="ab", max_tokens=3))
 
 
-def test_a_stop_string_ends_the_answer_and_the_work(site: Site) -> None:
+def test_a_stop_string_ends_the_answer_and_the_request(site: Site) -> None:
     body = post(site, prompt="hello world", max_tokens=400, stop="wor", return_token_ids=True).json()
     choice = body["choices"][0]
     assert choice["text"] == "hello "
@@ -101,7 +101,7 @@ def test_a_stop_string_ends_the_answer_and_the_work(site: Site) -> None:
     assert site.loop.submitted[-1].id == site.loop.cancelled[-1]
 
 
-def test_a_stop_token_is_no_part_of_the_text(site: Site) -> None:
+def test_a_stop_token_is_not_in_the_text(site: Site) -> None:
     choice = post(site, prompt=[70, 71, 72], stop_token_ids=[72], return_token_ids=True).json()["choices"][0]
     expected = post(site, prompt=[70, 71], max_tokens=2).json()["choices"][0]["text"]
     assert choice["text"] == expected
@@ -109,7 +109,7 @@ def test_a_stop_token_is_no_part_of_the_text(site: Site) -> None:
     assert choice["finish_reason"] == "stop"
 
 
-def test_batch_order_is_the_prompts_order(site: Site) -> None:
+def test_choices_are_in_the_order_of_prompts(site: Site) -> None:
     prompts = [f"{i:02d}" for i in range(64)]
     choices = post(site, prompt=prompts, max_tokens=2).json()["choices"]
     assert [(choice["index"], choice["text"]) for choice in choices] == list(enumerate(prompts))
@@ -190,7 +190,7 @@ def test_the_end_of_a_stream_comes_with_its_last_token(site: Site, prompt: Any) 
         ({"prompt": [70, EOS, 72], "stop_token_ids": [EOS], "ignore_eos": True}, EOS),
     ],
 )
-def test_what_stopped_an_answer_is_said(site: Site, settings: dict[str, Any], reason: Any) -> None:
+def test_the_stop_reason_is_reported(site: Site, settings: dict[str, Any], reason: Any) -> None:
     assert post(site, **settings).json()["choices"][0]["stop_reason"] == reason
     events = stream(site, **settings)
     assert [event["choices"][0]["stop_reason"] for event in events][-1] == reason
@@ -198,7 +198,7 @@ def test_what_stopped_an_answer_is_said(site: Site, settings: dict[str, Any], re
 
 
 @pytest.mark.parametrize("settings", [{"max_tokens": 3}, {"max_tokens": 400, "stop": "oh"}])
-def test_every_answer_is_measured(site: Site, settings: dict[str, Any]) -> None:
+def test_every_answer_counts_in_the_metrics(site: Site, settings: dict[str, Any]) -> None:
     def counts() -> list[float]:
         text = site.http.get("/metrics").text
         names = ("time_to_first_token", "e2e_request_latency", "request_queue_time")
@@ -209,19 +209,19 @@ def test_every_answer_is_measured(site: Site, settings: dict[str, Any]) -> None:
     assert counts() == [count + 1 for count in before]
 
 
-def test_every_seed_of_64_bits_is_taken(site: Site) -> None:
-    def reaching(seed: int) -> int | None:
+def test_every_64_bit_seed_is_accepted(site: Site) -> None:
+    def submitted_seed(seed: int) -> int | None:
         assert post(site, prompt="ab", seed=seed, max_tokens=1).status_code == 200
         return site.loop.submitted[-1].sampling.seed
 
     seeds = [0, 1, (1 << 63) - 1, -2, -5]
-    assert [reaching(seed) for seed in seeds[:3]] == seeds[:3]
-    assert len({reaching(seed) for seed in seeds}) == 5
-    assert reaching(-(1 << 63)) >= 0
-    assert reaching(-1) is None  # as in vLLM
+    assert [submitted_seed(seed) for seed in seeds[:3]] == seeds[:3]
+    assert len({submitted_seed(seed) for seed in seeds}) == 5
+    assert submitted_seed(-(1 << 63)) >= 0
+    assert submitted_seed(-1) is None  # as in vLLM
 
 
-def test_a_client_that_leaves_during_its_upload_is_no_fault(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disconnect_during_an_upload_is_not_an_error(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     for _ in range(3):
         with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection:
@@ -231,7 +231,7 @@ def test_a_client_that_leaves_during_its_upload_is_no_fault(site: Site, caplog: 
     assert caplog.records == []
 
 
-def test_a_fault_ends_its_connection_and_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_closes_its_connection(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fault() -> None:
         raise ValueError("a fault")
 
@@ -242,7 +242,7 @@ def test_a_fault_ends_its_connection_and_says_so(site: Site, monkeypatch: pytest
         assert site.http.get("/version").status_code == 200
 
 
-def test_a_refusal_of_the_runtime_has_a_status_also_when_streaming(site: Site) -> None:
+def test_a_refusal_of_the_runtime_has_its_status_even_when_streaming(site: Site) -> None:
     for streams in (False, True):
         reply = post(site, prompt=[FAILS_AT_ONCE], stream=streams)
         assert reply.status_code == 503
@@ -266,14 +266,14 @@ def test_a_failure_in_a_stream_is_an_event_and_then_done(site: Site) -> None:
     assert post(site, **body).status_code == 500
 
 
-def test_one_failure_ends_a_whole_batch(site: Site) -> None:
+def test_one_failed_prompt_ends_the_whole_request(site: Site) -> None:
     reply = post(site, prompt=[[1, 2], [FAILS_AFTER_THREE, 1]], max_tokens=400)
     assert reply.status_code == 500
     until(lambda: not site.loop.running, "the other prompt was not cancelled")
 
 
 @pytest.mark.parametrize("streams", [True, False])
-def test_a_client_that_leaves_cancels(site: Site, streams: bool) -> None:
+def test_a_disconnect_cancels_the_request(site: Site, streams: bool) -> None:
     site.loop.step_s = 0.02
     try:
         body = json.dumps({"prompt": ["ab", "cd"], "max_tokens": 400, "stream": streams}).encode()
@@ -289,7 +289,7 @@ def test_a_client_that_leaves_cancels(site: Site, streams: bool) -> None:
         site.loop.step_s = 0.0
 
 
-def test_a_queued_client_that_leaves_cancels(site: Site) -> None:
+def test_a_disconnect_cancels_a_queued_request(site: Site) -> None:
     site.loop.is_held = True
     try:
         with pytest.raises(httpx.ReadTimeout):
@@ -299,7 +299,7 @@ def test_a_queued_client_that_leaves_cancels(site: Site) -> None:
         site.loop.is_held = False
 
 
-def test_many_at_once_do_not_mix(site: Site) -> None:
+def test_concurrent_requests_do_not_mix(site: Site) -> None:
     async def many() -> list[str]:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{site.port}", timeout=LIMIT_S) as http:
             replies = await asyncio.gather(
@@ -341,7 +341,7 @@ def test_models(site: Site) -> None:
     }
 
 
-def test_reset_says_what_running_requests_still_hold(site: Site) -> None:
+def test_a_reset_reports_pages_of_running_requests(site: Site) -> None:
     for method in ("GET", "POST"):
         reply = site.http.request(method, "/flush_cache")
         assert reply.json().items() >= {"pages_freed": 3, "pages_held": 2}.items()

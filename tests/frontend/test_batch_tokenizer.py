@@ -1,4 +1,4 @@
-"""Texts of many requests are encoded together, and each request gets what it would get alone."""
+"""Texts of concurrent requests are encoded in batches, with the same results as one by one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, processors
 
 from radixkv.errors import ContextLengthExceeded, InvalidRequest
-from radixkv.frontend.batch_tokenizer import CHARACTERS_AT_ONCE
+from radixkv.frontend.batch_tokenizer import MAX_BATCH_CHARACTERS
 from radixkv.frontend.prompt_encoding import encode_texts
-from radixkv.frontend.served_model import Served
+from radixkv.frontend.served_model import ServedModel
 from radixkv.text.tokenizer import Tokenizer
 from support.live import LIMIT_S
 from support.scripted_runtime import ScriptedLoop
@@ -26,8 +26,8 @@ LIMIT = 20_000
 LETTERS = "abcdefgh"
 
 
-class Watched(Tokenizer):
-    """Knows what was encoded together, and can be held up."""
+class RecordingTokenizer(Tokenizer):
+    """A tokenizer that records its batches and can be blocked."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         super().__init__(backend)
@@ -35,24 +35,24 @@ class Watched(Tokenizer):
         self.released = threading.Event()
         self.released.set()
 
-    def encode_all(
+    def encode_batch(
         self, texts: Sequence[str], limit: int | None = None, *, adds_special_tokens: bool = True
     ) -> list[bytes | InvalidRequest]:
         self.calls.append(list(texts))
         assert self.released.wait(LIMIT_S)
-        return super().encode_all(texts, limit, adds_special_tokens=adds_special_tokens)
+        return super().encode_batch(texts, limit, adds_special_tokens=adds_special_tokens)
 
 
 @pytest.fixture
-def tokenizer() -> Watched:
-    """A token for each word of one letter, and one that the tokenizer adds; none for what it does not know."""
+def tokenizer() -> RecordingTokenizer:
+    """Has a token for each word of one letter and one that it adds; other words cannot be encoded."""
     backend = tokenizers.Tokenizer(
         models.WordLevel({"<s>": 0} | {letter: i for i, letter in enumerate(LETTERS, 1)})
     )
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.add_special_tokens(["<s>"])
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return Watched(backend)
+    return RecordingTokenizer(backend)
 
 
 def text(name: str, n_characters: int = 1000) -> str:
@@ -61,64 +61,68 @@ def text(name: str, n_characters: int = 1000) -> str:
 
 def oracle(text: str, *, adds_special_tokens: bool = True) -> bytes:
     ids = [LETTERS.index(word) + 1 for word in text.split()]
-    return b"".join(one.to_bytes(4, "little") for one in ([0] if adds_special_tokens else []) + ids)
+    return b"".join(token.to_bytes(4, "little") for token in ([0] if adds_special_tokens else []) + ids)
 
 
-def served_by(tokenizer: Tokenizer) -> Served:
+def served_by(tokenizer: Tokenizer) -> ServedModel:
     ready = msgspec.structs.replace(ScriptedLoop().ready, max_model_len=LIMIT, n_pages=LIMIT)
-    return Served("echo", "some/echo", ready, tokenizer, frozenset(), 0)
+    return ServedModel("echo", "some/echo", ready, tokenizer, frozenset(), 0)
 
 
-def encoding(texts: list[str], served: Served, *, adds: bool = True) -> Coroutine[Any, Any, list[bytes]]:
-    return encode_texts(texts, served, "prompt", adds_special_tokens=adds)
+def encode_request(
+    texts: list[str], served_model: ServedModel, *, adds: bool = True
+) -> Coroutine[Any, Any, list[bytes]]:
+    return encode_texts(texts, served_model, "prompt", adds_special_tokens=adds)
 
 
-def together(*work: Coroutine[Any, Any, ResultT]) -> list[ResultT | BaseException]:
+def run_together(*work: Coroutine[Any, Any, ResultT]) -> list[ResultT | BaseException]:
     async def gathered() -> list[ResultT | BaseException]:
         return await asyncio.gather(*work, return_exceptions=True)
 
     return asyncio.run(gathered())
 
 
-def test_each_request_of_a_crowd_gets_its_own_ids(tokenizer: Watched) -> None:
-    served = served_by(tokenizer)
+def test_each_concurrent_request_gets_its_own_ids(tokenizer: RecordingTokenizer) -> None:
+    served_model = served_by(tokenizer)
     sizes = (10, 600, 5000, 20_000, 35_000)
-    asked = [
+    requests = [
         ([text(LETTERS[(i + j) % 8], sizes[(i + j) % 5]) for j in range(1 + i % 3)], i % 7 != 0) for i in range(60)
     ]
-    found = together(*(encoding(texts, served, adds=adds) for texts, adds in asked))
-    assert found == [[oracle(text, adds_special_tokens=adds) for text in texts] for texts, adds in asked]
+    found = run_together(*(encode_request(texts, served_model, adds=adds) for texts, adds in requests))
+    assert found == [[oracle(text, adds_special_tokens=adds) for text in texts] for texts, adds in requests]
 
 
-def test_a_crowd_is_encoded_in_few_calls_of_bounded_size(tokenizer: Watched) -> None:
-    served = served_by(tokenizer)
-    together(*(encoding([text(LETTERS[i % 8], 5000)], served) for i in range(100)))
-    assert len(tokenizer.calls) == -(-100 // (CHARACTERS_AT_ONCE // 5000))
-    assert all(sum(map(len, texts)) <= CHARACTERS_AT_ONCE for texts in tokenizer.calls)
+def test_concurrent_requests_are_encoded_in_few_calls_of_bounded_size(tokenizer: RecordingTokenizer) -> None:
+    served_model = served_by(tokenizer)
+    run_together(*(encode_request([text(LETTERS[i % 8], 5000)], served_model) for i in range(100)))
+    assert len(tokenizer.calls) == -(-100 // (MAX_BATCH_CHARACTERS // 5000))
+    assert all(sum(map(len, texts)) <= MAX_BATCH_CHARACTERS for texts in tokenizer.calls)
 
 
-def test_a_text_that_cannot_be_encoded_fails_alone(tokenizer: Watched) -> None:
-    served = served_by(tokenizer)
+def test_only_the_text_that_cannot_be_encoded_fails(tokenizer: RecordingTokenizer) -> None:
+    served_model = served_by(tokenizer)
     lone, long, unknown = text("a") + "\ud800", text("a", 2 * LIMIT), text("z")
-    found = together(*(encoding(texts, served) for texts in ([text("a")], [lone], [text("b")], [long])))
+    requests = ([text("a")], [lone], [text("b")], [long])
+    found = run_together(*(encode_request(texts, served_model) for texts in requests))
     assert found[0::2] == [[oracle(text("a"))], [oracle(text("b"))]]
     assert isinstance(found[1], InvalidRequest)
     assert isinstance(found[3], ContextLengthExceeded)
     assert (found[1].param, found[3].param) == ("prompt", "prompt")
-    found = together(*(encoding(texts, served) for texts in ([text("a")], [text("b"), unknown], [text("c")])))
+    requests = ([text("a")], [text("b"), unknown], [text("c")])
+    found = run_together(*(encode_request(texts, served_model) for texts in requests))
     assert found[0::2] == [[oracle(text("a"))], [oracle(text("c"))]]
     assert "vocabulary" in str(found[1])
 
 
-def test_what_a_client_that_left_has_sent_is_not_encoded(tokenizer: Watched) -> None:
-    served = served_by(tokenizer)
+def test_texts_of_cancelled_requests_are_not_encoded(tokenizer: RecordingTokenizer) -> None:
+    served_model = served_by(tokenizer)
     tokenizer.released.clear()
 
     async def ask() -> list[bytes]:
-        first, left, last = (asyncio.create_task(encoding([text(name)], served)) for name in "abc")
+        first, left, last = (asyncio.create_task(encode_request([text(name)], served_model)) for name in "abc")
         while not tokenizer.calls:
             await asyncio.sleep(0.001)
-        later, gone = (asyncio.create_task(encoding([text(name)], served)) for name in "de")
+        later, gone = (asyncio.create_task(encode_request([text(name)], served_model)) for name in "de")
         await asyncio.sleep(0)
         left.cancel()
         gone.cancel()
@@ -129,15 +133,15 @@ def test_what_a_client_that_left_has_sent_is_not_encoded(tokenizer: Watched) -> 
     assert tokenizer.calls == [[text("a"), text("b"), text("c")], [text("d")]]
 
 
-def test_no_other_text_waits_for_a_long_one(tokenizer: Watched) -> None:
-    served = served_by(tokenizer)
+def test_no_other_text_waits_for_a_long_one(tokenizer: RecordingTokenizer) -> None:
+    served_model = served_by(tokenizer)
     tokenizer.released.clear()
 
     async def ask() -> list[bytes]:
-        long = asyncio.create_task(encoding([text("a", 35_000)], served))
+        long = asyncio.create_task(encode_request([text("a", 35_000)], served_model))
         while not tokenizer.calls:
             await asyncio.sleep(0.001)
-        others = asyncio.create_task(encoding([text("b")], served))
+        others = asyncio.create_task(encode_request([text("b")], served_model))
         while len(tokenizer.calls) < 2:
             await asyncio.sleep(0.001)
         assert not long.done()
@@ -147,20 +151,20 @@ def test_no_other_text_waits_for_a_long_one(tokenizer: Watched) -> None:
     assert asyncio.run(asyncio.wait_for(ask(), LIMIT_S)) == [oracle(text("a", 35_000)), oracle(text("b"))]
 
 
-def test_long_texts_of_clients_that_left_are_not_encoded_beside_another(tokenizer: Watched) -> None:
-    served = served_by(tokenizer)
+def test_cancelled_long_texts_are_not_encoded_concurrently(tokenizer: RecordingTokenizer) -> None:
+    served_model = served_by(tokenizer)
     tokenizer.released.clear()
 
     async def ask() -> list[bytes]:
-        left = asyncio.create_task(encoding([text("a", 35_000), text("b")], served))
+        left = asyncio.create_task(encode_request([text("a", 35_000), text("b")], served_model))
         while not tokenizer.calls:
             await asyncio.sleep(0.001)
-        gone, next_one = (asyncio.create_task(encoding([text(name, 35_000)], served)) for name in "cd")
+        gone, next_one = (asyncio.create_task(encode_request([text(name, 35_000)], served_model)) for name in "cd")
         await asyncio.sleep(0)
         left.cancel()
         gone.cancel()
         await asyncio.gather(left, gone, return_exceptions=True)
-        for _ in range(20):  # turns and time in which a thread would begin
+        for _ in range(20):  # turns and time enough for a thread to start
             await asyncio.sleep(0.001)
         assert len(tokenizer.calls) == 1
         tokenizer.released.set()
@@ -170,10 +174,10 @@ def test_long_texts_of_clients_that_left_are_not_encoded_beside_another(tokenize
     assert tokenizer.calls == [[text("a", 35_000)], [text("d", 35_000)]]
 
 
-def test_texts_are_encoded_again_once_there_are_threads_again(
-    tokenizer: Watched, monkeypatch: pytest.MonkeyPatch
+def test_encoding_recovers_from_a_failed_thread_start(
+    tokenizer: RecordingTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = served_by(tokenizer)
+    served_model = served_by(tokenizer)
 
     async def no_thread(*arguments: object) -> None:
         raise RuntimeError("can't start new thread")
@@ -181,28 +185,31 @@ def test_texts_are_encoded_again_once_there_are_threads_again(
     async def ask() -> None:
         with monkeypatch.context() as patch:
             patch.setattr(asyncio, "to_thread", no_thread)
-            asked = [asyncio.create_task(encoding([text("a")], served)) for _ in range(2)]
-            failed = await asyncio.gather(*asked, encoding([text("a"), text("b")], served), return_exceptions=True)
+            requests = [asyncio.create_task(encode_request([text("a")], served_model)) for _ in range(2)]
+            failed = await asyncio.gather(
+                *requests, encode_request([text("a"), text("b")], served_model), return_exceptions=True
+            )
         assert [str(error) for error in failed] == ["can't start new thread"] * 3
-        assert await encoding([text("c")], served) == [oracle(text("c"))]
+        assert await encode_request([text("c")], served_model) == [oracle(text("c"))]
 
     asyncio.run(asyncio.wait_for(ask(), LIMIT_S))
 
 
-def test_what_an_ended_loop_has_left_holds_up_no_other(tokenizer: Watched) -> None:
-    served = served_by(tokenizer)
+def test_requests_of_a_closed_loop_do_not_block_another_loop(tokenizer: RecordingTokenizer) -> None:
+    served_model = served_by(tokenizer)
     tokenizer.released.clear()
 
     async def end() -> None:
         async with asyncio.timeout(LIMIT_S):
-            left = [asyncio.create_task(encoding([text("a")], served))]
+            left = [asyncio.create_task(encode_request([text("a")], served_model))]
             while not tokenizer.calls:
                 await asyncio.sleep(0.001)
-            left.append(asyncio.create_task(encoding([text("b")], served)))
+            left.append(asyncio.create_task(encode_request([text("b")], served_model)))
             await asyncio.sleep(0)
         assert not any(task.done() for task in left)
         asyncio.get_running_loop().call_soon(tokenizer.released.set)
 
     asyncio.run(end())
-    assert together(asyncio.wait_for(encoding([text("c")], served), LIMIT_S)) == [[oracle(text("c"))]]
+    later = asyncio.wait_for(encode_request([text("c")], served_model), LIMIT_S)
+    assert run_together(later) == [[oracle(text("c"))]]
     assert tokenizer.calls == [[text("a")], [text("c")]]

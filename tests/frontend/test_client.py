@@ -12,23 +12,23 @@ import pytest
 
 from radixkv.errors import WireError
 from radixkv.frontend import client as client_module
-from radixkv.frontend.client import Client
+from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.errors import ClientTooSlow, RuntimeSilent
-from radixkv.frontend.in_flight import Delta, Prompt
+from radixkv.frontend.in_flight import Prompt, TokenDelta
 from radixkv.frontend.metrics.prometheus import Metrics
-from radixkv.frontend.process import SLOW_READER_MS, claim
-from radixkv.runtime.process import Server, _bound
+from radixkv.frontend.process import SLOW_READER_TIMEOUT_MS, open_listener
+from radixkv.runtime.process import RuntimeServer, _bind
 from radixkv.sampling import SamplingParams
 from radixkv.wire import FromRuntime, NewTokens, Submit, Tokens, ToRuntime, encode, pack_tokens, unpack_tokens
 from support.live import LIMIT_S
 from support.scripted_runtime import ScriptedLoop
 
 
-def run(path: Path, loop: ScriptedLoop, test: Callable[[Client, Server], Awaitable[None]]) -> None:
-    """A client and a runtime in a thread of its own."""
+def run(path: Path, loop: ScriptedLoop, test: Callable[[RuntimeClient, RuntimeServer], Awaitable[None]]) -> None:
+    """Runs ``test`` with a client and a runtime in a thread."""
 
     async def limited() -> None:
-        client = Client(str(path / "r.sock"), Metrics())
+        client = RuntimeClient(str(path / "r.sock"), Metrics())
         try:
             async with asyncio.timeout(LIMIT_S):
                 await client.handshake()
@@ -38,8 +38,8 @@ def run(path: Path, loop: ScriptedLoop, test: Callable[[Client, Server], Awaitab
             await asyncio.to_thread(thread.join, LIMIT_S)
             await client.close()
 
-    with _bound(path / "r.sock") as socket:
-        server = Server(socket, loop)
+    with _bind(path / "r.sock") as socket:
+        server = RuntimeServer(socket, loop)
         thread = threading.Thread(target=server.run)
         thread.start()
         asyncio.run(limited())
@@ -50,16 +50,16 @@ def prompt(n: int) -> Prompt:
     return Prompt(pack_tokens([1, 2, 3]), SamplingParams(max_tokens=n))
 
 
-async def gather(client: Client, prompts: list[Prompt]) -> list[Delta]:
-    async with client.batch(prompts, arrived=0.0) as batch:
-        return [delta async for delta in batch.deltas()]
+async def gather(client: RuntimeClient, prompts: list[Prompt]) -> list[TokenDelta]:
+    async with client.submit(prompts, arrived=0.0) as group:
+        return [delta async for delta in group.deltas()]
 
 
-def test_what_a_slow_reader_did_not_take_is_one_delta(tmp_path: Path) -> None:
-    async def test(client: Client, server: Server) -> None:
-        async with client.batch([prompt(50)], arrived=0.0) as batch:
+def test_unread_output_is_merged_into_one_delta(tmp_path: Path) -> None:
+    async def test(client: RuntimeClient, server: RuntimeServer) -> None:
+        async with client.submit([prompt(50)], arrived=0.0) as group:
             await client.idle()
-            deltas = [delta async for delta in batch.deltas()]
+            deltas = [delta async for delta in group.deltas()]
         assert len(deltas) == 1
         assert len(deltas[0].tokens) == 50 * 4
         assert deltas[0].done is not None
@@ -67,30 +67,30 @@ def test_what_a_slow_reader_did_not_take_is_one_delta(tmp_path: Path) -> None:
     run(tmp_path, ScriptedLoop(), test)
 
 
-def test_a_reader_that_is_too_slow_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_is_too_slow_gets_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "MAX_PENDING_BYTES", 40)
     loop = ScriptedLoop()
 
-    async def test(client: Client, server: Server) -> None:
-        async with client.batch([prompt(400)], arrived=0.0) as batch:
+    async def test(client: RuntimeClient, server: RuntimeServer) -> None:
+        async with client.submit([prompt(400)], arrived=0.0) as group:
             await client.idle()
             with pytest.raises(ClientTooSlow, match="44 bytes"):
-                await anext(batch.deltas())
+                await anext(group.deltas())
         while not loop.cancelled:
             await asyncio.sleep(0.01)
 
     run(tmp_path, loop, test)
 
 
-def test_logprobs_count_towards_what_may_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logprobs_count_towards_the_unread_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "MAX_PENDING_BYTES", 1000)
-    asked = Prompt(pack_tokens([1, 2, 3] * 8), SamplingParams(max_tokens=60, logprobs=20))
+    requested = Prompt(pack_tokens([1, 2, 3] * 8), SamplingParams(max_tokens=60, logprobs=20))
 
-    async def test(client: Client, server: Server) -> None:
-        async with client.batch([asked], arrived=0.0) as batch:
+    async def test(client: RuntimeClient, server: RuntimeServer) -> None:
+        async with client.submit([requested], arrived=0.0) as group:
             await client.idle()
             with pytest.raises(ClientTooSlow):
-                await anext(batch.deltas())
+                await anext(group.deltas())
 
     loop = ScriptedLoop()
     run(tmp_path, loop, test)
@@ -103,25 +103,25 @@ def test_logprobs_count_towards_what_may_wait(tmp_path: Path, monkeypatch: pytes
         (True, SamplingParams(max_tokens=1, prompt_logprobs=20)),
         (False, SamplingParams(max_tokens=60, logprobs=20, prompt_logprobs=20)),
     ],
-    ids=["figures of the prompt", "whole reply"],
+    ids=["prompt logprobs", "whole response"],
 )
-def test_what_no_reader_could_have_taken_ends_nothing(
+def test_output_that_no_reader_could_have_read_earlier_is_not_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streams: bool, sampling: SamplingParams
 ) -> None:
     monkeypatch.setattr(client_module, "MAX_PENDING_BYTES", 100)
-    asked = Prompt(pack_tokens([1, 2, 3] * 8), sampling)
+    requested = Prompt(pack_tokens([1, 2, 3] * 8), sampling)
 
-    async def test(client: Client, server: Server) -> None:
-        async with client.batch([asked], arrived=0.0, streams=streams) as batch:
+    async def test(client: RuntimeClient, server: RuntimeServer) -> None:
+        async with client.submit([requested], arrived=0.0, streams=streams) as group:
             await client.idle()
-            (delta,) = [delta async for delta in batch.deltas()]
+            (delta,) = [delta async for delta in group.deltas()]
         assert (len(delta.prompt_logprobs), len(delta.tokens) // 4) == (23, sampling.max_tokens)
 
     run(tmp_path, ScriptedLoop(), test)
 
 
-class WaitsForAnEnd(ScriptedLoop):
-    """Goes no further than to the sixth token of a choice before one was cancelled."""
+class WaitsForCancel(ScriptedLoop):
+    """Stops at the sixth token of a choice until a request or choice is cancelled."""
 
     def turn(self) -> list[FromRuntime]:
         if not self.cancelled and any(choice.n >= 6 for one in self.running.values() for choice in one.choices):
@@ -130,22 +130,22 @@ class WaitsForAnEnd(ScriptedLoop):
         return super().turn()
 
 
-def test_a_choice_ends_alone(tmp_path: Path) -> None:
-    loop = WaitsForAnEnd()
+def test_one_choice_can_be_ended_while_the_other_continues(tmp_path: Path) -> None:
+    loop = WaitsForCancel()
 
-    async def test(client: Client, server: Server) -> None:
-        asked = Prompt(pack_tokens([1, 2, 3]), SamplingParams(max_tokens=30, n=2), priority=5)
+    async def test(client: RuntimeClient, server: RuntimeServer) -> None:
+        requested = Prompt(pack_tokens([1, 2, 3]), SamplingParams(max_tokens=30, n=2), priority=5)
         tokens = {0: b"", 1: b""}
         reasons = {}
-        async with client.batch([prompt(3), asked], arrived=0.0) as batch:
-            async for delta in batch.deltas():
+        async with client.submit([prompt(3), requested], arrived=0.0) as group:
+            async for delta in group.deltas():
                 if delta.prompt == 0:
                     continue
                 tokens[delta.choice] += delta.tokens
                 if delta.finish_reason is not None:
                     reasons[delta.choice] = delta.finish_reason
                 if len(reasons) == 0 and delta.choice == 0 and len(tokens[0]) >= 8:
-                    batch.end(delta, "stop")
+                    group.end_choice(delta, "stop")
                 last = delta
         assert reasons == {0: "abort", 1: "length"}
         assert tokens[1] == pack_tokens([2, 3, 1] * 10)
@@ -158,35 +158,35 @@ def test_a_choice_ends_alone(tmp_path: Path) -> None:
 
 
 def test_prompt_logprobs_come_in_order_before_the_first_token(tmp_path: Path) -> None:
-    async def test(client: Client, server: Server) -> None:
+    async def test(client: RuntimeClient, server: RuntimeServer) -> None:
         sampling = SamplingParams(max_tokens=2, n=2, prompt_logprobs=1, logprobs=0)
         deltas = await gather(client, [Prompt(pack_tokens(list(range(10, 20))), sampling)])
-        scored = [figure for delta in deltas for figure in delta.prompt_logprobs]
-        assert [unpack_tokens(figure.top_ids) for figure in scored] == [[token + 1] for token in range(11, 20)]
-        first = next(place for place, delta in enumerate(deltas) if delta.tokens)
+        top_ids = [unpack_tokens(logprobs.top_ids) for delta in deltas for logprobs in delta.prompt_logprobs]
+        assert top_ids == [[token + 1] for token in range(11, 20)]
+        first = next(index for index, delta in enumerate(deltas) if delta.tokens)
         assert not any(delta.prompt_logprobs for delta in deltas[first + 1 :])
         assert all(len(delta.logprobs) == len(delta.tokens) // 4 for delta in deltas)
 
     run(tmp_path, ScriptedLoop(), test)
 
 
-def test_why_no_more_is_cached_can_be_asked(tmp_path: Path) -> None:
-    async def test(client: Client, server: Server) -> None:
+def test_explain_returns_the_reply_of_the_runtime(tmp_path: Path) -> None:
+    async def test(client: RuntimeClient, server: RuntimeServer) -> None:
         explained = await client.explain(pack_tokens([1, 2, 3, 4]), "", contents=True)
         assert (explained.n_tokens, explained.n_cached, explained.reason) == (4, 2, "never_seen")
 
     run(tmp_path, ScriptedLoop(), test)
 
 
-def test_leaving_early_cancels_only_what_has_not_ended(tmp_path: Path) -> None:
+def test_leaving_a_group_cancels_only_unfinished_requests(tmp_path: Path) -> None:
     loop = ScriptedLoop()
 
-    async def test(client: Client, server: Server) -> None:
-        async with client.batch([prompt(1), prompt(100_000)], arrived=0.0) as batch:
-            async for delta in batch.deltas():
+    async def test(client: RuntimeClient, server: RuntimeServer) -> None:
+        async with client.submit([prompt(1), prompt(100_000)], arrived=0.0) as group:
+            async for delta in group.deltas():
                 if delta.done is not None:
                     break
-        assert client.in_flight == 0
+        assert client.n_in_flight == 0
         while not loop.cancelled:
             await asyncio.sleep(0.01)
         assert loop.cancelled == [loop.submitted[1].id]
@@ -194,19 +194,19 @@ def test_leaving_early_cancels_only_what_has_not_ended(tmp_path: Path) -> None:
     run(tmp_path, loop, test)
 
 
-def test_frames_for_nobody_and_garbage_are_dropped(tmp_path: Path) -> None:
+def test_frames_of_unknown_requests_and_garbage_are_dropped(tmp_path: Path) -> None:
     loop = ScriptedLoop()
 
-    async def test(client: Client, server: Server) -> None:
+    async def test(client: RuntimeClient, server: RuntimeServer) -> None:
         receive = loop.receive
 
-        def babbling(message: ToRuntime) -> list[FromRuntime]:
-            if isinstance(message, Submit):  # in the thread whose socket it is
+        def receive_with_garbage(message: ToRuntime) -> list[FromRuntime]:
+            if isinstance(message, Submit):  # in the thread that owns the socket
                 server.socket.send_multipart([server._peer, b"garbage"])
                 server.socket.send_multipart([server._peer, encode(Tokens([NewTokens("nobody", b"")]))])
             return receive(message)
 
-        loop.receive = babbling
+        loop.receive = receive_with_garbage
         deltas = await gather(client, [prompt(3)])
         assert b"".join(delta.tokens for delta in deltas) == pack_tokens([1, 2, 3])
         assert (await client.stats()).frames_dropped_total == 1
@@ -214,37 +214,37 @@ def test_frames_for_nobody_and_garbage_are_dropped(tmp_path: Path) -> None:
     run(tmp_path, loop, test)
 
 
-def test_a_question_that_is_not_answered_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "ASK_TIMEOUT_S", 0.1)
+def test_a_query_without_a_reply_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "QUERY_TIMEOUT_S", 0.1)
     monkeypatch.setattr(ScriptedLoop, "receive", lambda self, message: [])
 
-    async def test(client: Client, server: Server) -> None:
+    async def test(client: RuntimeClient, server: RuntimeServer) -> None:
         with pytest.raises(RuntimeSilent):
             await client.flush()
 
     run(tmp_path, ScriptedLoop(), test)
 
 
-def test_a_frame_that_the_runtime_would_drop_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_that_is_too_long_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "MAX_FRAME_BYTES", 2000)
 
-    async def test(client: Client, server: Server) -> None:
+    async def test(client: RuntimeClient, server: RuntimeServer) -> None:
         large = Prompt(pack_tokens([1] * 1000), SamplingParams())
         with pytest.raises(WireError, match="at most 2000"):
             await gather(client, [prompt(3), large])
-        assert client.in_flight == 0
+        assert client.n_in_flight == 0
 
     run(tmp_path, ScriptedLoop(), test)
 
 
-def test_the_kernel_cuts_readers_that_stop() -> None:
+def test_the_kernel_closes_connections_of_stalled_readers() -> None:
     import socket
 
-    with claim("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+    with open_listener("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
         connection, _ = listener.accept()
         with connection:
             limit = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-            assert limit == SLOW_READER_MS
+            assert limit == SLOW_READER_TIMEOUT_MS
 
 
 def test_the_frontend_imports_no_torch_and_no_transformers() -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from radixkv.config import EngineConfig
 from radixkv.errors import CheckpointError, ConfigError, RadixKVError, RuntimeDied, WireError
-from radixkv.frontend import runtime_process as supervise
+from radixkv.frontend import runtime_process as runtime_process_module
 from radixkv.frontend.client import Prompt
 from radixkv.frontend.metrics.prometheus import Metrics
-from radixkv.frontend.runtime_process import Runtime, check
+from radixkv.frontend.runtime_process import RuntimeProcess, preflight
 from radixkv.sampling import SamplingParams
 from radixkv.wire import pack_tokens
 from support import scripted_runtime as scripted
@@ -26,7 +26,7 @@ from support.scripted_runtime import KILLS
 ENGINE = EngineConfig()
 SCRIPT = scripted.__file__
 ENDLESS = 1_000_000
-"""Tokens, of a hundredth of a second or more each."""
+"""Tokens of an answer that outlasts a test, at a hundredth of a second or more each."""
 
 
 def command(step_s: float = 0.01) -> list[str]:
@@ -34,10 +34,10 @@ def command(step_s: float = 0.01) -> list[str]:
 
 
 def failing(body: str) -> list[str]:
-    """A runtime whose start ends in ``body``."""
+    """Returns the command of a runtime that runs ``body`` during its start."""
     source = f"""
 import sys
-sys.path.insert(0, {str(Path(SCRIPT).parent)!r})
+sys.path.insert(0, {str(Path(SCRIPT).parents[1])!r})
 from radixkv import errors
 from support import scripted_runtime as scripted
 class Loop(scripted.ScriptedLoop):
@@ -58,19 +58,19 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 
 @asynccontextmanager
-async def started(command: list[str]) -> AsyncIterator[Runtime]:
-    runtime = await Runtime.start(ENGINE, Path("/nowhere"), Metrics(), command=command)
+async def started(command: list[str]) -> AsyncIterator[RuntimeProcess]:
+    runtime = await RuntimeProcess.start(ENGINE, Path("/nowhere"), Metrics(), command=command)
     try:
         yield runtime
     finally:
         await runtime.stop()
 
 
-async def answer(runtime: Runtime, ids: list[int], n: int) -> bytes:
+async def answer(runtime: RuntimeProcess, ids: list[int], n: int) -> bytes:
     prompt = Prompt(pack_tokens(ids), SamplingParams(max_tokens=n))
     tokens = b""
-    async with runtime.client.batch([prompt], arrived=time.monotonic()) as batch:
-        async for delta in batch.deltas():
+    async with runtime.client.submit([prompt], arrived=time.monotonic()) as group:
+        async for delta in group.deltas():
             tokens += delta.tokens
     return tokens
 
@@ -99,7 +99,7 @@ def test_a_runtime_starts_answers_and_leaves_nothing(tmp_path: Path, monkeypatch
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_killed_runtime_fails_what_is_in_flight_and_what_comes_later() -> None:
+def test_a_killed_runtime_fails_running_and_later_requests() -> None:
     async def test() -> None:
         async with started(command()) as runtime:
             watching = asyncio.create_task(runtime.watch(3600))
@@ -117,7 +117,7 @@ def test_a_killed_runtime_fails_what_is_in_flight_and_what_comes_later() -> None
     run(test)
 
 
-def test_a_runtime_that_fails_says_why() -> None:
+def test_a_runtime_that_fails_reports_the_reason() -> None:
     async def test() -> None:
         async with started(command()) as runtime:
             watching = asyncio.create_task(runtime.watch(60))
@@ -167,70 +167,70 @@ def test_a_silent_runtime_is_killed_at_the_heartbeat_limit() -> None:
         ),
     ],
 )
-def test_a_failed_start_says_why(
+def test_a_failed_start_reports_the_reason(
     body: str, kind: type[RadixKVError], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     async def test() -> None:
         with pytest.raises(RadixKVError, match=text) as caught:
-            await Runtime.start(ENGINE, Path("/nowhere"), Metrics(), command=failing(body))
+            await RuntimeProcess.start(ENGINE, Path("/nowhere"), Metrics(), command=failing(body))
         assert type(caught.value) is kind
 
     run(test)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_start_that_hangs_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_start_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     hanging = failing("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
     before = children(os.getpid())
 
     async def test() -> None:
         with pytest.raises(RadixKVError, match="not ready within 3 s"):
-            await Runtime.start(ENGINE, Path("/nowhere"), Metrics(), command=hanging, timeout_s=3.0)
+            await RuntimeProcess.start(ENGINE, Path("/nowhere"), Metrics(), command=hanging, timeout_s=3.0)
 
     run(test)
     assert children(os.getpid()) == before
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_check_ends_and_says_what_it_found() -> None:
+def test_the_preflight_reports_its_result() -> None:
     async def test() -> None:
-        await check(ENGINE, Path("/nowhere"), command=[sys.executable, "-c", "input()"])
+        await preflight(ENGINE, Path("/nowhere"), command=[sys.executable, "-c", "input()"])
         says = """input(); print('{"kind": "ConfigError", "text": "no GPU"}'); raise SystemExit(1)"""
         with pytest.raises(ConfigError, match=r"^no GPU$"):
-            await check(ENGINE, Path("/nowhere"), command=[sys.executable, "-c", says])
+            await preflight(ENGINE, Path("/nowhere"), command=[sys.executable, "-c", says])
         with pytest.raises(RadixKVError, match="ended with code -9"):
-            await check(ENGINE, Path("/nowhere"), command=["sh", "-c", "kill -9 $$"])
+            await preflight(ENGINE, Path("/nowhere"), command=["sh", "-c", "kill -9 $$"])
 
     run(test)
 
 
-def test_a_terminals_ctrl_c_reaches_neither_process_whatever_it_has_set_up() -> None:
+def test_ctrl_c_of_a_terminal_reaches_neither_process() -> None:
     async def test() -> None:
         async with started(command()) as runtime:
             assert os.getpgid(runtime.pid) != os.getpgid(0)
         says = """import os; print('{"kind": "ConfigError", "text": "%d"}' % os.getpgid(0))"""
         with pytest.raises(ConfigError) as caught:
-            await check(ENGINE, Path("/nowhere"), command=[sys.executable, "-c", says])
+            await preflight(ENGINE, Path("/nowhere"), command=[sys.executable, "-c", says])
         assert int(str(caught.value)) != os.getpgid(0)
 
     run(test)
 
 
-def test_a_check_that_hangs_ends() -> None:
+def test_a_hanging_preflight_times_out() -> None:
     before = children(os.getpid())
 
     async def test() -> None:
         with pytest.raises(RadixKVError, match="took longer than 0.5 s"):
-            await check(ENGINE, Path("/nowhere"), command=["sleep", "3600"], timeout_s=0.5)
+            await preflight(ENGINE, Path("/nowhere"), command=["sleep", "3600"], timeout_s=0.5)
 
     run(test)
     assert children(os.getpid()) == before
 
 
-def test_what_killed_servers_left_is_removed_at_the_next_start(
+def test_folders_of_killed_servers_are_removed_at_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -261,7 +261,7 @@ def test_what_killed_servers_left_is_removed_at_the_next_start(
 
 
 def test_a_kill_does_not_wait_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "STOP_S", 3600.0)
+    monkeypatch.setattr(runtime_process_module, "STOP_TIMEOUT_S", 3600.0)
 
     async def test() -> None:
         async with started(command(step_s=3600.0)) as runtime:
@@ -281,13 +281,13 @@ def test_a_path_that_is_too_long_for_a_socket_is_refused(tmp_path: Path, monkeyp
 
     async def test() -> None:
         with pytest.raises(ConfigError, match="set TMPDIR to a shorter folder"):
-            await Runtime.start(ENGINE, Path("/nowhere"), Metrics(), command=command())
+            await RuntimeProcess.start(ENGINE, Path("/nowhere"), Metrics(), command=command())
 
     run(test)
 
 
-def test_stopping_while_work_runs_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "STOP_S", 3600.0)
+def test_stop_does_not_wait_for_running_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_process_module, "STOP_TIMEOUT_S", 3600.0)
 
     async def test() -> None:
         async with started(command(step_s=3600.0)) as runtime:

@@ -1,4 +1,4 @@
-"""``/cache/explain``: how much of a prompt is cached, and why no more."""
+"""The route ``/cache/explain``: how much of a prompt is cached, and why not more."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from radixkv.frontend.chat_text import TextRequest, check_text_request, rendered_text
-from radixkv.frontend.client import Client
-from radixkv.frontend.http.body import Bodies
+from radixkv.frontend.chat_text import TextRequest, check_text_request, render_messages
+from radixkv.frontend.client import RuntimeClient
+from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.body_decoder import BodyDecoder, check_messages, check_prompt
-from radixkv.frontend.http.disconnect import unless_gone
+from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.route import route
-from radixkv.frontend.prompt_encoding import encode, encode_texts, separate
-from radixkv.frontend.request_limits import check_salt
-from radixkv.frontend.served_model import Served
+from radixkv.frontend.prompt_encoding import encode_prompts, encode_texts, split_prompts
+from radixkv.frontend.request_limits import check_cache_salt
+from radixkv.frontend.served_model import ServedModel
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import Explained
 
@@ -29,15 +29,17 @@ class ExplainRequest(TextRequest, kw_only=True):
     cache_salt: str | None = None
 
 
-def explain_routes(client: Client, served: Served, bodies: Bodies, *, explain_contents: bool) -> list[Route]:
-    """``/cache/explain``; with ``explain_contents`` it also tells what other clients cached."""
+def explain_routes(
+    client: RuntimeClient, served_model: ServedModel, body_reader: BodyReader, *, explain_contents: bool
+) -> list[Route]:
+    """Returns the route ``/cache/explain``; with ``explain_contents`` it also shows tokens of other clients."""
 
     async def explain(request: Request) -> Response:
-        asked = await bodies.read(request, _explain.decode, served.max_prompt_and_answer)
-        tokens = await unless_gone(request.receive, _prompt_of(asked, served))
-        explained = await client.explain(tokens, asked.cache_salt or "", contents=explain_contents)
+        body = await body_reader.read(request, _explain.decode, served_model.max_prompt_and_answer)
+        tokens = await cancel_on_disconnect(request.receive, _encode(body, served_model))
+        explained = await client.explain(tokens, body.cache_salt or "", contents=explain_contents)
         return Response(
-            msgspec.json.encode(explanation(explained, served.tokenizer, contents=explain_contents)),
+            msgspec.json.encode(explanation(explained, served_model.tokenizer, contents=explain_contents)),
             media_type="application/json",
         )
 
@@ -45,22 +47,28 @@ def explain_routes(client: Client, served: Served, bodies: Bodies, *, explain_co
 
 
 def explanation(explained: Explained, tokenizer: Tokenizer | None, *, contents: bool) -> dict[str, Any]:
-    """The JSON object; fields that say nothing are left out. ``contents``: as they were asked for."""
-    shown: dict[str, Any] = {
+    """Returns the JSON object, without fields that do not apply.
+
+    Args:
+        explained: the runtime's reply.
+        tokenizer: gives the texts of tokens; None for ids only.
+        contents: whether the query allowed tokens of other clients.
+    """
+    fields: dict[str, Any] = {
         "prompt_tokens": explained.n_tokens,
         "cached_tokens": explained.n_cached,
         "reason": explained.reason,
-        "text": _sentence(explained, tokenizer, contents),
+        "text": _summary(explained, tokenizer, contents),
     }
     if explained.first_difference is not None:
-        shown["first_difference"] = {
+        fields["first_difference"] = {
             "position": explained.first_difference,
             "prompt_token": _token(explained.token, tokenizer),
             "cached_token": _token(explained.cached_token, tokenizer),
         }
     if explained.n_cached_elsewhere is not None:
-        shown["cached_elsewhere_tokens"] = explained.n_cached_elsewhere
-    return shown
+        fields["cached_elsewhere_tokens"] = explained.n_cached_elsewhere
+    return fields
 
 
 def _token(token: int | None, tokenizer: Tokenizer | None) -> dict[str, Any] | None:
@@ -69,30 +77,30 @@ def _token(token: int | None, tokenizer: Tokenizer | None) -> dict[str, Any] | N
     return {"id": token, "text": None if tokenizer is None else tokenizer.token_text(token)}
 
 
-def _sentence(explained: Explained, tokenizer: Tokenizer | None, contents: bool) -> str:
+def _summary(explained: Explained, tokenizer: Tokenizer | None, contents: bool) -> str:
     how_much = f"{explained.n_cached} of {explained.n_tokens} prompt tokens are cached"
     match explained.reason:
         case "whole":
-            why = "those are all whole pages of it" if explained.n_cached else "it has no whole page"
+            why = "these are all full pages of the prompt" if explained.n_cached else "the prompt has no full page"
         case "differs":
-            why = "what is cached goes on with other tokens"
+            why = "what other requests cached differs from there on"
             if not contents:
-                why += ", which only a server with --explain-contents tells"
+                why += "; a server with --explain-contents shows the tokens"
             elif explained.first_difference is not None:
-                mine, theirs = _named(explained.token, tokenizer), _named(explained.cached_token, tokenizer)
-                why += f": token {explained.first_difference} is {mine} here and {theirs} there"
+                own, cached = _describe(explained.token, tokenizer), _describe(explained.cached_token, tokenizer)
+                why += f": token {explained.first_difference} is {own} in the prompt and {cached} in the cache"
         case "evicted":
-            why = "the next page was cached, and has been evicted since"
+            why = "the next page was cached but has been evicted"
         case "other_namespace":
-            why = f"another cache_salt has {explained.n_cached_elsewhere} of them, and shares none"
+            why = f"{explained.n_cached_elsewhere} are cached under another cache_salt, which is not shared"
         case _ if contents:
-            why = "nothing that was computed before goes on from there"
+            why = "no earlier request continued from there"
         case _:
-            why = "nothing that was computed before with this cache_salt goes on from there"
+            why = "no earlier request with this cache_salt continued from there"
     return f"{how_much}; {why}."
 
 
-def _named(token: int | None, tokenizer: Tokenizer | None) -> str:
+def _describe(token: int | None, tokenizer: Tokenizer | None) -> str:
     if token is None:
         return "another"
     return str(token) if tokenizer is None else f"{tokenizer.token_text(token)!r} ({token})"
@@ -101,14 +109,14 @@ def _named(token: int | None, tokenizer: Tokenizer | None) -> str:
 _explain = BodyDecoder(ExplainRequest, {"prompt": check_prompt, "messages": check_messages})
 
 
-async def _prompt_of(asked: ExplainRequest, served: Served) -> bytes:
-    check_text_request(asked, asked.prompt, served)
-    check_salt(asked.cache_salt)
-    adds_special_tokens = asked.adds_special_tokens()
-    if asked.prompt is None:
-        text = await rendered_text(asked, served)
-        (tokens,) = await encode_texts([text], served, "messages", adds_special_tokens=adds_special_tokens)
+async def _encode(body: ExplainRequest, served_model: ServedModel) -> bytes:
+    check_text_request(body, body.prompt, served_model)
+    check_cache_salt(body.cache_salt)
+    adds_special_tokens = body.adds_special_tokens()
+    if body.prompt is None:
+        text = await render_messages(body, served_model)
+        (tokens,) = await encode_texts([text], served_model, "messages", adds_special_tokens=adds_special_tokens)
     else:
-        prompts = separate(asked.prompt if isinstance(asked.prompt, str) else list(asked.prompt))
-        (tokens,) = await encode(prompts, served, adds_special_tokens=adds_special_tokens)
+        prompts = split_prompts(body.prompt if isinstance(body.prompt, str) else list(body.prompt))
+        (tokens,) = await encode_prompts(prompts, served_model, adds_special_tokens=adds_special_tokens)
     return tokens

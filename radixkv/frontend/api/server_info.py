@@ -14,18 +14,21 @@ from starlette.routing import Route
 
 from radixkv.config import EngineConfig, ServerConfig
 from radixkv.errors import InvalidRequest, UnsupportedFeature
-from radixkv.frontend.client import Client
+from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.route import route
 from radixkv.frontend.metrics.prometheus import Metrics
-from radixkv.frontend.served_model import Served
+from radixkv.frontend.served_model import ServedModel
 from radixkv.wire import Stats
 
 
-def about_routes(
-    client: Client, served: Served, metrics: Metrics, engine: EngineConfig, server: ServerConfig
+def server_info_routes(
+    client: RuntimeClient, served_model: ServedModel, metrics: Metrics, engine: EngineConfig, server: ServerConfig
 ) -> list[Route]:
-    """``/version``, ``/server_info``, ``/model_info`` (both also with ``get_``) and ``/v1/loads``."""
-    # The package itself cannot be imported here: it stands for the engine, which brings torch.
+    """Returns the routes ``/version``, ``/server_info``, ``/model_info`` and ``/v1/loads``.
+
+    The second and third also exist with the prefix ``get_``.
+    """
+    # Importing the package itself for its version would import torch.
     version = importlib.metadata.version("radixkv")
 
     async def show_version(request: Request) -> Response:
@@ -35,15 +38,15 @@ def about_routes(
         state = msgspec.structs.asdict(await client.stats()) | _rates(metrics)
         del state["id"]
         info = _settings(engine, server) | {
-            "served_model_name": served.name,
-            "max_model_len": served.ready.max_model_len,
-            "max_req_len": served.max_prompt_and_answer,
-            "max_total_num_tokens": served.ready.n_pages * served.ready.page_size,
-            "max_num_seqs": served.ready.max_num_seqs,
-            "max_num_batched_tokens": served.ready.max_num_batched_tokens,
+            "served_model_name": served_model.name,
+            "max_model_len": served_model.ready.max_model_len,
+            "max_req_len": served_model.max_prompt_and_answer,
+            "max_total_num_tokens": served_model.ready.n_pages * served_model.ready.page_size,
+            "max_num_seqs": served_model.ready.max_num_seqs,
+            "max_num_batched_tokens": served_model.ready.max_num_batched_tokens,
             "explain_contents": server.may_explain_contents,
-            "device": served.ready.device,
-            "dtype": served.ready.dtype,
+            "device": served_model.ready.device,
+            "dtype": served_model.ready.dtype,
             "version": version,
             "internal_states": [state],
         }
@@ -52,21 +55,21 @@ def about_routes(
     async def model_info(request: Request) -> Response:
         return JSONResponse(
             {
-                "model_path": served.root,
-                "tokenizer_path": engine.model.tokenizer or served.root,
+                "model_path": served_model.root,
+                "tokenizer_path": engine.model.tokenizer or served_model.root,
                 "is_generation": True,
-                "preferred_sampling_params": dict(served.default_sampling) or None,
-                "max_model_len": served.max_prompt_and_answer,
-                "vocab_size": served.ready.vocab_size,
-                "eos_token_ids": sorted(served.eos_token_ids),
-                "has_tokenizer": served.tokenizer is not None,
-                "has_chat_template": served.chat_template is not None,
+                "preferred_sampling_params": dict(served_model.default_sampling) or None,
+                "max_model_len": served_model.max_prompt_and_answer,
+                "vocab_size": served_model.ready.vocab_size,
+                "eos_token_ids": sorted(served_model.eos_token_ids),
+                "has_tokenizer": served_model.tokenizer is not None,
+                "has_chat_template": served_model.chat_template is not None,
             }
         )
 
     async def loads(request: Request) -> Response:
         _check_query(request)
-        load = _load(await client.stats(), served, metrics)
+        load = _load(await client.stats(), served_model, metrics)
         return JSONResponse(
             {
                 "timestamp": datetime.now(UTC).isoformat(),
@@ -95,7 +98,7 @@ def about_routes(
 
 
 def _settings(engine: EngineConfig, server: ServerConfig) -> dict[str, Any]:
-    """All settings in one object, by their names in ``config``; whether there is a key, but not the key."""
+    """Returns all settings by their names in ``config``, without the API key."""
     settings = {"model_path": engine.model.model, "seed": engine.seed, "needs_api_key": server.api_key is not None}
     for part in (engine.model, engine.cache, engine.scheduler, server):
         settings |= asdict(part)
@@ -104,33 +107,33 @@ def _settings(engine: EngineConfig, server: ServerConfig) -> dict[str, Any]:
 
 
 def _rates(metrics: Metrics) -> dict[str, float]:
-    """Of the last interval that was looked at."""
-    interval = metrics.interval
+    """Returns rates over the last ``StatsDelta``."""
+    stats_delta = metrics.stats_delta
     return {
-        "last_gen_throughput": 0.0 if interval is None else interval.generation_tokens_per_s,
-        "last_cache_hit_rate": 0.0 if interval is None else interval.hit_rate or 0.0,
+        "last_gen_throughput": 0.0 if stats_delta is None else stats_delta.generation_tokens_per_s,
+        "last_cache_hit_rate": 0.0 if stats_delta is None else stats_delta.hit_rate or 0.0,
     }
 
 
 def _check_query(request: Request) -> None:
     if request.query_params.get("dp_rank", "0") != "0":
-        raise InvalidRequest("dp_rank must be 0: this server is one engine", param="dp_rank")
+        raise InvalidRequest("dp_rank must be 0: this server has one engine", param="dp_rank")
     if request.query_params.get("format", "json") != "json":
-        raise UnsupportedFeature("format can be json only; /metrics is in Prometheus' format", param="format")
+        raise UnsupportedFeature("format must be json; use /metrics for Prometheus' format", param="format")
 
 
-def _load(stats: Stats, served: Served, metrics: Metrics) -> dict[str, Any]:
+def _load(stats: Stats, served_model: ServedModel, metrics: Metrics) -> dict[str, Any]:
     n_used = stats.n_pages - stats.n_pages_free - stats.n_pages_evictable
-    rates, most = _rates(metrics), served.ready.max_num_seqs
+    rates, max_num_seqs = _rates(metrics), served_model.ready.max_num_seqs
     return {
         "dp_rank": 0,
         "num_running_reqs": stats.n_running,
         "num_waiting_reqs": stats.n_waiting,
-        "num_used_tokens": n_used * served.ready.page_size,
-        "max_total_num_tokens": stats.n_pages * served.ready.page_size,
+        "num_used_tokens": n_used * served_model.ready.page_size,
+        "max_total_num_tokens": stats.n_pages * served_model.ready.page_size,
         "token_usage": n_used / stats.n_pages,
         "gen_throughput": rates["last_gen_throughput"],
         "cache_hit_rate": rates["last_cache_hit_rate"],
-        "utilization": stats.n_running / most,
-        "max_running_requests": most,
+        "utilization": stats.n_running / max_num_seqs,
+        "max_running_requests": max_num_seqs,
     }

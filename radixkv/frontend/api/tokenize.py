@@ -1,4 +1,4 @@
-"""Routes between texts and tokens: ``/tokenize`` and ``/detokenize``."""
+"""The routes ``/tokenize`` and ``/detokenize``."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from radixkv.errors import InvalidRequest
-from radixkv.frontend.chat_text import TextRequest, check_text_request, rendered_text
-from radixkv.frontend.http.body import Bodies
+from radixkv.frontend.chat_text import TextRequest, check_text_request, render_messages
+from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.body_decoder import BodyDecoder, check_messages
-from radixkv.frontend.http.disconnect import unless_gone
+from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.route import route
 from radixkv.frontend.prompt_encoding import check_ids
 from radixkv.frontend.request_limits import check_model
-from radixkv.frontend.served_model import Served
+from radixkv.frontend.served_model import ServedModel
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import unpack_tokens
 
-_INLINE_CHARACTERS = 4096
-"""Of texts, and tokens, that are turned into the other at once; more are in a thread, so that the loop goes on."""
+_MAX_INLINE_SIZE = 4096
+"""Up to this many characters or tokens, convert on the event loop; a thread converts more."""
 MAX_CHARACTERS = 1 << 20
-"""Of a text to tokenize, which may be longer than the context."""
+"""Longest text to tokenize; it may be longer than the context."""
 MAX_TOKENS = 1 << 18
-"""Of a list to turn into text."""
+"""Longest list of tokens to detokenize."""
 
 
 class TokenizeRequest(TextRequest, kw_only=True):
@@ -45,18 +45,19 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
-def tokenize_routes(served: Served, bodies: Bodies) -> list[Route]:
-    """``/tokenize`` and ``/detokenize``."""
+def tokenize_routes(served_model: ServedModel, body_reader: BodyReader) -> list[Route]:
+    """Returns the routes ``/tokenize`` and ``/detokenize``."""
 
     async def tokenize(request: Request) -> Response:
-        asked = await bodies.read(request, _tokenize.decode, MAX_CHARACTERS)
+        body = await body_reader.read(request, _tokenize.decode, MAX_CHARACTERS)
         return Response(
-            await unless_gone(request.receive, _tokenized(asked, served)), media_type="application/json"
+            await cancel_on_disconnect(request.receive, _tokenized(body, served_model)),
+            media_type="application/json",
         )
 
     async def detokenize(request: Request) -> Response:
-        asked = await bodies.read(request, _detokenize.decode, MAX_TOKENS)
-        return _json({"prompt": await unless_gone(request.receive, _text_of(asked, served))})
+        body = await body_reader.read(request, _detokenize.decode, MAX_TOKENS)
+        return _json({"prompt": await cancel_on_disconnect(request.receive, _detokenized(body, served_model))})
 
     return [
         route("/tokenize", tokenize, "POST"),
@@ -64,59 +65,59 @@ def tokenize_routes(served: Served, bodies: Bodies) -> list[Route]:
     ]
 
 
-def _check_text(raw: bytes, most: int) -> None:
-    # A character takes six bytes at most, as \uXXXX.
-    if len(raw) > 6 * most + 2:
-        raise InvalidRequest(f"prompt is longer than {most} characters; send it in parts", param="prompt")
+def _check_text(raw: bytes, maximum: int) -> None:
+    # JSON has at most six bytes per character, as \uXXXX.
+    if len(raw) > 6 * maximum + 2:
+        raise InvalidRequest(f"prompt is longer than {maximum} characters; send it in parts", param="prompt")
 
 
-def _check_tokens(raw: bytes, most: int) -> None:
-    if raw.count(b",") >= most or raw.count(b"[") > 1:
-        raise InvalidRequest(f"tokens must be a list of at most {most} token ids", param="tokens")
+def _check_tokens(raw: bytes, maximum: int) -> None:
+    if raw.count(b",") >= maximum or raw.count(b"[") > 1:
+        raise InvalidRequest(f"tokens must be a list of at most {maximum} token ids", param="tokens")
 
 
 _tokenize = BodyDecoder(TokenizeRequest, {"prompt": _check_text, "messages": check_messages})
 _detokenize = BodyDecoder(DetokenizeRequest, {"tokens": _check_tokens})
 
 
-async def _tokenized(asked: TokenizeRequest, served: Served) -> bytes:
-    check_text_request(asked, asked.prompt, served)
-    text = asked.prompt if asked.prompt is not None else await rendered_text(asked, served)
+async def _tokenized(body: TokenizeRequest, served_model: ServedModel) -> bytes:
+    check_text_request(body, body.prompt, served_model)
+    text = body.prompt if body.prompt is not None else await render_messages(body, served_model)
     if len(text) > MAX_CHARACTERS:
         raise InvalidRequest(
             f"the text is longer than {MAX_CHARACTERS} characters; send it in parts", param="prompt"
         )
-    tokenizer, has_names = _tokenizer(served, "prompt"), bool(asked.return_token_strs)
+    tokenizer, has_names = _tokenizer(served_model, "prompt"), bool(body.return_token_strs)
 
     def tokenized(encode: Callable[..., bytes]) -> bytes:
-        ids = unpack_tokens(encode(text, adds_special_tokens=asked.adds_special_tokens()))
-        found = {
+        ids = unpack_tokens(encode(text, adds_special_tokens=body.adds_special_tokens()))
+        fields = {
             "count": len(ids),
-            "max_model_len": served.max_prompt_and_answer,
+            "max_model_len": served_model.max_prompt_and_answer,
             "tokens": ids,
-            "token_strs": [tokenizer.token(one, skip_special_tokens=False) for one in ids] if has_names else None,
+            "token_strs": [tokenizer.token(each, skip_special_tokens=False) for each in ids] if has_names else None,
         }
-        return msgspec.json.encode(found)
+        return msgspec.json.encode(fields)
 
-    if len(text) <= _INLINE_CHARACTERS:
-        return tokenized(tokenizer.encode_here)
-    return await served.alone.run(partial(tokenized, tokenizer.encode))
-
-
-async def _text_of(asked: DetokenizeRequest, served: Served) -> str:
-    check_model(asked.model, served)
-    tokenizer = _tokenizer(served, "tokens")
-    if asked.tokens:
-        check_ids(asked.tokens, served, "tokens")
-    if len(asked.tokens) <= _INLINE_CHARACTERS:
-        return tokenizer.decode(asked.tokens, skip_special_tokens=False)
-    return await served.alone.run(partial(tokenizer.decode, asked.tokens, skip_special_tokens=False))
+    if len(text) <= _MAX_INLINE_SIZE:
+        return tokenized(tokenizer.encode_inline)
+    return await served_model.serial.run(partial(tokenized, tokenizer.encode))
 
 
-def _tokenizer(served: Served, field: str) -> Tokenizer:
-    if served.tokenizer is None:
+async def _detokenized(body: DetokenizeRequest, served_model: ServedModel) -> str:
+    check_model(body.model, served_model)
+    tokenizer = _tokenizer(served_model, "tokens")
+    if body.tokens:
+        check_ids(body.tokens, served_model, "tokens")
+    if len(body.tokens) <= _MAX_INLINE_SIZE:
+        return tokenizer.decode(body.tokens, skip_special_tokens=False)
+    return await served_model.serial.run(partial(tokenizer.decode, body.tokens, skip_special_tokens=False))
+
+
+def _tokenizer(served_model: ServedModel, field: str) -> Tokenizer:
+    if served_model.tokenizer is None:
         raise InvalidRequest("this checkpoint has no tokenizer; start the server with --tokenizer", param=field)
-    return served.tokenizer
+    return served_model.tokenizer
 
 
 def _json(value: dict[str, Any]) -> Response:

@@ -1,0 +1,1 @@
+"""HTTP layer below the routes."""

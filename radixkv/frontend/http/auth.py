@@ -1,4 +1,4 @@
-"""Who may use the server: those who show its key, or without one the programs of this machine."""
+"""Access checks: an API key or, without one, programs of this machine only."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from radixkv.frontend.http.error_response import error_response
-from radixkv.frontend.http.errors import ForeignCaller, Unauthorized
+from radixkv.frontend.http.errors import ForbiddenOrigin, Unauthorized
 
 OPEN_PATHS = frozenset({"/health", "/ping"})
-"""Liveness, which needs no key."""
+"""Liveness checks, which need no key."""
 
 
-class KeyRequired:
-    """Refuses requests without the key, except for liveness.
+class ApiKeyRequired:
+    """Refuses requests without the API key, except liveness checks.
 
-    Hosts and origins do not matter then: a browser adds no key by itself, and no page of another site knows it.
+    It ignores Host and Origin: a browser does not add the key by itself, and pages of other sites do not know it.
     """
 
     def __init__(self, app: ASGIApp, key: str) -> None:
@@ -29,16 +29,16 @@ class KeyRequired:
         self._digest = _digest(key)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on, or answers it with 401."""
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not self._is_shown(Headers(scope=scope)):
+        """Passes the request on or answers it with 401."""
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not self._has_key(Headers(scope=scope)):
             error = Unauthorized("this server needs its key: send the header 'Authorization: Bearer KEY'")
             await error_response(error)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    def _is_shown(self, headers: Headers) -> bool:
+    def _has_key(self, headers: Headers) -> bool:
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        # Digests are of one length, so that the time tells nothing of the key's.
+        # Digests have equal lengths, so that the time of the comparison does not reveal the key's length.
         return scheme.lower() == "bearer" and hmac.compare_digest(_digest(key.strip()), self._digest)
 
 
@@ -47,13 +47,14 @@ def _digest(key: str) -> bytes:
 
 
 class LocalOnly:
-    """Keeps web pages of other sites out: without a key, a browser reaches every local port.
+    """Refuses requests of other sites' web pages, because a browser on this machine reaches every local port.
 
-    Refuses requests for another host's name, which DNS can point here, and those of other sites' pages.
+    Also refuses a Host that is not this machine, because DNS can point a foreign name here.
 
     Args:
-        origins: of the sites whose pages are let in. There is none for all: every page that is looked at on this
-            machine could then use the server.
+        app: gets the other requests. origins: the sites whose pages are allowed. ``*`` is not special: allowing
+        every site would let any open page
+            use the server.
     """
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
@@ -61,28 +62,28 @@ class LocalOnly:
         self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on, or answers it with 403."""
+        """Passes the request on or answers it with 403."""
         if scope["type"] == "http" and (error := self._refusal(Headers(scope=scope))) is not None:
             await error_response(error)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    def _refusal(self, headers: Headers) -> ForeignCaller | None:
+    def _refusal(self, headers: Headers) -> ForbiddenOrigin | None:
         host, origin = headers.get("host"), headers.get("origin")
         if host is not None and not _is_local(f"//{host}"):
-            return ForeignCaller("the Host header names another machine; use localhost or 127.0.0.1")
+            return ForbiddenOrigin("the Host header names another machine; use localhost or 127.0.0.1")
         if origin is None:
-            # What a page only loads, such as an image, has no Origin.
+            # A browser sends no Origin when a page only loads something, such as an image.
             is_foreign = headers.get("sec-fetch-site") == "cross-site"
         else:
             is_foreign = not _is_local(origin) and origin not in self._origins
         if not is_foreign:
             return None
-        return ForeignCaller("pages of other sites may not use this server, but for those of --allowed-origins")
+        return ForbiddenOrigin("pages of other sites may not use this server; allow a site with --allowed-origins")
 
 
 def _is_local(url: str) -> bool:
-    """Whether a URL's host is this machine."""
+    """Returns whether a URL's host is this machine."""
     try:
         name = urlsplit(url).hostname or ""
         return name == "localhost" or ip_address(name).is_loopback

@@ -1,4 +1,4 @@
-"""Request bodies, read with limits of size and time."""
+"""Reading of request bodies with limits on size and time."""
 
 from __future__ import annotations
 
@@ -9,52 +9,52 @@ from typing import TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from radixkv.errors import InvalidRequest, RequestError, UnsupportedFeature
-from radixkv.frontend.http.disconnect import ClientGone
+from radixkv.frontend.http.disconnect import ClientDisconnected
 from radixkv.frontend.http.errors import BodyTooLarge, BodyTooSlow
 
 RequestT = TypeVar("RequestT")
 
-BODY_S = 30.0
+BODY_TIMEOUT_S = 30.0
 """How long a client may take to send a body."""
-_INLINE_BYTES = 1 << 16
-"""Longer bodies are parsed in a thread, so that the event loop goes on between the passes over them."""
+_MAX_INLINE_BYTES = 1 << 16
+"""Up to this many bytes, parse on the event loop. In a thread, the loop can run between the passes over a body."""
 
 
-class Bodies:
-    """Reads them, and can end all reading at once.
+class BodyReader:
+    """Reads and parses bodies, until ``refuse`` ends all reading.
 
     Args:
         max_bytes: the longest body.
-        limit_s: the longest that one may take.
+        timeout_s: how long a client may take to send a body.
     """
 
-    def __init__(self, max_bytes: int, limit_s: float = BODY_S) -> None:
+    def __init__(self, max_bytes: int, timeout_s: float = BODY_TIMEOUT_S) -> None:
         self._max_bytes = max_bytes
-        self._limit_s = limit_s
-        self._limits: set[asyncio.Timeout] = set()
+        self._timeout_s = timeout_s
+        self._timeouts: set[asyncio.Timeout] = set()
         self._refusal: RequestError | None = None
 
-    async def read(self, request: Request, parse: Callable[[bytes, int], RequestT], most: int) -> RequestT:
-        """What ``parse`` makes of the body of a request that says it is JSON; ``most`` is given to it.
+    async def read(self, request: Request, parse: Callable[[bytes, int], RequestT], max_size: int) -> RequestT:
+        """Reads a JSON body and returns ``parse(body, max_size)``.
 
         Raises:
-            InvalidRequest: it says it is something else. Web pages can send that without asking first.
-            UnsupportedFeature: it is compressed.
-            BodyTooLarge, BodyTooSlow: it passes a limit.
-            ClientGone: the client left before its end.
-            RequestError: the ``refuse`` that came, or what ``parse`` raises.
+            InvalidRequest: Content-Type is not JSON. Web pages can send other types without a CORS preflight.
+            UnsupportedFeature: the body is compressed.
+            BodyTooLarge, BodyTooSlow: the body exceeds a limit.
+            ClientDisconnected: the client left before the end of the body.
+            RequestError: ``refuse`` was called with it, or ``parse`` raised it.
         """
         body = await self._read_in_time(request)
-        if len(body) <= _INLINE_BYTES:
-            return parse(body, most)
-        return await asyncio.to_thread(parse, body, most)
+        if len(body) <= _MAX_INLINE_BYTES:
+            return parse(body, max_size)
+        return await asyncio.to_thread(parse, body, max_size)
 
     def refuse(self, error: RequestError) -> None:
-        """From now on all reading ends with an error, also what has begun."""
+        """Ends running and later reads with ``error``."""
         self._refusal = error
         now = asyncio.get_running_loop().time()
-        for limit in self._limits:
-            limit.reschedule(now)
+        for timeout in self._timeouts:
+            timeout.reschedule(now)
 
     async def _read_in_time(self, request: Request) -> bytes:
         if self._refusal is not None:
@@ -62,20 +62,20 @@ class Bodies:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise InvalidRequest("the body must be JSON, and Content-Type must say so: application/json")
         if request.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
-            raise UnsupportedFeature("a Content-Encoding is not supported in this release; send the JSON as it is")
+            raise UnsupportedFeature("a Content-Encoding is not supported in this release; send uncompressed JSON")
         try:
-            async with asyncio.timeout(self._limit_s) as limit:
-                self._limits.add(limit)
+            async with asyncio.timeout(self._timeout_s) as timeout:
+                self._timeouts.add(timeout)
                 try:
                     return await self._read(request)
                 finally:
-                    self._limits.discard(limit)
+                    self._timeouts.discard(timeout)
         except ClientDisconnect:
-            raise ClientGone from None
+            raise ClientDisconnected from None
         except TimeoutError:
             if self._refusal is not None:
                 raise self._refusal.with_traceback(None) from None
-            raise BodyTooSlow(f"the body was not complete after {self._limit_s:g} s") from None
+            raise BodyTooSlow(f"the body was not complete after {self._timeout_s:g} s") from None
 
     async def _read(self, request: Request) -> bytes:
         length = request.headers.get("content-length", "")

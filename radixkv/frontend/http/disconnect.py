@@ -1,4 +1,4 @@
-"""Work that ends when its client leaves."""
+"""Cancellation of work whose client disconnects."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from starlette.types import Receive
 ResultT = TypeVar("ResultT")
 
 
-class ClientGone(Exception):
-    """The client left before its reply was complete."""
+class ClientDisconnected(Exception):
+    """The client disconnected before its response was complete."""
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """The result of ``work``, which is cancelled when the client leaves.
+async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Returns the result of ``work``; cancels it and raises ``ClientDisconnected`` if the client leaves first.
 
-    The request's body must have been read. Raises ``ClientGone``, or what ``work`` raises.
+    The request's body must have been read.
     """
     working = asyncio.create_task(work)
-    leaving = asyncio.create_task(_gone(receive))
+    disconnecting = asyncio.create_task(_wait_for_disconnect(receive))
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, disconnecting}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        raise ClientGone
+        raise ClientDisconnected
     finally:
-        for task in (working, leaving):
+        for task in (working, disconnecting):
             task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        await asyncio.gather(working, disconnecting, return_exceptions=True)
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""The reply of an error, also to a client that still sends its body."""
+"""Error responses, also to clients that are still sending their bodies."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from radixkv.frontend.http.connection import CONNECTION, Connection
 from radixkv.frontend.http.errors import error_body, status_of
 
 RETRY_AFTER_S = 1
-DISCARD_S = 4.0
-"""How long the rest of a body is read; less than connections have at the server's end."""
-DISCARD_BYTES = 64 << 20
+"""Value of Retry-After in a 503."""
+DISCARD_TIMEOUT_S = 4.0
+"""How long the rest of a body is read; less than the server gives connections when it shuts down."""
+MAX_DISCARD_BYTES = 64 << 20
+"""How much of the rest of a body is read."""
 
 _HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},
@@ -27,23 +29,23 @@ _HEADERS = {
 
 
 def error_response(error: RequestError) -> Response:
-    """The whole reply. A 503 says when to come back; a body that broke a limit ends the connection."""
+    """Returns the response to an error. A 503 has Retry-After; a body beyond a limit closes the connection."""
     status = status_of(error)
-    # A 503 before a body has come is of a server that ends, which waits for no upload.
-    kind = Response if status == 503 else EarlyReply
+    # A 503 before the body has arrived comes from a server that shuts down, which does not wait for uploads.
+    kind = Response if status == 503 else EarlyResponse
     headers = _HEADERS.get(status, {})
     return kind(msgspec.json.encode(error_body(error)), status, headers=headers, media_type="application/json")
 
 
-class EarlyReply(Response):
-    """Sends all of itself; while the body still comes it then reads on, before it ends and perhaps the connection.
+class EarlyResponse(Response):
+    """A response that is sent while the request's body may still arrive.
 
-    A connection that is closed with bytes unread is reset: clients that look for a reply only once they have sent
-    all would never see it.
+    It reads the rest of the body before it ends, because closing a connection with unread bytes resets it: a client
+    that reads the response only after sending everything would never see it.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends it, and throws away what still comes of the body, within limits."""
+        """Sends the response and discards the rest of the body, within limits."""
         connection: Connection = scope["state"][CONNECTION]
         if not connection.is_receiving:
             await super().__call__(scope, receive, send)
@@ -51,14 +53,14 @@ class EarlyReply(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": self.body, "more_body": True})
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DISCARD_S):
+            async with asyncio.timeout(DISCARD_TIMEOUT_S):
                 await _discard(receive)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _discard(receive: Receive) -> None:
     n_bytes = 0
-    while n_bytes <= DISCARD_BYTES:
+    while n_bytes <= MAX_DISCARD_BYTES:
         message = await receive()
         if not message.get("more_body", False):  # the body has ended, or the client has left
             return

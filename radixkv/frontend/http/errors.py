@@ -1,4 +1,4 @@
-"""How an error looks over HTTP: a status and OpenAI's ``{"error": {message, type, param, code}}``."""
+"""HTTP statuses of errors, and OpenAI's ``{"error": {message, type, param, code}}``."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class BodyTooLarge(InvalidRequest):
 
 
 class BodyTooSlow(InvalidRequest):
-    """The request's body did not come in time."""
+    """The request's body did not arrive in time."""
 
     code: ClassVar[str] = "body_too_slow"
 
 
 class Unauthorized(InvalidRequest):
-    """The request does not show the server's key."""
+    """The request lacks the server's API key."""
 
     code: ClassVar[str] = "invalid_api_key"
 
 
-class ForeignCaller(InvalidRequest):
-    """The request comes from a web page of another site, or is meant for another host."""
+class ForbiddenOrigin(InvalidRequest):
+    """The request comes from another site's web page or names another host."""
 
     code: ClassVar[str] = "forbidden"
 
@@ -44,19 +44,19 @@ class RouteNotFound(InvalidRequest):
 
 
 class MethodNotAllowed(InvalidRequest):
-    """The path exists, for another method."""
+    """The path exists for other methods only."""
 
     code: ClassVar[str] = "method_not_allowed"
 
 
 class RuntimeSilent(RequestError):
-    """The runtime did not answer a question in time."""
+    """The runtime did not reply to a query in time."""
 
     code: ClassVar[str] = "runtime_silent"
 
 
 class ClientTooSlow(RequestError):
-    """The client did not read what was sent to it."""
+    """The client read its stream too slowly."""
 
     code: ClassVar[str] = "client_too_slow"
 
@@ -77,7 +77,7 @@ _UNAVAILABLE = frozenset({"queue_full", "queue_timeout", "draining", "runtime_di
 
 
 def status_of(error: RequestError) -> int:
-    """The HTTP status of an error."""
+    """Returns the HTTP status of an error."""
     match error:
         case ModelNotFound() | RouteNotFound():
             return 404
@@ -85,7 +85,7 @@ def status_of(error: RequestError) -> int:
             return 405
         case Unauthorized():
             return 401
-        case ForeignCaller():
+        case ForbiddenOrigin():
             return 403
         case BodyTooSlow():
             return 408
@@ -97,7 +97,7 @@ def status_of(error: RequestError) -> int:
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
-    """The JSON object of an error."""
+    """Returns the JSON object of an error."""
     return {
         "error": {
             "message": str(error),

@@ -1,4 +1,4 @@
-"""Which function answers a path."""
+"""Construction of plain Starlette routes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from starlette.routing import Route
 
 
 def route(path: str, endpoint: Callable[[Request], Awaitable[Response]], *methods: str) -> Route:
-    """A plain route for just these methods.
+    """Returns a Starlette route for exactly these methods.
 
-    FastAPI's own do more, which takes 0.06 ms a request and is not wanted here: msgspec decodes the bodies
-    (decision 12).
+    FastAPI's own routes add 0.06 ms per request for decoding, which msgspec does here (decision 12).
     """
-    made = Route(path, endpoint, methods=methods)
-    made.methods = set(methods)  # Starlette adds HEAD to GET, and not all that GET does here is without effect
-    return made
+    result = Route(path, endpoint, methods=methods)
+    result.methods = set(methods)  # Starlette adds HEAD to GET, and some GET routes here have effects
+    return result

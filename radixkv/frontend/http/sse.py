@@ -1,4 +1,4 @@
-"""Server-sent events."""
+"""Streams of server-sent events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from radixkv.errors import RequestError
 from radixkv.frontend.http.connection import CONNECTION, Connection
-from radixkv.frontend.http.disconnect import ClientGone, unless_gone
+from radixkv.frontend.http.disconnect import ClientDisconnected, cancel_on_disconnect
 from radixkv.frontend.http.error_response import error_response
 from radixkv.frontend.http.errors import error_body
 
@@ -21,17 +21,17 @@ DONE_EVENT = EVENT_START + b"[DONE]" + EVENT_END
 
 
 def event(data: dict[str, Any]) -> bytes:
-    """One server-sent event."""
+    """Encodes one server-sent event."""
     return EVENT_START + msgspec.json.encode(data) + EVENT_END
 
 
 def error_event(error: RequestError) -> bytes:
-    """A failure in the middle of a stream."""
+    """Encodes an error in the middle of a stream."""
     return event(error_body(error))
 
 
 class EventStream(Response):
-    """Server-sent events. A failure before the first event is a plain error reply; a later one is an event."""
+    """A stream of events. An error before the first event gives a plain error response, a later one an event."""
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
@@ -40,8 +40,8 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends events until they end or the client leaves."""
-        with contextlib.suppress(ClientGone):
-            await unless_gone(receive, self._send(scope, receive, send))
+        with contextlib.suppress(ClientDisconnected):
+            await cancel_on_disconnect(receive, self._send(scope, receive, send))
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with contextlib.aclosing(self._events) as events:
@@ -55,7 +55,8 @@ class EventStream(Response):
             connection: Connection = scope["state"][CONNECTION]
             connection.write_part(first)
             try:
-                # Before more is taken there must be room for it: what waits is bounded where it is gathered.
+                # Take an event only when the connection has room. Unread output waits in the runtime client, which
+                # limits it.
                 await connection.drain()
                 async for event in events:
                     connection.write_part(event)

@@ -1,4 +1,4 @@
-"""msgspec's complaints about a body, in the words of JSON."""
+"""Translation of msgspec's validation errors to JSON terms."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _OUT_OF_RANGE = re.compile(r"(?:Number|Integer value) out of range(?: - at (.+))
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
-def worded(complaint: str) -> str:
-    """Which field is wrong, what it is and what it must be; other complaints stay as they are."""
-    if missing := _MISSING.fullmatch(complaint):
+def describe_validation_error(message: str) -> str:
+    """Returns which field is wrong, what it is and what it must be; leaves other messages as they are."""
+    if missing := _MISSING.fullmatch(message):
         return f"{missing[1]} is missing; give it"
-    if beyond := _OUT_OF_RANGE.fullmatch(complaint):
-        return f"{_where(beyond[1])} is a number out of range; it must be between -1e308 and 1e308"
-    found = _EXPECTED.fullmatch(complaint)
-    if found is None:
-        return complaint
-    expected, limit, got, place = found.groups()
+    if out_of_range := _OUT_OF_RANGE.fullmatch(message):
+        return f"{_where(out_of_range[1])} is a number out of range; it must be between -1e308 and 1e308"
+    match = _EXPECTED.fullmatch(message)
+    if match is None:
+        return message
+    expected, limit, got, path = match.groups()
     must = " or ".join(_KINDS.get(kind, kind) for kind in expected.split(" | "))
     if got is None:
-        return f"{_where(place)} must be {must}{limit or ''}"
-    return f"{_where(place)} is {_KINDS.get(got, got)}; it must be {must}{limit or ''}"
+        return f"{_where(path)} must be {must}{limit or ''}"
+    return f"{_where(path)} is {_KINDS.get(got, got)}; it must be {must}{limit or ''}"
 
 
-def _where(place: str | None) -> str:
-    if place is None:
+def _where(path: str | None) -> str:
+    if path is None:
         return "the body"
-    return place.replace("`key` in", "a key of").replace("`", "").replace("$.", "")
+    return path.replace("`key` in", "a key of").replace("`", "").replace("$.", "")

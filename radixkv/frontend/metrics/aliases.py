@@ -1,4 +1,4 @@
-"""Metrics once more, under the names that other engines' dashboards look for."""
+"""Repetition of the metrics under the names that dashboards of vLLM or SGLang read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from radixkv.config import MetricsCompat
-from radixkv.frontend.metrics.stats_delta import Interval
+from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.wire import Stats
 
 _VLLM: Mapping[str, tuple[str, ...]] = {
@@ -27,6 +27,7 @@ _VLLM: Mapping[str, tuple[str, ...]] = {
     "e2e_request_latency_seconds": ("e2e_request_latency_seconds",),
     "request_queue_time_seconds": ("request_queue_time_seconds",),
 }
+"""Own names without prefix, with vLLM's names of present and earlier releases."""
 _SGLANG: Mapping[str, tuple[str, ...]] = {
     "num_requests_running": ("num_running_reqs",),
     "num_requests_waiting": ("num_queue_reqs",),
@@ -39,21 +40,23 @@ _SGLANG: Mapping[str, tuple[str, ...]] = {
     "e2e_request_latency_seconds": ("e2e_request_latency_seconds",),
     "request_queue_time_seconds": ("queue_time_seconds",),
 }
-"""Own name without prefix: the other engine's, of its present and earlier releases."""
+"""Own names without prefix, with SGLang's names of present and earlier releases."""
 _VLLM_LABELS = {"finish_reason": "finished_reason"}
-"""Only vLLM's families have one of these."""
+"""Own labels with vLLM's names; families without such a label are unaffected."""
 
 
 @dataclass(frozen=True)
-class Repeat:
-    """Under whose names, and what its labels need."""
+class MetricAliases:
+    """The metrics of another engine, derived from the server's own."""
 
     engine: MetricsCompat
     model: str
+    """Value of the label ``model_name``."""
     page_size: int
+    """Tokens per page."""
 
     def families(self, own: Iterable[Metric]) -> Iterator[Metric]:
-        """Those of the own families that the other engine has too, renamed and labelled."""
+        """Yields the own families that the other engine also has, renamed and with its labels."""
         names = _VLLM if self.engine == "vllm" else _SGLANG
         for family in own:
             for name in names.get(family.name.partition(":")[2], ()):
@@ -64,16 +67,16 @@ class Repeat:
                     renamed.add_sample(renamed.name + suffix, self._labels | labels, sample.value)
                 yield renamed
 
-    def figures(self, stats: Stats, interval: Interval | None) -> Iterator[Metric]:
-        """What SGLang computes from counters before it reports. Rates are of the interval, if there is one."""
+    def derived_gauges(self, stats: Stats, stats_delta: StatsDelta | None) -> Iterator[Metric]:
+        """Yields the gauges that SGLang computes from counters; rates only with a ``stats_delta``."""
         if self.engine != "sglang":
             return
         n_used = stats.n_pages - stats.n_pages_free - stats.n_pages_evictable
         yield self._gauge("num_used_tokens", "Tokens in pages neither free nor evictable.", n_used * self.page_size)
         yield self._gauge("max_total_num_tokens", "Tokens that the pool holds.", stats.n_pages * self.page_size)
-        if interval is not None:
-            yield self._gauge("cache_hit_rate", "Share of prompt tokens not computed.", interval.hit_rate or 0.0)
-            yield self._gauge("gen_throughput", "Generated tokens a second.", interval.generation_tokens_per_s)
+        if stats_delta is not None:
+            yield self._gauge("cache_hit_rate", "Share of prompt tokens not computed.", stats_delta.hit_rate or 0.0)
+            yield self._gauge("gen_throughput", "Generated tokens a second.", stats_delta.generation_tokens_per_s)
 
     @property
     def _labels(self) -> dict[str, str]:

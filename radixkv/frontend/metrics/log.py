@@ -1,4 +1,4 @@
-"""What the server says on standard error: the stages of its start, and figures while it works."""
+"""The server's log on standard error: stages of its start, and statistics while it works."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from typing import Protocol
 
 from radixkv.errors import RequestError
 from radixkv.frontend.http.errors import RuntimeSilent
-from radixkv.frontend.metrics.stats_delta import Interval
+from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.wire import Stats
 
 REMINDER_S = 15.0
+"""How often a running stage is logged again."""
 
 
 class StatsSource(Protocol):
-    """Who knows the runtime's counters."""
+    """Provider of the runtime's counters."""
 
     async def stats(self) -> Stats:
-        """Those of this moment. Raises ``RequestError``."""
+        """Returns the counters as of now. Raises ``RequestError``."""
         ...
 
 
-def say(text: str) -> None:
-    """One line."""
+def log_line(text: str) -> None:
+    """Prints one line to standard error."""
     print(f"radixkv: {text}", file=sys.stderr, flush=True)
 
 
 @contextlib.asynccontextmanager
 async def stage(text: str, *, reminder_s: float = REMINDER_S) -> AsyncIterator[None]:
-    """Says what begins, and from time to time that it still goes on."""
-    say(text)
+    """Logs the start of a stage and, every ``reminder_s``, that it is still running."""
+    log_line(text)
     reminding = asyncio.create_task(_remind(text, reminder_s))
     try:
         yield
@@ -46,56 +47,60 @@ async def _remind(text: str, reminder_s: float) -> None:
     begun = time.monotonic()
     while True:
         await asyncio.sleep(reminder_s)
-        say(f"still {text}, for {time.monotonic() - begun:.0f} s")
+        log_line(f"still {text}, for {time.monotonic() - begun:.0f} s")
 
 
 class StatsLog:
-    """A line of figures from time to time while there is work, and one after it ended.
+    """Logs one line of statistics per interval in which the engine has work.
 
     Args:
-        source: is asked once an interval.
-        show: takes each interval, also those of which there is nothing to say.
+        source: queried once per interval.
+        interval_s: seconds between queries.
+        on_delta: called with each ``StatsDelta``, even without work.
+        write: takes the lines.
     """
 
     def __init__(
         self,
         source: StatsSource,
         interval_s: float,
-        show: Callable[[Interval], None],
+        on_delta: Callable[[StatsDelta], None],
         *,
-        write: Callable[[str], None] = say,
+        write: Callable[[str], None] = log_line,
     ) -> None:
         self._source = source
         self._interval_s = interval_s
-        self._show = show
+        self._on_delta = on_delta
         self._write = write
 
     async def run(self) -> None:
-        """Until the runtime is gone."""
+        """Logs until the runtime has died."""
         before, begun = None, 0.0
         with contextlib.suppress(RequestError):
             while True:
                 try:
                     after, now = await self._source.stats(), time.monotonic()
                 except RuntimeSilent:
-                    continue  # a step that takes long; the next answer covers its time too
+                    continue  # a long step; the next reply covers its time
                 if before is not None:
-                    interval = Interval(before, after, now - begun)
-                    self._show(interval)
-                    if interval.has_work:
-                        self._write(_line(interval))
+                    stats_delta = StatsDelta(before, after, now - begun)
+                    self._on_delta(stats_delta)
+                    if stats_delta.has_work:
+                        self._write(_line(stats_delta))
                 before, begun = after, now
                 await asyncio.sleep(self._interval_s)
 
 
-def _line(interval: Interval) -> str:
-    stats = interval.after
+def _line(stats_delta: StatsDelta) -> str:
+    stats = stats_delta.after
     used = 1 - (stats.n_pages_free + stats.n_pages_evictable) / stats.n_pages
     cached = stats.n_pages_evictable / stats.n_pages
-    hits = "no prompts" if interval.hit_rate is None else f"{interval.hit_rate:.1%} of prompt tokens were cached"
+    hits = (
+        "no prompts" if stats_delta.hit_rate is None else f"{stats_delta.hit_rate:.1%} of prompt tokens were cached"
+    )
     return (
         f"{stats.n_running} running, {stats.n_waiting} waiting, "
         f"pool {used:.1%} in use and {cached:.1%} cached, {hits}, "
-        f"{interval.prompt_tokens_per_s:.1f} prompt tokens/s, "
-        f"{interval.generation_tokens_per_s:.1f} generated tokens/s"
+        f"{stats_delta.prompt_tokens_per_s:.1f} prompt tokens/s, "
+        f"{stats_delta.generation_tokens_per_s:.1f} generated tokens/s"
     )

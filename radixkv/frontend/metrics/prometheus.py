@@ -1,4 +1,4 @@
-"""Prometheus metrics: latencies measured here, counters and gauges from the runtime's ``Stats``."""
+"""Prometheus metrics, from the frontend's latencies and the runtime's ``Stats``."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from radixkv.frontend.metrics.aliases import Repeat
-from radixkv.frontend.metrics.stats_delta import Interval
+from radixkv.frontend.metrics.aliases import MetricAliases
+from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.wire import Stats
 
 PREFIX = "radixkv:"
 FINISH_REASONS = ("stop", "length", "abort", "error")
-"""How answers end: as they should, because their client left, or without being complete."""
+"""Finish reasons: the first two are complete answers, ``abort`` means that the client left."""
 
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
 class Metrics:
-    """All metrics of one server, in a registry of their own."""
+    """All metrics of one server."""
 
     def __init__(self) -> None:
-        self.interval: Interval | None = None
-        """The last one that the server looked at, if it looks."""
+        self.stats_delta: StatsDelta | None = None
+        """The latest statistics delta; None if the server does not log statistics."""
         self._n_ended = dict.fromkeys(FINISH_REASONS, 0)
         self._first_token = _Durations("time_to_first_token_seconds", "Arrival to first token.", _LONG)
         self._next_token = _Durations("inter_token_latency_seconds", "Between tokens of an answer.", _SHORT)
@@ -39,32 +39,32 @@ class Metrics:
         self._queue = _Durations("request_queue_time_seconds", "Arrival to first scheduled row.", _LONG)
 
     def first_token(self, seconds: float) -> None:
-        """From the request's arrival to its first token."""
+        """Records the time from a request's arrival to its first token."""
         self._first_token.observe(seconds)
 
     def next_tokens(self, seconds: float, count: int) -> None:
-        """From an answer's last token to the ``count`` tokens after it."""
+        """Records the time between a choice's last token and the next ``count`` tokens."""
         self._next_token.observe(seconds / count, count)
 
     def done(self, seconds: float, queue_seconds: float) -> None:
-        """A whole answer, and how long its request had waited."""
+        """Records the end-to-end latency of a request and its time in the queue."""
         self._whole.observe(seconds)
         self._queue.observe(queue_seconds)
 
     def ended(self, reason: str, count: int = 1) -> None:
-        """``count`` answers have ended."""
+        """Counts ``count`` choices that ended by ``reason``."""
         self._n_ended[reason] += count
 
-    def look(self, interval: Interval) -> None:
-        """What happened lately."""
-        self.interval = interval
+    def set_stats_delta(self, stats_delta: StatsDelta) -> None:
+        """Sets the latest statistics delta."""
+        self.stats_delta = stats_delta
 
-    def render(self, stats: Stats, repeat: Repeat | None = None) -> bytes:
-        """Prometheus' text format, repeated under another engine's names if asked for. O(series)."""
+    def render(self, stats: Stats, aliases: MetricAliases | None = None) -> bytes:
+        """Renders Prometheus' text format, with the metrics repeated under ``aliases`` if given. O(series)."""
         durations = (self._first_token, self._next_token, self._whole, self._queue)
         families = [*(each.family() for each in durations), self._ended_family(), *_families(stats)]
-        if repeat is not None:
-            families += [*repeat.families(families), *repeat.figures(stats, self.interval)]
+        if aliases is not None:
+            families += [*aliases.families(families), *aliases.derived_gauges(stats, self.stats_delta)]
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Collected(families))
         return generate_latest(registry)
@@ -77,7 +77,7 @@ class Metrics:
 
 
 class _Durations:
-    """A histogram of one thread: the library's takes locks, which for every token is too slow."""
+    """A histogram for one thread, because the library's takes locks, which is too slow for every token."""
 
     def __init__(self, name: str, text: str, bounds: tuple[float, ...]) -> None:
         self._name = name
@@ -88,12 +88,12 @@ class _Durations:
         self._created = time.time()
 
     def observe(self, seconds: float, count: int = 1) -> None:
-        """``count`` of the same length. O(log buckets)."""
+        """Records ``count`` equal durations. O(log buckets)."""
         self._counts[bisect_left(self._bounds, seconds)] += count
         self._sum += seconds * count
 
     def family(self) -> Metric:
-        """What was observed so far."""
+        """Returns the histogram so far."""
         bounds = [*map(floatToGoString, self._bounds), "+Inf"]
         buckets = list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
         family = HistogramMetricFamily(PREFIX + self._name, self._text, buckets, self._sum)
@@ -106,16 +106,16 @@ class _Collected(Collector):
     families: Sequence[Metric]
 
     def collect(self) -> Sequence[Metric]:
-        """What was given."""
+        """Returns the given families."""
         return self.families
 
 
 def _families(stats: Stats) -> Iterator[Metric]:
-    """One family a number."""
+    """Yields one family per counter or gauge of ``stats``."""
     used = stats.n_pages - stats.n_pages_free - stats.n_pages_evictable
     gauges = {
-        "num_requests_running": (stats.n_running, "Requests with rows in steps."),
-        "num_requests_waiting": (stats.n_waiting, "Requests that wait for their first row."),
+        "num_requests_running": (stats.n_running, "Choices that are scheduled."),
+        "num_requests_waiting": (stats.n_waiting, "Choices that wait for a step, preempted ones included."),
         "kv_cache_usage_perc": (used / stats.n_pages, "Pages neither free nor evictable; 1 is all."),
         "kv_pages": (stats.n_pages, "Pages in the pool."),
         "kv_pages_free": (stats.n_pages_free, "Pages that hold nothing."),
@@ -124,21 +124,24 @@ def _families(stats: Stats) -> Iterator[Metric]:
     for name, (value, text) in gauges.items():
         yield GaugeMetricFamily(PREFIX + name, text, value=value)
     counters = {
-        "prefix_cache_queries": (stats.prefix_queries_total, "Prompt tokens looked up."),
+        "prefix_cache_queries": (
+            stats.prefix_queries_total,
+            "Prompt tokens of choices that were prefilled.",
+        ),
         "prefix_cache_hits": (stats.prefix_hits_total, "Prompt tokens that were not computed."),
         "prompt_tokens": (stats.prompt_tokens_total, "Prompt tokens of requests that were prefilled."),
         "generation_tokens": (stats.generation_tokens_total, "Tokens generated."),
-        "num_preemptions": (stats.preemptions_total, "Requests retracted for lack of pages."),
-        "pages_evicted": (stats.pages_evicted_total, "Cached pages given up for others."),
+        "num_preemptions": (stats.preemptions_total, "Choices preempted for lack of pages."),
+        "pages_evicted": (stats.pages_evicted_total, "Cached pages evicted."),
         "steps": (stats.steps_total, "Forward passes."),
-        "step_seconds": (stats.step_seconds, "Wall time of turns with a step."),
+        "step_seconds": (stats.step_seconds, "Wall time of the loop's turns."),
         "schedule_seconds": (stats.schedule_seconds, "Of step_seconds: the scheduler's, cache included."),
-        "cache_seconds": (stats.cache_seconds, "Of step_seconds: tree and pool work."),
+        "cache_seconds": (stats.cache_seconds, "Tree and pool work, mostly part of schedule_seconds."),
         "attention_seconds": (
             stats.attention_seconds,
             "The device's, for attention; cache_seconds divided by it is what managing memory costs.",
         ),
-        "frames_dropped": (stats.frames_dropped_total, "Frames that were no message."),
+        "frames_dropped": (stats.frames_dropped_total, "Received frames that were not a valid message."),
     }
     for name, (value, text) in counters.items():
         yield CounterMetricFamily(PREFIX + name, text, value=value)

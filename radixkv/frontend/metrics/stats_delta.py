@@ -1,4 +1,4 @@
-"""What the runtime did between two looks at its counters."""
+"""The runtime's work between two readings of its counters."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from radixkv.wire import Stats
 
 
 @dataclass(frozen=True)
-class Interval:
-    """Two looks, and the seconds between them."""
+class StatsDelta:
+    """Two readings of the runtime's counters, and the seconds between them."""
 
     before: Stats
     after: Stats
@@ -17,24 +17,24 @@ class Interval:
 
     @property
     def has_work(self) -> bool:
-        """Whether something ran or waited at either look, or in between."""
-        ends = (self.before, self.after)
+        """Whether a request ran or waited at either reading, or a step ran in between."""
+        readings = (self.before, self.after)
         return self.before.steps_total != self.after.steps_total or any(
-            look.n_running or look.n_waiting for look in ends
+            stats.n_running or stats.n_waiting for stats in readings
         )
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of the prompt tokens that were not computed; None without prompts."""
+        """Share of prompt tokens found in the cache; None without prompts."""
         n_tokens = self.after.prefix_queries_total - self.before.prefix_queries_total
         return (self.after.prefix_hits_total - self.before.prefix_hits_total) / n_tokens if n_tokens else None
 
     @property
     def prompt_tokens_per_s(self) -> float:
-        """Prompt tokens of requests that were prefilled, computed or cached."""
+        """Prompt tokens, computed or cached, of prefilled requests."""
         return (self.after.prompt_tokens_total - self.before.prompt_tokens_total) / self.seconds
 
     @property
     def generation_tokens_per_s(self) -> float:
-        """Tokens generated."""
+        """Generated tokens."""
         return (self.after.generation_tokens_total - self.before.generation_tokens_total) / self.seconds

@@ -1,4 +1,4 @@
-"""Routes that operate and describe the engine."""
+"""Routes that operate the engine and that describe it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from radixkv import __version__
 from radixkv.config import ServerConfig
 from radixkv.errors import Draining, QueueTimeout
 from radixkv.frontend.http.error_response import error_response
-from radixkv.frontend.served_model import Served
+from radixkv.frontend.served_model import ServedModel
 from radixkv.runtime.intake import MIN_PRIORITY
 from radixkv.wire import Flush, Flushed
 from support.running_site import running_site
@@ -20,9 +20,9 @@ from support.scripted_runtime import EOS, FAILS_AT_ONCE, MAX_MODEL_LEN, VOCAB_SI
 
 
 @pytest.fixture(scope="module")
-def vllm(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def vllm(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     server = ServerConfig(metrics_compat="vllm", served_model_name="echo")
-    plain = replace(served, default_sampling={"temperature": 0.5})
+    plain = replace(served_model, default_sampling={"temperature": 0.5})
     with running_site(plain, tmp_path_factory.mktemp("s"), server) as site:
         yield site
 
@@ -39,16 +39,16 @@ def test_liveness_is_empty_and_ends_with_the_runtime(site: Site, path: str) -> N
         site.client.refusal = None
 
 
-def test_a_token_is_generated_to_see_that_it_can_be(site: Site) -> None:
+def test_health_generate_generates_a_token(site: Site) -> None:
     before = len(site.loop.submitted)
     reply = site.http.get("/health_generate")
     assert (reply.status_code, reply.content) == (200, b"")
-    (asked,) = site.loop.submitted[before:]
-    assert (asked.sampling.max_tokens, asked.priority) == (1, MIN_PRIORITY)
+    (submit,) = site.loop.submitted[before:]
+    assert (submit.sampling.max_tokens, submit.priority) == (1, MIN_PRIORITY)
 
 
-def test_an_engine_that_generates_nothing_is_ill(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixkv.frontend.api.admin.GENERATED_WITHIN_S", 0.1)
+def test_health_generate_fails_without_a_token(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixkv.frontend.api.admin.HEALTH_GENERATE_TIMEOUT_S", 0.1)
     site.loop.is_held = True
     try:
         assert site.http.get("/health_generate").status_code == 503
@@ -64,15 +64,13 @@ def test_an_engine_that_generates_nothing_is_ill(site: Site, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("method", "path"), [("GET", "/flush_cache"), ("POST", "/flush_cache"), ("POST", "/reset_prefix_cache")]
 )
-def test_a_reset_says_what_it_did_and_what_is_still_held(site: Site, method: str, path: str) -> None:
-    assert site.http.request(method, path).json() == {
-        "pages_freed": 3,
-        "pages_held": 2,
-        "message": "nothing is cached any more; running requests still hold 2 pages, which are free once those end",
-    }
+def test_a_reset_reports_freed_and_leased_pages(site: Site, method: str, path: str) -> None:
+    reply = site.http.request(method, path).json()
+    assert (reply["pages_freed"], reply["pages_held"]) == (3, 2)
+    assert "2 pages" in reply["message"]
 
 
-def test_a_reset_without_leases_does_not_speak_of_them(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reset_without_leases_does_not_mention_them(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     receive = ScriptedLoop.receive
 
     def flushed(self: ScriptedLoop, message: object) -> object:
@@ -80,10 +78,11 @@ def test_a_reset_without_leases_does_not_speak_of_them(site: Site, monkeypatch: 
 
     monkeypatch.setattr(ScriptedLoop, "receive", flushed)
     reply = site.http.post("/reset_prefix_cache").json()
-    assert reply == {"pages_freed": 5, "pages_held": 0, "message": "nothing is cached any more"}
+    assert (reply["pages_freed"], reply["pages_held"]) == (5, 0)
+    assert "pages" not in reply["message"]
 
 
-def test_resets_that_do_more_are_refused_by_name(site: Site) -> None:
+def test_unsupported_reset_options_are_refused_by_name(site: Site) -> None:
     assert site.http.get("/reset_prefix_cache").status_code == 405
     assert site.http.head("/flush_cache").status_code == 405
     assert site.http.post("/reset_prefix_cache?reset_connector=false").status_code == 200
@@ -92,7 +91,7 @@ def test_resets_that_do_more_are_refused_by_name(site: Site) -> None:
         assert (error["code"], error["param"]) == ("unsupported_feature", name)
 
 
-def test_the_version_is_the_packages(site: Site) -> None:
+def test_the_version_is_that_of_the_package(site: Site) -> None:
     assert site.http.get("/version").json() == {"version": __version__}
 
 
@@ -137,7 +136,7 @@ def test_the_model(vllm: Site, path: str) -> None:
     }
 
 
-def test_loads_have_what_routers_read(site: Site) -> None:
+def test_loads_have_the_fields_that_routers_read(site: Site) -> None:
     reply = site.http.get("/v1/loads?include=core").json()
     assert (reply["version"], reply["dp_rank_count"]) == (__version__, 1)
     (load,) = reply["loads"]
@@ -159,12 +158,12 @@ def test_loads_have_what_routers_read(site: Site) -> None:
         assert error["param"] == query.split("=")[0]
 
 
-def test_metrics_are_repeated_if_the_server_says_so(site: Site, vllm: Site) -> None:
+def test_metrics_are_repeated_with_metrics_compat(site: Site, vllm: Site) -> None:
     assert 'vllm:num_requests_waiting{engine="0",model_name="echo"} 7.0' in vllm.http.get("/metrics").text
     assert "vllm:" not in site.http.get("/metrics").text
 
 
-def test_a_full_queue_and_a_long_wait_say_when_to_come_back(site: Site) -> None:
+def test_a_full_queue_and_a_queue_timeout_set_retry_after(site: Site) -> None:
     full = site.http.post("/v1/completions", json={"prompt": [FAILS_AT_ONCE]})
     waited = error_response(QueueTimeout("it waited for 5 s"))
     for status, headers, body, code in (
@@ -195,7 +194,7 @@ def test_a_full_queue_and_a_long_wait_say_when_to_come_back(site: Site) -> None:
         "/v1/audio/speech",
     ],
 )
-def test_routes_that_are_not_built_are_refused_by_name(site: Site, path: str) -> None:
+def test_unsupported_routes_are_refused_by_name(site: Site, path: str) -> None:
     error = site.http.post(path, json={}).json()["error"]
     assert error["code"] == "unsupported_feature"
     assert path in error["message"]

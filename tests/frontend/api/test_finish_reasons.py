@@ -1,4 +1,4 @@
-"""``/metrics`` counts answers by how they ended, as their clients saw it."""
+"""``/metrics`` counts answers by the finish reason that their clients saw."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def counts(site: Site) -> dict[str, float]:
 
 @contextmanager
 def counted(site: Site, **expected: int) -> Iterator[None]:
-    """What is counted meanwhile."""
+    """Checks the change of the counters inside the context."""
     before = counts(site)
     yield
     site.call(site.client.idle())
@@ -58,14 +58,14 @@ def test_each_answer_is_counted_once(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_so_is_each_of_sglangs(site: Site, stream: bool) -> None:
+def test_each_answer_of_generate_is_counted_once(site: Site, stream: bool) -> None:
     with counted(site, stop=1, length=1):
         settings = [{"stop": "cd", "max_new_tokens": 9}, {"max_new_tokens": 3}]
         body = {"text": ["abcdef", "abc"], "sampling_params": settings, "stream": stream}
         assert site.http.post("/generate", json=body).status_code == 200
 
 
-def test_one_whose_client_leaves_is_aborted(site: Site) -> None:
+def test_an_answer_whose_client_leaves_counts_as_aborted(site: Site) -> None:
     with counted(site, abort=1):
         site.loop.is_held = True
         try:
@@ -76,6 +76,6 @@ def test_one_whose_client_leaves_is_aborted(site: Site) -> None:
             site.loop.is_held = False
 
 
-def test_a_probe_is_counted_as_what_it_is(site: Site) -> None:
+def test_a_health_check_counts_as_an_answer(site: Site) -> None:
     with counted(site, length=1):
         site.http.get("/health_generate")

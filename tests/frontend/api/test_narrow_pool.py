@@ -1,4 +1,4 @@
-"""Where the pool holds less than the context, what is announced is what a request may have."""
+"""With a pool smaller than the context, the server announces the length that a request may have."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any
 import msgspec
 import pytest
 
-from radixkv.frontend.served_model import Served
+from radixkv.frontend.served_model import ServedModel
 from support.running_site import running_site
 from support.scripted_runtime import MAX_MODEL_LEN, Site
 
 POOL_TOKENS = 64
 LIMIT = POOL_TOKENS + 1
-"""The last token of an answer needs no page."""
+"""Longest request: the last token of an answer needs no page."""
 SHORT = f"the pool holds {POOL_TOKENS} tokens, fewer than max_model_len {MAX_MODEL_LEN}"
 
 
 @pytest.fixture(scope="module")
-def narrow(served: Served) -> Served:
-    return replace(served, ready=msgspec.structs.replace(served.ready, n_pages=4))
+def narrow(served_model: ServedModel) -> ServedModel:
+    return replace(served_model, ready=msgspec.structs.replace(served_model.ready, n_pages=4))
 
 
 @pytest.fixture(scope="module")
-def site(narrow: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(narrow: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with running_site(narrow, tmp_path_factory.mktemp("s")) as site:
         yield site
 
 
-def test_what_is_announced_fits(site: Site) -> None:
+def test_a_request_of_the_announced_length_is_served(site: Site) -> None:
     assert site.http.get("/v1/models").json()["data"][0]["max_model_len"] == LIMIT
     assert site.http.get("/v1/models/echo").json()["max_model_len"] == LIMIT
     assert site.http.get("/model_info").json()["max_model_len"] == LIMIT
@@ -39,7 +39,7 @@ def test_what_is_announced_fits(site: Site) -> None:
     assert reply.status_code == 200, reply.text
 
 
-def test_the_servers_settings_say_both(site: Site) -> None:
+def test_server_info_has_both_lengths(site: Site) -> None:
     info = site.http.get("/server_info").json()
     assert (info["max_model_len"], info["max_req_len"]) == (MAX_MODEL_LEN, LIMIT)
 
@@ -60,7 +60,7 @@ def test_the_servers_settings_say_both(site: Site) -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_what_is_longer_is_told_of_the_pool(site: Site, path: str, body: dict[str, Any]) -> None:
+def test_a_longer_request_is_refused_with_the_pool_as_reason(site: Site, path: str, body: dict[str, Any]) -> None:
     reply = site.http.post(path, json=body)
     error = reply.json()["error"]
     assert (reply.status_code, error["code"]) == (400, "context_length_exceeded")
@@ -69,9 +69,9 @@ def test_what_is_longer_is_told_of_the_pool(site: Site, path: str, body: dict[st
     assert error["param"] in (*body, "max_new_tokens")
 
 
-def test_an_operator_is_told(served: Served, narrow: Served) -> None:
-    assert served.warnings == []
+def test_the_operator_is_warned(served_model: ServedModel, narrow: ServedModel) -> None:
+    assert served_model.warnings == []
     assert narrow.warnings == [f"{SHORT}: longer requests are refused"]
-    (line,) = replace(served, tokenizer=None).warnings
+    (line,) = replace(served_model, tokenizer=None).warnings
     assert "some/echo has no tokenizer.json" in line
     assert "--tokenizer" in line

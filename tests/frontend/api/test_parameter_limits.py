@@ -1,4 +1,4 @@
-"""For each parameter the largest and smallest right values are taken, and the next ones refused by its name."""
+"""The limits of each parameter are accepted, and the values next to them are refused by its name."""
 
 from __future__ import annotations
 
@@ -106,14 +106,16 @@ def post(site: Site, path: str, **body: Any) -> httpx.Response:
 
 @pytest.mark.parametrize("path", ENDPOINTS)
 @pytest.mark.parametrize("body", RIGHT, ids=lambda body: str(body)[:40])
-def test_the_last_right_value_is_taken(site: Site, path: str, body: dict[str, Any]) -> None:
+def test_the_last_valid_value_is_accepted(site: Site, path: str, body: dict[str, Any]) -> None:
     reply = post(site, path, **body)
     assert reply.status_code == 200, reply.text
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
 @pytest.mark.parametrize(("param", "body"), WRONG, ids=lambda value: str(value)[:40])
-def test_the_first_wrong_value_is_refused_by_name(site: Site, path: str, param: str, body: dict[str, Any]) -> None:
+def test_the_first_invalid_value_is_refused_by_name(
+    site: Site, path: str, param: str, body: dict[str, Any]
+) -> None:
     reply = post(site, path, **body)
     assert reply.status_code == 400, reply.text
     error = reply.json()["error"]

@@ -1,4 +1,4 @@
-"""With a key everything but liveness needs it, however a path is written."""
+"""With ``--api-key`` every route but liveness needs the key, however a path is written."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Iterator
 import pytest
 
 from radixkv.config import ServerConfig
-from radixkv.frontend.served_model import Served
+from radixkv.frontend.served_model import ServedModel
 from support.live import LIMIT_S
 from support.running_site import running_site
 from support.scripted_runtime import Site
 
 KEY = "sesame-0123456789"
-SHOWN = {"Authorization": f"Bearer {KEY}"}
+KEY_HEADERS = {"Authorization": f"Bearer {KEY}"}
 
 
 @pytest.fixture(scope="module")
-def guarded(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with running_site(served, tmp_path_factory.mktemp("s"), ServerConfig(api_key=KEY)) as site:
+def guarded(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with running_site(served_model, tmp_path_factory.mktemp("s"), ServerConfig(api_key=KEY)) as site:
         yield site
 
 
 def status(site: Site, target: str, headers: str = "") -> int:
-    """The reply's status to a target exactly as it is written here."""
+    """Returns the response status for a request target sent exactly as written."""
     with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection:
         connection.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n".encode())
         reply = b""
@@ -57,10 +57,10 @@ def test_every_route_but_liveness_needs_the_key(guarded: Site, method: str, path
     error = refused.json()["error"]
     assert (error["type"], error["code"], error["param"]) == ("AuthenticationError", "invalid_api_key", None)
     assert KEY not in refused.text
-    assert guarded.http.request(method, path, headers=SHOWN).status_code != 401
+    assert guarded.http.request(method, path, headers=KEY_HEADERS).status_code != 401
 
 
-def test_liveness_needs_none(guarded: Site) -> None:
+def test_liveness_needs_no_key(guarded: Site) -> None:
     for path in ("/health", "/ping"):
         assert guarded.http.get(path).status_code == guarded.http.head(path).status_code == 200
 
@@ -81,7 +81,7 @@ def test_liveness_needs_none(guarded: Site) -> None:
         "Bearer sesäme",
     ],
 )
-def test_what_is_not_the_key_is_refused(guarded: Site, value: str) -> None:
+def test_wrong_keys_are_refused(guarded: Site, value: str) -> None:
     headers = {"Authorization": value.encode("latin-1")}
     assert guarded.http.get("/version", headers=headers).status_code == 401
 
@@ -123,19 +123,19 @@ def test_an_encoded_path_is_the_path_that_is_routed(guarded: Site) -> None:
     assert status(guarded, "/m%65trics", f"Authorization: Bearer {KEY}\r\n") == 200
 
 
-def test_names_of_paths_in_headers_mean_nothing(guarded: Site) -> None:
+def test_paths_in_headers_are_ignored(guarded: Site) -> None:
     for name in ("X-Forwarded-Prefix", "X-Original-URL", "X-Rewrite-URL", "X-Script-Name"):
         assert guarded.http.get("/version", headers={name: "/health"}).status_code == 401
 
 
-def test_who_has_the_key_may_come_from_anywhere(guarded: Site) -> None:
-    headers = {**SHOWN, "Host": "gpu.example.org", "Origin": "https://app.example.org"}
+def test_a_request_with_the_key_may_have_any_host_and_origin(guarded: Site) -> None:
+    headers = {**KEY_HEADERS, "Host": "gpu.example.org", "Origin": "https://app.example.org"}
     reply = guarded.http.post("/v1/completions", json={"prompt": "ab", "max_tokens": 2}, headers=headers)
     assert reply.json()["choices"][0]["text"] == "ab"
 
 
-def test_the_key_is_not_told(guarded: Site) -> None:
-    reply = guarded.http.get("/server_info", headers=SHOWN)
+def test_the_key_is_never_in_a_response(guarded: Site) -> None:
+    reply = guarded.http.get("/server_info", headers=KEY_HEADERS)
     assert reply.json()["needs_api_key"] is True
     assert KEY not in reply.text
 
@@ -144,4 +144,4 @@ def test_a_refused_request_leaves_its_connection_usable(guarded: Site) -> None:
     body = {"prompt": "x" * 50_000}
     for _ in range(3):
         assert guarded.http.post("/v1/completions", json=body).status_code == 401
-    assert guarded.http.get("/version", headers=SHOWN).status_code == 200
+    assert guarded.http.get("/version", headers=KEY_HEADERS).status_code == 200

@@ -1,4 +1,4 @@
-"""Connections whose requests do not come whole, or are none."""
+"""Connections with incomplete requests or with bytes that are not HTTP."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from collections.abc import Iterator
 import pytest
 
 from radixkv.frontend.http.connection import Connection
-from radixkv.frontend.served_model import Served
+from radixkv.frontend.served_model import ServedModel
 from support.live import LIMIT_S
 from support.running_site import running_site
 from support.scripted_runtime import Site
 
-SHORT_S = 1.0
-"""For what does not come."""
-LONG_S = 4.0
-"""For what comes, from a busy machine."""
+SHORT_DEADLINE_S = 1.0
+"""Deadline for requests that stall."""
+LONG_DEADLINE_S = 4.0
+"""Deadline for requests that are complete, on a busy machine."""
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 BODY = json.dumps({"prompt": "ab", "max_tokens": 3}).encode()
 WHOLE = HEAD + f"Content-Length: {len(BODY)}\r\n\r\n".encode() + BODY
 
 
-class Hasty(Connection):
-    limit_s = SHORT_S
+class ShortDeadline(Connection):
+    limit_s = SHORT_DEADLINE_S
 
 
-class Patient(Connection):
-    limit_s = LONG_S
+class LongDeadline(Connection):
+    limit_s = LONG_DEADLINE_S
 
 
 @pytest.fixture(scope="module")
-def hasty(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with running_site(served, tmp_path_factory.mktemp("s"), connection=Hasty) as site:
+def short_deadline(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with running_site(served_model, tmp_path_factory.mktemp("s"), connection=ShortDeadline) as site:
         yield site
 
 
 @pytest.fixture(scope="module")
-def patient(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with running_site(served, tmp_path_factory.mktemp("s"), connection=Patient) as site:
+def long_deadline(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with running_site(served_model, tmp_path_factory.mktemp("s"), connection=LongDeadline) as site:
         yield site
 
 
@@ -57,8 +57,8 @@ def until_closed(connection: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("sent", [b"", b"P", HEAD, HEAD + b"Content-Length: 5\r\n"])
-def test_a_head_that_does_not_come_ends_the_connection(hasty: Site, sent: bytes) -> None:
-    with connect(hasty) as connection:
+def test_a_head_that_stalls_ends_the_connection(short_deadline: Site, sent: bytes) -> None:
+    with connect(short_deadline) as connection:
         connection.sendall(sent)
         assert until_closed(connection) == b""
 
@@ -71,11 +71,11 @@ def test_a_head_that_does_not_come_ends_the_connection(hasty: Site, sent: bytes)
     ],
     ids=["head", "body that nobody reads"],
 )
-def test_what_comes_byte_by_byte_gains_no_time(hasty: Site, begun: bytes, rest: bytes) -> None:
-    with connect(hasty) as connection:
+def test_sending_byte_by_byte_does_not_extend_the_deadline(short_deadline: Site, begun: bytes, rest: bytes) -> None:
+    with connect(short_deadline) as connection:
         connection.sendall(begun)
         connection.settimeout(0.05)
-        # It is reset, and not just closed, if another byte has come that the server had not read.
+        # The connection is reset instead of closed if another byte has come that the server had not read.
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             for i in range(len(rest)):
                 connection.sendall(rest[i : i + 1])
@@ -85,21 +85,21 @@ def test_what_comes_byte_by_byte_gains_no_time(hasty: Site, begun: bytes, rest: 
             pytest.fail("the connection is still open")
 
 
-def test_a_request_that_takes_its_time_to_be_answered_is(hasty: Site) -> None:
-    hasty.loop.step_s = SHORT_S / 2  # three times
+def test_the_deadline_does_not_cover_the_response(short_deadline: Site) -> None:
+    short_deadline.loop.step_s = SHORT_DEADLINE_S / 2  # three times
     try:
-        with connect(hasty) as connection:
+        with connect(short_deadline) as connection:
             connection.sendall(WHOLE.replace(b"Host", b"Connection: close\r\nHost"))
             assert b'"text":"aba"' in until_closed(connection)
     finally:
-        hasty.loop.step_s = 0.0
+        short_deadline.loop.step_s = 0.0
 
 
-def test_several_requests_on_one_connection_have_their_time_each(patient: Site) -> None:
-    with connect(patient) as connection:
+def test_each_request_on_a_connection_has_its_own_deadline(long_deadline: Site) -> None:
+    with connect(long_deadline) as connection:
         for _ in range(4):
             connection.sendall(WHOLE[:40])
-            time.sleep(LONG_S / 3)
+            time.sleep(LONG_DEADLINE_S / 3)
             connection.sendall(WHOLE[40:])
             reply = b""
             while b"}]" not in reply and b'"usage"' not in reply:
@@ -121,14 +121,14 @@ def test_several_requests_on_one_connection_have_their_time_each(patient: Site) 
     ],
     ids=lambda sent: repr(sent[:20] + sent[-20:]),
 )
-def test_what_is_no_http_is_refused_in_the_shape_of_errors(
-    patient: Site, sent: bytes, capfd: pytest.CaptureFixture[str]
+def test_bytes_that_are_not_http_get_an_error_object(
+    long_deadline: Site, sent: bytes, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with connect(patient) as connection:
+    with connect(long_deadline) as connection:
         connection.sendall(sent)
         reply = until_closed(connection)
     assert reply.split()[1] in (b"400", b"501")
     error = json.loads(reply.partition(b"\r\n\r\n")[2])["error"]
     assert (error["type"], error["code"]) == ("BadRequestError", "invalid_request")
-    assert patient.http.get("/health").status_code == 200
+    assert long_deadline.http.get("/health").status_code == 200
     assert capfd.readouterr().err == ""

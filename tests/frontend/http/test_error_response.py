@@ -1,4 +1,4 @@
-"""Replies that come while the client still sends the body."""
+"""Error responses to clients that are still sending the body."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pytest
 from radixkv.config import ServerConfig
 from radixkv.errors import Draining
 from radixkv.frontend.http import error_response
-from radixkv.frontend.http.body import Bodies
-from radixkv.frontend.http.connection import REQUEST_S
-from radixkv.frontend.process import REPLIES_S
-from radixkv.frontend.served_model import Served
+from radixkv.frontend.http.body import BodyReader
+from radixkv.frontend.http.connection import REQUEST_TIMEOUT_S
+from radixkv.frontend.process import RESPONSE_TIMEOUT_S
+from radixkv.frontend.served_model import ServedModel
 from support import running_site as sites
 from support.live import LIMIT_S
 from support.running_site import running_site
@@ -28,17 +28,17 @@ COMPLETIONS = "/v1/completions"
 JSON = {"Content-Type": "application/json"}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 LONG = b" " * (9 << 20)
-"""More than the buffers between client and server hold."""
+"""Longer than the buffers between client and server."""
 
 
 @pytest.fixture(scope="module")
-def guarded(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with running_site(served, tmp_path_factory.mktemp("s"), ServerConfig(api_key="sesame")) as site:
+def guarded(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with running_site(served_model, tmp_path_factory.mktemp("s"), ServerConfig(api_key="sesame")) as site:
         yield site
 
 
 def by_urllib(site: Site, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
-    """It says ``Connection: close``, and looks for a reply once it has sent all."""
+    """Sends with urllib, which sets ``Connection: close`` and reads only after it has sent everything."""
     request = urllib.request.Request(f"http://127.0.0.1:{site.port}{path}", LONG, headers)
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(request, timeout=LIMIT_S)
@@ -57,13 +57,13 @@ def by_http_client(site: Site, path: str, headers: dict[str, str]) -> tuple[int,
 
 
 @pytest.mark.parametrize("send", [by_urllib, by_http_client])
-def test_who_sends_all_before_reading_sees_why_it_is_refused(
+def test_a_client_that_sends_everything_first_reads_its_refusal(
     site: Site,
     guarded: Site,
     send: Callable[[Site, str, dict[str, str]], tuple[int, bytes]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(error_response, "DISCARD_S", LIMIT_S)  # the machine may be busy
+    monkeypatch.setattr(error_response, "DISCARD_TIMEOUT_S", LIMIT_S)  # the machine may be busy
     for where, path, headers, status, code in (
         (site, COMPLETIONS, JSON, 413, "body_too_large"),
         (site, COMPLETIONS, JSON | {"Origin": "https://example.org"}, 403, "forbidden"),
@@ -79,24 +79,24 @@ def test_who_sends_all_before_reading_sees_why_it_is_refused(
             assert (found, json.loads(body)["error"]["code"]) == (status, code)
 
 
-def test_the_reply_does_not_wait_for_the_body(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(error_response, "DISCARD_S", LIMIT_S)
+def test_the_response_does_not_wait_for_the_body(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(error_response, "DISCARD_TIMEOUT_S", LIMIT_S)
     with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S / 2) as connection:
         connection.sendall(HEAD + b"Content-Length: 9000000\r\n\r\n")
         assert b"body_too_large" in connection.recv(4096)
 
 
-def test_a_body_that_does_not_come_is_not_waited_for_long(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(error_response, "DISCARD_S", 0.2)
+def test_a_stalled_body_is_not_waited_for_long(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(error_response, "DISCARD_TIMEOUT_S", 0.2)
     with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection:
         connection.sendall(HEAD + b"Content-Length: 9000000\r\n\r\n")
         while connection.recv(4096):
             pass
 
 
-def test_a_body_without_an_end_is_not_read_to_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(error_response, "DISCARD_BYTES", 1 << 20)
-    monkeypatch.setattr(error_response, "DISCARD_S", LIMIT_S)
+def test_an_endless_body_is_not_read_forever(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(error_response, "MAX_DISCARD_BYTES", 1 << 20)
+    monkeypatch.setattr(error_response, "DISCARD_TIMEOUT_S", LIMIT_S)
     chunk = b"10000\r\n" + b" " * 65_536 + b"\r\n"
     with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection:
         connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
@@ -104,19 +104,19 @@ def test_a_body_without_an_end_is_not_read_to_it(site: Site, monkeypatch: pytest
             connection.sendall(chunk * 1000)
 
 
-def test_a_server_that_ends_waits_for_no_upload(
-    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_server_that_shuts_down_waits_for_no_upload(
+    served_model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(error_response, "DISCARD_S", LIMIT_S)
-    bodies = Bodies(100)
-    monkeypatch.setattr(sites, "Bodies", lambda *_: bodies)
+    monkeypatch.setattr(error_response, "DISCARD_TIMEOUT_S", LIMIT_S)
+    body_reader = BodyReader(100)
+    monkeypatch.setattr(sites, "BodyReader", lambda *_: body_reader)
 
     async def end() -> None:
-        bodies.refuse(Draining("the server is shutting down"))
+        body_reader.refuse(Draining("the server is shutting down"))
 
     with (
-        running_site(served, tmp_path) as site,
-        socket.create_connection(("127.0.0.1", site.port), timeout=REQUEST_S / 2) as connection,
+        running_site(served_model, tmp_path) as site,
+        socket.create_connection(("127.0.0.1", site.port), timeout=REQUEST_TIMEOUT_S / 2) as connection,
     ):
         site.call(end())
         connection.sendall(HEAD + b"Connection: close\r\nContent-Length: 100\r\n\r\n{")
@@ -126,5 +126,5 @@ def test_a_server_that_ends_waits_for_no_upload(
     assert reply.startswith(b"HTTP/1.1 503 ")
 
 
-def test_it_ends_before_the_server_cuts_what_is_left() -> None:
-    assert error_response.DISCARD_S < REPLIES_S
+def test_the_discard_ends_before_the_shutdown_timeout() -> None:
+    assert error_response.DISCARD_TIMEOUT_S < RESPONSE_TIMEOUT_S

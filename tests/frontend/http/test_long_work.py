@@ -1,4 +1,4 @@
-"""Long bodies and replies are parsed and made beside the event loop."""
+"""Long bodies are parsed, and long responses rendered, off the event loop."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ import pytest
 from starlette.requests import Request
 
 from radixkv.errors import InvalidRequest
+from radixkv.frontend import in_flight
 from radixkv.frontend.api.openai import schema
-from radixkv.frontend.api.openai.completion import CompletionShape
-from radixkv.frontend.choice_stream import Piece
-from radixkv.frontend.http.body import Bodies
+from radixkv.frontend.api.openai.completion_format import CompletionFormat
+from radixkv.frontend.choice_stream import OutputDelta
+from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.body_decoder import MAX_KEYS
-from radixkv.frontend.prompt_logprobs import ScoredPrompt
+from radixkv.frontend.prompt_logprobs import PromptWithLogprobs
+from radixkv.wire import TokenLogprobs
 from support.live import LIMIT_S
 from support.scripted_runtime import Site
 
 
-def test_other_work_goes_on_while_a_long_body_is_parsed() -> None:
+def test_the_loop_runs_while_a_long_body_is_parsed() -> None:
     body = b" " * 70_000
     released = threading.Event()
 
@@ -36,7 +38,7 @@ def test_other_work_goes_on_while_a_long_body_is_parsed() -> None:
     async def ask() -> tuple[int, int]:
         scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
         asyncio.get_running_loop().call_later(0.01, released.set)
-        return await Bodies(100_000).read(Request(scope, receive), parse, 7)
+        return await BodyReader(100_000).read(Request(scope, receive), parse, 7)
 
     assert asyncio.run(ask()) == (70_000, 7)
 
@@ -55,7 +57,7 @@ KEYS = b",".join(b'"%x" \n: 1' % number for number in range(MAX_KEYS))
     ],
     ids=["unknown", "repeated", "backslashes", "below an unknown one", "of a message"],
 )
-def test_more_keys_than_a_request_has_are_not_looked_at(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_with_too_many_keys_is_not_decoded(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     for decoder in (schema._completions, schema._chats):
         monkeypatch.setattr(decoder, "_fields", None)
     for parse in (schema.parse_completion, schema.parse_chat):
@@ -63,7 +65,7 @@ def test_more_keys_than_a_request_has_are_not_looked_at(body: bytes, monkeypatch
             parse(body, 1 << 20)
 
 
-def test_colons_in_texts_are_no_keys() -> None:
+def test_colons_in_texts_do_not_count_as_keys() -> None:
     text = '{"a": 1, "b" : "\\\\"}' * MAX_KEYS
     assert schema.parse_completion(json.dumps({"prompt": text}).encode(), 1 << 20).prompt == text
     messages = [{"role": "user", "content": text}]
@@ -72,17 +74,17 @@ def test_colons_in_texts_are_no_keys() -> None:
     assert schema.parse_completion(just_fits, 1 << 20).prompt == "a"
 
 
-def test_a_long_reply_is_worded_beside_the_loop(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = CompletionShape.whole
+def test_a_long_response_is_rendered_in_a_thread(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = CompletionFormat.whole
     in_loop: list[bool] = []
 
     def recorded(
-        shape: CompletionShape, pieces: Sequence[Piece], prompts: Sequence[ScoredPrompt]
+        response_format: CompletionFormat, outputs: Sequence[OutputDelta], prompts: Sequence[PromptWithLogprobs]
     ) -> dict[str, Any]:
         in_loop.append(_is_in_a_loop())
-        return whole(shape, pieces, prompts)
+        return whole(response_format, outputs, prompts)
 
-    monkeypatch.setattr(CompletionShape, "whole", recorded)
+    monkeypatch.setattr(CompletionFormat, "whole", recorded)
     body = {"prompt": "a" * 100, "max_tokens": 1, "echo": True, "logprobs": 1}
     reply = site.http.post("/v1/completions", json=body)
     assert len(reply.json()["choices"][0]["logprobs"]["tokens"]) == 101
@@ -91,6 +93,24 @@ def test_a_long_reply_is_worded_beside_the_loop(site: Site, monkeypatch: pytest.
     assert [len(choice["prompt_token_ids"]) for choice in reply.json()["choices"]] == [100] * 64
     site.http.post("/v1/completions", json={**body, "prompt": "a"}).raise_for_status()
     assert in_loop == [False, False, True]
+
+
+def test_many_prompt_logprobs_are_rendered_in_a_thread(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    absorb = PromptWithLogprobs.absorb
+    in_loop: list[bool] = []
+
+    def recorded(prompt: PromptWithLogprobs, token_logprobs: Sequence[TokenLogprobs]) -> None:
+        in_loop.append(_is_in_a_loop())
+        absorb(prompt, token_logprobs)
+
+    monkeypatch.setattr(PromptWithLogprobs, "absorb", recorded)
+    body = {"prompt": "a" * 21, "max_tokens": 1, "prompt_logprobs": 1}
+    for inline_work, is_inline in ((8, False), (1 << 20, True)):  # the runtime sends four or more at a time
+        monkeypatch.setattr(in_flight, "_INLINE_WORK", inline_work)
+        in_loop.clear()
+        reply = site.http.post("/v1/completions", json=body)
+        assert len(reply.json()["choices"][0]["prompt_logprobs"]) == 21
+        assert set(in_loop) == {is_inline}
 
 
 def _is_in_a_loop() -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from radixkv.frontend.api.openai import schema
 from radixkv.frontend.http import error_response
-from radixkv.frontend.served_model import Served
+from radixkv.frontend.served_model import ServedModel
 from radixkv.text.tokenizer import Tokenizer
 from support.live import LIMIT_S
 from support.running_site import running_site
@@ -139,21 +139,21 @@ def check_refusal(reply: Any, status: int, code: str, param: str | None) -> None
 
 
 @pytest.mark.parametrize(("body", "param"), [case[1:] for case in BAD_BODIES], ids=[case[0] for case in BAD_BODIES])
-def test_a_body_that_is_no_request(site: Site, body: bytes, param: str | None) -> None:
+def test_a_malformed_body_is_refused(site: Site, body: bytes, param: str | None) -> None:
     check_refusal(post(site, body), 400, "invalid_request", param)
 
 
 @pytest.mark.parametrize(("body", "param"), BAD_FIELDS, ids=lambda value: json.dumps(value)[:40])
-def test_a_field_of_a_wrong_type_or_value(site: Site, body: dict[str, Any], param: str) -> None:
+def test_a_field_with_a_wrong_type_or_value_is_refused(site: Site, body: dict[str, Any], param: str) -> None:
     reply = site.http.post("/v1/completions", json=body)
     check_refusal(reply, 400, "invalid_request", param)
 
 
 @pytest.mark.parametrize(("name", "value"), UNSUPPORTED)
-def test_a_feature_that_is_not_built_is_refused_by_name(site: Site, name: str, value: Any) -> None:
+def test_an_unsupported_feature_is_refused_by_name(site: Site, name: str, value: Any) -> None:
     chat = {"messages": [{"role": "user", "content": "a"}]}
-    for path, asked in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", chat)):
-        reply = site.http.post(path, json={**asked, name: value})
+    for path, body in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", chat)):
+        reply = site.http.post(path, json={**body, name: value})
         check_refusal(reply, 400, "unsupported_feature", name)
         assert name in reply.json()["error"]["message"]
 
@@ -176,7 +176,7 @@ def test_a_huge_number_is_not_repeated(site: Site, field: str) -> None:
         ("é" * 3000, "context_length_exceeded", "3000 characters"),
     ],
 )
-def test_what_is_too_large_is_refused_before_it_is_decoded(
+def test_oversized_fields_are_refused_before_decoding(
     site: Site, prompt: Any, code: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def encode(*args: Any) -> bytes:
@@ -191,7 +191,7 @@ def test_what_is_too_large_is_refused_before_it_is_decoded(
     assert text in reply.json()["error"]["message"]
 
 
-def test_as_much_as_fits_is_served(site: Site) -> None:
+def test_the_largest_allowed_bodies_are_served(site: Site) -> None:
     prompts = [[1] * (MAX_MODEL_LEN - 1)] * 2 + [[2]] * 62
     for separators in ((",", ":"), (" , ", " : ")):
         body = json.dumps({"prompt": prompts, "max_tokens": 1}, separators=separators)
@@ -201,12 +201,12 @@ def test_as_much_as_fits_is_served(site: Site) -> None:
 
 
 LONG = b" " * 70_000
-"""Makes a field so long that its lists are decoded one by one."""
+"""Padding that makes a field long enough for its lists to be decoded one by one."""
 
 
 @pytest.mark.parametrize("gap", [b"", LONG], ids=["short", "long"])
 @pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
-def test_lists_of_ids_are_read_alike_short_and_long(site: Site, path: str, gap: bytes) -> None:
+def test_short_and_long_lists_of_ids_are_decoded_alike(site: Site, path: str, gap: bytes) -> None:
     body = {
         "/v1/completions": b'{"max_tokens": 3, "return_token_ids": true, "prompt": ',
         "/generate": b'{"sampling_params": {"max_new_tokens": 3}, "input_ids": ',
@@ -225,7 +225,7 @@ NO_IDS = [b"1.5", b"true", b"null", b"{}", b"-1", b"300", b"2147483648", b"1" * 
 @pytest.mark.parametrize("gap", [b"", LONG], ids=["short", "long"])
 @pytest.mark.parametrize("last", [*NO_IDS, *(b"[1, %b]" % item for item in [*NO_IDS, b"[1]"])])
 @pytest.mark.parametrize("field", ["prompt", "input_ids"])
-def test_what_is_no_list_of_ids_is_refused_alike_short_and_long(
+def test_short_and_long_malformed_lists_of_ids_are_refused_alike(
     site: Site, field: str, last: bytes, gap: bytes
 ) -> None:
     body = b'{"%b": [[1],%b %b]}' % (field.encode(), gap, last)
@@ -241,7 +241,7 @@ def test_only_the_last_of_a_repeated_field_counts(site: Site) -> None:
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonx"])
-def test_a_body_that_does_not_say_it_is_json(site: Site, kind: str) -> None:
+def test_a_body_without_a_json_content_type_is_refused(site: Site, kind: str) -> None:
     reply = site.http.post("/v1/completions", content=b'{"prompt": "a"}', headers={"Content-Type": kind})
     check_refusal(reply, 400, "invalid_request", None)
     assert "application/json" in reply.json()["error"]["message"]
@@ -296,7 +296,7 @@ def test_pages_of_other_sites_are_refused(site: Site, headers: dict[str, str]) -
     ],
     ids=str,
 )
-def test_local_pages_and_people_are_not(site: Site, headers: dict[str, str]) -> None:
+def test_local_pages_and_other_clients_are_allowed(site: Site, headers: dict[str, str]) -> None:
     assert site.http.get("/flush_cache", headers=headers).status_code == 200
 
 
@@ -305,13 +305,13 @@ def test_paths_are_exact_and_health_takes_head(site: Site) -> None:
     assert site.http.head("/health").status_code == 200
 
 
-def test_a_body_that_does_not_come_ends_the_connection(
-    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_body_that_stalls_ends_the_connection(
+    served_model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(error_response, "DISCARD_S", 0.2)
+    monkeypatch.setattr(error_response, "DISCARD_TIMEOUT_S", 0.2)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with (
-        running_site(served, tmp_path, body_limit_s=0.5) as site,
+        running_site(served_model, tmp_path, body_limit_s=0.5) as site,
         socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection,
     ):
         connection.sendall(head + b"Content-Length: 100\r\n\r\n{")
@@ -368,7 +368,7 @@ def test_an_unknown_model(site: Site) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/v1/embeddings"])
-def test_a_route_that_is_not_built_is_refused_by_name(site: Site, path: str) -> None:
+def test_an_unsupported_route_is_refused_by_name(site: Site, path: str) -> None:
     reply = site.http.post(path, json={"messages": []})
     check_refusal(reply, 400, "unsupported_feature", None)
     assert path in reply.json()["error"]["message"]

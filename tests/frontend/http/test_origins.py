@@ -1,4 +1,4 @@
-"""Web pages that ``--allowed-origins`` lets in, as their browsers ask for them."""
+"""Web pages that ``--allowed_origin-origins`` lets in, as their browsers ask for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from radixkv.config import ServerConfig
-from radixkv.frontend.served_model import Served
+from radixkv.frontend.served_model import ServedModel
 from support.running_site import running_site
 from support.scripted_runtime import Site
 
@@ -22,56 +22,56 @@ BODY = {"prompt": "ab", "max_tokens": 4}
 
 
 @pytest.fixture(scope="module")
-def keyless(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with running_site(served, tmp_path_factory.mktemp("s"), ServerConfig(allowed_origins=(PAGE,))) as site:
+def keyless(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with running_site(served_model, tmp_path_factory.mktemp("s"), ServerConfig(allowed_origins=(PAGE,))) as site:
         yield site
 
 
 @pytest.fixture(scope="module")
-def keyed(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def keyed(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     server = ServerConfig(api_key="sesame", allowed_origins=(PAGE,))
-    with running_site(served, tmp_path_factory.mktemp("s"), server) as site:
+    with running_site(served_model, tmp_path_factory.mktemp("s"), server) as site:
         yield site
 
 
 def preflight(site: Site, origin: str, path: str = "/v1/chat/completions") -> httpx.Response:
-    """What a browser asks before it sends JSON for a page. It shows no key."""
-    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": HEADERS}
-    return site.http.options(path, headers={"Origin": origin, **asked})
+    """Sends the CORS preflight of a browser, which has no key."""
+    request_headers = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": HEADERS}
+    return site.http.options(path, headers={"Origin": origin, **request_headers})
 
 
-def allowed(reply: httpx.Response) -> str | None:
-    """Whose pages the browser shows it to."""
+def allowed_origin(reply: httpx.Response) -> str | None:
+    """Returns the origin that may read the response."""
     return reply.headers.get("access-control-allow-origin")
 
 
 def test_a_preflight_is_answered_without_the_key(keyless: Site, keyed: Site) -> None:
     for site in (keyless, keyed):
         reply = preflight(site, PAGE)
-        assert (reply.status_code, allowed(reply)) == (200, PAGE)
+        assert (reply.status_code, allowed_origin(reply)) == (200, PAGE)
         assert "POST" in reply.headers["access-control-allow-methods"].split(", ")
         assert reply.headers["access-control-allow-headers"] == HEADERS
         refused = preflight(site, OTHER)
-        assert (refused.status_code, allowed(refused)) == (400, None)
+        assert (refused.status_code, allowed_origin(refused)) == (400, None)
 
 
-def test_a_page_that_is_let_in_reads_its_answer(keyless: Site, keyed: Site) -> None:
-    for site, shown in ((keyless, {}), (keyed, KEY)):
-        reply = site.http.post("/v1/completions", json=BODY, headers={"Origin": PAGE, **shown})
-        assert (reply.status_code, allowed(reply)) == (200, PAGE)
+def test_an_allowed_page_reads_its_response(keyless: Site, keyed: Site) -> None:
+    for site, key_headers in ((keyless, {}), (keyed, KEY)):
+        reply = site.http.post("/v1/completions", json=BODY, headers={"Origin": PAGE, **key_headers})
+        assert (reply.status_code, allowed_origin(reply)) == (200, PAGE)
         assert "Origin" in reply.headers["vary"]
 
 
-def test_a_page_that_is_let_in_reads_streams(keyless: Site) -> None:
+def test_an_allowed_page_reads_streams(keyless: Site) -> None:
     body = {**BODY, "stream": True}
     with keyless.http.stream("POST", "/v1/completions", json=body, headers={"Origin": PAGE}) as reply:
-        assert allowed(reply) == PAGE
+        assert allowed_origin(reply) == PAGE
         *events, done = [line.removeprefix("data: ") for line in reply.iter_lines() if line]
     assert "".join(json.loads(event)["choices"][0]["text"] for event in events) == "abab"
     assert done == "[DONE]"
 
 
-def test_a_page_that_is_let_in_reads_errors(keyless: Site, keyed: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allowed_page_reads_errors(keyless: Site, keyed: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fault() -> None:
         raise ValueError("a fault")
 
@@ -84,33 +84,33 @@ def test_a_page_that_is_let_in_reads_errors(keyless: Site, keyed: Site, monkeypa
         (keyed, "GET", "/v1/models", 401),
     ):
         reply = site.http.request(method, path, headers={"Origin": PAGE})
-        assert (reply.status_code, allowed(reply)) == (status, PAGE)
+        assert (reply.status_code, allowed_origin(reply)) == (status, PAGE)
         assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
 
 
-def test_other_pages_stay_out_without_a_key(keyless: Site) -> None:
+def test_other_pages_are_refused_without_a_key(keyless: Site) -> None:
     for headers in ({"Origin": OTHER}, {"Origin": PAGE + ".evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
         reply = keyless.http.post("/v1/completions", json=BODY, headers=headers)
-        assert (reply.status_code, allowed(reply)) == (403, None)
+        assert (reply.status_code, allowed_origin(reply)) == (403, None)
     elsewhere = keyless.http.get("/metrics", headers={"Origin": PAGE, "Host": "evil.example"})
     assert elsewhere.status_code == 403
 
 
-def test_local_pages_are_answered_and_not_shown_it(keyless: Site) -> None:
+def test_local_pages_get_no_cors_headers(keyless: Site) -> None:
     reply = keyless.http.post("/v1/completions", json=BODY, headers={"Origin": "http://localhost:3000"})
-    assert (reply.status_code, allowed(reply)) == (200, None)
+    assert (reply.status_code, allowed_origin(reply)) == (200, None)
 
 
-def test_every_page_may_read_where_it_must_show_the_key(served: Served, tmp_path: Path) -> None:
+def test_a_wildcard_origin_works_with_a_key(served_model: ServedModel, tmp_path: Path) -> None:
     server = ServerConfig(api_key="sesame", allowed_origins=("*",))
-    with running_site(served, tmp_path, server) as site:
+    with running_site(served_model, tmp_path, server) as site:
         assert preflight(site, OTHER).status_code == 200
-        for shown, status in (({}, 401), (KEY, 200)):
-            reply = site.http.post("/v1/completions", json=BODY, headers={"Origin": OTHER, **shown})
-            assert (reply.status_code, allowed(reply)) == (status, "*")
+        for key_headers, status in (({}, 401), (KEY, 200)):
+            reply = site.http.post("/v1/completions", json=BODY, headers={"Origin": OTHER, **key_headers})
+            assert (reply.status_code, allowed_origin(reply)) == (status, "*")
 
 
-def test_by_default_no_page_is_shown_anything(site: Site) -> None:
+def test_by_default_there_are_no_cors_headers(site: Site) -> None:
     assert preflight(site, "http://localhost:3000").status_code == 405
     reply = site.http.post("/v1/completions", json=BODY, headers={"Origin": "http://localhost:3000"})
     assert reply.status_code == 200

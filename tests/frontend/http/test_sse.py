@@ -1,4 +1,4 @@
-"""Streams at the level of bytes: their framing, readers that are late, and readers that leave."""
+"""Streams at the level of bytes: framing, slow readers and disconnects."""
 
 from __future__ import annotations
 
@@ -19,17 +19,21 @@ from radixkv.wire import FromRuntime
 from support.live import LIMIT_S
 from support.scripted_runtime import Site
 
-SHOWN = ("text", "token_ids", "tokens", "token_logprobs", "text_offset", "top_logprobs")
+COMPARED_FIELDS = ("text", "token_ids", "tokens", "token_logprobs", "text_offset", "top_logprobs")
 
 
 @contextmanager
-def asked(site: Site, version: str = "1.1", receive_bytes: int = 1 << 20, **body: Any) -> Iterator[socket.socket]:
-    """A connection that has asked for a stream."""
+def open_stream(
+    site: Site, version: str = "1.1", receive_bytes: int = 1 << 20, **body: Any
+) -> Iterator[socket.socket]:
+    """Opens a connection and sends a request for a stream."""
     content = json.dumps({"stream": True, **body}).encode()
     head = f"POST /v1/completions HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.socket() as connection:
         connection.settimeout(LIMIT_S)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)  # before the window is agreed on
+        connection.setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes
+        )  # before the TCP window is negotiated
         connection.connect(("127.0.0.1", site.port))
         connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
         yield connection
@@ -37,7 +41,7 @@ def asked(site: Site, version: str = "1.1", receive_bytes: int = 1 << 20, **body
 
 @pytest.fixture
 def turns(site: Site, monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
-    """The turns that the runtime may take; each gives a token to every choice."""
+    """Limits the runtime to the released turns; each gives a token to every choice."""
     turns, turn = threading.Semaphore(0), site.loop.turn
 
     def allowed() -> list[FromRuntime]:
@@ -48,9 +52,9 @@ def turns(site: Site, monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
     return turns
 
 
-def wait_for(is_so: Callable[[], bool]) -> None:
+def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + LIMIT_S
-    while not is_so():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -68,18 +72,17 @@ def events(stream: bytes) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in stream.split(b"\n") if line.startswith(b"data: {")]
 
 
-def together(choices: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the chunks of a choice, or the one that is whole, show."""
-    shown = [choice | (choice["logprobs"] or {}) for choice in choices]
-    return {name: reduce(add, [each[name] for each in shown]) for name in SHOWN}
+def concatenated(choices: list[dict[str, Any]]) -> dict[str, Any]:
+    """Concatenates the fields of a choice over its chunks; a whole response has one."""
+    fields = [choice | (choice["logprobs"] or {}) for choice in choices]
+    return {name: reduce(add, [each[name] for each in fields]) for name in COMPARED_FIELDS}
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_reader_that_keeps_up_gets_each_token_by_itself(
-    site: Site, turns: threading.Semaphore, path: str
-) -> None:
-    asks = {"prompt": "ab"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "ab"}]}
-    body = {"max_tokens": 8, "stream": True, "return_token_ids": True, **asks}
+def test_a_fast_reader_gets_each_token_separately(site: Site, turns: threading.Semaphore, path: str) -> None:
+    messages = [{"role": "user", "content": "ab"}]
+    prompt_fields = {"prompt": "ab"} if path == "/v1/completions" else {"messages": messages}
+    body = {"max_tokens": 8, "stream": True, "return_token_ids": True, **prompt_fields}
     n_ids = []
     turns.release()
     with site.http.stream("POST", path, json=body) as reply:
@@ -93,33 +96,31 @@ def test_a_reader_that_keeps_up_gets_each_token_by_itself(
     assert n_ids == [1] * 8
 
 
-def test_what_came_while_the_server_was_late_comes_together_and_in_order(
-    site: Site, turns: threading.Semaphore
-) -> None:
+def test_tokens_that_arrive_during_a_pause_come_together_in_order(site: Site, turns: threading.Semaphore) -> None:
     body: dict[str, Any] = {"prompt": "abcdefgh", "max_tokens": 20, "n": 2, "logprobs": 3, "return_token_ids": True}
 
-    def be_late() -> None:
+    def pause() -> None:
         turns.release(100)
         wait_for(lambda: not site.loop.running)
-        time.sleep(0.5)  # the threads that send and receive are none of this loop
+        time.sleep(0.5)  # blocks the loop only: the sending and receiving threads continue
 
     turns.release(3)
-    with asked(site, **body) as connection:
-        begun = connection.recv(1 << 16)
-        site.events.call_soon_threadsafe(be_late)
-        stream = begun + read(connection, b"0\r\n\r\n")
+    with open_stream(site, **body) as connection:
+        first_bytes = connection.recv(1 << 16)
+        site.events.call_soon_threadsafe(pause)
+        stream = first_bytes + read(connection, b"0\r\n\r\n")
     whole = site.http.post("/v1/completions", json=body).json()["choices"]
     for index in (0, 1):
         chunks = [event["choices"][0] for event in events(stream)]
         chunks = [choice for choice in chunks if choice["index"] == index]
-        assert together(chunks) == together([whole[index]])
+        assert concatenated(chunks) == concatenated([whole[index]])
         assert [choice["finish_reason"] for choice in chunks if choice["finish_reason"]] == ["length"]
         assert max(len(choice["token_ids"]) for choice in chunks) > 10
 
 
-def test_a_reader_that_leaves_is_not_computed_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disconnected_stream_is_cancelled(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site.loop, "step_s", 0.02)
-    with asked(site, prompt="ab", max_tokens=500) as connection:
+    with open_stream(site, prompt="ab", max_tokens=500) as connection:
         assert connection.recv(1 << 16)
         request = site.loop.submitted[-1].id
         assert request in site.loop.running
@@ -128,10 +129,10 @@ def test_a_reader_that_leaves_is_not_computed_for(site: Site, monkeypatch: pytes
     assert site.http.get("/health").status_code == 200
 
 
-def test_a_reader_that_stops_is_ended_and_told(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stalled_reader_gets_an_error_event(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "MAX_PENDING_BYTES", 50_000)
-    asks = {"prompt": ["abcdefgh"] * 8, "n": 8, "logprobs": 20, "max_tokens": 500}
-    with asked(site, receive_bytes=4096, **asks) as connection:
+    prompt_fields = {"prompt": ["abcdefgh"] * 8, "n": 8, "logprobs": 20, "max_tokens": 500}
+    with open_stream(site, receive_bytes=4096, **prompt_fields) as connection:
         assert connection.recv(15) == b"HTTP/1.1 200 OK"
         wait_for(lambda: not site.loop.running)
         stream = read(connection, b"0\r\n\r\n")
@@ -142,8 +143,8 @@ def test_a_reader_that_stops_is_ended_and_told(site: Site, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_parts_are_framed_as_the_reader_knows_it(site: Site, version: str) -> None:
-    with asked(site, version, prompt="ab", max_tokens=3) as connection:
+def test_parts_are_framed_for_the_http_version(site: Site, version: str) -> None:
+    with open_stream(site, version, prompt="ab", max_tokens=3) as connection:
         stream = read(connection, b"0\r\n\r\n" if version == "1.1" else b"[DONE]\n\n")
         if version == "1.0":
             assert connection.recv(1) == b""

@@ -1,4 +1,4 @@
-"""What errors tell the people who read them: the field, what it is, what it must be, and what to do."""
+"""Error texts name the field, its value, what it must be, and what to do."""
 
 from __future__ import annotations
 
@@ -9,91 +9,93 @@ import pytest
 
 from support.scripted_runtime import Site
 
-WRONG: list[tuple[str, Any, str]] = [
-    ("/v1/completions", [], "the body is a list; it must be an object"),
-    ("/v1/completions", {}, "prompt is missing; give it"),
-    ("/v1/completions", {"prompt": 5}, "prompt is a whole number; it must be a string or a list"),
-    ("/v1/completions", {"prompt": "a", "n": "2"}, "n is a string; it must be a whole number or null"),
-    ("/v1/completions", {"prompt": "a", "stream": 1}, "stream is a whole number; it must be true or false or null"),
-    (
-        "/v1/completions",
-        {"prompt": [1.5]},
-        "prompt[0] is a number; it must be a whole number or a string or a list",
-    ),
-    (
-        "/v1/completions",
-        {"prompt": "a", "logit_bias": {"a": 1}},
-        "a key of logit_bias is a string; it must be a whole number",
-    ),
-    (
-        "/v1/completions",
-        {"prompt": "a", "max_tokens": 10**30},
-        "max_tokens must be a whole number <= 9223372036854775807",
-    ),
-    ("/v1/chat/completions", {"messages": "hi"}, "messages is a string; it must be a list"),
-    (
-        "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": "a"}], "max_completion_tokens": 0},
-        "max_completion_tokens must be a whole number >= 1",
-    ),
-    ("/generate", {"text": 5}, "text is a whole number; it must be a string or a list or null"),
-    ("/detokenize", {"tokens": "a"}, "tokens is a string; it must be a list"),
-]
-
-
-@pytest.mark.parametrize(("path", "body", "text"), WRONG, ids=lambda value: json.dumps(value)[:50])
-def test_a_wrong_type_is_told_in_the_words_of_json(site: Site, path: str, body: Any, text: str) -> None:
-    reply = site.http.post(path, json=body)
-    assert (reply.status_code, reply.json()["error"]["message"]) == (400, text)
+CHAT = {"messages": [{"role": "user", "content": "a"}]}
+WHOLE, STRING, LIST = "whole number", "string", "list"
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "text"),
+    ("path", "body", "field", "found", "allowed"),
     [
-        ("/v1/completions", '{"prompt": "a", "temperature": 1e999}', "temperature is a number out of range"),
-        (
-            "/v1/completions",
-            '{"prompt": "a", "logit_bias": {"5": -1e999}}',
-            "logit_bias[...] is a number out of range",
-        ),
-        ("/v1/completions", f'{{"prompt": "a", "n": {"9" * 5000}}}', "n is a number out of range"),
-        ("/v1/completions", "1e999", "the body is a number out of range"),
-        ("/generate", '{"text": "a", "sampling_params": {"top_p": 1e999}}', "top_p is a number out of range"),
+        ("/v1/completions", [], "body", LIST, ["object"]),
+        ("/v1/completions", {"prompt": 5}, "prompt", WHOLE, [STRING, LIST]),
+        ("/v1/completions", {"prompt": "a", "n": "2"}, "n", STRING, [WHOLE, "null"]),
+        ("/v1/completions", {"prompt": "a", "stream": 1}, "stream", WHOLE, ["true", "false", "null"]),
+        ("/v1/completions", {"prompt": [1.5]}, "prompt[0]", "number", [WHOLE, STRING, LIST]),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"a": 1}}, "logit_bias", STRING, [WHOLE]),
+        ("/v1/chat/completions", {"messages": "hi"}, "messages", STRING, [LIST]),
+        ("/generate", {"text": 5}, "text", WHOLE, [STRING, LIST, "null"]),
+        ("/detokenize", {"tokens": "a"}, "tokens", STRING, [LIST]),
+    ],
+    ids=lambda value: json.dumps(value)[:50],
+)
+def test_a_wrong_type_is_described_in_json_terms(
+    site: Site, path: str, body: Any, field: str, found: str, allowed: list[str]
+) -> None:
+    reply = site.http.post(path, json=body)
+    assert reply.status_code == 400
+    what, _, must = reply.json()["error"]["message"].partition(";")
+    assert field in what
+    assert found in what
+    assert all(kind in must for kind in allowed)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "names"),
+    [
+        ("/v1/completions", {}, ["prompt"]),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 10**30}, ["max_tokens", f"<= {2**63 - 1}"]),
+        ("/v1/chat/completions", {**CHAT, "max_completion_tokens": 0}, ["max_completion_tokens", ">= 1"]),
+    ],
+    ids=lambda value: json.dumps(value)[:50],
+)
+def test_a_missing_field_and_a_limit_are_named(site: Site, path: str, body: Any, names: list[str]) -> None:
+    reply = site.http.post(path, json=body)
+    assert reply.status_code == 400
+    assert all(name in reply.json()["error"]["message"] for name in names)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/completions", '{"prompt": "a", "temperature": 1e999}', "temperature"),
+        ("/v1/completions", '{"prompt": "a", "logit_bias": {"5": -1e999}}', "logit_bias[...]"),
+        ("/v1/completions", f'{{"prompt": "a", "n": {"9" * 5000}}}', "n"),
+        ("/v1/completions", "1e999", "the body"),
+        ("/generate", '{"text": "a", "sampling_params": {"top_p": 1e999}}', "top_p"),
     ],
     ids=lambda value: value[:50],
 )
-def test_a_number_that_is_none_of_a_computers(site: Site, path: str, body: str, text: str) -> None:
+def test_a_number_out_of_range_is_refused(site: Site, path: str, body: str, field: str) -> None:
     reply = site.http.post(path, content=body, headers={"Content-Type": "application/json"})
-    message = f"{text}; it must be between -1e308 and 1e308"
-    assert (reply.status_code, reply.json()["error"]["message"]) == (400, message)
+    assert reply.status_code == 400
+    message = reply.json()["error"]["message"]
+    assert message.startswith(f"{field} ")
+    assert "-1e308" in message
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "advice"),
+    ("path", "body", "instead"),
     [
-        ("/generate", {"text": "a", "extra_key": "tenant"}, "use cache_salt"),
-        ("/v1/completions", {"prompt": "a", "extra_key": "tenant"}, "use cache_salt"),
-        ("/v1/completions", {"prompt": "a", "best_of": 2}, "set n to the same, or leave it out"),
-        ("/v1/completions", {"prompt": "a", "min_new_tokens": 2}, "use min_tokens"),
-        ("/v1/completions", {"prompt": "a", "no_stop_trim": True}, "use include_stop_str_in_output"),
+        ("/generate", {"text": "a", "extra_key": "tenant"}, "cache_salt"),
+        ("/v1/completions", {"prompt": "a", "extra_key": "tenant"}, "cache_salt"),
+        ("/v1/completions", {"prompt": "a", "best_of": 2}, " n "),
+        ("/v1/completions", {"prompt": "a", "min_new_tokens": 2}, "min_tokens"),
+        ("/v1/completions", {"prompt": "a", "no_stop_trim": True}, "include_stop_str_in_output"),
         ("/v1/completions", {"prompt": "a", "suffix": "b"}, "leave it out"),
-        ("/v1/completions", {"prompt": "a", "max_new_tokens": 2}, "use max_tokens"),
-        ("/v1/chat/completions", {"messages": [], "max_token": 2}, "use max_tokens"),
-        ("/v1/completions", {"prompt": "a", "max_completion_tokens": 2}, "use max_tokens"),
-        ("/v1/completions", {"prompt": "a", "max_tokens": 2, "max_completion_tokens": 3}, "use max_tokens"),
-        ("/v1/completions", {"prompt": "a", "top_logprobs": 2}, "use logprobs"),
-        ("/v1/completions", {"prompt": "a", "sampling_params": {"n": 2}}, "give its fields beside the others"),
-        ("/v1/completions", {"prompt": "a", "extra_body": {"top_k": 2}}, "give its fields beside the others"),
-        (
-            "/generate",
-            {"text": "a", "sampling_params": {"logprobs": 0}},
-            "use return_logprob and top_logprobs_num",
-        ),
+        ("/v1/completions", {"prompt": "a", "max_new_tokens": 2}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": [], "max_token": 2}, "max_tokens"),
+        ("/v1/completions", {"prompt": "a", "max_completion_tokens": 2}, "max_tokens"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 2, "max_completion_tokens": 3}, "max_tokens"),
+        ("/v1/completions", {"prompt": "a", "top_logprobs": 2}, "logprobs"),
+        ("/v1/completions", {"prompt": "a", "sampling_params": {"n": 2}}, "fields"),
+        ("/v1/completions", {"prompt": "a", "extra_body": {"top_k": 2}}, "fields"),
+        ("/generate", {"text": "a", "sampling_params": {"logprobs": 0}}, "return_logprob"),
     ],
 )
-def test_a_field_that_another_stands_for_names_it(site: Site, path: str, body: Any, advice: str) -> None:
-    message = site.http.post(path, json=body).json()["error"]["message"]
-    assert message.endswith(f" is not supported in this release; {advice}")
+def test_a_field_with_an_equivalent_names_it(site: Site, path: str, body: Any, instead: str) -> None:
+    error = site.http.post(path, json=body).json()["error"]
+    assert error["code"] == "unsupported_feature"
+    assert instead in error["message"].partition("; ")[2]
 
 
 @pytest.mark.parametrize(
@@ -105,19 +107,19 @@ def test_a_field_that_another_stands_for_names_it(site: Site, path: str, body: A
         ("include_stop_str_in_output", True, "no_stop_trim"),
     ],
 )
-def test_the_field_to_use_stands_in_sampling_params(site: Site, name: str, value: Any, instead: str) -> None:
+def test_the_equivalent_may_be_in_sampling_params(site: Site, name: str, value: Any, instead: str) -> None:
     for body in ({name: value}, {"sampling_params": {name: value}}):
         error = site.http.post("/generate", json={"text": "a", **body}).json()["error"]
         assert error["param"] == name
-        assert error["message"].endswith(f"; use {instead} in sampling_params")
+        assert f"{instead} in sampling_params" in error["message"]
     granted = {"text": "a", "sampling_params": {instead: value}}
     assert site.http.post("/generate", json=granted).status_code == 200
 
 
 @pytest.mark.parametrize(("name", "value"), [("max_new_tokens", 2), ("temperature", 0), ("stop", ["a"]), ("n", 2)])
-def test_a_field_of_sampling_params_is_not_ignored_beside_it(site: Site, name: str, value: Any) -> None:
+def test_a_field_of_sampling_params_is_refused_at_the_top_level(site: Site, name: str, value: Any) -> None:
     error = site.http.post("/generate", json={"text": "a", name: value}).json()["error"]
-    assert error["message"] == f"{name} is a field of sampling_params; give it there"
+    assert "sampling_params" in error["message"]
     assert error["param"] == name
     assert site.http.post("/generate", json={"text": "a", name: None}).status_code == 200
 
@@ -139,45 +141,45 @@ def test_a_field_of_sampling_params_is_not_ignored_beside_it(site: Site, name: s
         ("custom_params", [{}]),
     ],
 )
-def test_what_asks_for_nothing_may_stand_beside_it(site: Site, name: str, values: list[Any]) -> None:
+def test_neutral_values_are_accepted_at_the_top_level(site: Site, name: str, values: list[Any]) -> None:
     for value in values:
         reply = site.http.post("/generate", json={"text": "a", name: value})
         assert reply.status_code == 200, reply.text
 
 
-def test_a_truth_is_shown_as_in_json(site: Site) -> None:
+def test_a_boolean_is_shown_as_in_json(site: Site) -> None:
     error = site.http.post("/v1/completions", json={"prompt": "a", "use_beam_search": True}).json()["error"]
-    assert error["message"] == "use_beam_search true is not supported in this release; leave it out"
+    assert error["message"].startswith("use_beam_search true ")
 
 
 @pytest.mark.parametrize("body", [b"", b" \n"])
-def test_an_empty_body_is_called_so(site: Site, body: bytes) -> None:
+def test_an_empty_body_is_described_as_empty(site: Site, body: bytes) -> None:
     reply = site.http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
-    assert reply.json()["error"]["message"] == "the body is empty; send the request as JSON"
+    assert "empty" in reply.json()["error"]["message"]
 
 
-def test_a_path_without_v1_says_where_openais_are(site: Site) -> None:
+def test_an_unknown_path_points_to_v1(site: Site) -> None:
     reply = site.http.post("/chat/completions", json={})
     assert reply.status_code == 404
     assert "/v1/chat/completions" in reply.json()["error"]["message"]
 
 
-def test_a_wrong_method_says_the_right_one(site: Site) -> None:
+def test_a_wrong_method_names_the_right_one(site: Site) -> None:
     for path, method, allowed in (("/v1/completions", "GET", "POST"), ("/flush_cache", "PUT", "GET, POST")):
         reply = site.http.request(method, path)
-        message = f"this path does not take {method}; use {allowed}"
-        assert (reply.status_code, reply.json()["error"]["message"]) == (405, message)
+        assert reply.status_code == 405
+        assert all(name in reply.json()["error"]["message"] for name in (method, allowed))
         assert reply.headers["allow"] == allowed
 
 
-def test_what_is_not_built_says_what_there_is(site: Site) -> None:
+def test_an_unsupported_route_names_the_supported_ones(site: Site) -> None:
     error = site.http.post("/v1/embeddings", json={}).json()["error"]
     assert error["code"] == "unsupported_feature"
-    assert error["message"].startswith("/v1/embeddings is not supported in this release")
+    assert error["message"].startswith("/v1/embeddings ")
     assert "/v1/completions" in error["message"]
 
 
-def test_a_body_that_is_too_long_says_the_flag(site: Site) -> None:
+def test_a_body_that_is_too_long_names_the_flag(site: Site) -> None:
     reply = site.http.post("/v1/completions", json={"prompt": "a" * (9 << 20)})
     assert reply.status_code == 413
     assert "--max-body-bytes" in reply.json()["error"]["message"]

@@ -1,4 +1,4 @@
-"""The same numbers under the names that vLLM's and SGLang's dashboards query."""
+"""The metrics repeated under the names that dashboards of vLLM and SGLang query."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from radixkv.frontend.metrics.aliases import Repeat
+from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.prometheus import Metrics
-from radixkv.frontend.metrics.stats_delta import Interval
+from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.wire import GetStats, Stats
 from support.scripted_runtime import ScriptedLoop
 
@@ -37,7 +37,7 @@ def metrics() -> Metrics:
 
 
 def samples(text: bytes, prefix: str) -> dict[Sample, float]:
-    """By name and labels, of one prefix."""
+    """Returns the samples of one prefix by name and labels."""
     families = text_string_to_metric_families(text.decode())
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -51,7 +51,7 @@ def read(values: dict[Sample, float], name: str, **labels: str) -> float:
     return values[name, tuple(sorted(labels.items()))]
 
 
-def test_nothing_is_repeated_unless_asked_for(metrics: Metrics, stats: Stats) -> None:
+def test_nothing_is_repeated_by_default(metrics: Metrics, stats: Stats) -> None:
     text = metrics.render(stats)
     assert samples(text, "radixkv:")
     assert not samples(text, "vllm:")
@@ -60,12 +60,12 @@ def test_nothing_is_repeated_unless_asked_for(metrics: Metrics, stats: Stats) ->
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_own_names_stay_as_they_are(metrics: Metrics, stats: Stats, engine: Any) -> None:
-    text = metrics.render(stats, Repeat(engine, "some/model", 16))
+    text = metrics.render(stats, MetricAliases(engine, "some/model", 16))
     assert samples(text, "radixkv:") == samples(metrics.render(stats), "radixkv:")
 
 
 def test_vllm(metrics: Metrics, stats: Stats) -> None:
-    values = samples(metrics.render(stats, Repeat("vllm", "some/model", 16)), "vllm:")
+    values = samples(metrics.render(stats, MetricAliases("vllm", "some/model", 16)), "vllm:")
     labels = {"model_name": "some/model", "engine": "0"}
     expected = {
         "num_requests_running": 0,
@@ -95,8 +95,8 @@ def test_sglang(metrics: Metrics, stats: Stats) -> None:
     before = msgspec.structs.replace(
         stats, prefix_queries_total=60, prefix_hits_total=30, generation_tokens_total=30
     )
-    metrics.look(Interval(before, stats, 4.0))
-    values = samples(metrics.render(stats, Repeat("sglang", "some/model", 16)), "sglang:")
+    metrics.set_stats_delta(StatsDelta(before, stats, 4.0))
+    values = samples(metrics.render(stats, MetricAliases("sglang", "some/model", 16)), "sglang:")
     expected = {
         "num_running_reqs": 0,
         "num_queue_reqs": 7,
@@ -118,13 +118,13 @@ def test_sglang(metrics: Metrics, stats: Stats) -> None:
         assert read(values, f"sglang:{name}", model_name="some/model") == pytest.approx(value), name
 
 
-def test_rates_are_missing_rather_than_wrong_without_an_interval(metrics: Metrics, stats: Stats) -> None:
-    values = samples(metrics.render(stats, Repeat("sglang", "m", 16)), "sglang:")
+def test_rates_are_missing_without_a_stats_delta(metrics: Metrics, stats: Stats) -> None:
+    values = samples(metrics.render(stats, MetricAliases("sglang", "m", 16)), "sglang:")
     assert ("sglang:gen_throughput", (("model_name", "m"),)) not in values
 
 
 def test_a_name_with_quotes_is_one_label(metrics: Metrics, stats: Stats) -> None:
     name = 'a"b\\c\nd'
-    repeat = dataclasses.replace(Repeat("vllm", "m", 16), model=name)
+    repeat = dataclasses.replace(MetricAliases("vllm", "m", 16), model=name)
     values = samples(metrics.render(stats, repeat), "vllm:")
     assert read(values, "vllm:num_requests_waiting", model_name=name, engine="0") == 7

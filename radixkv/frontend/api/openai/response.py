@@ -1,4 +1,4 @@
-"""The reply to one request: tokens in, OpenAI's objects out, whole or as a stream."""
+"""Responses of OpenAI's endpoints, whole or as a stream."""
 
 from __future__ import annotations
 
@@ -10,122 +10,128 @@ from typing import Any, Protocol
 import msgspec
 
 from radixkv.frontend.api.openai.schema import GenerationRequest
-from radixkv.frontend.choice_stream import Choice, Piece
-from radixkv.frontend.client import Client
+from radixkv.frontend.choice_stream import ChoiceStream, OutputDelta
+from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.sse import EVENT_END, EVENT_START
-from radixkv.frontend.in_flight import Delta, Prompt, is_long, is_much, without_answer
-from radixkv.frontend.logprobs import ShowToken
-from radixkv.frontend.prompt_logprobs import ScoredPrompt
-from radixkv.frontend.served_model import Served
+from radixkv.frontend.in_flight import Prompt, TokenDelta, exceeds_inline_work, is_slow_to_render, without_output
+from radixkv.frontend.logprobs import TokenRenderer
+from radixkv.frontend.prompt_logprobs import PromptWithLogprobs
+from radixkv.frontend.served_model import ServedModel
 
-_REPEATED_A_TOKEN = 16
-"""Tokens of a repeated prompt that take as long as one of an answer."""
-
+_REPEATED_TOKENS_PER_TOKEN = 16
+"""Tokens of a repeated prompt that take as long to render as one token of an answer."""
 
 Chunk = tuple[dict[str, Any], dict[str, Any]]
-"""A choice, and what the chunk has beside it."""
+"""A choice, and the fields of its chunk outside ``choices``."""
 
 
-class Shape(Protocol):
-    """How one endpoint words its replies; usage is added to what it makes."""
+class ResponseFormat(Protocol):
+    """The JSON of one endpoint's responses, without usage."""
 
     @property
-    def show(self) -> ShowToken:
-        """Makes what a choice shows of a token."""
+    def render_token(self) -> TokenRenderer:
+        """Renders a token's log-probabilities in the endpoint's format."""
         ...
 
-    def whole(self, pieces: Sequence[Piece], prompts: Sequence[ScoredPrompt]) -> dict[str, Any]:
-        """The whole reply, from the answers in order."""
+    def whole(self, outputs: Sequence[OutputDelta], prompts: Sequence[PromptWithLogprobs]) -> dict[str, Any]:
+        """Returns the JSON object of a whole response.
+
+        Args:
+            outputs: one per choice, in order.
+            prompts: of the request, in order.
+        """
         ...
 
     @property
     def chunk_head(self) -> dict[str, Any]:
-        """What every chunk of a stream begins with."""
+        """The fields that every chunk of a stream begins with."""
         ...
 
-    def chunks(self, index: int, piece: Piece, prompt: ScoredPrompt, *, is_first: bool) -> list[Chunk]:
-        """The chunks that tell what one choice of a stream gained."""
+    def chunks(self, index: int, output: OutputDelta, prompt: PromptWithLogprobs, *, is_first: bool) -> list[Chunk]:
+        """Returns the chunks with new output of one choice."""
         ...
 
 
 class ChunkEvents:
-    """The events of one stream. What all chunks have in common is encoded once, as most of them are short.
+    """Encoder of one stream's events.
+
+    It encodes the fields that all chunks share once, because most chunks have little else.
 
     Args:
-        head: the fields that each begins with.
+        head: the fields that every chunk begins with.
     """
 
     def __init__(self, head: dict[str, Any]) -> None:
         self._start = EVENT_START + msgspec.json.encode(head)[:-1] + b',"choices":'
 
     def event(self, choices: Sequence[dict[str, Any]], more: dict[str, Any]) -> bytes:
-        """The event of a chunk that has these choices, and more fields after them."""
+        """Returns the event of a chunk with these choices and further fields after them."""
         rest = b"," + msgspec.json.encode(more)[1:] if more else b"}"
         return self._start + msgspec.json.encode(choices) + rest + EVENT_END
 
 
-class Reply:
-    """Use either ``whole`` or ``events``, once.
+class ResponseWriter:
+    """Runs one request and writes its response. Use either ``whole`` or ``events``, once.
 
     Args:
-        request: what is asked.
-        shape: the endpoint's.
-        served: what is served.
-        prompts: made of the request.
+        request: the parsed body.
+        response_format: of the endpoint.
+        served_model: ends answers and turns them into text.
+        prompts: the encoded prompts of the request.
         echoed: the prompts' texts, if choices begin with them.
-        arrived: when the request came, in monotonic seconds.
+        arrived: when the request arrived, in monotonic seconds.
     """
 
     def __init__(
         self,
         request: GenerationRequest,
-        shape: Shape,
-        served: Served,
+        response_format: ResponseFormat,
+        served_model: ServedModel,
         prompts: Sequence[Prompt],
         *,
         echoed: Sequence[str] | None = None,
         arrived: float,
     ) -> None:
         self._request = request
-        self._shape = shape
+        self._format = response_format
         self._arrived = arrived
         self._n = request.n_choices
         self._n_prompt = sum(len(prompt.tokens) // 4 for prompt in prompts)
         self._n_cached, self._n_done = 0, 0
-        show = shape.show if prompts[0].sampling.logprobs is not None else None
+        render_token = response_format.render_token if prompts[0].sampling.logprobs is not None else None
         self._prompts = [
-            ScoredPrompt(
+            PromptWithLogprobs(
                 prompt,
-                served,
-                n_entries=request.prompt_logprobs,
-                echo="" if echoed is None else echoed[place],
-                show=None if echoed is None else show,
+                served_model,
+                n_top=request.prompt_logprobs,
+                echo="" if echoed is None else echoed[index],
+                render_token=None if echoed is None else render_token,
             )
-            for place, prompt in enumerate(prompts)
+            for index, prompt in enumerate(prompts)
         ]
         self._choices = [
-            Choice(prompt.prompt.sampling, served, show, len(prompt.echo))
+            ChoiceStream(prompt.prompt.sampling, served_model, render_token, len(prompt.echo))
             for prompt in self._prompts
             for _ in range(self._n)
         ]
 
-    async def whole(self, client: Client) -> bytes:
-        """The whole reply's JSON. Raises ``RequestError``; leaving it cancels the request."""
-        gathered = [Piece() for _ in self._choices]
-        async with aclosing(self._pieces(client, streams=False)) as pieces:
-            async for index, piece, _ in pieces:
-                gathered[index].add(piece)
-        if is_much(self._n_worded(gathered), self._n_figures(gathered)):
-            return await asyncio.to_thread(self._worded, gathered)
-        return self._worded(gathered)
+    async def whole(self, client: RuntimeClient) -> bytes:
+        """Returns the JSON of the whole response. Raises ``RequestError``; cancelling it cancels the request."""
+        gathered = [OutputDelta() for _ in self._choices]
+        async with aclosing(self._outputs(client, streams=False)) as outputs:
+            async for index, output, _ in outputs:
+                gathered[index].add(output)
+        if exceeds_inline_work(self._n_rendered_tokens(gathered), self._n_logprobs(gathered)):
+            return await asyncio.to_thread(self._render_all, gathered)
+        return self._render_all(gathered)
 
-    async def events(self, client: Client) -> AsyncGenerator[bytes, None]:
-        """Server-sent events, without the final one. Raises ``RequestError``; closing it cancels the request."""
-        events = ChunkEvents(self._shape.chunk_head)
-        async with aclosing(self._pieces(client, streams=True)) as pieces:
-            async for index, piece, is_first in pieces:
+    async def events(self, client: RuntimeClient) -> AsyncGenerator[bytes, None]:
+        """Yields the stream's events but ``[DONE]``. Raises ``RequestError``; closing it cancels the request."""
+        events = ChunkEvents(self._format.chunk_head)
+        async with aclosing(self._outputs(client, streams=True)) as outputs:
+            async for index, output, is_first in outputs:
                 prompt = self._prompts[index // self._n]
-                chunks = self._shape.chunks(index, piece, prompt, is_first=is_first)
+                chunks = self._format.chunks(index, output, prompt, is_first=is_first)
                 usage = self._usage_of_chunk()
                 yield b"".join([events.event([choice], more | usage) for choice, more in chunks])
         last = {"usage": self._usage()} if self._request.includes_usage else {}
@@ -133,56 +139,58 @@ class Reply:
         if last:
             yield events.event([], last)
 
-    async def _pieces(self, client: Client, *, streams: bool) -> AsyncGenerator[tuple[int, Piece, bool], None]:
-        """A choice's index, what it gained, and whether that is the first."""
+    async def _outputs(
+        self, client: RuntimeClient, *, streams: bool
+    ) -> AsyncGenerator[tuple[int, OutputDelta, bool], None]:
+        """Yields a choice's index, its new output, and whether that is the choice's first."""
         begun: set[int] = set()
         prompts = [prompt.prompt for prompt in self._prompts]
-        batch = client.batch(prompts, arrived=self._arrived, streams=streams)
-        async with batch, aclosing(batch.deltas()) as deltas:
+        group = client.submit(prompts, arrived=self._arrived, streams=streams)
+        async with group, aclosing(group.deltas()) as deltas:
             async for delta in deltas:
                 index = delta.prompt * self._n + delta.choice
                 choice = self._choices[index]
-                if is_long(delta):
-                    piece = await asyncio.to_thread(self._take, delta, choice)
+                if is_slow_to_render(delta):
+                    output = await asyncio.to_thread(self._convert, delta, choice)
                 else:
-                    piece = self._take(delta, choice)
-                if piece.finish_reason is not None:
-                    batch.end(delta, piece.finish_reason)
-                if piece.is_empty:
+                    output = self._convert(delta, choice)
+                if output.finish_reason is not None:
+                    group.end_choice(delta, output.finish_reason)
+                if output.is_empty:
                     continue
                 is_first = index not in begun
                 if is_first:
                     begun.add(index)
-                    beginning = self._prompts[delta.prompt].beginning
-                    beginning.add(piece)
-                    piece = beginning
-                yield index, piece, is_first
+                    prefix_output = self._prompts[delta.prompt].prefix_output
+                    prefix_output.add(output)
+                    output = prefix_output
+                yield index, output, is_first
 
-    def _n_worded(self, gathered: Sequence[Piece]) -> int:
-        """Tokens in the whole reply, fewer for those of repeated prompts."""
+    def _n_rendered_tokens(self, gathered: Sequence[OutputDelta]) -> int:
+        """Returns the tokens to render for a whole response; repeated prompt tokens count a fraction."""
         n_repeated = self._n * self._n_prompt if self._request.echo or self._request.return_token_ids else 0
-        return n_repeated // _REPEATED_A_TOKEN + sum(len(piece.token_ids) for piece in gathered)
+        return n_repeated // _REPEATED_TOKENS_PER_TOKEN + sum(len(output.token_ids) for output in gathered)
 
-    def _n_figures(self, gathered: Sequence[Piece]) -> int:
-        n_entries = sum(len(prompt.entries or ()) for prompt in self._prompts)
-        return n_entries + sum(len(piece.logprobs) for piece in gathered)
+    def _n_logprobs(self, gathered: Sequence[OutputDelta]) -> int:
+        n_top = sum(len(prompt.entries or ()) for prompt in self._prompts)
+        return n_top + sum(len(output.logprobs) for output in gathered)
 
-    def _worded(self, gathered: Sequence[Piece]) -> bytes:
-        reply = self._shape.whole(gathered, self._prompts)
-        return msgspec.json.encode({**reply, "usage": self._usage(), **self._details()})
+    def _render_all(self, gathered: Sequence[OutputDelta]) -> bytes:
+        response = self._format.whole(gathered, self._prompts)
+        return msgspec.json.encode({**response, "usage": self._usage(), **self._details()})
 
-    def _take(self, delta: Delta, choice: Choice) -> Piece:
+    def _convert(self, delta: TokenDelta, choice: ChoiceStream) -> OutputDelta:
         if delta.done is not None:
             self._n_cached += delta.done.n_cached_tokens
             self._n_done += 1
         if delta.prompt_logprobs:
             self._prompts[delta.prompt].absorb(delta.prompt_logprobs)
         if self._request.is_only_echo:
-            delta = without_answer(delta)
+            delta = without_output(delta)
         return choice.absorb(delta)
 
     def _usage(self) -> dict[str, Any]:
-        """So far; what came from the cache is known at the end only."""
+        """Returns the usage so far; the number of cached tokens is known only at the end."""
         n_answer = sum(choice.n_tokens for choice in self._choices)
         usage: dict[str, Any] = {
             "prompt_tokens": self._n_prompt,
@@ -199,7 +207,7 @@ class Reply:
         return {"usage": None} if self._request.includes_usage else {}
 
     def _details(self) -> dict[str, Any]:
-        """SGLang's, if they are asked for."""
+        """Returns SGLang's extension fields, if the request asks for them."""
         if not self._request.return_cached_tokens_details:
             return {}
         return {"sglext": {"cached_tokens_details": {"device": self._n_cached, "host": 0, "storage": 0}}}

@@ -1,4 +1,4 @@
-"""OpenAI's endpoints: parse, hand to the client, render."""
+"""OpenAI's endpoints."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from radixkv.frontend.api.openai.chat import ChatShape
-from radixkv.frontend.api.openai.completion import CompletionShape
+from radixkv.frontend.api.openai.chat_format import ChatFormat
+from radixkv.frontend.api.openai.completion_format import CompletionFormat
 from radixkv.frontend.api.openai.prompts import chat_prompt, completion_prompts, echoed_texts
-from radixkv.frontend.api.openai.response import Reply
+from radixkv.frontend.api.openai.response import ResponseWriter
 from radixkv.frontend.api.openai.schema import parse_chat, parse_completion
-from radixkv.frontend.client import Client
-from radixkv.frontend.http.body import Bodies
-from radixkv.frontend.http.disconnect import unless_gone
+from radixkv.frontend.client import RuntimeClient
+from radixkv.frontend.http.body import BodyReader
+from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.route import route
 from radixkv.frontend.http.sse import EventStream
 from radixkv.frontend.request_limits import check_model
-from radixkv.frontend.served_model import Served
+from radixkv.frontend.served_model import ServedModel
 
 
-def openai_routes(client: Client, served: Served, bodies: Bodies) -> list[Route]:
-    """``/v1/models``, ``/v1/completions`` and ``/v1/chat/completions``."""
+def openai_routes(client: RuntimeClient, served_model: ServedModel, body_reader: BodyReader) -> list[Route]:
+    """Returns the routes ``/v1/models``, ``/v1/completions`` and ``/v1/chat/completions``."""
 
     async def models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [_model(served)]})
+        return JSONResponse({"object": "list", "data": [_model(served_model)]})
 
     async def model(request: Request) -> Response:
-        check_model(request.path_params["name"], served)
-        return JSONResponse(_model(served))
+        check_model(request.path_params["name"], served_model)
+        return JSONResponse(_model(served_model))
 
     async def completions(request: Request) -> Response:
         arrived = time.monotonic()
-        asked = await bodies.read(request, parse_completion, served.max_prompt_and_answer)
-        prompts = await unless_gone(request.receive, completion_prompts(asked, served))
-        echoed = await echoed_texts(asked, served, prompts) if asked.echo else None
-        shape = CompletionShape(asked, served.name)
-        reply = Reply(asked, shape, served, prompts, echoed=echoed, arrived=arrived)
-        return await _response(request, reply, client, streams=bool(asked.stream))
+        body = await body_reader.read(request, parse_completion, served_model.max_prompt_and_answer)
+        prompts = await cancel_on_disconnect(request.receive, completion_prompts(body, served_model))
+        echoed = await echoed_texts(body, served_model, prompts) if body.echo else None
+        response_format = CompletionFormat(body, served_model.name)
+        writer = ResponseWriter(body, response_format, served_model, prompts, echoed=echoed, arrived=arrived)
+        return await _response(request, writer, client, streams=bool(body.stream))
 
     async def chat_completions(request: Request) -> Response:
         arrived = time.monotonic()
-        asked = await bodies.read(request, parse_chat, served.max_prompt_and_answer)
-        prompt = await unless_gone(request.receive, chat_prompt(asked, served))
-        reply = Reply(asked, ChatShape(asked, served.name), served, [prompt], arrived=arrived)
-        return await _response(request, reply, client, streams=bool(asked.stream))
+        body = await body_reader.read(request, parse_chat, served_model.max_prompt_and_answer)
+        prompt = await cancel_on_disconnect(request.receive, chat_prompt(body, served_model))
+        writer = ResponseWriter(body, ChatFormat(body, served_model.name), served_model, [prompt], arrived=arrived)
+        return await _response(request, writer, client, streams=bool(body.stream))
 
     return [
         route("/v1/completions", completions, "POST"),
@@ -56,19 +56,19 @@ def openai_routes(client: Client, served: Served, bodies: Bodies) -> list[Route]
     ]
 
 
-async def _response(request: Request, reply: Reply, client: Client, *, streams: bool) -> Response:
+async def _response(request: Request, writer: ResponseWriter, client: RuntimeClient, *, streams: bool) -> Response:
     if streams:
-        return EventStream(reply.events(client))
-    whole = await unless_gone(request.receive, reply.whole(client))
+        return EventStream(writer.events(client))
+    whole = await cancel_on_disconnect(request.receive, writer.whole(client))
     return Response(whole, media_type="application/json")
 
 
-def _model(served: Served) -> dict[str, object]:
+def _model(served_model: ServedModel) -> dict[str, object]:
     return {
-        "id": served.name,
+        "id": served_model.name,
         "object": "model",
-        "created": served.created,
+        "created": served_model.created,
         "owned_by": "radixkv",
-        "root": served.root,
-        "max_model_len": served.max_prompt_and_answer,
+        "root": served_model.root,
+        "max_model_len": served_model.max_prompt_and_answer,
     }

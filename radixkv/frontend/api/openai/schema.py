@@ -1,4 +1,4 @@
-"""OpenAI's requests, with the fields that vLLM and SGLang add under their spelling."""
+"""Bodies of OpenAI requests, with the extension fields of vLLM and SGLang."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import msgspec
 
 from radixkv.errors import InvalidRequest
-from radixkv.frontend.http.body_decoder import BodyDecoder, Whole, check_messages, check_prompt
-from radixkv.frontend.unsupported_fields import Unbuilt, refuse_unbuilt, unsupported
+from radixkv.frontend.http.body_decoder import BodyDecoder, Int64, check_messages, check_prompt
+from radixkv.frontend.unsupported_fields import UnsupportedFields, refuse_unsupported, unsupported
 from radixkv.sampling import MAX_LOGPROBS
 
 
@@ -20,47 +20,47 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = False
 
 
-class GenerationRequest(Unbuilt, kw_only=True):
-    """What completions and chat share. Null means the default."""
+class GenerationRequest(UnsupportedFields, kw_only=True):
+    """Fields that completions and chat share. Null means the default."""
 
     model: str | None = None
-    max_tokens: Whole | None = None
-    min_tokens: Whole | None = None
-    n: Whole | None = None
-    best_of: Whole | None = None
+    max_tokens: Int64 | None = None
+    min_tokens: Int64 | None = None
+    n: Int64 | None = None
+    best_of: Int64 | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: Whole | None = None
+    top_k: Int64 | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
-    seed: Whole | None = None
+    seed: Int64 | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[Whole] | None = None
+    stop_token_ids: list[Int64] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    prompt_logprobs: Whole | None = None
+    prompt_logprobs: Int64 | None = None
     add_special_tokens: bool | None = None
     echo: bool | None = False
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
     skip_reading_prefix_cache: bool | None = False
-    priority: Whole | None = None
+    priority: Int64 | None = None
     return_token_ids: bool | None = False
     return_cached_tokens_details: bool | None = False
 
     @property
     def n_choices(self) -> int:
-        """Answers to each prompt."""
+        """Number of choices per prompt."""
         return 1 if self.n is None else self.n
 
     @property
     def is_only_echo(self) -> bool:
-        """Whether the prompt is wanted, and no answer."""
+        """Whether only the prompt is echoed and nothing is generated."""
         return bool(self.echo) and self.max_tokens == 0
 
     @property
@@ -70,7 +70,7 @@ class GenerationRequest(Unbuilt, kw_only=True):
 
     @property
     def repeats_usage(self) -> bool:
-        """Whether every chunk says the usage so far."""
+        """Whether every chunk has the usage so far."""
         return self.includes_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
@@ -78,13 +78,13 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     """The body of ``POST /v1/completions``."""
 
     prompt: str | list[str | int | Sequence[int]]
-    logprobs: bool | Whole | None = None
+    logprobs: bool | Int64 | None = None
     max_completion_tokens: Any = None
     top_logprobs: Any = None
 
     @property
     def n_logprobs(self) -> int | None:
-        """How many of the likeliest tokens to report beside each; None for no log-probabilities."""
+        """How many of the likeliest tokens to report per token; None for no log-probabilities."""
         return None if isinstance(self.logprobs, bool) else self.logprobs
 
 
@@ -102,41 +102,43 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
     @property
     def n_logprobs(self) -> int | None:
-        """How many of the likeliest tokens to report beside each; None for no log-probabilities."""
+        """How many of the likeliest tokens to report per token; None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
-    def asked_max_tokens(self) -> tuple[str | None, int | None]:
-        """The field that says the most tokens, and what it says; None, None for the rest of the context."""
+    def requested_max_tokens(self) -> tuple[str | None, int | None]:
+        """The field that limits the answer's tokens, and its value; both None for the rest of the context."""
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
         return None if self.max_tokens is None else "max_tokens", self.max_tokens
 
     @property
     def adds_generation_prompt(self) -> bool:
-        """Whether the text ends with the beginning of the assistant's answer."""
+        """Whether the text ends with the start of the assistant's message."""
         return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """What the chat template may read besides the messages."""
+        """Variables that the chat template may read besides the messages."""
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return effort | (self.chat_template_kwargs or {})
 
 
-_OF_CHATS = {"max_completion_tokens": ("max_tokens", None), "top_logprobs": ("logprobs", 0)}
-"""Fields that only chats have; those of completions that grant the same, as some clients send both alike; and what
-asks for nothing."""
+_CHAT_ONLY = {"max_completion_tokens": ("max_tokens", None), "top_logprobs": ("logprobs", 0)}
+"""Fields that only chat has, each with the equivalent field of completions and the value that requests nothing.
+
+Some clients send both fields with equal values.
+"""
 
 _completions = BodyDecoder(CompletionRequest, {"prompt": check_prompt}, ids_field="prompt")
 _chats = BodyDecoder(ChatRequest, {"messages": check_messages})
 
 
 def parse_completion(body: bytes, max_prompt_tokens: int) -> CompletionRequest:
-    """The completion request in a body. Raises ``InvalidRequest``, which never repeats a part of the body."""
+    """Parses a completion request. Raises ``InvalidRequest``, whose text never repeats a part of the body."""
     request = _completions.decode(body, max_prompt_tokens)
     _check(request)
-    for name, (instead, neutral) in _OF_CHATS.items():
+    for name, (instead, neutral) in _CHAT_ONLY.items():
         value = getattr(request, name)
         if value not in (None, neutral, getattr(request, instead)):
             raise unsupported(name, value, f"use {instead}")
@@ -146,7 +148,7 @@ def parse_completion(body: bytes, max_prompt_tokens: int) -> CompletionRequest:
 
 
 def parse_chat(body: bytes, max_prompt_tokens: int) -> ChatRequest:
-    """The chat request in a body. Raises ``InvalidRequest``, which never repeats a part of the body."""
+    """Parses a chat request. Raises ``InvalidRequest``, whose text never repeats a part of the body."""
     request = _chats.decode(body, max_prompt_tokens)
     _check(request)
     if request.echo:
@@ -157,10 +159,10 @@ def parse_chat(body: bytes, max_prompt_tokens: int) -> ChatRequest:
 
 
 def _check(request: GenerationRequest) -> None:
-    refuse_unbuilt(request)
+    refuse_unsupported(request)
     if request.best_of not in (None, 1, request.n_choices):
         raise unsupported("best_of", request.best_of)
     if request.stream_options is not None and not request.stream:
-        raise InvalidRequest("stream_options is for stream: true only", param="stream_options")
+        raise InvalidRequest("stream_options needs stream: true", param="stream_options")
     if request.stream and request.prompt_logprobs is not None:
-        raise InvalidRequest("prompt_logprobs is for replies that are no stream", param="prompt_logprobs")
+        raise InvalidRequest("prompt_logprobs cannot be streamed; leave out stream", param="prompt_logprobs")

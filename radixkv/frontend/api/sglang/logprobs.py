@@ -1,4 +1,4 @@
-"""Log-probabilities as SGLang shows them: lists of ``[logprob, id, text]``."""
+"""Log-probabilities in SGLang's format: lists of ``[logprob, id, text]``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from radixkv.frontend.api.sglang.prompts import Asked
-from radixkv.frontend.choice_stream import Piece
-from radixkv.frontend.logprobs import ShownToken, own_logprob, shown_logprob
+from radixkv.frontend.api.sglang.prompts import GeneratePrompt
+from radixkv.frontend.choice_stream import OutputDelta
+from radixkv.frontend.logprobs import RenderedToken, finite_logprob, own_logprob
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import TokenLogprobs, unpack_tokens
 
@@ -18,104 +18,106 @@ Entry = tuple[float | None, int, str | None]
 
 
 class _GrowingList:
-    """A JSON list. Each event of a stream has it as far as it has come, so that its items are encoded once."""
+    """An append-only JSON list that encodes each item once, although every event of a stream repeats the list."""
 
     def __init__(self) -> None:
         self._encoded = bytearray()
 
     def append(self, item: Entry | msgspec.Raw) -> None:
-        """Puts an item at the end."""
+        """Encodes and appends an item."""
         self._encoded += b"," if self._encoded else b"["
         self._encoded += msgspec.json.encode(item)
 
     @property
     def json(self) -> msgspec.Raw:
-        """What it has. O(length), to copy it."""
+        """The list so far. O(length), for the copy."""
         return msgspec.Raw(b"".join((self._encoded or b"[", b"]")))
 
 
-class PromptFigures:
-    """Those of a prompt's tokens, from the first that was asked for; that one has no log-probability."""
+class InputLogprobs:
+    """Log-probabilities of a prompt, from its token ``logprobs_from`` on; that one has None."""
 
-    def __init__(self, asked: Asked, tokenizer: Tokenizer | None) -> None:
-        self._has_tops = _has_tops(asked)
-        self._tokenizer = tokenizer if asked.has_texts else None
+    def __init__(self, prompt: GeneratePrompt, tokenizer: Tokenizer | None) -> None:
+        self._has_top_logprobs = _has_top_logprobs(prompt)
+        self._tokenizer = tokenizer if prompt.returns_text else None
         self._n_entries = 0
-        self._entries, self._tops = _GrowingList(), _GrowingList()
-        self._tokens = [] if asked.scored_from is None else unpack_tokens(asked.prompt.tokens)[asked.scored_from :]
-        self._n_skipped = asked.scored_from or 0
-        """Tokens whose figures come, and are not wanted."""
+        self._entries, self._top_logprobs = _GrowingList(), _GrowingList()
+        self._tokens = (
+            [] if prompt.logprobs_from is None else unpack_tokens(prompt.prompt.tokens)[prompt.logprobs_from :]
+        )
+        self._n_skipped = prompt.logprobs_from or 0
+        """How many of the coming log-probabilities belong to tokens before ``logprobs_from``."""
         if self._tokens:
             self._add(_entry(None, self._tokens[0], self._tokenizer), None)
 
-    def absorb(self, figures: Sequence[TokenLogprobs]) -> None:
-        """The next tokens' figures; the prompt's first token has none."""
-        wanted = figures[self._n_skipped :]
-        self._n_skipped -= len(figures) - len(wanted)
-        for one in wanted:
+    def absorb(self, token_logprobs: Sequence[TokenLogprobs]) -> None:
+        """Adds the log-probabilities of the next tokens, from the prompt's second on."""
+        requested = token_logprobs[self._n_skipped :]
+        self._n_skipped -= len(token_logprobs) - len(requested)
+        for logprobs in requested:
             token = self._tokens[self._n_entries]
-            self._add(_entry(own_logprob(one, token), token, self._tokenizer), _top(one, self._tokenizer))
+            self._add(_entry(own_logprob(logprobs, token), token, self._tokenizer), _top(logprobs, self._tokenizer))
 
-    def shown(self) -> dict[str, Any]:
-        """As far as they have come."""
+    def fields(self) -> dict[str, Any]:
+        """Returns the fields of ``meta_info`` so far."""
         entries = {"input_token_logprobs": self._entries.json}
-        return entries | ({"input_top_logprobs": self._tops.json} if self._has_tops else {})
+        return entries | ({"input_top_logprobs": self._top_logprobs.json} if self._has_top_logprobs else {})
 
     def _add(self, entry: Entry, top: list[Entry] | None) -> None:
         self._n_entries += 1
         self._entries.append(entry)
-        self._tops.append(_raw(top))
+        self._top_logprobs.append(_raw(top))
 
 
-class AnswerFigures:
-    """Those of an answer's tokens."""
+class OutputLogprobs:
+    """Log-probabilities of one choice."""
 
-    def __init__(self, asked: Asked) -> None:
-        self._has_texts, self._has_tops = asked.has_texts, _has_tops(asked)
-        self._entries, self._tops = _GrowingList(), _GrowingList()
+    def __init__(self, prompt: GeneratePrompt) -> None:
+        self._returns_text, self._has_top_logprobs = prompt.returns_text, _has_top_logprobs(prompt)
+        self._entries, self._top_logprobs = _GrowingList(), _GrowingList()
 
-    def absorb(self, gained: Piece) -> None:
-        """The next tokens'."""
-        for token, shown in zip(gained.token_ids, gained.logprobs, strict=True):
-            self._entries.append((shown.logprob, token, shown.text if self._has_texts else None))
-            self._tops.append(shown.likeliest)
+    def absorb(self, output: OutputDelta) -> None:
+        """Adds the log-probabilities of new output."""
+        for token, rendered in zip(output.token_ids, output.logprobs, strict=True):
+            self._entries.append((rendered.logprob, token, rendered.text if self._returns_text else None))
+            self._top_logprobs.append(rendered.encoded)
 
-    def shown(self) -> dict[str, Any]:
-        """As far as they have come."""
+    def fields(self) -> dict[str, Any]:
+        """Returns the fields of ``meta_info`` so far."""
         entries = {"output_token_logprobs": self._entries.json}
-        return entries | ({"output_top_logprobs": self._tops.json} if self._has_tops else {})
+        return entries | ({"output_top_logprobs": self._top_logprobs.json} if self._has_top_logprobs else {})
 
 
-def show_with_text(
-    tokenizer: Tokenizer | None, token: int, offset: int, figures: TokenLogprobs | None, n_likeliest: int
-) -> ShownToken:
-    """What is shown of a token of an answer."""
-    entry = _entry(None if figures is None else own_logprob(figures, token), token, tokenizer)
-    top = [] if figures is None else _top(figures, tokenizer)
-    return ShownToken(entry[2] or "", entry[0], offset, _raw(top))
+def render_with_text(
+    tokenizer: Tokenizer | None, token: int, offset: int, token_logprobs: TokenLogprobs | None, n_top: int
+) -> RenderedToken:
+    """Renders a generated token with texts."""
+    entry = _entry(None if token_logprobs is None else own_logprob(token_logprobs, token), token, tokenizer)
+    top = [] if token_logprobs is None else _top(token_logprobs, tokenizer)
+    return RenderedToken(entry[2] or "", entry[0], offset, _raw(top))
 
 
-def show_without_text(
-    tokenizer: Tokenizer | None, token: int, offset: int, figures: TokenLogprobs | None, n_likeliest: int
-) -> ShownToken:
-    """The same, with nulls for texts."""
-    return show_with_text(None, token, offset, figures, n_likeliest)
+def render_without_text(
+    tokenizer: Tokenizer | None, token: int, offset: int, token_logprobs: TokenLogprobs | None, n_top: int
+) -> RenderedToken:
+    """Renders a generated token with null in place of texts."""
+    return render_with_text(None, token, offset, token_logprobs, n_top)
 
 
-def _has_tops(asked: Asked) -> bool:
-    return bool(asked.prompt.sampling.logprobs)
+def _has_top_logprobs(prompt: GeneratePrompt) -> bool:
+    return bool(prompt.prompt.sampling.logprobs)
 
 
 def _entry(logprob: float | None, token: int, tokenizer: Tokenizer | None) -> Entry:
     return logprob, token, None if tokenizer is None else tokenizer.token_text(token)
 
 
-def _top(figures: TokenLogprobs, tokenizer: Tokenizer | None) -> list[Entry]:
-    ids = unpack_tokens(figures.top_ids)
-    logprobs = struct.unpack(f"<{len(ids)}f", figures.top_logprobs)
-    return [_entry(shown_logprob(logprob), token, tokenizer) for token, logprob in zip(ids, logprobs, strict=True)]
+def _top(token_logprobs: TokenLogprobs, tokenizer: Tokenizer | None) -> list[Entry]:
+    ids = unpack_tokens(token_logprobs.top_ids)
+    logprobs = struct.unpack(f"<{len(ids)}f", token_logprobs.top_logprobs)
+    return [_entry(finite_logprob(logprob), token, tokenizer) for token, logprob in zip(ids, logprobs, strict=True)]
 
 
 def _raw(value: object) -> msgspec.Raw:
-    # Made where the token is, so that the whole reply is quick to make.
+    # Encoded as soon as the token arrives, so that encoding the whole response is fast.
     return msgspec.Raw(msgspec.json.encode(value))

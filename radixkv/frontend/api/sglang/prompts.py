@@ -1,4 +1,4 @@
-"""From a ``/generate`` request to prompts for the runtime."""
+"""Conversion of ``/generate`` requests to prompts for the runtime."""
 
 from __future__ import annotations
 
@@ -19,20 +19,27 @@ from radixkv.frontend.api.sglang.schema import (
     parse_sampling,
 )
 from radixkv.frontend.in_flight import Prompt
-from radixkv.frontend.prompt_encoding import check_ids, encode, separate
-from radixkv.frontend.request_limits import check_figures, check_salt, fitted, folded_seed, one_step, recommended
-from radixkv.frontend.served_model import Served
+from radixkv.frontend.prompt_encoding import check_ids, encode_prompts, split_prompts
+from radixkv.frontend.request_limits import (
+    check_cache_salt,
+    check_n_prompt_logprobs,
+    clamp_max_tokens,
+    fold_seed,
+    max_tokens_of_prompt_only,
+    recommended_sampling,
+)
+from radixkv.frontend.served_model import ServedModel
 from radixkv.sampling import SamplingParams
 
-_SPELLINGS: Mapping[str, str] = {
+_SGLANG_NAMES: Mapping[str, str] = {
     "max_tokens": "max_new_tokens",
     "min_tokens": "min_new_tokens",
     "logprobs": "top_logprobs_num",
     "prompt_logprobs": "top_logprobs_num",
     "include_stop_str_in_output": "no_stop_trim",
 }
-"""``SamplingParams``' names, and SGLang's."""
-_SAME = (
+"""Names in ``SamplingParams`` to SGLang's names."""
+_COMMON_FIELDS = (
     "n",
     "temperature",
     "top_p",
@@ -47,122 +54,132 @@ _SAME = (
     "ignore_eos",
     "skip_special_tokens",
 )
-"""Fields of one name in both."""
+"""Fields with the same name in both."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One prompt, and how its answers are shown."""
+class GeneratePrompt:
+    """One prompt of a ``/generate`` request, with the options of its response."""
 
     prompt: Prompt
     rid: str
-    """What the client calls it; empty for nothing."""
-    scored_from: int | None
-    """The first token of the prompt whose log-probability is wanted; None for no token of it."""
-    has_texts: bool
-    """Whether log-probabilities come with texts."""
-    wants_answer: bool
-    """False: the prompt is computed, to be cached or scored."""
+    """The client's id of the request; empty if it gave none."""
+    logprobs_from: int | None
+    """Index of the first prompt token to report a log-probability for; None for no prompt token."""
+    returns_text: bool
+    """Whether log-probabilities have the tokens' texts."""
+    generates: bool
+    """False if the prompt is only computed, for the cache or for its log-probabilities."""
 
 
-async def asked_prompts(request: GenerateRequest, served: Served) -> list[Asked]:
-    """The request's prompts, encoded and checked. Long ones are encoded in a thread.
+async def generate_prompts(request: GenerateRequest, served_model: ServedModel) -> list[GeneratePrompt]:
+    """Checks the request and encodes its prompts, long ones in a thread.
 
     Raises:
-        InvalidRequest: naming the field that cannot be served, as SGLang spells it.
+        InvalidRequest: a field cannot be served; ``param`` is SGLang's name of it.
     """
     given = request.text if request.text is not None else request.input_ids
     assert given is not None
-    with _spelled({"prompt": request.prompt_field}):
-        prompts = separate(given if isinstance(given, str) else list(given))
-    check_salt(request.cache_salt)
+    with _sglang_names({"prompt": request.prompt_field}):
+        prompts = split_prompts(given if isinstance(given, str) else list(given))
+    check_cache_salt(request.cache_salt)
     n_prompts = len(prompts)
-    scoring = _scoring(request, n_prompts)
+    logprob_options = _logprob_options(request, n_prompts)
     settings = parse_sampling(bytes(request.sampling_params), n_prompts)
-    sampled = [_sampling(fields, *wanted, served) for fields, wanted in zip(settings, scoring, strict=True)]
-    with _spelled({"prompt": request.prompt_field}):
-        encoded = await encode(prompts, served)
+    samplings = [
+        _sampling(fields, *options, served_model) for fields, options in zip(settings, logprob_options, strict=True)
+    ]
+    with _sglang_names({"prompt": request.prompt_field}):
+        encoded = await encode_prompts(prompts, served_model)
     n_tokens = [len(tokens) // 4 for tokens in encoded]
-    check_figures(zip(sampled, n_tokens, strict=True), "top_logprobs_num")
+    check_n_prompt_logprobs(zip(samplings, n_tokens, strict=True), "top_logprobs_num")
     return [
-        _asked(request, served, tokens, fields, sampling, rid, start)
+        _generate_prompt(request, served_model, tokens, fields, sampling, rid, start)
         for tokens, fields, sampling, rid, (_, start) in zip(
-            encoded, settings, sampled, _rids(request, n_prompts), scoring, strict=True
+            encoded, settings, samplings, _rids(request, n_prompts), logprob_options, strict=True
         )
     ]
 
 
-def _asked(
+def _generate_prompt(
     request: GenerateRequest,
-    served: Served,
+    served_model: ServedModel,
     tokens: bytes,
     fields: SamplingFields,
     sampling: SamplingParams,
     rid: str,
     start: int,
-) -> Asked:
+) -> GeneratePrompt:
     n_prompt = len(tokens) // 4
     if start >= n_prompt:
         raise InvalidRequest(
             f"logprob_start_len is {start}; the prompt has {n_prompt} tokens", param="logprob_start_len"
         )
-    asked = "max_new_tokens" if isinstance(fields.max_new_tokens, int) else None
+    max_tokens_field = "max_new_tokens" if isinstance(fields.max_new_tokens, int) else None
     prompt = Prompt(
         tokens=tokens,
-        sampling=fitted(sampling, served, n_prompt, asked, request.prompt_field),
+        sampling=clamp_max_tokens(sampling, served_model, n_prompt, max_tokens_field, request.prompt_field),
         cache_salt=request.cache_salt or "",
         reads_cache=not request.skip_reading_prefix_cache,
         priority=request.priority or 0,
     )
-    has_scores = sampling.logprobs is not None and start >= 0
-    return Asked(
+    has_prompt_logprobs = sampling.logprobs is not None and start >= 0
+    return GeneratePrompt(
         prompt,
         rid,
-        start if has_scores else None,
+        start if has_prompt_logprobs else None,
         bool(request.return_text_in_logprobs),
         fields.max_new_tokens != 0,
     )
 
 
-def _scoring(request: GenerateRequest, n_prompts: int) -> list[tuple[int | None, int]]:
-    """Of each prompt: how many of the likeliest tokens to report, None for no log-probabilities; and from where."""
-    wanted = for_each(request.return_logprob, False, n_prompts, "return_logprob")
+def _logprob_options(request: GenerateRequest, n_prompts: int) -> list[tuple[int | None, int]]:
+    """Returns per prompt how many of the likeliest tokens to report, and from which prompt token on.
+
+    The count is None for no log-probabilities, the start -1 for those of the answer only.
+    """
+    flags = for_each(request.return_logprob, False, n_prompts, "return_logprob")
     counts = for_each(request.top_logprobs_num, 0, n_prompts, "top_logprobs_num")
     starts = for_each(request.logprob_start_len, -1, n_prompts, "logprob_start_len")
     for start in starts:
         if start < -1:
             raise InvalidRequest(
-                f"logprob_start_len is {start}; it must be -1, for the answer only, or a place in the prompt",
+                f"logprob_start_len is {start}; it must be -1, for the answer only, or a position in the prompt",
                 param="logprob_start_len",
             )
     return [
-        (count, start) if is_wanted else (None, -1)
-        for is_wanted, count, start in zip(wanted, counts, starts, strict=True)
+        (count, start) if flag else (None, -1) for flag, count, start in zip(flags, counts, starts, strict=True)
     ]
 
 
-def _sampling(fields: SamplingFields, n_logprobs: int | None, start: int, served: Served) -> SamplingParams:
-    """What the request asks for; where it does not say, what the checkpoint recommends."""
-    if fields.stop and served.tokenizer is None:
+def _sampling(
+    fields: SamplingFields, n_logprobs: int | None, start: int, served_model: ServedModel
+) -> SamplingParams:
+    """Returns the request's sampling parameters, with the checkpoint's defaults for omitted fields."""
+    if fields.stop and served_model.tokenizer is None:
         raise InvalidRequest(
             "stop strings need a tokenizer, and this checkpoint has none; start the server with --tokenizer",
             param="stop",
         )
     if fields.stop_token_ids:
-        check_ids(fields.stop_token_ids, served, "stop_token_ids")
+        check_ids(fields.stop_token_ids, served_model, "stop_token_ids")
     if fields.logit_bias:
-        check_ids(list(fields.logit_bias), served, "logit_bias")
+        check_ids(list(fields.logit_bias), served_model, "logit_bias")
     values = msgspec.structs.asdict(fields)
-    given: dict[str, Any] = {name: values[name] for name in _SAME if values[name] is not None}
+    given: dict[str, Any] = {name: values[name] for name in _COMMON_FIELDS if values[name] is not None}
     seed = fields.seed if fields.sampling_seed is None else fields.sampling_seed
-    with _spelled(_SPELLINGS):
-        most = one_step(fields.min_new_tokens) if fields.max_new_tokens == 0 else fields.max_new_tokens
+    with _sglang_names(_SGLANG_NAMES):
+        limit = (
+            max_tokens_of_prompt_only(fields.min_new_tokens)
+            if fields.max_new_tokens == 0
+            else fields.max_new_tokens
+        )
         return SamplingParams(
-            **(recommended(served) | given),
-            max_tokens=DEFAULT_MAX_NEW_TOKENS if most is msgspec.UNSET else most,
+            **(recommended_sampling(served_model) | given),
+            max_tokens=DEFAULT_MAX_NEW_TOKENS if limit is msgspec.UNSET else limit,
             min_tokens=fields.min_new_tokens or 0,
             include_stop_str_in_output=bool(fields.no_stop_trim),
-            seed=folded_seed(seed),
+            seed=fold_seed(seed),
             logprobs=n_logprobs,
             prompt_logprobs=n_logprobs if start >= 0 else None,
         )
@@ -170,16 +187,20 @@ def _sampling(fields: SamplingFields, n_logprobs: int | None, start: int, served
 
 def _rids(request: GenerateRequest, n_prompts: int) -> list[str]:
     if isinstance(request.rid, str) and n_prompts > 1:
-        return [f"{request.rid}_{place}" for place in range(n_prompts)]
+        return [f"{request.rid}_{index}" for index in range(n_prompts)]
     return for_each(request.rid, "", n_prompts, "rid")
 
 
 @contextmanager
-def _spelled(names: Mapping[str, str]) -> Iterator[None]:
-    """Names fields in errors as the request does."""
+def _sglang_names(names: Mapping[str, str]) -> Iterator[None]:
+    """Replaces field names in errors with SGLang's.
+
+    Args:
+        names: the names for ``param``.
+    """
     try:
         yield
     except InvalidRequest as error:
-        # An error that is about a field begins with its name; "prompt" is also a word.
-        text = re.sub(r"\b\w+\b", lambda found: _SPELLINGS.get(found[0], found[0]), str(error))
+        # In texts only _SGLANG_NAMES is replaced, because "prompt" is also an ordinary word.
+        text = re.sub(r"\b\w+\b", lambda match: _SGLANG_NAMES.get(match[0], match[0]), str(error))
         raise type(error)(text, param=names.get(error.param or "", error.param)) from None

@@ -17,173 +17,182 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from radixkv.frontend.api.sglang.logprobs import (
-    AnswerFigures,
-    PromptFigures,
-    show_with_text,
-    show_without_text,
+    InputLogprobs,
+    OutputLogprobs,
+    render_with_text,
+    render_without_text,
 )
-from radixkv.frontend.api.sglang.prompts import Asked, asked_prompts
+from radixkv.frontend.api.sglang.prompts import GeneratePrompt, generate_prompts
 from radixkv.frontend.api.sglang.schema import GenerateRequest, parse_generate
-from radixkv.frontend.choice_stream import Choice, Piece
-from radixkv.frontend.client import Batch, Client
-from radixkv.frontend.http.body import Bodies
-from radixkv.frontend.http.disconnect import unless_gone
+from radixkv.frontend.choice_stream import ChoiceStream, OutputDelta
+from radixkv.frontend.client import RequestGroup, RuntimeClient
+from radixkv.frontend.http.body import BodyReader
+from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.route import route
 from radixkv.frontend.http.sse import EventStream, event
-from radixkv.frontend.in_flight import Delta, is_long, without_answer
-from radixkv.frontend.logprobs import ShowToken
-from radixkv.frontend.served_model import Served
+from radixkv.frontend.in_flight import TokenDelta, is_slow_to_render, without_output
+from radixkv.frontend.logprobs import TokenRenderer
+from radixkv.frontend.served_model import ServedModel
 
 
-def generate_routes(client: Client, served: Served, bodies: Bodies) -> list[Route]:
-    """``/generate``."""
+def generate_routes(client: RuntimeClient, served_model: ServedModel, body_reader: BodyReader) -> list[Route]:
+    """Returns the route ``/generate``."""
 
     async def generate(request: Request) -> Response:
         arrived = time.monotonic()
-        body = await bodies.read(request, parse_generate, served.max_prompt_and_answer)
-        asked = await unless_gone(request.receive, asked_prompts(body, served))
-        generation = Generation(body, asked, served, arrived=arrived)
+        body = await body_reader.read(request, parse_generate, served_model.max_prompt_and_answer)
+        prompts = await cancel_on_disconnect(request.receive, generate_prompts(body, served_model))
+        writer = GenerateWriter(body, prompts, served_model, arrived=arrived)
         if body.stream:
-            return EventStream(generation.events(client))
-        reply = await unless_gone(request.receive, generation.whole(client))
-        return Response(msgspec.json.encode(reply), media_type="application/json")
+            return EventStream(writer.events(client))
+        response = await cancel_on_disconnect(request.receive, writer.whole(client))
+        return Response(msgspec.json.encode(response), media_type="application/json")
 
     return [route("/generate", generate, "POST", "PUT")]
 
 
 @dataclass
-class _Part:
-    """One answer so far."""
+class _ChoiceState:
+    """One choice so far."""
 
-    place: int
-    """Among all answers of the request."""
+    index: int
+    """The choice's index among all choices of the request."""
     id: str
-    asked: Asked
-    choice: Choice
-    figures: AnswerFigures | None
-    """None if they are not asked for."""
+    """The ``id`` in ``meta_info``."""
+    prompt: GeneratePrompt
+    stream: ChoiceStream
+    logprobs: OutputLogprobs | None
+    """None if the request asks for none."""
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish: dict[str, Any] | None = None
+    """SGLang's ``finish_reason`` object; None while the choice is running."""
 
-    def absorb(self, delta: Delta) -> bool:
-        """Takes what came; whether there is something to tell."""
-        gained = self.choice.absorb(delta)
-        self.text += gained.text
-        self.token_ids += gained.token_ids
-        if self.figures is not None:
-            self.figures.absorb(gained)
-        if gained.finish_reason is not None:
-            self.finish = self._finish(gained, delta)
-        return not gained.is_empty
+    def absorb(self, delta: TokenDelta) -> bool:
+        """Adds new output; returns whether a response could show any."""
+        output = self.stream.absorb(delta)
+        self.text += output.text
+        self.token_ids += output.token_ids
+        if self.logprobs is not None:
+            self.logprobs.absorb(output)
+        if output.finish_reason is not None:
+            self.finish = self._finish(output, delta)
+        return not output.is_empty
 
-    def _finish(self, gained: Piece, delta: Delta) -> dict[str, Any]:
-        match gained.finish_reason:
+    def _finish(self, output: OutputDelta, delta: TokenDelta) -> dict[str, Any]:
+        match output.finish_reason:
             case "length":
-                most = self.asked.prompt.sampling.max_tokens if self.asked.wants_answer else 0
-                return {"type": "length", "length": most}
+                limit = self.prompt.prompt.sampling.max_tokens if self.prompt.generates else 0
+                return {"type": "length", "length": limit}
             case "stop":
-                matched = delta.stop_token_id if gained.stop_reason is None else gained.stop_reason
+                matched = delta.stop_token_id if output.stop_reason is None else output.stop_reason
                 return {"type": "stop", "matched": matched}
-        return {"type": gained.finish_reason}
+        return {"type": output.finish_reason}
 
 
-class Generation:
-    """The reply to one request. Use either ``whole`` or ``events``, once.
+class GenerateWriter:
+    """Runs one ``/generate`` request and writes its response. Use either ``whole`` or ``events``, once.
 
     Args:
-        request: what is asked.
-        asked: its prompts.
-        served: what is served.
-        arrived: when the request came, in monotonic seconds.
+        request: the parsed body.
+        prompts: the encoded prompts of the request.
+        served_model: ends answers and turns them into text.
+        arrived: when the request arrived, in monotonic seconds.
     """
 
-    def __init__(self, request: GenerateRequest, asked: Sequence[Asked], served: Served, *, arrived: float) -> None:
+    def __init__(
+        self,
+        request: GenerateRequest,
+        prompts: Sequence[GeneratePrompt],
+        served_model: ServedModel,
+        *,
+        arrived: float,
+    ) -> None:
         self._arrived = arrived
-        self._prompts = asked
-        self._scored = [PromptFigures(one, served.tokenizer) for one in asked]
-        places = itertools.count()
-        self._parts = [
+        self._prompts = prompts
+        self._input_logprobs = [InputLogprobs(prompt, served_model.tokenizer) for prompt in prompts]
+        indices = itertools.count()
+        self._choices = [
             [
-                _Part(
-                    next(places),
-                    _id(one, choice),
-                    one,
-                    Choice(one.prompt.sampling, served, _show(one)),
-                    None if one.prompt.sampling.logprobs is None else AnswerFigures(one),
+                _ChoiceState(
+                    next(indices),
+                    _id(prompt, index),
+                    prompt,
+                    ChoiceStream(prompt.prompt.sampling, served_model, _token_renderer(prompt)),
+                    None if prompt.prompt.sampling.logprobs is None else OutputLogprobs(prompt),
                 )
-                for choice in range(one.prompt.sampling.n)
+                for index in range(prompt.prompt.sampling.n)
             ]
-            for one in asked
+            for prompt in prompts
         ]
         is_list = isinstance(request.text, list) or not isinstance((request.input_ids or [0])[0], int)
-        self._is_single = not is_list and len(self._parts[0]) == 1
+        self._is_single = not is_list and len(self._choices[0]) == 1
 
-    async def whole(self, client: Client) -> dict[str, Any] | list[dict[str, Any]]:
-        """The whole reply. Raises ``RequestError``; leaving it cancels the request."""
+    async def whole(self, client: RuntimeClient) -> dict[str, Any] | list[dict[str, Any]]:
+        """Returns the whole response. Raises ``RequestError``; cancelling it cancels the request."""
         objects: dict[int, dict[str, Any]] = {}
-        async with aclosing(self._objects(client, streams=False)) as found:
-            async for part, shown in found:
-                objects[part.place] = shown
-        return objects[0] if self._is_single else [objects[place] for place in range(len(objects))]
+        async with aclosing(self._objects(client, streams=False)) as updates:
+            async for choice, content in updates:
+                objects[choice.index] = content
+        return objects[0] if self._is_single else [objects[index] for index in range(len(objects))]
 
-    async def events(self, client: Client) -> AsyncGenerator[bytes, None]:
-        """Server-sent events, each with all the text so far. Raises ``RequestError``; closing it cancels."""
-        async with aclosing(self._objects(client, streams=True)) as found:
-            async for part, shown in found:
-                yield event(shown if self._is_single else {**shown, "index": part.place})
+    async def events(self, client: RuntimeClient) -> AsyncGenerator[bytes, None]:
+        """Yields events, each with all the text so far. Raises ``RequestError``; closing it cancels the request."""
+        async with aclosing(self._objects(client, streams=True)) as updates:
+            async for choice, content in updates:
+                yield event(content if self._is_single else {**content, "index": choice.index})
 
     async def _objects(
-        self, client: Client, *, streams: bool
-    ) -> AsyncGenerator[tuple[_Part, dict[str, Any]], None]:
-        """What to tell, and of which answer; last of each the whole of it, once its request has ended."""
-        prompts = [one.prompt for one in self._prompts]
-        batch = client.batch(prompts, arrived=self._arrived, streams=streams)
-        async with batch, aclosing(batch.deltas()) as deltas:
+        self, client: RuntimeClient, *, streams: bool
+    ) -> AsyncGenerator[tuple[_ChoiceState, dict[str, Any]], None]:
+        """Yields choices with their JSON object; a choice's last object comes when its prompt has ended."""
+        prompts = [prompt.prompt for prompt in self._prompts]
+        group = client.submit(prompts, arrived=self._arrived, streams=streams)
+        async with group, aclosing(group.deltas()) as deltas:
             async for delta in deltas:
-                parts, part = self._parts[delta.prompt], self._parts[delta.prompt][delta.choice]
-                has_gained = await self._absorb(delta, part, batch)
-                if streams and has_gained and part.finish is None:
-                    yield part, self._object(delta.prompt, part, None)
+                choices, choice = self._choices[delta.prompt], self._choices[delta.prompt][delta.choice]
+                has_output = await self._absorb(delta, choice, group)
+                if streams and has_output and choice.finish is None:
+                    yield choice, self._object(delta.prompt, choice, None)
                 if delta.done is not None:
-                    for each in parts:
+                    for each in choices:
                         yield each, self._object(delta.prompt, each, delta.done.n_cached_tokens)
 
-    async def _absorb(self, delta: Delta, part: _Part, batch: Batch) -> bool:
-        was_ended = part.choice.is_ended
-        if is_long(delta):
-            has_gained = await asyncio.to_thread(self._take, delta, part)
+    async def _absorb(self, delta: TokenDelta, choice: _ChoiceState, group: RequestGroup) -> bool:
+        was_ended = choice.stream.is_ended
+        if is_slow_to_render(delta):
+            has_output = await asyncio.to_thread(self._convert, delta, choice)
         else:
-            has_gained = self._take(delta, part)
-        if part.finish is not None and not was_ended:
-            batch.end(delta, part.finish["type"])
-        return has_gained
+            has_output = self._convert(delta, choice)
+        if choice.finish is not None and not was_ended:
+            group.end_choice(delta, choice.finish["type"])
+        return has_output
 
-    def _take(self, delta: Delta, part: _Part) -> bool:
-        self._scored[delta.prompt].absorb(delta.prompt_logprobs)
-        return part.absorb(delta if part.asked.wants_answer else without_answer(delta))
+    def _convert(self, delta: TokenDelta, choice: _ChoiceState) -> bool:
+        self._input_logprobs[delta.prompt].absorb(delta.prompt_logprobs)
+        return choice.absorb(delta if choice.prompt.generates else without_output(delta))
 
-    def _object(self, place: int, part: _Part, n_cached: int | None) -> dict[str, Any]:
-        """An answer so far; what came from the cache is known at the end only."""
+    def _object(self, prompt_index: int, choice: _ChoiceState, n_cached: int | None) -> dict[str, Any]:
+        """Returns the JSON object of a choice; the number of cached tokens is known only at the end."""
         meta: dict[str, Any] = {
-            "id": part.id,
-            "finish_reason": part.finish if n_cached is not None else None,
-            "prompt_tokens": len(part.asked.prompt.tokens) // 4,
-            "completion_tokens": part.choice.n_tokens,
+            "id": choice.id,
+            "finish_reason": choice.finish if n_cached is not None else None,
+            "prompt_tokens": len(choice.prompt.prompt.tokens) // 4,
+            "completion_tokens": choice.stream.n_tokens,
         }
         if n_cached is not None:
             meta |= {"cached_tokens": n_cached, "e2e_latency": time.monotonic() - self._arrived}
-        if part.figures is not None:
-            meta |= self._scored[place].shown() | part.figures.shown()
-        return {"text": part.text, "output_ids": part.token_ids, "meta_info": meta}
+        if choice.logprobs is not None:
+            meta |= self._input_logprobs[prompt_index].fields() | choice.logprobs.fields()
+        return {"text": choice.text, "output_ids": choice.token_ids, "meta_info": meta}
 
 
-def _show(one: Asked) -> ShowToken | None:
-    if one.prompt.sampling.logprobs is None:
+def _token_renderer(prompt: GeneratePrompt) -> TokenRenderer | None:
+    if prompt.prompt.sampling.logprobs is None:
         return None
-    return show_with_text if one.has_texts else show_without_text
+    return render_with_text if prompt.returns_text else render_without_text
 
 
-def _id(one: Asked, choice: int) -> str:
-    name = one.rid or uuid.uuid4().hex
-    return f"{name}_{choice}" if one.rid and one.prompt.sampling.n > 1 else name
+def _id(prompt: GeneratePrompt, index: int) -> str:
+    name = prompt.rid or uuid.uuid4().hex
+    return f"{name}_{index}" if prompt.rid and prompt.prompt.sampling.n > 1 else name

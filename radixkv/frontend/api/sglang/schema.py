@@ -1,4 +1,4 @@
-"""SGLang's ``/generate``: its body, in its own spelling."""
+"""Body of SGLang's ``/generate``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from radixkv.errors import InvalidRequest
-from radixkv.frontend.http.body_decoder import BodyDecoder, Whole, check_prompt
-from radixkv.frontend.unsupported_fields import asks_nothing, unsupported
+from radixkv.frontend.http.body_decoder import BodyDecoder, Int64, check_prompt
+from radixkv.frontend.unsupported_fields import requests_nothing, unsupported
 
 ValueT = TypeVar("ValueT")
 
@@ -19,23 +19,23 @@ DEFAULT_MAX_NEW_TOKENS = 128
 class SamplingFields(msgspec.Struct, kw_only=True):
     """``sampling_params``; unknown fields are ignored, and null means the default."""
 
-    max_new_tokens: Whole | msgspec.UnsetType | None = msgspec.UNSET
-    """Null: to the end of the context. 0: the prompt is computed, and nothing is generated."""
-    min_new_tokens: Whole | None = None
-    n: Whole | None = None
+    max_new_tokens: Int64 | msgspec.UnsetType | None = msgspec.UNSET
+    """Null generates to the end of the context. 0 computes the prompt and generates nothing."""
+    min_new_tokens: Int64 | None = None
+    n: Int64 | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: Whole | None = None
+    top_k: Int64 | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
-    sampling_seed: Whole | None = None
-    seed: Whole | None = None
-    """The same as ``sampling_seed``, in everybody else's spelling."""
+    sampling_seed: Int64 | None = None
+    seed: Int64 | None = None
+    """Other servers' name of ``sampling_seed``."""
     stop: str | list[str] | None = None
-    stop_token_ids: list[Whole] | None = None
+    stop_token_ids: list[Int64] | None = None
     no_stop_trim: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -61,11 +61,11 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     sampling_params: msgspec.Raw = msgspec.Raw(b"null")
     stream: bool | None = False
     return_logprob: bool | list[bool] | None = False
-    logprob_start_len: Whole | list[Whole] | None = -1
-    top_logprobs_num: Whole | list[Whole] | None = 0
+    logprob_start_len: Int64 | list[Int64] | None = -1
+    top_logprobs_num: Int64 | list[Int64] | None = 0
     return_text_in_logprobs: bool | None = False
     rid: str | list[str] | None = None
-    priority: Whole | None = None
+    priority: Int64 | None = None
     cache_salt: str | None = None
     skip_reading_prefix_cache: bool | None = False
     token_ids_logprob: Any = None
@@ -95,7 +95,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         return "input_ids" if self.text is None else "text"
 
 
-_UNBUILT: Mapping[str, object] = {
+_UNSUPPORTED: Mapping[str, object] = {
     "min_tokens": 0,
     "include_stop_str_in_output": False,
     "logprobs": False,
@@ -132,9 +132,9 @@ _UNBUILT: Mapping[str, object] = {
         "data_parallel_rank",
     )
 )
-"""Features that are not built, and what asks for nothing besides an empty value."""
+"""Fields of unsupported features, with the value that requests nothing, besides empty values."""
 
-_SAME_ANYWAY: Mapping[str, object] = {
+_FIXED_DEFAULTS: Mapping[str, object] = {
     "min_new_tokens": 0,
     "n": 1,
     "presence_penalty": 0.0,
@@ -143,23 +143,23 @@ _SAME_ANYWAY: Mapping[str, object] = {
     "ignore_eos": False,
     "skip_special_tokens": True,
 }
-"""Sampling settings whose default no checkpoint changes."""
+"""Sampling fields whose default does not depend on the checkpoint."""
 
 
 def parse_generate(body: bytes, max_prompt_tokens: int) -> GenerateRequest:
-    """The request in a body. Raises ``InvalidRequest``, which never repeats a part of the body."""
+    """Parses a request. Raises ``InvalidRequest``, whose text never repeats a part of the body."""
     request = _requests.decode(body, max_prompt_tokens)
     if (request.text is None) == (request.input_ids is None):
         raise InvalidRequest("give either text or input_ids", param="text")
-    _refuse_unbuilt(request)
-    for name, neutral in _BELOW.items():
-        if not asks_nothing(name, getattr(request, name), neutral):
+    _refuse_unsupported(request)
+    for name, neutral in _NESTED_ONLY.items():
+        if not requests_nothing(name, getattr(request, name), neutral):
             raise InvalidRequest(f"{name} is a field of sampling_params; give it there", param=name)
     return request
 
 
 def parse_sampling(raw: bytes, n_prompts: int) -> list[SamplingFields]:
-    """The sampling settings of each prompt. Raises ``InvalidRequest`` for the field inside ``sampling_params``."""
+    """Parses the sampling settings of each prompt. Raises ``InvalidRequest`` for a field in ``sampling_params``."""
     if not raw.lstrip().startswith(b"["):
         return [_sampling_fields(raw)] * n_prompts
     items = msgspec.json.decode(raw, type=list[msgspec.Raw])
@@ -168,7 +168,7 @@ def parse_sampling(raw: bytes, n_prompts: int) -> list[SamplingFields]:
 
 
 def for_each(value: ValueT | list[ValueT] | None, default: ValueT, n_prompts: int, name: str) -> list[ValueT]:
-    """One value a prompt, from one for all or a list. Raises ``InvalidRequest`` for a list of another length."""
+    """Returns one value per prompt, from one for all or a list. Raises ``InvalidRequest`` for another length."""
     if not isinstance(value, list):
         return [default if value is None else value] * n_prompts
     if len(value) != n_prompts:
@@ -182,12 +182,12 @@ def _sampling_fields(raw: bytes) -> SamplingFields:
     if not raw.lstrip().startswith(b"{"):
         raise InvalidRequest("sampling_params must be an object or a list of them", param="sampling_params")
     fields = _sampling.decode(raw, 0)
-    _refuse_unbuilt(fields)
+    _refuse_unsupported(fields)
     return fields
 
 
-def _as_field(name: str) -> Callable[[bytes, int], None]:
-    """``check_prompt`` for a field of another name."""
+def _prompt_check(name: str) -> Callable[[bytes, int], None]:
+    """Returns ``check_prompt`` with ``name`` as the field in its errors."""
 
     def check(raw: bytes, max_prompt_tokens: int) -> None:
         try:
@@ -199,23 +199,28 @@ def _as_field(name: str) -> Callable[[bytes, int], None]:
     return check
 
 
-_BELOW = {
-    name: _SAME_ANYWAY.get(name, _UNBUILT.get(name))
+_NESTED_ONLY = {
+    name: _FIXED_DEFAULTS.get(name, _UNSUPPORTED.get(name))
     for name in SamplingFields.__struct_fields__
     if name not in GenerateRequest.__struct_fields__
 }
-"""Fields of ``sampling_params`` alone, and what asks for nothing: beside it anything else would be ignored."""
+"""Fields of ``sampling_params`` that the body itself lacks, with the value that requests nothing.
 
-_Body = msgspec.defstruct("_Body", [(name, Any, None) for name in _BELOW], bases=(GenerateRequest,), kw_only=True)
+At the top level any other value is refused, because it would be ignored.
+"""
+
+_Body = msgspec.defstruct(
+    "_Body", [(name, Any, None) for name in _NESTED_ONLY], bases=(GenerateRequest,), kw_only=True
+)
 _requests = BodyDecoder(
     cast(type[GenerateRequest], _Body),
-    {"text": _as_field("text"), "input_ids": _as_field("input_ids")},
+    {"text": _prompt_check("text"), "input_ids": _prompt_check("input_ids")},
     ids_field="input_ids",
 )
 _sampling = BodyDecoder(SamplingFields, {})
 
 
-def _refuse_unbuilt(fields: msgspec.Struct) -> None:
+def _refuse_unsupported(fields: msgspec.Struct) -> None:
     for name, value in msgspec.structs.asdict(fields).items():
-        if name in _UNBUILT and not asks_nothing(name, value, _UNBUILT[name]):
+        if name in _UNSUPPORTED and not requests_nothing(name, value, _UNSUPPORTED[name]):
             raise unsupported(name, value)

@@ -1,4 +1,4 @@
-"""Chat as OpenAI's clients know it. The runtime echoes the rendered conversation."""
+"""OpenAI's chat API, on a runtime that echoes the rendered conversation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from radixkv.errors import ContextLengthExceeded, InvalidRequest
 from radixkv.frontend.api.openai.schema import parse_chat
-from radixkv.frontend.served_model import Served
+from radixkv.frontend.served_model import ServedModel
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import unpack_tokens
 from support.running_site import running_site
@@ -38,7 +38,7 @@ PromptText = Callable[..., str]
 
 @pytest.fixture
 def prompt_text(site: Site, tokenizer: Tokenizer) -> PromptText:
-    """What the runtime is given, as text."""
+    """Returns a function that renders a request to the text that the runtime gets."""
 
     def prompt_text(messages: Any = HELLO, **body: Any) -> str:
         reply = post(site, messages, max_tokens=1, **body)
@@ -48,7 +48,7 @@ def prompt_text(site: Site, tokenizer: Tokenizer) -> PromptText:
     return prompt_text
 
 
-def test_a_reply_has_all_that_openai_clients_read(site: Site) -> None:
+def test_a_response_has_all_fields_that_openai_clients_read(site: Site) -> None:
     body = post(site, model="echo", max_tokens=7).json()
     assert body["id"].startswith("chatcmpl-")
     assert body["object"] == "chat.completion"
@@ -93,21 +93,23 @@ def test_streaming_equals_not_streaming(site: Site, body: dict[str, Any]) -> Non
     assert usage["usage"] == whole["usage"]
     assert all(event["usage"] is None for event in events)
     for expected in whole["choices"]:
-        mine = [event for event in events if event["choices"][0]["index"] == expected["index"]]
-        assert mine[0]["prompt_token_ids"] == whole["prompt_token_ids"]
-        pieces = [event["choices"][0] for event in mine]
-        assert pieces[0]["delta"] == {"role": "assistant", "content": ""}
-        assert all("role" not in piece["delta"] for piece in pieces[1:])
-        assert "".join(piece["delta"]["content"] for piece in pieces) == expected["message"]["content"]
-        assert [token for piece in pieces[1:] for token in piece["token_ids"]] == expected["token_ids"]
-        assert [p["finish_reason"] for p in pieces] == [None] * (len(pieces) - 1) + [expected["finish_reason"]]
-        assert pieces[-1]["stop_reason"] == expected["stop_reason"]
+        own_events = [event for event in events if event["choices"][0]["index"] == expected["index"]]
+        assert own_events[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+        chunks = [event["choices"][0] for event in own_events]
+        assert chunks[0]["delta"] == {"role": "assistant", "content": ""}
+        assert all("role" not in chunk["delta"] for chunk in chunks[1:])
+        assert "".join(chunk["delta"]["content"] for chunk in chunks) == expected["message"]["content"]
+        assert [token for chunk in chunks[1:] for token in chunk["token_ids"]] == expected["token_ids"]
+        assert [chunk["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + [
+            expected["finish_reason"]
+        ]
+        assert chunks[-1]["stop_reason"] == expected["stop_reason"]
         if expected["logprobs"] is not None:
-            shown = [entry for piece in pieces[1:] for entry in piece["logprobs"]["content"]]
-            assert shown == expected["logprobs"]["content"]
+            entries = [entry for chunk in chunks[1:] for entry in chunk["logprobs"]["content"]]
+            assert entries == expected["logprobs"]["content"]
 
 
-def test_the_template_gets_what_the_client_says(prompt_text: PromptText) -> None:
+def test_the_template_gets_the_clients_variables(prompt_text: PromptText) -> None:
     assert prompt_text() == RENDERED
     assert prompt_text(add_generation_prompt=False) == "<user>hello"
     assert prompt_text(chat_template_kwargs={"mood": "happy"}) == "<user>hellohappy<assistant>"
@@ -117,7 +119,7 @@ def test_the_template_gets_what_the_client_says(prompt_text: PromptText) -> None
     assert prompt_text(messages) == "".join(f"<{role}>{role[0]}" for role in roles) + "<assistant>"
 
 
-def test_contents_are_texts_or_parts_that_are(prompt_text: PromptText) -> None:
+def test_contents_are_texts_or_text_parts(prompt_text: PromptText) -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     assert prompt_text([{"role": "user", "content": parts}]) == "<user>one\ntwo<assistant>"
     assert prompt_text([{"role": "user", "content": []}]) == "<user><assistant>"
@@ -138,7 +140,7 @@ def test_the_last_message_is_continued(site: Site, prompt_text: PromptText) -> N
     assert refused.json()["error"]["param"] == "continue_final_message"
 
 
-def test_names_of_special_tokens_are_those_tokens_and_none_is_added(site: Site) -> None:
+def test_special_tokens_of_the_template_are_encoded_and_none_is_added(site: Site) -> None:
     post(site, [{"role": "user", "content": "<eos>"}], max_tokens=1)
     ids = unpack_tokens(site.loop.submitted[-1].tokens)
     assert ids.count(256) == 1
@@ -204,7 +206,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("body", "code", "param"), WRONG, ids=lambda value: json.dumps(value)[:60])
-def test_wrong_use_is_refused_by_name(site: Site, body: dict[str, Any], code: str, param: str) -> None:
+def test_invalid_fields_are_refused_by_name(site: Site, body: dict[str, Any], code: str, param: str) -> None:
     reply = site.http.post("/v1/chat/completions", json={"messages": HELLO, **body})
     error = reply.json()["error"]
     assert reply.status_code == (404 if code == "model_not_found" else 400), reply.text
@@ -214,7 +216,7 @@ def test_wrong_use_is_refused_by_name(site: Site, body: dict[str, Any], code: st
 
 
 @pytest.mark.parametrize("item", [b"{},", b"[],", b'{"a":[0,0]},'])
-def test_more_values_than_could_fit_are_not_decoded(item: bytes) -> None:
+def test_too_many_values_in_messages_are_not_decoded(item: bytes) -> None:
     with pytest.raises(ContextLengthExceeded, match="brackets and commas") as caught:
         parse_chat(b'{"messages": [' + item * 34_000 + b"1]}", MAX_MODEL_LEN)
     assert caught.value.param == "messages"
@@ -222,32 +224,34 @@ def test_more_values_than_could_fit_are_not_decoded(item: bytes) -> None:
         parse_chat(b'{"messages": [' + item * 3_000 + b"1]}", MAX_MODEL_LEN)
 
 
-def test_the_longest_context_allows_no_endless_conversation() -> None:
+def test_the_longest_context_still_limits_a_conversation() -> None:
     message = f"messages has 1400003 brackets and commas; at most {1 << 19} a request"
     with pytest.raises(InvalidRequest, match=message) as caught:
         parse_chat(b'{"messages": [{"content": [' + b"[]," * 700_000 + b"1]}]}", 1 << 23)
     assert (caught.value.code, caught.value.param) == ("invalid_request", "messages")
 
 
-def test_a_checkpoint_without_a_template_says_so(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_template_is_reported(tokenizer: Tokenizer, tmp_path: Path) -> None:
     for has_tokenizer in (True, False):
         ready = ScriptedLoop().ready
-        served = Served("echo", "echo", ready, tokenizer if has_tokenizer else None, frozenset(), 0)
+        served_model = ServedModel("echo", "echo", ready, tokenizer if has_tokenizer else None, frozenset(), 0)
         folder = tmp_path / str(has_tokenizer)
         folder.mkdir()
-        with running_site(served, folder) as site:
+        with running_site(served_model, folder) as site:
             error = post(site).json()["error"]
             assert (error["code"], error["param"]) == ("invalid_request", "messages")
             assert "--chat-template" in error["message"]
 
 
-def test_the_checkpoints_recommendations_are_defaults(served: Served, tmp_path: Path) -> None:
+def test_the_sampling_settings_of_the_checkpoint_are_defaults(served_model: ServedModel, tmp_path: Path) -> None:
     recommended = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
-    with running_site(replace(served, default_sampling={**recommended, "max_new_tokens": 30}), tmp_path) as site:
+    with running_site(
+        replace(served_model, default_sampling={**recommended, "max_new_tokens": 30}), tmp_path
+    ) as site:
         assert post(site).json()["usage"]["completion_tokens"] == 30
         sampling = site.loop.submitted[-1].sampling
         assert {name: getattr(sampling, name) for name in recommended} == recommended
-        asked = {"temperature": 0, "top_p": 1.0, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "max_tokens": 40}
-        assert post(site, **asked).json()["usage"]["completion_tokens"] == 30
+        settings = {"temperature": 0, "top_p": 1.0, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
+        assert post(site, **settings, max_tokens=40).json()["usage"]["completion_tokens"] == 30
         sampling = site.loop.submitted[-1].sampling
         assert [getattr(sampling, name) for name in recommended] == [0, 1.0, 0, 0, 1]

@@ -1,4 +1,4 @@
-"""Several choices of one prompt, and how each ends."""
+"""Several choices of one prompt and their ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_each_prompt_has_n_choices_in_order(site: Site) -> None:
     assert [submit.sampling.n for submit in site.loop.submitted[-2:]] == [3, 3]
 
 
-def test_a_stop_string_ends_one_choice_and_the_others_go_on(site: Site) -> None:
+def test_a_stop_string_ends_only_its_choice(site: Site) -> None:
     choices = complete(site, prompt="abcdef", n=3, max_tokens=8, stop="cde")["choices"]
     assert [choice["text"] for choice in choices] == ["ab", "b", ""]
     choices = complete(site, prompt="abcdef", n=3, max_tokens=4, stop="bcd")["choices"]
@@ -45,7 +45,7 @@ def test_a_stop_string_ends_one_choice_and_the_others_go_on(site: Site) -> None:
     assert [choice["stop_reason"] for choice in choices] == ["bcd", "bcd", None]
 
 
-def test_a_choice_that_a_stop_string_ended_costs_no_more(site: Site) -> None:
+def test_a_choice_that_a_stop_string_ended_generates_no_more(site: Site) -> None:
     site.loop.step_s = 0.02
     try:
         body = complete(site, prompt="abcdef", n=2, max_tokens=30, stop="ab")
@@ -64,7 +64,7 @@ def test_a_choice_that_a_stop_string_ended_costs_no_more(site: Site) -> None:
         ({"max_tokens": 3}, "hel", "length"),
     ],
 )
-def test_the_end_may_be_part_of_the_text(site: Site, settings: dict[str, Any], text: str, reason: str) -> None:
+def test_the_stop_string_may_be_included(site: Site, settings: dict[str, Any], text: str, reason: str) -> None:
     if "stop_token_ids" in settings:
         complete(site, prompt="l", max_tokens=1)
         settings = {"stop_token_ids": list(site.loop.submitted[-1].tokens[:1])}
@@ -79,11 +79,11 @@ def test_the_end_may_be_part_of_the_text(site: Site, settings: dict[str, Any], t
         assert pieces[-1]["finish_reason"] == reason
 
 
-def test_special_tokens_are_shown_if_asked_for(site: Site) -> None:
+def test_special_tokens_are_shown_on_request(site: Site) -> None:
     body = {"prompt": [70, EOS, 71], "max_tokens": 4, "ignore_eos": True}
     plain = complete(site, **body)["choices"][0]["text"]
-    shown = complete(site, **body, skip_special_tokens=False)["choices"][0]["text"]
-    assert shown == plain[0] + "<eos>" + plain[1:]
+    with_special_tokens = complete(site, **body, skip_special_tokens=False)["choices"][0]["text"]
+    assert with_special_tokens == plain[0] + "<eos>" + plain[1:]
     end = complete(site, prompt=[70, EOS], skip_special_tokens=False)["choices"][0]
     assert (end["text"], end["finish_reason"]) == (plain[0], "stop")
     end = complete(site, prompt=[70, EOS], skip_special_tokens=False, include_stop_str_in_output=True)["choices"][0]
@@ -97,7 +97,7 @@ def test_stop_strings_count_only_after_min_tokens(site: Site, min_tokens: int, t
 
 
 def test_all_settings_reach_the_runtime(site: Site) -> None:
-    asked = {
+    settings = {
         "n": 2,
         "min_tokens": 3,
         "min_p": 0.25,
@@ -109,14 +109,14 @@ def test_all_settings_reach_the_runtime(site: Site) -> None:
         "logprobs": 4,
         "prompt_logprobs": 5,
     }
-    complete(site, prompt="ab", logit_bias={"5": -100, "299": 7.5}, priority=-7, **asked)
+    complete(site, prompt="ab", logit_bias={"5": -100, "299": 7.5}, priority=-7, **settings)
     submit = site.loop.submitted[-1]
-    assert {name: getattr(submit.sampling, name) for name in asked} == asked
+    assert {name: getattr(submit.sampling, name) for name in settings} == settings
     assert submit.sampling.logit_bias == {5: -100.0, 299: 7.5}
     assert submit.priority == -7
 
 
-def test_usage_so_far_comes_with_each_chunk_if_asked_for(site: Site) -> None:
+def test_each_chunk_has_the_usage_so_far_on_request(site: Site) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = stream(site, prompt="hello", max_tokens=5, stream_options=options)
     counts = [event["usage"]["completion_tokens"] for event in events]
@@ -125,17 +125,17 @@ def test_usage_so_far_comes_with_each_chunk_if_asked_for(site: Site) -> None:
     assert all(event["usage"]["prompt_tokens"] == 5 for event in events)
 
 
-def test_what_was_cached_is_left_out_until_it_is_known(site: Site) -> None:
+def test_cached_tokens_are_left_out_until_they_are_known(site: Site) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"prompt": ["hello", "good bye"], "max_tokens": 40, "stream_options": options}
-    told = [event["usage"].get("prompt_tokens_details") for event in stream(site, **body)]
-    assert told[0] is None
-    known = told.index({"cached_tokens": 2 + 4})
-    assert told[:known] == [None] * known
-    assert told[known:] == [{"cached_tokens": 6}] * (len(told) - known)
+    details = [event["usage"].get("prompt_tokens_details") for event in stream(site, **body)]
+    assert details[0] is None
+    n_unknown = details.index({"cached_tokens": 2 + 4})
+    assert details[:n_unknown] == [None] * n_unknown
+    assert details[n_unknown:] == [{"cached_tokens": 6}] * (len(details) - n_unknown)
 
 
-def test_sglangs_details_of_cached_tokens(site: Site) -> None:
+def test_cached_tokens_details_are_those_of_sglang(site: Site) -> None:
     details = {"cached_tokens_details": {"device": 2, "host": 0, "storage": 0}}
     body = {"prompt": "hello", "max_tokens": 2, "return_cached_tokens_details": True}
     assert complete(site, **body)["sglext"] == details

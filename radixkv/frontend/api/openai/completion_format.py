@@ -1,0 +1,73 @@
+"""JSON format of ``/v1/completions`` responses."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from radixkv.frontend.api.openai.schema import CompletionRequest
+from radixkv.frontend.choice_stream import OutputDelta
+from radixkv.frontend.logprobs import TokenRenderer, completion_logprobs, completion_token
+from radixkv.frontend.prompt_logprobs import PromptWithLogprobs
+from radixkv.wire import unpack_tokens
+
+
+class CompletionFormat:
+    """OpenAI's ``text_completion`` objects, with the same fields in a stream and in a whole response."""
+
+    def __init__(self, request: CompletionRequest, model: str) -> None:
+        self._request = request
+        self._head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    @property
+    def render_token(self) -> TokenRenderer:
+        """Renders a token's log-probabilities as completions do."""
+        return completion_token
+
+    def whole(self, outputs: Sequence[OutputDelta], prompts: Sequence[PromptWithLogprobs]) -> dict[str, Any]:
+        """Returns the ``text_completion`` object, from one output per choice."""
+        n = self._request.n_choices
+        choices = [
+            self._choice(index, output, prompts[index // n], is_first=True) for index, output in enumerate(outputs)
+        ]
+        return {**self._head, "choices": choices}
+
+    @property
+    def chunk_head(self) -> dict[str, Any]:
+        """The fields that every chunk of a stream begins with."""
+        return self._head
+
+    def chunks(
+        self, index: int, output: OutputDelta, prompt: PromptWithLogprobs, *, is_first: bool
+    ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Returns the one chunk with new output of a choice; it has no field outside ``choices``."""
+        return [(self._choice(index, output, prompt, is_first=is_first), {})]
+
+    def _choice(
+        self, index: int, output: OutputDelta, prompt: PromptWithLogprobs, *, is_first: bool
+    ) -> dict[str, Any]:
+        has_logprobs = self._request.n_logprobs is not None
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": output.text,
+            "logprobs": completion_logprobs(output.logprobs) if has_logprobs else None,
+            "finish_reason": output.finish_reason,
+            "stop_reason": output.stop_reason,
+        }
+        if prompt.entries is not None:
+            choice["prompt_logprobs"] = prompt.entries
+        if self._request.return_token_ids:
+            choice["token_ids"] = output.token_ids
+            if is_first:
+                # Encoded by itself: an encoding call lets no other thread run before it ends.
+                choice["prompt_token_ids"] = msgspec.Raw(msgspec.json.encode(unpack_tokens(prompt.prompt.tokens)))
+        return choice
