@@ -1,4 +1,4 @@
-"""A model's name becomes a folder of files: a folder as it is, a hub name downloaded, ``tiny`` in the package."""
+"""Resolution of a model's name (a folder, a hub name, or the embedded ``tiny``) to a folder of files."""
 
 from radixkv.checkpoints.resolve import Checkpoint, resolve, resolve_tokenizer
 

@@ -1,4 +1,4 @@
-"""The model that comes with the package."""
+"""The embedded model, which is shipped with the package."""
 
 from __future__ import annotations
 
@@ -14,60 +14,60 @@ _FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_
 
 
 def embedded_folder() -> Path:
-    """The folder of the embedded model, which lies beside this module.
+    """Returns the folder of the embedded model, ``tiny`` beside this module.
 
     Raises:
-        CheckpointError: the package lies in an archive, or was not installed whole.
+        CheckpointError: the package is inside an archive, or its installation is incomplete.
 
     Cost: some 3 ms.
     """
     folder = resources.files(__package__).joinpath("tiny")
     if not isinstance(folder, Path):
-        raise CheckpointError("radixkv runs out of an archive, where no model can be read; install it unpacked")
-    check_whole(folder)
+        raise CheckpointError("radixkv runs from an archive, in which no model can be read; install it unpacked")
+    check_complete(folder)
     return folder
 
 
-def check_whole(folder: Path) -> None:
-    """Refuses what an installation leaves that stopped halfway or forgot data, and damage outside the weights.
+def check_complete(folder: Path) -> None:
+    """Detects an incomplete installation, missing package data and damaged files.
 
-    Of the weights it reads their heads, and looks at their size.
+    Reads only the headers and sizes of the weight files, not the weights.
 
     Raises:
-        CheckpointError: a file is missing or is not what it should be, or there is less than all weights.
+        CheckpointError: a file is missing or malformed, or the weight files are too small.
     """
     try:
-        objects = {name: _object(folder / name, (folder / name).read_bytes()) for name in _FILES}
+        objects = {name: _parse_object(folder / name, (folder / name).read_bytes()) for name in _FILES}
         shards = sorted(set(objects[_INDEX]["weight_map"].values()))
-        least = int(objects[_INDEX]["metadata"]["total_size"])
+        min_bytes = int(objects[_INDEX]["metadata"]["total_size"])
         n_bytes = sum((folder / name).stat().st_size for name in shards)
     except OSError as error:
         raise _damaged(folder, str(error)) from error
     except (KeyError, AttributeError, TypeError, ValueError) as error:
-        raise _damaged(folder, f"{_INDEX} is no index: {error!r}") from error
-    if n_bytes < least:
-        raise _damaged(folder, f"{', '.join(shards)} have {n_bytes} bytes, the weights alone {least}")
+        raise _damaged(folder, f"{_INDEX} is not a valid index: {error!r}") from error
+    if n_bytes < min_bytes:
+        raise _damaged(folder, f"{', '.join(shards)} have {n_bytes} bytes, but the weights take {min_bytes}")
     for name in shards:
-        _object(folder / name, _head(folder / name))
+        _parse_object(folder / name, _read_header(folder / name))
 
 
-def _object(path: Path, content: bytes) -> dict[str, Any]:
-    """The JSON object that a file, or its head, holds."""
+def _parse_object(path: Path, content: bytes) -> dict[str, Any]:
+    """Parses the content of a file, or its header, as a JSON object."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise _damaged(path.parent, f"{path.name} cannot be read: {error}") from error
     if not isinstance(value, dict):
-        raise _damaged(path.parent, f"{path.name} holds a {type(value).__name__}, not an object")
+        raise _damaged(path.parent, f"{path.name} contains a JSON {type(value).__name__}, not an object")
     return value
 
 
-def _head(path: Path) -> bytes:
-    """The JSON that a safetensors file begins with, behind its length in 8 bytes."""
+def _read_header(path: Path) -> bytes:
+    """Returns the JSON header of a safetensors file, which follows 8 bytes with its length."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         return file.read(min(length, path.stat().st_size))
 
 
-def _damaged(folder: Path, how: str) -> CheckpointError:
-    return CheckpointError(f"the embedded model in {folder} is damaged: {how}; reinstall radixkv")
+def _damaged(folder: Path, reason: str) -> CheckpointError:
+    return CheckpointError(f"the embedded model in {folder} is damaged: {reason}; reinstall radixkv")

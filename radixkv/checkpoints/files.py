@@ -1,4 +1,4 @@
-"""JSON files of a checkpoint."""
+"""Reading the JSON files of a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from radixkv.errors import CheckpointError
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """The object that a JSON file holds; None if there is no such file. Raises ``CheckpointError``."""
+    """Returns the object in a JSON file; None if there is no such file. Raises ``CheckpointError``."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -18,10 +18,12 @@ def read_object(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}; fetch the checkpoint again") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds a {type(content).__name__}, not an object; fetch the checkpoint again")
+        raise CheckpointError(
+            f"{path} contains a JSON {type(content).__name__}, not an object; fetch the checkpoint again"
+        )
     return content
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Whether a JSON value is a whole number, which ``true`` is not."""
+    """Returns whether a JSON value is an integer; ``true`` is not, although Python's bool is an int."""
     return isinstance(value, int) and not isinstance(value, bool)

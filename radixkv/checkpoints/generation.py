@@ -1,4 +1,4 @@
-"""How a checkpoint wants its answers made: ``generation_config.json``."""
+"""A checkpoint's ``generation_config.json``: end-of-sequence ids and default sampling parameters."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ _SAMPLING_FIELDS = MappingProxyType(
         "max_new_tokens": "max_tokens",
     }
 )
-"""The keys that set defaults, and what ``SamplingParams`` calls them."""
+"""Keys of the file that set sampling defaults, and the corresponding fields of ``SamplingParams``."""
 
 
 @dataclass(frozen=True)
-class Generation:
-    """What a checkpoint says about its answers."""
+class GenerationConfig:
+    """The parsed file."""
 
     eos_token_ids: frozenset[int]
     default_sampling: Mapping[str, float | int]
 
 
-def read_generation(folder: Path, config: Mapping[str, Any]) -> Generation:
-    """Reads ``generation_config.json``, which need not exist, and the end-of-sequence ids of ``config.json``.
+def read_generation_config(folder: Path, config: Mapping[str, Any]) -> GenerationConfig:
+    """Reads ``generation_config.json``, which is optional; end-of-sequence ids default to those of ``config.json``.
 
     Raises:
-        CheckpointError: a value is wrong; it names file and key.
+        CheckpointError: a value is invalid; the error names the file and the key.
     """
     path = folder / "generation_config.json"
     values = read_object(path) or {}
     if values.get("eos_token_id") is not None:
-        ends = _token_ids(values, path)
+        eos_token_ids = _token_ids(values, path)
     else:
-        ends = _token_ids(config, folder / "config.json")
-    return Generation(ends, _default_sampling(values, path))
+        eos_token_ids = _token_ids(config, folder / "config.json")
+    return GenerationConfig(eos_token_ids, _default_sampling(values, path))
 
 
 def _token_ids(values: Mapping[str, Any], path: Path) -> frozenset[int]:
@@ -57,10 +57,10 @@ def _token_ids(values: Mapping[str, Any], path: Path) -> frozenset[int]:
 
 
 def _default_sampling(values: Mapping[str, Any], path: Path) -> Mapping[str, float | int]:
-    found = {key: values[key] for key in _SAMPLING_FIELDS if values.get(key) is not None}
-    for key, value in found.items():
+    defaults = {key: values[key] for key in _SAMPLING_FIELDS if values.get(key) is not None}
+    for key, value in defaults.items():
         try:
             SamplingParams(**{_SAMPLING_FIELDS[key]: value})
         except InvalidRequest as error:
             raise CheckpointError(f"{path}: {key}: {error}; correct the file or remove the key") from error
-    return MappingProxyType(found)
+    return MappingProxyType(defaults)

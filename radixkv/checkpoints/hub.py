@@ -1,4 +1,4 @@
-"""Checkpoints on the hub."""
+"""Download of checkpoints from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from huggingface_hub.utils.tqdm import tqdm
 
 from radixkv.errors import CheckpointError
 
-Part = Literal["weights", "config", "tokenizer"]
+FileGroup = Literal["weights", "config", "tokenizer"]
 
-_FILES: Mapping[Part, tuple[str, ...]] = MappingProxyType(
+_FILES: Mapping[FileGroup, tuple[str, ...]] = MappingProxyType(
     {
         "weights": ("*.safetensors", "*.safetensors.index.json"),
         "config": ("config.json", "generation_config.json"),
@@ -37,12 +37,12 @@ _FILES: Mapping[Part, tuple[str, ...]] = MappingProxyType(
         ),
     }
 )
-_UNWANTED = ("*/*", "consolidated*.safetensors")
-"""Folders hold other formats; ``consolidated`` files are the same weights a second time."""
+_IGNORED_PATTERNS = ("*/*", "consolidated*.safetensors")
+"""Files to skip: subfolders contain other formats, and ``consolidated`` files contain the same weights again."""
 
 
 class _TerminalProgress(tqdm):
-    """A progress bar on a terminal, nothing elsewhere."""
+    """A progress bar that is shown only on a terminal."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if not sys.stderr.isatty():
@@ -54,20 +54,21 @@ def download(
     name: str,
     revision: str | None,
     *,
-    parts: Iterable[Part],
-    what: str,
+    file_groups: Iterable[FileGroup],
+    role: str,
     cache_folder: Path | None,
     endpoint: str | None,
 ) -> Path:
-    """The folder of a hub repository's files; pickled files stay there.
+    """Downloads files of a hub repository and returns their folder. Pickled files are never downloaded.
 
-    Files that were fetched before are not fetched again; without a network the cached ones are taken. Progress
-    is shown on a terminal only.
+    Cached files are not downloaded again, and are used without a network. Progress is shown only on a terminal.
 
     Args:
-        parts: which files are wanted.
-        what: what ``name`` is to the user, for messages.
-        cache_folder: None takes the hub's own (``HF_HOME``).
+        name: the repository, such as ``org/name``.
+        revision: branch, tag or commit; None takes ``main``.
+        file_groups: which files to download.
+        role: "model" or "tokenizer", for error messages.
+        cache_folder: None takes huggingface_hub's own (``HF_HOME``).
         endpoint: None takes ``HF_ENDPOINT`` or the public hub.
 
     Raises:
@@ -79,32 +80,32 @@ def download(
             revision=revision,
             cache_dir=cache_folder,
             endpoint=endpoint,
-            allow_patterns=[pattern for part in parts for pattern in _FILES[part]],
-            ignore_patterns=list(_UNWANTED),
+            allow_patterns=[pattern for group in file_groups for pattern in _FILES[group]],
+            ignore_patterns=list(_IGNORED_PATTERNS),
             tqdm_class=_TerminalProgress,
         )
-    except Exception as error:  # also the errors of whichever HTTP library the client's release uses
-        raise CheckpointError(f"{what} {name!r}: {_reason(error, revision)}") from error
+    except Exception as error:  # includes errors of the HTTP library, which differs between releases of the client
+        raise CheckpointError(f"{role} {name!r}: {_failure_reason(error, revision)}") from error
     return Path(folder)
 
 
-def _reason(error: Exception, revision: str | None) -> str:
+def _failure_reason(error: Exception, revision: str | None) -> str:
     if isinstance(error, GatedRepoError):
-        return "access to it has to be granted; ask on its page, then set HF_TOKEN"
+        return "the repository is gated; request access on its hub page, then set HF_TOKEN"
     if isinstance(error, RepositoryNotFoundError):
         return (
             "there is no such folder, and no such repository on the hub; "
             "check the spelling, or set HF_TOKEN if it is private"
         )
     if isinstance(error, RevisionNotFoundError):
-        return f"it has no revision {revision!r}; name one of its branches, tags or commits"
+        return f"the repository has no revision {revision!r}; name one of its branches, tags or commits"
     if isinstance(error, HFValidationError):
-        return f"this is not a hub name: {_one_line(error)}"
+        return f"the name is not a valid hub name: {_one_line(error)}"
     if isinstance(error, LocalEntryNotFoundError):
         cause = _one_line(error.__cause__ or error)
-        return f"the hub gives no answer and no copy is cached ({cause}); check the network, or give a folder"
+        return f"the hub does not answer and no copy is cached ({cause}); check the network, or give a folder"
     if isinstance(error, HfHubHTTPError) and error.response is not None and error.response.status_code == 401:
-        return "the hub refuses access; set HF_TOKEN to a token that may read it"
+        return "the hub refuses access; set HF_TOKEN to a token that may read this repository"
     return f"the download failed: {_one_line(error)}; try again, or give a folder"
 
 

@@ -1,4 +1,4 @@
-"""What a model's name stands for."""
+"""Resolution of a model's or tokenizer's name to a local folder."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from typing import TYPE_CHECKING, Any
 
 from radixkv.checkpoints.embedded import embedded_folder
 from radixkv.checkpoints.files import is_integer, read_object
-from radixkv.checkpoints.generation import read_generation
+from radixkv.checkpoints.generation import read_generation_config
 from radixkv.config import LoadFormat
 from radixkv.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from radixkv.checkpoints.hub import Part
+    from radixkv.checkpoints.hub import FileGroup
 
 TINY = "tiny"
 """The name of the embedded model."""
 
-_MAX = 2**63
-"""Sizes are below it."""
+_MAX_SIZE = 2**63
+"""Exclusive upper bound of sizes in ``config.json``."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model's files, and what every part needs to know of them."""
+    """A model's folder and the metadata that the frontend and the runtime read from it."""
 
     name: str
-    """What the user asked for."""
+    """The name that the user gave."""
     folder: Path
-    """Holds ``config.json``; ``*.safetensors``, unless the weights are dummies; ``tokenizer.json``, unless prompts
-    are token ids only."""
+    """Contains ``config.json``, ``*.safetensors`` (not needed for dummy weights) and ``tokenizer.json`` (not needed
+    if all prompts are token ids)."""
     config: Mapping[str, Any]
     """The parsed ``config.json``."""
     eos_token_ids: frozenset[int]
-    """Tokens that end an answer: those of ``generation_config.json``, else those of ``config.json``."""
+    """End-of-sequence tokens of ``generation_config.json``, else those of ``config.json``."""
     default_sampling: Mapping[str, float | int]
-    """What ``generation_config.json`` sets of ``temperature``, ``top_p``, ``top_k``, ``min_p``,
-    ``repetition_penalty`` and ``max_new_tokens``, for requests that leave these out."""
+    """Defaults for requests from ``generation_config.json``: any of ``temperature``, ``top_p``, ``top_k``,
+    ``min_p``, ``repetition_penalty`` and ``max_new_tokens``."""
 
     @property
     def has_weights(self) -> bool:
-        """Whether all files that should hold weights are in the folder. Raises ``CheckpointError``."""
+        """Whether all weight files are in the folder. Raises ``CheckpointError``."""
         index = read_object(self.folder / "model.safetensors.index.json")
         files = {"": "model.safetensors"} if index is None else index.get("weight_map")
         present = os.listdir(self.folder)
@@ -54,14 +54,14 @@ class Checkpoint:
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below this. Raises ``CheckpointError``."""
+        """Exclusive upper bound of token ids. Raises ``CheckpointError``."""
         return self._positive_integer("vocab_size")
 
     @property
     def max_position_embeddings(self) -> int:
         """The longest context in tokens. Raises ``CheckpointError``.
 
-        Checkpoints whose rotary positions are stretched give the length before: it is multiplied by the factor.
+        For checkpoints with yarn or linear RoPE scaling this is the original length times the scaling factor.
         """
         declared = self._positive_integer("max_position_embeddings")
         rope = self.config.get("rope_parameters") or self.config.get("rope_scaling")
@@ -69,14 +69,14 @@ class Checkpoint:
             return declared
         kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
         original = rope.get("original_max_position_embeddings", declared) if kind == "yarn" else declared
-        is_stretched = kind in ("yarn", "linear") and is_integer(original) and original >= 1
-        if is_stretched and isinstance(factor, int | float) and 1 <= factor < _MAX / original:
+        is_scaled = kind in ("yarn", "linear") and is_integer(original) and original >= 1
+        if is_scaled and isinstance(factor, int | float) and 1 <= factor < _MAX_SIZE / original:
             return max(declared, int(original * factor))
         return declared
 
     def _positive_integer(self, key: str) -> int:
         value = self.config.get(key)
-        if not is_integer(value) or not 1 <= value < _MAX:
+        if not is_integer(value) or not 1 <= value < _MAX_SIZE:
             raise CheckpointError(
                 f"{self.folder / 'config.json'}: {key} is {value!r}; it must be a positive integer below 2**63"
             )
@@ -91,32 +91,33 @@ def resolve(
     cache_folder: Path | None = None,
     hub_endpoint: str | None = None,
 ) -> Checkpoint:
-    """The checkpoint that ``model`` names: a folder, ``tiny`` for the embedded model, or a name on the hub.
+    """Finds or downloads the checkpoint that ``model`` names.
 
     Args:
-        model: a folder named ``tiny`` is reached as ``./tiny``.
+        model: a folder, a hub name, or ``tiny`` for the embedded model; write a folder named ``tiny`` as
+            ``./tiny``.
         revision: a hub repository's branch, tag or commit; None takes ``main``.
-        load_format: ``dummy`` needs no weights, and fetches none: all else can be looked at before they are.
-        cache_folder: where hub files are kept; None takes the hub's own (``HF_HOME``).
+        load_format: ``dummy`` neither needs nor downloads weights; it also serves to check all other files first.
+        cache_folder: the folder for downloaded files; None takes huggingface_hub's own (``HF_HOME``).
         hub_endpoint: the hub's address; None takes huggingface_hub's (``HF_ENDPOINT``).
 
     Raises:
         CheckpointError: there is no such checkpoint, or its files are missing or corrupt.
 
-    Cost: some milliseconds; for a hub name a download at first use, and after that one request to the hub.
+    Cost: some milliseconds; for a hub name a download at first use, later one request to the hub.
     """
-    parts: tuple[Part, ...] = (
+    file_groups: tuple[FileGroup, ...] = (
         ("weights", "config", "tokenizer") if load_format == "auto" else ("config", "tokenizer")
     )
-    folder = _locate("model", model, revision, parts, cache_folder, hub_endpoint)
+    folder = _locate("model", model, revision, file_groups, cache_folder, hub_endpoint)
     config = read_object(folder / "config.json")
     if config is None:
         raise CheckpointError(f"{folder} has no config.json; give the folder of a Hugging Face checkpoint")
     if load_format == "auto" and not any(folder.glob("*.safetensors")):
         raise CheckpointError(
-            f"{folder} has no *.safetensors files; convert the weights, other formats are not read"
+            f"{folder} has no *.safetensors files; other formats are not supported, convert the weights"
         )
-    generation = read_generation(folder, config)
+    generation = read_generation_config(folder, config)
     return Checkpoint(model, folder, config, generation.eos_token_ids, generation.default_sampling)
 
 
@@ -127,24 +128,26 @@ def resolve_tokenizer(
     cache_folder: Path | None = None,
     hub_endpoint: str | None = None,
 ) -> Path:
-    """The folder with the tokenizer and chat template that ``tokenizer`` names, as ``resolve`` does for models.
+    """Finds or downloads a tokenizer and its chat template and returns their folder; see ``resolve``.
 
-    From the hub only these files are fetched: no config and no weights.
+    Downloads neither the config nor the weights of a hub repository.
 
     Raises:
         CheckpointError: there is no such folder or repository, or it has no ``tokenizer.json``.
     """
     folder = _locate("tokenizer", tokenizer, revision, ("tokenizer",), cache_folder, hub_endpoint)
     if not (folder / "tokenizer.json").is_file():
-        raise CheckpointError(f"tokenizer {tokenizer!r}: {folder} has no tokenizer.json; other forms are not read")
+        raise CheckpointError(
+            f"tokenizer {tokenizer!r}: {folder} has no tokenizer.json; other formats are not supported"
+        )
     return folder
 
 
 def _locate(
-    what: str,
+    role: str,
     name: str,
     revision: str | None,
-    parts: tuple[Part, ...],
+    file_groups: tuple[FileGroup, ...],
     cache_folder: Path | None,
     hub_endpoint: str | None,
 ) -> Path:
@@ -152,16 +155,18 @@ def _locate(
     if name == TINY or (name and path.is_dir()):
         if revision is not None:
             raise CheckpointError(
-                f"revision {revision!r} is for hub names; {what} {name!r} is not one, leave it out"
+                f"revision {revision!r} is for hub names, and {role} {name!r} is not one; leave the revision out"
             )
         return embedded_folder() if name == TINY else path
     if name and path.exists():
-        raise CheckpointError(f"{what} {name!r} is a file; give the folder that holds it")
+        raise CheckpointError(f"{role} {name!r} is a file; give the folder that contains it")
     if not _HUB_NAME.fullmatch(name):
         raise CheckpointError(
-            f"{what} {name!r} is not a folder that exists, nor a hub name like 'org/name'; check the path"
+            f"{role} {name!r} is neither an existing folder nor a hub name like 'org/name'; check the path"
         )
-    # Imported when needed: the hub's client takes longer to import than everything else here.
+    # Imported here because the hub's client takes longer to import than everything else in this package.
     from radixkv.checkpoints.hub import download
 
-    return download(name, revision, parts=parts, what=what, cache_folder=cache_folder, endpoint=hub_endpoint)
+    return download(
+        name, revision, file_groups=file_groups, role=role, cache_folder=cache_folder, endpoint=hub_endpoint
+    )

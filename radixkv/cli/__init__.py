@@ -1,4 +1,4 @@
-"""The ``radixkv`` command: one module a command."""
+"""The ``radixkv`` command line, with one module per command."""
 
 from __future__ import annotations
 
@@ -18,76 +18,76 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 examples:
   radixkv serve                                   serve the embedded model on http://127.0.0.1:8000
-  radixkv serve meta-llama/Llama-3.2-1B           serve a checkpoint of the hub, or of a folder
-  radixkv chat                                    talk to it, and see what each turn reused
+  radixkv serve meta-llama/Llama-3.2-1B           serve a checkpoint from the hub or a folder
+  radixkv chat                                    chat with the embedded model in the terminal
   radixkv generate "The dress of Kenji is green. Question: What colour is the dress of Kenji? Answer:"
-                                                  one answer, without a server
-  radixkv explain --file prompt.txt               how much of a prompt the server has cached, and why no more
+                                                  answer one prompt without a server
+  radixkv explain --file prompt.txt               show how much of a prompt a server has cached, and why no more
   radixkv bench --workload fewshot --compare-cache
                                                   measure the prefix cache
   radixkv simulate --trace FILE --capacity 0.5M,5M,15M
-                                                  what caches of other sizes would find of recorded requests
+                                                  compute the hit rate of recorded requests by cache size
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit code: 0, 1 for a failure, 2 for wrong usage, 130 after Ctrl-C.
+    """Runs one command and returns its exit code: 0 for success, 1 for a failure, 130 after Ctrl-C.
 
-    Wrong usage leaves as ``SystemExit(2)``, as argparse does.
+    Wrong usage raises ``SystemExit(2)``, as in argparse.
     """
     try:
-        return _command(sys.argv[1:] if argv is None else list(argv))
+        return _run_command(sys.argv[1:] if argv is None else list(argv))
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read the output has seen enough
-        _drop_output()
+    except BrokenPipeError:  # the reader of the output closed the pipe
+        _discard_output()
         return 1
 
 
-def _command(arguments: Sequence[str]) -> int:
+def _run_command(arguments: Sequence[str]) -> int:
     parser = _parser()
     args, unknown = parser.parse_known_args(arguments)
     command: Parser = args.parser
     if unknown:
         command.error(f"unknown arguments: {' '.join(unknown)}")
-    _check_order(arguments, command)
+    _check_flag_positions(arguments, command)
     try:
-        code = _run(args, command)
+        code = _run_checked(args, command)
         sys.stdout.flush()
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        _drop_output()
+        _discard_output()
         print(f"{command.prog}: error: cannot write the output: {error.strerror}", file=sys.stderr)
         return 1
     return code
 
 
-def _check_order(arguments: Sequence[str], command: Parser) -> None:
-    """Refuses flags between a command and the one below it: argparse takes them, and nobody would read them."""
+def _check_flag_positions(arguments: Sequence[str], command: Parser) -> None:
+    """Rejects flags between a command and its subcommand: argparse accepts them, the subcommand ignores them."""
     words = command.prog.split()[1:]
     for argument, word in zip(arguments, words, strict=False):
         if argument != word:
             flag = argument.partition("=")[0]
-            command.error(f"{flag} stands before {word}, which does not read it; give its flags behind {word}")
+            command.error(f"{flag} before {word} has no effect; give the flags of {word} after it")
 
 
-def _run(args: argparse.Namespace, command: Parser) -> int:
+def _run_checked(args: argparse.Namespace, command: Parser) -> int:
     try:
         code: int = args.run(args)
     except RadixKVError as error:
-        print(f"{command.prog}: error: {command.as_typed(str(error))}", file=sys.stderr)
+        print(f"{command.prog}: error: {command.with_typed_flags(str(error))}", file=sys.stderr)
         return 1
     return code
 
 
-def _drop_output() -> None:
-    """So that what could not be written is not tried again when the process ends."""
+def _discard_output() -> None:
+    """Redirects standard output to /dev/null, so that the interpreter does not retry the failed write at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> Parser:
-    # Only now, so that Ctrl-C ends it quietly while they are read.
+    # Imported here, so that Ctrl-C during the imports is handled by main.
     from radixkv.cli import bench, chat, explain, generate, serve, simulate
     from radixkv.cli.arguments import Parser
 

@@ -1,4 +1,4 @@
-"""Flags that the commands share, in the spellings of other engines too."""
+"""Flags shared by several commands, with the aliases of other engines."""
 
 from __future__ import annotations
 
@@ -9,53 +9,55 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from radixkv.cli.compat_flags import add_foreign_flags
+from radixkv.cli.compat_flags import add_compat_flags
 from radixkv.compat import dtype_name
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.errors import RadixKVError, shortened
 
 QUEUE_SETTINGS = ("max_queued_requests", "queue_timeout_s", "lpm_window", "lpm_max_passes")
-"""Of ``SchedulerConfig``: what only a command has where requests wait for each other."""
+"""Fields of ``SchedulerConfig`` that only commands with a request queue have flags for."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, and exits with 2. Flags cannot be shortened."""
+    """A parser that reports wrong usage in one line and exits with code 2. Flags cannot be abbreviated."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
         self._aliases: dict[str, str] = {}
-        """The settings that were given by a flag's further spelling, and that."""
+        """By setting: the alias of its flag that the user typed."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does; what stands behind an unknown flag is not taken for a command or a prompt."""
-        for flag in self._own_flags(args or ()):
+        """Does what argparse does, but rejects unknown flags first, so their values never pass for positionals."""
+        for flag in self._flags_before_subcommand(args or ()):
             action = self._option_string_actions.get(flag)
             if action is None:
                 close = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.8)
                 self.error(f"unknown flag {flag}{f'; did you mean {close[0]}?' if close else ''}")
-            if flag != action.option_strings[0] and "_" in action.dest:  # others are words of every message
+            if (
+                flag != action.option_strings[0] and "_" in action.dest
+            ):  # a setting of one plain word would match too much text
                 self._aliases[action.dest] = flag
         return super().parse_known_args(args, namespace)
 
-    def _own_flags(self, args: Sequence[str]) -> Iterator[str]:
-        """Up to a command below this one, which has its own."""
+    def _flags_before_subcommand(self, args: Sequence[str]) -> Iterator[str]:
+        """Yields the flags before a subcommand, which parses its own."""
         below = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
         for arg in args:
             if arg == "--" or any(arg in action.choices for action in below):
                 return
-            if arg.startswith("--") and " " not in arg:  # argparse takes what has a space for no flag
+            if arg.startswith("--") and " " not in arg:  # argparse treats an argument with a space as a positional
                 yield arg.partition("=")[0]
 
-    def as_typed(self, message: str) -> str:
-        """An error in one line, which names settings by the flags of other engines where those were given."""
+    def with_typed_flags(self, message: str) -> str:
+        """Returns an error message as one line, with settings replaced by the aliases that the user typed."""
         return re.sub(r"\w+", lambda word: self._aliases.get(word[0], word[0]), " ".join(message.split()))
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {self.as_typed(message)}; see '{self.prog} --help'\n")
+        self.exit(2, f"{self.prog}: error: {self.with_typed_flags(message)}; see '{self.prog} --help'\n")
 
 
 def whole_number(text: str) -> int:
-    """An ``int`` flag's value."""
+    """Parses the value of an integer flag."""
     try:
         return int(text)
     except ValueError:
@@ -63,7 +65,7 @@ def whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """A ``float`` flag's value."""
+    """Parses the value of a float flag."""
     try:
         value = float(text)
     except ValueError:
@@ -73,8 +75,8 @@ def number(text: str) -> float:
     return value
 
 
-def only(allowed: str, reason: str) -> Callable[[str], str]:
-    """A flag that exists for its one value."""
+def single_value(allowed: str, reason: str) -> Callable[[str], str]:
+    """Returns a parser for a flag with a single allowed value."""
 
     def check(text: str) -> str:
         if text != allowed:
@@ -85,16 +87,20 @@ def only(allowed: str, reason: str) -> Callable[[str], str]:
 
 
 def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
-    """The model, the pool and the scheduler; ``engine_config`` reads them.
+    """Adds the flags of the model, the page pool and the scheduler, which ``engine_config`` reads.
 
     Args:
-        has_queue: whether requests can wait for each other, so that the flags of that have a meaning.
+        parser: the command's parser.
+        has_queue: whether the command has a request queue and therefore its flags.
     """
     model = parser.add_argument_group("model")
     model.add_argument(
-        "--model", "--model-path", metavar="MODEL", help="a folder, a hub name or 'tiny', the embedded default"
+        "--model",
+        "--model-path",
+        metavar="MODEL",
+        help="a folder, a hub name, or 'tiny' for the embedded model (default: tiny)",
     )
-    model.add_argument("--revision", help="branch, tag or commit on the hub")
+    model.add_argument("--revision", help="branch, tag or commit of the model's hub repository (default: main)")
     model.add_argument(
         "--tokenizer",
         "--tokenizer-path",
@@ -105,19 +111,20 @@ def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
         "--dtype",
         type=dtype_name,
         default="auto",
-        help="float32, bfloat16, float16 (CUDA only) or auto: float32 on the CPU, 16 bits on CUDA (default: auto)",
+        help="type of weights and KV: float32, bfloat16, float16 (CUDA only), or auto for float32 on the CPU and a "
+        "16-bit type on CUDA (default: auto)",
     )
     model.add_argument(
         "--device",
         default="auto",
-        help="cpu, cuda or auto: CUDA if there is a GPU that runs the model (default: auto)",
+        help="cpu, cuda, or auto for CUDA if there is a GPU that can run the model (default: auto)",
     )
     model.add_argument(
         "--max-model-len",
         "--context-length",
         type=whole_number,
         metavar="TOKENS",
-        help="longest prompt and answer together (default: the checkpoint's)",
+        help="maximum length of a prompt plus its answer, in tokens (default: the checkpoint's)",
     )
     model.add_argument(
         "--load-format",
@@ -127,41 +134,47 @@ def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
     )
     model.add_argument(
         "--generation-config",
-        type=only("auto", "the checkpoint's generation_config.json says what requests leave out"),
+        type=single_value("auto", "the checkpoint's generation_config.json has the defaults of requests"),
         metavar="CONFIG",
-        help="auto, the checkpoint's, and no other",
+        help="source of default sampling parameters; only auto, the checkpoint's generation_config.json",
     )
     model.add_argument(
         "--kv-cache-dtype",
-        type=only("auto", "KV has the type of --dtype"),
+        type=single_value("auto", "KV has the type of --dtype"),
         metavar="DTYPE",
-        help="auto, the type of --dtype, and no other",
+        help="type of KV; only auto, the type of --dtype",
     )
     model.add_argument(
         "--tensor-parallel-size",
         "-tp",
         "--tp-size",
         "--tp",
-        type=only("1", "this release computes on one device"),
+        type=single_value("1", "this release computes on one device"),
         metavar="N",
-        help="1, and no other number",
+        help="number of GPUs; only 1",
     )
     model.add_argument(
         "--enforce-eager",
         "--disable-cuda-graph",
         action="store_true",
-        help="on CUDA, no graphs are captured: a quicker start, and slower steps",
+        help="run without CUDA graphs: a quicker start, but slower steps",
     )
     _add_cache_flags(parser.add_argument_group("prefix cache and memory"))
     scheduler = parser.add_argument_group("scheduler")
     _add_scheduler_flags(scheduler)
     if has_queue:
         _add_queue_flags(scheduler)
-    add_foreign_flags(parser)
+    add_compat_flags(parser)
 
 
 def engine_config(args: argparse.Namespace, *, model: str | None = None, seed: int = 0) -> EngineConfig:
-    """What the flags say; ``model`` is a positional one. Wrong values end as wrong usage, with exit code 2."""
+    """Returns the configuration that the flags describe. Wrong values end as wrong usage, with exit code 2.
+
+    Args:
+        args: the parsed flags.
+        model: the command's positional model, if it has one.
+        seed: the engine's seed.
+    """
     parser: Parser = args.parser
     if model is not None and args.model is not None:
         parser.error(f"the model is given twice, as {model!r} and as --model {args.model!r}; give it once")
@@ -198,28 +211,28 @@ def engine_config(args: argparse.Namespace, *, model: str | None = None, seed: i
 
 
 def engine_flags(config: EngineConfig) -> list[str]:
-    """The flags that give this configuration again; what is as by default is left out."""
+    """Returns flags that reproduce a configuration; settings with default values are left out."""
     model, cache, scheduler = config.model, config.cache, config.scheduler
-    plain = EngineConfig()
+    defaults = EngineConfig()
     values = (
-        ("--model", model.model, plain.model.model),
-        ("--revision", model.revision, plain.model.revision),
-        ("--dtype", model.dtype, plain.model.dtype),
-        ("--max-model-len", model.max_model_len, plain.model.max_model_len),
-        ("--load-format", model.load_format, plain.model.load_format),
-        ("--tokenizer", model.tokenizer, plain.model.tokenizer),
-        ("--device", model.device, plain.model.device),
-        ("--page-size", cache.page_size, plain.cache.page_size),
-        ("--kv-cache-memory-bytes", cache.kv_cache_memory_bytes, plain.cache.kv_cache_memory_bytes),
-        ("--max-total-tokens", cache.max_total_tokens, plain.cache.max_total_tokens),
-        ("--gpu-memory-utilization", cache.gpu_memory_utilization, plain.cache.gpu_memory_utilization),
-        ("--max-num-seqs", scheduler.max_num_seqs, plain.scheduler.max_num_seqs),
-        ("--max-num-batched-tokens", scheduler.max_num_batched_tokens, plain.scheduler.max_num_batched_tokens),
-        ("--schedule-policy", scheduler.schedule_policy, plain.scheduler.schedule_policy),
-        ("--max-queued-requests", scheduler.max_queued_requests, plain.scheduler.max_queued_requests),
-        ("--queue-timeout", scheduler.queue_timeout_s, plain.scheduler.queue_timeout_s),
-        ("--lpm-window", scheduler.lpm_window, plain.scheduler.lpm_window),
-        ("--lpm-max-passes", scheduler.lpm_max_passes, plain.scheduler.lpm_max_passes),
+        ("--model", model.model, defaults.model.model),
+        ("--revision", model.revision, defaults.model.revision),
+        ("--dtype", model.dtype, defaults.model.dtype),
+        ("--max-model-len", model.max_model_len, defaults.model.max_model_len),
+        ("--load-format", model.load_format, defaults.model.load_format),
+        ("--tokenizer", model.tokenizer, defaults.model.tokenizer),
+        ("--device", model.device, defaults.model.device),
+        ("--page-size", cache.page_size, defaults.cache.page_size),
+        ("--kv-cache-memory-bytes", cache.kv_cache_memory_bytes, defaults.cache.kv_cache_memory_bytes),
+        ("--max-total-tokens", cache.max_total_tokens, defaults.cache.max_total_tokens),
+        ("--gpu-memory-utilization", cache.gpu_memory_utilization, defaults.cache.gpu_memory_utilization),
+        ("--max-num-seqs", scheduler.max_num_seqs, defaults.scheduler.max_num_seqs),
+        ("--max-num-batched-tokens", scheduler.max_num_batched_tokens, defaults.scheduler.max_num_batched_tokens),
+        ("--schedule-policy", scheduler.schedule_policy, defaults.scheduler.schedule_policy),
+        ("--max-queued-requests", scheduler.max_queued_requests, defaults.scheduler.max_queued_requests),
+        ("--queue-timeout", scheduler.queue_timeout_s, defaults.scheduler.queue_timeout_s),
+        ("--lpm-window", scheduler.lpm_window, defaults.scheduler.lpm_window),
+        ("--lpm-max-passes", scheduler.lpm_max_passes, defaults.scheduler.lpm_max_passes),
     )
     flags = [f"{flag}={value}" for flag, value, default in values if value != default]
     switches = (
@@ -230,93 +243,103 @@ def engine_flags(config: EngineConfig) -> list[str]:
 
 
 def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
-    plain = CacheConfig()
+    defaults = CacheConfig()
     group.add_argument(
         "--page-size",
         "--block-size",
         type=whole_number,
-        default=plain.page_size,
+        default=defaults.page_size,
         metavar="TOKENS",
-        help="tokens a page (default: %(default)s)",
+        help="tokens per page of the KV cache (default: %(default)s)",
     )
     group.add_argument(
         "--kv-cache-memory-bytes",
         type=whole_number,
         metavar="BYTES",
-        help="the pool's size (default: 1 GiB on the CPU; on CUDA what --gpu-memory-utilization leaves)",
+        help="size of the KV cache (default: 1 GiB on the CPU; on CUDA what --gpu-memory-utilization leaves)",
     )
     group.add_argument(
-        "--max-total-tokens", type=whole_number, metavar="TOKENS", help="the pool's size in tokens instead"
+        "--max-total-tokens",
+        type=whole_number,
+        metavar="TOKENS",
+        help="size of the KV cache in tokens, instead of --kv-cache-memory-bytes",
     )
     group.add_argument(
         "--gpu-memory-utilization",
         "--mem-fraction-static",
         type=number,
         metavar="SHARE",
-        help="of the GPU's memory, what weights, pool and workspace may take together (default: 0.9)",
+        help="share of the GPU's memory for weights, KV cache and workspace together (default: 0.9)",
     )
-    group.add_argument("--enable-prefix-caching", action="store_true", default=True, help="the default")
+    group.add_argument(
+        "--enable-prefix-caching",
+        action="store_true",
+        default=True,
+        help="reuse the KV of common prompt prefixes (the default)",
+    )
     group.add_argument(
         "--no-enable-prefix-caching",
         "--disable-radix-cache",
         dest="enable_prefix_caching",
         action="store_false",
-        help="compute every prompt whole",
+        help="compute every prompt in full, without the prefix cache",
     )
 
 
 def _add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
-    plain = SchedulerConfig()
+    defaults = SchedulerConfig()
     group.add_argument(
         "--max-num-seqs",
         "--max-running-requests",
         type=whole_number,
-        metavar="ROWS",
-        help="most rows a step (default: 256 on the CPU, 512 on CUDA)",
+        metavar="SEQUENCES",
+        help="maximum number of sequences in a step (default: 256 on the CPU, 512 on CUDA)",
     )
     group.add_argument(
         "--max-num-batched-tokens",
         "--chunked-prefill-size",
         type=whole_number,
         metavar="TOKENS",
-        help="most tokens a step (default: 2048 on the CPU, 8192 on CUDA)",
+        help="maximum number of tokens in a step (default: 2048 on the CPU, 8192 on CUDA)",
     )
     group.add_argument(
         "--schedule-policy",
         "--scheduling-policy",
-        default=plain.schedule_policy,
+        default=defaults.schedule_policy,
         metavar="POLICY",
-        help="lpm, longest cached prefix first, or fcfs (default: %(default)s)",
+        help="order of waiting requests: lpm for longest cached prefix first, or fcfs for first come, first served "
+        "(default: %(default)s)",
     )
 
 
 def _add_queue_flags(group: argparse._ArgumentGroup) -> None:
-    plain = SchedulerConfig()
+    defaults = SchedulerConfig()
     group.add_argument(
         "--max-queued-requests",
         type=whole_number,
-        default=plain.max_queued_requests,
+        default=defaults.max_queued_requests,
         metavar="REQUESTS",
-        help="most requests that wait (default: %(default)s)",
+        help="maximum number of waiting requests; more are rejected (default: %(default)s)",
     )
     group.add_argument(
         "--queue-timeout",
         dest="queue_timeout_s",
         type=number,
         metavar="SECONDS",
-        help="a request that waits longer for its first step fails (default: it may wait for ever)",
+        help="a request that waits longer than this for its first step fails (default: no limit)",
     )
     group.add_argument(
         "--lpm-window",
         type=whole_number,
-        default=plain.lpm_window,
+        default=defaults.lpm_window,
         metavar="REQUESTS",
-        help="how many of the oldest waiting requests lpm ranks (default: %(default)s)",
+        help="number of oldest waiting requests that --schedule-policy lpm ranks by prefix (default: %(default)s)",
     )
     group.add_argument(
         "--lpm-max-passes",
         type=whole_number,
-        default=plain.lpm_max_passes,
+        default=defaults.lpm_max_passes,
         metavar="TIMES",
-        help="passed over this often, a request goes first (default: %(default)s)",
+        help="with --schedule-policy lpm, a request that others overtook this often goes first (default: "
+        "%(default)s)",
     )

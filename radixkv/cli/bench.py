@@ -1,4 +1,4 @@
-"""``radixkv bench``: measure a server."""
+"""``radixkv bench``: load tests of a server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from radixkv.errors import ConfigError
 
 if TYPE_CHECKING:
     from radixkv.bench.load.prompt_encoder import PromptEncoder
-    from radixkv.bench.run import Bench, Outcome
+    from radixkv.bench.run import Benchmark, Outcome
 
 EXAMPLES = """\
 examples:
@@ -30,35 +30,44 @@ examples:
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Adds the command, and those below it."""
+    """Adds the command and its subcommands."""
     parser = commands.add_parser(
         "bench",
-        help="measure a server, and what the prefix cache brings",
-        description="Measure a server that is started for it, or one that is running.",
+        help="measure a server and the effect of its prefix cache",
+        description="Run a workload against a server that is started for it, or against a running one.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    more = parser.add_subparsers(title="other measurements", metavar="COMMAND", parser_class=Parser)
+    subcommands = parser.add_subparsers(title="other measurements", metavar="COMMAND", parser_class=Parser)
     for command in (compare, paging):
-        command.add(more)
+        command.add(subcommands)
     add_load_flags(parser.add_argument_group("workload and load"))
     output = parser.add_argument_group("server and output")
-    output.add_argument("--base-url", metavar="URL", help="a running OpenAI-compatible server")
-    output.add_argument("--api-key", metavar="KEY", help="the key that this server asks for")
     output.add_argument(
-        "--compare-cache", action="store_true", help="the same requests with the cache off, then on"
+        "--base-url", metavar="URL", help="measure this running OpenAI-compatible server (default: start one)"
     )
-    output.add_argument("--output-file", type=Path, metavar="FILE", help="append a JSON line a run")
-    output.add_argument("--plot", type=Path, metavar="FOLDER", help="write a page with pictures into this folder")
+    output.add_argument("--api-key", metavar="KEY", help="API key of the server at --base-url")
+    output.add_argument(
+        "--compare-cache",
+        action="store_true",
+        help="run the same requests twice, with the prefix cache off and on, and compare",
+    )
+    output.add_argument(
+        "--output-file", type=Path, metavar="FILE", help="append one JSON line per run to this file"
+    )
+    output.add_argument(
+        "--plot", type=Path, metavar="FOLDER", help="write an HTML page with plots into this folder"
+    )
     add_engine_flags(parser)
     parser.set_defaults(parser=parser, run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the report of each run and saves its line, as soon as it is over.
+    """Prints the report of each run and saves its JSON line as soon as the run is over.
 
     Returns:
-        1 if a request failed, the server went away, or outputs depend on the cache; 130 if the run was interrupted.
+        The exit code: 1 if a request failed, the server died, or outputs depend on the cache; 130 if the run was
+        interrupted.
     """
     config = engine_config(args)
     _check_combination(args, config)
@@ -66,14 +75,14 @@ def run(args: argparse.Namespace) -> int:
     from radixkv.bench.output import check_outputs
 
     check_outputs(args.output_file, args.plot)
-    bench = _bench(args, config)
+    benchmark = _build_benchmark(args, config)
     code = 0
     outcomes: list[Outcome] = []
-    for work in _works(args, bench, config):
-        outcome = _run(work)
+    for run_coroutine in _runs(args, benchmark, config):
+        outcome = _run_until_stopped(run_coroutine)
         outcomes.append(outcome)
         code = max(code, _report(outcome, args.output_file))
-        if outcome.figures["aborted"] is not None:
+        if outcome.metrics["aborted"] is not None:
             break
     if args.compare_cache and len(outcomes) == 2:
         code = max(code, _compare(outcomes))
@@ -90,37 +99,37 @@ def _check_combination(args: argparse.Namespace, config: EngineConfig) -> None:
         if args.compare_cache:
             parser.error("--compare-cache starts servers of its own; leave out --base-url")
         if args.prompt_form == "tokens" and args.tokenizer is None:
-            parser.error("--prompt-form tokens needs the --tokenizer of the server at --base-url; give its folder")
+            parser.error("--prompt-form tokens needs the tokenizer of the server at --base-url; give --tokenizer")
         own = ("--model=", "--tokenizer=") if args.prompt_form == "tokens" else ("--model=",)
         flags = [flag for flag in engine_flags(config) if not flag.startswith(own)]
         if flags:
             parser.error(
-                f"{' '.join(flags)} cannot change the server at --base-url, which is running; leave it out"
+                f"{' '.join(flags)} cannot change the server at --base-url, which is already running; leave it out"
             )
     if args.compare_cache and not config.cache.enable_prefix_caching:
         parser.error("--compare-cache measures with the cache off and on; leave out --no-enable-prefix-caching")
     if args.compare_cache and args.plain_requests:
         parser.error("--compare-cache compares token ids, which --plain-requests leaves out; leave one out")
     if args.speed is not None and args.request_rate is not None:
-        parser.error("--speed is of the data set's own clock, which --request-rate replaces; leave one out")
+        parser.error("--speed scales the data set's own times, which --request-rate replaces; leave one out")
     if args.skip_bad_lines and args.dataset_path is None:
-        parser.error("--skip-bad-lines is for a data set; give its --dataset-path, or leave it out")
+        parser.error("--skip-bad-lines needs a data set; give --dataset-path, or leave it out")
 
 
-def _bench(args: argparse.Namespace, config: EngineConfig) -> Bench:
-    """What is to be asked; a change that the workload cannot take is wrong usage."""
+def _build_benchmark(args: argparse.Namespace, config: EngineConfig) -> Benchmark:
+    """Builds the benchmark; a flag that the workload does not support ends as wrong usage."""
     parser: Parser = args.parser
-    from radixkv.bench.run import Bench
-    from radixkv.bench.workloads.catalog import WorkloadChanges, load_workload
+    from radixkv.bench.run import Benchmark
+    from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload
     from radixkv.bench.workloads.source import Source
 
     workload = load_workload(args.workload)
-    changes = WorkloadChanges(**{name: vars(args)[name] for name in WorkloadChanges.__struct_fields__})
+    overrides = WorkloadOverrides(**{name: vars(args)[name] for name in WorkloadOverrides.__struct_fields__})
     try:
-        workload = load_workload(args.workload, changes)
-    except ConfigError as error:  # the workload itself is in order
+        workload = load_workload(args.workload, overrides)
+    except ConfigError as error:  # the workload loaded without the overrides, so a flag is wrong
         parser.error(str(error))
-    return Bench.make(
+    return Benchmark.make(
         args.workload,
         workload,
         Source(args.seed, args.dataset_path, args.skip_bad_lines),
@@ -129,51 +138,53 @@ def _bench(args: argparse.Namespace, config: EngineConfig) -> Bench:
         speed=args.speed,
         warmup_requests=args.warmup_requests,
         goodput=dict(args.goodput),
-        encoder=_encoder(config) if args.prompt_form == "tokens" else None,
+        encoder=_prompt_encoder(config) if args.prompt_form == "tokens" else None,
         has_extensions=not args.plain_requests,
         request_timeout_s=args.request_timeout,
     )
 
 
-def _encoder(config: EngineConfig) -> PromptEncoder:
-    """Of the tokenizer that the server has."""
+def _prompt_encoder(config: EngineConfig) -> PromptEncoder:
+    """Returns an encoder with the server's tokenizer."""
     from radixkv.bench.load.prompt_encoder import PromptEncoder
     from radixkv.checkpoints.resolve import resolve_tokenizer
 
     model = config.model
     if model.tokenizer is not None:
-        return PromptEncoder(resolve_tokenizer(model.tokenizer))  # the revision is the model's
+        return PromptEncoder(resolve_tokenizer(model.tokenizer))  # --revision is the model's, not the tokenizer's
     return PromptEncoder(resolve_tokenizer(model.model, model.revision))
 
 
-def _works(args: argparse.Namespace, bench: Bench, config: EngineConfig) -> Iterator[Coroutine[Any, Any, Outcome]]:
-    """The runs, one after another."""
+def _runs(
+    args: argparse.Namespace, benchmark: Benchmark, config: EngineConfig
+) -> Iterator[Coroutine[Any, Any, Outcome]]:
+    """Yields the runs in their order."""
     if args.base_url is not None:
-        yield bench.run(args.base_url, model=args.model, api_key=args.api_key, use_environment=True)
+        yield benchmark.run(args.base_url, model=args.model, api_key=args.api_key, use_environment=True)
         return
     if args.compare_cache:
-        yield _with_server(bench, replace(config, cache=replace(config.cache, enable_prefix_caching=False)))
-    yield _with_server(bench, config)
+        yield _with_server(benchmark, replace(config, cache=replace(config.cache, enable_prefix_caching=False)))
+    yield _with_server(benchmark, config)
 
 
-def _run(work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """Runs it; a termination signal is taken as Ctrl-C is, so that a started server is stopped first."""
+def _run_until_stopped(run_coroutine: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """Runs the coroutine; SIGTERM and SIGHUP act like Ctrl-C, so that a started server is stopped first."""
     import asyncio
     import resource
 
     import uvloop
 
-    # In an open loop each request that waits has a connection.
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    # Raises the limit of open files: in an open loop every waiting request has a connection.
+    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
     async def stoppable() -> Outcome:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        for each in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(each) is not signal.SIG_IGN:  # as nohup sets it
-                loop.add_signal_handler(each, task.cancel)
-        return await work
+        for signal_number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(signal_number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+                loop.add_signal_handler(signal_number, task.cancel)
+        return await run_coroutine
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -182,20 +193,20 @@ def _run(work: Coroutine[Any, Any, Outcome]) -> Outcome:
         raise KeyboardInterrupt from None
 
 
-async def _with_server(bench: Bench, config: EngineConfig) -> Outcome:
-    from radixkv.bench.server_process import ServerFailed, started_server
+async def _with_server(benchmark: Benchmark, config: EngineConfig) -> Outcome:
+    from radixkv.bench.server_process import ServerFailed, running_server
 
     outcome: Outcome | None = None
     flags = engine_flags(config)
     others = [flag for flag in flags if flag != "--no-enable-prefix-caching"]
     try:
-        async with started_server(flags) as address:
+        async with running_server(flags) as address:
             cache: Literal["on", "off"] = "on" if config.cache.enable_prefix_caching else "off"
-            outcome = await bench.run(address, cache=cache, server=others)
+            outcome = await benchmark.run(address, cache=cache, server=others)
     except ServerFailed as error:
         if outcome is None:
             raise
-        outcome.figures["aborted"] = str(error)
+        outcome.metrics["aborted"] = str(error)
     return outcome
 
 
@@ -203,24 +214,24 @@ def _report(outcome: Outcome, path: Path | None) -> int:
     import msgspec
 
     from radixkv.bench.output import append_lines
-    from radixkv.bench.report.result_table import box, failures
+    from radixkv.bench.report.result_table import failures, result_table
 
     try:
         if path is not None:
-            append_lines(path, msgspec.json.encode(outcome.figures) + b"\n")
-    finally:  # what cannot be saved, such as on a full disk, is not lost
-        print(box(outcome.figures))
+            append_lines(path, msgspec.json.encode(outcome.metrics) + b"\n")
+    finally:  # the result is printed even if it cannot be saved, for example on a full disk
+        print(result_table(outcome.metrics))
         if outcome.errors:
             print(failures(outcome.errors))
     if outcome.is_interrupted:
         return 130
-    return 1 if outcome.errors or outcome.figures["aborted"] is not None else 0
+    return 1 if outcome.errors or outcome.metrics["aborted"] is not None else 0
 
 
 def _compare(outcomes: Sequence[Outcome]) -> int:
     from radixkv.bench.report.result_table import comparison, outputs_equal
 
-    off, on = (outcome.figures for outcome in outcomes)
+    off, on = (outcome.metrics for outcome in outcomes)
     print(comparison(off, on))
     return 0 if outputs_equal(off, on) else 1
 
@@ -229,5 +240,5 @@ def _plot(outcomes: Sequence[Outcome], folder: Path) -> None:
     from radixkv.bench.report.run_page import Run, plot
     from radixkv.bench.report.samples import samples_of
 
-    plot([Run(outcome.figures, samples_of(outcome.measurement)) for outcome in outcomes], folder)
-    print(f"pictures: {folder / 'index.html'}")
+    plot([Run(outcome.metrics, samples_of(outcome.measurement)) for outcome in outcomes], folder)
+    print(f"plots: {folder / 'index.html'}")

@@ -1,4 +1,4 @@
-"""``radixkv bench compare``: files of results side by side."""
+"""``radixkv bench compare``: comparison of result files."""
 
 from __future__ import annotations
 
@@ -12,23 +12,29 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     """Adds the command."""
     parser = commands.add_parser(
         "compare",
-        help="how much better one file of results is than another",
-        description="Print how many times as good each file's runs are as the first's: over 1 is better, also for "
-        "times. Files with equally many runs are compared run by run, in their order.",
+        help="compare result files with each other",
+        description="Print the runs of each file relative to those of the first file: a ratio above 1 is better, "
+        "also for times. Files with the same number of runs are compared run by run, in their order.",
     )
     parser.add_argument(
-        "files", nargs="+", type=Path, metavar="FILE", help="what --output-file wrote; the first is compared with"
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="files written by --output-file; the first is the baseline",
     )
-    parser.add_argument("--force", action="store_true", help="compare also what differs in workload, model or load")
-    parser.add_argument("--json", action="store_true", help="print a JSON line a comparison instead of tables")
+    parser.add_argument(
+        "--force", action="store_true", help="compare runs even if they differ in workload, model or load"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON line per comparison instead of tables")
     parser.set_defaults(parser=parser, run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the comparisons; the exit code."""
+    """Prints the comparisons and returns the exit code."""
     parser: Parser = args.parser
     if len(args.files) < 2:
-        parser.error("one file has nothing to be compared with; give two or more")
+        parser.error("there is only one file; give two or more to compare")
     import msgspec
 
     from radixkv.bench.report.compare import compare, table

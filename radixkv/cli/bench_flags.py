@@ -1,4 +1,4 @@
-"""Flags of ``radixkv bench`` that say what is asked, and how fast."""
+"""Workload and load flags of ``radixkv bench``."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ WORKLOADS = (
     "tree-of-thought",
     "unshared",
 )
-"""Those that are shipped."""
+"""The workloads that are shipped with the package."""
 
-COUNTS = (
-    ("--num-prompts", "requests or groups of them"),
-    ("--num-sessions", "clients that ask more than once"),
-    ("--num-turns", "turns of each"),
-    ("--num-shots", "worked examples a prompt"),
-    ("--num-samples", "answers to each prompt"),
-    ("--num-documents", "texts that are asked about"),
-    ("--num-questions", "questions about each"),
-    ("--num-facts", "facts in each"),
-    ("--width", "branches of each thought"),
-    ("--depth", "thoughts one after another"),
-    ("--beam", "thoughts that are kept of each depth, at most the width"),
-    ("--output-len", "tokens of each answer"),
-    ("--block-len", "tokens that a trace's block of 512 becomes; fewer make all lengths smaller"),
-    ("--max-context", "most tokens of a trace's prompt and its answer"),
-    ("--max-concurrency", "most requests in flight at once; in an open loop there is no limit without it"),
+COUNT_FLAGS = (
+    ("--num-prompts", "number of requests, or of groups of requests"),
+    ("--num-sessions", "number of sessions with several requests each"),
+    ("--num-turns", "number of turns in each session"),
+    ("--num-shots", "number of worked examples in each prompt"),
+    ("--num-samples", "number of answers to each prompt"),
+    ("--num-documents", "number of documents that questions are about"),
+    ("--num-questions", "number of questions about each document"),
+    ("--num-facts", "number of facts in each document"),
+    ("--width", "number of branches of each thought in a tree of thought"),
+    ("--depth", "number of levels of a tree of thought"),
+    ("--beam", "number of thoughts kept at each level of a tree of thought, at most --width"),
+    ("--output-len", "number of tokens of each answer"),
+    ("--block-len", "number of tokens for each 512-token block of a trace; a smaller number shortens all requests"),
+    ("--max-context", "maximum number of tokens of a trace's prompt plus its answer"),
+    ("--max-concurrency", "maximum number of requests in flight; without it an open loop has no limit"),
 )
-"""What workloads count, as ``WorkloadChanges`` has it."""
+"""The count flags of the workloads, which are fields of ``WorkloadOverrides``, with their help."""
 
 MAX_WARMUP_REQUESTS = 1_000_000
 GOODPUT_NAMES = ("ttft", "tpot", "e2el")
@@ -47,73 +47,79 @@ MAX_REQUEST_TIMEOUT_S = 1e6
 
 
 def add_load_flags(load: argparse._ArgumentGroup) -> None:
-    """What is asked, and how fast."""
+    """Adds the flags of the workload and the load."""
     load.add_argument(
         "--workload",
         default="fewshot",
         metavar="NAME",
-        help=f"{', '.join(WORKLOADS)}, or a TOML file (default: fewshot)",
+        help=f"the workload: {', '.join(WORKLOADS)}, or a TOML file (default: fewshot)",
     )
-    for flag, what in COUNTS:
-        load.add_argument(flag, type=whole_number, metavar="COUNT", help=f"{what} (default: the workload's)")
+    for flag, description in COUNT_FLAGS:
+        load.add_argument(flag, type=whole_number, metavar="COUNT", help=f"{description} (default: the workload's)")
     load.add_argument(
         "--too-long",
         choices=("skip", "scale"),
-        help="requests beyond --max-context are left out, or the blocks of all become shorter until these fit "
-        "(default: the workload's)",
+        help="what to do with a trace's requests beyond --max-context: skip them, or scale the blocks of all "
+        "requests down until they fit (default: the workload's)",
     )
     load.add_argument(
         "--request-rate",
         type=number,
         metavar="RATE",
-        help="sessions that begin in a second, Poisson, no matter how far the server has come; inf: as many at "
-        "once as --max-concurrency allows (default: by the data set's own clock; inf if it has none)",
+        help="sessions that start per second, as a Poisson process independent of the server's progress (open "
+        "loop); inf starts as many at once as --max-concurrency allows (default: the data set's own times, or inf "
+        "if it has none)",
     )
     load.add_argument(
-        "--speed", type=number, metavar="FACTOR", help="how much faster than the data set's own clock (default: 1)"
+        "--speed",
+        type=number,
+        metavar="FACTOR",
+        help="replay the data set's own times this many times as fast (default: 1)",
     )
     load.add_argument(
         "--dataset-path",
         type=Path,
         metavar="FILE",
-        help="real texts instead of made ones",
+        help="data set with real texts, instead of synthetic ones",
     )
     load.add_argument(
-        "--skip-bad-lines", action="store_true", help="count lines of the data set that cannot be read, and go on"
+        "--skip-bad-lines",
+        action="store_true",
+        help="skip and count malformed lines of --dataset-path instead of failing",
     )
     load.add_argument(
         "--prompt-form",
         choices=("text", "tokens"),
         default="text",
-        help="send prompts as they are, or as token ids of --tokenizer (default: text)",
+        help="send prompts as text, or as token ids encoded with --tokenizer (default: text)",
     )
     load.add_argument(
         "--plain-requests",
         action="store_true",
-        help="send only fields that are OpenAI's, to servers that refuse others: answers may then end early, and "
-        "their token ids are not known",
+        help="send only OpenAI's fields, for servers that reject others; answers may then end early, and their "
+        "token ids are unknown",
     )
     load.add_argument(
         "--seed",
         type=whole_number,
         default=0,
         metavar="NUMBER",
-        help="of the made texts, of sampling and of arrivals (default: 0)",
+        help="seed of synthetic texts, sampling and arrival times (default: 0)",
     )
     load.add_argument(
         "--warmup-requests",
         type=whole_number,
         default=2,
         metavar="COUNT",
-        help="unrelated requests first (default: %(default)s)",
+        help="number of unrelated requests to send before the measurement (default: %(default)s)",
     )
     load.add_argument(
         "--request-timeout",
         type=number,
         default=600.0,
         metavar="SECONDS",
-        help="a request has failed if the server sends nothing for so long; if nobody got anything meanwhile, the "
-        "server hangs, and the run ends (default: %(default)g)",
+        help="a request fails if the server sends nothing for this long; if no request received anything in that "
+        "time, the run ends (default: %(default)g)",
     )
     load.add_argument(
         "--goodput",
@@ -122,12 +128,12 @@ def add_load_flags(load: argparse._ArgumentGroup) -> None:
         type=_limit,
         default=[],
         metavar="NAME:MS",
-        help="count requests that keep these limits, such as ttft:200 tpot:50 e2el:3000",
+        help="count the requests within these latency limits in milliseconds, such as ttft:200 tpot:50 e2el:3000",
     )
 
 
 def check_load_ranges(args: argparse.Namespace) -> None:
-    """Numbers that no workload could take end as wrong usage."""
+    """Rejects numbers that are out of range for every workload, as wrong usage."""
     parser: Parser = args.parser
     for name, is_in_range, limit in (
         ("seed", args.seed >= 0, "at least 0"),
@@ -151,11 +157,13 @@ def check_load_ranges(args: argparse.Namespace) -> None:
 def _limit(text: str) -> tuple[str, float]:
     name, _, value = text.partition(":")
     if name not in GOODPUT_NAMES:
-        raise argparse.ArgumentTypeError(f"{text!r} names none of {', '.join(GOODPUT_NAMES)}; write ttft:200")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} does not start with one of {', '.join(GOODPUT_NAMES)}; write for example ttft:200"
+        )
     try:
         limit = float(value)
     except ValueError:
         limit = math.nan
     if not limit > 0:  # also catches NaN
-        raise argparse.ArgumentTypeError(f"{text!r} has no limit above 0 ms; write {name}:200")
+        raise argparse.ArgumentTypeError(f"{text!r} has no limit above 0 ms; write for example {name}:200")
     return name, limit

@@ -1,4 +1,4 @@
-"""``radixkv bench paging``: what pages bring, beside contiguous reservation."""
+"""``radixkv bench paging``: memory use of paged KV compared with contiguous reservation."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, engin
 from radixkv.config import EngineConfig
 
 if TYPE_CHECKING:
-    from radixkv.studies.paging.study import Figures, Settings
+    from radixkv.studies.paging.study import ResultLine, StudySettings
 
-    Keep = Callable[[Sequence[Figures]], None]
+    Save = Callable[[Sequence[ResultLine]], None]
 
 WORKLOADS = ("uniform-short", "variable-length", "shared-prefix", "multi-turn", "parallel-sampling")
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -22,17 +22,17 @@ POOL_TOKENS = 65_536
 MAX_MODEL_LEN = 2048
 
 STUDY_FLAGS = ("--model=", "--revision=", "--tokenizer=", "--max-model-len=", "--page-size=", "--max-total-tokens=")
-"""Engine flags that mean something without an engine: the tokenizer counts the tokens of texts."""
+"""Engine flags that the study uses even without --measure; the tokenizer counts the tokens of texts."""
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:
     """Adds the command."""
     parser = commands.add_parser(
         "paging",
-        help="what pages bring: memory beside contiguous reservation",
-        description="Serve five workloads from the engine's own page cache and from contiguous memory, without a "
-        "model, and print what memory is used for while requests wait for it. Pool: --max-total-tokens (default: "
-        f"{POOL_TOKENS}); longest sequence: --max-model-len (default: {MAX_MODEL_LEN}).",
+        help="compare the memory use of paged KV with contiguous reservation",
+        description="Simulate five workloads, without a model, on the engine's own page cache and on contiguous "
+        "memory, and print what the memory is used for while requests wait for it. The pool has --max-total-tokens "
+        f"(default: {POOL_TOKENS}); the longest sequence is --max-model-len (default: {MAX_MODEL_LEN}).",
     )
     study = parser.add_argument_group("study")
     study.add_argument(
@@ -40,7 +40,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         type=_workloads,
         default=list(WORKLOADS),
         metavar="NAMES",
-        help=f"of {', '.join(WORKLOADS)}, separated by commas (default: all)",
+        help=f"the workloads to run, separated by commas: {', '.join(WORKLOADS)} (default: all)",
     )
     study.add_argument(
         "--dataset-path",
@@ -48,48 +48,58 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="real lengths instead of published ones: problems for uniform-short and shared-prefix, a trace or "
-        "conversations for variable-length and parallel-sampling, conversations for multi-turn; once for each file",
+        help="file with real lengths, instead of published distributions: problems for uniform-short and "
+        "shared-prefix, a trace or conversations for variable-length and parallel-sampling, conversations for "
+        "multi-turn; repeat the flag for several files",
     )
     study.add_argument(
-        "--skip-bad-lines", action="store_true", help="count lines of the data that cannot be read, and go on"
+        "--skip-bad-lines",
+        action="store_true",
+        help="skip and count malformed lines of --dataset-path instead of failing",
     )
     study.add_argument(
         "--page-sizes",
         type=_page_sizes,
         default=list(PAGE_SIZES),
         metavar="SIZES",
-        help="of the curve of waste by page size, separated by commas, or none (default: 1,2,4 to 256)",
+        help="page sizes for which to compute wasted memory, separated by commas, or none (default: powers of two "
+        "up to 256)",
     )
     study.add_argument(
         "--num-prompts",
         type=whole_number,
         metavar="COUNT",
-        help="requests, or chats, of each workload (default: as many as fill the pool four times)",
+        help="number of requests or chats of each workload (default: as many as fill the pool four times)",
     )
-    study.add_argument("--seed", type=whole_number, default=0, help="of lengths and arrivals (default: 0)")
+    study.add_argument(
+        "--seed", type=whole_number, default=0, help="seed of lengths and arrival times (default: 0)"
+    )
     study.add_argument(
         "--measure",
         action="store_true",
-        help="also run the engine on a GPU with pages and with reservation, and compare throughput",
+        help="also run the engine on a GPU with pages and with contiguous reservation, and compare throughput",
     )
     output = parser.add_argument_group("output")
-    output.add_argument("--output-file", type=Path, metavar="FILE", help="append a JSON line a result")
-    output.add_argument("--plot", type=Path, metavar="FOLDER", help="write a page with pictures into this folder")
+    output.add_argument(
+        "--output-file", type=Path, metavar="FILE", help="append one JSON line per result to this file"
+    )
+    output.add_argument(
+        "--plot", type=Path, metavar="FOLDER", help="write an HTML page with plots into this folder"
+    )
     add_engine_flags(parser)
     parser.set_defaults(parser=parser, run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the tables, workload by workload, as they are done; the exit code."""
+    """Prints the table of each workload as soon as it is done; returns the exit code."""
     config = engine_config(args)
     _check_flags(args, config)
     from radixkv.bench.output import check_outputs
 
     check_outputs(args.output_file, args.plot)
-    from radixkv.bench.plural import counted
+    from radixkv.bench.plural import plural
     from radixkv.studies.paging.recorded_lengths import recorded_lengths
-    from radixkv.studies.paging.study import Settings
+    from radixkv.studies.paging.study import StudySettings
 
     if args.measure:
         from radixkv.studies.paging.measure import check_gpu
@@ -104,8 +114,8 @@ def run(args: argparse.Namespace) -> int:
         skip_bad_lines=args.skip_bad_lines,
     )
     if recorded.n_bad_lines:
-        print(f"left out of the data: {counted(recorded.n_bad_lines, 'bad line')}")
-    settings = Settings(
+        print(f"skipped in the data: {plural(recorded.n_bad_lines, 'bad line')}")
+    settings = StudySettings(
         recorded.lengths,
         workloads=args.workloads,
         page_size=args.page_size,
@@ -115,16 +125,16 @@ def run(args: argparse.Namespace) -> int:
         n_conversations=args.num_prompts,
         seed=args.seed,
     )
-    keep = _keeping(args.output_file)
-    by_scheme = _compare_schemes(settings, keep)
-    by_page_size, remarks = _compare_page_sizes(settings, keep)
+    save = _saver(args.output_file)
+    by_scheme = _compare_schemes(settings, save)
+    by_page_size, remarks = _compare_page_sizes(settings, save)
     if args.plot is not None:
         from radixkv.studies.paging.plots import plot
 
         plot(by_scheme, by_page_size, remarks, args.plot)
-        print(f"\npictures: {args.plot / 'index.html'}")
+        print(f"\nplots: {args.plot / 'index.html'}")
     if args.measure:
-        _measure(config, settings, keep)
+        _measure(config, settings, save)
     return 0
 
 
@@ -133,16 +143,16 @@ def _check_flags(args: argparse.Namespace, config: EngineConfig) -> None:
     if not args.measure:
         flags = [flag for flag in engine_flags(config) if not flag.startswith(STUDY_FLAGS)]
         if flags:
-            parser.error(f"{' '.join(flags)} is for the engine that --measure runs; leave it out, or add --measure")
+            parser.error(f"{' '.join(flags)} has no effect without --measure; leave it out, or add --measure")
     elif not config.cache.enable_prefix_caching:
-        parser.error("--measure runs with pages shared and with none shared; leave out --no-enable-prefix-caching")
+        parser.error("--measure runs with prefix caching on and off; leave out --no-enable-prefix-caching")
     if args.seed < 0:
         parser.error(f"seed {args.seed} must be at least 0")
     if args.skip_bad_lines and not args.dataset_path:
-        parser.error("--skip-bad-lines is for data; give a --dataset-path, or leave it out")
+        parser.error("--skip-bad-lines needs a data set; give --dataset-path, or leave it out")
 
 
-def _compare_schemes(settings: Settings, keep: Keep) -> list[Figures]:
+def _compare_schemes(settings: StudySettings, save: Save) -> list[ResultLine]:
     from radixkv.studies.paging.study import compare_schemes
     from radixkv.studies.paging.tables import (
         SCHEME_COLUMNS,
@@ -155,18 +165,18 @@ def _compare_schemes(settings: Settings, keep: Keep) -> list[Figures]:
     )
 
     print(SCHEME_LEGEND)
-    lines: list[Figures] = []
+    lines: list[ResultLine] = []
     for name in settings.workloads:
         of_workload = list(compare_schemes(replace(settings, workloads=[name])))
         print(f"\n{scheme_heading(of_workload)}")
         print(table(SCHEME_COLUMNS, [scheme_cells(line) for line in of_workload]))
         print("\n".join(target_lines(targets(of_workload))), flush=True)
-        keep(of_workload)
+        save(of_workload)
         lines += of_workload
     return lines
 
 
-def _compare_page_sizes(settings: Settings, keep: Keep) -> tuple[list[Figures], list[str]]:
+def _compare_page_sizes(settings: StudySettings, save: Save) -> tuple[list[ResultLine], list[str]]:
     from radixkv.studies.paging.study import compare_page_sizes
     from radixkv.studies.paging.tables import (
         COST_COLUMNS,
@@ -179,9 +189,9 @@ def _compare_page_sizes(settings: Settings, keep: Keep) -> tuple[list[Figures], 
         table,
     )
 
-    lines: list[Figures] = []
+    lines: list[ResultLine] = []
     for line in compare_page_sizes(settings):
-        keep([line | {"study": "page_size"}])
+        save([line | {"study": "page_size"}])
         lines.append(line)
     if lines:
         print(f"\n{LOST_LEGEND}")
@@ -195,7 +205,7 @@ def _compare_page_sizes(settings: Settings, keep: Keep) -> tuple[list[Figures], 
     return lines, remarks
 
 
-def _measure(config: EngineConfig, settings: Settings, keep: Keep) -> None:
+def _measure(config: EngineConfig, settings: StudySettings, save: Save) -> None:
     from radixkv.studies.paging.measure import measure
     from radixkv.studies.paging.tables import (
         measured_cells,
@@ -205,7 +215,7 @@ def _measure(config: EngineConfig, settings: Settings, keep: Keep) -> None:
         target_lines,
     )
 
-    lines: list[Figures] = []
+    lines: list[ResultLine] = []
     for line in measure(
         config,
         settings.lengths,
@@ -214,7 +224,7 @@ def _measure(config: EngineConfig, settings: Settings, keep: Keep) -> None:
         n_conversations=settings.n_conversations,
         seed=settings.seed,
     ):
-        keep([line | {"study": "measure"}])
+        save([line | {"study": "measure"}])
         lines.append(line)
     print("\nThe engine on the GPU, all requests sent at once:")
     print(table(measured_columns(), [measured_cells(line) for line in lines]))
@@ -223,31 +233,33 @@ def _measure(config: EngineConfig, settings: Settings, keep: Keep) -> None:
         print("\n".join([f"{paged['workload']}:", *target_lines(measured_targets(paged, reserving))]))
 
 
-def _keeping(path: Path | None) -> Keep:
-    """What appends lines to the file, if there is one."""
+def _saver(path: Path | None) -> Save:
+    """Returns a function that appends results to the file; it does nothing without a file."""
     if path is None:
         return lambda _: None
     import msgspec
 
-    from radixkv.bench.environment import origin
+    from radixkv.bench.environment import provenance
     from radixkv.bench.output import append_lines
 
-    about = origin()
+    provenance_fields = provenance()
 
-    def keep(lines: Sequence[Figures]) -> None:
-        whole: list[Figures] = [{"bench": "paging", **line, **about} for line in lines]
-        append_lines(path, b"".join(msgspec.json.encode(line) + b"\n" for line in whole))
+    def save(lines: Sequence[ResultLine]) -> None:
+        records: list[ResultLine] = [{"bench": "paging", **line, **provenance_fields} for line in lines]
+        append_lines(path, b"".join(msgspec.json.encode(line) + b"\n" for line in records))
 
-    return keep
+    return save
 
 
 def _workloads(text: str) -> list[str]:
     names = list(dict.fromkeys(text.split(",")))
     unknown = [name for name in names if name not in WORKLOADS]
     if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(map(repr, unknown))} is none of {', '.join(WORKLOADS)}")
+        raise argparse.ArgumentTypeError(
+            f"{', '.join(map(repr, unknown))} is not a workload; use {', '.join(WORKLOADS)}"
+        )
     return names
 
 
 def _page_sizes(text: str) -> list[int]:
-    return [] if text == "none" else sorted({whole_number(each) for each in text.split(",")})
+    return [] if text == "none" else sorted({whole_number(size) for size in text.split(",")})

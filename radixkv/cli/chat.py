@@ -1,4 +1,4 @@
-"""``radixkv chat``: a conversation in the terminal that shows what each turn reused."""
+"""``radixkv chat``: a conversation in the terminal."""
 
 from __future__ import annotations
 
@@ -11,89 +11,97 @@ from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, engine_flags
-from radixkv.cli.offline import add_sampling_flags, is_text, local_llm, sampling_settings
+from radixkv.cli.offline import add_sampling_flags, is_utf8, load_llm, sampling_settings
 from radixkv.errors import RadixKVError
 
 if TYPE_CHECKING:
-    from radixkv.cli.chat_backends import Message, Speaker, Turn
+    from radixkv.cli.chat_backends import ChatBackend, Message, TurnStats
 
 MAX_TOKENS = 512
-"""Of an answer of this process, unless ``--max-tokens`` says otherwise."""
+"""Default of ``--max-tokens`` for answers of this process."""
 
-HELP = "/clear begins anew, /exit or end of input leaves, Ctrl-C ends an answer"
+HELP = "/clear starts a new conversation, /exit or end of input quits, Ctrl-C stops an answer"
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:
     """Adds the command."""
     parser = commands.add_parser(
         "chat",
-        help="talk to a model in the terminal, and see what each turn reused",
-        description="Talk to a model in this process, or to a server. After each answer a line says how much of "
-        f"the prompt came from the cache. {HELP}.",
+        help="chat with a model in the terminal",
+        description="Chat with a model in this process or on a server. After each answer a line shows how much of "
+        f"the prompt came from the prefix cache. {HELP}.",
     )
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
-    parser.add_argument("--system", metavar="TEXT", help="the system prompt")
-    parser.add_argument("--chat-template", metavar="FILE", help="a chat template instead of the tokenizer's own")
-    parser.add_argument("--base-url", metavar="URL", help="a running OpenAI-compatible server answers")
-    parser.add_argument("--api-key", metavar="KEY", help="the key that this server asks for")
+    parser.add_argument("--system", metavar="TEXT", help="the system prompt (default: none)")
+    parser.add_argument(
+        "--chat-template", metavar="FILE", help="file with a chat template to use instead of the tokenizer's own"
+    )
+    parser.add_argument(
+        "--base-url",
+        metavar="URL",
+        help="chat with this running OpenAI-compatible server (default: run the model in this process)",
+    )
+    parser.add_argument("--api-key", metavar="KEY", help="API key of the server at --base-url")
     add_sampling_flags(parser)
     add_engine_flags(parser, has_queue=False)
     parser.set_defaults(parser=parser, run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Talks until the input ends; the exit code."""
-    if args.system is not None and not is_text(args.system):
+    """Chats until the input ends; returns the exit code."""
+    if args.system is not None and not is_utf8(args.system):
         args.parser.error("the system prompt is not UTF-8 text")
     settings = sampling_settings(args)
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # a line that is no text shall not end the session
+        sys.stdin.reconfigure(errors="surrogateescape")  # a line that is not UTF-8 must not end the session
     with ExitStack() as stack:
-        speaker = _speaker(args, settings, stack)
+        backend = _backend(args, settings, stack)
         if sys.stdin.isatty():
             print(f"({HELP})")
-        Conversation(speaker, args.system).run()
+        Conversation(backend, args.system).run()
     return 0
 
 
-def _speaker(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack) -> Speaker:
+def _backend(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack) -> ChatBackend:
     parser: Parser = args.parser
     config = engine_config(args, model=args.positional_model)
     if args.base_url is None:
         if args.api_key is not None:
             parser.error("--api-key is for a running server; give its --base-url, or leave out --api-key")
-        from radixkv.cli.chat_backends import LocalSpeaker
+        from radixkv.cli.chat_backends import LocalBackend
 
-        llm = local_llm(config, chat_template=args.chat_template)
+        llm = load_llm(config, chat_template=args.chat_template)
         stack.callback(llm.shutdown)
-        return LocalSpeaker(llm, {"max_tokens": MAX_TOKENS} | settings)
+        return LocalBackend(llm, {"max_tokens": MAX_TOKENS} | settings)
     flags = [flag for flag in engine_flags(config) if not flag.startswith("--model=")]
     if args.chat_template is not None:
         flags.append("--chat-template")
     if flags:
-        parser.error(f"{' '.join(flags)} cannot change the server at --base-url, which is running; leave it out")
-    from radixkv.cli.chat_backends import RemoteSpeaker
-    from radixkv.cli.server_client import Server
+        parser.error(
+            f"{' '.join(flags)} cannot change the server at --base-url, which is already running; leave it out"
+        )
+    from radixkv.cli.chat_backends import ServerBackend
+    from radixkv.cli.server_client import ServerClient
 
-    server = stack.enter_context(Server(args.base_url, args.api_key))
-    return RemoteSpeaker(server, args.positional_model or args.model, settings)
+    server = stack.enter_context(ServerClient(args.base_url, args.api_key))
+    return ServerBackend(server, args.positional_model or args.model, settings)
 
 
 class Conversation:
-    """What was said, and the dialogue with the terminal.
+    """A conversation and its dialogue in the terminal.
 
     Args:
-        speaker: answers.
+        backend: generates the answers.
         system: the system prompt.
     """
 
-    def __init__(self, speaker: Speaker, system: str | None) -> None:
-        self._speaker = speaker
-        self._beginning: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-        self._messages = list(self._beginning)
+    def __init__(self, backend: ChatBackend, system: str | None) -> None:
+        self._backend = backend
+        self._initial_messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        self._messages = list(self._initial_messages)
 
     def run(self) -> None:
-        """Until ``/exit`` or the end of input."""
+        """Reads and answers lines until ``/exit`` or the end of input."""
         for line in _lines():
             match line:
                 case "":
@@ -101,22 +109,22 @@ class Conversation:
                 case "/exit" | "/quit":
                     return
                 case "/clear":
-                    self._messages = list(self._beginning)
+                    self._messages = list(self._initial_messages)
                 case _ if line.startswith("/"):
-                    print(f"no such command; {HELP}")
-                case _ if not is_text(line):
+                    print(f"unknown command; {HELP}")
+                case _ if not is_utf8(line):
                     print("that line is not UTF-8 text")
                 case _:
                     self._say(line)
 
     def _say(self, line: str) -> None:
-        """One turn. What an error ends is not part of the conversation; what Ctrl-C ends is, if it has text."""
+        """Runs one turn. A failed turn is not kept in the conversation; an interrupted one is, if it has text."""
         messages = [*self._messages, {"role": "user", "content": line}]
-        begun = time.monotonic()
+        started = time.monotonic()
         pieces: list[str] = []
-        turn: Turn | None = None
+        turn: TurnStats | None = None
         try:
-            with closing(self._speaker.answer(messages)) as answer:
+            with closing(self._backend.answer(messages)) as answer:
                 for piece in answer:
                     if isinstance(piece, str):
                         pieces.append(piece)
@@ -128,13 +136,13 @@ class Conversation:
         except RadixKVError as error:
             print(f"\nerror: {' '.join(str(error).split())}")
             return
-        print(f"\n[{_summary(turn, time.monotonic() - begun)}]")
+        print(f"\n[{_summary(turn, time.monotonic() - started)}]")
         text = "".join(pieces)
         if text or turn is not None:
             self._messages = [*messages, {"role": "assistant", "content": text}]
 
 
-def _summary(turn: Turn | None, seconds: float) -> str:
+def _summary(turn: TurnStats | None, seconds: float) -> str:
     if turn is None:
         return f"interrupted after {seconds:.1f} s"
     cached = "an unknown part" if turn.n_cached_tokens is None else str(turn.n_cached_tokens)
@@ -146,11 +154,11 @@ def _summary(turn: Turn | None, seconds: float) -> str:
 
 
 def _lines() -> Iterator[str]:
-    """What is typed, line by line; Ctrl-C drops what is on the line."""
+    """Yields the lines of the input; on a terminal Ctrl-C discards the current line."""
     if not sys.stdin.isatty():
         yield from (line.strip() for line in sys.stdin)
         return
-    import readline  # noqa: F401  # gives input() a line that can be edited
+    import readline  # noqa: F401  # gives input() line editing
 
     while True:
         try:

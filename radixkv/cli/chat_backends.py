@@ -1,4 +1,4 @@
-"""Who answers in a chat: the engine in this process, or a server."""
+"""Backends of ``radixkv chat``: the engine in this process, or a server."""
 
 from __future__ import annotations
 
@@ -13,139 +13,141 @@ import msgspec
 from radixkv.errors import ConfigError, ContextLengthExceeded
 
 if TYPE_CHECKING:
-    from radixkv.cli.server_client import Server
+    from radixkv.cli.server_client import ServerClient
     from radixkv.llm import LLM
 
 Message = dict[str, str]
 
 
 @dataclass(frozen=True)
-class Turn:
-    """What an answer took."""
+class TurnStats:
+    """Token counts and finish reason of one turn."""
 
     n_prompt_tokens: int
     n_cached_tokens: int | None
-    """Prompt tokens that were not computed; None: the server does not say."""
+    """Prompt tokens taken from the prefix cache; None if the server does not report them."""
     n_new_tokens: int
     finish_reason: str
 
 
-class Speaker(Protocol):
-    """Answers a chat."""
+class ChatBackend(Protocol):
+    """Generates the answers of a chat."""
 
-    def answer(self, messages: list[Message]) -> Generator[str | Turn, None, None]:
-        """The answer piece by piece, then what it took. Closing it ends the answer, and so does Ctrl-C.
+    def answer(self, messages: list[Message]) -> Generator[str | TurnStats, None, None]:
+        """Yields the answer's text in pieces, then its statistics. Closing the generator cancels the answer.
 
         Raises:
-            RadixKVError: there is no answer, or no more of it.
-            KeyboardInterrupt: at Ctrl-C.
+            RadixKVError: the answer failed.
+            KeyboardInterrupt: Ctrl-C was pressed; the answer is cancelled.
         """
         ...
 
 
-class LocalSpeaker:
-    """The engine in this process.
+class LocalBackend:
+    """Answers with the engine in this process.
 
     Args:
-        llm: its model needs a chat template.
-        settings: fields of ``SamplingParams`` that differ from the checkpoint's defaults, ``max_tokens`` among
-            them; an answer has fewer where the context has not so many left.
+        llm: the engine; its model must have a chat template.
+        settings: fields of ``SamplingParams`` that override the checkpoint's defaults, including ``max_tokens``,
+            which is reduced to what the context has left.
     """
 
     def __init__(self, llm: LLM, settings: dict[str, Any]) -> None:
         self._llm = llm
         self._settings = settings
 
-    def answer(self, messages: list[Message]) -> Generator[str | Turn, None, None]:
-        """As ``Speaker`` says."""
+    def answer(self, messages: list[Message]) -> Generator[str | TurnStats, None, None]:
+        """See ``ChatBackend.answer``."""
         prompt = self._llm.chat_prompt(messages)
-        n_most = self._llm.max_prompt_and_answer
-        n_room = n_most - len(prompt)
-        if n_room < 1:
+        context_tokens = self._llm.max_prompt_and_answer
+        n_tokens_left = context_tokens - len(prompt)
+        if n_tokens_left < 1:
             raise ContextLengthExceeded(
-                f"the conversation has {len(prompt)} tokens, and the context is {n_most} tokens; "
-                "begin anew with /clear, or give a greater --max-model-len or --max-total-tokens",
+                f"the conversation has {len(prompt)} tokens, but the context is {context_tokens} tokens; "
+                "start a new one with /clear, or give a greater --max-model-len or --max-total-tokens",
                 param="messages",
             )
         sampling = msgspec.structs.replace(
             self._llm.get_default_sampling_params(),
-            **self._settings | {"max_tokens": min(self._settings["max_tokens"], n_room)},
+            **self._settings | {"max_tokens": min(self._settings["max_tokens"], n_tokens_left)},
         )
         n_shown = 0
-        with _between_steps() as check, closing(self._llm.stream(prompt, sampling)) as outputs:
+        with _deferred_interrupts() as check, closing(self._llm.stream(prompt, sampling)) as outputs:
             for output in outputs:
                 choice = output.outputs[0]
                 yield choice.text[n_shown:]
                 n_shown = len(choice.text)
                 check()
-            yield Turn(len(prompt), output.num_cached_tokens, len(choice.token_ids), choice.finish_reason or "")
+            yield TurnStats(
+                len(prompt), output.num_cached_tokens, len(choice.token_ids), choice.finish_reason or ""
+            )
 
 
-class Model(msgspec.Struct):
-    """Of what ``/v1/models`` lists."""
+class ModelEntry(msgspec.Struct):
+    """An entry of ``/v1/models``."""
 
     id: str
 
 
-class Models(msgspec.Struct):
-    """What ``/v1/models`` answers."""
+class ModelList(msgspec.Struct):
+    """The response of ``/v1/models``."""
 
-    data: list[Model]
+    data: list[ModelEntry]
 
 
-class Delta(msgspec.Struct):
-    """What a chunk adds to an answer."""
+class ChunkDelta(msgspec.Struct):
+    """The text that a chunk adds to an answer."""
 
     content: str | None = None
 
 
-class Choice(msgspec.Struct):
-    """An answer, as far as a chunk has it."""
+class ChunkChoice(msgspec.Struct):
+    """A chunk's part of one answer."""
 
-    delta: Delta | None = None
+    delta: ChunkDelta | None = None
     finish_reason: str | None = None
 
 
-class Details(msgspec.Struct):
-    """Of the prompt."""
+class PromptTokensDetails(msgspec.Struct):
+    """Details of ``Usage.prompt_tokens``."""
 
     cached_tokens: int | None = None
 
 
 class Usage(msgspec.Struct):
-    """Tokens, as the server counts them."""
+    """The server's token counts."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    prompt_tokens_details: Details | None = None
+    prompt_tokens_details: PromptTokensDetails | None = None
 
 
-class Chunk(msgspec.Struct):
-    """An event of ``/v1/chat/completions``."""
+class ChatChunk(msgspec.Struct):
+    """A streamed event of ``/v1/chat/completions``."""
 
-    choices: list[Choice] = []
+    choices: list[ChunkChoice] = []
     usage: Usage | None = None
 
 
-class RemoteSpeaker:
-    """A server's ``/v1/chat/completions``.
+class ServerBackend:
+    """Answers with a server's ``/v1/chat/completions``.
 
     Args:
-        server: which one.
-        model: the name of its model; None takes the first that it serves.
-        settings: fields of the request.
+        server: the server's client.
+        model: the model's name; None takes the first of ``/v1/models``.
+        settings: further fields of the requests.
 
     Raises:
-        RadixKVError: the server does not say which model it serves, and none is given.
+        RadixKVError: no model is given and ``/v1/models`` fails or lists none.
     """
 
-    def __init__(self, server: Server, model: str | None, settings: dict[str, Any]) -> None:
+    def __init__(self, server: ServerClient, model: str | None, settings: dict[str, Any]) -> None:
         self._server = server
         self._model = _first_model(server) if model is None else model
         self._settings = settings
 
-    def answer(self, messages: list[Message]) -> Generator[str | Turn, None, None]:
-        """As ``Speaker`` says."""
+    def answer(self, messages: list[Message]) -> Generator[str | TurnStats, None, None]:
+        """See ``ChatBackend.answer``."""
         body = {
             "model": self._model,
             "messages": messages,
@@ -154,28 +156,32 @@ class RemoteSpeaker:
         }
         usage = Usage()
         finish_reason = ""
-        for chunk in self._server.stream("/v1/chat/completions", body | self._settings, Chunk):
+        for chunk in self._server.stream("/v1/chat/completions", body | self._settings, ChatChunk):
             usage = chunk.usage or usage
             for choice in chunk.choices:
                 yield (choice.delta.content if choice.delta is not None else None) or ""
                 finish_reason = choice.finish_reason or finish_reason
         cached = None if usage.prompt_tokens_details is None else usage.prompt_tokens_details.cached_tokens
-        yield Turn(usage.prompt_tokens or 0, cached, usage.completion_tokens or 0, finish_reason)
+        yield TurnStats(usage.prompt_tokens or 0, cached, usage.completion_tokens or 0, finish_reason)
 
 
-def _first_model(server: Server) -> str:
-    models = server.get("/v1/models", Models).data
+def _first_model(server: ServerClient) -> str:
+    models = server.get("/v1/models", ModelList).data
     if not models:
-        raise ConfigError("the server at --base-url lists no model; give the name of one with --model")
+        raise ConfigError("the server at --base-url lists no models; give a model's name with --model")
     return models[0].id
 
 
 @contextmanager
-def _between_steps() -> Iterator[Callable[[], None]]:
-    """Gives what raises ``KeyboardInterrupt`` if Ctrl-C came, which may tear no step apart; a second one leaves."""
+def _deferred_interrupts() -> Iterator[Callable[[], None]]:
+    """Defers Ctrl-C to the end of a step. A second Ctrl-C exits with code 130.
+
+    Yields:
+        A function to call between steps; it raises ``KeyboardInterrupt`` if Ctrl-C was pressed.
+    """
     interrupts: list[int] = []
 
-    def note(number: int, _: object) -> None:
+    def record_interrupt(number: int, _: object) -> None:
         if interrupts:
             raise SystemExit(130)
         interrupts.append(number)
@@ -184,8 +190,8 @@ def _between_steps() -> Iterator[Callable[[], None]]:
         if interrupts:
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, note)
+    previous_handler = signal.signal(signal.SIGINT, record_interrupt)
     try:
         yield check
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)

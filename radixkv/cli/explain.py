@@ -1,4 +1,4 @@
-"""``radixkv explain``: how much of a prompt a running server has cached, and why no more."""
+"""``radixkv explain``: the cached part of a prompt on a running server, and why it ends there."""
 
 from __future__ import annotations
 
@@ -10,71 +10,81 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from radixkv.cli.arguments import Parser
-from radixkv.cli.offline import is_text
+from radixkv.cli.offline import is_utf8
 from radixkv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from radixkv.cli.server_client import Server
+    from radixkv.cli.server_client import ServerClient
 
-N_AROUND = 12
-"""Tokens that are shown on either side of the end of the match."""
+N_CONTEXT_TOKENS = 12
+"""Tokens shown on either side of the end of the match."""
 
 
-class Tokenized(msgspec.Struct):
-    """Of what ``/tokenize`` answers."""
+class TokenizeResponse(msgspec.Struct):
+    """The response of ``/tokenize``."""
 
     tokens: list[int]
 
 
-class Detokenized(msgspec.Struct):
-    """Of what ``/detokenize`` answers."""
+class DetokenizeResponse(msgspec.Struct):
+    """The response of ``/detokenize``."""
 
     prompt: str
 
 
-class Difference(msgspec.Struct):
-    """Where prompt and cache go apart."""
+class FirstDifference(msgspec.Struct):
+    """The first token where the prompt differs from the cache."""
 
     position: int
 
 
-class Explanation(msgspec.Struct):
-    """Of what ``/cache/explain`` answers."""
+class ExplainResponse(msgspec.Struct):
+    """The response of ``/cache/explain``."""
 
     text: str
     cached_tokens: int
-    first_difference: Difference | None = None
+    first_difference: FirstDifference | None = None
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:
     """Adds the command."""
     parser = commands.add_parser(
         "explain",
-        help="how much of a prompt a server has cached, and why no more",
-        description="Ask a running radixkv server how much of a prompt its prefix cache has, where the match ends, "
-        "and why. Nothing is computed, and the cache does not change.",
+        help="show how much of a prompt a server has cached, and why no more",
+        description="Ask a running radixkv server how much of a prompt is in its prefix cache, where the match "
+        "ends, and why. This computes nothing and does not change the cache.",
     )
     prompt = parser.add_argument_group("prompt")
-    prompt.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text; without it, standard input is read")
-    prompt.add_argument("--file", type=Path, metavar="FILE", help="a file that holds the text instead")
-    prompt.add_argument("--cache-salt", default="", metavar="SALT", help="the namespace that is asked about")
+    prompt.add_argument(
+        "prompt", nargs="?", metavar="PROMPT", help="the prompt's text (default: read standard input)"
+    )
+    prompt.add_argument("--file", type=Path, metavar="FILE", help="file with the prompt's text")
+    prompt.add_argument(
+        "--cache-salt",
+        default="",
+        metavar="SALT",
+        help="cache salt of the prompt, its cache namespace (default: none)",
+    )
     server = parser.add_argument_group("server")
     server.add_argument(
-        "--base-url", default="http://127.0.0.1:8000", metavar="URL", help="the server (default: %(default)s)"
+        "--base-url",
+        default="http://127.0.0.1:8000",
+        metavar="URL",
+        help="address of the server (default: %(default)s)",
     )
-    server.add_argument("--api-key", metavar="KEY", help="the key that it asks for")
+    server.add_argument("--api-key", metavar="KEY", help="API key of the server")
     parser.set_defaults(parser=parser, run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the report; the exit code."""
+    """Prints the report and returns the exit code."""
     prompt = _prompt(args)
-    from radixkv.cli.server_client import Server
+    from radixkv.cli.server_client import ServerClient
 
-    with Server(args.base_url, args.api_key) as server:
-        ids = server.post("/tokenize", {"prompt": prompt}, Tokenized).tokens
-        found = server.post("/cache/explain", {"prompt": ids, "cache_salt": args.cache_salt}, Explanation)
-        print("\n".join(_report(server, ids, found)))
+    with ServerClient(args.base_url, args.api_key) as client:
+        ids = client.post("/tokenize", {"prompt": prompt}, TokenizeResponse).tokens
+        explanation = client.post("/cache/explain", {"prompt": ids, "cache_salt": args.cache_salt}, ExplainResponse)
+        print("\n".join(_report(client, ids, explanation)))
     return 0
 
 
@@ -91,25 +101,29 @@ def _prompt(args: argparse.Namespace) -> str:
             parser.error("the prompt is not UTF-8 text")
         except OSError as error:
             raise ConfigError(f"cannot read --file {args.file}: {error.strerror}") from None
-    if not is_text(text):
+    if not is_utf8(text):
         parser.error("the prompt is not UTF-8 text")
     if not text:
         parser.error("the prompt is empty")
     return text
 
 
-def _report(server: Server, ids: list[int], found: Explanation) -> list[str]:
-    """The server's sentence, then the text on either side of where the match ends."""
-    lines = [found.text]
-    end = found.cached_tokens if found.first_difference is None else found.first_difference.position
+def _report(client: ServerClient, ids: list[int], explanation: ExplainResponse) -> list[str]:
+    """Returns the lines to print: the server's explanation, then the text around the end of the match."""
+    lines = [explanation.text]
+    end = (
+        explanation.cached_tokens if explanation.first_difference is None else explanation.first_difference.position
+    )
     if end > 0:
-        before = "..." if end > N_AROUND else ""
-        lines.append(f"  up to token {end}: {before}{_shown(server, ids[max(0, end - N_AROUND) : end])}")
+        before = "..." if end > N_CONTEXT_TOKENS else ""
+        lines.append(
+            f"  up to token {end}: {before}{_quoted_text(client, ids[max(0, end - N_CONTEXT_TOKENS) : end])}"
+        )
     if end < len(ids):
-        after = "..." if end + N_AROUND < len(ids) else ""
-        lines.append(f"  and from there on: {_shown(server, ids[end : end + N_AROUND])}{after}")
+        after = "..." if end + N_CONTEXT_TOKENS < len(ids) else ""
+        lines.append(f"  and from there on: {_quoted_text(client, ids[end : end + N_CONTEXT_TOKENS])}{after}")
     return lines
 
 
-def _shown(server: Server, ids: list[int]) -> str:
-    return repr(server.post("/detokenize", {"tokens": ids}, Detokenized).prompt)
+def _quoted_text(client: ServerClient, ids: list[int]) -> str:
+    return repr(client.post("/detokenize", {"tokens": ids}, DetokenizeResponse).prompt)

@@ -1,4 +1,4 @@
-"""``radixkv generate``: answers to one prompt, without a server."""
+"""``radixkv generate``: completion of one prompt, without a server."""
 
 from __future__ import annotations
 
@@ -7,30 +7,32 @@ import argparse
 import msgspec
 
 from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, whole_number
-from radixkv.cli.offline import add_sampling_flags, is_text, local_llm, sampling_settings
+from radixkv.cli.offline import add_sampling_flags, is_utf8, load_llm, sampling_settings
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:
     """Adds the command."""
     parser = commands.add_parser(
         "generate",
-        help="continue a prompt, without a server",
-        description="Continue a prompt in this process and print the answer.",
+        help="answer one prompt without a server",
+        description="Run the model in this process and print its answer to a prompt, which the model continues.",
     )
     parser.add_argument("prompt", metavar="PROMPT", help="the text to continue")
     add_sampling_flags(parser)
-    parser.add_argument("-n", "--n", type=whole_number, metavar="COUNT", help="answers, each behind its number")
+    parser.add_argument(
+        "-n", "--n", type=whole_number, metavar="COUNT", help="number of answers to generate (default: 1)"
+    )
     add_engine_flags(parser, has_queue=False)
     parser.set_defaults(parser=parser, run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the answer, or several behind their numbers; the exit code."""
+    """Prints the answer, or several with a numbered line before each; returns the exit code."""
     config = engine_config(args)
     settings = sampling_settings(args)
-    if not is_text(args.prompt):
+    if not is_utf8(args.prompt):
         args.parser.error("the prompt is not UTF-8 text")
-    llm = local_llm(config)
+    llm = load_llm(config)
     try:
         sampling = msgspec.structs.replace(llm.get_default_sampling_params(), **settings)
         [answer] = llm.generate([args.prompt], sampling)

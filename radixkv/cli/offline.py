@@ -1,4 +1,4 @@
-"""What the commands share that compute in their own process."""
+"""Helpers for the commands that run the engine in their own process."""
 
 from __future__ import annotations
 
@@ -20,35 +20,38 @@ if TYPE_CHECKING:
     from radixkv.llm import LLM
 
 SCHEDULER_SETTINGS = ("max_num_seqs", "max_num_batched_tokens", "schedule_policy")
-"""Of ``SchedulerConfig``: what has a meaning where nothing queues."""
+"""Fields of ``SchedulerConfig`` that matter without a request queue."""
 
-NUMBERS = (
-    ("--temperature", number, "0 is greedy"),
-    ("--top-p", number, "sample from the likeliest tokens up to this probability"),
-    ("--top-k", whole_number, "sample from this many likeliest tokens, 0 for all"),
-    ("--min-p", number, "sample from tokens at least this likely, relative to the likeliest"),
-    ("--presence-penalty", number, "taken off the logits of tokens that the answer has"),
-    ("--frequency-penalty", number, "taken off them once for each time that the answer has them"),
-    ("--repetition-penalty", number, "divides the logits of tokens that prompt or answer has"),
-    ("--max-tokens", whole_number, "most tokens of an answer"),
-    ("--min-tokens", whole_number, "least tokens of an answer"),
-    ("--seed", whole_number, "the same seed gives the same answer"),
+NUMERIC_FLAGS = (
+    ("--temperature", number, "sampling temperature; 0 is greedy decoding"),
+    ("--top-p", number, "sample from the most likely tokens whose probabilities add up to this"),
+    ("--top-k", whole_number, "sample from this many most likely tokens; 0 for all"),
+    ("--min-p", number, "sample from tokens at least this likely, relative to the most likely one"),
+    ("--presence-penalty", number, "subtracted from the logits of tokens that are in the answer"),
+    ("--frequency-penalty", number, "subtracted from a token's logit for each time it occurs in the answer"),
+    ("--repetition-penalty", number, "divides the logits of tokens that are in the prompt or the answer"),
+    ("--max-tokens", whole_number, "maximum number of tokens of an answer"),
+    ("--min-tokens", whole_number, "minimum number of tokens of an answer"),
+    ("--seed", whole_number, "sampling seed; the same seed gives the same answer"),
 )
+"""Flag, type of its value and help."""
 
 
 def add_sampling_flags(parser: Parser) -> None:
-    """``SamplingParams``, field by field; ``sampling_settings`` reads them."""
-    group = parser.add_argument_group("sampling", "What is left out is as the checkpoint has it.")
-    for flag, kind, text in NUMBERS:
+    """Adds flags for the common fields of ``SamplingParams``; ``sampling_settings`` reads them."""
+    group = parser.add_argument_group("sampling", "Defaults are those of the checkpoint's generation_config.json.")
+    for flag, kind, text in NUMERIC_FLAGS:
         group.add_argument(flag, type=kind, metavar="TOKENS" if flag.endswith("-tokens") else None, help=text)
-    group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated")
     group.add_argument(
-        "--ignore-eos", action="store_true", default=None, help="go on past the end-of-sequence token"
+        "--stop", action="append", metavar="TEXT", help="stop the answer before this text; may be repeated"
+    )
+    group.add_argument(
+        "--ignore-eos", action="store_true", default=None, help="continue after the end-of-sequence token"
     )
 
 
 def sampling_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of ``SamplingParams`` that flags give; wrong values end as wrong usage."""
+    """Returns the fields of ``SamplingParams`` that are set by flags; wrong values end as wrong usage."""
     parser: Parser = args.parser
     names = (name for name in SamplingParams.__struct_fields__ if name in args)
     given = {name: vars(args)[name] for name in names if vars(args)[name] is not None}
@@ -59,22 +62,26 @@ def sampling_settings(args: argparse.Namespace) -> dict[str, Any]:
     return given
 
 
-def local_llm(config: EngineConfig, *, chat_template: str | None = None) -> LLM:
-    """The engine in this process. Seconds, and it brings torch. Raises as ``LLM`` does; Ctrl-C ends the process."""
+def load_llm(config: EngineConfig, *, chat_template: str | None = None) -> LLM:
+    """Loads the engine into this process: takes seconds and imports torch. Ctrl-C meanwhile ends the process.
+
+    Raises:
+        RadixKVError: as in ``LLM``.
+    """
     if sys.stderr.isatty():
         print(f"radixkv: loading the model {config.model.model}", file=sys.stderr)
     scheduler = {name: vars(config.scheduler)[name] for name in SCHEDULER_SETTINGS}
-    with _deadly_interrupts():
+    with _fatal_interrupts():
         from radixkv.llm import LLM
 
         return LLM(**asdict(config.model), **asdict(config.cache), **scheduler, chat_template=chat_template)
 
 
 @contextmanager
-def _deadly_interrupts() -> Iterator[None]:
-    """Ctrl-C during the block ends the process at once; whoever ignores or handles it himself keeps what he set.
+def _fatal_interrupts() -> Iterator[None]:
+    """Makes Ctrl-C end the process at once during the block, unless the process has its own SIGINT handler.
 
-    While they load, extensions such as torch's lose a ``KeyboardInterrupt`` or break in the middle of it.
+    Extension modules such as torch's may swallow a ``KeyboardInterrupt`` while they load, or fail half loaded.
     """
     is_pythons = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not is_pythons or threading.current_thread() is not threading.main_thread():
@@ -87,6 +94,6 @@ def _deadly_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def is_text(text: str) -> bool:
-    """Whether an argument or a line was UTF-8; Python keeps other bytes as halves of surrogate pairs."""
+def is_utf8(text: str) -> bool:
+    """Returns whether an argument or a line was valid UTF-8; Python decodes other bytes as lone surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -11,118 +11,123 @@ from typing import Any
 import msgspec
 
 from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, number, whole_number
-from radixkv.cli.compat_flags import add_always_on
+from radixkv.cli.compat_flags import add_no_op_flags
 from radixkv.config import ServerConfig
 from radixkv.errors import RadixKVError, shortened
 
-_ALWAYS_ON = (
+_NO_OP_FLAGS = (
     "--enable-metrics",
     "--enable-cache-report",
     "--enable-prompt-tokens-details",
     "--disable-log-requests",
     "--no-enable-log-requests",
 )
-"""Flags that ask a server for what is so anyway."""
+"""Server flags of other engines that turn on what radixkv always does."""
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:
     """Adds the command."""
     parser = commands.add_parser(
         "serve",
-        help="serve a model over HTTP, as OpenAI's API",
-        description="Serve a model over HTTP, as OpenAI's API.",
-        formatter_class=_Help,
+        help="serve a model over HTTP with OpenAI's API",
+        description="Serve a model over HTTP with OpenAI's API.",
+        formatter_class=_HelpFormatter,
     )
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
-    plain = ServerConfig()
+    defaults = ServerConfig()
     http = parser.add_argument_group("HTTP")
     http.add_argument(
         "--host",
-        default=plain.host,
-        help="address to listen on; one that other machines reach needs --api-key (default: %(default)s)",
+        default=defaults.host,
+        help="address to listen on; one that other machines can reach needs --api-key (default: %(default)s)",
     )
     http.add_argument(
-        "--port", type=whole_number, default=plain.port, help="port, 0 for any free one (default: %(default)s)"
+        "--port",
+        type=whole_number,
+        default=defaults.port,
+        help="port to listen on; 0 for any free port (default: %(default)s)",
     )
     http.add_argument(
         "--served-model-name",
-        action=_OneName,
+        action=_SingleName,
         metavar="NAME",
-        help="the name clients use, one only (default: the model's)",
+        help="the model's name in the API; exactly one (default: --model)",
     )
     http.add_argument(
-        "--api-key", metavar="KEY", help="clients must send it as 'Authorization: Bearer KEY' (default: no key)"
+        "--api-key", metavar="KEY", help="key that clients must send as 'Authorization: Bearer KEY' (default: none)"
     )
     http.add_argument(
         "--allowed-origins",
         type=_origins,
-        default=plain.allowed_origins,
+        default=defaults.allowed_origins,
         metavar="ORIGINS",
-        help="JSON list of the web sites whose pages may use the server, such as '[\"https://app.example\"]'; "
-        "all sites, '[\"*\"]', need --api-key (default: none)",
+        help="JSON list of the web sites whose pages may call the server (CORS), such as "
+        "'[\"https://app.example\"]'; '[\"*\"]' for all sites needs --api-key (default: none)",
     )
     http.add_argument(
         "--explain-contents",
         action=argparse.BooleanOptionalAction,
-        help="whether /cache/explain tells any client which tokens are cached, also of other salts "
+        help="whether /cache/explain shows cached tokens to every client, including those of other cache salts "
         "(default: only without --api-key)",
     )
     http.add_argument(
-        "--chat-template", metavar="FILE", help="used instead of the tokenizer's own template for chats"
+        "--chat-template", metavar="FILE", help="file with a chat template to use instead of the tokenizer's own"
     )
     http.add_argument(
-        "--metrics-compat", metavar="ENGINE", help="repeat the metrics under the names of vllm or sglang"
+        "--metrics-compat",
+        metavar="ENGINE",
+        help="vllm or sglang: export the metrics under that engine's names, too (default: only radixkv's names)",
     )
     http.add_argument(
         "--stats-interval",
-        type=_interval,
-        default=plain.stats_interval_s,
+        type=_stats_interval,
+        default=defaults.stats_interval_s,
         metavar="SECONDS",
-        help="between lines of figures on standard error while there is work; 0: never (default: %(default)s)",
+        help="seconds between log lines with statistics while there is work; 0 for none (default: %(default)s)",
     )
     http.add_argument(
         "--disable-log-stats",
         dest="stats_interval",
         action="store_const",
         const=0.0,
-        help="the same as --stats-interval 0",
+        help="log no statistics, the same as --stats-interval 0",
     )
     http.add_argument(
         "--heartbeat-timeout",
         type=number,
-        default=plain.heartbeat_timeout_s,
+        default=defaults.heartbeat_timeout_s,
         metavar="SECONDS",
-        help="a runtime that is silent for longer counts as hung (default: %(default)s)",
+        help="seconds without a sign of life after which the runtime process counts as hung (default: %(default)s)",
     )
     http.add_argument(
         "--max-body-bytes",
         type=whole_number,
-        default=plain.max_body_bytes,
+        default=defaults.max_body_bytes,
         metavar="BYTES",
-        help="largest request body (default: %(default)s)",
+        help="maximum size of a request body (default: %(default)s)",
     )
-    add_always_on(parser, _ALWAYS_ON)
+    add_no_op_flags(parser, _NO_OP_FLAGS)
     add_engine_flags(parser)
     parser.add_argument(
-        "--seed", type=whole_number, default=0, help="for requests without a seed of their own (default: 0)"
+        "--seed", type=whole_number, default=0, help="determines the seeds of requests without a seed (default: 0)"
     )
     parser.set_defaults(parser=parser, run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serves until told to stop; the exit code."""
+    """Serves until a termination signal; returns the exit code."""
     engine = engine_config(args, model=args.positional_model, seed=args.seed)
     server = server_config(args)
-    from radixkv.frontend.process import serve  # only now: other commands need no web server
+    from radixkv.frontend.process import serve  # imported here because other commands need no web server
 
-    # Until the server takes its signals: both end the start in order, as Ctrl-C does.
+    # Until the server installs its own handlers, SIGTERM ends the start in order, as Ctrl-C does.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     return serve(engine, server)
 
 
 def server_config(args: argparse.Namespace) -> ServerConfig:
-    """What the flags say; wrong values end as wrong usage."""
+    """Returns the configuration that the flags describe; wrong values end as wrong usage."""
     parser: Parser = args.parser
     try:
         return ServerConfig(
@@ -142,8 +147,11 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         parser.error(str(error))
 
 
-class _OneName(argparse.Action):
-    """Takes all the words that follow, as other engines do, so that none of them is the model unawares."""
+class _SingleName(argparse.Action):
+    """Consumes all words after the flag, as other engines do, and rejects all but the first.
+
+    Otherwise a second name would silently become the positional model.
+    """
 
     def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any) -> None:
         super().__init__(option_strings, dest, nargs="+", **kwargs)
@@ -158,16 +166,16 @@ class _OneName(argparse.Action):
         name, *more = values
         if more:
             parser.error(
-                f"{option_string} takes one name, not {shortened(more[0])} as well; a model comes before the flags"
+                f"{option_string} takes one name, not also {shortened(more[0])}; a model comes before the flags"
             )
         setattr(namespace, self.dest, name)
 
 
-class _Help(argparse.HelpFormatter):
-    """Shows of a flag what it takes, and not what it takes only to refuse it."""
+class _HelpFormatter(argparse.HelpFormatter):
+    """Shows a single name as the value of ``--served-model-name``."""
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
-        if isinstance(action, _OneName):
+        if isinstance(action, _SingleName):
             return str(action.metavar)
         return super()._format_args(action, default_metavar)
 
@@ -177,11 +185,11 @@ def _origins(text: str) -> tuple[str, ...]:
         return msgspec.json.decode(text, type=tuple[str, ...])
     except (msgspec.MsgspecError, UnicodeError):
         raise argparse.ArgumentTypeError(
-            f"{shortened(text)} is no JSON list of origins, such as '[\"https://app.example\"]'"
+            f"{shortened(text)} is not a JSON list of origins, such as '[\"https://app.example\"]'"
         ) from None
 
 
-def _interval(text: str) -> float:
+def _stats_interval(text: str) -> float:
     value = number(text)
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{shortened(text)} must be a number of seconds, or 0 for never")

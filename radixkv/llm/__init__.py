@@ -1,4 +1,4 @@
-"""``LLM``: the engine in this process, for offline use."""
+"""``LLM``: offline inference with the engine in the calling process."""
 
 from radixkv.llm.llm import LLM
 from radixkv.llm.outputs import CompletionOutput, Logprob, RequestOutput

@@ -1,4 +1,4 @@
-"""Python's cyclic collector, out of the way."""
+"""Control of Python's cyclic garbage collector."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
-    """No collection during the block: a full one takes as long as several steps, and steps leave no cycles."""
+    """Disables the collector during the block: a full collection takes as long as several steps of the engine.
+
+    Steps create no reference cycles, so nothing accumulates.
+    """
     if not gc.isenabled():
         yield
         return

@@ -1,4 +1,4 @@
-"""Ctrl-C between steps, where it tears nothing apart."""
+"""Deferral of Ctrl-C to the end of a step, so that it does not leave one half done."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def held_interrupts() -> Iterator[None]:
-    """Ctrl-C during the block takes effect at its end. Python sends it to the main thread only."""
+def deferred_interrupts() -> Iterator[None]:
+    """Defers Ctrl-C to the end of the block. Python interrupts only the main thread; others are unaffected."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield

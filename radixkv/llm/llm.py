@@ -1,4 +1,4 @@
-"""``LLM``: the runtime's loop over lists instead of sockets."""
+"""``LLM``: offline inference, with the runtime's loop called directly instead of through sockets."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from radixkv.config import (
 )
 from radixkv.errors import ConfigError, request_error
 from radixkv.llm.garbage_collection import paused_collector
-from radixkv.llm.in_flight import Answer
-from radixkv.llm.interrupts import held_interrupts
+from radixkv.llm.in_flight import OfflineRequest
+from radixkv.llm.interrupts import deferred_interrupts
 from radixkv.llm.outputs import RequestOutput
-from radixkv.llm.prompts import Encoder, Message, Prompt, each, several_conversations, several_prompts
+from radixkv.llm.prompts import Message, Prompt, PromptEncoder, as_conversation_list, as_prompt_list, broadcast
 from radixkv.runtime.device.factory import check_device, resolve_config
 from radixkv.runtime.loop import Loop, build_loop
 from radixkv.sampling import SamplingParams
@@ -48,45 +48,50 @@ from radixkv.wire import (
 
 NameT = TypeVar("NameT", str, str | None)
 
-_IN_SAMPLING = {name: f"SamplingParams({name}=...)" for name in SamplingParams.__struct_fields__}
-"""Where settings of sampling are taken."""
-_GENERATE, _CHAT = (replace(one, instead={**_IN_SAMPLING, **one.instead}) for one in (compat.GENERATE, compat.CHAT))
+_SAMPLING_HINTS = {name: f"SamplingParams({name}=...)" for name in SamplingParams.__struct_fields__}
+"""Hints for sampling settings that are passed to ``generate`` or ``chat`` by mistake."""
+_GENERATE, _CHAT = (
+    replace(method, replacements={**_SAMPLING_HINTS, **method.replacements})
+    for method in (compat.GENERATE_SETTINGS, compat.CHAT_SETTINGS)
+)
 
-_SUBMITS_A_TURN = 128
-"""Prompts that are encoded and sent between two steps: some 10 ms of long ones, and as many as steps start with."""
+_MAX_SUBMITS_PER_TURN = 128
+"""Most prompts encoded and submitted between two steps: about 10 ms of work for long prompts, and as many requests
+as a step can start."""
 
 
 class LLM:
-    """A model, its pool and its prefix cache, for offline use by one thread, one call at a time.
+    """A model with its KV page pool and prefix cache, for offline use by one thread, one call at a time.
 
     Args:
         model: a folder, a hub name, or ``tiny`` for the embedded model.
         tokenizer: the folder or hub name of another tokenizer; None takes the model's.
         revision: branch, tag or commit of a hub name.
-        device: ``cpu``, ``cuda`` or ``auto``: CUDA if there is a GPU that runs the model.
-        dtype: ``float32``, ``bfloat16``, ``float16`` (CUDA only) or ``auto``: float32 on the CPU, 16 bits on CUDA;
-            torch's own, such as ``torch.bfloat16``, too.
+        device: ``cpu``, ``cuda`` or ``auto``: CUDA if there is a GPU that can run the model.
+        dtype: ``float32``, ``bfloat16``, ``float16`` (CUDA only) or ``auto``: float32 on the CPU, a 16-bit type on
+            CUDA. torch's dtypes, such as ``torch.bfloat16``, are accepted too.
         load_format: ``auto``, or ``dummy`` for random weights of the shapes in ``config.json``.
-        enforce_eager: whether to do without CUDA graphs: a quicker start, and slower steps.
-        chat_template: a file with the chat template that is used instead of the tokenizer's own.
-        max_model_len: longest prompt and answer together, in tokens; None takes the model's own limit.
-        max_num_seqs: most rows a step; None: 256 on the CPU, 512 on CUDA.
-        max_num_batched_tokens: most tokens that a step computes; None: 2048 on the CPU, 8192 on CUDA.
-        page_size: tokens a page.
-        kv_cache_memory_bytes: the pool's size; None: 1 GiB on the CPU, on CUDA what ``gpu_memory_utilization``
-            leaves.
-        max_total_tokens: the pool's size in tokens, instead of ``kv_cache_memory_bytes``.
-        gpu_memory_utilization: of the GPU's memory, what weights, pool and workspace may take together; None: 0.9.
-        mem_fraction_static: SGLang's name for it.
-        enable_prefix_caching: whether prompts share pages.
-        schedule_policy: ``lpm`` (longest cached prefix first) or ``fcfs``.
-        seed: draws the seeds of requests that bring none.
-        settings: those that only vLLM or SGLang have: accepted with the value that asks for nothing, refused by
-            name with any other.
+        enforce_eager: whether to run without CUDA graphs: a quicker start, but slower steps.
+        chat_template: a file with a chat template to use instead of the tokenizer's own.
+        max_model_len: maximum length of a prompt plus its answer, in tokens; None takes the model's own limit.
+        max_num_seqs: maximum number of sequences in a step; None takes 256 on the CPU, 512 on CUDA.
+        max_num_batched_tokens: maximum number of tokens in a step; None takes 2048 on the CPU, 8192 on CUDA.
+        page_size: tokens per page.
+        kv_cache_memory_bytes: size of the page pool; None takes 1 GiB on the CPU, and on CUDA what
+            ``gpu_memory_utilization`` leaves.
+        max_total_tokens: size of the page pool in tokens, instead of ``kv_cache_memory_bytes``.
+        gpu_memory_utilization: share of the GPU's memory for weights, pool and workspace together; None takes 0.9.
+        mem_fraction_static: SGLang's name for ``gpu_memory_utilization``.
+        enable_prefix_caching: whether prompts share the pages of common prefixes.
+        schedule_policy: ``lpm`` (longest cached prefix first) or ``fcfs`` (first come, first served).
+        seed: determines the seeds of requests without a seed of their own.
+        settings: settings that only vLLM or SGLang have. A value that changes nothing is accepted; any other value
+        is
+            refused with an error that names the setting.
 
     Raises:
         CheckpointError: there is no such model, or its files are corrupt.
-        ConfigError: a setting cannot work.
+        ConfigError: a setting is invalid.
         UnsupportedFeature: a setting is for a feature that this release does not have.
     """
 
@@ -114,14 +119,14 @@ class LLM:
         seed: int = 0,
         **settings: object,
     ) -> None:
-        compat.LLM.refuse(settings, compat.names_of(LLM))
+        compat.LLM_SETTINGS.check(settings, compat.parameter_names(LLM))
         if mem_fraction_static is not None:
             if gpu_memory_utilization is not None:
                 raise ConfigError(
-                    "gpu_memory_utilization and mem_fraction_static are one setting; give one of them"
+                    "gpu_memory_utilization and mem_fraction_static are the same setting; give one of them"
                 )
             gpu_memory_utilization = mem_fraction_static
-        model, tokenizer = _name(model), _name(tokenizer)
+        model, tokenizer = _as_name(model), _as_name(tokenizer)
         config = EngineConfig(
             ModelConfig(
                 model,
@@ -140,13 +145,13 @@ class LLM:
             seed,
         )
         check_device(config.model.device)
-        texts_folder = None if tokenizer is None else resolve_tokenizer(tokenizer)
+        tokenizer_folder = None if tokenizer is None else resolve_tokenizer(tokenizer)
         checkpoint = resolve(model, revision, load_format="dummy")
         config = resolve_config(config, checkpoint)
         template = None if chat_template is None else Path(chat_template)
-        self._encoder = Encoder(texts_folder or checkpoint.folder, template, checkpoint.eos_token_ids)
+        self._encoder = PromptEncoder(tokenizer_folder or checkpoint.folder, template, checkpoint.eos_token_ids)
         if load_format == "auto" and not checkpoint.has_weights:
-            checkpoint = resolve(model, revision)  # last, as all of the above may end it
+            checkpoint = resolve(model, revision)  # downloads the weights, so only after all checks
         self._default_sampling = default_sampling(checkpoint)
         self._max_queued = config.scheduler.max_queued_requests
         self._loop: Loop | None = build_loop(config, checkpoint)
@@ -162,39 +167,41 @@ class LLM:
         priority: Sequence[int] | None = None,
         **settings: object,
     ) -> list[RequestOutput]:
-        """Answers prompts together, and returns when all are done, in the order given.
+        """Answers prompts as a batch; returns all outputs in the order of the prompts.
 
         Args:
-            prompts: texts, lists of token ids, or dictionaries with ``prompt`` or ``prompt_token_ids`` and perhaps
-                ``cache_salt``, also mixed; one alone is a list of one.
-            sampling_params: for all, or one for each prompt; None takes ``get_default_sampling_params``.
-            use_tqdm: whether a line on the terminal says how far it is.
-            priority: one number for each prompt; of those that wait the lowest goes first.
-            settings: those of vLLM alone, as in ``LLM``.
+            prompts: texts, lists of token ids, or dictionaries with ``prompt`` or ``prompt_token_ids`` and
+                optionally ``cache_salt``; they may be mixed. A single prompt counts as a list of one.
+            sampling_params: one for all prompts, or one for each; None takes ``get_default_sampling_params``.
+            use_tqdm: whether to show progress on the terminal.
+            priority: one number for each prompt; waiting prompts start in order of priority, lowest first.
+            settings: settings that only vLLM has, as in ``LLM``.
 
         Raises:
-            RequestError: a prompt cannot be answered; all others of the call are dropped, also those that run.
+            RequestError: a prompt cannot be answered; all other requests of the call are cancelled.
         """
-        # Also where there are no prompts, but what some engines take instead.
-        _GENERATE.refuse(settings, compat.names_of(self.generate))
-        listed = several_prompts(prompts)
-        sampling = each(
-            "sampling_params", SamplingParams, sampling_params, self.get_default_sampling_params(), listed
+        # Before prompts is checked: other engines take the prompts by another name.
+        _GENERATE.check(settings, compat.parameter_names(self.generate))
+        prompt_list = as_prompt_list(prompts)
+        sampling = broadcast(
+            "sampling_params", SamplingParams, sampling_params, self.get_default_sampling_params(), prompt_list
         )
-        priorities = each("priority", int, priority, 0, listed)
-        answers: dict[int, Answer] = {}
+        priorities = broadcast("priority", int, priority, 0, prompt_list)
+        requests: dict[int, OfflineRequest] = {}
 
-        def asked() -> Iterator[Answer]:
-            # What is not sent yet does not wait in the loop's queue, where priorities count.
-            for place in sorted(range(len(listed)), key=priorities.__getitem__):
-                answers[place] = self._answer(listed[place], sampling[place], priorities[place])
-                yield answers[place]
+        def by_priority() -> Iterator[OfflineRequest]:
+            # Requests are submitted a few at a time, and the loop's queue orders only those it has by priority.
+            for position in sorted(range(len(prompt_list)), key=priorities.__getitem__):
+                requests[position] = self._build_request(
+                    prompt_list[position], sampling[position], priorities[position]
+                )
+                yield requests[position]
 
-        progress = Progress("prompts", len(listed), is_wanted=use_tqdm)
-        with paused_collector(), progress, closing(self._run(asked())) as run:
+        progress = Progress("prompts", len(prompt_list), enabled=use_tqdm)
+        with paused_collector(), progress, closing(self._run(by_priority())) as run:
             for n_done, n_tokens in run:
                 progress.show(n_done, n_tokens)
-        return [answers[place].output() for place in range(len(listed))]
+        return [requests[position].output() for position in range(len(prompt_list))]
 
     def chat(
         self,
@@ -207,21 +214,21 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **settings: object,
     ) -> list[RequestOutput]:
-        """Answers one conversation, or several together, by the checkpoint's chat template.
+        """Answers one conversation or a batch of them, rendered by the checkpoint's chat template.
 
         Args:
-            messages: dictionaries with ``role`` and ``content``; or a list of such conversations.
+            messages: a list of dictionaries with ``role`` and ``content``, or a list of such conversations.
             sampling_params: as in ``generate``.
             use_tqdm: as in ``generate``.
-            add_generation_prompt: whether the prompt ends with the beginning of the assistant's answer.
-            continue_final_message: whether the answer goes on with the last message instead.
-            chat_template_kwargs: more that the template may read.
-            settings: those of vLLM alone, as in ``LLM``.
+            add_generation_prompt: whether the prompt ends with the header of the assistant's answer.
+            continue_final_message: whether the answer continues the last message.
+            chat_template_kwargs: further variables of the template.
+            settings: settings that only vLLM has, as in ``LLM``.
 
         Raises:
-            RequestError: the template refuses a conversation, or as in ``generate``.
+            RequestError: the template rejects a conversation, or as in ``generate``.
         """
-        _CHAT.refuse(settings, compat.names_of(self.chat))
+        _CHAT.check(settings, compat.parameter_names(self.chat))
         prompts = [
             self.chat_prompt(
                 conversation,
@@ -229,7 +236,7 @@ class LLM:
                 continue_final_message=continue_final_message,
                 chat_template_kwargs=chat_template_kwargs,
             )
-            for conversation in several_conversations(messages)
+            for conversation in as_conversation_list(messages)
         ]
         return self.generate(prompts, sampling_params, use_tqdm)
 
@@ -241,8 +248,8 @@ class LLM:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The token ids that ``chat`` answers. Raises ``RequestError``."""
-        tokens = self._encoder.chat(
+        """Returns the token ids of the prompt that ``chat`` makes of a conversation. Raises ``RequestError``."""
+        tokens = self._encoder.encode_chat(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -253,129 +260,131 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Generator[RequestOutput, None, None]:
-        """Answers one prompt; after each step what there is by then, the last with ``finished``.
+        """Answers one prompt and yields the output so far after each step; the last has ``finished`` set.
 
-        Closing the iterator ends the answer. Only one call may be under way at a time.
+        Closing the iterator cancels the request. No other call may be made until the iterator ends or is closed.
 
         Raises:
             RequestError: the prompt cannot be answered.
         """
-        (sampling,) = each(
+        (sampling,) = broadcast(
             "sampling_params", SamplingParams, sampling_params, self.get_default_sampling_params(), [prompt]
         )
-        answer = self._answer(prompt, sampling, 0, is_watched=True)
-        with closing(self._run([answer])) as run:
+        request = self._build_request(prompt, sampling, 0, is_streamed=True)
+        with closing(self._run([request])) as run:
             for _ in run:
-                yield answer.output()
+                yield request.output()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What is used where a call brings no settings: those of the checkpoint's ``generation_config.json``."""
+        """Returns the sampling parameters of calls without any, by the checkpoint's ``generation_config.json``."""
         return self._default_sampling
 
     def explain(self, prompt: Prompt, *, cache_salt: str = "") -> Explained:
-        """How much of a prompt is cached, and why no more; changes nothing. Raises ``RequestError``.
+        """Explains how much of a prompt is cached and why no more. Changes nothing. Raises ``RequestError``.
 
-        The salt is that of a prompt that brings one, else ``cache_salt``.
+        Args:
+            prompt: as in ``generate``.
+            cache_salt: the salt if the prompt has none of its own.
         """
-        encoded = self._encoder.prompt(prompt, cache_salt=cache_salt)
-        reply = self._live.receive(Explain(next(self._ids), encoded.tokens, encoded.cache_salt))[0]
+        encoded = self._encoder.encode_prompt(prompt, cache_salt=cache_salt)
+        reply = self._open_loop.receive(Explain(next(self._ids), encoded.tokens, encoded.cache_salt))[0]
         if isinstance(reply, Failed):
             raise request_error(reply.code, reply.text, param=reply.param)
         assert isinstance(reply, Explained)
         return reply
 
     def flush_cache(self) -> Flushed:
-        """Makes everything cached unreachable; says how many pages that freed."""
-        reply = self._live.receive(Flush("flush"))[0]
+        """Empties the prefix cache; returns how many pages that freed."""
+        reply = self._open_loop.receive(Flush("flush"))[0]
         assert isinstance(reply, Flushed)
         return reply
 
     def get_metrics(self) -> Stats:
-        """Counters since the start and gauges of this moment."""
-        reply = self._live.receive(GetStats("stats"))[0]
+        """Returns counters since the start and current gauges."""
+        reply = self._open_loop.receive(GetStats("stats"))[0]
         assert isinstance(reply, Stats)
         return reply
 
     def shutdown(self) -> None:
-        """Frees the model and the pool, for this process and others; the object is of no use after that."""
+        """Frees the memory of the model and the pool. Later calls raise ``ConfigError``."""
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.close()
 
     @property
     def max_model_len(self) -> int:
-        """Longest prompt and answer together that the model may have, in tokens."""
-        return self._live.ready.max_model_len
+        """Maximum length of a prompt plus its answer, in tokens."""
+        return self._open_loop.ready.max_model_len
 
     @property
     def max_prompt_and_answer(self) -> int:
-        """Longest that are taken together: ``max_model_len``, or less if the pool holds less."""
-        return self._live.ready.max_prompt_and_answer
+        """Maximum length of a prompt plus its answer that also fits in the pool, in tokens."""
+        return self._open_loop.ready.max_prompt_and_answer
 
     @property
-    def _live(self) -> Loop:
+    def _open_loop(self) -> Loop:
         if self._loop is None:
-            raise ConfigError("this LLM was shut down; make a new one")
+            raise ConfigError("this LLM was shut down; create a new one")
         return self._loop
 
-    def _answer(
-        self, prompt: Prompt, sampling: SamplingParams, priority: int, *, is_watched: bool = False
-    ) -> Answer:
-        encoded = self._encoder.prompt(prompt)
-        self._encoder.check(sampling)
+    def _build_request(
+        self, prompt: Prompt, sampling: SamplingParams, priority: int, *, is_streamed: bool = False
+    ) -> OfflineRequest:
+        encoded = self._encoder.encode_prompt(prompt)
+        self._encoder.check_sampling(sampling)
         submit = Submit(next(self._ids), encoded.tokens, sampling, encoded.cache_salt, priority=priority)
-        return Answer(encoded.text, submit, self._encoder, is_watched=is_watched)
+        return OfflineRequest(encoded.text, submit, self._encoder, is_streamed=is_streamed)
 
-    def _run(self, answers: Iterable[Answer]) -> Generator[tuple[int, int], None, None]:
-        """Runs them to their ends; after each turn how many have ended, and how many tokens there are.
+    def _run(self, requests: Iterable[OfflineRequest]) -> Generator[tuple[int, int], None, None]:
+        """Runs requests to their end; yields the numbers of finished requests and of new tokens after each turn.
 
-        They are taken a few a turn, so that the device works while most prompts are still to be encoded. Closing it
-        ends all that are left.
+        Requests are taken from the iterator a few per turn, so that the device computes while most prompts are
+        still to be encoded. Closing the generator cancels all unfinished requests.
         """
-        loop = self._live
+        loop = self._open_loop
         if self._is_busy:
             raise ConfigError("this LLM is answering another call; finish or close that one first")
         self._is_busy = True
-        waiting = iter(answers)
-        by_id: dict[str, Answer] = {}
+        waiting = iter(requests)
+        by_id: dict[str, OfflineRequest] = {}
         n_done, n_tokens, is_all_sent = 0, 0, False
         try:
             while n_done < len(by_id) or not is_all_sent:
-                loop = self._live
-                with held_interrupts():
-                    n_most = min(self._max_queued + n_done, len(by_id) + _SUBMITS_A_TURN)
-                    while len(by_id) < n_most and not is_all_sent:
-                        answer = next(waiting, None)
-                        if answer is None:
+                loop = self._open_loop
+                with deferred_interrupts():
+                    max_sent = min(self._max_queued + n_done, len(by_id) + _MAX_SUBMITS_PER_TURN)
+                    while len(by_id) < max_sent and not is_all_sent:
+                        request = next(waiting, None)
+                        if request is None:
                             is_all_sent = True
                         else:
-                            by_id[answer.submit.id] = answer
-                            n_done += self._take(loop.receive(answer.submit), by_id)
+                            by_id[request.submit.id] = request
+                            n_done += self._apply(loop.receive(request.submit), by_id)
                     if loop.has_work:
                         messages = loop.turn()
-                        n_done += self._take(messages, by_id)
+                        n_done += self._apply(messages, by_id)
                         n_tokens += sum(len(one.items) for one in messages if isinstance(one, Tokens))
                 yield n_done, n_tokens
-        finally:  # after an error or Ctrl-C too: nothing of this call may run on into the next
+        finally:  # also after an error or Ctrl-C: no request may outlive the call
             self._is_busy = False
-            with held_interrupts():
-                for answer in by_id.values():
-                    if not answer.is_done:
-                        loop.receive(Cancel(answer.submit.id))
+            with deferred_interrupts():
+                for request in by_id.values():
+                    if not request.is_done:
+                        loop.receive(Cancel(request.submit.id))
 
-    def _take(self, messages: Sequence[FromRuntime], answers: Mapping[str, Answer]) -> int:
-        """Applies messages; how many requests ended. Raises the error of one that failed."""
+    def _apply(self, messages: Sequence[FromRuntime], requests: Mapping[str, OfflineRequest]) -> int:
+        """Applies the loop's messages; returns how many requests ended. Raises the error of a failed request."""
         n_done = 0
         for message in messages:
             match message:
                 case Tokens(items, prompts):
                     for prompt in prompts:
-                        answers[prompt.id].add_prompt(prompt)
+                        requests[prompt.id].add_prompt_logprobs(prompt)
                     for item in items:
-                        if answers[item.id].add(item):
-                            n_done += self._take(self._live.receive(Cancel(item.id, item.choice)), answers)
+                        if requests[item.id].add(item):
+                            n_done += self._apply(self._open_loop.receive(Cancel(item.id, item.choice)), requests)
                 case Done():
-                    answers[message.id].finish(message)
+                    requests[message.id].finish(message)
                     n_done += 1
                 case Failed():
                     raise request_error(message.code, message.text, param=message.param)
@@ -385,13 +394,13 @@ class LLM:
 
 
 def default_sampling(checkpoint: Checkpoint) -> SamplingParams:
-    """What ``generation_config.json`` sets, and for the rest the defaults of ``SamplingParams``."""
+    """Returns the defaults of ``SamplingParams``, overridden by the checkpoint's ``generation_config.json``."""
     settings: dict[str, Any] = dict(checkpoint.default_sampling)
     if "max_new_tokens" in settings:
         settings["max_tokens"] = settings.pop("max_new_tokens")
     return SamplingParams(**settings)
 
 
-def _name(place: NameT | Path) -> NameT | str:
-    """A folder as the configuration has it."""
-    return str(place) if isinstance(place, Path) else place
+def _as_name(name: NameT | Path) -> NameT | str:
+    """Returns a folder as a string, which the configuration takes."""
+    return str(name) if isinstance(name, Path) else name

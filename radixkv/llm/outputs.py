@@ -1,4 +1,4 @@
-"""What ``LLM`` gives back; names and fields are vLLM's."""
+"""The results of ``LLM``, with vLLM's class and field names."""
 
 from __future__ import annotations
 
@@ -7,31 +7,32 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Logprob:
-    """How likely a token was, by the logits before bias, penalties and temperature."""
+    """The log-probability of a token, from the logits before bias, penalties and temperature."""
 
     logprob: float
     rank: int
-    """1: no token was likelier."""
+    """Rank of the token by probability; 1 is the most likely."""
     decoded_token: str | None
-    """Its text by itself; None without a tokenizer."""
+    """The text of the token alone; None without a tokenizer."""
 
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One answer."""
+    """One answer to a prompt."""
 
     index: int
-    """Which of the prompt's ``n`` answers."""
+    """Index of the answer among the prompt's ``n``."""
     text: str
     token_ids: list[int]
     finish_reason: str | None
-    """``stop`` or ``length``; None while more may come."""
+    """``stop`` or ``length``; None while the answer is unfinished."""
     stop_reason: int | str | None = None
-    """The stop string, or the token of ``stop_token_ids``, that ended it."""
+    """The stop string, or the token of ``stop_token_ids``, that ended the answer."""
     logprobs: list[dict[int, Logprob]] | None = None
-    """For each token: itself first, then as many of the likeliest as were asked for; None if nothing was."""
+    """For each token, logprobs by token id: its own first, then those of the requested number of most likely
+    tokens. None if the request did not ask for logprobs."""
     cumulative_logprob: float | None = None
-    """The sum over the answer's own tokens; None without ``logprobs``."""
+    """Sum of the logprobs of the answer's tokens; None without ``logprobs``."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,13 @@ class RequestOutput:
 
     request_id: str
     prompt: str | None
-    """None if the prompt was given as token ids."""
+    """The prompt's text; None if the prompt was given as token ids."""
     prompt_token_ids: list[int]
     num_cached_tokens: int
-    """Prompt tokens that were not computed; known once all answers have ended."""
+    """Prompt tokens taken from the prefix cache; known once all answers have ended."""
     outputs: list[CompletionOutput]
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    """For each token of the prompt, as in an answer; None for the first, which nothing comes before."""
+    """For each prompt token, logprobs by token id as in ``CompletionOutput``; None for the first token. The list is
+    None if the request did not ask for prompt logprobs."""
     finished: bool = True
     """Whether all answers have ended."""

@@ -1,0 +1,1 @@
+"""Tokenisation, chat templates, stop strings."""

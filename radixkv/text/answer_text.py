@@ -1,23 +1,23 @@
-"""The text of an answer as its tokens come."""
+"""The text of an answer while its tokens arrive."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from radixkv.text.detokenizer import IncrementalDecoder
+from radixkv.text.detokenizer import IncrementalDetokenizer
 from radixkv.text.stop import StopStrings
 from radixkv.text.tokenizer import Tokenizer
 
 
 class AnswerText:
-    """One answer: ids in, text up to the first stop string out.
+    """Detokenises one answer up to its first stop string.
 
     Args:
-        tokenizer: the model's.
+        tokenizer: the model's tokenizer.
         stop: strings that end the answer.
-        includes_stop: whether the stop string, or the token that ends the answer, is part of the text.
-        min_tokens: no stop string ends within so many tokens.
-        skip_special_tokens: whether special tokens are left out.
+        includes_stop: whether the text includes the stop string, or the text of the stop token.
+        min_tokens: stop strings that end within this many tokens are ignored.
+        skip_special_tokens: whether the text leaves out special tokens.
     """
 
     def __init__(
@@ -29,28 +29,28 @@ class AnswerText:
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
     ) -> None:
-        self._decoder = IncrementalDecoder(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
         self._stop = StopStrings(stop, includes_stop=includes_stop)
         self._includes_stop = includes_stop
         self._n_early = min_tokens
-        """How many of the next tokens come too early to end a stop string."""
+        """How many of the next tokens still count towards ``min_tokens``."""
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that was met."""
-        return self._stop.met
+        """The stop string that matched, if any."""
+        return self._stop.matched
 
     @property
     def n_characters(self) -> int:
-        """How long the text of all ids is so far, the stop string and what follows it included."""
-        return self._decoder.n_characters
+        """Length of the decoded text so far, including the stop string and everything after it."""
+        return self._detokenizer.n_characters
 
     def push(self, ids: Sequence[int], *, is_stopped: bool = False) -> tuple[str, bool]:
-        """The text to show now, and whether a stop string was met. O(new ids).
+        """Returns the text that is safe to show, and whether a stop string has matched. O(new ids).
 
         Args:
             ids: the next tokens.
-            is_stopped: whether the last of them is one that ends the answer.
+            is_stopped: whether the last of them is a stop token or an end-of-sequence token.
         """
         if is_stopped and not self._includes_stop:
             ids = ids[:-1]
@@ -58,25 +58,23 @@ class AnswerText:
         if self._n_early:
             n_early = min(self._n_early, len(ids))
             self._n_early -= n_early
-            early, _ = self._stop.push(self._decoder.push(ids[:n_early]), is_early=True)
+            early, _ = self._stop.push(self._detokenizer.push(ids[:n_early]), is_early=True)
             ids = ids[n_early:]
-        text, met = self._stop.push(self._decoder.push(ids))
-        return early + text, met
+        text, has_matched = self._stop.push(self._detokenizer.push(ids))
+        return early + text, has_matched
 
-    def whole(self, ids: Sequence[int], *, is_stopped: bool = False) -> str:
-        """The text of an answer without stop strings, all at once: what ``push`` and ``finish`` give, sooner.
-
-        O(ids).
+    def decode_all(self, ids: Sequence[int], *, is_stopped: bool = False) -> str:
+        """Returns the text of a whole answer without stop strings: faster than ``push`` and ``finish``. O(ids).
 
         Args:
-            ids: all of them; nothing was pushed before.
-            is_stopped: as for ``push``.
+            ids: all tokens of the answer; none were pushed before.
+            is_stopped: as in ``push``.
         """
         if is_stopped and not self._includes_stop:
             ids = ids[:-1]
-        return self._decoder.whole(ids)
+        return self._detokenizer.decode_all(ids)
 
     def finish(self) -> tuple[str, bool]:
-        """What is left to show when no more ids come, and whether a stop string was met, now or before."""
-        text, met = self._stop.push(self._decoder.finish(), is_early=self._n_early > 0)
-        return text + self._stop.finish(), met
+        """Returns the rest of the text after the last token, and whether a stop string has matched."""
+        text, has_matched = self._stop.push(self._detokenizer.finish(), is_early=self._n_early > 0)
+        return text + self._stop.finish(), has_matched

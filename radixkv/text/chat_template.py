@@ -1,4 +1,4 @@
-"""A conversation to the text that the model continues, by the checkpoint's chat template."""
+"""Chat templates: rendering a conversation as the prompt text."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ from jinja2.utils import Namespace
 from radixkv.errors import CheckpointError, ContextLengthExceeded, InvalidRequest
 
 MAX_RENDERED_CHARACTERS = 1 << 24
-"""A longer text is not finished."""
-MAX_STEPS = 1 << 22
-"""Turns of loops and calls in one rendering: some for each of many messages, but not for each pair of them."""
-_STEPS = "steps left"
-"""Where a rendering counts them; no template can name a variable with a space."""
+"""Rendering stops with an error at a longer text."""
+MAX_OPERATIONS = 1 << 22
+"""Most loop iterations and calls of one rendering: enough for work linear in the number of messages, not
+quadratic."""
+_OPERATIONS = "operations left"
+"""The template variable with the operation budget. No template can name it, because of the space."""
 
-_CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Marks where the final message ends; with a space, to see whether the template strips one there."""
+_END_MARKER = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Marks the end of the final message. Its trailing space shows whether the template strips the content."""
 
 
 class ChatTemplate:
-    """A Jinja template in a sandbox, as Transformers renders them. Safe to use from several threads.
+    """A sandboxed Jinja template, rendered as Transformers does. Thread-safe.
 
     Args:
         source: the template's text.
-        tokens: the special tokens that it may name, such as ``bos_token``.
-        origin: where it comes from, as errors name it.
+        tokens: special tokens that the template may use, by name, such as ``bos_token``.
+        origin: where the template comes from, for error messages.
 
     Raises:
-        CheckpointError: it is no template.
+        CheckpointError: the text is not a valid template.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str], origin: str) -> None:
@@ -56,15 +57,17 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: Path, override: Path | None = None) -> ChatTemplate | None:
-        """The template of a checkpoint's folder: ``chat_template.jinja``, ``chat_template.json``, or
-        ``chat_template`` in ``tokenizer_config.json``; None if it has none.
+        """Loads a checkpoint's template, or returns None if the checkpoint has none.
+
+        The template is ``chat_template.jinja``, or the value of ``chat_template`` in ``chat_template.json`` or
+        ``tokenizer_config.json``; the first of them that exists.
 
         Args:
-            folder: also says the special tokens.
+            folder: the folder of the tokenizer, whose files also define the special tokens.
             override: a file with the template to use instead.
 
         Raises:
-            CheckpointError: a file cannot be read, or holds no template.
+            CheckpointError: a file cannot be read, or is not a valid template.
         """
         config = _read_json(folder / "tokenizer_config.json")
         tokens = _special_tokens(config, folder)
@@ -78,8 +81,8 @@ class ChatTemplate:
             ("tokenizer_config.json", config),
         ):
             path = folder / name
-            if (found := content.get("chat_template")) is not None:
-                return cls(_default(found, path), tokens, f"{path}: chat_template")
+            if (value := content.get("chat_template")) is not None:
+                return cls(_default_template(value, path), tokens, f"{path}: chat_template")
         return None
 
     def render(
@@ -91,20 +94,20 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """The text of a conversation, special tokens included: encode it without those of the tokenizer's own.
+        """Renders a conversation, including special tokens: encode it with ``adds_special_tokens=False``.
 
         Args:
-            messages: with ``role``, ``content`` and whatever else the template reads; of JSON's types.
-            add_generation_prompt: whether the text ends with the beginning of the assistant's answer.
-            continue_final_message: whether it ends with the last message's content, which the answer goes on.
-            variables: more that the template may read.
+            messages: dictionaries of JSON types with ``role``, ``content`` and whatever else the template reads.
+            add_generation_prompt: whether the text ends with the header of the assistant's answer.
+            continue_final_message: whether the text ends with the last message's content, for the model to
+                continue.
+            variables: further variables of the template.
 
         Raises:
-            InvalidRequest: the template refuses the messages.
-            ContextLengthExceeded: the text has more than ``MAX_RENDERED_CHARACTERS``, or takes more than
-                ``MAX_STEPS``.
+            InvalidRequest: the template rejects the messages.
+            ContextLengthExceeded: rendering takes more than ``MAX_RENDERED_CHARACTERS`` or ``MAX_OPERATIONS``.
 
-        Cost: the template's; usually O(messages' length).
+        Cost: depends on the template; usually O(length of the messages).
         """
         if continue_final_message and add_generation_prompt:
             raise InvalidRequest(
@@ -112,14 +115,18 @@ class ChatTemplate:
                 param="continue_final_message",
             )
         if continue_final_message:
-            messages, final = _marked(messages)
-        # As in Transformers; variables of the request go before special tokens.
-        known = {"tools": None, "documents": None, **self._tokens, **variables}
-        known |= {"messages": messages, "add_generation_prompt": add_generation_prompt, _STEPS: _Steps(MAX_STEPS)}
-        text = self._text(known)
-        return _up_to_the_mark(text, final) if continue_final_message else text
+            messages, final = _with_end_marker(messages)
+        # As in Transformers, variables of the request override special tokens.
+        context = {"tools": None, "documents": None, **self._tokens, **variables}
+        context |= {
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+            _OPERATIONS: _OperationBudget(MAX_OPERATIONS),
+        }
+        text = self._render(context)
+        return _cut_at_marker(text, final) if continue_final_message else text
 
-    def _text(self, variables: dict[str, Any]) -> str:
+    def _render(self, variables: dict[str, Any]) -> str:
         pieces: list[str] = []
         n_characters = 0
         try:
@@ -128,15 +135,15 @@ class ChatTemplate:
                 n_characters += len(piece)
                 if n_characters > MAX_RENDERED_CHARACTERS:
                     raise ContextLengthExceeded(
-                        f"the chat template makes more than {MAX_RENDERED_CHARACTERS} characters of the messages; "
-                        "shorten them",
+                        f"the chat template renders the messages to more than {MAX_RENDERED_CHARACTERS} "
+                        "characters; shorten them",
                         param="messages",
                     )
-        except _Refusal as error:
+        except _TemplateRaised as error:
             raise InvalidRequest(f"the chat template refuses the messages: {error}", param="messages") from error
         except InvalidRequest:
             raise
-        except Exception as error:  # whatever an expression of the template may raise; its text can hold messages
+        except Exception as error:  # a template expression may raise anything; the text may quote the messages
             raise InvalidRequest(
                 f"the chat template cannot render the messages ({type(error).__name__}); check roles, contents and "
                 "chat_template_kwargs",
@@ -145,66 +152,67 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-class _Refusal(jinja2.TemplateError):
-    """What a template raises itself."""
+class _TemplateRaised(jinja2.TemplateError):
+    """An error that the template itself raises."""
 
 
-class _Steps:
-    """Those that a rendering may still take."""
+class _OperationBudget:
+    """Counts down the operations that a rendering may still take."""
 
     def __init__(self, count: int) -> None:
         self._count = count
 
     def take(self) -> None:
-        """Takes one. Raises ``ContextLengthExceeded`` if none is left."""
+        """Takes one operation. Raises ``ContextLengthExceeded`` if none is left."""
         self._count -= 1
         if self._count < 0:
             raise ContextLengthExceeded(
-                f"the chat template takes more than {MAX_STEPS} steps for the messages; shorten them",
+                f"the chat template takes more than {MAX_OPERATIONS} loop iterations and calls to render the "
+                "messages; shorten them",
                 param="messages",
             )
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """A sandbox whose templates come to an end: turns of loops and calls are counted."""
+    """A sandbox that bounds the run time of templates by counting loop iterations and calls."""
 
     def _generate(self, source: nodes.Template, *arguments: Any, **options: Any) -> str:
         for loop in source.find_all(nodes.For):
-            loop.iter = nodes.Filter(loop.iter, _STEPS, [], [], None, None, lineno=loop.lineno)
+            loop.iter = nodes.Filter(loop.iter, _OPERATIONS, [], [], None, None, lineno=loop.lineno)
         return super()._generate(source, *arguments, **options)
 
     def call(__self, __context: Context, __obj: Any, *arguments: Any, **values: Any) -> Any:  # noqa: N805
-        """Calls what a template calls, if it may."""
-        # The first names are jinja2's: a template may give values of any other name.
-        __context[_STEPS].take()
+        """Makes a call of the template, if the sandbox allows it, and counts it."""
+        # The underscored names are jinja2's: a template may pass keyword arguments of any other name.
+        __context[_OPERATIONS].take()
         return super().call(__context, __obj, *arguments, **values)
 
 
 @jinja2.pass_context
-def _counted(context: Context, items: Iterable[Any]) -> Iterator[Any]:
-    """The items of a loop, each a step."""
-    steps: _Steps = context[_STEPS]
+def _count_iterations(context: Context, items: Iterable[Any]) -> Iterator[Any]:
+    """Yields the items of a loop and counts each as an operation."""
+    operations: _OperationBudget = context[_OPERATIONS]
     for item in items:
-        steps.take()
+        operations.take()
         yield item
 
 
-class _Generation(Extension):
-    """``{% generation %}`` marks what the assistant said, for training; the text is the same without it."""
+class _GenerationExtension(Extension):
+    """Ignores ``{% generation %}``, which marks the assistant's text for training and renders to nothing."""
 
     tags = {"generation"}  # noqa: RUF012  jinja2 declares it so
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The statements inside."""
+        """Returns the statements inside the block."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class _Namespace(Namespace):
-    """Without names that mean something to Python."""
+class _SafeNamespace(Namespace):
+    """A Jinja namespace that rejects attribute names with a leading underscore."""
 
     def __init__(*arguments: Any, **values: Any) -> None:
-        # ``self`` is no parameter here, so that a template may set a value of that name.
+        # ``self`` is not a named parameter here, so that a template may set a value of that name.
         self, *pairs = arguments
         named = dict(*pairs, **values)
         for name in named:
@@ -218,17 +226,19 @@ class _Namespace(Namespace):
 
 def _check_name(name: str) -> None:
     if name.startswith("_"):
-        raise _Refusal("it sets a name that begins with an underscore")
+        raise _TemplateRaised("it sets a name that begins with an underscore")
 
 
 def _environment() -> _Environment:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    environment.filters[_STEPS] = _counted
+    environment = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationExtension, loopcontrols]
+    )
+    environment.filters[_OPERATIONS] = _count_iterations
     environment.filters["tojson"] = _to_json
     names: dict[str, Callable[..., Any]] = {
         "raise_exception": _raise_exception,
         "strftime_now": _strftime_now,
-        "namespace": _Namespace,
+        "namespace": _SafeNamespace,
     }
     environment.globals |= names
     return environment
@@ -241,59 +251,59 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own escapes what means something in HTML.
+    # Unlike Jinja's own filter, which escapes HTML characters.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> NoReturn:
-    raise _Refusal(message)
+    raise _TemplateRaised(message)
 
 
 def _strftime_now(layout: str) -> str:
     return datetime.datetime.now().strftime(layout)
 
 
-def _marked(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
-    """The messages with a mark at the end of the last one's content, and that content."""
+def _with_end_marker(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
+    """Returns the messages with a marker at the end of the last one's content, and that content."""
     content = messages[-1].get("content") if messages else None
     if not isinstance(content, str):
         raise InvalidRequest(
             "continue_final_message needs a last message with text to continue", param="continue_final_message"
         )
-    return [*messages[:-1], {**messages[-1], "content": content + _CONTINUED}], content
+    return [*messages[:-1], {**messages[-1], "content": content + _END_MARKER}], content
 
 
-def _up_to_the_mark(text: str, final: str) -> str:
-    mark = text.rfind(_CONTINUED.strip())
+def _cut_at_marker(text: str, final: str) -> str:
+    mark = text.rfind(_END_MARKER.strip())
     if mark < 0 or final.strip() not in text:
         raise InvalidRequest(
-            "the chat template changes the last message, so that it cannot be continued; leave "
+            "the chat template changes the last message, so it cannot be continued; leave "
             "continue_final_message out",
             param="continue_final_message",
         )
-    is_kept = text.startswith(_CONTINUED, mark)
+    is_kept = text.startswith(_END_MARKER, mark)
     return text[:mark] if is_kept else text[:mark].rstrip()
 
 
-def _default(found: object, path: Path) -> str:
-    """The template to use, of one or of several with names."""
-    if isinstance(found, str):
-        return found
+def _default_template(value: object, path: Path) -> str:
+    """Returns the only template, or the one named ``default`` of several."""
+    if isinstance(value, str):
+        return value
     named = {}
-    if isinstance(found, list) and all(isinstance(item, dict) for item in found):
-        named = {item.get("name"): item.get("template") for item in found}
+    if isinstance(value, list) and all(isinstance(item, dict) for item in value):
+        named = {item.get("name"): item.get("template") for item in value}
     template = named.get("default")
     if not isinstance(template, str):
         raise CheckpointError(
-            f"{path}: chat_template is neither a text nor a list of named ones with a 'default'; choose one with "
-            "--chat-template"
+            f"{path}: chat_template is neither a string nor a list of named templates with one named 'default'; "
+            "choose one with --chat-template"
         )
     return template
 
 
 def _special_tokens(config: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """Special tokens by name, from texts or objects with ``content``."""
-    # Older checkpoints, without ``added_tokens_decoder``, have the right ones in a file of their own.
+    """Returns the special tokens by name; a file has them as strings or as objects with ``content``."""
+    # In older checkpoints, without ``added_tokens_decoder``, special_tokens_map.json has the right ones.
     older = {} if "added_tokens_decoder" in config else _read_json(folder / "special_tokens_map.json")
     tokens = {}
     for name, value in {**config, **older}.items():
@@ -304,7 +314,7 @@ def _special_tokens(config: Mapping[str, Any], folder: Path) -> dict[str, str]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty if there is no file."""
+    """Returns the JSON object of a file; an empty one if there is no file."""
     if not path.exists():
         return {}
     try:
@@ -312,7 +322,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}; fetch the checkpoint again") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds a {type(content).__name__}, not an object; fetch the checkpoint again")
+        raise CheckpointError(f"{path} contains a JSON {type(content).__name__}, not an object; fetch it again")
     return content
 
 

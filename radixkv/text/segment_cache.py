@@ -1,7 +1,9 @@
-"""Texts in stretches that are encoded by themselves, so that those which come again need not be.
+"""Cache of the token ids of text segments.
 
-Prompts repeat: examples, instructions, all earlier turns of a chat. Where a text may be cut without changing its
-ids depends on the pattern by which the tokenizer cuts it into words; here are those for which it is known.
+Prompts repeat: examples, instructions, all earlier turns of a chat. A text is split into segments that are
+tokenised one by one, and a segment that was seen before is not tokenised again. Splitting must not change the ids.
+Whether a cut is safe depends on the pattern by which the tokenizer splits a text into words, so only known patterns
+are supported.
 """
 
 from __future__ import annotations
@@ -20,157 +22,168 @@ from tokenizers import models, normalizers, pre_tokenizers
 _CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_NEEDS_TEXT_BEFORE = {
-    # Llama 3, Qwen 2 and 3: the word that holds the end of a line goes on to the last one in a row, and no further.
+_NEEDS_TEXT_BEFORE_NEWLINE = {
+    # Llama 3, Qwen 2 and 3: the word with a newline extends to the last of consecutive newlines and ends there.
     _CL100K % r"\p{N}{1,3}": False,
     _CL100K % r"\p{N}": False,
-    # GPT-2: the last of several in a row is a word by itself, but only if something else follows.
+    # GPT-2: the last of consecutive white space characters is a word of its own, but only if other text follows.
     "GPT-2": True,
 }
-"""By the words' pattern: no word spans the place after the end of a line and before a letter or digit of ASCII, and
-none looks across. Whether that holds only if the line does not end with white space."""
-_FOLLOWS = frozenset(ascii_letters + digits)
+"""The word patterns with a safe cut: after a newline and before an ASCII letter or digit, no word spans the cut and
+no look-ahead crosses it. The value says whether this holds only if the line does not end with white space."""
+_SEGMENT_STARTS = frozenset(ascii_letters + digits)
 
-MIN_CHARACTERS = 256
-"""Of a stretch that another follows. Places are counted from the text's beginning, so that prefixes agree."""
-SHARED_CHARACTERS = 1 << 15
-"""That all processors encode before they look who else waits. Tokens take hundreds of bytes each meanwhile."""
-MAX_CHARACTERS = 1 << 13
-"""Of a stretch that is kept."""
-MAX_KEPT_CHARACTERS = 1 << 22
-"""Of all of them, a short one counted as of the least; least recently used first. Ids take about as many bytes."""
+MIN_SEGMENT_CHARACTERS = 256
+"""Minimum length of every segment but the last of a text. Cuts are found from the start of the text on, so texts
+with a common prefix have the same segments."""
+MAX_BATCH_CHARACTERS = 1 << 15
+"""Most characters in one call of the tokenizer; other threads get their turn between calls. An encoding takes
+hundreds of bytes a token until the call ends."""
+MAX_CACHED_SEGMENT_CHARACTERS = 1 << 13
+"""Longer segments are not cached."""
+MAX_CACHED_CHARACTERS = 1 << 22
+"""Capacity of the cache in characters; the least recently used segments are evicted first. A segment counts as at
+least ``MIN_SEGMENT_CHARACTERS``. The cached ids take about one byte a character."""
 
 
-class Stretches:
-    """The ids of stretches that came before. Safe to use from several threads.
+class SegmentCache:
+    """An LRU cache of token ids by text segment. Thread-safe.
 
     Args:
-        backend: what encodes.
+        backend: tokenises segments that are not cached.
         needs_text_before: whether a text is cut only after lines that do not end with white space.
-        around: the ids that the tokenizer adds before and after a text.
+        added_ids: the special tokens that the tokenizer adds before and after a text, as little-endian int32.
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, *, needs_text_before: bool, around: tuple[bytes, bytes]
+        self, backend: tokenizers.Tokenizer, *, needs_text_before: bool, added_ids: tuple[bytes, bytes]
     ) -> None:
         self._backend = backend
         self._needs_text_before = needs_text_before
-        self._around = around
+        self._added_ids = added_ids
         self._lock = threading.Lock()
         self._ids: OrderedDict[str, bytes] = OrderedDict()
         self._n_characters = 0
 
     @classmethod
-    def of(cls, backend: tokenizers.Tokenizer) -> Stretches | None:
-        """None for a tokenizer of which no such places are known."""
-        needs_text_before = _NEEDS_TEXT_BEFORE.get(_pattern(backend) or "")
+    def create(cls, backend: tokenizers.Tokenizer) -> SegmentCache | None:
+        """Returns a cache for the tokenizer, or None if no safe cuts are known for it."""
+        needs_text_before = _NEEDS_TEXT_BEFORE_NEWLINE.get(_split_pattern(backend) or "")
         looks_around = any(
             "\n" in token.content or token.lstrip or token.rstrip or token.single_word
             for token in backend.get_added_tokens_decoder().values()
         )
         is_local = (
-            # NFC joins no letter or digit of ASCII to what is before it.
+            # NFC never merges an ASCII letter or digit with the character before it.
             (backend.normalizer is None or isinstance(backend.normalizer, normalizers.NFC))
             and isinstance(backend.model, models.BPE)
             and not backend.model.dropout
             and all(backend.model.token_to_id(letter) is not None for letter in pre_tokenizers.ByteLevel.alphabet())
             and not looks_around
         )
-        if needs_text_before is None or not is_local or (around := _around(backend)) is None:
+        if needs_text_before is None or not is_local or (added_ids := _added_ids(backend)) is None:
             return None
-        return cls(backend, needs_text_before=needs_text_before, around=around)
+        return cls(backend, needs_text_before=needs_text_before, added_ids=added_ids)
 
-    def encode_all(self, texts: Sequence[str], *, adds_special_tokens: bool) -> list[bytes]:
-        """The little-endian int32 ids of texts. O(length). All processors take part, for each thread in turn."""
-        return self._encode(texts, adds_special_tokens, SHARED_CHARACTERS)
+    def encode_batch(self, texts: Sequence[str], *, adds_special_tokens: bool) -> list[bytes]:
+        """Returns the little-endian int32 ids of each text. O(length).
 
-    def encode_here(self, text: str, *, adds_special_tokens: bool) -> bytes:
-        """Those of one, by the calling thread alone. It waits for nothing that others encode."""
-        # The package gives a single stretch to the thread that asks, and several to threads of its own.
+        Uses all processors. Concurrent calls take turns, ``MAX_BATCH_CHARACTERS`` at a time.
+        """
+        return self._encode(texts, adds_special_tokens, MAX_BATCH_CHARACTERS)
+
+    def encode_inline(self, text: str, *, adds_special_tokens: bool) -> bytes:
+        """Returns the little-endian int32 ids of one text, without waiting for other threads' calls. O(length)."""
+        # The tokenizers package runs a batch of one on the calling thread, a larger one on its own thread pool.
         return self._encode([text], adds_special_tokens, 1)[0]
 
-    def _encode(self, texts: Sequence[str], adds_special_tokens: bool, n_at_once: int) -> list[bytes]:
-        cut = [self._stretches(text) for text in texts]
-        wanted = list(dict.fromkeys(stretch for stretches in cut for stretch in stretches))
-        found = self._kept(wanted)
-        for new in _parts([stretch for stretch in wanted if stretch not in found], n_at_once):
-            # Of the package's ways to encode only those for batches let other threads run.
+    def _encode(self, texts: Sequence[str], adds_special_tokens: bool, max_batch_characters: int) -> list[bytes]:
+        split_texts = [self._split(text) for text in texts]
+        distinct = list(dict.fromkeys(segment for segments in split_texts for segment in segments))
+        ids_by_segment = self._lookup(distinct)
+        for new in _batches(
+            [segment for segment in distinct if segment not in ids_by_segment], max_batch_characters
+        ):
+            # Only the package's batch methods release the GIL.
             encodings = self._backend.encode_batch_fast(new, add_special_tokens=False)
-            encoded = {stretch: pack(encoding.ids) for stretch, encoding in zip(new, encodings, strict=True)}
-            self._keep(encoded)
-            found |= encoded
-        before, after = self._around if adds_special_tokens else (b"", b"")
-        return [b"".join([before, *(found[stretch] for stretch in stretches), after]) for stretches in cut]
+            encoded = {segment: pack_ids(encoding.ids) for segment, encoding in zip(new, encodings, strict=True)}
+            self._insert(encoded)
+            ids_by_segment |= encoded
+        before, after = self._added_ids if adds_special_tokens else (b"", b"")
+        return [
+            b"".join([before, *(ids_by_segment[segment] for segment in segments), after])
+            for segments in split_texts
+        ]
 
-    def _stretches(self, text: str) -> list[str]:
-        stretches, start = [], 0
-        place = text.find("\n", MIN_CHARACTERS - 1) + 1
-        while place:
-            if text[place : place + 1] in _FOLLOWS and (
-                not self._needs_text_before or "!" <= text[place - 2] <= "~"
+    def _split(self, text: str) -> list[str]:
+        segments, start = [], 0
+        cut = text.find("\n", MIN_SEGMENT_CHARACTERS - 1) + 1
+        while cut:
+            if text[cut : cut + 1] in _SEGMENT_STARTS and (
+                not self._needs_text_before or "!" <= text[cut - 2] <= "~"
             ):
-                stretches.append(text[start:place])
-                start = place
-            place = text.find("\n", max(place, start + MIN_CHARACTERS - 1)) + 1
-        return [*stretches, text[start:]]
+                segments.append(text[start:cut])
+                start = cut
+            cut = text.find("\n", max(cut, start + MIN_SEGMENT_CHARACTERS - 1)) + 1
+        return [*segments, text[start:]]
 
-    def _kept(self, wanted: Sequence[str]) -> dict[str, bytes]:
+    def _lookup(self, distinct: Sequence[str]) -> dict[str, bytes]:
         with self._lock:
-            found = {stretch: self._ids[stretch] for stretch in wanted if stretch in self._ids}
-            for stretch in found:
-                self._ids.move_to_end(stretch)
-        return found
+            ids_by_segment = {segment: self._ids[segment] for segment in distinct if segment in self._ids}
+            for segment in ids_by_segment:
+                self._ids.move_to_end(segment)
+        return ids_by_segment
 
-    def _keep(self, encoded: Mapping[str, bytes]) -> None:
+    def _insert(self, encoded: Mapping[str, bytes]) -> None:
         with self._lock:
-            for stretch, ids in encoded.items():
-                if len(stretch) <= MAX_CHARACTERS and stretch not in self._ids:
-                    self._ids[stretch] = ids
-                    self._n_characters += _counted(stretch)
-            while self._n_characters > MAX_KEPT_CHARACTERS:
+            for segment, ids in encoded.items():
+                if len(segment) <= MAX_CACHED_SEGMENT_CHARACTERS and segment not in self._ids:
+                    self._ids[segment] = ids
+                    self._n_characters += _charged_characters(segment)
+            while self._n_characters > MAX_CACHED_CHARACTERS:
                 oldest, _ = self._ids.popitem(last=False)
-                self._n_characters -= _counted(oldest)
+                self._n_characters -= _charged_characters(oldest)
 
 
-def _counted(stretch: str) -> int:
-    # A whole text may be of one character, and its entry takes some 200 bytes nevertheless.
-    return max(len(stretch), MIN_CHARACTERS)
+def _charged_characters(segment: str) -> int:
+    # Even the entry of a one-character text takes some 200 bytes.
+    return max(len(segment), MIN_SEGMENT_CHARACTERS)
 
 
-def _parts(stretches: Sequence[str], n_at_once: int) -> Iterator[list[str]]:
-    """The stretches, as many at once as have so many characters; a longer one alone."""
-    part: list[str] = []
+def _batches(segments: Sequence[str], max_batch_characters: int) -> Iterator[list[str]]:
+    """Yields the segments in batches of at most that many characters; a longer segment is a batch of its own."""
+    batch: list[str] = []
     n_characters = 0
-    for stretch in stretches:
-        if part and n_characters + len(stretch) > n_at_once:
-            yield part
-            part, n_characters = [], 0
-        part.append(stretch)
-        n_characters += len(stretch)
-    if part:
-        yield part
+    for segment in segments:
+        if batch and n_characters + len(segment) > max_batch_characters:
+            yield batch
+            batch, n_characters = [], 0
+        batch.append(segment)
+        n_characters += len(segment)
+    if batch:
+        yield batch
 
 
-def pack(ids: Sequence[int]) -> bytes:
-    """Little-endian int32."""
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """Returns the ids as little-endian int32."""
     return struct.pack(f"<{len(ids)}i", *ids)
 
 
-def _around(backend: tokenizers.Tokenizer) -> tuple[bytes, bytes] | None:
-    """The ids that the tokenizer adds before and after a text; None if it does anything else."""
+def _added_ids(backend: tokenizers.Tokenizer) -> tuple[bytes, bytes] | None:
+    """Returns the ids that the tokenizer adds before and after a text; None if its post-processor does more."""
     plain, added = (backend.encode("a", add_special_tokens=adds).ids for adds in (False, True))
     is_added = backend.encode("a").special_tokens_mask
     start = is_added.index(0) if 0 in is_added else 0
     end = start + len(plain)
     if not plain or added[start:end] != plain or not all(is_added[:start]) or not all(is_added[end:]):
         return None
-    # A template may also repeat the text, with or without what it adds.
+    # A post-processor may also repeat the text.
     line, both = (backend.encode(text, add_special_tokens=False).ids for text in ("a\n", "a\na"))
-    return (pack(added[:start]), pack(added[end:])) if both == line + plain else None
+    return (pack_ids(added[:start]), pack_ids(added[end:])) if both == line + plain else None
 
 
-def _pattern(backend: tokenizers.Tokenizer) -> str | None:
-    """By which a byte-level tokenizer cuts texts into words; None if it does not, or does something else, too."""
+def _split_pattern(backend: tokenizers.Tokenizer) -> str | None:
+    """Returns the regex by which a byte-level tokenizer splits words; None for any other pre-tokenizer."""
     if backend.pre_tokenizer is None:
         return None
     outer: dict[str, Any] = json.loads(backend.pre_tokenizer.__getstate__())

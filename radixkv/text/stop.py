@@ -1,4 +1,4 @@
-"""Stop strings in text that comes piece by piece."""
+"""Stop string matching in streamed text."""
 
 from __future__ import annotations
 
@@ -6,55 +6,59 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Finds the stop string that is complete first, wherever the pieces are cut.
+    """Finds the stop string that ends first, wherever the text is split into pieces.
 
-    Of several that end at the same character the longest counts. What could still be the beginning of one is held
-    back.
+    If several stop strings end at the same character, the longest matches. Text that may be the start of a stop
+    string is held back.
 
     Args:
-        stop: the strings.
-        includes_stop: whether the one that is met is shown.
+        stop: the stop strings.
+        includes_stop: whether the returned text includes the matched stop string.
     """
 
     def __init__(self, stop: Sequence[str], *, includes_stop: bool = False) -> None:
         self._stop = tuple(stop)
         self._includes_stop = includes_stop
-        beginnings = {text[:length] for text in stop for length in range(1, len(text))}
-        self._beginnings = tuple(sorted(beginnings, key=len, reverse=True))
-        self._held = ""
+        prefixes = {text[:length] for text in stop for length in range(1, len(text))}
+        self._prefixes = tuple(sorted(prefixes, key=len, reverse=True))
+        self._pending = ""
         self._n_early = 0
-        """How many characters of what is held came too early to end a stop string."""
-        self.met: str | None = None
-        """The stop string that was met."""
+        """How many characters of the pending text are too early to be the end of a stop string."""
+        self.matched: str | None = None
+        """The stop string that matched."""
 
     def push(self, text: str, *, is_early: bool = False) -> tuple[str, bool]:
-        """The text that may be shown now, and whether a stop string was met; after that all text is dropped.
+        """Returns the text that is safe to show, and whether a stop string has matched. O(text and stop strings).
 
-        A stop string may begin, but not end, in text that is early. O(length of text and stop strings).
+        After a match all further text is dropped.
+
+        Args:
+            text: the next piece.
+            is_early: whether the piece lies within ``min_tokens``: a stop string may start there, but not end.
         """
-        if self.met is not None:
+        if self.matched is not None:
             return "", True
         if not self._stop:
             return text, False
-        text = self._held + text
+        text = self._pending + text
         n_early = len(text) if is_early else self._n_early
-        if (found := self._first(text, n_early)) is not None:
-            start, end = found
-            self.met = text[start:end]
-            self._held = ""
+        if (match := self._first(text, n_early)) is not None:
+            start, end = match
+            self.matched = text[start:end]
+            self._pending = ""
             return text[: end if self._includes_stop else start], True
-        n_shown = len(text) - self._n_held(text)
-        self._held = text[n_shown:]
+        n_shown = len(text) - self._n_pending(text)
+        self._pending = text[n_shown:]
         self._n_early = max(0, n_early - n_shown)
         return text[:n_shown], False
 
     def finish(self) -> str:
-        """What was held back, when no more text comes."""
-        held, self._held = self._held, ""
-        return held
+        """Returns the text still held back, after the last piece."""
+        pending, self._pending = self._pending, ""
+        return pending
 
     def _first(self, text: str, n_early: int) -> tuple[int, int] | None:
-        """Start and end of the first stop string that ends behind the early text."""
+        """Returns start and end of the first stop string that ends after the early text."""
         starts = [(text.find(stop, max(0, n_early - len(stop) + 1)), stop) for stop in self._stop]
         matches = [(start + len(stop), start) for start, stop in starts if start >= 0]
         if not matches:
@@ -62,7 +66,7 @@ class StopStrings:
         end, start = min(matches)
         return start, end
 
-    def _n_held(self, text: str) -> int:
-        if not text.endswith(self._beginnings):
+    def _n_pending(self, text: str) -> int:
+        if not text.endswith(self._prefixes):
             return 0
-        return next(len(beginning) for beginning in self._beginnings if text.endswith(beginning))
+        return next(len(prefix) for prefix in self._prefixes if text.endswith(prefix))

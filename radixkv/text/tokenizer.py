@@ -1,4 +1,4 @@
-"""Text to token ids and back."""
+"""Tokenisation and detokenisation."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ import tokenizers
 from tokenizers import decoders, pre_tokenizers
 
 from radixkv.errors import CheckpointError, ContextLengthExceeded, InvalidRequest
-from radixkv.text.segment_cache import Stretches, pack
+from radixkv.text.segment_cache import SegmentCache, pack_ids
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-_CACHED_TOKENS = 1 << 15
+_MAX_CACHED_TOKENS = 1 << 15
 
 
 class Tokenizer:
-    """A checkpoint's ``tokenizer.json``. Safe to use from several threads."""
+    """The tokenizer of a checkpoint's ``tokenizer.json``. Thread-safe."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._stretches = Stretches.of(backend)
+        self._segment_cache = SegmentCache.create(backend)
         self._special = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
         self._decoder = backend.decoder
-        self.joins_bytes = self._decoder is not None and self._decoder.decode(["<0x41>"]) == "A"
-        """Whether single-byte tokens (``<0xE4>``) become characters, as in sentencepiece vocabularies."""
+        self.has_byte_fallback = self._decoder is not None and self._decoder.decode(["<0x41>"]) == "A"
+        """Whether decoding joins single-byte tokens (``<0xE4>``) to characters, as in sentencepiece."""
         self.is_byte_level = isinstance(self._decoder, decoders.ByteLevel)
-        """Whether a text is the bytes of its tokens, one after the other."""
-        self._names_bytes = self._decoder is not None and self._decoder.decode(["Ġ"]) == " "
-        self.token_bytes = functools.lru_cache(_CACHED_TOKENS)(self._find_bytes)
-        """The bytes that a token adds to a text, given its id; none beyond the vocabulary.
+        """Whether the UTF-8 bytes of a text are the concatenated bytes of its tokens."""
+        self._uses_byte_letters = self._decoder is not None and self._decoder.decode(["Ġ"]) == " "
+        self.token_bytes = functools.lru_cache(_MAX_CACHED_TOKENS)(self._compute_token_bytes)
+        """Returns the bytes that the token of an id adds to a text; empty for an id beyond the vocabulary.
 
-        Those of an answer's tokens together are its text; a special token's are its name.
+        The bytes of an answer's tokens concatenate to its text. The bytes of a special token are its name.
         """
 
     @classmethod
@@ -60,15 +60,15 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are, added ones included; the model's may be larger."""
+        """Number of tokens, including added ones; the model's ``vocab_size`` may be larger."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     @property
-    def longest_token_characters(self) -> int | None:
-        """Most characters of a text that one of its ids stands for; None if that may be any number.
+    def max_token_characters(self) -> int | None:
+        """Most characters of a text that one token can stand for; None if there is no limit.
 
-        Known for byte-level vocabularies that hold all bytes and whose text is not normalized: any other may
-        leave out characters, or make one unknown token of many. O(vocabulary).
+        There is a limit for byte-level vocabularies with all 256 bytes and no normalizer. Any other tokenizer may
+        drop characters, or turn many of them into one unknown token. O(vocabulary).
         """
         layout = json.loads(self._backend.to_str())
         outer = layout["pre_tokenizer"] or {}
@@ -85,85 +85,85 @@ class Tokenizer:
         return max(map(len, vocabulary)) if is_complete else None
 
     def encode(self, text: str, limit: int | None = None, *, adds_special_tokens: bool = True) -> bytes:
-        """Little-endian int32 ids. O(length). Other threads run meanwhile.
+        """Returns the text's little-endian int32 ids. Releases the GIL. O(length).
 
         Names of special tokens in the text become those tokens.
 
         Args:
-            text: any.
-            limit: most tokens.
-            adds_special_tokens: whether the tokenizer adds those of its own, such as one for the beginning. A chat
-                template has written them already.
+            text: any text.
+            limit: maximum number of tokens.
+            adds_special_tokens: whether the tokenizer adds its special tokens, such as the beginning of sequence. A
+                chat template has written them already.
 
         Raises:
-            InvalidRequest: the text holds half of a surrogate pair, which is no character.
+            InvalidRequest: the text contains a lone surrogate, which is not a character.
             ContextLengthExceeded: there are more than ``limit`` tokens.
         """
-        (encoded,) = self.encode_all([text], limit, adds_special_tokens=adds_special_tokens)
-        return _unless_error(encoded)
+        (encoded,) = self.encode_batch([text], limit, adds_special_tokens=adds_special_tokens)
+        return _raise_if_error(encoded)
 
-    def encode_here(self, text: str, limit: int | None = None, *, adds_special_tokens: bool = True) -> bytes:
-        """What ``encode`` gives, by the calling thread alone: it waits for no text of other threads.
+    def encode_inline(self, text: str, limit: int | None = None, *, adds_special_tokens: bool = True) -> bytes:
+        """Does what ``encode`` does, on the calling thread and without waiting for texts of other threads.
 
-        For short texts: many processors are faster, and so is one change of threads for all of a long one.
+        Use it for short texts. For long texts ``encode_batch`` is faster: it uses all processors.
         """
-        if self._stretches is None:
+        if self._segment_cache is None:
             return self.encode(text, limit, adds_special_tokens=adds_special_tokens)
         if (error := _lone_surrogate(text)) is not None:
             raise error
-        ids = self._stretches.encode_here(text, adds_special_tokens=adds_special_tokens)
-        return _unless_error(_within(ids, limit))
+        ids = self._segment_cache.encode_inline(text, adds_special_tokens=adds_special_tokens)
+        return _raise_if_error(_check_limit(ids, limit))
 
-    def encode_all(
+    def encode_batch(
         self, texts: Sequence[str], limit: int | None = None, *, adds_special_tokens: bool = True
     ) -> list[bytes | InvalidRequest]:
-        """What ``encode`` gives for each text, or the error that it raises. All processors take part."""
+        """Returns for each text what ``encode`` returns, or the error that it raises. Uses all processors."""
         errors = [_lone_surrogate(text) for text in texts]
         whole = [text for text, error in zip(texts, errors, strict=True) if error is None]
-        if self._stretches is None:
-            # Of the package's ways to encode only those for batches let other threads run.
+        if self._segment_cache is None:
+            # Only the package's batch methods release the GIL.
             encodings = self._backend.encode_batch_fast(whole, add_special_tokens=adds_special_tokens)
-            found = iter([pack(encoding.ids) for encoding in encodings])
+            encoded = iter([pack_ids(encoding.ids) for encoding in encodings])
         else:
-            found = iter(self._stretches.encode_all(whole, adds_special_tokens=adds_special_tokens))
-        return [_within(next(found), limit) if error is None else error for error in errors]
+            encoded = iter(self._segment_cache.encode_batch(whole, adds_special_tokens=adds_special_tokens))
+        return [_check_limit(next(encoded), limit) if error is None else error for error in errors]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of all ids together; bytes that are no character give U+FFFD."""
+        """Returns the text of the ids; bytes that are not valid UTF-8 become U+FFFD."""
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token(self, token_id: int, *, skip_special_tokens: bool = True) -> str | None:
-        """The token's name; None for one that ``decode`` skips: special, or beyond the vocabulary."""
+        """Returns the token's name; None if ``decode`` skips it: special tokens, and ids beyond the vocabulary."""
         is_skipped = skip_special_tokens and token_id in self._special
         return None if is_skipped else self._backend.id_to_token(token_id)
 
     def token_text(self, token_id: int) -> str:
-        """A token's text by itself, as beside log-probabilities; a part of a character gives U+FFFD."""
+        """Returns the text of a single token, as logprobs show it; a partial character becomes U+FFFD."""
         return self.token_bytes(token_id).decode(errors="replace")
 
-    def join_bytes(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> bytes:
-        """The bytes of tokens of a byte-level vocabulary; part of a character may be first or last. O(ids)."""
+    def decode_bytes(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> bytes:
+        """Returns the bytes of tokens of a byte-level vocabulary; they may split a character. O(ids)."""
         special = self._special if skip_special_tokens else ()
         return b"".join([self.token_bytes(token_id) for token_id in ids if token_id not in special])
 
-    def join(self, tokens: Sequence[str]) -> str:
-        """The text of tokens that are given by name; ``decode`` is this after looking the ids up."""
+    def decode_tokens(self, tokens: Sequence[str]) -> str:
+        """Returns the text of tokens given by name; ``decode`` looks up the names of ids and does the same."""
         return " ".join(tokens) if self._decoder is None else self._decoder.decode(tokens)
 
     def byte(self, token: str) -> bytes | None:
-        """The one byte that the token stands for by its name (``<0xE4>``), as in sentencepiece vocabularies."""
-        return bytes.fromhex(token[3:5]) if self.joins_bytes and _BYTE_TOKEN.fullmatch(token) else None
+        """Returns the byte of a single-byte token (``<0xE4>``) of a sentencepiece vocabulary, else None."""
+        return bytes.fromhex(token[3:5]) if self.has_byte_fallback and _BYTE_TOKEN.fullmatch(token) else None
 
-    def _find_bytes(self, token_id: int) -> bytes:
+    def _compute_token_bytes(self, token_id: int) -> bytes:
         token = self._backend.id_to_token(token_id)
         if token is None:
             return b""
         if (byte := self.byte(token)) is not None:
             return byte
-        if self._names_bytes and _BYTE_LETTERS.keys() >= set(token):
+        if self._uses_byte_letters and _BYTE_LETTERS.keys() >= set(token):
             return bytes(_BYTE_LETTERS[letter] for letter in token)
-        # What it adds to itself, because some decoders drop a space at the beginning of a text.
-        return self.join([token, token])[len(self.join([token])) :].encode()
+        # The text that a second copy of the token adds to the first: some decoders drop a text's leading space.
+        return self.decode_tokens([token, token])[len(self.decode_tokens([token])) :].encode()
 
 
 def _lone_surrogate(text: str) -> InvalidRequest | None:
@@ -178,13 +178,13 @@ def _lone_surrogate(text: str) -> InvalidRequest | None:
     return None
 
 
-def _unless_error(encoded: bytes | InvalidRequest) -> bytes:
+def _raise_if_error(encoded: bytes | InvalidRequest) -> bytes:
     if isinstance(encoded, InvalidRequest):
         raise encoded
     return encoded
 
 
-def _within(ids: bytes, limit: int | None) -> bytes | ContextLengthExceeded:
+def _check_limit(ids: bytes, limit: int | None) -> bytes | ContextLengthExceeded:
     n_tokens = len(ids) // 4
     if limit is None or n_tokens <= limit:
         return ids
@@ -195,10 +195,13 @@ def _within(ids: bytes, limit: int | None) -> bytes | ContextLengthExceeded:
 
 
 def _byte_letters() -> dict[str, int]:
-    """The byte of each letter of byte-level vocabularies: visible Latin-1 for itself, others from U+0100 on."""
+    """Returns the byte of each letter of a byte-level vocabulary, which uses GPT-2's alphabet.
+
+    A visible Latin-1 character stands for its own byte; the other bytes are U+0100 and up, in order.
+    """
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    return {chr(byte): byte for byte in visible} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 _BYTE_LETTERS = _byte_letters()

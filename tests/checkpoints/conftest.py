@@ -1,4 +1,4 @@
-"""A hub, and small folders to serve."""
+"""Fixtures: a hub server and small checkpoints."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from support.hub import Hub, serving_hub
+from support.hub import Hub, run_hub
 
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    with serving_hub() as hub:
+    with run_hub() as hub:
         yield hub
 
 

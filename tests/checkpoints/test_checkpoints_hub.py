@@ -1,4 +1,4 @@
-"""A hub name is downloaded once, through the real client, from a server that speaks the hub's API."""
+"""Tests of downloads with the real client, from a server that implements the hub's file API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from radixkv.errors import CheckpointError
 
 @pytest.fixture(autouse=True)
 def no_user_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The user's token must not reach the test's server, nor the user's cache answer for it."""
+    """Keeps the user's token from the test's server, and the user's settings from the test."""
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.delenv("HF_TOKEN", raising=False)
@@ -40,7 +40,7 @@ def test_downloads_config_tokenizer_and_safetensors_and_nothing_else(
     checkpoint = resolve("org/model", cache_folder=tmp_path, hub_endpoint=served.endpoint)
     found = {path.name: path.read_bytes() for path in checkpoint.folder.rglob("*") if path.is_file()}
     assert found == checkpoint_files
-    assert sorted(served.fetched()) == sorted(checkpoint_files)
+    assert sorted(served.downloaded()) == sorted(checkpoint_files)
     assert checkpoint.name == "org/model"
     assert checkpoint.eos_token_ids == {5, 7}
     assert checkpoint.vocab_size == 64
@@ -73,35 +73,35 @@ def test_a_model_brings_its_chat_template(served: Any, tmp_path: Path) -> None:
 def test_dummy_weights_are_not_fetched(served: Any, tmp_path: Path) -> None:
     checkpoint = resolve("org/model", load_format="dummy", cache_folder=tmp_path, hub_endpoint=served.endpoint)
     assert checkpoint.vocab_size == 64
-    assert sorted(served.fetched()) == ["config.json", "generation_config.json", "tokenizer.json"]
+    assert sorted(served.downloaded()) == ["config.json", "generation_config.json", "tokenizer.json"]
 
 
 def test_weights_are_missed_until_all_were_fetched(served: Any, tmp_path: Path) -> None:
-    def looked_at() -> Checkpoint:
+    def resolve_without_weights() -> Checkpoint:
         return resolve("org/model", load_format="dummy", cache_folder=tmp_path, hub_endpoint=served.endpoint)
 
     files = served.repositories["org/model"]
     files["model-1.safetensors"] = files["model-2.safetensors"] = files.pop("model.safetensors")
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     files["model.safetensors.index.json"] = json.dumps(index).encode()
-    assert not looked_at().has_weights
+    assert not resolve_without_weights().has_weights
     whole = resolve("org/model", cache_folder=tmp_path, hub_endpoint=served.endpoint)
     assert whole.has_weights
-    assert looked_at() == whole
+    assert resolve_without_weights() == whole
     (whole.folder / "model-2.safetensors").unlink()
-    assert not looked_at().has_weights
+    assert not resolve_without_weights().has_weights
 
 
 def test_second_call_fetches_no_file_again(served: Any, tmp_path: Path) -> None:
     first = resolve("org/model", cache_folder=tmp_path, hub_endpoint=served.endpoint)
     served.requests.clear()
     assert resolve("org/model", cache_folder=tmp_path, hub_endpoint=served.endpoint) == first
-    assert served.fetched() == []
+    assert served.downloaded() == []
 
 
 def test_cached_copy_serves_when_the_hub_is_down(served: Any, tmp_path: Path) -> None:
     first = resolve("org/model", cache_folder=tmp_path, hub_endpoint=served.endpoint)
-    served.refuse_with = (503, {})
+    served.error_response = (503, {})
     assert resolve("org/model", cache_folder=tmp_path, hub_endpoint=served.endpoint) == first
 
 
@@ -118,20 +118,20 @@ def test_no_progress_bar_without_a_terminal(served: Any, tmp_path: Path, capfd: 
 
 
 @pytest.mark.parametrize(
-    ("model", "revision", "refuse_with", "reason"),
+    ("model", "revision", "error_response", "reason"),
     [
-        ("org/absent", None, None, "no such repository.*check the spelling"),
+        ("org/absent", None, None, "no such repository"),
         ("org/model", "v9", None, "no revision 'v9'"),
         (
             "org/model",
             None,
             (401, {"X-Error-Code": "RepoNotFound"}),
-            "no such repository.*HF_TOKEN if it is private",
+            "no such repository.*HF_TOKEN",
         ),
         ("org/model", None, (401, {}), "refuses access; set HF_TOKEN"),
-        ("org/model", None, (403, {"X-Error-Code": "GatedRepo"}), "access to it has to be granted.*HF_TOKEN"),
-        ("org/model", None, (418, {}), "gives no answer and no copy is cached.*418"),
-        ("org/a--b", None, None, "not a hub name"),
+        ("org/model", None, (403, {"X-Error-Code": "GatedRepo"}), "gated.*HF_TOKEN"),
+        ("org/model", None, (418, {}), "no copy is cached.*418"),
+        ("org/a--b", None, None, "hub name"),
     ],
 )
 def test_refusal_is_one_line_that_says_what_to_do(
@@ -139,10 +139,10 @@ def test_refusal_is_one_line_that_says_what_to_do(
     tmp_path: Path,
     model: str,
     revision: str | None,
-    refuse_with: tuple[int, dict[str, str]] | None,
+    error_response: tuple[int, dict[str, str]] | None,
     reason: str,
 ) -> None:
-    served.refuse_with = refuse_with
+    served.error_response = error_response
     with pytest.raises(CheckpointError, match=reason) as caught:
         resolve(model, revision, cache_folder=tmp_path, hub_endpoint=served.endpoint)
     assert model in str(caught.value)
@@ -150,17 +150,17 @@ def test_refusal_is_one_line_that_says_what_to_do(
 
 
 def test_listed_file_that_is_not_there(served: Any, tmp_path: Path) -> None:
-    served.listed_only.add("config.json")
+    served.missing_files.add("config.json")
     with pytest.raises(CheckpointError, match=r"'org/model': the download failed: .*; try again") as caught:
         resolve("org/model", cache_folder=tmp_path, hub_endpoint=served.endpoint)
     assert "\n" not in str(caught.value)
 
 
 def test_no_network(tmp_path: Path) -> None:
-    with socket.socket() as deaf:
-        deaf.bind(("127.0.0.1", 0))  # nobody listens there, nor can begin to
-        endpoint = f"http://127.0.0.1:{deaf.getsockname()[1]}"
-        with pytest.raises(CheckpointError, match=r"gives no answer and no copy is cached.*check the network"):
+    with socket.socket() as closed_port:
+        closed_port.bind(("127.0.0.1", 0))  # reserves a port on which nothing listens
+        endpoint = f"http://127.0.0.1:{closed_port.getsockname()[1]}"
+        with pytest.raises(CheckpointError, match=r"no copy is cached.*check the network"):
             resolve("org/model", cache_folder=tmp_path, hub_endpoint=endpoint)
 
 

@@ -1,4 +1,4 @@
-"""What a model's name stands for, and what is said when it stands for nothing."""
+"""Tests of the resolution of models' names, and of its errors."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_tokenizer_is_a_folder_of_its_own(checkpoint_folder: Path, tmp_path: P
     assert resolve_tokenizer(str(folder)) == folder
     with pytest.raises(CheckpointError, match=r"tokenizer '.*tokenizer\.json' is a file; give the folder"):
         resolve_tokenizer(str(folder / "tokenizer.json"))
-    with pytest.raises(CheckpointError, match=r"tokenizer './absent' is not a folder that exists"):
+    with pytest.raises(CheckpointError, match=r"tokenizer './absent' "):
         resolve_tokenizer("./absent")
 
 
@@ -159,7 +159,7 @@ def test_a_tokenizer_is_a_folder_of_its_own(checkpoint_folder: Path, tmp_path: P
     ],
 )
 def test_a_stretched_context(checkpoint_folder: Path, rope: dict[str, object], expected: int) -> None:
-    """Settings that make no sense are the device's to refuse."""
+    """Invalid RoPE settings are ignored here; the device rejects them."""
     (checkpoint_folder / "config.json").write_text(json.dumps({"max_position_embeddings": 1000} | rope))
     assert resolve(str(checkpoint_folder)).max_position_embeddings == expected
 
@@ -185,7 +185,7 @@ def test_folder_that_is_no_checkpoint(checkpoint_folder: Path, missing: str) -> 
     "model", ["/no/such/folder", "./absent", "../absent", "~/absent/", "a/b/c", "", " ", "a\0b"]
 )
 def test_path_that_does_not_exist_is_not_looked_up_on_the_hub(model: str) -> None:
-    with pytest.raises(CheckpointError, match=r"is not a folder that exists.*check the path") as caught:
+    with pytest.raises(CheckpointError, match=r"existing folder.*check the path") as caught:
         resolve(model, hub_endpoint="http://127.0.0.1:9")
     assert repr(model) in str(caught.value)
 
@@ -211,7 +211,7 @@ def test_import_brings_neither_torch_nor_the_hub_client() -> None:
 
 
 def shard(checkpoint_folder: Path) -> None:
-    """Cuts the weights into two files that an index names."""
+    """Splits the weights into two files with an index."""
     whole = checkpoint_folder / "model.safetensors"
     names = {name: f"model-0000{i}-of-00002.safetensors" for i, name in enumerate("ab", 1)}
     for name in names.values():

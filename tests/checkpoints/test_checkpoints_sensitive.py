@@ -1,7 +1,7 @@
-"""Outputs of the tests' own checkpoint depend on the whole context, measured with transformers as the engine.
+"""Tests that outputs of the tests' own checkpoint depend on the whole context, with Transformers as the engine.
 
-One page of the KV of a 2,000-token prompt is replaced by a page of another prompt, as a cache that mixes up pages
-would; then 32 tokens are generated greedily.
+One KV page of a 2,000-token prompt is replaced by a page of another prompt, as by a cache that confuses pages. Then
+32 tokens are generated greedily.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def prompts(sensitive: Path) -> list[list[int]]:
 
 
 def word_problems(seed: int) -> str:
-    """Some 90 worked examples that differ in names, things and numbers."""
+    """Returns 90 worked examples that differ in names, things and numbers."""
     rng = random.Random(seed)
     names = ("Ada", "Bruno", "Chen", "Dalia", "Emeka", "Farah", "Goran", "Hana", "Ivan", "Jun", "Kofi", "Lena")
     things = ("apples", "books", "candles", "drums", "eggs", "flags", "games", "hats", "jars", "kites", "lamps")
@@ -62,9 +62,14 @@ def prefill(model: LlamaForCausalLM, tokens: list[int]) -> Layers:
 
 
 def generate(model: LlamaForCausalLM, layers: Layers, last_token: int) -> tuple[list[int], int]:
-    """Row 0's greedy tokens from the KV of all prompt tokens but the last, and how many other rows give the same.
+    """Returns row 0's greedy tokens and how many other rows give the same tokens.
 
-    A row that differed once is not computed any further.
+    Args:
+        model: the model.
+        layers: K and V of all prompt tokens but the last, by layer.
+        last_token: the prompt's last token.
+
+    A row that differs once is dropped.
     """
     cache = DynamicCache()
     for index, (keys, values) in enumerate(layers):
@@ -82,7 +87,7 @@ def generate(model: LlamaForCausalLM, layers: Layers, last_token: int) -> tuple[
 
 
 def with_wrong_pages(layers: Layers, others: Layers) -> Layers:
-    """Row 0 as it is; row i with page PAGES[i - 1] replaced, in all layers, by a page of the other prompt."""
+    """Returns a batch: row 0 is unchanged, row i has page PAGES[i - 1] replaced by one of the other prompt."""
     edited = [
         (keys.repeat(len(PAGES) + 1, 1, 1, 1), values.repeat(len(PAGES) + 1, 1, 1, 1)) for keys, values in layers
     ]
@@ -122,10 +127,10 @@ def test_outputs_are_varied(model: LlamaForCausalLM, prompts: list[list[int]]) -
     assert len({tuple(output[:4]) for output in outputs}) == len(outputs)
 
 
-def test_numbers_are_moderate(model: LlamaForCausalLM, prompts: list[list[int]]) -> None:
+def test_activations_and_logits_are_moderate(model: LlamaForCausalLM, prompts: list[list[int]]) -> None:
     result = model(torch.tensor([prompts[0]]), output_hidden_states=True)
     assert all(hidden.abs().max() < 100 for hidden in result.hidden_states)
     assert 1 < result.logits.std() < 4
     likeliest = result.logits[0].topk(2).values
-    # Close enough for a small change of the context to swap them, far enough for float32 to keep them apart.
+    # A small change of the context can swap the tokens, but float32 can still tell them apart.
     assert 0.01 < (likeliest[:, 0] - likeliest[:, 1]).median() < 1

@@ -1,4 +1,4 @@
-"""The embedded model answers held-out problems of its families right, and wrongly when a page is another's."""
+"""Tests that the embedded model solves held-out problems, and that a wrong KV page changes its answers."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from radixkv.bench.workloads.problems.arithmetic import made_problems
-from radixkv.bench.workloads.problems.chat import made_chats
-from radixkv.bench.workloads.problems.layout import asked, worked
-from radixkv.bench.workloads.problems.lookup import about, made_documents
+from radixkv.bench.workloads.problems.arithmetic import generate_problems
+from radixkv.bench.workloads.problems.chat import generate_chats
+from radixkv.bench.workloads.problems.layout import question_prompt, worked_examples
+from radixkv.bench.workloads.problems.lookup import document_head, generate_documents
 from radixkv.bench.workloads.problems.problem import Problem, result_of
-from radixkv.bench.workloads.problems.tools import made_errands
+from radixkv.bench.workloads.problems.tools import generate_tool_tasks
 from radixkv.checkpoints import resolve
 from radixkv.llm import LLM, RequestOutput
 from radixkv.sampling import SamplingParams
 from radixkv.text.tokenizer import Tokenizer
-from support.wrong_page import mixed_up, pages_of
+from support.cpu_server import CpuServer
 
 SEED = 11
-"""Training left out what it makes."""
+"""Training excludes the problems of this seed."""
 PAGE_SIZE = 16
-MIN = 0.9
-"""The share that must be right. The model card has the scores, of many more problems."""
+MIN_SHARE_RIGHT = 0.9
+"""Minimum share of right answers. The model card has the scores on many more problems."""
 ANSWER = SamplingParams(temperature=0.0, max_tokens=72, stop=("\n\n",))
 MESSAGE = SamplingParams(temperature=0.0, max_tokens=72)
 
@@ -39,11 +39,11 @@ def llm() -> Iterator[LLM]:
     llm.shutdown()
 
 
-def shots(n_problems: int, n_shots: int) -> tuple[list[str], list[Problem]]:
-    """Prompts that begin with the same worked examples, and what they ask."""
-    examples = worked(islice(made_problems(SEED), n_shots))
-    problems = list(islice(made_problems(SEED + 1), n_problems))
-    return [examples + asked(problem) for problem in problems], problems
+def few_shot_prompts(n_problems: int, n_shots: int) -> tuple[list[str], list[Problem]]:
+    """Returns prompts that start with the same worked examples, and their problems."""
+    examples = worked_examples(islice(generate_problems(SEED), n_shots))
+    problems = list(islice(generate_problems(SEED + 1), n_problems))
+    return [examples + question_prompt(problem) for problem in problems], problems
 
 
 def text_of(output: RequestOutput) -> str:
@@ -59,23 +59,27 @@ def share_right(outputs: Sequence[RequestOutput], problems: Sequence[Problem]) -
 
 
 def test_it_solves_problems_with_examples(llm: LLM) -> None:
-    prompts, problems = shots(28, n_shots=8)
-    assert share_right(llm.generate(prompts, ANSWER), problems) >= MIN
+    prompts, problems = few_shot_prompts(28, n_shots=8)
+    assert share_right(llm.generate(prompts, ANSWER), problems) >= MIN_SHARE_RIGHT
 
 
 def test_it_finds_facts_in_documents(llm: LLM) -> None:
-    documents = list(islice(made_documents(SEED, n_facts=70, n_problems=8), 3))
-    prompts = [about(document) + asked(problem) for document in documents for problem in document.problems]
+    documents = list(islice(generate_documents(SEED, n_facts=70, n_problems=8), 3))
+    prompts = [
+        document_head(document) + question_prompt(problem)
+        for document in documents
+        for problem in document.problems
+    ]
     problems = [problem for document in documents for problem in document.problems]
-    assert share_right(llm.generate(prompts, ANSWER), problems) >= MIN
+    assert share_right(llm.generate(prompts, ANSWER), problems) >= MIN_SHARE_RIGHT
 
 
-def test_it_calls_tools_and_tells_what_they_say(llm: LLM) -> None:
+def test_it_calls_tools_and_answers_from_their_results(llm: LLM) -> None:
     chats: list[list[dict[str, Any]]] = []
     answers: list[str] = []
-    for errand in islice(made_errands(SEED, n_turns=2), 10):
-        messages = [{"role": "system", "content": errand.system}]
-        for turn in errand.turns:
+    for task in islice(generate_tool_tasks(SEED, n_turns=2), 10):
+        messages = [{"role": "system", "content": task.system}]
+        for turn in task.turns:
             messages.append({"role": "user", "content": turn.user})
             chats.append(list(messages))
             messages += [{"role": "assistant", "content": turn.call}, {"role": "tool", "content": turn.result}]
@@ -83,14 +87,14 @@ def test_it_calls_tools_and_tells_what_they_say(llm: LLM) -> None:
             messages.append({"role": "assistant", "content": turn.answer})
             answers += [turn.call, turn.answer]
     rights = [
-        as_call(text_of(output)) == as_call(answer)
+        parse_call(text_of(output)) == parse_call(answer)
         for output, answer in zip(llm.chat(chats, MESSAGE), answers, strict=True)
     ]
-    assert sum(rights) / len(rights) >= MIN
+    assert sum(rights) / len(rights) >= MIN_SHARE_RIGHT
 
 
-def as_call(text: str) -> Mapping[str, Any] | str:
-    """JSON as what it says, and any other text as it is."""
+def parse_call(text: str) -> Mapping[str, Any] | str:
+    """Parses JSON; returns any other text unchanged."""
     try:
         call: Mapping[str, Any] = json.loads(text)
     except ValueError:
@@ -101,7 +105,7 @@ def as_call(text: str) -> Mapping[str, Any] | str:
 def test_it_chats_and_remembers(llm: LLM) -> None:
     chats: list[list[dict[str, str]]] = []
     answers: list[str] = []
-    for chat in islice(made_chats(SEED, n_turns=5), 8):
+    for chat in islice(generate_chats(SEED, n_turns=5), 8):
         messages = [{"role": "system", "content": chat.system}] if chat.system else []
         for user, answer in chat.turns:
             messages.append({"role": "user", "content": user})
@@ -109,57 +113,67 @@ def test_it_chats_and_remembers(llm: LLM) -> None:
             messages.append({"role": "assistant", "content": answer})
             answers.append(answer)
     rights = [text_of(output) == answer for output, answer in zip(llm.chat(chats, MESSAGE), answers, strict=True)]
-    assert sum(rights) / len(rights) >= MIN
+    assert sum(rights) / len(rights) >= MIN_SHARE_RIGHT
 
 
-def test_the_cache_changes_no_answer(llm: LLM) -> None:
-    prompts, _ = shots(5, n_shots=5)
+def test_the_prefix_cache_changes_no_answer(llm: LLM) -> None:
+    prompts, _ = few_shot_prompts(5, n_shots=5)
     without = LLM(device="cpu", enable_prefix_caching=False, max_total_tokens=16_384, max_model_len=4096)
     expected = without.generate(prompts, ANSWER)
     llm.flush_cache()
     filling, filled = llm.generate(prompts, ANSWER), llm.generate(prompts, ANSWER)
     assert [output.num_cached_tokens for output in expected] == [0] * 5
     assert min(output.num_cached_tokens for output in filled) > 400
-    for found in (filling, filled):
-        assert [output.outputs for output in found] == [output.outputs for output in expected]
+    for answer in (filling, filled):
+        assert [output.outputs for output in answer] == [output.outputs for output in expected]
 
 
-def test_a_page_of_another_document_gives_that_ones_answer(llm: LLM) -> None:
-    """Twin documents differ in one code, within one page; each is then read with the other's page."""
-    prompts, codes = zip(*islice(twins(), 8), strict=True)
+def test_a_page_of_another_document_gives_the_other_answer() -> None:
+    """Pairs of documents differ in one code, within one page; each answer is computed with the other's page."""
+    prompts, codes = zip(*islice(twin_prompts(), 8), strict=True)
     ours, theirs = [pair[0] for pair in prompts], [pair[1] for pair in prompts]
-    right = [result_of(text_of(output)) for output in llm.generate(ours, ANSWER)]
-    llm.generate(theirs, ANSWER)
-    assert sum(found == code for found, (code, _) in zip(right, codes, strict=True)) >= 7
+    checkpoint = resolve("tiny")
+    tokenizer = Tokenizer.load(checkpoint.folder)
+    server = CpuServer(checkpoint, n_pages=1024, page_size=PAGE_SIZE, budget=2048, max_model_len=4096)
+
+    def answers(prompts: Sequence[list[int]]) -> list[object]:
+        for number, prompt in enumerate(prompts):
+            server.add(number, prompt, 72, temperature=0.0)
+        server.run()
+        texts = [tokenizer.decode(server.outputs[number].tokens) for number in range(len(prompts))]
+        return [result_of(text.partition("\n\n")[0]) for text in texts]
+
+    right = answers(ours)
+    answers(theirs)
+    assert sum(answer == code for answer, (code, _) in zip(right, codes, strict=True)) >= 7
     wrong_pages: dict[int, int] = {}
-    for one, other in prompts:
-        place = difference(one, other)[0] // PAGE_SIZE
-        wrong_pages[pages_of(llm, one)[place]] = pages_of(llm, other)[place]
+    for first, other in prompts:
+        page = differing_positions(first, other)[0] // PAGE_SIZE
+        wrong_pages[server.cached_pages(first)[page]] = server.cached_pages(other)[page]
     assert len(wrong_pages) == 8
-    with mixed_up(llm, wrong_pages):
-        wrong = [result_of(text_of(output)) for output in llm.generate(ours, ANSWER)]
-    llm.flush_cache()  # of answers that were computed from wrong pages
-    assert sum(found == code for found, (_, code) in zip(wrong, codes, strict=True)) >= 7
-    assert sum(found == code for found, (code, _) in zip(wrong, codes, strict=True)) <= 1
+    with server.swapped_pages(wrong_pages):
+        wrong = answers(ours)
+    assert sum(answer == code for answer, (_, code) in zip(wrong, codes, strict=True)) >= 7
+    assert sum(answer == code for answer, (code, _) in zip(wrong, codes, strict=True)) <= 1
 
 
-def twins() -> Iterator[tuple[tuple[list[int], list[int]], tuple[str, str]]]:
-    """Token ids of two prompts that ask for the code that they differ in, and both codes."""
+def twin_prompts() -> Iterator[tuple[tuple[list[int], list[int]], tuple[str, str]]]:
+    """Yields the token ids of two prompts that ask for the code in which they differ, and both codes."""
     rng, tokenizer = random.Random(SEED), Tokenizer.load(resolve("tiny").folder)
-    for document in made_documents(SEED, n_facts=30, n_problems=30):
+    for document in generate_documents(SEED, n_facts=30, n_problems=30):
         problem = next((each for each in document.problems if each.question.startswith("What is the code")), None)
         if problem is None:
             continue
         code, other = str(result_of(problem.answer)), str(rng.randint(1000, 9999))
         sentence = problem.answer.partition("\n")[0]
         assert document.text.count(sentence) == 1
-        text = about(document) + asked(problem)
+        text = document_head(document) + question_prompt(problem)
         twin = text.replace(sentence, sentence.replace(code, other))
-        one, two = (np.frombuffer(tokenizer.encode(each), "<i4").tolist() for each in (text, twin))
-        places = difference(one, two)
-        if len(one) == len(two) and places and places[0] // PAGE_SIZE == places[-1] // PAGE_SIZE:
-            yield (one, two), (code, other)
+        first, second = (np.frombuffer(tokenizer.encode(each), "<i4").tolist() for each in (text, twin))
+        positions = differing_positions(first, second)
+        if len(first) == len(second) and positions and positions[0] // PAGE_SIZE == positions[-1] // PAGE_SIZE:
+            yield (first, second), (code, other)
 
 
-def difference(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    return [place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b]
+def differing_positions(first: Sequence[int], other: Sequence[int]) -> list[int]:
+    return [index for index, (a, b) in enumerate(zip(first, other, strict=False)) if a != b]

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.scripted_server import ScriptedServer
+from support.fake_openai import FakeServer
 
 
 @pytest.fixture
-def scripted() -> Iterator[ScriptedServer]:
-    with ScriptedServer() as server:
+def fake() -> Iterator[FakeServer]:
+    with FakeServer() as server:
         yield server

@@ -1,4 +1,4 @@
-"""``radixkv chat``: in this process, at a server, through pipes and on a terminal."""
+"""Tests of ``radixkv chat``: in this process, with a server, through pipes and on a terminal."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from radixkv.cli import main
+from support.fake_openai import FakeServer
 from support.live import LIMIT_S
-from support.scripted_server import ScriptedServer
 
 POOL = ["--max-total-tokens", "2048", "--max-model-len", "1024"]
 REUSED = re.compile(r"\[(\d+) of (\d+) prompt tokens from the cache, (\d+) new tokens, \d+\.\d s(.*)\]")
@@ -28,7 +28,7 @@ Chat = Callable[..., str]
 
 @pytest.fixture
 def chat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Chat:
-    """A session whose input is all there at the beginning; gives what it printed."""
+    """Runs a session on the given input and returns its output."""
 
     def run(lines: str, *flags: str) -> str:
         monkeypatch.setattr("sys.stdin", io.StringIO(lines))
@@ -50,10 +50,10 @@ def test_each_turn_reuses_the_ones_before(chat: Chat) -> None:
     assert (same, int(warm)) == (first, int(first) // 16 * 16)
     answers = REUSED.split(shown)[::5]
     assert answers[0].strip() == answers[2].strip() != ""
-    assert "no such command; /clear begins anew" in shown
+    assert "unknown command; /clear" in shown
 
 
-def test_what_cannot_be_answered_is_said_and_forgotten(chat: Chat) -> None:
+def test_a_failed_turn_is_reported_and_dropped(chat: Chat) -> None:
     shown = chat("hello\n" + "hens " * 1200 + "\nhello\n", "--max-tokens", "4", *POOL)
     assert shown.count("error: ") == 1
     assert "the context is 1024 tokens" in shown
@@ -62,19 +62,17 @@ def test_what_cannot_be_answered_is_said_and_forgotten(chat: Chat) -> None:
     assert all(int(n_prompt) < 100 for _, n_prompt, *_ in turns)
 
 
-@pytest.mark.parametrize(("context", "pool", "most"), [("64", "64", 64), ("1024", "64", 65)])
-def test_an_answer_is_no_longer_than_context_and_pool_have_room(
-    chat: Chat, context: str, pool: str, most: int
-) -> None:
+@pytest.mark.parametrize(("context", "pool", "n_tokens"), [("64", "64", 64), ("1024", "64", 65)])
+def test_an_answer_fits_in_context_and_pool(chat: Chat, context: str, pool: str, n_tokens: int) -> None:
     shown = chat(
         "hello\n", "--max-tokens", "9999", "--ignore-eos", "--max-model-len", context, "--max-total-tokens", pool
     )
     ((_, n_prompt, n_new, end),) = REUSED.findall(shown)
-    assert int(n_prompt) + int(n_new) == most  # the last token of an answer needs no place in the pool
+    assert int(n_prompt) + int(n_new) == n_tokens  # the last token of an answer needs no KV in the pool
     assert end == ", cut off by max_tokens"
 
 
-def test_a_conversation_that_fills_the_context_is_told_to_begin_anew(chat: Chat) -> None:
+def test_the_error_of_a_full_context_suggests_clear(chat: Chat) -> None:
     shown = chat(
         f"{'hens ' * 100}\n/clear\nhens\n",
         "--max-tokens",
@@ -84,11 +82,12 @@ def test_a_conversation_that_fills_the_context_is_told_to_begin_anew(chat: Chat)
         "--max-model-len",
         "64",
     )
-    assert "the context is 64 tokens; begin anew with /clear" in shown
+    assert "the context is 64 tokens" in shown
+    assert "/clear" in shown
     assert len(REUSED.findall(shown)) == 1
 
 
-def test_a_server_can_answer(scripted: ScriptedServer, chat: Chat) -> None:
+def test_chat_with_a_server(fake: FakeServer, chat: Chat) -> None:
     usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 5}}
     events = [
         {"choices": [{"delta": {"role": "assistant", "content": ""}}]},
@@ -96,51 +95,51 @@ def test_a_server_can_answer(scripted: ScriptedServer, chat: Chat) -> None:
         {"choices": [{"delta": {"content": "day"}, "finish_reason": "stop"}]},
         {"choices": [], "usage": usage},
     ]
-    scripted.answers = {
+    fake.responses = {
         "/v1/models": lambda _: {"data": [{"id": "served"}]},
         "/v1/chat/completions": lambda _: events,
     }
-    flags = ["--base-url", scripted.address + "/v1", "--api-key", "secret", "--top-k", "5", "--system", "Be brief."]
+    flags = ["--base-url", fake.address + "/v1", "--api-key", "secret", "--top-k", "5", "--system", "Be brief."]
     shown = chat("hello\nagain\n", *flags)
     assert shown.count("Good day\n[5 of 9 prompt tokens from the cache, 2 new tokens, ") == 2
-    (_, first, key), (_, second, _) = scripted.asked[1:]
+    (_, first, key), (_, second, _) = fake.requests[1:]
     assert key == "Bearer secret"
     assert (first["model"], first["top_k"]) == ("served", 5)
-    assert "max_tokens" not in first  # the server gives what the context has left
+    assert "max_tokens" not in first  # the server defaults to what the context has left
     assert [message["content"] for message in second["messages"]] == ["Be brief.", "hello", "Good day", "again"]
     assert [message["role"] for message in second["messages"]] == ["system", "user", "assistant", "user"]
 
 
-def test_a_servers_error_does_not_end_the_session(scripted: ScriptedServer, chat: Chat) -> None:
+def test_a_servers_error_does_not_end_the_session(fake: FakeServer, chat: Chat) -> None:
     answers = iter([[{"error": {"message": "it broke"}}], [{"choices": [{"delta": {"content": "Fine"}}]}]])
-    scripted.answers = {"/v1/chat/completions": lambda _: next(answers)}
-    shown = chat("one\ntwo\n", "--base-url", scripted.address, "--model", "m")
+    fake.responses = {"/v1/chat/completions": lambda _: next(answers)}
+    shown = chat("one\ntwo\n", "--base-url", fake.address, "--model", "m")
     assert "error: " in shown
     assert "it broke" in shown
     assert "Fine\n[an unknown part of 0 prompt tokens" in shown
-    assert [message["content"] for message in scripted.asked[1][1]["messages"]] == ["two"]
+    assert [message["content"] for message in fake.requests[1][1]["messages"]] == ["two"]
 
 
-@pytest.mark.parametrize(("status", "is_told"), [(401, True), (403, False), (404, False)])
-def test_a_server_with_a_key_is_told_of(scripted: ScriptedServer, chat: Chat, status: int, is_told: bool) -> None:
-    scripted.answers = {"/v1/chat/completions": lambda _: {"error": {"message": "no"}}}
-    scripted.status = status
-    shown = chat("hello\n", "--base-url", scripted.address, "--model", "m")
+@pytest.mark.parametrize(("status", "suggests_key"), [(401, True), (403, False), (404, False)])
+def test_only_status_401_suggests_an_api_key(fake: FakeServer, chat: Chat, status: int, suggests_key: bool) -> None:
+    fake.responses = {"/v1/chat/completions": lambda _: {"error": {"message": "no"}}}
+    fake.status = status
+    shown = chat("hello\n", "--base-url", fake.address, "--model", "m")
     assert f"answered {status}: no" in shown
-    assert ("no; give the server's key with --api-key" in shown) is is_told
+    assert ("--api-key" in shown) is suggests_key
 
 
-def test_a_line_that_is_not_text_does_not_end_the_session(scripted: ScriptedServer) -> None:
-    scripted.answers = {"/v1/chat/completions": lambda _: [{"choices": [{"delta": {"content": "Fine"}}]}]}
-    command = [sys.executable, "-m", "radixkv.cli", "chat", "--base-url", scripted.address, "--model", "m"]
+def test_a_line_that_is_not_text_does_not_end_the_session(fake: FakeServer) -> None:
+    fake.responses = {"/v1/chat/completions": lambda _: [{"choices": [{"delta": {"content": "Fine"}}]}]}
+    command = [sys.executable, "-m", "radixkv.cli", "chat", "--base-url", fake.address, "--model", "m"]
     done = subprocess.run(command, input=b"caf\xe9\ncaf\xc3\xa9\n", capture_output=True, timeout=LIMIT_S)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.startswith(b"that line is not UTF-8 text\nFine\n[")
-    assert scripted.asked[0][1]["messages"] == [{"role": "user", "content": "caf\u00e9"}]
+    assert fake.requests[0][1]["messages"] == [{"role": "user", "content": "caf\u00e9"}]
 
 
 class Terminal:
-    """A session on a pseudo-terminal."""
+    """A chat session on a pseudo-terminal."""
 
     def __init__(self, *flags: str) -> None:
         self._near, far = pty.openpty()
@@ -159,7 +158,7 @@ class Terminal:
         os.write(self._near, text.encode())
 
     def wait_for(self, pattern: str, limit_s: float = LIMIT_S) -> str:
-        """What came until the pattern did; that is then forgotten."""
+        """Waits for the pattern; returns and consumes the output up to its end."""
         deadline = time.monotonic() + limit_s
         with selectors.DefaultSelector() as selector:
             selector.register(self._near, selectors.EVENT_READ)
@@ -170,7 +169,7 @@ class Terminal:
         return seen
 
     def interrupt_prompt(self) -> None:
-        """Ctrl-C where a line is awaited, until there is a new prompt: readline misses one that comes too early."""
+        """Presses Ctrl-C at the prompt until there is a new one: readline misses a Ctrl-C that comes too early."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._near, selectors.EVENT_READ)
             for _ in range(100):
@@ -187,14 +186,14 @@ class Terminal:
 
 @pytest.fixture
 def terminal() -> Iterator[Terminal]:
-    # Its answers go on for as long as they may take to be interrupted.
+    # Its answers are long enough to be interrupted on a slow machine.
     opened = Terminal("--max-tokens", "4000", "--ignore-eos", "--max-total-tokens", "16384")
     yield opened
     opened.close()
 
 
 def test_ctrl_c_ends_the_answer_and_not_the_session(terminal: Terminal) -> None:
-    terminal.wait_for(r"/clear begins anew[\s\S]*> ")
+    terminal.wait_for(r"/clear [\s\S]*> ")
     terminal.type("hello\n")
     terminal.wait_for(r"hello\r?\n[\s\S]{20}")
     terminal.process.send_signal(signal.SIGINT)

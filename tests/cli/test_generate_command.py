@@ -1,4 +1,4 @@
-"""``radixkv generate`` beside ``LLM``."""
+"""Tests of ``radixkv generate`` against ``LLM``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from radixkv.cli import main
-from radixkv.cli.offline import local_llm
+from radixkv.cli.offline import load_llm
 from radixkv.config import EngineConfig
 from radixkv.llm import LLM
 from radixkv.sampling import SamplingParams
@@ -52,7 +52,7 @@ def test_the_flags_are_those_of_sampling_params(generate: Callable[..., str]) ->
     assert shown == f"--- 1 of 2\n{first}\n--- 2 of 2\n{second}\n"
 
 
-def test_what_no_flag_says_is_as_the_checkpoint_has_it(
+def test_the_checkpoint_has_the_defaults_of_sampling_flags(
     generate: Callable[..., str], sensitive: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(sensitive, tmp_path / "model")
@@ -62,7 +62,7 @@ def test_what_no_flag_says_is_as_the_checkpoint_has_it(
     assert shown != generate("--model", str(folder), "--max-tokens", "4")
 
 
-def test_other_types_other_tokenizers_and_no_weights_at_all(
+def test_flags_for_dtype_tokenizer_and_dummy_weights(
     generate: Callable[..., str], sensitive: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "bare"
@@ -77,8 +77,8 @@ def test_other_types_other_tokenizers_and_no_weights_at_all(
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
 def test_ctrl_c_while_the_engine_loads_ends_the_process_at_once(command: str) -> None:
-    # An extension that loses Ctrl-C's exception, as some of torch's do.
-    losing = f"""
+    # Imitates extension modules, such as some of torch's, that swallow a KeyboardInterrupt while they load.
+    script = f"""
 import signal, sys, types
 
 class Engine(types.ModuleType):
@@ -93,11 +93,11 @@ sys.modules["radixkv.llm"] = Engine("radixkv.llm")
 from radixkv.cli import main
 sys.exit(main([{command!r}, *{["hi"] if command == "generate" else []}]))
 """
-    done = subprocess.run([sys.executable, "-c", losing], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
-def test_ctrl_c_is_pythons_again_once_the_engine_is_there_and_else_is_left_alone(
+def test_pythons_ctrl_c_handler_is_restored_after_loading_and_others_are_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[object] = []
@@ -112,7 +112,7 @@ def test_ctrl_c_is_pythons_again_once_the_engine_is_there_and_else_is_left_alone
             (print, print),
         ):
             signal.signal(signal.SIGINT, handler)
-            local_llm(EngineConfig())
+            load_llm(EngineConfig())
             assert seen.pop() is during
             assert signal.getsignal(signal.SIGINT) is handler
     finally:

@@ -1,4 +1,4 @@
-"""``radixkv simulate`` as a user has it."""
+"""Tests of the ``radixkv simulate`` command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def mooncake(timestamp, n_tokens, hash_ids):
 
 @pytest.fixture
 def trace(tmp_path):
-    """Requests that come back in a random order; block 0 begins them all."""
+    """A trace of repeated requests in random order, which all start with block 0."""
     random = Random(0)
     file = tmp_path / "trace.jsonl"
     chats = [[0, *range(10 * chat + 1, 10 * chat + random.randrange(3, 8))] for chat in range(8)]
@@ -37,7 +37,7 @@ def simulate(*flags):
     return main(["simulate", *map(str, flags)])
 
 
-def test_table_lines_and_pictures_say_the_same(trace, tmp_path, capsys):
+def test_table_json_lines_and_plots_agree(trace, tmp_path, capsys):
     file, folder = tmp_path / "results.jsonl", tmp_path / "pictures"
     flags = ("--trace", trace, "--output-file", file, "--plot", folder, "--kv-bytes-per-token", 1 << 20)
     assert simulate(*flags, "--capacity", "5.12k,0.01024M,1M") == 0
@@ -65,9 +65,7 @@ def test_table_lines_and_pictures_say_the_same(trace, tmp_path, capsys):
     assert all(row["environment"]["versions"]["radixkv"] and row["date"] for row in rows)
 
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0].startswith(
-        f"trace.jsonl: 80 requests, {n_prompt_tokens:,} prompt tokens; rule blocks, pages of"
-    )
+    assert printed[0].startswith(f"trace.jsonl: 80 requests, {n_prompt_tokens:,} prompt tokens; rule blocks, ")
     table = [line.split() for line in printed[2:9]]
     assert [line[2] for line in table] == [f"{row['hit_rate_pct']:.1f}%" for row in rows]
     assert [line[0] for line in table[::2]] == ["5.12k", "10.24k", "1M", "infinite"]
@@ -84,7 +82,7 @@ def test_table_lines_and_pictures_say_the_same(trace, tmp_path, capsys):
     ]
 
 
-def test_a_result_is_kept_when_a_later_replay_is_interrupted(trace, tmp_path, monkeypatch):
+def test_a_result_is_saved_even_if_a_later_replay_is_interrupted(trace, tmp_path, monkeypatch):
     file, replays = tmp_path / "results.jsonl", []
     run = Replay.run
 
@@ -100,7 +98,7 @@ def test_a_result_is_kept_when_a_later_replay_is_interrupted(trace, tmp_path, mo
     assert [(row["capacity_tokens"], row["policy"]) for row in rows] == [(5120, "lru"), (5120, "oracle")]
 
 
-def test_texts_are_counted_by_a_tokenizer_that_is_named(tmp_path):
+def test_results_name_the_tokenizer_of_a_trace_with_texts(tmp_path):
     chats, file = tmp_path / "chats.jsonl", tmp_path / "results.jsonl"
     said = [{"role": "user", "content": "Hello there"}, {"role": "assistant", "content": "Good morning"}]
     chats.write_text(json.dumps({"messages": said}) + "\n")
@@ -111,21 +109,19 @@ def test_texts_are_counted_by_a_tokenizer_that_is_named(tmp_path):
     assert dict.fromkeys(named) == dict.fromkeys(["tiny", folder.name])
 
 
-def test_one_of_anything_and_small_caches_read_well(tmp_path, capsys):
+def test_singular_forms_and_small_sizes_in_the_table(tmp_path, capsys):
     file = tmp_path / "trace.jsonl"
     file.write_text('{"prompt_token_ids": [7]}\n{broken\n')
     flags = ("--capacity", "100k", "--kv-bytes-per-token", 768, "--page-size", 1, "--skip-bad-lines")
     assert simulate("--trace", file, *flags) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith(
-        "trace.jsonl: 1 request, 1 prompt token; rule engine, pages of 1 token\n1 bad line left"
-    )
+    assert printed.startswith("trace.jsonl: 1 request, 1 prompt token; rule engine, pages of 1 token\n1 bad line")
     lru = printed.splitlines()[3].split()
     assert lru[-2:] == [f"{768 * 100_000 / 2**30:.3g}", "0"]
 
 
-def test_policies_that_cannot_be_had_are_refused(trace):
-    recording = read_recording(trace, rule="engine", abbreviates=False)
+def test_unsupported_policies_are_rejected(trace):
+    recording = read_recording(trace, rule="engine", compact_pages=False)
     for policies, concurrency, message in (
         (["oracle"], 2, "policies oracle: .* lru alone"),
         ([], 1, "policies none: give one or more"),
@@ -134,7 +130,7 @@ def test_policies_that_cannot_be_had_are_refused(trace):
             simulation.simulate(recording, [1024], policies, concurrency=concurrency)
 
 
-def test_the_rule_of_the_engine_refuses_what_its_pool_cannot_hold(trace, tmp_path, capsys):
+def test_rule_engine_rejects_requests_that_do_not_fit_in_the_pool(trace, tmp_path, capsys):
     file = tmp_path / "results.jsonl"
     assert simulate("--trace", trace, "--capacity", "3k,100k", "--rule", "engine", "--output-file", file) == 0
     rows = [json.loads(line) for line in file.read_text().splitlines()]
@@ -149,7 +145,7 @@ def test_the_rule_of_the_engine_refuses_what_its_pool_cannot_hold(trace, tmp_pat
     assert remark in capsys.readouterr().out
 
 
-def test_several_in_flight_are_replayed_by_the_rule_of_the_engine(trace, tmp_path, capsys):
+def test_concurrent_requests_are_replayed_with_rule_engine(trace, tmp_path, capsys):
     file = tmp_path / "results.jsonl"
     flags = ("--trace", trace, "--capacity", "6k", "--output-file", file)
     assert simulate(*flags, "--concurrency", 16) == 0
@@ -160,12 +156,12 @@ def test_several_in_flight_are_replayed_by_the_rule_of_the_engine(trace, tmp_pat
     assert (together["max_num_batched_tokens"], alone["max_num_batched_tokens"]) == (8192, None)
     assert alone["hit_rate_pct"] < together["hit_rate_pct"] < all_of_them["hit_rate_pct"]
     assert simulate(*flags, "--concurrency", 2, "--rule", "blocks") == 1
-    assert "several requests in flight share the engine's pool; use --rule engine" in capsys.readouterr().err
+    assert "--rule engine" in capsys.readouterr().err
     assert simulate(*flags, "--concurrency", 2, "--max-num-batched-tokens", 1000) == 1
-    assert "max_num_batched_tokens 1000 is not one or more pages of 16" in capsys.readouterr().err
+    assert "max_num_batched_tokens 1000 " in capsys.readouterr().err
 
 
-def test_a_model_gives_the_bytes_of_its_tokens(trace, tmp_path, capsys):
+def test_a_model_determines_the_bytes_per_token(trace, tmp_path, capsys):
     file = tmp_path / "results.jsonl"
     flags = ("--trace", trace, "--capacity", "1M", "--output-file", file, "--policy", "lru")
     assert simulate(*flags, "--model", "tiny") == 0
@@ -185,29 +181,26 @@ def test_a_model_gives_the_bytes_of_its_tokens(trace, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--capacity", "5Q"], "'5Q' is no whole number of tokens; write 500000, 512k or 0.5M"),
-        (["--capacity", "1M,,2M"], "'' is no whole number of tokens"),
-        (["--capacity", "0"], "'0' is no whole number of tokens"),
-        (["--capacity", "0.0001k"], "'0.0001k' is no whole number of tokens"),
-        (["--capacity", "1M", "--policy", "lru,lfu"], "'lfu' is no policy; use lru, oracle or lru,oracle"),
+        (["--capacity", "5Q"], "'5Q'"),
+        (["--capacity", "1M,,2M"], "''"),
+        (["--capacity", "0"], "'0'"),
+        (["--capacity", "0.0001k"], "'0.0001k'"),
+        (["--capacity", "1M", "--policy", "lru,lfu"], "'lfu'"),
         (["--capacity", "1M", "--rule", "mine"], "invalid choice: 'mine'"),
-        (["--capacity", "1M", "--page-size", "0"], "page_size 0 must be at least 1"),
-        (["--capacity", "1M", "--kv-bytes-per-token", "-1"], "kv_bytes_per_token -1 must be at least 1"),
-        (["--capacity", "1M", "--concurrency", "0"], "concurrency 0 must be at least 1"),
+        (["--capacity", "1M", "--page-size", "0"], "page_size 0 "),
+        (["--capacity", "1M", "--kv-bytes-per-token", "-1"], "kv_bytes_per_token -1 "),
+        (["--capacity", "1M", "--concurrency", "0"], "concurrency 0 "),
         (
             ["--capacity", "1M", "--concurrency", "2", "--policy", "lru,oracle"],
-            "use --policy lru with --concurrency",
+            "--policy lru",
         ),
-        (["--capacity", "1M", "--max-num-batched-tokens", "512"], "is for several requests in flight; give --con"),
-        (["--capacity", "1M", "--model", "tiny", "--kv-bytes-per-token", "1"], "not allowed with argument --model"),
-        (
-            ["--capacity", "1M", "--trace", "-"],
-            "standard input cannot be read twice; save the trace as a file first",
-        ),
-        ([], "the following arguments are required: --capacity"),
+        (["--capacity", "1M", "--max-num-batched-tokens", "512"], "--concurrency"),
+        (["--capacity", "1M", "--model", "tiny", "--kv-bytes-per-token", "1"], "--model"),
+        (["--capacity", "1M", "--trace", "-"], "standard input"),
+        ([], "--capacity"),
     ],
 )
-def test_wrong_usage_is_refused_in_a_line(trace, flags, message, capsys):
+def test_wrong_usage_is_reported_in_one_line(trace, flags, message, capsys):
     with pytest.raises(SystemExit) as left:
         simulate("--trace", trace, *flags)
     assert left.value.code == 2
@@ -219,29 +212,29 @@ def test_wrong_usage_is_refused_in_a_line(trace, flags, message, capsys):
 GOOD = mooncake(0, 700, [1, 2])
 REFUSED_FILES = [
     (GOOD + "{broken\n", [], "line 2 of "),
-    (GOOD + mooncake(1, 700, [1, 2, 3]), [], "700 makes 2 blocks of 512 tokens, but there are 3 hash_ids"),
+    (GOOD + mooncake(1, 700, [1, 2, 3]), [], "3 hash_ids"),
     ("{broken\n" + GOOD, [], "line 1 of "),
-    ("", [], "is no trace: in its first 0 bytes there is none of the fields hash_ids (Mooncake)"),
-    ('{"question": "?", "answer": "1"}\n', [], "there is none of the fields hash_ids (Mooncake), prompt_token_ids"),
+    ("", [], "hash_ids (Mooncake), prompt_token_ids"),
+    ('{"question": "?", "answer": "1"}\n', [], "hash_ids (Mooncake), prompt_token_ids"),
     ('{"prompt_token_ids": [1, 2]}\n{"prompt_token_ids": []}\n', [], "line 2 of "),
     ('{"prompt_token_ids": [1, 4294967296]}\n', [], "line 1 of "),
-    ('{"prompt_token_ids": [1]}\n', ["--rule", "blocks"], "rule blocks is for traces of blocks"),
-    ('{"prompt_token_ids": [1]}\n', ["--tokenizer", "tiny"], "has no texts for tokenizer 'tiny' to encode"),
-    ('{"messages": [{"role": "user", "content": "hi"}]}\n', [], "say which tokenizer encodes them (--tokenizer)"),
+    ('{"prompt_token_ids": [1]}\n', ["--rule", "blocks"], "rule blocks "),
+    ('{"prompt_token_ids": [1]}\n', ["--tokenizer", "tiny"], "tokenizer 'tiny'"),
+    ('{"messages": [{"role": "user", "content": "hi"}]}\n', [], "--tokenizer"),
     (
         '{"messages": [{"role": "user", "content": "hi"}]}\n',
         ["--tokenizer", "tiny"],
         "no conversation of",
     ),
     ('{"messages": [{"content": "hi"}]}\n', ["--tokenizer", "tiny"], "line 1 of "),
-    (GOOD, ["--page-size", "48"], "page_size 48 does not divide the trace's blocks of 512 tokens"),
-    (GOOD, ["--capacity", "511"], "capacity 511 holds no page of 512 tokens"),
+    (GOOD, ["--page-size", "48"], "page_size 48 "),
+    (GOOD, ["--capacity", "511"], "capacity 511 "),
     (GOOD, ["--model", "no/such/model"], "no/such/model"),
 ]
 
 
 @pytest.mark.parametrize(("text", "flags", "message"), REFUSED_FILES)
-def test_what_cannot_be_replayed_is_named_before_anything_runs(text, flags, message, tmp_path, capsys):
+def test_an_invalid_trace_is_reported_before_anything_runs(text, flags, message, tmp_path, capsys):
     file, output = tmp_path / "trace.jsonl", tmp_path / "results.jsonl"
     file.write_text(text)
     assert simulate("--trace", file, "--capacity", "1M", "--output-file", output, *flags) == 1
@@ -252,29 +245,27 @@ def test_what_cannot_be_replayed_is_named_before_anything_runs(text, flags, mess
     assert output.read_text() == ""
 
 
-def test_bad_lines_are_counted_where_that_is_asked_for(tmp_path, capsys):
+def test_bad_lines_are_skipped_and_counted_on_request(tmp_path, capsys):
     file, output = tmp_path / "trace.jsonl", tmp_path / "results.jsonl"
     file.write_text("{broken\n" + GOOD + mooncake(1, 700, [1]) + GOOD)
     assert simulate("--trace", file, "--capacity", "1M", "--output-file", output, "--skip-bad-lines") == 0
     row = json.loads(output.read_text().splitlines()[0])
     assert (row["n_bad_lines"], row["n_requests"], row["hit_rate_pct"]) == (2, 2, 50.0)
-    assert "2 bad lines left out" in capsys.readouterr().out
+    assert "2 bad lines" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("flag", "message"), [("--output-file", "cannot write --output-file"), ("--plot", "cannot write to --plot")]
-)
-def test_an_output_that_cannot_be_written_is_refused_before_the_trace_is_read(flag, message, tmp_path, capsys):
+@pytest.mark.parametrize(("flag", "message"), [("--output-file", "--output-file"), ("--plot", "--plot")])
+def test_an_unwritable_output_is_reported_before_the_trace_is_read(flag, message, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     flags = ("--trace", tmp_path / "missing", "--capacity", "1M", flag, tmp_path / "file" / "below")
     assert simulate(*flags) == 1
     assert message in capsys.readouterr().err
 
 
-def test_a_trace_that_is_not_there_or_no_file_is_named(tmp_path, capsys):
+def test_a_missing_trace_or_one_that_is_not_a_file_is_reported(tmp_path, capsys):
     assert simulate("--trace", tmp_path / "missing", "--capacity", "1M") == 1
-    assert "cannot read the trace" in capsys.readouterr().err
+    assert str(tmp_path / "missing") in capsys.readouterr().err
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe"):
         assert simulate("--trace", path, "--capacity", "1M") == 1
-        assert f"{path}: it is no regular file, and is read twice; save it as one first" in capsys.readouterr().err
+        assert f"{path}: it is read twice and must be a regular file" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""langchain-openai's chat model and its completion model."""
+"""Tests with langchain-openai's chat model and completion model."""
 
 from __future__ import annotations
 

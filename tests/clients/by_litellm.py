@@ -1,4 +1,4 @@
-"""LiteLLM with the server as an OpenAI-compatible provider."""
+"""Tests with LiteLLM, to which the server is an OpenAI-compatible provider."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``/v1/chat/completions`` by the openai package, whichever major is installed."""
+"""Tests of ``/v1/chat/completions`` with the installed major version of the openai package."""
 
 from __future__ import annotations
 

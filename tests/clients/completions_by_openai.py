@@ -1,4 +1,4 @@
-"""``/v1/models`` and ``/v1/completions`` by the openai package, whichever major is installed."""
+"""Tests of ``/v1/models`` and ``/v1/completions`` with the installed major version of the openai package."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def client() -> OpenAI:
     return OpenAI(base_url=os.environ["SERVER"] + "/v1", api_key=os.environ["KEY"], max_retries=0, timeout=60)
 
 
-def test_the_major_is_the_one_that_is_meant() -> None:
+def test_the_intended_major_version_is_installed() -> None:
     assert os.environ["CLIENT"] == f"openai-{openai.__version__.split('.')[0]}"
 
 
@@ -66,7 +66,7 @@ def test_several_choices_and_seeds(client: OpenAI) -> None:
 
 
 def test_logprobs_and_echo(client: OpenAI) -> None:
-    """What lm-eval asks for to score a prompt."""
+    """lm-eval scores prompts with such requests."""
     reply = client.completions.create(
         model="embedded", prompt=PROMPT, max_tokens=1, temperature=0, logprobs=2, echo=True
     )
@@ -140,7 +140,7 @@ def test_an_unknown_model_and_a_wrong_key(client: OpenAI) -> None:
         client.with_options(api_key="sk-another").models.list()
 
 
-def test_a_full_queue_is_said_at_once_or_tried_again_as_the_server_asks(client: OpenAI) -> None:
+def test_a_full_queue_is_an_error_that_the_client_retries_after_the_servers_delay(client: OpenAI) -> None:
     settings = {"model": "embedded", "prompt": [PROMPT] * 64, "max_tokens": 400, "extra_body": {"ignore_eos": True}}
     with pytest.raises(openai.InternalServerError) as caught:
         client.completions.create(**settings)

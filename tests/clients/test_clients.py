@@ -1,4 +1,4 @@
-"""What people's clients see. Each script runs with the packages of its environment, which the Makefile makes."""
+"""Tests with real client libraries. Each script runs in a virtual environment that the Makefile creates."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from support.live import Live, serving, wait_for
+from support.live import LiveServer, serving, wait_for
 
 FOLDER = Path(__file__).parent
 ENVIRONMENTS = Path(sys.prefix) / "clients"
 NOWHERE = "http://127.0.0.1:9"
-"""A proxy that is not there: whatever goes elsewhere than to the server fails."""
+"""A proxy that does not exist, so that requests to other hosts fail."""
 KEY = "sk-of-the-tests"
 
 
 @pytest.fixture(scope="module")
-def server(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """Its queue is short, so that a large batch does not fit."""
+def server(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server whose queue is too short for a large batch."""
     flags = ("--served-model-name", "embedded", "--max-num-seqs", "8", "--max-queued-requests", "24")
     with serving(sensitive, tmp_path_factory.mktemp("s") / "errors", *flags, key=KEY) as live:
         yield live
@@ -39,7 +39,7 @@ OPENAI = ("completions_by_openai.py", "chat_by_openai.py")
         ("openai-2", ["by_langchain.py"]),
     ],
 )
-def test_a_client(server: Live, packages: str, scripts: Sequence[str]) -> None:
+def test_a_client(server: LiveServer, packages: str, scripts: Sequence[str]) -> None:
     python = ENVIRONMENTS / packages / "bin" / "python"
     assert python.exists(), f"there is no {python}; run make {ENVIRONMENTS / packages / '.ready'}"
     before = server.canary()

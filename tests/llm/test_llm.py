@@ -1,4 +1,4 @@
-"""``LLM``, what it answers and what it refuses."""
+"""Tests of ``LLM``: its outputs and its errors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_second_time_the_prompt_is_cached(llm: LLM) -> None:
     assert warm.outputs == cold.outputs
 
 
-def test_prompts_may_be_dictionaries_and_salts_part_them(llm: LLM) -> None:
+def test_prompts_may_be_dictionaries_and_salts_separate_their_caches(llm: LLM) -> None:
     llm.flush_cache()
     plain, by_name, by_ids = llm.generate([TEXT, {"prompt": TEXT}, {"prompt_token_ids": [5, 6]}], GREEDY)
     assert by_name.prompt == TEXT
@@ -91,27 +91,27 @@ def test_a_stream_grows_to_what_generate_gives(llm: LLM) -> None:
         {"n": 3, "temperature": 1.0, "seed": 5, "stop": ["e", "a"]},
     ],
 )
-def test_watched_or_not_the_answer_is_the_same(llm: LLM, settings: dict[str, Any]) -> None:
+def test_a_streamed_answer_equals_one_that_is_not(llm: LLM, settings: dict[str, Any]) -> None:
     sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": 12, **settings})
-    watched = list(llm.stream(TEXT, sampling))[-1]
+    streamed = list(llm.stream(TEXT, sampling))[-1]
     (whole,) = llm.generate(TEXT, sampling)
-    assert whole.outputs == watched.outputs
-    assert whole.prompt_logprobs == watched.prompt_logprobs
+    assert whole.outputs == streamed.outputs
+    assert whole.prompt_logprobs == streamed.prompt_logprobs
     assert len({tuple(output.token_ids) for output in whole.outputs}) == sampling.n
 
 
-def test_the_collector_rests_while_answers_are_made_and_then_goes_on(
+def test_the_collector_is_paused_during_a_call_and_enabled_after_it(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn, seen = Loop.turn, []
 
-    def watched(loop: Loop) -> list[FromRuntime]:
+    def spy(loop: Loop) -> list[FromRuntime]:
         seen.append(gc.isenabled())
         if len(seen) == 3:
             raise KeyboardInterrupt
         return turn(loop)
 
-    monkeypatch.setattr(Loop, "turn", watched)
+    monkeypatch.setattr(Loop, "turn", spy)
     with pytest.raises(KeyboardInterrupt):
         llm.generate(TEXT, GREEDY)
     assert seen == [False] * 3
@@ -163,7 +163,7 @@ def test_a_stop_token_is_among_the_ids_but_not_in_the_text(llm: LLM) -> None:
 
 
 def test_more_prompts_than_the_queue_holds(llm: LLM) -> None:
-    llm._max_queued = llm._live._scheduler._max_waiting = 2
+    llm._max_queued = llm._open_loop._scheduler._max_waiting = 2
     outputs = llm.generate([[7, 8, n] for n in range(9)], SamplingParams(temperature=0.0, max_tokens=2))
     assert [output.prompt_token_ids[2] for output in outputs] == list(range(9))
 
@@ -171,7 +171,7 @@ def test_more_prompts_than_the_queue_holds(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("prompt", "error", "word"),
     [
-        ([], InvalidRequest, "is empty; it needs at least one token"),
+        ([], InvalidRequest, "empty"),
         ([1, 10**9], InvalidRequest, "token id 1000000000"),
         ([1, -1], InvalidRequest, "token id -1"),
         ([1, 1 << 40], InvalidRequest, "int32"),
@@ -208,7 +208,7 @@ def test_an_interrupted_call_leaves_nothing_to_the_next(llm: LLM, monkeypatch: p
     assert llm.get_metrics().n_running == 0
 
 
-def test_wrong_settings_name_themselves(tmp_path: Path) -> None:
+def test_errors_name_the_wrong_setting(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no-such-folder"):
         LLM(str(tmp_path / "no-such-folder"))
     with pytest.raises(ConfigError, match="page_size 0"):
@@ -219,34 +219,34 @@ def test_wrong_settings_name_themselves(tmp_path: Path) -> None:
         LLM("tiny", load_format="gguf")
     with pytest.raises(CheckpointError, match="no-such-file"):
         LLM("tiny", chat_template=str(tmp_path / "no-such-file"))
-    with pytest.raises(ConfigError, match="enforce_eager 'yes' must be True or False"):
+    with pytest.raises(ConfigError, match="enforce_eager 'yes'"):
         LLM("tiny", enforce_eager="yes")
-    with pytest.raises(ConfigError, match="gpu_memory_utilization and mem_fraction_static are one setting"):
+    with pytest.raises(ConfigError, match="gpu_memory_utilization .*mem_fraction_static"):
         LLM("tiny", gpu_memory_utilization=0.5, mem_fraction_static=0.5)
     with pytest.raises(ConfigError, match="gpu_memory_utilization 1.5"):
         LLM("tiny", mem_fraction_static=1.5)
-    for name, value, why in (
-        ("tensor_parallel_size", 2, "this release computes on one device; use 1"),
-        ("tensor_parallel_size", True, "this release computes on one device; use 1"),
-        ("quantization", "fp8", "weights are used as they are, in dtype; leave it out"),
-        ("enable_lora", True, "this release has no adapters; leave it out"),
-        ("trust_remote_code", True, "code from a checkpoint is never run; leave it out"),
+    for name, value in (
+        ("tensor_parallel_size", 2),
+        ("tensor_parallel_size", True),
+        ("quantization", "fp8"),
+        ("enable_lora", True),
+        ("trust_remote_code", True),
     ):
-        with pytest.raises(UnsupportedFeature, match=rf"^{name} {value!r} is not supported: {why}$"):
+        with pytest.raises(UnsupportedFeature, match=rf"^{name} {value!r} "):
             LLM("tiny", **{name: value})
-    with pytest.raises(UnsupportedFeature, match="no setting block_size; use page_size"):
+    with pytest.raises(UnsupportedFeature, match="block_size.* page_size"):
         LLM("tiny", block_size=16)
-    with pytest.raises(UnsupportedFeature, match=r"no setting max_model_length; did you mean max_model_len\?"):
+    with pytest.raises(UnsupportedFeature, match=r"max_model_length.* max_model_len\b"):
         LLM("tiny", max_model_length=256)
-    with pytest.raises(UnsupportedFeature, match="no setting tp_size in"):  # which is not page_size
+    with pytest.raises(UnsupportedFeature, match="tp_size (?!.*page_size)"):  # which is not page_size
         LLM("tiny", tp_size=2)
-    with pytest.raises(UnsupportedFeature, match="no setting hf_overrides, swap_space in"):
+    with pytest.raises(UnsupportedFeature, match="hf_overrides, swap_space "):
         LLM("tiny", tensor_parallel_size=1, swap_space=None, hf_overrides={})
-    with pytest.raises(ConfigError, match="dtype 'float8' is not supported"):
+    with pytest.raises(ConfigError, match="dtype 'float8'"):
         LLM("tiny", dtype="float8")
 
 
-def test_settings_that_ask_for_nothing_on_the_cpu(llm: LLM, sensitive: Path) -> None:
+def test_settings_of_other_engines_without_effect_are_accepted_on_the_cpu(llm: LLM, sensitive: Path) -> None:
     neutral = {
         "tensor_parallel_size": 1,
         "trust_remote_code": False,
@@ -262,18 +262,18 @@ def test_settings_that_ask_for_nothing_on_the_cpu(llm: LLM, sensitive: Path) -> 
     assert answer.outputs[0].token_ids == expected.outputs[0].token_ids
 
 
-def test_wrong_calls_name_what_is_wrong(llm: LLM) -> None:
-    with pytest.raises(InvalidRequest, match="prompts is 5; give a text, or a list of prompts"):
+def test_errors_name_the_wrong_argument(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest, match="prompts is 5"):
         llm.generate(5)
-    with pytest.raises(InvalidRequest, match="prompts is None; give a text"):
+    with pytest.raises(InvalidRequest, match="prompts is None"):
         llm.generate()
-    with pytest.raises(InvalidRequest, match=r"sampling_params is \['hot'\]; give one of type S"):
+    with pytest.raises(InvalidRequest, match=r"sampling_params is \['hot'\]"):
         llm.generate([TEXT], ["hot"])
     with pytest.raises(InvalidRequest, match="2 priority for 1 prompts"):
         llm.generate([TEXT], GREEDY, priority=[1, 2])
-    with pytest.raises(InvalidRequest, match="a prompt has 'images'"):
+    with pytest.raises(InvalidRequest, match="a prompt has .*'images'"):
         llm.generate([{"prompt": TEXT, "images": []}])
-    with pytest.raises(InvalidRequest, match="exactly one of prompt and prompt_token_ids"):
+    with pytest.raises(InvalidRequest, match="prompt .*prompt_token_ids"):
         llm.generate({"prompt": TEXT, "prompt_token_ids": [1]})
     with pytest.raises(InvalidRequest, match="cache_salt is 5"):
         llm.generate({"prompt": TEXT, "cache_salt": 5})
@@ -288,44 +288,44 @@ def test_a_checkpoint_without_a_tokenizer_takes_token_ids(tmp_path: Path) -> Non
         llm.generate(TEXT)
 
 
-def test_after_shutdown_it_says_so() -> None:
+def test_calls_after_shutdown_are_rejected() -> None:
     llm = LLM("tiny", max_total_tokens=256, max_model_len=256)
     llm.shutdown()
     with pytest.raises(ConfigError, match="shut down"):
         llm.generate(TEXT)
 
 
-def test_calls_take_what_asks_for_nothing_and_refuse_the_rest_by_name(llm: LLM) -> None:
+def test_calls_accept_neutral_arguments_of_vllm_and_reject_others_by_name(llm: LLM) -> None:
     (alone,) = llm.generate(TEXT, GREEDY)
     (beside,) = llm.generate(TEXT, GREEDY, lora_request=None, prompt_token_ids=None)
     assert beside.outputs == alone.outputs
-    with pytest.raises(UnsupportedFeature, match=r"^LLM.generate has no setting lora_request in this release"):
+    with pytest.raises(UnsupportedFeature, match=r"LLM.generate .*lora_request"):
         llm.generate(TEXT, GREEDY, lora_request="mine")
-    with pytest.raises(UnsupportedFeature, match="LLM.generate has no setting prompt_token_ids; use prompts"):
+    with pytest.raises(UnsupportedFeature, match="LLM.generate .*prompt_token_ids.* prompts"):
         llm.generate(prompt_token_ids=[[1, 2]], sampling_params=GREEDY)
-    with pytest.raises(UnsupportedFeature, match=r"no setting max_tokens; use SamplingParams\(max_tokens=...\)"):
+    with pytest.raises(UnsupportedFeature, match=r"max_tokens.* SamplingParams\(max_tokens=...\)"):
         llm.generate(TEXT, max_tokens=5)
-    with pytest.raises(UnsupportedFeature, match=r"no setting priorities; did you mean priority\?"):
+    with pytest.raises(UnsupportedFeature, match=r"priorities.* priority\b"):
         llm.generate(TEXT, GREEDY, priorities=[1])
     messages = [{"role": "user", "content": "hello"}]
-    with pytest.raises(UnsupportedFeature, match=r"LLM.chat has no setting template_kwargs; did you mean chat_t"):
+    with pytest.raises(UnsupportedFeature, match=r"LLM.chat .*template_kwargs.* chat_t"):
         llm.chat(messages, GREEDY, template_kwargs={})
-    with pytest.raises(UnsupportedFeature, match=r"no setting temperature; use SamplingParams\(temperature=...\)"):
+    with pytest.raises(UnsupportedFeature, match=r"temperature.* SamplingParams\(temperature=...\)"):
         llm.chat(messages, temperature=0.5)
-    with pytest.raises(UnsupportedFeature, match=r"^LLM.chat has no setting tools in this release"):
+    with pytest.raises(UnsupportedFeature, match=r"LLM.chat .*tools"):
         llm.chat(messages, GREEDY, tools=[{"type": "function"}])
-    with pytest.raises(UnsupportedFeature, match="LLM.chat has no setting chat_template; use that of LLM"):
+    with pytest.raises(UnsupportedFeature, match="LLM.chat .*chat_template.* LLM"):
         llm.chat(messages, GREEDY, tools=None, chat_template="{{ messages }}")
 
 
-def test_the_package_gives_its_names_when_asked() -> None:
+def test_the_package_loads_its_names_lazily() -> None:
     assert radixkv.LLM is LLM
     assert radixkv.SamplingParams is SamplingParams
     with pytest.raises(AttributeError, match="nothing"):
         _ = radixkv.nothing
 
 
-def test_a_call_that_ctrl_c_ends_leaves_the_next_one_exact(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_after_an_interrupted_one_gives_the_same_output(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     (before,) = llm.generate(TEXT, GREEDY)
     launch = CpuExecutor.launch
 
@@ -342,7 +342,7 @@ def test_a_call_that_ctrl_c_ends_leaves_the_next_one_exact(llm: LLM, monkeypatch
     assert after.outputs == before.outputs
 
 
-def test_a_call_during_a_stream_is_refused_and_the_stream_goes_on(llm: LLM) -> None:
+def test_a_call_during_a_stream_is_rejected_and_the_stream_continues(llm: LLM) -> None:
     (whole,) = llm.generate(TEXT, GREEDY)
     stream = llm.stream(TEXT, GREEDY)
     next(stream)
@@ -352,7 +352,7 @@ def test_a_call_during_a_stream_is_refused_and_the_stream_goes_on(llm: LLM) -> N
 
 
 @pytest.mark.parametrize("prompts", [b"abcd", [b"abcd"], [bytearray(b"abcd")], {"prompt": b"abcd"}])
-def test_bytes_are_no_prompt(llm: LLM, prompts: object) -> None:
+def test_bytes_are_rejected_as_a_prompt(llm: LLM, prompts: object) -> None:
     with pytest.raises(InvalidRequest, match="decode it to text"):
         llm.generate(prompts, GREEDY)
 
@@ -362,15 +362,15 @@ def test_a_model_may_be_a_path(tmp_path: Path) -> None:
     assert LLM(tmp_path, max_total_tokens=256).generate([1, 2], GREEDY)[0].finished
 
 
-def test_the_lowest_priority_goes_first_of_however_many_prompts(sensitive: Path) -> None:
+def test_the_prompt_with_the_lowest_priority_goes_first(sensitive: Path) -> None:
     llm = LLM(sensitive, device="cpu", max_total_tokens=4096, max_model_len=256, max_num_seqs=1)
     priorities = [5] * 200
     priorities[150], priorities[190] = -1, 0
     outputs = llm.generate([TEXT] * 200, SamplingParams(max_tokens=1), priority=priorities)
-    assert [place for place, output in enumerate(outputs) if output.num_cached_tokens == 0] == [150]
+    assert [index for index, output in enumerate(outputs) if output.num_cached_tokens == 0] == [150]
 
 
-def test_a_device_that_is_not_there_is_said_before_a_checkpoint_is_fetched(
+def test_a_missing_device_is_reported_before_a_checkpoint_is_downloaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Fetched(Exception):
@@ -379,11 +379,11 @@ def test_a_device_that_is_not_there_is_said_before_a_checkpoint_is_fetched(
     def resolve(*args: object, **options: object) -> None:
         raise Fetched
 
-    def look() -> Machine:
+    def inspect_machine() -> Machine:
         return Machine("2.11.0", (13, 0), None, None, "", {}, None, None, None, has_python_headers=True)
 
     monkeypatch.setattr(engine, "resolve", resolve)
-    monkeypatch.setattr(executor, "look", look)
+    monkeypatch.setattr(executor, "inspect_machine", inspect_machine)
     with pytest.raises(ConfigError, match="no NVIDIA driver"):
         LLM("some/model", device="cuda")
     with pytest.raises(Fetched):

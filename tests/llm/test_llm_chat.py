@@ -1,4 +1,4 @@
-"""``LLM.chat`` beside the template of Transformers and ``generate``."""
+"""Tests of ``LLM.chat`` against Transformers' templates and ``LLM.generate``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def oracle(sensitive: Path) -> AutoTokenizer:
     return AutoTokenizer.from_pretrained(sensitive)
 
 
-def test_a_chat_is_the_template_and_generate(llm: LLM, oracle: AutoTokenizer) -> None:
+def test_chat_equals_generate_with_the_rendered_template(llm: LLM, oracle: AutoTokenizer) -> None:
     text = oracle.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
     ids = oracle.encode(text, add_special_tokens=False)
     assert ids.count(oracle.bos_token_id) == 1
@@ -42,7 +42,7 @@ def test_a_chat_is_the_template_and_generate(llm: LLM, oracle: AutoTokenizer) ->
     assert chat.outputs == plain.outputs
 
 
-def test_contents_may_be_parts_as_clients_send_them(llm: LLM) -> None:
+def test_contents_may_be_lists_of_text_parts(llm: LLM) -> None:
     parts = [{"type": "text", "text": "You are"}, {"type": "text", "text": "a teacher."}]
     assert llm.chat_prompt([{"role": "system", "content": parts}]) == llm.chat_prompt(
         [{"role": "system", "content": "You are\na teacher."}]
@@ -75,7 +75,7 @@ def test_the_last_message_can_be_continued(llm: LLM, oracle: AutoTokenizer) -> N
         llm.chat(begun, GREEDY, continue_final_message=True)
 
 
-def test_another_template_and_what_it_reads(sensitive: Path, oracle: AutoTokenizer, tmp_path: Path) -> None:
+def test_another_template_with_its_own_variables(sensitive: Path, oracle: AutoTokenizer, tmp_path: Path) -> None:
     path = tmp_path / "mine.jinja"
     path.write_text("{{ tone }}:{% for message in messages %}{{ message.content }}{% endfor %}")
     llm = LLM(sensitive, chat_template=str(path), max_total_tokens=512, max_model_len=256)
@@ -86,17 +86,17 @@ def test_another_template_and_what_it_reads(sensitive: Path, oracle: AutoTokeniz
 @pytest.mark.parametrize(
     ("messages", "word"),
     [
-        ([], r"messages is \[\]; give a list of messages"),
-        ("hello", "messages is 'hello'; give a list of messages"),
-        ([[]], r"a conversation is \[\]; it must be a list of messages"),
-        (["hello"], "a conversation is 'hello'; it must be a list"),
-        ([CHAT[0], "hello"], "a message is 'hello'; it must be a dictionary"),
+        ([], r"messages is \[\]"),
+        ("hello", "messages is 'hello'"),
+        ([[]], r"a conversation is \[\]"),
+        (["hello"], "a conversation is 'hello'"),
+        ([CHAT[0], "hello"], "a message is 'hello'"),
         ([{"content": "hello"}], r"messages\[0\].role must be a text"),
         ([*CHAT, {"role": "user"}], r"messages\[2\].content is missing"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "not of type text"),
     ],
 )
-def test_wrong_conversations_are_named(llm: LLM, messages: object, word: str) -> None:
+def test_errors_name_the_wrong_conversation(llm: LLM, messages: object, word: str) -> None:
     with pytest.raises(InvalidRequest, match=word):
         llm.chat(messages, GREEDY)
 
@@ -117,6 +117,6 @@ def test_another_tokenizer_can_be_used(llm: LLM, sensitive: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("kwargs", [3, {"messages": []}, {"add_generation_prompt": False}])
-def test_wrong_template_kwargs_are_named(llm: LLM, kwargs: object) -> None:
+def test_wrong_template_kwargs_are_rejected(llm: LLM, kwargs: object) -> None:
     with pytest.raises(InvalidRequest, match="chat_template_kwargs is"):
         llm.chat(CHAT, GREEDY, chat_template_kwargs=kwargs)

@@ -1,4 +1,4 @@
-"""``LLM`` with the settings of ``SamplingParams``, beside Transformers."""
+"""Tests of ``SamplingParams`` through ``LLM``, against Transformers."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def llm(sensitive: Path) -> Iterator[LLM]:
 
 
 class Oracle:
-    """Transformers with the same checkpoint."""
+    """Computes logprobs with Transformers and the same checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         self.model = LlamaForCausalLM.from_pretrained(folder).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def logprobs(self, ids: list[int]) -> torch.Tensor:
-        """Of the token after each one: [len(ids), vocabulary]."""
+        """Returns the logprobs of the token after each one: [len(ids), vocabulary]."""
         with torch.no_grad():
             return torch.log_softmax(self.model(torch.tensor([ids])).logits[0].float(), dim=-1)
 
@@ -84,7 +84,7 @@ def test_no_logprobs_unless_they_are_asked_for(llm: LLM) -> None:
     assert [list(found) for found in output.outputs[0].logprobs] == [[t] for t in output.outputs[0].token_ids]
 
 
-def test_the_prompts_logprobs_do_not_read_the_cache_but_fill_it(llm: LLM, oracle: Oracle) -> None:
+def test_requests_with_prompt_logprobs_do_not_read_the_cache_but_fill_it(llm: LLM, oracle: Oracle) -> None:
     llm.flush_cache()
     settings = SamplingParams(temperature=0.0, max_tokens=2, prompt_logprobs=2)
     cold, warm = (llm.generate(TEXT, settings)[0] for _ in range(2))
@@ -104,7 +104,7 @@ def answers(output: RequestOutput) -> list[tuple[str, list[int]]]:
     return [(answer.text, answer.token_ids) for answer in output.outputs]
 
 
-def test_each_of_n_answers_is_that_of_its_own_seed(llm: LLM) -> None:
+def test_each_of_n_answers_equals_a_single_one_with_its_seed(llm: LLM) -> None:
     llm.flush_cache()
     (several,) = llm.generate(TEXT, SamplingParams(n=4, seed=7, max_tokens=20, ignore_eos=True, logprobs=1))
     assert [answer.index for answer in several.outputs] == [0, 1, 2, 3]
@@ -143,7 +143,7 @@ def test_the_stop_string_is_in_the_text_if_that_is_asked_for(llm: LLM) -> None:
     assert stopped.outputs[0].text == text[: text.index(stop)] + stop
 
 
-def test_what_ended_an_answer_is_named(llm: LLM) -> None:
+def test_the_stop_reason_is_what_ended_the_answer(llm: LLM) -> None:
     force = {"temperature": 0.0, "max_tokens": 6, "logit_bias": {END_OF_TURN: 100.0}}
     by_eos, by_id = llm.generate([TEXT] * 2, [SamplingParams(**force), SamplingParams(**force, stop_token_ids=[9])])
     assert (by_eos.outputs[0].finish_reason, by_eos.outputs[0].stop_reason) == ("stop", None)

@@ -1,4 +1,4 @@
-"""An engine gives its device back: once, whenever it ends, and without the help of Python's collector."""
+"""Tests that an engine closes its device exactly once, and without the help of Python's collector."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[CpuExecutor]:
-    """The executors that were closed, as often as they were."""
+    """A list to which each call of ``CpuExecutor.close`` appends its executor."""
     found: list[CpuExecutor] = []
     close = CpuExecutor.close
 
@@ -42,7 +42,7 @@ def test_shutdown_closes_the_device_once(closed: list[CpuExecutor]) -> None:
     assert len(closed) == 1
 
 
-def test_a_start_that_fails_behind_the_device_closes_it_once(
+def test_a_start_that_fails_after_the_device_was_opened_closes_it_once(
     closed: list[CpuExecutor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_memory(*_: object, **__: object) -> None:
@@ -54,7 +54,7 @@ def test_a_start_that_fails_behind_the_device_closes_it_once(
     assert len(closed) == 1
 
 
-def test_a_stream_says_that_its_engine_was_shut_down(closed: list[CpuExecutor]) -> None:
+def test_a_stream_fails_after_shutdown(closed: list[CpuExecutor]) -> None:
     llm = small()
     stream = llm.stream("one two", GREEDY)
     next(stream)
@@ -65,7 +65,7 @@ def test_a_stream_says_that_its_engine_was_shut_down(closed: list[CpuExecutor]) 
     assert len(closed) == 1
 
 
-def test_memory_is_free_at_once_also_in_the_middle_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shutdown_frees_memory_at_once_even_during_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[weakref.ref[CpuExecutor]] = []
     make = CpuExecutor.__init__
 

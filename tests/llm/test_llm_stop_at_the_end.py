@@ -1,4 +1,4 @@
-"""A stop string that the last token completes, also where only the end of the answer makes its text certain."""
+"""Tests of stop strings that the last token completes, even if its text is only certain at the answer's end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.checkpoints import VOCAB, save_llama
 
 
 def write_tokenizer(folder: Path, names: dict[int, str]) -> None:
-    """Bytes by name, as Llama 2 has them."""
+    """Writes a tokenizer with single-byte tokens like Llama 2's."""
     vocabulary = {names.get(token, f"t{token}"): token for token in range(VOCAB)}
     backend = Tokenizer(models.BPE(vocabulary, []))
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])

@@ -1,4 +1,4 @@
-"""Small tokenizers of the kinds that checkpoints use."""
+"""Small tokenizers of each kind that checkpoints use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEXT = "the cat sat on the mat. 12 + 34 = 46, naïve café; 日本語の文 🎉
 
 
 def byte_level() -> tokenizers.Tokenizer:
-    """As GPT-2 and Llama 3: every byte is a token, merges cross characters."""
+    """Returns a tokenizer like GPT-2's and Llama 3's: every byte is a token, merges may cross characters."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -26,7 +26,7 @@ def byte_level() -> tokenizers.Tokenizer:
 
 
 def sentencepiece(decoder: decoders.Decoder) -> tokenizers.Tokenizer:
-    """As Llama 2 and Mistral: spaces are ``▁``, unknown characters are bytes by name."""
+    """Returns a tokenizer like Llama 2's and Mistral's: spaces are ``▁``, unknown characters single-byte tokens."""
     pieces = ["▁", "▁▁", "▁the", "▁cat", "at", "s", "t", "e", "日", "é", ".", "�", "▁日本"]
     pieces += [f"<0x{byte:02X}>" for byte in range(256)]
     vocabulary = {"<unk>": 0} | {piece: index for index, piece in enumerate(pieces, start=1)}

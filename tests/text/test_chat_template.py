@@ -1,4 +1,4 @@
-"""Chat templates render as Transformers renders them, and what they cannot render is refused."""
+"""Tests of chat templates against Transformers, and of what they reject."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def load(folder: Path, override: Path | None = None) -> ChatTemplate:
 
 
 def transformers_text(folder: Path, messages: list[dict[str, Any]], **options: Any) -> str | None:
-    """What Transformers makes of it; None if the template refuses."""
+    """Renders with Transformers; returns None if the template raises an error."""
     from jinja2 import TemplateError
     from transformers import PreTrainedTokenizerFast
 
@@ -63,7 +63,7 @@ def transformers_text(folder: Path, messages: list[dict[str, Any]], **options: A
 
 @pytest.mark.parametrize("messages", CONVERSATIONS.values(), ids=CONVERSATIONS)
 @pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES)
-def test_text_is_that_of_transformers(tmp_path: Path, source: str, messages: list[dict[str, Any]]) -> None:
+def test_the_text_equals_that_of_transformers(tmp_path: Path, source: str, messages: list[dict[str, Any]]) -> None:
     write_checkpoint(tmp_path, source)
     template = load(tmp_path)
     for options in ({"add_generation_prompt": True}, {"add_generation_prompt": False, "enable_thinking": False}):
@@ -149,7 +149,7 @@ def test_the_templates_bos_is_the_only_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["{% for %}", "{{ 1 +", "{% endfor %}", "{{ a | no_such_filter }}"])
-def test_what_is_no_template_is_found_at_the_start(tmp_path: Path, source: str) -> None:
+def test_an_invalid_template_is_rejected_when_it_is_loaded(tmp_path: Path, source: str) -> None:
     write_checkpoint(tmp_path, source)
     with pytest.raises(
         CheckpointError, match="tokenizer_config.json: chat_template is not a chat template: "
@@ -159,13 +159,13 @@ def test_what_is_no_template_is_found_at_the_start(tmp_path: Path, source: str) 
 
 
 @pytest.mark.parametrize("found", [3, {}, [], ["x"], [{"name": "rag", "template": "x"}], [{"name": "default"}]])
-def test_a_template_of_another_kind(tmp_path: Path, found: Any) -> None:
+def test_a_template_of_the_wrong_json_type_is_rejected(tmp_path: Path, found: Any) -> None:
     write_checkpoint(tmp_path, found)
-    with pytest.raises(CheckpointError, match="neither a text nor a list of named ones with a 'default'"):
+    with pytest.raises(CheckpointError, match="tokenizer_config.json: chat_template"):
         ChatTemplate.load(tmp_path)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nowhere cannot be read"):
         ChatTemplate.load(tmp_path, tmp_path / "nowhere")
     (tmp_path / "tokenizer_config.json").write_text("{")
@@ -187,7 +187,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     ],
 )
-def test_a_template_reaches_nothing_and_its_faults_are_the_requests(source: str) -> None:
+def test_a_template_is_sandboxed_and_its_errors_are_request_errors(source: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         ChatTemplate(source, {}, "here").render([USER])
     assert caught.value.param == "messages"
@@ -206,13 +206,13 @@ def test_a_template_reaches_nothing_and_its_faults_are_the_requests(source: str)
     ],
 )
 def test_a_template_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    monkeypatch.setattr(chat_template, "MAX_STEPS", 100_000)
+    monkeypatch.setattr(chat_template, "MAX_OPERATIONS", 100_000)
     with pytest.raises(InvalidRequest, match="the chat template") as found:
-        ChatTemplate(source, {}, "here").render([USER], **{chat_template._STEPS: None})
+        ChatTemplate(source, {}, "here").render([USER], **{chat_template._OPERATIONS: None})
     assert found.value.param == "messages"
 
 
-def test_counted_loops_know_their_length_and_place() -> None:
+def test_loop_variables_work_in_counted_loops() -> None:
     source = (
         "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ loop.last }}{{ loop.revindex0 }};"
         "{% else %}none{% endfor %}{% for m in nothing %}{% else %}-{% endfor %}"
@@ -222,7 +222,7 @@ def test_counted_loops_know_their_length_and_place() -> None:
     assert text == "1/2False1;2/2True0;-112"
 
 
-def test_a_text_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rendered_text_that_is_too_long_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "MAX_RENDERED_CHARACTERS", 1000)
     endless = "{% for i in range(1000) %}{% for i in range(1000) %}xx{% endfor %}{% endfor %}"
     with pytest.raises(ContextLengthExceeded, match="more than 1000 characters"):
@@ -238,7 +238,7 @@ def test_a_text_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
         ([{"role": "system", "content": "dropped"}], "changes the last message"),
     ],
 )
-def test_what_cannot_be_continued(messages: list[dict[str, Any]], match: str) -> None:
+def test_messages_that_cannot_be_continued_are_rejected(messages: list[dict[str, Any]], match: str) -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.content if m.role == 'user' }}{% endfor %}", {}, "here")
     with pytest.raises(InvalidRequest, match=match):
         template.render(messages, add_generation_prompt=False, continue_final_message=True)

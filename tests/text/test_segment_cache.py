@@ -1,4 +1,4 @@
-"""Texts that are encoded in stretches have the ids that they have whole, also where stretches came before."""
+"""Tests of the segment cache: ids equal those of the unsplit text, with and without cached segments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from radixkv.text import segment_cache
-from radixkv.text.segment_cache import Stretches
+from radixkv.text.segment_cache import SegmentCache
 
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -91,41 +91,45 @@ def backend(request: pytest.FixtureRequest) -> tokenizers.Tokenizer:
     return trained(*request.param)
 
 
-def whole(backend: tokenizers.Tokenizer, text: str, *, adds: bool) -> bytes:
-    """The oracle: the package, asked for the whole text."""
-    ids = backend.encode(text, add_special_tokens=adds).ids
+def encode_whole(backend: tokenizers.Tokenizer, text: str, *, adds_special: bool) -> bytes:
+    """Encodes the unsplit text with the tokenizers package, as the oracle."""
+    ids = backend.encode(text, add_special_tokens=adds_special).ids
     return struct.pack(f"<{len(ids)}i", *ids)
 
 
 @settings(max_examples=400, deadline=None)
-@given(texts=st.lists(TEXTS, min_size=1, max_size=4), adds=st.booleans())
-def test_ids_are_those_of_the_whole_text(backend: tokenizers.Tokenizer, texts: Sequence[str], adds: bool) -> None:
+@given(texts=st.lists(TEXTS, min_size=1, max_size=4), adds_special=st.booleans())
+def test_ids_equal_those_of_the_unsplit_text(
+    backend: tokenizers.Tokenizer, texts: Sequence[str], adds_special: bool
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segment_cache, "MIN_CHARACTERS", 1)
-        encoder = Stretches.of(backend)
-        assert encoder is not None
+        patch.setattr(segment_cache, "MIN_SEGMENT_CHARACTERS", 1)
+        cache = SegmentCache.create(backend)
+        assert cache is not None
         for _ in range(2):
-            found = [whole(backend, text, adds=adds) for text in texts]
-            assert encoder.encode_all(texts, adds_special_tokens=adds) == found
-            assert [encoder.encode_here(text, adds_special_tokens=adds) for text in texts] == found
+            expected = [encode_whole(backend, text, adds_special=adds_special) for text in texts]
+            assert cache.encode_batch(texts, adds_special_tokens=adds_special) == expected
+            assert [cache.encode_inline(text, adds_special_tokens=adds_special) for text in texts] == expected
 
 
-def test_every_short_text_around_a_cut(backend: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_cache, "MIN_CHARACTERS", 1)
-    encoder = Stretches.of(backend)
-    assert encoder is not None
+def test_ids_of_all_short_texts_around_a_cut(
+    backend: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_cache, "MIN_SEGMENT_CHARACTERS", 1)
+    cache = SegmentCache.create(backend)
+    assert cache is not None
     parts = ["\n", " ", "\r", "\t", ".", "'", "s", "T", "7", "é", "<|end|>"]
     texts = [
         "".join(chosen)
         for chosen in itertools.product(parts, parts, ["\n"], ["T", "7", "s", "é", " "], ["\n", "s"])
     ]
-    assert encoder.encode_all(texts, adds_special_tokens=False) == [
-        whole(backend, text, adds=False) for text in texts
+    assert cache.encode_batch(texts, adds_special_tokens=False) == [
+        encode_whole(backend, text, adds_special=False) for text in texts
     ]
 
 
-class Counting:
-    """A backend that knows what it was given."""
+class CountingBackend:
+    """A backend that records the texts it encodes."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
@@ -140,73 +144,79 @@ class Counting:
         return self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
 
 
-def counted(backend: tokenizers.Tokenizer) -> tuple[Stretches, Counting]:
-    counting = Counting(backend)
-    return Stretches(counting, needs_text_before=True, around=(b"", b"")), counting  # type: ignore[arg-type]
+def counting_cache(backend: tokenizers.Tokenizer) -> tuple[SegmentCache, CountingBackend]:
+    counting = CountingBackend(backend)
+    return SegmentCache(counting, needs_text_before=True, added_ids=(b"", b"")), counting  # type: ignore[arg-type]
 
 
 EXAMPLES = "".join(f"Question {i}: how many are {i} and {i}?\nAnswer: {2 * i}, of course.\n" for i in range(100))
 
 
-def test_what_prompts_share_is_encoded_once(backend: tokenizers.Tokenizer) -> None:
-    encoder, counting = counted(backend)
-    encoder.encode_all([EXAMPLES], adds_special_tokens=False)
+def test_shared_segments_are_encoded_once(backend: tokenizers.Tokenizer) -> None:
+    cache, counting = counting_cache(backend)
+    cache.encode_batch([EXAMPLES], adds_special_tokens=False)
     for i in range(10):
         before = counting.n_characters
         text = f"{EXAMPLES}Question: {i}?\nAnswer:"
-        assert encoder.encode_all([text], adds_special_tokens=False) == [whole(backend, text, adds=False)]
-        assert counting.n_characters - before < segment_cache.MIN_CHARACTERS + 200
+        assert cache.encode_batch([text], adds_special_tokens=False) == [
+            encode_whole(backend, text, adds_special=False)
+        ]
+        assert counting.n_characters - before < segment_cache.MIN_SEGMENT_CHARACTERS + 200
     before = counting.n_characters
-    encoder.encode_all([f"{EXAMPLES}{i}\nx" for i in range(10)], adds_special_tokens=False)
-    assert counting.n_characters - before < 10 * (segment_cache.MIN_CHARACTERS + 100)
+    cache.encode_batch([f"{EXAMPLES}{i}\nx" for i in range(10)], adds_special_tokens=False)
+    assert counting.n_characters - before < 10 * (segment_cache.MIN_SEGMENT_CHARACTERS + 100)
 
 
-def test_what_is_kept_is_bounded(backend: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_cache, "MAX_KEPT_CHARACTERS", 5 * len(EXAMPLES) // 2)
-    encoder, counting = counted(backend)
+def test_the_cache_is_bounded(backend: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_cache, "MAX_CACHED_CHARACTERS", 5 * len(EXAMPLES) // 2)
+    cache, counting = counting_cache(backend)
 
-    def asked(*texts: str) -> int:
+    def count_encoded_characters(*texts: str) -> int:
         before = counting.n_characters
-        encoder.encode_all(texts, adds_special_tokens=False)
+        cache.encode_batch(texts, adds_special_tokens=False)
         return counting.n_characters - before
 
     first, second, third = (EXAMPLES.replace("Question", f"Exercise {i}") for i in range(3))
-    assert asked(first)
-    assert asked(second)
-    assert asked(first) == 0
-    assert asked(third)
-    assert asked(first) == 0
-    assert asked(second)
-    long = "x" * (segment_cache.MAX_CHARACTERS + 1)
-    assert asked(long) == asked(long) == len(long)
+    assert count_encoded_characters(first)
+    assert count_encoded_characters(second)
+    assert count_encoded_characters(first) == 0
+    assert count_encoded_characters(third)
+    assert count_encoded_characters(first) == 0
+    assert count_encoded_characters(second)
+    long = "x" * (segment_cache.MAX_CACHED_SEGMENT_CHARACTERS + 1)
+    assert count_encoded_characters(long) == count_encoded_characters(long) == len(long)
 
 
-def test_what_is_kept_of_short_texts_is_bounded(
+def test_short_texts_count_as_the_minimum_segment_length(
     backend: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segment_cache, "MAX_KEPT_CHARACTERS", 4 * segment_cache.MIN_CHARACTERS)
-    encoder, counting = counted(backend)
+    monkeypatch.setattr(segment_cache, "MAX_CACHED_CHARACTERS", 4 * segment_cache.MIN_SEGMENT_CHARACTERS)
+    cache, counting = counting_cache(backend)
     for text in ("one", "two", "three", "four", "two", "five", "two", "one"):
-        assert encoder.encode_here(text, adds_special_tokens=False) == whole(backend, text, adds=False)
+        assert cache.encode_inline(text, adds_special_tokens=False) == encode_whole(
+            backend, text, adds_special=False
+        )
     assert counting.n_characters == len("onetwothreefourfiveone")
 
 
-def test_one_text_is_encoded_by_the_thread_that_asks_and_many_a_part_at_a_time(
+def test_one_text_is_encoded_segment_by_segment_and_many_in_batches(
     backend: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The package gives several stretches to its own threads, which end those of one call before the next."""
-    monkeypatch.setattr(segment_cache, "SHARED_CHARACTERS", 1000)
-    encoder, counting = counted(backend)
-    assert encoder.encode_here(EXAMPLES, adds_special_tokens=True) == whole(backend, EXAMPLES, adds=False)
+    """The package runs a batch of one on the calling thread, and a larger one on its thread pool."""
+    monkeypatch.setattr(segment_cache, "MAX_BATCH_CHARACTERS", 1000)
+    cache, counting = counting_cache(backend)
+    assert cache.encode_inline(EXAMPLES, adds_special_tokens=True) == encode_whole(
+        backend, EXAMPLES, adds_special=False
+    )
     assert all(len(texts) == 1 for texts in counting.calls)
-    encoder, counting = counted(backend)
+    cache, counting = counting_cache(backend)
     one_line = "x " * 1000
     texts = [EXAMPLES, one_line, "short"]
-    assert encoder.encode_all(texts, adds_special_tokens=True) == [
-        whole(backend, text, adds=False) for text in texts
+    assert cache.encode_batch(texts, adds_special_tokens=True) == [
+        encode_whole(backend, text, adds_special=False) for text in texts
     ]
     assert [one_line] in counting.calls
-    sizes = [sum(map(len, part)) for part in counting.calls if part != [one_line]]
+    sizes = [sum(map(len, batch)) for batch in counting.calls if batch != [one_line]]
     assert sum(sizes) == len(EXAMPLES) + len("short")
     assert all(600 < size <= 1000 for size in sizes[:-2])
     assert all(size <= 1000 for size in sizes)
@@ -247,14 +257,14 @@ def tokenizer_with(**changes: object) -> tokenizers.Tokenizer:
         "missing byte",
     ],
 )
-def test_of_other_tokenizers_nothing_is_known(backend: tokenizers.Tokenizer) -> None:
-    assert Stretches.of(backend) is None
+def test_unknown_tokenizers_are_not_cached(backend: tokenizers.Tokenizer) -> None:
+    assert SegmentCache.create(backend) is None
 
 
 @pytest.mark.parametrize(
     "token", [AddedToken("a\nb"), AddedToken("ab", lstrip=True), AddedToken("ab", single_word=True)]
 )
-def test_added_tokens_that_look_around_are_found(token: AddedToken) -> None:
+def test_tokenizers_with_context_dependent_added_tokens_are_not_cached(token: AddedToken) -> None:
     backend = trained(split(QWEN))
     backend.add_tokens([token])
-    assert Stretches.of(backend) is None
+    assert SegmentCache.create(backend) is None

@@ -1,4 +1,4 @@
-"""Stop strings are found wherever the text is cut, and nothing of them is shown."""
+"""Tests of stop strings: they are found however the text is split, and no part of them is returned."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ STOPS = st.lists(st.text("abé🎉", min_size=1, max_size=6), max_size=4)
 
 
 def expected(text: str, stop: list[str]) -> tuple[str, str | None]:
-    """The oracle: the first end at which any stop string ends; of those that end there the longest."""
+    """Finds the first end of any stop string, and the longest stop string that ends there, as the oracle."""
     for end in range(len(text) + 1):
-        met = [word for word in stop if text[:end].endswith(word)]
-        if met:
-            longest = max(met, key=len)
+        matched = [word for word in stop if text[:end].endswith(word)]
+        if matched:
+            longest = max(matched, key=len)
             return text[: end - len(longest)], longest
     return text, None
 
@@ -26,12 +26,12 @@ def run(text: str, stop: list[str], cuts: list[int]) -> tuple[str, str | None, l
     pieces = []
     at = 0
     for cut in [*cuts, *[1] * len(text)]:
-        piece, met = strings.push(text[at : at + cut])
+        piece, matched = strings.push(text[at : at + cut])
         pieces.append(piece)
-        assert met == (strings.met is not None)
+        assert matched == (strings.matched is not None)
         at += cut
     pieces.append(strings.finish())
-    return "".join(pieces), strings.met, pieces
+    return "".join(pieces), strings.matched, pieces
 
 
 @settings(max_examples=500, deadline=None)
@@ -41,23 +41,23 @@ def run(text: str, stop: list[str], cuts: list[int]) -> tuple[str, str | None, l
 @example(text="ab", stop=["abc", "b"], cuts=[1])
 @example(text="abc", stop=["bc", "abc"], cuts=[2])
 def test_shown_text_is_that_before_the_first_stop_string(text: str, stop: list[str], cuts: list[int]) -> None:
-    shown, met, _ = run(text, stop, cuts)
-    assert (shown, met) == expected(text, stop)
+    shown, matched, _ = run(text, stop, cuts)
+    assert (shown, matched) == expected(text, stop)
 
 
 @settings(max_examples=300, deadline=None)
 @given(text=FEW_CHARACTERS, stop=STOPS)
-def test_no_more_is_held_back_than_could_begin_a_stop_string(text: str, stop: list[str]) -> None:
+def test_only_possible_starts_of_a_stop_string_are_held_back(text: str, stop: list[str]) -> None:
     strings = StopStrings(stop)
     shown = ""
     for index, character in enumerate(text, start=1):
-        piece, met = strings.push(character)
-        if met:
+        piece, matched = strings.push(character)
+        if matched:
             return
         shown += piece
-        held = text[len(shown) : index]
+        pending = text[len(shown) : index]
         assert text.startswith(shown)
-        assert not held or any(word.startswith(held) and word != held for word in stop)
+        assert not pending or any(word.startswith(pending) and word != pending for word in stop)
 
 
 def test_after_the_stop_string_everything_is_dropped() -> None:
@@ -68,7 +68,7 @@ def test_after_the_stop_string_everything_is_dropped() -> None:
     assert strings.finish() == ""
 
 
-def test_beginning_of_a_stop_string_is_shown_when_no_more_comes() -> None:
+def test_the_start_of_a_stop_string_is_returned_at_the_end() -> None:
     strings = StopStrings(["\n\nQuestion:"])
     assert strings.push("42\n\nQuest") == ("42", False)
     assert strings.finish() == "\n\nQuest"

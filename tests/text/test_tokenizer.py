@@ -1,4 +1,4 @@
-"""Text to ids and back, and what is said when that cannot be."""
+"""Tests of encoding and decoding, and of their errors."""
 
 from __future__ import annotations
 
