@@ -1,10 +1,10 @@
-"""How often the embedded model answers right through the engine: held-out problems by family and length of prompt.
+"""Accuracy of the embedded model on held-out problems, by family and prompt length, through the engine.
 
-Appends a JSON line for each family: percent right and how many were asked, cache on, greedy, in float32 on the CPU.
-Another line says how many of Transformers' answers to some of these prompts, in float32, have the same tokens. With
-``--gsm8k``, real problems are asked as well, behind eight worked examples and without any.
+Appends a JSON line for each family: percent correct and number of cases, with the cache on, greedy, in float32 on
+the CPU. Another line has the number of Transformers' answers (in float32) to some of these prompts that have the
+same tokens. ``--gsm8k`` adds GSM8K's problems, with eight worked examples and without any.
 
-From the repository's root, and with ``-m``: Transformers would take ``kernels.py`` in this folder for a package.
+Run it from the repository's root with ``-m``: otherwise Transformers takes ``kernels.py`` here for a package.
 
     python -m bench.tiny_scores --gsm8k gsm8k_test.jsonl --output-file bench/results/tiny_scores.jsonl
 """
@@ -22,17 +22,17 @@ import torch
 from transformers import LlamaForCausalLM
 
 from radixkv import LLM, RequestOutput, SamplingParams
-from radixkv.bench.environment import origin
-from radixkv.bench.workloads.answers import right_result
+from radixkv.bench.environment import provenance
+from radixkv.bench.workloads.answers import result_check
 from radixkv.bench.workloads.datasets.gsm8k import read_problems
-from radixkv.bench.workloads.problems.layout import asked, worked
+from radixkv.bench.workloads.problems.layout import question_prompt, worked_examples
 from radixkv.checkpoints import resolve
 from training.cases import LENGTHS, OUTPUT_TOKENS, Case, cases, families
 
 COMPARED_LENGTHS = (500, 2000)
 GSM8K_SHOTS = 8
 GSM8K_TOKENS = 256
-"""Of an answer, at most."""
+"""Maximum tokens of an answer to a GSM8K problem."""
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--gsm8k", type=Path, metavar="FILE")
     parser.add_argument("--gsm8k-problems", type=int, default=50)
     arguments = parser.parse_args()
-    common = {"model": "tiny", **origin()}
+    common = {"model": "tiny", **provenance()}
     for line in lines(LLM("tiny", device="cpu"), arguments):
         print(json.dumps(line), flush=True)
         if arguments.output_file is not None:
@@ -54,23 +54,23 @@ def main() -> None:
 
 
 def lines(llm: LLM, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """All that is asked for."""
+    """Yields the requested result lines."""
     for family in arguments.families:
         counts = {length: arguments.cases if length <= 2000 else arguments.long_cases for length in LENGTHS}
-        yield scored(llm, family, {length: count for length, count in counts.items() if count})
+        yield score(llm, family, {length: count for length, count in counts.items() if count})
     if arguments.compare:
-        yield compared(llm, arguments.compare)
+        yield compare_with_transformers(llm, arguments.compare)
     if arguments.gsm8k is not None:
-        yield real_problems(llm, arguments.gsm8k, arguments.gsm8k_problems)
+        yield score_gsm8k(llm, arguments.gsm8k, arguments.gsm8k_problems)
 
 
-def scored(llm: LLM, family: str, n_cases: Mapping[int, int]) -> dict[str, Any]:
-    """Percent right by length, with the numbers of cases and of prompt tokens."""
+def score(llm: LLM, family: str, n_cases: Mapping[int, int]) -> dict[str, Any]:
+    """Returns percent correct by prompt length, with the numbers of cases and of prompt tokens."""
     percents: dict[int, float] = {}
     n_tokens: dict[int, int] = {}
     for length, count in n_cases.items():
         taken = list(islice(cases(family, length), count))
-        outputs = answered(llm, taken)
+        outputs = generate(llm, taken)
         n_right = sum(case.is_right(text_of(output)) for case, output in zip(taken, outputs, strict=True))
         percents[length] = round(100 * n_right / count, 1)
         n_tokens[length] = sum(len(output.prompt_token_ids) for output in outputs) // count
@@ -78,19 +78,19 @@ def scored(llm: LLM, family: str, n_cases: Mapping[int, int]) -> dict[str, Any]:
     return {"family": family, "cases": dict(n_cases), "right_pct": percents, "mean_prompt_tokens": n_tokens}
 
 
-def answered(llm: LLM, taken: Sequence[Case]) -> list[RequestOutput]:
-    """Greedy answers, which may end early."""
-    prompts = [case.prompt if isinstance(case.prompt, str) else llm.chat_prompt(case.prompt) for case in taken]
+def generate(llm: LLM, chosen: Sequence[Case]) -> list[RequestOutput]:
+    """Returns greedy answers, which may end at the end of sequence."""
+    prompts = [case.prompt if isinstance(case.prompt, str) else llm.chat_prompt(case.prompt) for case in chosen]
     return llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS), use_tqdm=False)
 
 
-def compared(llm: LLM, n_cases: int) -> dict[str, int]:
-    """How many greedy answers of Transformers have the very tokens of the engine's."""
+def compare_with_transformers(llm: LLM, n_cases: int) -> dict[str, int]:
+    """Counts the greedy answers of Transformers that have the same tokens as the engine's."""
     model = LlamaForCausalLM.from_pretrained(resolve("tiny").folder, dtype=torch.float32)
     same = []
     for family in families():
         for length in COMPARED_LENGTHS:
-            for output in answered(llm, list(islice(cases(family, length), n_cases))):
+            for output in generate(llm, list(islice(cases(family, length), n_cases))):
                 prompt = torch.tensor([output.prompt_token_ids])
                 ids = model.generate(
                     prompt,
@@ -105,15 +105,15 @@ def compared(llm: LLM, n_cases: int) -> dict[str, int]:
     return {"compared_with_transformers": len(same), "equal": sum(same)}
 
 
-def real_problems(llm: LLM, path: Path, n_problems: int) -> dict[str, Any]:
-    """Percent right of GSM8K's problems behind the file's first eight, and asked alone."""
+def score_gsm8k(llm: LLM, path: Path, n_problems: int) -> dict[str, Any]:
+    """Returns percent correct of GSM8K's problems, with the file's first eight as examples and without examples."""
     problems = read_problems(path).items
-    shots, problems = worked(problems[:GSM8K_SHOTS]), problems[GSM8K_SHOTS : GSM8K_SHOTS + n_problems]
+    shots, problems = worked_examples(problems[:GSM8K_SHOTS]), problems[GSM8K_SHOTS : GSM8K_SHOTS + n_problems]
     sampling = SamplingParams(temperature=0.0, max_tokens=GSM8K_TOKENS)
     percents: dict[int, float] = {}
     for n_shots, head in {GSM8K_SHOTS: shots, 0: ""}.items():
-        outputs = llm.generate([head + asked(problem) for problem in problems], sampling, use_tqdm=False)
-        checks = [right_result(problem) for problem in problems]
+        outputs = llm.generate([head + question_prompt(problem) for problem in problems], sampling, use_tqdm=False)
+        checks = [result_check(problem) for problem in problems]
         n_right = sum(
             check is not None and check([text_of(output)]) for check, output in zip(checks, outputs, strict=True)
         )

@@ -1,4 +1,4 @@
-"""What the GPU did during a stretch of time, by kernel: from torch's profiler."""
+"""GPU time by kernel, from traces of torch's profiler."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 KINDS = (
-    ("attention", r"attend|prefill|decode|attention|merge|cascade|flash::|fmha|^_gather$|^_spread$"),
+    ("attention", r"attend|prefill|decode|attention|merge|cascade|flash::|fmha|_gather_queries|_copy_item_queries"),
     ("GEMM", r"gemm|nvjet|cutlass|xmma|cublas|splitk|gemv|_multiply_"),
     ("norm", r"norm"),
     ("rotary+store", r"rotat|rotary|rope"),
     ("activation", r"silu|swiglu|activation"),
     ("sampling", r"argmax|best_of|sampl|softmax|top_?k|penal|_draw|_edit_|_list_largest|_group_maxima|_weigh"),
-    ("fields", r"update_tables|place_tokens|_stamp"),
+    ("fields", r"update_tables|prepare_token_inputs|_stamp"),
     ("copies", r"memcpy|memset|copy|fill"),
 )
-"""Kinds of kernels by what their names hold, first come first served."""
+"""Kinds of kernels with a pattern of their names; the first match applies."""
 
 N_LONGEST = 8
-"""Idle stretches that are told one by one."""
+"""Number of gaps that are reported one by one."""
 GAPS_US = (2.0, 10.0, 50.0, 200.0)
-"""Idle stretches are counted up to these lengths, and beyond the last."""
+"""Upper bounds of the histogram of gaps."""
 
 
 @dataclass(frozen=True)
@@ -42,44 +42,48 @@ class Span:
 
 
 class Gap(NamedTuple):
-    """A stretch in which nothing ran."""
+    """A time in which nothing ran on the GPU."""
 
     us: float
     at_ms: float
-    """Since the trace's beginning."""
+    """Start of the gap, since the start of the trace."""
     after: str
+    """Name of the kernel before the gap."""
     before: str
+    """Name of the kernel after the gap."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What ran, in the order of its beginning."""
+    """Kernels and copies in the order of their starts."""
 
     spans: Sequence[Span]
 
     @property
     def span_us(self) -> float:
-        """From the first beginning to the last end."""
+        """Time from the first start to the last end."""
         return max(span.end for span in self.spans) - self.spans[0].begin if self.spans else 0.0
 
     @property
     def gaps(self) -> list[Gap]:
-        """Stretches in which nothing ran."""
+        """The gaps of the trace, in order."""
         gaps: list[Gap] = []
         last = self.spans[0] if self.spans else None
         for span in self.spans:
             assert last is not None
             if span.begin > last.end:
                 at_ms = (last.end - self.spans[0].begin) / 1e3
-                gaps.append(Gap(span.begin - last.end, round(at_ms, 3), shown(last.name), shown(span.name)))
+                gaps.append(
+                    Gap(span.begin - last.end, round(at_ms, 3), short_name(last.name), short_name(span.name))
+                )
             last = max(last, span, key=lambda one: one.end)
         return gaps
 
     @property
     def own_us(self) -> list[float]:
-        """Of each kernel, from the end of those that began before it: some begin early, and wait for the one ahead.
+        """Time of each kernel without its overlap with earlier ones; some kernels start early and wait.
 
-        With the gaps it is the whole span.
+        Together with the gaps these times add up to the whole span.
         """
         times: list[float] = []
         end = self.spans[0].begin if self.spans else 0.0
@@ -89,13 +93,13 @@ class Trace:
         return times
 
     def report(self, n_steps: int = 1, n_names: int = 25) -> dict[str, Any]:
-        """Microseconds a step by kind and by name, with their share of the span, and what was idle."""
+        """Returns microseconds per step by kind and by kernel, with their shares of the span, and the gaps."""
         span_us = self.span_us or 1.0
         by_name: defaultdict[str, list[float]] = defaultdict(list)
         by_kind: defaultdict[str, float] = defaultdict(float)
         kinds: dict[str, str] = {}
         for span, time in zip(self.spans, self.own_us, strict=True):
-            name = shown(span.name)
+            name = short_name(span.name)
             by_name[name].append(time)
             kinds[name] = kind_of(span.name)
             by_kind[kinds[name]] += time
@@ -126,8 +130,8 @@ class Trace:
         }
 
 
-def recorded(work: Callable[[], object]) -> Trace:
-    """What the GPU does while ``work`` runs, which must end with nothing under way."""
+def record_trace(work: Callable[[], object]) -> Trace:
+    """Runs ``work`` and returns the trace of the GPU. ``work`` must not leave anything running."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -139,7 +143,7 @@ def recorded(work: Callable[[], object]) -> Trace:
 
 
 def spans_of(events: Iterable[dict[str, Any]]) -> list[Span]:
-    """Those of a Chrome trace that ran on the GPU, by their beginning."""
+    """Returns the kernels and copies of a Chrome trace, by start."""
     spans = [
         Span(event["name"], event["ts"], event["ts"] + event["dur"])
         for event in events
@@ -149,19 +153,19 @@ def spans_of(events: Iterable[dict[str, Any]]) -> list[Span]:
 
 
 def kind_of(name: str) -> str:
-    """Of a kernel, by its whole name."""
+    """Returns the kind of a kernel from its whole name."""
     return next((kind for kind, pattern in KINDS if re.search(pattern, name, re.IGNORECASE)), "other")
 
 
-def shown(name: str) -> str:
-    """A kernel's name without its types and arguments, but with what tells it from its neighbours."""
+def short_name(name: str) -> str:
+    """Returns a short name of a kernel: without types and arguments, but with the functor that distinguishes it."""
     head, *rest = re.split(r"[<(]", name.removeprefix("void "), maxsplit=1)
-    told = re.search(r"\w+Functor|\w+Ops\b|cutlass_\w+|\w+_kernel_cuda", rest[0]) if rest else None
-    return (head.split("::")[-1] + (f" {told[0]}" if told else ""))[:80].strip()
+    functor = re.search(r"\w+Functor|\w+Ops\b|cutlass_\w+|\w+_kernel_cuda", rest[0]) if rest else None
+    return (head.split("::")[-1] + (f" {functor[0]}" if functor else ""))[:80].strip()
 
 
 def table(report: dict[str, Any], n_names: int = 12) -> str:
-    """For people: kinds, then the kernels that took most."""
+    """Returns a report as text: the kinds, then the kernels with the most time."""
     lines = [f"  span {report['span_ms']} ms over {report['steps']} steps, idle {report['idle_pct']}%"]
     lines += [
         f"  {kind:<14} {each['us_per_step']:>10.1f} us {each['pct']:>6.2f}%"
@@ -181,8 +185,8 @@ def table(report: dict[str, Any], n_names: int = 12) -> str:
 
 
 def _histogram(gaps_us: Iterable[float]) -> dict[str, dict[str, float]]:
-    """Idle stretches by length: how many, and how long together."""
-    found: dict[str, list[float]] = {name: [] for name in (*(f"<{limit:g}us" for limit in GAPS_US), "longer")}
+    """Returns number and total length of gaps by length."""
+    bins: dict[str, list[float]] = {name: [] for name in (*(f"<{limit:g}us" for limit in GAPS_US), "longer")}
     for gap in gaps_us:
-        found[next((f"<{limit:g}us" for limit in GAPS_US if gap < limit), "longer")].append(gap)
-    return {name: {"n": len(gaps), "us": round(sum(gaps), 1)} for name, gaps in found.items() if gaps}
+        bins[next((f"<{limit:g}us" for limit in GAPS_US if gap < limit), "longer")].append(gap)
+    return {name: {"n": len(gaps), "us": round(sum(gaps), 1)} for name, gaps in bins.items() if gaps}

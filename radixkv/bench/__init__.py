@@ -1,1 +1,1 @@
-"""Measures a server: workloads, the load generator, and reports."""
+"""Benchmarks of servers: workloads, load generator and reports."""

@@ -1,4 +1,4 @@
-"""What a run was measured on."""
+"""The commit, software versions and hardware that a result was measured with."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import radixkv
 PACKAGES = ("torch", "numpy", "tokenizers", "msgspec", "pyzmq", "fastapi", "uvicorn", "aiohttp", "uvloop")
 
 
-def origin() -> dict[str, object]:
-    """What a line of results says beside its figures: ``date``, in UTC, and ``environment``."""
+def provenance() -> dict[str, object]:
+    """Returns the ``date`` (UTC) and ``environment`` keys of a result line."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "environment": environment(),
@@ -23,7 +23,7 @@ def origin() -> dict[str, object]:
 
 
 def environment() -> dict[str, object]:
-    """Commit, versions, processor and GPUs of this machine and installation; None for what is not known."""
+    """Returns the commit, package versions, processor and GPUs of this machine; unknown values are None."""
     return {
         "commit": commit_of(Path(radixkv.__file__).resolve().parent),
         "versions": {
@@ -38,8 +38,10 @@ def environment() -> dict[str, object]:
 
 
 def commit_of(package: Path) -> str | None:
-    """The commit that is checked out where a package's folder lies, ``with changes`` if the package is not as it is
-    there; None for an installation without one."""
+    """Returns the checked-out commit of the Git repository that holds a package's folder.
+
+    Appends ``with changes`` if the package has uncommitted changes. None: the installation is no Git checkout.
+    """
     if not (package.parent / ".git").exists():
         return None
     git = ["git", "--no-optional-locks", "-C", str(package)]
@@ -54,14 +56,14 @@ def commit_of(package: Path) -> str | None:
 
 
 def _gpus() -> dict[str, str | None]:
-    """Names and drivers as NVIDIA's tool tells them: torch, which would know more, is the runtime's alone."""
+    """Returns GPU names and driver versions from ``nvidia-smi``; only the runtime may import torch."""
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
-        reply = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
+        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
     except (OSError, subprocess.SubprocessError):
-        reply = ""
-    pairs = [line.rpartition(", ")[::2] for line in reply.splitlines()]
-    names, drivers = (" / ".join(sorted({pair[part] for pair in pairs})) for part in (0, 1))
+        output = ""
+    pairs = [line.rpartition(", ")[::2] for line in output.splitlines()]
+    names, drivers = (" / ".join(sorted({pair[index] for pair in pairs})) for index in (0, 1))
     return {"gpu": names or None, "driver": drivers or None}
 
 

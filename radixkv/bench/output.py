@@ -1,4 +1,4 @@
-"""Files of results: checked before a run, and given whole lines after it."""
+"""Writing of result files."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from radixkv.errors import ConfigError
 
 
 def check_outputs(file: Path | None, folder: Path | None) -> None:
-    """What cannot be written shows before the run, not after it.
+    """Checks before a run that its results can be written.
 
     Args:
-        file: of ``--output-file``.
-        folder: of ``--plot``; it is made.
+        file: value of ``--output-file``.
+        folder: value of ``--plot``; it is created if missing.
 
     Raises:
-        ConfigError: one of them cannot be written, or there is nothing to draw with.
+        ConfigError: the file or the folder cannot be written, or matplotlib is missing.
     """
     if file is not None:
         append_lines(file, b"")
@@ -29,16 +29,20 @@ def check_outputs(file: Path | None, folder: Path | None) -> None:
 
 
 def append_lines(path: Path, lines: bytes) -> None:
-    """Appends lines to the file of ``--output-file``: all of them, or nothing. Raises ``ConfigError``."""
+    """Appends lines to the file of ``--output-file``: all of them or none.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
     try:
         with path.open("ab", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
-            rest = memoryview(lines)
+            remaining = memoryview(lines)
             try:
-                while rest:
-                    rest = rest[file.write(rest) :]
+                while remaining:
+                    remaining = remaining[file.write(remaining) :]
             except OSError:
-                with suppress(OSError):  # what has no size, such as a pipe, cannot be cut
+                with suppress(OSError):  # a pipe cannot be truncated
                     file.truncate(size)
                 raise
     except OSError as error:

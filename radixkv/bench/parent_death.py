@@ -1,7 +1,7 @@
-"""``python -m radixkv.bench.parent_death PID COMMAND...``: becomes the command, and ends when process PID does.
+"""``python -m radixkv.bench.parent_death PID COMMAND...``: runs the command until its parent process PID dies.
 
-The kernel then sends SIGTERM; nothing else notices that the starter was killed. Between ``fork`` and ``exec`` of a
-process with threads this could not be asked for, hence a process of its own.
+The kernel sends SIGTERM when the parent dies; nothing else reports that the parent was killed. ``prctl`` cannot be
+called safely between ``fork`` and ``exec`` in a process with threads, so a separate process calls it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Does not return. PID must be the parent, and the thread that started this one must live as long."""
-    starter, *command = sys.argv[1:]
+    """Replaces this process by the command; does not return.
+
+    PID must be the parent process. The kernel signals when the parent's thread that started this process ends, so
+    that thread must live as long as the parent.
+    """
+    parent_pid, *command = sys.argv[1:]
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "the kernel refuses PR_SET_PDEATHSIG")
-    if os.getppid() != int(starter):
-        sys.exit("the process that this one was started for is gone")
+    if os.getppid() != int(parent_pid):
+        sys.exit(f"the parent process {parent_pid} is gone")
     os.execv(command[0], command)
 
 

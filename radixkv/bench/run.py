@@ -1,4 +1,4 @@
-"""One workload against one server: warm-up, flush, measurement, figures."""
+"""Measurement of one workload on one server."""
 
 from __future__ import annotations
 
@@ -12,52 +12,53 @@ from typing import Literal
 import msgspec
 
 from radixkv.bench.environment import environment
-from radixkv.bench.load.accounting import Tokens, accounting, counted_by_metrics
+from radixkv.bench.load.accounting import TokenCounts, accounting, server_token_counts
 from radixkv.bench.load.arrivals import Load, is_open_loop
-from radixkv.bench.load.client import SILENCE_LIMIT_S, Client
+from radixkv.bench.load.client import SILENCE_LIMIT_S, OpenAIClient
 from radixkv.bench.load.generator import LoadGenerator, RunInterrupted
 from radixkv.bench.load.prompt_encoder import PromptEncoder
 from radixkv.bench.load.record import Measurement
-from radixkv.bench.report.run_metrics import Figures, figures
-from radixkv.bench.session import Session, lone
+from radixkv.bench.report.run_metrics import Metrics, run_metrics
+from radixkv.bench.session import Session, single_request_session
 from radixkv.bench.workloads.catalog import Workload, warmup_sessions
-from radixkv.bench.workloads.parameters import MAX
+from radixkv.bench.workloads.parameters import MAX_COUNT
 from radixkv.bench.workloads.source import Source
 from radixkv.errors import ConfigError, RadixKVError, shortened
 from radixkv.terminal_progress import Progress
 
-SETTLES_S = 1.0
-"""Some servers count a moment after they have answered."""
+METRICS_DELAY_S = 1.0
+"""Wait before the second reading of ``/metrics``: some servers update their counters after the last answer."""
 
 
 class WarmUpFailed(RadixKVError):
-    """The server does not answer what the run begins with."""
+    """The server failed a warm-up request."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run."""
+    """The result of a run."""
 
-    figures: Figures
+    metrics: Metrics
+    """The object of the run's JSON line."""
     measurement: Measurement
     is_interrupted: bool = False
     """Whether the run was cancelled."""
 
     @property
     def errors(self) -> list[str]:
-        """Why requests failed."""
+        """The errors of the failed requests."""
         return [record.error for record in self.measurement.records if record.error is not None]
 
 
 @dataclass(frozen=True)
-class Bench:
-    """A workload, made once, so that each server gets the same requests."""
+class Benchmark:
+    """A workload's sessions and how they are sent; every server that is measured gets the same requests."""
 
     name: str
     workload: Workload
     sessions: Sequence[Session]
     left_out: Mapping[str, int]
-    """What of the data set was left out or changed, by reason."""
+    """Number of data set items that were left out or changed, by reason."""
     source: Source
     max_concurrency: int | None = None
     request_rate: float | None = None
@@ -83,40 +84,48 @@ class Bench:
         encoder: PromptEncoder | None = None,
         has_extensions: bool = True,
         request_timeout_s: float = SILENCE_LIMIT_S,
-    ) -> Bench:
-        """Makes the sessions.
+    ) -> Benchmark:
+        """Generates or reads the workload's sessions.
 
         Args:
-            name: of the workload, for the report.
-            workload: what is asked.
-            source: of its texts; its seed is also that of arrival times.
-            max_concurrency: most requests in flight. None: the workload's in a closed loop, any in an open one.
+            name: the workload's name in reports.
+            workload: the workload and its parameters.
+            source: where the texts come from; its seed also seeds the arrival times.
+            max_concurrency: maximum number of requests in flight. None: the workload's own limit in a closed loop,
+                no limit in an open loop.
             request_rate: as in ``Load``.
-            speed: of the data set's clock; None: as it is.
-            warmup_requests: unrelated requests before the run.
+            speed: factor by which the data set's arrival times are sped up. None: 1.
+            warmup_requests: number of requests before the run; their texts are unrelated to the workload.
             goodput: limits in milliseconds for ``ttft``, ``tpot``, ``e2el``.
-            encoder: makes token ids of all prompts.
+            encoder: encodes all prompts to token ids. None: prompts are sent as they are.
             has_extensions: as in ``Load``.
-            request_timeout_s: a request has failed if the server sends nothing for so long.
+            request_timeout_s: a request fails if the server sends nothing for this long.
 
         Raises:
-            ConfigError: a bad data set or setting.
+            ConfigError: a data set that cannot be used, or a setting out of its range.
         """
-        for what, value in (("request_rate", request_rate), ("speed", speed), ("max_concurrency", max_concurrency)):
+        for setting, value in (
+            ("request_rate", request_rate),
+            ("speed", speed),
+            ("max_concurrency", max_concurrency),
+        ):
             if value is not None and not value > 0:
-                raise ConfigError(f"{what} {value} must be above 0")
-        if not 0 <= warmup_requests <= MAX:
-            raise ConfigError(f"warmup_requests {warmup_requests} must be between 0 and {MAX}")
+                raise ConfigError(f"{setting} {value} must be above 0")
+        if not 0 <= warmup_requests <= MAX_COUNT:
+            raise ConfigError(f"warmup_requests {warmup_requests} must be between 0 and {MAX_COUNT}")
         source = source or Source()
-        made = workload.make(source)
-        is_open = is_open_loop(request_rate, made.sessions)
+        loaded = workload.make(source)
+        is_open = is_open_loop(request_rate, loaded.sessions)
         if speed is not None and not (is_open and request_rate is None):
-            raise ConfigError(f"speed {speed} needs a workload with a clock of its own, which {name} has not")
+            raise ConfigError(
+                f"speed {speed} needs a workload that has arrival times, and no request_rate; "
+                f"leave it out for {name}"
+            )
         return cls(
             name=name,
             workload=workload,
-            sessions=made.sessions,
-            left_out=made.counts,
+            sessions=loaded.sessions,
+            left_out=loaded.counts,
             source=source,
             max_concurrency=max_concurrency or (None if is_open else workload.max_concurrency),
             request_rate=request_rate,
@@ -130,7 +139,7 @@ class Bench:
 
     @property
     def n_requests(self) -> int:
-        """Of all sessions."""
+        """Number of requests in all sessions."""
         return sum(session.n_requests for session in self.sessions)
 
     async def run(
@@ -143,25 +152,25 @@ class Bench:
         api_key: str | None = None,
         use_environment: bool = False,
     ) -> Outcome:
-        """Measures the server at ``address`` from a cold cache.
+        """Measures the server at ``address``, starting from a cold cache.
 
-        The warm-up's text is unrelated to the workload, and the cache is flushed after it where the server can.
-        Cancelled while it measures, it returns what there is, as when the server goes away.
+        Warms up with texts that are unrelated to the workload, then flushes the cache if the server has an endpoint
+        for that. If the measurement is cancelled or the server goes away, the outcome has the requests until then.
 
         Args:
-            model: what the requests name; None takes the first that the server serves.
-            cache: how the server is known to be set; None: not known.
-            server: the flags that it was started with, but for the cache's; None: not known.
-            api_key: what the server asks for, if it does.
-            use_environment: whether the environment's proxies and certificates apply.
+            model: model name in the requests. None: the first model that the server lists.
+            cache: the known state of the server's prefix cache. None: not known.
+            server: the flags that the server was started with, without those of the cache. None: not known.
+            api_key: sent as bearer token. None: no key is sent.
+            use_environment: whether proxies and certificates of the environment apply.
 
         Raises:
-            ConfigError: no OpenAI-compatible server answers there, or ``model`` is no text.
+            ConfigError: no OpenAI-compatible server answers at ``address``, or ``model`` is not valid UTF-8.
             WarmUpFailed: a warm-up request failed.
         """
         if model is not None and _encodable(model) != model:
             raise ConfigError(f"model {shortened(model)} is not UTF-8; give the name that the server has for it")
-        async with Client(
+        async with OpenAIClient(
             address,
             api_key=api_key,
             use_environment=use_environment,
@@ -178,13 +187,13 @@ class Bench:
             generator = LoadGenerator(client, self.encoder)
             await self._warm_up(generator, address, load)
             flushed = await client.flush()
-            before = await _counted(client)
-            measurement, is_interrupted = await self._measured(generator, load)
+            before = await _read_server_counts(client)
+            measurement, is_interrupted = await self._measure(generator, load)
             counts = await _accounting(client, measurement, before)
         line = self._settings(load)
         line["server"] = None if server is None else [_encodable(flag) for flag in server]
         line |= {"cache": cache, "cache_flushed": flushed is not None}
-        line |= figures(measurement, self.goodput)
+        line |= run_metrics(measurement, self.goodput)
         line["left_out"] = dict(self.left_out)
         line["accounting"] = counts
         line["environment"] = environment()
@@ -192,24 +201,26 @@ class Bench:
 
     async def _warm_up(self, generator: LoadGenerator, address: str, load: Load) -> None:
         sessions = warmup_sessions(self.warmup_requests, self.source.seed)
-        if self._begins_with_a_chat():
-            sessions = [_as_chat(session) for session in sessions]  # a server may have no other endpoint
-        closed = replace(load, max_concurrency=self.workload.max_concurrency, request_rate=math.inf)
-        warmup = await generator.run(sessions, closed)
+        if self._starts_with_chat():
+            sessions = [_as_chat(session) for session in sessions]  # a server may have no /v1/completions
+        closed_loop = replace(load, max_concurrency=self.workload.max_concurrency, request_rate=math.inf)
+        warmup = await generator.run(sessions, closed_loop)
         for record in warmup.records:
             if record.error is not None and record.error_kind != "stopped":
-                hint = "; --plain-requests leaves out what is not OpenAI's" if self.has_extensions else ""
+                hint = (
+                    "; --plain-requests leaves out fields that OpenAI does not have" if self.has_extensions else ""
+                )
                 is_refused = record.error_kind in ("http_400", "http_422")
                 raise WarmUpFailed(
                     f"a warm-up request to {address} failed: {record.error}{hint if is_refused else ''}"
                 )
 
-    def _begins_with_a_chat(self) -> bool:
+    def _starts_with_chat(self) -> bool:
         requests = next(self.sessions[0].turns(), ()) if self.sessions else ()
         return any(isinstance(request.prompt, list) for request in requests)
 
-    async def _measured(self, generator: LoadGenerator, load: Load) -> tuple[Measurement, bool]:
-        """Whether it was interrupted, too."""
+    async def _measure(self, generator: LoadGenerator, load: Load) -> tuple[Measurement, bool]:
+        """Returns the measurement and whether it was interrupted."""
         with Progress("requests", self.n_requests) as progress:
             try:
                 return await generator.run(self.sessions, load, progress), False
@@ -219,8 +230,8 @@ class Bench:
                 task.uncancel()
                 return interruption.measurement, True
 
-    def _settings(self, load: Load) -> Figures:
-        """What the line says of what was asked for."""
+    def _settings(self, load: Load) -> Metrics:
+        """Returns the keys of the JSON line that describe workload and load."""
         rate: float | str = "inf"
         if is_open_loop(self.request_rate, self.sessions):
             rate = "trace" if self.request_rate is None else self.request_rate
@@ -245,30 +256,30 @@ class Bench:
 
 
 def _encodable(name: str) -> str:
-    """A name on the command line may have bytes that are no UTF-8, and JSON may not."""
+    """Replaces bytes that are not UTF-8: a command-line argument may have them, JSON may not."""
     return name.encode("utf-8", "replace").decode()
 
 
 def _as_chat(session: Session) -> Session:
-    """The same text, as a user's message."""
+    """Returns a session that sends the same text as a user's message."""
     (request,) = next(session.turns())
-    return lone(replace(request, prompt=[{"role": "user", "content": request.prompt}]))
+    return single_request_session(replace(request, prompt=[{"role": "user", "content": request.prompt}]))
 
 
-async def _accounting(client: Client, measurement: Measurement, before: Tokens | None) -> Figures:
-    """The run's tokens; ``before`` is what the metrics said when it began."""
+async def _accounting(client: OpenAIClient, measurement: Measurement, before: TokenCounts | None) -> Metrics:
+    """Counts the run's tokens; ``before`` has the server's counters from before the run."""
     counts = accounting(measurement.records, None)
     if before is None or measurement.aborted is not None:
         return counts
-    for pause_s in (0.0, SETTLES_S):
+    for pause_s in (0.0, METRICS_DELAY_S):
         await asyncio.sleep(pause_s)
-        after = await _counted(client)
+        after = await _read_server_counts(client)
         counts = accounting(measurement.records, None if after is None else after - before)
         if counts["agree"] is not False:
             break
     return counts
 
 
-async def _counted(client: Client) -> Tokens | None:
+async def _read_server_counts(client: OpenAIClient) -> TokenCounts | None:
     text = await client.metrics()
-    return None if text is None else counted_by_metrics(text)
+    return None if text is None else server_token_counts(text)

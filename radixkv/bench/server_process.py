@@ -1,4 +1,4 @@
-"""A server that a run starts for itself and stops again."""
+"""A ``radixkv serve`` process that lives as long as a benchmark."""
 
 from __future__ import annotations
 
@@ -18,29 +18,31 @@ import httpx
 from radixkv.errors import RadixKVError
 
 START_LIMIT_S = 900.0
-"""A checkpoint may have to be downloaded first."""
+"""Time limit of a server's start; it may have to download a checkpoint."""
 STOP_LIMIT_S = 20.0
+"""Time limit of a server's orderly stop."""
 
 HEAD_BYTES = 1 << 20
+"""Bytes at the beginning of the server's log that are searched for its address."""
 TAIL_BYTES = 1 << 16
-"""Of a server's log: where its address stands, and what its last line is taken from."""
+"""Bytes at the end of the server's log that are searched for its last line."""
 
 _ADDRESS = re.compile(rb"http://127\.0\.0\.1:[1-9]\d*(?=\D)")
 
 
 class ServerFailed(RadixKVError):
-    """The server that was started is not there, or is no more."""
+    """The server process did not become ready, or ended."""
 
 
 @asynccontextmanager
-async def started_server(flags: Sequence[str], *, start_limit_s: float = START_LIMIT_S) -> AsyncIterator[str]:
-    """Runs ``radixkv serve`` with these flags on a free port of this machine; yields its address once it is ready.
+async def running_server(flags: Sequence[str], *, start_limit_s: float = START_LIMIT_S) -> AsyncIterator[str]:
+    """Runs ``radixkv serve`` with these flags on a free local port and yields its address once it is ready.
 
-    On the way out the server is stopped, by force if it takes longer than ``STOP_LIMIT_S``; if this process is
-    killed, the server ends too. Must be used in the main thread, whose end the kernel takes for the process's.
+    Stops the server on exit, and kills it if that takes longer than ``STOP_LIMIT_S``. The server also ends if this
+    process is killed. Must be used in the main thread: the kernel ends the server when the starting thread ends.
 
     Raises:
-        ServerFailed: it ended, or was not ready in time; with the last line that it wrote.
+        ServerFailed: the server ended, or was not ready in time; the text has the last line of its log.
     """
     python = [sys.executable, "-m"]
     serve = [*python, "radixkv.cli", "serve", *flags, "--host", "127.0.0.1", "--port", "0"]
@@ -51,30 +53,30 @@ async def started_server(flags: Sequence[str], *, start_limit_s: float = START_L
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            start_new_session=True,  # Ctrl-C reaches this process alone, which then stops the server in order
+            start_new_session=True,  # so that Ctrl-C reaches this process alone, which stops the server in order
         )
         try:
-            yield await _ready(process, log, start_limit_s)
+            yield await _wait_until_ready(process, log, start_limit_s)
             if process.poll() is not None:
                 raise ServerFailed(f"the server ended with status {process.returncode}: {_last_line(log)}")
         finally:
             _stop(process)
 
 
-async def _ready(process: subprocess.Popen[bytes], log: IO[bytes], limit: float) -> str:
-    deadline = time.monotonic() + limit
+async def _wait_until_ready(process: subprocess.Popen[bytes], log: IO[bytes], limit_s: float) -> str:
+    deadline = time.monotonic() + limit_s
     async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
         while time.monotonic() < deadline:
             if process.poll() is not None:
                 raise ServerFailed(f"the server ended before it was ready: {_last_line(log)}")
-            found = _ADDRESS.search(_written(log, 0, HEAD_BYTES))
-            if found and await _healthy(client, found[0].decode()):
-                return found[0].decode()
+            match = _ADDRESS.search(_read_log(log, 0, HEAD_BYTES))
+            if match and await _is_healthy(client, match[0].decode()):
+                return match[0].decode()
             await asyncio.sleep(0.05)
-    raise ServerFailed(f"the server was not ready within {limit:g} s: {_last_line(log)}")
+    raise ServerFailed(f"the server was not ready within {limit_s:g} s: {_last_line(log)}")
 
 
-async def _healthy(client: httpx.AsyncClient, address: str) -> bool:
+async def _is_healthy(client: httpx.AsyncClient, address: str) -> bool:
     try:
         return (await client.get(f"{address}/health")).is_success
     except httpx.HTTPError:
@@ -91,10 +93,11 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _last_line(log: IO[bytes]) -> str:
-    begin = max(os.fstat(log.fileno()).st_size - TAIL_BYTES, 0)
-    lines = _written(log, begin, TAIL_BYTES).decode("utf-8", "replace").strip().splitlines()
+    offset = max(os.fstat(log.fileno()).st_size - TAIL_BYTES, 0)
+    lines = _read_log(log, offset, TAIL_BYTES).decode("utf-8", "replace").strip().splitlines()
     return lines[-1] if lines else "it wrote nothing"
 
 
-def _written(log: IO[bytes], begin: int, size: int) -> bytes:
-    return os.pread(log.fileno(), size, begin)  # the server appends at the shared offset, which must not move
+def _read_log(log: IO[bytes], offset: int, size: int) -> bytes:
+    # pread leaves the file offset alone: the server shares it and appends there.
+    return os.pread(log.fileno(), size, offset)

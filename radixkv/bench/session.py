@@ -1,4 +1,4 @@
-"""What a client asks in a run: requests, in sessions whose next turn may need the answers to the one before."""
+"""Requests of a benchmark, grouped into sessions whose turns may depend on earlier answers."""
 
 from __future__ import annotations
 
@@ -7,55 +7,56 @@ from dataclasses import dataclass
 from typing import Any
 
 Message = Mapping[str, Any]
-"""OpenAI's, of a chat."""
+"""A chat message in OpenAI's format."""
 
 Prompt = str | tuple[int, ...] | list[Message]
-"""A text or token ids, for ``/v1/completions``; messages, for ``/v1/chat/completions``."""
+"""A text or token ids for ``/v1/completions``, or messages for ``/v1/chat/completions``."""
 
 
 @dataclass(frozen=True)
-class Request:
-    """One request."""
+class BenchRequest:
+    """One generation request."""
 
     prompt: Prompt
     output_len: int
-    """Tokens of each choice; the end-of-sequence token is ignored."""
+    """Tokens to generate for each choice; the end-of-sequence token is ignored."""
     n: int = 1
-    """Choices."""
+    """Number of choices."""
     temperature: float = 0.0
     seed: int | None = None
-    is_right: Callable[[Sequence[str]], bool] | None = None
-    """Whether the choices' texts give the right answer; None: there is none to compare with."""
+    check: Callable[[Sequence[str]], bool] | None = None
+    """Returns whether the choices' texts give the correct answer; None: the answer is not checked."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a request was answered: the text of each choice."""
+    """The answer to a request."""
 
     texts: tuple[str, ...]
+    """The text of each choice."""
 
 
-Turns = Generator[Sequence[Request], Sequence[Reply], None]
-"""Yields the requests of a turn, which are sent together, and is sent their replies, in the same order.
+Turns = Generator[Sequence[BenchRequest], Sequence[Reply], None]
+"""Yields the requests of a turn, which are sent together, and receives their replies in the same order.
 
-It is closed early when a request of the turn fails.
+The generator is closed early when a request of the turn fails.
 """
 
 
 @dataclass(frozen=True)
 class Session:
-    """What one client asks, turn after turn."""
+    """The requests of one client, turn after turn."""
 
     turns: Callable[[], Turns]
-    """Begins anew each time, so that several servers can be asked the same."""
+    """Returns a fresh generator at each call, so that the same session can be sent to several servers."""
     n_requests: int
-    """Of all turns together."""
+    """Number of requests in all turns."""
     arrival_s: float | None = None
-    """When it begins, in seconds after the run does, by its data set's own clock; None: there is no clock."""
+    """Arrival time from the data set, in seconds after the start of the run; None: the data set has no times."""
 
 
-def lone(request: Request, arrival_s: float | None = None) -> Session:
-    """A session of one request."""
+def single_request_session(request: BenchRequest, arrival_s: float | None = None) -> Session:
+    """Returns a session that sends one request."""
 
     def turns() -> Turns:
         yield (request,)

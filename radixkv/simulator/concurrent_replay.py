@@ -1,4 +1,4 @@
-"""A replay with several requests in flight, which the production scheduler ranks, admits and retracts."""
+"""A replay with several requests in flight on the production scheduler."""
 
 from __future__ import annotations
 
@@ -12,90 +12,92 @@ from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import StepResult
-from radixkv.simulator.replay import Replayed
+from radixkv.simulator.replay import ReplayResult
 from radixkv.simulator.traffic import Traffic
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 
 _LOOKAHEAD = 1
-"""Steps that are launched before the oldest one's result is taken, as the server's loop has it."""
+"""Steps launched before the result of the oldest one is taken, as in the server's loop."""
 
 
 MAX_NUM_BATCHED_TOKENS = 8192
-"""Most tokens a step, as by default on CUDA."""
+"""Maximum tokens per step: the default on CUDA."""
 
 
-def check_crowd(traffic: Traffic, max_num_batched_tokens: int) -> None:
-    """Raises ``ConfigError`` for another rule than ``engine``, or a step that is not of whole pages."""
+def check_concurrent_replay(traffic: Traffic, max_num_batched_tokens: int) -> None:
+    """Raises ``ConfigError`` if the rule is not ``engine`` or the step size is not a multiple of the page size."""
     if traffic.rule != "engine":
         raise ConfigError("several requests in flight share the engine's pool; use --rule engine")
-    n_pages, n_more = divmod(max_num_batched_tokens, traffic.page_size)
-    if n_pages < 1 or n_more:
+    n_pages, remainder = divmod(max_num_batched_tokens, traffic.page_size)
+    if n_pages < 1 or remainder:
         raise ConfigError(
             f"max_num_batched_tokens {max_num_batched_tokens} is not one or more pages of {traffic.page_size}"
         )
 
 
-class Crowd:
-    """A pool, the scheduler over it, and clients that each send the next request when their last one has ended.
+class ConcurrentReplay:
+    """A page pool and its scheduler, with clients that each send a new request as soon as their last one ends.
 
     Args:
-        traffic: the prompts, by the rule ``engine``; a symbol is a token.
-        capacity_pages: of the pool; None has room for all.
-        concurrency: clients.
-        max_num_batched_tokens: most tokens a step.
+        traffic: the prompts, under the rule ``engine``; each symbol is one token.
+        capacity_pages: pages of the pool; None makes it large enough that nothing is evicted.
+        concurrency: number of clients.
+        max_num_batched_tokens: maximum tokens per step.
 
     Raises:
-        ConfigError: as ``check_crowd``.
+        ConfigError: see ``check_concurrent_replay``.
     """
 
     def __init__(
         self, traffic: Traffic, capacity_pages: int | None, concurrency: int, max_num_batched_tokens: int
     ) -> None:
-        check_crowd(traffic, max_num_batched_tokens)
-        concurrency = min(concurrency, len(traffic.n_tokens))  # there are never more
-        in_flight = nlargest(concurrency, (-(-n_tokens // traffic.page_size) + 1 for n_tokens in traffic.n_tokens))
-        n_pages = traffic.n_distinct_pages + sum(in_flight)  # nothing is evicted of so many
+        check_concurrent_replay(traffic, max_num_batched_tokens)
+        concurrency = min(concurrency, len(traffic.n_tokens))  # more clients than requests stay idle
+        pages_in_flight = nlargest(
+            concurrency, (-(-n_tokens // traffic.page_size) + 1 for n_tokens in traffic.n_tokens)
+        )
+        n_pages = traffic.n_distinct_pages + sum(pages_in_flight)  # enough that nothing is evicted
         if capacity_pages is not None:
             n_pages = min(n_pages, capacity_pages)
         self._traffic = traffic
         self._concurrency = concurrency
-        self.cache = PageCache(n_pages, traffic.symbols_a_page)
+        self.cache = PageCache(n_pages, traffic.symbols_per_page)
         self._scheduler = Scheduler(
             self.cache,
             SchedulerConfig(
                 max_num_seqs=concurrency,
-                max_num_batched_tokens=max_num_batched_tokens // traffic.page_size * traffic.symbols_a_page,
+                max_num_batched_tokens=max_num_batched_tokens // traffic.page_size * traffic.symbols_per_page,
                 max_queued_requests=concurrency,
             ),
         )
         self._namespace = Namespace()
         self._launched: deque[StepPlan] = deque()
-        self._live: dict[Request, int] = {}
-        """Which prompt each request has."""
+        self._in_flight: dict[Request, int] = {}
+        """Prompt index of each request in flight."""
 
-    def run(self) -> Replayed:
-        """Replays all prompts, and empties the pool. Some 0.2 ms a prompt and step, and O(pages)."""
+    def run(self) -> ReplayResult:
+        """Replays all prompts and flushes the pool. About 0.2 ms per prompt and step, plus O(pages)."""
         traffic = self._traffic
         cached = [0] * len(traffic.n_tokens)
-        n_too_large = most = 0
-        waiting = iter(range(len(cached)))
-        is_all_sent = False
-        while self._live or not is_all_sent:
-            while len(self._live) < self._concurrency and not is_all_sent:
-                index = next(waiting, None)
+        n_too_large = max_cached_pages = 0
+        unsent = iter(range(len(cached)))
+        all_sent = False
+        while self._in_flight or not all_sent:
+            while len(self._in_flight) < self._concurrency and not all_sent:
+                index = next(unsent, None)
                 if index is None:
-                    is_all_sent = True
+                    all_sent = True
                 elif traffic.n_tokens[index] > self.cache.n_pages * traffic.page_size:
                     n_too_large += 1
                 else:
                     self._send(index)
-            for request in self._turn():
-                assert request.n_cached is not None, "its first token is out"
-                index = self._live.pop(request)
+            for request in self._step():
+                assert request.n_cached is not None, "a finished request was scheduled"
+                index = self._in_flight.pop(request)
                 cached[index] = traffic.n_cached_tokens(index, request.n_cached)
-            most = max(most, self.cache.tree.n_pages_reachable)
+            max_cached_pages = max(max_cached_pages, self.cache.tree.n_pages_reachable)
         self.cache.flush()
-        return Replayed(cached, n_too_large, self.cache.n_evicted, most)
+        return ReplayResult(cached, n_too_large, self.cache.n_evicted, max_cached_pages)
 
     def _send(self, index: int) -> None:
         symbols = self._traffic.symbols(index)
@@ -106,11 +108,11 @@ class Crowd:
             n_prompt=len(symbols) // TOKEN_BYTES,
             max_tokens=1,
         )
-        self._live[request] = index
+        self._in_flight[request] = index
         self._scheduler.add(request)
 
-    def _turn(self) -> list[Request]:
-        """Launches a step, and takes the result of the one before; returns the requests that have ended."""
+    def _step(self) -> list[Request]:
+        """Launches a step and completes the one before; returns the requests that finished."""
         plan = self._scheduler.schedule()
         if plan is not None:
             self._launched.append(plan)

@@ -1,4 +1,4 @@
-"""The picture of a simulation: hit rate by capacity."""
+"""The plot of a simulation: hit rate by capacity."""
 
 from __future__ import annotations
 
@@ -18,33 +18,34 @@ from radixkv.bench.report.html_page import (
     write_page,
 )
 from radixkv.simulator.recording import Recording
-from radixkv.simulator.result_table import cells, columns, remarks, short, title
+from radixkv.simulator.result_table import cells, columns, format_tokens, remarks, title
 from radixkv.simulator.simulation import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LOOKS = {"oracle": (ORANGE, 3.2, 8), "lru": (BLUE, 1.6, -15)}
-"""Colour, width and where the figures stand of each policy: the narrower comes last, so that both are seen."""
+_STYLES = {"oracle": (ORANGE, 3.2, 8), "lru": (BLUE, 1.6, -15)}
+"""Colour, line width and label offset (points) of each policy. The narrow line is drawn last, on top."""
 
 
 def plot(results: Sequence[Result], recording: Recording, folder: Path) -> None:
-    """Writes ``index.html``, which needs no other file, and its picture ``hit_rate_by_capacity.png``.
+    """Writes the self-contained page ``index.html`` and the plot ``hit_rate_by_capacity.png``.
 
     Args:
-        results: of one recording; the last has an infinite capacity.
-        folder: is there, and can be written to.
+        results: results of one recording; the last one has an infinite capacity.
+        recording: the recording that was replayed.
+        folder: an existing, writable folder.
 
     Raises:
-        ConfigError: a file cannot be written, or matplotlib is not there.
+        ConfigError: a file cannot be written, or matplotlib is not installed.
     """
-    figure = _curve(results)
+    figure = _draw_figure(results)
     save(figure, folder / "hit_rate_by_capacity.png")
     infinite = results[-1]
     section = Section(
         "Hit rate by capacity",
         "\n".join([title(recording, infinite.concurrency), *remarks(results, recording)]),
-        [column.head for column in columns(infinite.kv_bytes_per_token is not None)],
+        [column.title for column in columns(infinite.kv_bytes_per_token is not None)],
         [cells(result) for result in results],
         figure,
         f"Hit rate against capacity for each policy, and {infinite.hit_rate_pct:.1f}% of an infinite capacity.",
@@ -52,7 +53,7 @@ def plot(results: Sequence[Result], recording: Recording, folder: Path) -> None:
     write_page(folder / "index.html", f"radixkv simulate: {recording.name}", [section])
 
 
-def _curve(results: Sequence[Result]) -> Figure:
+def _draw_figure(results: Sequence[Result]) -> Figure:
     *finite, infinite = results
     figure = new_figure(8, 4.5)
     axes = figure.add_subplot()
@@ -66,7 +67,7 @@ def _curve(results: Sequence[Result]) -> Figure:
     axes.set_xscale("log")
     axes.axhline(infinite.hit_rate_pct, color=GREEN, linewidth=1.2, linestyle=(0, (4, 3)))
     labels = [(capacities[-1], infinite.hit_rate_pct, f"infinite {infinite.hit_rate_pct:.1f}%", GREEN)]
-    for policy, (colour, width, offset) in _LOOKS.items():
+    for policy, (colour, width, offset) in _STYLES.items():
         points = sorted((r.capacity_tokens or 0, r.hit_rate_pct) for r in finite if r.policy == policy)
         if not points:
             continue
@@ -83,9 +84,9 @@ def _curve(results: Sequence[Result]) -> Figure:
                 color=colour,
                 fontsize=9,
             )
-    axes.set_xticks(capacities, [short(capacity) for capacity in capacities])
+    axes.set_xticks(capacities, [format_tokens(capacity) for capacity in capacities])
     axes.minorticks_off()
-    axes.set_xlim(capacities[0] / 1.3, capacities[-1])  # the labels stand behind it
+    axes.set_xlim(capacities[0] / 1.3, capacities[-1])  # leaves room for the labels at the right
     axes.set_ylim(0, max(1.0, 1.12 * max(result.hit_rate_pct for result in results)))
     label_ends(axes, labels)
     return figure

@@ -1,22 +1,22 @@
-"""What a token's keys and values weigh."""
+"""The size of one token's keys and values."""
 
 from __future__ import annotations
 
 from radixkv.checkpoints import resolve
 
-BYTES_A_NUMBER = 2
-"""Of bfloat16 and float16."""
+BYTES_PER_VALUE = 2
+"""Size of a bfloat16 or float16 value."""
 
 
 def kv_bytes_per_token(model: str) -> int:
-    """Bytes of K and V of one token in all layers, 16 bits a number. Reads the config only; loads torch.
+    """Returns the bytes of K and V of one token in all layers, in 16 bits. Reads the config only; imports torch.
 
     Raises:
-        CheckpointError: there is no such model, or it is none that radixkv runs.
+        CheckpointError: the model does not exist, or radixkv does not support it.
     """
-    # Imported when needed: with it comes torch, which takes longer to import than most traces to replay.
-    from radixkv.runtime.device.spec.config import DecoderConfig
+    # Imported here because it imports torch, which takes longer than replaying most traces.
+    from radixkv.runtime.device.model_config.config import DecoderConfig
 
     checkpoint = resolve(model, load_format="dummy")
     config = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
-    return 2 * config.n_layers * config.n_kv_heads * config.head_dim * BYTES_A_NUMBER
+    return 2 * config.n_layers * config.n_kv_heads * config.head_dim * BYTES_PER_VALUE

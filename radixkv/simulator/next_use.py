@@ -1,4 +1,4 @@
-"""When each page of a prompt is used next: what an eviction policy could only know after the end."""
+"""The next use of each page of a prompt, for the ``oracle`` eviction policy."""
 
 from __future__ import annotations
 
@@ -10,58 +10,59 @@ from radixkv.tree.radix_tree import RadixTree
 
 
 class NextUse(NamedTuple):
-    """A run of a prompt's pages that the same later prompt uses next."""
+    """A span of consecutive pages of a prompt whose next use is in the same later prompt."""
 
     n_pages: int
-    """Where the run ends, counted from the prompt's start."""
+    """Pages from the start of the prompt to the end of the span."""
     prompt: int
-    """Which; the number of prompts if none does."""
+    """Index of that later prompt, or the number of prompts if the pages are never used again."""
 
 
-def next_uses(traffic: Traffic, most_pages: int) -> list[list[NextUse]]:
-    """The runs of each prompt, in order; the later a run, the later its next use. O(edges + pages) a prompt.
+def next_uses(traffic: Traffic, max_pages: int) -> list[list[NextUse]]:
+    """Returns the spans of each prompt, from start to end. O(edges + pages) per prompt.
 
-    The first has no page: it is the tree's root, through which every prompt leads.
+    Spans further back in a prompt have a later next use. The first span has no page: it stands for the tree's root,
+    which every prompt uses.
 
-    The trace is read backwards into a tree that evicts nothing: when a page was last used is then when it will be
-    used next.
+    The prompts are inserted in reverse order into a tree that evicts nothing, so the last use of a page in that
+    tree is its next use in the trace.
 
     Args:
         traffic: the prompts.
-        most_pages: of a prompt; larger ones are left out, as they use nothing.
+        max_pages: prompts with more pages are refused by the pool, use no page and get no span.
     """
-    width = traffic.symbols_a_page * TOKEN_BYTES
+    page_bytes = traffic.symbols_per_page * TOKEN_BYTES
     namespace, n_prompts = Namespace(), len(traffic.n_tokens)
-    at = n_prompts
-    tree = RadixTree(traffic.symbols_a_page, clock=lambda: at)
-    found: list[list[NextUse]] = []
+    tick = n_prompts
+    tree = RadixTree(traffic.symbols_per_page, clock=lambda: tick)
+    spans_by_prompt: list[list[NextUse]] = []
     for index in reversed(range(n_prompts)):
-        if traffic.n_tokens[index] > most_pages * traffic.page_size:
-            found.append([])
+        if traffic.n_tokens[index] > max_pages * traffic.page_size:
+            spans_by_prompt.append([])
             continue
         tokens = traffic.symbols(index)
-        n_pages = len(tokens) // width
+        n_pages = len(tokens) // page_bytes
         lease = tree.lease(namespace, b"")
-        tree.extend(lease, tokens)  # which, unlike ``lease``, leaves the ticks as they are
-        runs = _runs(lease, traffic.symbols_a_page, n_pages, n_prompts)
-        found.append([NextUse(0, index + 1), *runs])
-        first = lease.n_tokens // traffic.symbols_a_page
-        tree.commit(lease, tokens[first * width : n_pages * width], range(first, n_pages))
+        tree.extend(lease, tokens)  # unlike ``lease``, does not touch the ticks
+        spans = _spans(lease, traffic.symbols_per_page, n_pages, n_prompts)
+        spans_by_prompt.append([NextUse(0, index + 1), *spans])
+        n_matched = lease.n_tokens // traffic.symbols_per_page
+        tree.commit(lease, tokens[n_matched * page_bytes : n_pages * page_bytes], range(n_matched, n_pages))
         tree.mark_computed(lease, lease.n_tokens)
-        at = index
+        tick = index
         tree.release(lease)
-    tree.detach(namespace)  # frees its links, which hold each other
-    found.reverse()
-    return found
+    tree.detach(namespace)  # breaks the reference cycles between nodes
+    spans_by_prompt.reverse()
+    return spans_by_prompt
 
 
-def _runs(lease: Lease, symbols_a_page: int, n_pages: int, never: int) -> list[NextUse]:
-    node, end = lease.node, lease.n_tokens // symbols_a_page
-    runs = [NextUse(n_pages, never)] if end < n_pages else []
+def _spans(lease: Lease, symbols_per_page: int, n_pages: int, never: int) -> list[NextUse]:
+    node, end = lease.node, lease.n_tokens // symbols_per_page
+    spans = [NextUse(n_pages, never)] if end < n_pages else []
     while node.parent is not None:
-        if not runs or runs[-1].prompt != node.tick:
-            runs.append(NextUse(end, node.tick))
+        if not spans or spans[-1].prompt != node.tick:
+            spans.append(NextUse(end, node.tick))
         end -= len(node.pages)
         node = node.parent
-    runs.reverse()
-    return runs
+    spans.reverse()
+    return spans

@@ -1,4 +1,4 @@
-"""A replay: prompts one after another through the production scheduler, pool and tree, without a model."""
+"""A replay of one prompt at a time through the production scheduler, page pool and radix tree."""
 
 from __future__ import annotations
 
@@ -17,68 +17,69 @@ from radixkv.simulator.traffic import Traffic
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 
 Policy = Literal["lru", "oracle"]
-"""Who is evicted first: what was used least recently, or what will be used last or never again."""
+"""Which pages are evicted first: the least recently used (``lru``), or those used again last (``oracle``)."""
 
 _ANSWER = StepResult(tokens=(0,), finite=(True,))
-"""One token, as every step of one row gives here."""
+"""The result of every step: one token for its one row."""
 
 
 @dataclass(frozen=True)
-class Replayed:
-    """What a capacity and a policy gave."""
+class ReplayResult:
+    """The counts of one replay with one capacity and one policy."""
 
     n_cached_tokens: list[int]
-    """Of each prompt."""
+    """Cached tokens of each prompt."""
     n_too_large: int
-    """Prompts that the pool could never hold: they are refused, and have no cached token."""
+    """Prompts larger than the pool: they are refused and count as 0 cached tokens."""
     n_evicted_pages: int
-    most_cached_pages: int
-    """After any of the prompts."""
+    """Pages evicted during the replay."""
+    max_cached_pages: int
+    """Maximum number of cached pages, sampled after each prompt or step."""
 
 
 class Replay:
-    """A pool, and the scheduler over it.
+    """A page pool and its scheduler, with one request in flight.
 
     Args:
         traffic: the prompts.
-        capacity_pages: of the cache; None has room for all.
-        policy: who is evicted first.
+        capacity_pages: pages of the cache; None makes it large enough that nothing is evicted.
+        policy: the eviction policy.
     """
 
     def __init__(self, traffic: Traffic, capacity_pages: int | None, policy: Policy) -> None:
         self._traffic = traffic
         self._tick = 0
         largest = max(map(self._pages_for, traffic.n_tokens))
-        self._n_aside = largest if traffic.rule == "blocks" else 0
-        n_pages = traffic.n_distinct_pages + largest  # nothing is evicted of so many
+        self._n_extra_pages = largest if traffic.rule == "blocks" else 0
+        n_pages = traffic.n_distinct_pages + largest  # enough that nothing is evicted
         if capacity_pages is not None:
-            n_pages = min(n_pages, capacity_pages + self._n_aside)
-        self._future = next_uses(traffic, n_pages) if policy == "oracle" else None
-        clock: Callable[[], int] | None = None if self._future is None else lambda: self._tick
-        self.cache = PageCache(n_pages, traffic.symbols_a_page, clock=clock)
+            n_pages = min(n_pages, capacity_pages + self._n_extra_pages)
+        self._next_uses = next_uses(traffic, n_pages) if policy == "oracle" else None
+        clock: Callable[[], int] | None = None if self._next_uses is None else lambda: self._tick
+        self.cache = PageCache(n_pages, traffic.symbols_per_page, clock=clock)
         self._scheduler = Scheduler(
             self.cache,
-            SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=largest * traffic.symbols_a_page),
+            SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=largest * traffic.symbols_per_page),
         )
         self._namespace = Namespace()
 
-    def run(self) -> Replayed:
-        """Replays all prompts, and empties the pool. Some 0.1 ms a prompt, and O(pages)."""
+    def run(self) -> ReplayResult:
+        """Replays all prompts and flushes the pool. About 0.1 ms per prompt, plus O(pages)."""
         cached: list[int] = []
-        n_too_large = most = 0
+        n_too_large = max_cached_pages = 0
         for index in range(len(self._traffic.n_tokens)):
             n_cached_tokens = self.replay(index)
             cached.append(n_cached_tokens or 0)
             n_too_large += n_cached_tokens is None
-            most = max(most, self.cache.tree.n_pages_reachable)
+            max_cached_pages = max(max_cached_pages, self.cache.tree.n_pages_reachable)
         self.cache.flush()
-        return Replayed(cached, n_too_large, self.cache.n_evicted, most)
+        return ReplayResult(cached, n_too_large, self.cache.n_evicted, max_cached_pages)
 
     def replay(self, index: int) -> int | None:
-        """One prompt, with one token as its answer; they are to come in order. O(pages).
+        """Replays one prompt, which generates one token. Prompts must be replayed in order. O(pages).
 
         Returns:
-            Tokens that were cached; None if the pool can never hold the prompt.
+            The number of cached tokens, or None if the prompt is larger than the pool.
         """
         traffic = self._traffic
         if self._pages_for(traffic.n_tokens[index]) > self.cache.n_pages:
@@ -94,29 +95,32 @@ class Replay:
         self._scheduler.add(request)
         self._tick = -index
         plan = self._scheduler.schedule()
-        assert plan is not None, "alone, a request that the pool holds is admitted"
-        runs = () if self._future is None else self._future[index]
-        if runs:
-            self._tick = -runs[-1].prompt
+        assert plan is not None, "a lone request that fits the pool is admitted"
+        spans = () if self._next_uses is None else self._next_uses[index]
+        if spans:
+            self._tick = -spans[-1].prompt
         self._scheduler.complete(plan, _ANSWER)
-        self._remember(symbols, runs)
-        if self._n_aside:
-            self._make_room()
-        assert request.n_cached is not None, "its first token is out"
+        self._set_ticks(symbols, spans)
+        if self._n_extra_pages:
+            self._evict_to_capacity()
+        assert request.n_cached is not None, "a finished request was scheduled"
         return traffic.n_cached_tokens(index, request.n_cached)
 
-    def _remember(self, symbols: bytes, runs: Sequence[NextUse]) -> None:
-        """Ticks for all but the last run of a prompt, which got its own when the prompt ended; least first."""
-        page_bytes = self._traffic.symbols_a_page * TOKEN_BYTES
-        for run in reversed(runs[:-1]):
-            self._tick = -run.prompt
-            self.cache.tree.release(self.cache.tree.lease(self._namespace, symbols[: run.n_pages * page_bytes]))
+    def _set_ticks(self, symbols: bytes, spans: Sequence[NextUse]) -> None:
+        """Sets the ticks of all spans but the last, smallest tick first.
 
-    def _make_room(self) -> None:
-        """Evicts down to the capacity: the pool has room beside it for the largest prompt."""
-        aside = BlockTable(None, [], 0)
-        self.cache.reserve(aside, self._n_aside)
-        self.cache.close(aside)
+        The last span got its tick when the request finished.
+        """
+        page_bytes = self._traffic.symbols_per_page * TOKEN_BYTES
+        for span in reversed(spans[:-1]):
+            self._tick = -span.prompt
+            self.cache.tree.release(self.cache.tree.lease(self._namespace, symbols[: span.n_pages * page_bytes]))
+
+    def _evict_to_capacity(self) -> None:
+        """Evicts down to the capacity by reserving, for a moment, the extra pages beside it."""
+        extra = BlockTable(None, [], 0)
+        self.cache.reserve(extra, self._n_extra_pages)
+        self.cache.close(extra)
 
     def _pages_for(self, n_tokens: int) -> int:
         return -(-n_tokens // self._traffic.page_size)

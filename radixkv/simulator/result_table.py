@@ -1,11 +1,11 @@
-"""Results of a simulation for people."""
+"""The printed table of a simulation's results."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from radixkv.bench.plural import counted
+from radixkv.bench.plural import plural
 from radixkv.simulator.recording import Recording
 from radixkv.simulator.simulation import Result
 
@@ -13,10 +13,11 @@ _GIB = 1 << 30
 
 
 class Column(NamedTuple):
-    """Of the table."""
+    """A column of the table."""
 
-    head: str
+    title: str
     width: int
+    """In characters, with the space before it."""
 
 
 COLUMNS = (
@@ -28,66 +29,66 @@ COLUMNS = (
     Column("evicted tokens", 16),
     Column("most cached", 13),
 )
-COLUMNS_OF_BYTES = (Column("pool GiB", 11), Column("evicted GiB", 13))
-"""Where the bytes of a token are known."""
+BYTE_COLUMNS = (Column("pool GiB", 11), Column("evicted GiB", 13))
+"""Columns that are added if the KV bytes per token are known."""
 
 
 def title(recording: Recording, concurrency: int) -> str:
-    """What is replayed, in a line or two."""
+    """Returns one or two lines that describe the recording and how it is replayed."""
     traffic = recording.traffic
-    crowd = f", {concurrency} in flight" if concurrency > 1 else ""
+    in_flight = f", {concurrency} in flight" if concurrency > 1 else ""
     lines = [
-        f"{recording.name}: {counted(len(traffic.n_tokens), 'request')}, "
-        f"{counted(sum(traffic.n_tokens), 'prompt token')}; "
-        f"rule {traffic.rule}, pages of {counted(traffic.page_size, 'token')}{crowd}"
+        f"{recording.name}: {plural(len(traffic.n_tokens), 'request')}, "
+        f"{plural(sum(traffic.n_tokens), 'prompt token')}; "
+        f"rule {traffic.rule}, pages of {plural(traffic.page_size, 'token')}{in_flight}"
     ]
     if recording.n_bad_lines:
-        lines.append(f"{counted(recording.n_bad_lines, 'bad line')} left out")
+        lines.append(f"{plural(recording.n_bad_lines, 'bad line')} left out")
     return "\n".join(lines)
 
 
 def columns(has_bytes: bool) -> Sequence[Column]:
-    """The table's."""
-    return (*COLUMNS, *COLUMNS_OF_BYTES) if has_bytes else COLUMNS
+    """Returns the columns of the table."""
+    return (*COLUMNS, *BYTE_COLUMNS) if has_bytes else COLUMNS
 
 
 def cells(result: Result) -> list[str]:
-    """A result's, in the columns' order."""
-    shown = [
-        "infinite" if result.capacity_tokens is None else short(result.capacity_tokens),
+    """Returns the cells of a result, in the order of the columns."""
+    texts = [
+        "infinite" if result.capacity_tokens is None else format_tokens(result.capacity_tokens),
         "-" if result.capacity_tokens is None else result.policy,
         f"{result.hit_rate_pct:.1f}%",
         "n/a" if result.of_infinite_pct is None else f"{result.of_infinite_pct:.1f}%",
-        short(result.n_cached_tokens),
-        short(result.n_evicted_tokens),
-        short(result.most_cached_tokens),
+        format_tokens(result.n_cached_tokens),
+        format_tokens(result.n_evicted_tokens),
+        format_tokens(result.most_cached_tokens),
     ]
     if result.kv_bytes_per_token is not None:
         pool = result.most_cached_bytes if result.capacity_bytes is None else result.capacity_bytes
-        shown += [_gib(n_bytes or 0) for n_bytes in (pool, result.evicted_bytes)]
-    return shown
+        texts += [_gib(n_bytes or 0) for n_bytes in (pool, result.evicted_bytes)]
+    return texts
 
 
-def line(texts: Sequence[str], has_bytes: bool) -> str:
-    """A line of the table."""
+def format_row(texts: Sequence[str], has_bytes: bool) -> str:
+    """Returns a line of the table: the first column aligned left, the others right."""
     padded = [f"{text:>{column.width}}" for text, column in zip(texts, columns(has_bytes), strict=True)]
     padded[0] = f"{texts[0]:<{COLUMNS[0].width}}"
     return "".join(padded).rstrip()
 
 
 def remarks(results: Sequence[Result], recording: Recording) -> list[str]:
-    """What must be said beside the table."""
+    """Returns the remarks below the table: one for each capacity that refused requests as too large."""
     largest = max(recording.traffic.n_tokens)
-    unfit = {result.capacity_tokens: result.n_too_large for result in results if result.n_too_large}
+    n_refused = {result.capacity_tokens: result.n_too_large for result in results if result.n_too_large}
     return [
-        f"{counted(n_too_large, 'request')} too large for {short(capacity or 0)} tokens (the largest has "
+        f"{plural(n_too_large, 'request')} too large for {format_tokens(capacity or 0)} tokens (the largest has "
         f"{largest:,}): refused by the engine, and counted here as never cached"
-        for capacity, n_too_large in unfit.items()
+        for capacity, n_too_large in n_refused.items()
     ]
 
 
-def short(n_tokens: int) -> str:
-    """0.5M, 512k, 17: at most four digits, exact for round capacities."""
+def format_tokens(n_tokens: int) -> str:
+    """Formats a token count such as 0.5M, 512k or 17 with at most four digits; round capacities stay exact."""
     for unit, name in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
         if n_tokens >= unit or (unit == 10**6 and n_tokens >= unit // 2):
             return f"{n_tokens / unit:.4g}{name}"
@@ -95,6 +96,6 @@ def short(n_tokens: int) -> str:
 
 
 def _gib(n_bytes: int) -> str:
-    """Three digits or more: small models have small caches."""
+    """Formats bytes in GiB with at least three significant digits, because small models have small caches."""
     gib = n_bytes / _GIB
     return f"{gib:,.0f}" if gib >= 100 else f"{gib:.3g}"

@@ -1,4 +1,4 @@
-"""What is replayed: prompts in order, as symbols that the production tree shares pages by."""
+"""The prompts of a replay, encoded as symbols that the production tree compares like tokens."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from radixkv.errors import ConfigError
 from radixkv.tree.node import TOKEN_BYTES
 
 Rule = Literal["blocks", "engine"]
-"""What counts as a hit, and what a request takes.
+"""What counts as a hit, and where a running request gets its pages.
 
-``blocks``, as traces are usually replayed: the last block of a prompt is shared like any other, however few tokens
-it has; a prompt that is cached whole computes nothing; and the request in flight has room of its own beside the
-capacity, so that nothing of it need be kept. ``engine``, as radixkv does it: only whole pages are shared, a token
-of every prompt is computed, and the request in flight takes its pages from the capacity.
+``blocks``, the usual way to replay traces: a partially filled last block of a prompt is shared like any other; a
+fully cached prompt computes nothing; the request in flight gets extra pages beside the capacity, and the cache may
+keep none of them. ``engine``, as in radixkv: only whole pages are shared, at least one token of each prompt is
+computed, and the request in flight takes its pages from the capacity.
 """
 
-_PAIR = 2
-"""Symbols that tell a page: its block's number, and which page of the block it is."""
+_COMPACT_SYMBOLS = 2
+"""Symbols of a compact page: the id of its block, and the index of the page in the block."""
 
 
 class Traffic(Protocol):
-    """Prompts in the order in which they come.
+    """Prompts in order of arrival.
 
-    A page is ``symbols_a_page`` symbols, int32 each; two pages are equal if these are. A prompt's last page may
-    have fewer, and is not shared then. With fewer symbols than tokens the replay of a page costs the same, whatever
-    its size; the tree, the pool and the scheduler cannot tell.
+    A page consists of ``symbols_per_page`` int32 symbols; two pages are equal if their symbols are. The last page
+    of a prompt may have fewer symbols and is then not shared. With fewer symbols than tokens per page, the cost of
+    a page does not depend on its size; the tree, the pool and the scheduler work as with tokens.
     """
 
     page_size: int
-    """Tokens a page."""
-    symbols_a_page: int
+    """Tokens per page."""
+    symbols_per_page: int
+    """Symbols that stand for a page."""
     n_distinct_pages: int
-    """No fewer than there are."""
+    """Upper bound of the number of distinct pages."""
 
     @property
     def rule(self) -> Rule:
@@ -44,102 +45,108 @@ class Traffic(Protocol):
 
     @property
     def n_tokens(self) -> Sequence[int]:
-        """Of each prompt."""
+        """Tokens of each prompt."""
         ...
 
     def symbols(self, index: int) -> bytes:
-        """A prompt, little-endian int32. O(pages)."""
+        """Returns a prompt's symbols, little-endian int32. O(pages)."""
         ...
 
     def n_cached_tokens(self, index: int, n_symbols: int) -> int:
-        """The prompt's tokens that were not computed, if ``n_symbols`` were not."""
+        """Returns the cached tokens of a prompt of which ``n_symbols`` symbols were cached."""
         ...
 
 
 class TokenTraffic:
-    """Prompts whose tokens are known: a symbol is a token, and the rule is the engine's.
+    """Prompts with known tokens: each symbol is a token, and the rule is ``engine``.
 
     Args:
-        prompts: int32 ids.
-        page_size: tokens.
+        prompts: token ids of each prompt, int32.
+        page_size: tokens per page.
     """
 
     rule: Rule = "engine"
 
     def __init__(self, prompts: Sequence[bytes], page_size: int) -> None:
-        self.page_size = self.symbols_a_page = page_size
+        self.page_size = self.symbols_per_page = page_size
         self.n_tokens = [len(prompt) // TOKEN_BYTES for prompt in prompts]
         self.n_distinct_pages = sum(-(-n_tokens // page_size) for n_tokens in self.n_tokens)
-        self._prompts = prompts
+        self._encode_prompts = prompts
 
     def symbols(self, index: int) -> bytes:
-        """A prompt, little-endian int32. O(1)."""
-        return self._prompts[index]
+        """Returns a prompt's token ids, little-endian int32. O(1)."""
+        return self._encode_prompts[index]
 
     def n_cached_tokens(self, index: int, n_symbols: int) -> int:
-        """The same number."""
+        """Returns ``n_symbols``, because each symbol is a token."""
         return n_symbols
 
 
 class BlockTraffic:
-    """A trace's prompts, of which only is known which blocks of 512 tokens are equal.
+    """Prompts of a trace that records only which blocks of 512 tokens are equal.
 
     Args:
-        requests: the trace's.
-        page_size: tokens; divides a block.
+        requests: the requests of the trace.
+        page_size: tokens per page; a divisor of the block length.
         rule: what counts as a hit.
-        abbreviates: whether two symbols stand for a page, and one for a page that is not full: quick, and exact
-            for one request in flight. With several their steps count tokens; then a symbol is a token.
+        compact_pages: represent a page by two symbols, and under the rule ``engine`` a partial page by one. This is
+            fast, and exact for one request in flight. With several requests in flight steps are limited by tokens,
+            so each symbol must be a token.
 
     Raises:
-        ConfigError: the page size does not divide a block, or is 1 and must not be abbreviated.
+        ConfigError: the page size does not divide the block length, or is 1 without ``compact_pages``.
     """
 
     def __init__(
-        self, requests: Sequence[TraceRequest], page_size: int, rule: Rule, *, abbreviates: bool = True
+        self, requests: Sequence[TraceRequest], page_size: int, rule: Rule, *, compact_pages: bool = True
     ) -> None:
         if page_size < 1 or BLOCK_LEN % page_size:
             raise ConfigError(
                 f"page_size {page_size} does not divide the trace's blocks of {BLOCK_LEN} tokens; give a divisor"
             )
-        if not abbreviates and page_size < _PAIR:
+        if not compact_pages and page_size < _COMPACT_SYMBOLS:
             raise ConfigError(f"page_size {page_size} is too small for several requests in flight; give 2 or more")
         self.rule = rule
         self.page_size = page_size
-        self.symbols_a_page = _PAIR if abbreviates else page_size
+        self.symbols_per_page = _COMPACT_SYMBOLS if compact_pages else page_size
         self.n_tokens = [request.input_length for request in requests]
-        self._pages_a_block = BLOCK_LEN // page_size
-        numbers: dict[tuple[int, int], int] = {}
-        self._blocks = [_numbered(request.hash_ids, numbers) for request in requests]
-        self.n_distinct_pages = len(numbers) * self._pages_a_block
+        self._pages_per_block = BLOCK_LEN // page_size
+        prefix_ids: dict[tuple[int, int], int] = {}
+        self._blocks = [_number_prefixes(request.hash_ids, prefix_ids) for request in requests]
+        self.n_distinct_pages = len(prefix_ids) * self._pages_per_block
 
     def symbols(self, index: int) -> bytes:
-        """A prompt, little-endian int32. O(symbols)."""
-        blocks, pages_a_block, width = self._blocks[index], self._pages_a_block, self.symbols_a_page
-        symbols = array("i", bytes(TOKEN_BYTES * width * pages_a_block * len(blocks)))
-        for page in range(pages_a_block):
-            symbols[width * page :: width * pages_a_block] = blocks
-        symbols[1::width] = array("i", range(pages_a_block)) * len(blocks)
-        n_whole, n_more = divmod(self.n_tokens[index], self.page_size)
-        n_in_last = min(n_more, width - 1) if self.rule == "engine" else width * bool(n_more)
+        """Returns a prompt's symbols, little-endian int32. O(symbols)."""
+        blocks, pages_per_block, width = self._blocks[index], self._pages_per_block, self.symbols_per_page
+        symbols = array("i", bytes(TOKEN_BYTES * width * pages_per_block * len(blocks)))
+        for page in range(pages_per_block):
+            symbols[width * page :: width * pages_per_block] = blocks
+        symbols[1::width] = array("i", range(pages_per_block)) * len(blocks)
+        n_whole, remainder = divmod(self.n_tokens[index], self.page_size)
+        n_in_last = min(remainder, width - 1) if self.rule == "engine" else width * bool(remainder)
         del symbols[width * n_whole + n_in_last :]
         return symbols.tobytes()
 
     def n_cached_tokens(self, index: int, n_symbols: int) -> int:
-        """Tokens of the cached pages; of a prompt that is cached whole the scheduler computes its last symbol."""
-        if self.symbols_a_page == self.page_size and self.rule == "engine":
+        """Returns the cached tokens. Of a fully cached prompt the scheduler still computes the last symbol."""
+        if self.symbols_per_page == self.page_size and self.rule == "engine":
             return n_symbols
-        n_pages, n_more = divmod(n_symbols, self.symbols_a_page)
+        n_pages, remainder = divmod(n_symbols, self.symbols_per_page)
         if self.rule == "blocks":
-            return min((n_pages + bool(n_more)) * self.page_size, self.n_tokens[index])
-        return n_pages * self.page_size + (self.page_size - 1 if n_more else 0)
+            return min((n_pages + bool(remainder)) * self.page_size, self.n_tokens[index])
+        return n_pages * self.page_size + (self.page_size - 1 if remainder else 0)
 
 
-def _numbered(hash_ids: Sequence[int], numbers: dict[tuple[int, int], int]) -> array[int]:
-    """A number for each block, the same as another's if all blocks up to there are equal."""
-    found = array("i")
-    number = -1
+def _number_prefixes(hash_ids: Sequence[int], prefix_ids: dict[tuple[int, int], int]) -> array[int]:
+    """Returns an id for each block; two blocks have the same id if they and all blocks before them are equal.
+
+    Args:
+        hash_ids: the blocks of a prompt.
+        prefix_ids: id by (id of the previous block, hash id); extended by new blocks.
+    """
+    ids = array("i")
+    prefix_id = -1
     for hash_id in hash_ids:
-        number = numbers.setdefault((number, hash_id), len(numbers))
-        found.append(number)
-    return found
+        prefix_id = prefix_ids.setdefault((prefix_id, hash_id), len(prefix_ids))
+        ids.append(prefix_id)
+    return ids

@@ -1,0 +1,1 @@
+"""Studies of memory management that run on parts of the engine."""

@@ -12,7 +12,7 @@ def fake():
 
 @pytest.fixture
 def inside(capsys):
-    """Runs the command in this process, which is faster: exit code, standard output and error."""
+    """Runs the command in this process, which is faster; returns exit code, standard output and standard error."""
 
     def run(*flags):
         try:

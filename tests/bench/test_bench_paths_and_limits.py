@@ -1,4 +1,4 @@
-"""What disks, names of files and limits of the system do to ``radixkv bench``."""
+"""``radixkv bench`` with full disks, odd file names and system limits."""
 
 import asyncio
 import json
@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from radixkv.bench.server_process import ServerFailed, started_server
+from radixkv.bench.server_process import ServerFailed, running_server
 from radixkv.cli import main
 from support.live import LIMIT_S
 
 SMALL = ["--num-prompts", "4", "--num-shots", "1", "--output-len", "2", "--warmup-requests", "0"]
 
 
-def test_what_cannot_be_saved_is_printed(fake, capsys):
+def test_a_result_that_cannot_be_saved_is_printed(fake, capsys):
     assert main(["bench", "--base-url", fake.address, *SMALL, "--output-file", "/dev/full"]) == 1
     output, errors = capsys.readouterr()
     assert "Successful requests:                     4" in output
@@ -23,7 +23,7 @@ def test_what_cannot_be_saved_is_printed(fake, capsys):
 
 
 @pytest.mark.parametrize("below", [[], ["compare"]])
-def test_output_for_which_there_is_no_room_is_one_line(fake, tmp_path, below):
+def test_a_full_disk_is_a_one_line_error(fake, tmp_path, below):
     path = tmp_path / "runs.jsonl"
     flags = ["--base-url", fake.address, *SMALL]
     assert main(["bench", *flags, "--output-file", str(path)]) == 0
@@ -31,25 +31,25 @@ def test_output_for_which_there_is_no_room_is_one_line(fake, tmp_path, below):
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S)
     prog = " ".join(["radixkv bench", *below])
-    said = f"{prog}: error: cannot write the output: No space left on device\n"
-    assert (done.returncode, done.stderr) == (1, said)
+    message = f"{prog}: error: cannot write the output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, message)
 
 
-def test_a_server_that_says_much_and_fails_is_told_by_its_last_line(tmp_path, monkeypatch):
+def test_the_error_has_the_last_line_of_a_long_server_log(tmp_path, monkeypatch):
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nhead -c 2000000 /dev/zero | tr '\\0' '\\n'\necho the last word\nexit 3\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
 
     async def start():
-        async with started_server([]):
+        async with running_server([]):
             pass
 
     with pytest.raises(ServerFailed, match="the server ended before it was ready: the last word"):
         asyncio.run(start())
 
 
-def test_limits_of_several_goodput_flags_all_count(fake, tmp_path):
+def test_limits_of_several_goodput_flags_are_combined(fake, tmp_path):
     path = tmp_path / "runs.jsonl"
     limits = ["--goodput", "ttft:1e-9", "--goodput", "e2el:1e9", "tpot:1e9"]
     assert main(["bench", "--base-url", fake.address, *SMALL, *limits, "--output-file", str(path)]) == 0
@@ -64,7 +64,7 @@ def test_runs_without_token_ids_cannot_be_compared(capsys):
     assert "which --plain-requests leaves out" in capsys.readouterr().err
 
 
-def test_names_of_files_may_be_in_no_utf_8(fake, tmp_path):
+def test_file_names_may_be_invalid_utf_8(fake, tmp_path):
     dataset, path = tmp_path / os.fsdecode(b"\xff.jsonl"), tmp_path / "runs.jsonl"
     dataset.write_text('{"question": "q", "answer": "#### 1"}\n' * 5)
     flags = ["--dataset-path", str(dataset), "--output-file", str(path)]
@@ -72,11 +72,11 @@ def test_names_of_files_may_be_in_no_utf_8(fake, tmp_path):
     assert json.loads(path.read_text())["dataset"] == "?.jsonl"
 
 
-def test_an_open_loop_may_have_more_connections_than_files_are_allowed_at_first(fake):
-    fake.crowd = 50
+def test_an_open_loop_may_exceed_the_soft_limit_of_open_files(fake):
+    fake.min_in_flight = 50
     command = f"""
 import resource, sys
-from radixkv.bench.server_process import ServerFailed, started_server
+from radixkv.bench.server_process import ServerFailed, running_server
 from radixkv.cli import main
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 sys.exit(main({["bench", "--base-url", fake.address, *SMALL, "--num-prompts", "60", "--request-rate", "1000"]!r}))

@@ -1,4 +1,4 @@
-"""Files of results have whole lines, whatever the disk does."""
+"""Result files have whole lines, also when the disk is full."""
 
 import resource
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from radixkv.errors import ConfigError
 
 @contextmanager
 def files_of_at_most(n_bytes):
-    """What is beyond cannot be written; Python ignores the signal."""
+    """Context that limits the size of files; Python ignores the signal of larger writes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
     try:
@@ -22,7 +22,7 @@ def files_of_at_most(n_bytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_line_for_which_there_is_no_room_is_not_begun(tmp_path):
+def test_a_line_that_does_not_fit_on_the_disk_is_not_written(tmp_path):
     path = tmp_path / "lines.jsonl"
     append_lines(path, b'{"a": 1}\n')
     with (
@@ -35,7 +35,7 @@ def test_a_line_for_which_there_is_no_room_is_not_begun(tmp_path):
     assert path.read_bytes() == b'{"a": 1}\n{"c": 3}\n'
 
 
-def test_a_page_for_which_there_is_no_room_leaves_the_one_before(tmp_path):
+def test_a_page_that_does_not_fit_on_the_disk_keeps_the_earlier_one(tmp_path):
     path = tmp_path / "index.html"
     write_page(path, "first", [Section("one")])
     before = path.read_bytes()
@@ -48,7 +48,7 @@ def test_a_page_for_which_there_is_no_room_leaves_the_one_before(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["index.html"]
 
 
-def test_what_has_no_size_can_be_written_to(capfd):
+def test_devices_can_be_written_to(capfd):
     append_lines(Path("/dev/stdout"), b"{}\n")
     assert capfd.readouterr().out == "{}\n"
     with pytest.raises(ConfigError, match="No space left on device"):

@@ -1,4 +1,4 @@
-"""The simulator says beforehand what the real engine finds, prompt by prompt."""
+"""The simulator predicts the cached tokens that the engine reports for each prompt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from radixkv import LLM, SamplingParams
 from radixkv.errors import ContextLengthExceeded
-from radixkv.simulator.concurrent_replay import Crowd
+from radixkv.simulator.concurrent_replay import ConcurrentReplay
 from radixkv.simulator.recording import read_recording
 from radixkv.simulator.replay import Replay
 from radixkv.simulator.traffic import TokenTraffic
@@ -18,8 +18,8 @@ from radixkv.wire import pack_tokens
 PAGE_SIZE = 16
 
 
-def traffic(seed, n_prompts):
-    """Prompts of which many begin as others do, some of them whole and some cut off anywhere."""
+def random_prompts(seed, n_prompts):
+    """Returns random prompts; many start with all or part of an earlier prompt."""
     random = Random(seed)
     prompts = [[random.randrange(200) for _ in range(random.randrange(1, 90))]]
     while len(prompts) < n_prompts:
@@ -31,8 +31,8 @@ def traffic(seed, n_prompts):
 
 
 @pytest.mark.parametrize("n_pages", [8, 13, 40, 2000])
-def test_it_finds_for_each_prompt_what_the_engine_reports(n_pages, tmp_path):
-    prompts = traffic(seed=n_pages, n_prompts=60)
+def test_cached_tokens_equal_those_of_the_engine(n_pages, tmp_path):
+    prompts = random_prompts(seed=n_pages, n_prompts=60)
     llm = LLM("tiny", device="cpu", page_size=PAGE_SIZE, max_total_tokens=n_pages * PAGE_SIZE)
     one_token = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     reported = []
@@ -54,30 +54,30 @@ def test_it_finds_for_each_prompt_what_the_engine_reports(n_pages, tmp_path):
 
 
 @pytest.mark.parametrize("n_pages", [22, 60, 400])
-def test_with_all_in_flight_it_finds_what_the_engine_reports(n_pages):
-    prompts = traffic(seed=100 + n_pages, n_prompts=90)
+def test_with_all_requests_in_flight_cached_tokens_equal_those_of_the_engine(n_pages):
+    prompts = random_prompts(seed=100 + n_pages, n_prompts=90)
     llm = LLM("tiny", device="cpu", page_size=PAGE_SIZE, max_total_tokens=n_pages * PAGE_SIZE)
     one_token = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], one_token, use_tqdm=False)
     reported = [output.num_cached_tokens for output in outputs]
-    recorded = TokenTraffic([pack_tokens(prompt) for prompt in prompts], PAGE_SIZE)
-    together = Crowd(recorded, n_pages, len(prompts), 2048).run()
-    assert together.n_cached_tokens == reported
-    alone = Replay(recorded, n_pages, "lru").run()
-    assert (sum(together.n_cached_tokens) > sum(alone.n_cached_tokens)) == (n_pages < 400)
+    token_traffic = TokenTraffic([pack_tokens(prompt) for prompt in prompts], PAGE_SIZE)
+    concurrent = ConcurrentReplay(token_traffic, n_pages, len(prompts), 2048).run()
+    assert concurrent.n_cached_tokens == reported
+    one_at_a_time = Replay(token_traffic, n_pages, "lru").run()
+    assert (sum(concurrent.n_cached_tokens) > sum(one_at_a_time.n_cached_tokens)) == (n_pages < 400)
 
 
-def test_room_for_all_grows_with_the_prompts_and_not_with_the_clients():
-    prompts = traffic(seed=7, n_prompts=40)
-    recorded = TokenTraffic([pack_tokens(prompt) for prompt in prompts], PAGE_SIZE)
-    most_pages = sum(len(prompt) // PAGE_SIZE + 2 for prompt in prompts)
+def test_an_infinite_pool_grows_with_the_prompts_and_not_with_the_clients():
+    prompts = random_prompts(seed=7, n_prompts=40)
+    token_traffic = TokenTraffic([pack_tokens(prompt) for prompt in prompts], PAGE_SIZE)
+    max_pages = sum(len(prompt) // PAGE_SIZE + 2 for prompt in prompts)
     for concurrency in (3, 10_000, 10**12):
-        crowd = Crowd(recorded, None, concurrency, 2048)
-        assert crowd.cache.n_pages <= 2 * most_pages
-        assert crowd.run().n_evicted_pages == 0
+        replay = ConcurrentReplay(token_traffic, None, concurrency, 2048)
+        assert replay.cache.n_pages <= 2 * max_pages
+        assert replay.run().n_evicted_pages == 0
 
 
-def test_conversations_become_the_prompts_that_a_chat_would_send(tmp_path):
+def test_conversations_become_the_prompts_of_the_chat_api(tmp_path):
     system = {"role": "system", "content": "You are a careful assistant. Answer in one word, and never twice."}
     first = [
         system,
@@ -103,11 +103,11 @@ def test_conversations_become_the_prompts_that_a_chat_would_send(tmp_path):
     )
     llm = LLM("tiny", device="cpu", page_size=PAGE_SIZE, max_total_tokens=4096)
     one_token = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-    outputs = [llm.chat(asked, one_token, use_tqdm=False)[0] for asked in (first[:2], first[:4], second[:2])]
+    outputs = [llm.chat(messages, one_token, use_tqdm=False)[0] for messages in (first[:2], first[:4], second[:2])]
     for file in (openai, sharegpt):
         recording = read_recording(file, page_size=PAGE_SIZE, tokenizer="tiny")
         assert recording.traffic.n_tokens == [len(output.prompt_token_ids) for output in outputs]
-        found = Replay(recording.traffic, 256, "lru").run().n_cached_tokens
-        assert found == [output.num_cached_tokens for output in outputs]
-        assert found[1] > 0
-        assert found[2] > 0
+        n_cached_tokens = Replay(recording.traffic, 256, "lru").run().n_cached_tokens
+        assert n_cached_tokens == [output.num_cached_tokens for output in outputs]
+        assert n_cached_tokens[1] > 0
+        assert n_cached_tokens[2] > 0

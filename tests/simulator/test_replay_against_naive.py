@@ -1,4 +1,4 @@
-"""Replays against models that keep lists of pages, and against the real scheduler over a fake device."""
+"""Replays compared with naive lists of pages, and with the real scheduler on a fake device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from radixkv.bench.workloads.datasets.mooncake import TraceRequest
 from radixkv.config import SchedulerConfig
-from radixkv.simulator.concurrent_replay import Crowd
+from radixkv.simulator.concurrent_replay import ConcurrentReplay
 from radixkv.simulator.replay import Replay
 from radixkv.simulator.traffic import BlockTraffic, TokenTraffic
 from support.engine import Engine, token_bytes
@@ -28,7 +28,7 @@ def prefixes(pages):
 
 
 class Naive:
-    """A cache of pages, each named by all that leads to it; ``pages`` has those of each prompt."""
+    """A cache of pages, each identified by its whole prefix; ``pages`` has the pages of each prompt."""
 
     def __init__(self, pages, capacity, *, knows_future):
         self.paths = [prefixes(each) for each in pages]
@@ -37,19 +37,19 @@ class Naive:
         self.last_use = {}
 
     def use(self, index):
-        """How many pages were found; all of the prompt's are cached then, whatever the capacity."""
+        """Returns how many pages were cached; then caches all pages of the prompt, ignoring the capacity."""
         path = self.paths[index]
-        n_found = next((n for n, page in enumerate(path) if page not in self.last_use), len(path))
+        n_cached_pages = next((n for n, page in enumerate(path) if page not in self.last_use), len(path))
         self.last_use |= dict.fromkeys(path, index)
-        return n_found
+        return n_cached_pages
 
-    def evict(self, index, most, keep=()):
-        """To ``most`` pages, of which those to keep are none that go."""
-        while len(self.last_use) > most:
-            able = [page for page in self.last_use if page not in keep]
-            del self.last_use[min(able, key=lambda page: self.worth(page, index))]
+    def evict(self, index, max_pages, keep=()):
+        """Evicts pages down to ``max_pages``, except those in ``keep``."""
+        while len(self.last_use) > max_pages:
+            evictable = [page for page in self.last_use if page not in keep]
+            del self.last_use[min(evictable, key=lambda page: self.priority(page, index))]
 
-    def worth(self, page, index):
+    def priority(self, page, index):
         value = self.last_use[page]
         if self.knows_future:
             later = range(index + 1, len(self.paths))
@@ -67,12 +67,12 @@ def naive_blocks(requests, capacity, *, knows_future):
 
 
 def naive_engine(prompts, page_size, capacity, *, knows_future):
-    """As radixkv does it: pages are had before the prompt is computed, and those that it reads stay."""
+    """Replays like radixkv: allocates pages before a prompt is computed, and never evicts those it reads."""
     starts = [range(0, len(prompt) - page_size + 1, page_size) for prompt in prompts]
     pages = [
         [tuple(prompt[start : start + page_size]) for start in each] if len(prompt) <= capacity * page_size else []
         for prompt, each in zip(prompts, starts, strict=True)
-    ]  # what is refused uses nothing
+    ]  # a refused prompt uses no page
     cache = Naive(pages, capacity, knows_future=knows_future)
     cached = []
     for index, prompt in enumerate(prompts):
@@ -81,15 +81,15 @@ def naive_engine(prompts, page_size, capacity, *, knows_future):
         if n_pages > capacity:
             cached.append(None)
             continue
-        n_found = next((n for n, page in enumerate(path) if page not in cache.last_use), len(path))
-        cache.evict(index - 1, capacity - (n_pages - n_found), keep=path[:n_found])
+        n_cached_pages = next((n for n, page in enumerate(path) if page not in cache.last_use), len(path))
+        cache.evict(index - 1, capacity - (n_pages - n_cached_pages), keep=path[:n_cached_pages])
         cache.use(index)
-        cached.append(min(page_size * n_found, len(prompt) - 1))
+        cached.append(min(page_size * n_cached_pages, len(prompt) - 1))
     return cached
 
 
-def replayed(traffic, capacity, *, knows_future=False):
-    """Cached tokens of each prompt; pool and tree are checked after each."""
+def replay_checked(traffic, capacity, *, knows_future=False):
+    """Returns the cached tokens of each prompt; checks pool and tree after each."""
     replay = Replay(traffic, capacity, "oracle" if knows_future else "lru")
     cached = []
     for index in range(len(traffic.n_tokens)):
@@ -99,12 +99,12 @@ def replayed(traffic, capacity, *, knows_future=False):
     return cached
 
 
-def growing(page, *, most_pages, most_prompts):
-    """Prompts of which many begin as others do, as lists of pages."""
-    return st.lists(st.lists(page, min_size=1, max_size=most_pages), min_size=1, max_size=most_prompts)
+def prefix_sharing(page, *, max_pages, max_prompts):
+    """Returns a strategy of prompts, as lists of pages, with many shared prefixes."""
+    return st.lists(st.lists(page, min_size=1, max_size=max_pages), min_size=1, max_size=max_prompts)
 
 
-blocks = growing(st.integers(0, 2), most_pages=6, most_prompts=14)
+blocks = prefix_sharing(st.integers(0, 2), max_pages=6, max_prompts=14)
 lengths_of_last = st.lists(st.sampled_from([1, 200, 511, 512]), min_size=14, max_size=14)
 capacities = st.integers(1, 12)
 knowledge = st.booleans()
@@ -113,32 +113,32 @@ knowledge = st.booleans()
 @settings(max_examples=150, deadline=None)
 @given(blocks, lengths_of_last, capacities, knowledge)
 @example([[0, 1], [1], [0, 1, 2, 2], [0], [0, 1, 2]], [512] * 14, 2, True)
-def test_traces_by_the_rule_of_blocks_find_what_a_list_of_blocks_finds(ids, lasts, capacity, knows_future):
+def test_the_rule_blocks_equals_a_list_of_blocks(ids, lasts, capacity, knows_future):
     requests = [trace_request(each, last) for each, last in zip(ids, lasts, strict=False)]
     traffic = BlockTraffic(requests, BLOCK, "blocks")
     expected = naive_blocks(requests, capacity, knows_future=knows_future)
-    assert replayed(traffic, capacity, knows_future=knows_future) == expected
+    assert replay_checked(traffic, capacity, knows_future=knows_future) == expected
     unbounded = naive_blocks(requests, 10**6, knows_future=False)
-    assert replayed(traffic, None, knows_future=knows_future) == unbounded
+    assert replay_checked(traffic, None, knows_future=knows_future) == unbounded
 
 
 def best_possible(paths, capacity, index=0, cached=frozenset()):
-    """Most blocks found from ``index`` on by whoever keeps what he likes; tries everything."""
+    """Returns the most blocks that any policy finds from ``index`` on, by trying all evictions."""
     if index == len(paths):
         return 0
     path = paths[index]
-    n_found = next((n for n, page in enumerate(path) if page not in cached), len(path))
-    had = sorted(cached | set(path))
-    n_kept = min(capacity, len(had))  # a page more does no harm
-    rest = (best_possible(paths, capacity, index + 1, frozenset(keep)) for keep in combinations(had, n_kept))
-    return n_found + max(rest)
+    n_cached_pages = next((n for n, page in enumerate(path) if page not in cached), len(path))
+    available = sorted(cached | set(path))
+    n_kept = min(capacity, len(available))  # keeping more pages is never worse
+    rest = (best_possible(paths, capacity, index + 1, frozenset(keep)) for keep in combinations(available, n_kept))
+    return n_cached_pages + max(rest)
 
 
 @settings(max_examples=60, deadline=None)
-@given(growing(st.integers(0, 1), most_pages=3, most_prompts=5), st.integers(1, 3))
+@given(prefix_sharing(st.integers(0, 1), max_pages=3, max_prompts=5), st.integers(1, 3))
 def test_no_policy_finds_more_than_the_oracle(ids, capacity):
     traffic = BlockTraffic([trace_request(each) for each in ids], BLOCK, "blocks")
-    found = sum(replayed(traffic, capacity, knows_future=True))
+    found = sum(replay_checked(traffic, capacity, knows_future=True))
     assert found == BLOCK * best_possible([prefixes(each) for each in ids], capacity)
 
 
@@ -147,22 +147,22 @@ token_prompts = st.builds(
         [token for page in each for token in [page] * 4] + [7] * tail
         for each, tail in zip(pages, tails, strict=False)
     ],
-    growing(st.integers(0, 2), most_pages=5, most_prompts=12),
+    prefix_sharing(st.integers(0, 2), max_pages=5, max_prompts=12),
     st.lists(st.integers(0, 5), min_size=12, max_size=12),
 )
 
 
 @settings(max_examples=150, deadline=None)
 @given(token_prompts, capacities, knowledge)
-def test_token_ids_find_what_a_list_of_pages_finds(prompts, capacity, knows_future):
+def test_token_ids_equal_a_list_of_pages(prompts, capacity, knows_future):
     traffic = TokenTraffic([token_bytes(prompt) for prompt in prompts], 4)
     expected = naive_engine(prompts, 4, capacity, knows_future=knows_future)
-    assert replayed(traffic, capacity, knows_future=knows_future) == expected
+    assert replay_checked(traffic, capacity, knows_future=knows_future) == expected
 
 
 @settings(max_examples=60, deadline=None)
 @given(token_prompts, st.integers(3, 12))
-def test_the_scheduler_over_a_device_finds_the_same(prompts, capacity):
+def test_the_scheduler_on_a_fake_device_finds_the_same(prompts, capacity):
     config = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=64)
     engine = Engine(n_pages=capacity, page_size=4, config=config)
     cached = []
@@ -173,54 +173,58 @@ def test_the_scheduler_over_a_device_finds_the_same(prompts, capacity):
         request = engine.add(prompt, max_tokens=1)
         engine.run()
         cached.append(request.n_cached)
-    assert replayed(TokenTraffic([token_bytes(prompt) for prompt in prompts], 4), capacity) == cached
+    assert replay_checked(TokenTraffic([token_bytes(prompt) for prompt in prompts], 4), capacity) == cached
 
 
 def tokens_of(request):
-    ids = [hash_id * BLOCK + place for hash_id in request.hash_ids for place in range(BLOCK)]
+    ids = [hash_id * BLOCK + offset for hash_id in request.hash_ids for offset in range(BLOCK)]
     return array("i", ids[: request.input_length]).tobytes()
 
 
 @settings(max_examples=40, deadline=None)
 @given(blocks, lengths_of_last, st.sampled_from([64, 128, 512]), capacities, knowledge)
-def test_symbols_for_pages_find_what_all_tokens_would(ids, lasts, page_size, capacity, knows_future):
+def test_compact_pages_equal_all_tokens(ids, lasts, page_size, capacity, knows_future):
     requests = [trace_request(each, last) for each, last in zip(ids, lasts, strict=False)]
     n_pages = capacity * BLOCK // page_size
     symbols = BlockTraffic(requests, page_size, "engine")
     tokens = TokenTraffic([tokens_of(request) for request in requests], page_size)
-    expected = replayed(tokens, n_pages, knows_future=knows_future)
-    assert replayed(symbols, n_pages, knows_future=knows_future) == expected
+    expected = replay_checked(tokens, n_pages, knows_future=knows_future)
+    assert replay_checked(symbols, n_pages, knows_future=knows_future) == expected
 
 
 @settings(max_examples=40, deadline=None)
 @given(blocks, lengths_of_last, st.sampled_from([64, 128, 512]), capacities, st.integers(1, 6), st.integers(1, 4))
-def test_symbols_find_the_same_with_several_in_flight(ids, lasts, page_size, capacity, concurrency, n_step_blocks):
+def test_block_symbols_equal_all_tokens_with_several_in_flight(
+    ids, lasts, page_size, capacity, concurrency, n_step_blocks
+):
     requests = [trace_request(each, last) for each, last in zip(ids, lasts, strict=False)]
-    crowds = [
-        Crowd(traffic, capacity * BLOCK // page_size, concurrency, n_step_blocks * BLOCK)
+    replays = [
+        ConcurrentReplay(traffic, capacity * BLOCK // page_size, concurrency, n_step_blocks * BLOCK)
         for traffic in (
-            BlockTraffic(requests, page_size, "engine", abbreviates=False),
+            BlockTraffic(requests, page_size, "engine", compact_pages=False),
             TokenTraffic([tokens_of(request) for request in requests], page_size),
         )
     ]
-    symbols, tokens = (crowd.run() for crowd in crowds)
+    symbols, tokens = (replay.run() for replay in replays)
     assert symbols == tokens
-    for crowd in crowds:
-        crowd.cache.check([])
+    for replay in replays:
+        replay.cache.check([])
     if concurrency == 1 and n_step_blocks == 4:
-        alone = Replay(BlockTraffic(requests, page_size, "engine"), capacity * BLOCK // page_size, "lru").run()
-        assert symbols.n_cached_tokens == alone.n_cached_tokens
+        one_at_a_time = Replay(
+            BlockTraffic(requests, page_size, "engine"), capacity * BLOCK // page_size, "lru"
+        ).run()
+        assert symbols.n_cached_tokens == one_at_a_time.n_cached_tokens
 
 
 @pytest.mark.parametrize(("page_size", "cached"), [(512, 512), (128, 640), (1, 699)])
 def test_a_smaller_page_finds_more_of_a_last_block(page_size, cached):
     requests = [trace_request([5, 6], 188), trace_request([5, 6], 188)]
-    assert replayed(BlockTraffic(requests, page_size, "engine"), 10_000) == [0, cached]
-    assert replayed(BlockTraffic(requests, page_size, "blocks"), 10_000) == [0, 700]
+    assert replay_checked(BlockTraffic(requests, page_size, "engine"), 10_000) == [0, cached]
+    assert replay_checked(BlockTraffic(requests, page_size, "blocks"), 10_000) == [0, 700]
 
 
-def test_a_run_counts_what_it_evicts_and_what_it_refuses():
+def test_a_replay_counts_evicted_pages_and_refused_prompts():
     prompts = [[1] * 8, [2] * 8, [1] * 8, [3] * 13, [1] * 8]
-    done = Replay(TokenTraffic([token_bytes(prompt) for prompt in prompts], 4), 3, "lru").run()
-    assert done.n_cached_tokens == [0, 0, 4, 0, 7]
-    assert (done.n_too_large, done.n_evicted_pages, done.most_cached_pages) == (1, 2, 3)
+    result = Replay(TokenTraffic([token_bytes(prompt) for prompt in prompts], 4), 3, "lru").run()
+    assert result.n_cached_tokens == [0, 0, 4, 0, 7]
+    assert (result.n_too_large, result.n_evicted_pages, result.max_cached_pages) == (1, 2, 3)

@@ -1,4 +1,4 @@
-"""The study's workloads: what they ask, and lengths from files."""
+"""The study's workloads, and lengths from files."""
 
 from __future__ import annotations
 
@@ -18,20 +18,29 @@ from radixkv.errors import ConfigError
 from radixkv.studies.paging.lengths import (
     N_TURNS,
     SHAREGPT_MEANS,
-    AllLengths,
-    Chat,
-    Lengths,
-    Pair,
+    ChatLengths,
+    LengthDistribution,
+    LengthPair,
+    WorkloadLengths,
     at_quantile,
     published_lengths,
 )
 from radixkv.studies.paging.recorded_lengths import USED_BY, recorded_lengths
-from radixkv.studies.paging.workloads import N_PREFIXES, N_SAMPLES, N_SHOTS, WORKLOADS, Workload, make_workload
+from radixkv.studies.paging.workloads import (
+    N_PREFIXES,
+    N_SAMPLES,
+    N_SHOTS,
+    WORKLOADS,
+    StudyWorkload,
+    generate_workload,
+)
 from radixkv.text.tokenizer import Tokenizer
 
 
-def made(name: str, lengths: AllLengths | None = None, *, seed: int = 0, max_model_len: int = 2048) -> Workload:
-    return make_workload(
+def generated(
+    name: str, lengths: WorkloadLengths | None = None, *, seed: int = 0, max_model_len: int = 2048
+) -> StudyWorkload:
+    return generate_workload(
         name,
         published_lengths() if lengths is None else lengths,
         pool_tokens=8192,
@@ -41,7 +50,7 @@ def made(name: str, lengths: AllLengths | None = None, *, seed: int = 0, max_mod
     )
 
 
-def lines(path: Path, items: list[object]) -> Path:
+def write_lines(path: Path, items: list[object]) -> Path:
     path.write_text("".join(json.dumps(item) + "\n" for item in items), encoding="utf-8")
     return path
 
@@ -57,15 +66,15 @@ def count(tokenizer: Tokenizer, text: str) -> int:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_equal_seeds_give_equal_workloads_within_the_context(name: str) -> None:
-    def shape(workload: Workload) -> list[object]:
+    def contents(workload: StudyWorkload) -> list[object]:
         return [
             [[(sequence.prompt, sequence.answer) for sequence in turn.sequences] for turn in conversation]
             for conversation in workload.conversations
         ]
 
-    first, second, other = made(name), made(name), made(name, seed=1)
-    assert (shape(first), first.arrivals) == (shape(second), second.arrivals)
-    assert shape(first) != shape(other)
+    first, second, other = generated(name), generated(name), generated(name, seed=1)
+    assert (contents(first), first.arrivals) == (contents(second), second.arrivals)
+    assert contents(first) != contents(other)
     assert len(first.conversations) == len(first.arrivals) == 200
     assert first.arrivals == sorted(first.arrivals)
     for conversation in first.conversations:
@@ -76,17 +85,17 @@ def test_equal_seeds_give_equal_workloads_within_the_context(name: str) -> None:
                 assert sequence.answer.n_tokens >= 1
 
 
-def test_enough_is_asked_to_fill_the_pool_four_times() -> None:
-    workload = make_workload("uniform-short", published_lengths(), pool_tokens=8192, max_model_len=2048)
+def test_there_are_enough_requests_to_fill_the_pool_four_times() -> None:
+    workload = generate_workload("uniform-short", published_lengths(), pool_tokens=8192, max_model_len=2048)
     slots = sum(s.n_prompt + s.answer.n_tokens / 2 for c in workload.conversations for t in c for s in t.sequences)
     assert 4 * 8192 <= slots < 4 * 8192 + 2048
 
 
 def test_arrivals_are_a_quarter_more_than_can_be_served() -> None:
-    lengths = Lengths("fixed", lambda rng: Pair(50, 100))
-    workload = make_workload(
+    lengths = LengthDistribution("fixed", lambda rng: LengthPair(50, 100))
+    workload = generate_workload(
         "uniform-short",
-        AllLengths(lengths, lengths, published_lengths().chats),
+        WorkloadLengths(lengths, lengths, published_lengths().chats),
         pool_tokens=10_000,
         max_model_len=2048,
         n_conversations=4000,
@@ -96,27 +105,27 @@ def test_arrivals_are_a_quarter_more_than_can_be_served() -> None:
 
 
 def test_few_prefixes_are_shared_by_all() -> None:
-    workload = made("shared-prefix")
+    workload = generated("shared-prefix")
     beginnings = Counter(conversation[0].sequences[0].prompt[0] for conversation in workload.conversations)
     assert len(beginnings) == N_PREFIXES
     assert all(prefix.n_tokens > 8 * (34 + 50) for prefix in beginnings)
 
 
 def test_worked_examples_that_leave_no_room_are_drawn_again() -> None:
-    workload = made("shared-prefix", seed=1, max_model_len=1400)
+    workload = generated("shared-prefix", seed=1, max_model_len=1400)
     prefixes = {conversation[0].sequences[0].prompt[0] for conversation in workload.conversations}
     assert len(prefixes) == N_PREFIXES
-    long, short = Pair(80, 80), Pair(5, 5)
+    long, short = LengthPair(80, 80), LengthPair(5, 5)
     problems = chain([long] * N_SHOTS, repeat(short))
-    lengths = Lengths("made", lambda rng: next(problems))
+    lengths = LengthDistribution("synthetic", lambda rng: next(problems))
     chats, requests = published_lengths().chats, published_lengths().requests
-    workload = made("shared-prefix", AllLengths(lengths, requests, chats), max_model_len=8 * 160)
+    workload = generated("shared-prefix", WorkloadLengths(lengths, requests, chats), max_model_len=8 * 160)
     assert workload.n_left_out == 1
     assert {c[0].sequences[0].n_prompt for c in workload.conversations} == {8 * 10 + 5}
 
 
-def test_turns_of_a_chat_continue_all_that_was_said() -> None:
-    for conversation in made("multi-turn").conversations:
+def test_turns_of_a_chat_continue_the_previous_turns() -> None:
+    for conversation in generated("multi-turn").conversations:
         said = conversation[0].sequences[0].prompt[:1]
         for turn in conversation:
             (sequence,) = turn.sequences
@@ -125,22 +134,26 @@ def test_turns_of_a_chat_continue_all_that_was_said() -> None:
 
 
 def test_samples_have_the_prompt_in_common() -> None:
-    for conversation in made("parallel-sampling").conversations:
+    for conversation in generated("parallel-sampling").conversations:
         (turn,) = conversation
         assert len({sequence.prompt for sequence in turn.sequences}) == 1
         assert len({sequence.answer for sequence in turn.sequences}) == N_SAMPLES
 
 
-def test_what_is_too_long_is_counted() -> None:
-    def alternating(rng: Random) -> Pair:
-        return rng.choice((Pair(10, 10), Pair(90, 11)))
+def test_requests_that_are_too_long_are_counted() -> None:
+    def alternating(rng: Random) -> LengthPair:
+        return rng.choice((LengthPair(10, 10), LengthPair(90, 11)))
 
-    lengths = Lengths("made", alternating)
-    workload = made("variable-length", AllLengths(lengths, lengths, published_lengths().chats), max_model_len=100)
+    lengths = LengthDistribution("synthetic", alternating)
+    workload = generated(
+        "variable-length", WorkloadLengths(lengths, lengths, published_lengths().chats), max_model_len=100
+    )
     assert all(c[0].sequences[0].n_prompt == 10 for c in workload.conversations)
     assert workload.n_left_out == pytest.approx(200, abs=60)
-    chats = Lengths("made", lambda rng: Chat("", 10, (Pair(10, 30), Pair(10, 30), Pair(10, 30))))
-    workload = made("multi-turn", AllLengths(lengths, lengths, chats), max_model_len=100)
+    chats = LengthDistribution(
+        "synthetic", lambda rng: ChatLengths("", 10, (LengthPair(10, 30), LengthPair(10, 30), LengthPair(10, 30)))
+    )
+    workload = generated("multi-turn", WorkloadLengths(lengths, lengths, chats), max_model_len=100)
     assert {len(conversation) for conversation in workload.conversations} == {2}
     assert workload.n_left_out == 200
 
@@ -148,14 +161,14 @@ def test_what_is_too_long_is_counted() -> None:
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_context_that_holds_nothing_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="--max-model-len 2 holds none of"):
-        made(name, max_model_len=2)
+        generated(name, max_model_len=2)
 
 
 def test_published_lengths_have_their_means() -> None:
     draw, rng = published_lengths().requests.draw, Random(0)
     pairs = [draw(rng) for _ in range(20_000)]
-    for place, mean in enumerate(SHAREGPT_MEANS):
-        assert sum(pair[place] for pair in pairs) / len(pairs) == pytest.approx(mean, rel=0.05)
+    for position, mean in enumerate(SHAREGPT_MEANS):
+        assert sum(pair[position] for pair in pairs) / len(pairs) == pytest.approx(mean, rel=0.05)
 
 
 def test_quantiles() -> None:
@@ -164,8 +177,10 @@ def test_quantiles() -> None:
 
 
 def test_lengths_of_files(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    problems = lines(tmp_path / "p.jsonl", [{"question": "How many apples are there?", "answer": "Two. #### 2"}])
-    trace = lines(
+    problems = write_lines(
+        tmp_path / "p.jsonl", [{"question": "How many apples are there?", "answer": "Two. #### 2"}]
+    )
+    trace = write_lines(
         tmp_path / "t.jsonl", [{"timestamp": 0, "input_length": 513, "output_length": 7, "hash_ids": [1, 2]}]
     )
     messages = [
@@ -178,16 +193,16 @@ def test_lengths_of_files(tmp_path: Path, tokenizer: Tokenizer) -> None:
         {"role": "assistant", "content": "It is booked."},
         {"role": "user", "content": "Thank you"},
     ]
-    chats = lines(tmp_path / "m.jsonl", [{"messages": messages}])
-    found = recorded_lengths([trace, problems, chats], "tiny").lengths
+    chats = write_lines(tmp_path / "m.jsonl", [{"messages": messages}])
+    recorded = recorded_lengths([trace, problems, chats], "tiny").lengths
     rng = Random(0)
-    assert found.problems.source == "p.jsonl"
-    assert found.problems.draw(rng) == (
+    assert recorded.problems.source == "p.jsonl"
+    assert recorded.problems.draw(rng) == (
         count(tokenizer, "How many apples are there?"),
         count(tokenizer, "Two. #### 2"),
     )
-    assert (found.requests.source, found.requests.draw(rng)) == ("t.jsonl", (513, 7))
-    chat = found.chats.draw(rng)
+    assert (recorded.requests.source, recorded.requests.draw(rng)) == ("t.jsonl", (513, 7))
+    chat = recorded.chats.draw(rng)
     assert chat.n_system == count(tokenizer, "Be kind to all.")
     calls = json.dumps(messages[3]["tool_calls"])
     assert chat.turns == (
@@ -211,18 +226,22 @@ def test_an_array_of_sharegpt(tmp_path: Path, tokenizer: Tokenizer) -> None:
 
 
 def test_the_tokenizer_that_counted_is_named(tmp_path: Path) -> None:
-    problems = lines(tmp_path / "p.jsonl", [{"question": "How many?", "answer": "Two"}])
-    trace = lines(tmp_path / "t.jsonl", [{"timestamp": 0, "input_length": 5, "output_length": 7, "hash_ids": [1]}])
-    found = recorded_lengths([problems, trace], str(resolve_tokenizer("tiny"))).lengths
-    named = {name: made(name, found).tokenizer for name in ("uniform-short", "variable-length", "multi-turn")}
+    problems = write_lines(tmp_path / "p.jsonl", [{"question": "How many?", "answer": "Two"}])
+    trace = write_lines(
+        tmp_path / "t.jsonl", [{"timestamp": 0, "input_length": 5, "output_length": 7, "hash_ids": [1]}]
+    )
+    recorded = recorded_lengths([problems, trace], str(resolve_tokenizer("tiny"))).lengths
+    named = {
+        name: generated(name, recorded).tokenizer for name in ("uniform-short", "variable-length", "multi-turn")
+    }
     folder = resolve_tokenizer("tiny").name
     assert named == {"uniform-short": folder, "variable-length": None, "multi-turn": None}
 
 
-def test_a_models_revision_is_not_asked_of_another_tokenizer(
+def test_a_models_revision_is_not_used_for_another_tokenizer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    problems = lines(tmp_path / "p.jsonl", [{"question": "one two", "answer": "three four five"}])
+    problems = write_lines(tmp_path / "p.jsonl", [{"question": "one two", "answer": "three four five"}])
     flags = ["--model", "org/model", "--revision", "v2", "--tokenizer", "tiny", "--dataset-path", str(problems)]
     sizes = ["--max-total-tokens", "512", "--max-model-len", "64", "--page-sizes", "none"]
     assert main(["bench", "paging", *flags, *sizes, "--workloads", "uniform-short"]) == 0
@@ -230,10 +249,12 @@ def test_a_models_revision_is_not_asked_of_another_tokenizer(
 
 
 def test_files_that_no_workload_uses_are_refused(tmp_path: Path) -> None:
-    problems = lines(tmp_path / "p.jsonl", [{"question": "a", "answer": "b"}])
-    trace = lines(tmp_path / "t.jsonl", [{"timestamp": 0, "input_length": 5, "output_length": 7, "hash_ids": [1]}])
+    problems = write_lines(tmp_path / "p.jsonl", [{"question": "a", "answer": "b"}])
+    trace = write_lines(
+        tmp_path / "t.jsonl", [{"timestamp": 0, "input_length": 5, "output_length": 7, "hash_ids": [1]}]
+    )
     said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    chats = lines(tmp_path / "c.jsonl", [{"messages": said}])
+    chats = write_lines(tmp_path / "c.jsonl", [{"messages": said}])
     for paths, workload, message in (
         (
             [problems],
@@ -257,35 +278,35 @@ def test_files_that_no_workload_uses_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_each_workload_draws_from_the_files_that_are_its_own(name: str) -> None:
-    def of(kind: str) -> Lengths[Pair]:
-        return Lengths(kind, lambda rng: Pair(20, 20))
+def test_each_workload_draws_from_its_files(name: str) -> None:
+    def of(kind: str) -> LengthDistribution[LengthPair]:
+        return LengthDistribution(kind, lambda rng: LengthPair(20, 20))
 
-    chats = Lengths(MESSAGES.name, lambda rng: Chat("", 10, (Pair(10, 10),)))
+    chats = LengthDistribution(MESSAGES.name, lambda rng: ChatLengths("", 10, (LengthPair(10, 10),)))
     for requests in (TRACE.name, MESSAGES.name):
-        drawn_from = made(name, AllLengths(of(PROBLEMS.name), of(requests), chats)).lengths
+        drawn_from = generated(name, WorkloadLengths(of(PROBLEMS.name), of(requests), chats)).lengths
         assert name in USED_BY[drawn_from]
 
 
 def test_wrong_files(tmp_path: Path) -> None:
     good = {"question": "a", "answer": "b"}
-    bad = lines(tmp_path / "bad.jsonl", [good, {"question": "a"}])
+    bad = write_lines(tmp_path / "bad.jsonl", [good, {"question": "a"}])
     with pytest.raises(ConfigError, match=r"line 2 of .*bad\.jsonl"):
         recorded_lengths([bad], "tiny")
     assert recorded_lengths([bad], "tiny", skip_bad_lines=True).n_bad_lines == 1
-    other = lines(tmp_path / "other.jsonl", [good])
+    other = write_lines(tmp_path / "other.jsonl", [good])
     with pytest.raises(ConfigError, match=r"bad\.jsonl and .*other\.jsonl are both a file of problems"):
         recorded_lengths([bad, other], "tiny")
     with pytest.raises(ConfigError, match=r"cannot read --dataset-path .*none\.jsonl: No such file"):
         recorded_lengths([tmp_path / "none.jsonl"], "tiny")
-    with pytest.raises(ConfigError, match="has nothing of"):
-        recorded_lengths([lines(tmp_path / "unknown.jsonl", [{"a": 1}])], "tiny")
+    with pytest.raises(ConfigError, match="has no line like any of"):
+        recorded_lengths([write_lines(tmp_path / "unknown.jsonl", [{"a": 1}])], "tiny")
     (tmp_path / "deep.json").write_text(100_000 * "[")
-    with pytest.raises(ConfigError, match="has nothing of"):
+    with pytest.raises(ConfigError, match="has no line like any of"):
         recorded_lengths([tmp_path / "deep.json"], "tiny")
-    documents = lines(tmp_path / "d.jsonl", [{"text": "a", "questions": [good]}])
-    with pytest.raises(ConfigError, match="is a file of documents, and none of"):
+    documents = write_lines(tmp_path / "d.jsonl", [{"text": "a", "questions": [good]}])
+    with pytest.raises(ConfigError, match="is a file of documents, and not one of"):
         recorded_lengths([documents], "tiny")
-    silent = lines(tmp_path / "silent.jsonl", [{"messages": [{"role": "user", "content": "hello"}]}])
+    silent = write_lines(tmp_path / "silent.jsonl", [{"messages": [{"role": "user", "content": "hello"}]}])
     with pytest.raises(ConfigError, match=r"no conversation of .*silent\.jsonl has an answer"):
         recorded_lengths([silent], "tiny")

@@ -1,0 +1,1 @@
+"""The load generator: sends sessions to a server and records times and answers."""

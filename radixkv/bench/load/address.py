@@ -1,4 +1,4 @@
-"""The address of a server."""
+"""Parsing of a server's base URL."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from radixkv.errors import ConfigError
 
 
 def server_address(base_url: str) -> str:
-    """The address of a server, given with or without the final ``/v1``. Raises ``ConfigError``."""
+    """Returns a server's address without the final ``/v1`` that ``base_url`` may have.
+
+    Raises:
+        ConfigError: ``base_url`` is not an HTTP URL with a host.
+    """
     address = base_url.rstrip("/").removesuffix("/v1")
     if not address.startswith(("http://", "https://")):
         raise ConfigError(f"base URL {base_url!r} is not an address; give one such as http://127.0.0.1:8000")

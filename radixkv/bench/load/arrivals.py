@@ -1,4 +1,4 @@
-"""When the sessions of a run begin."""
+"""Arrival times of a run's sessions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from radixkv.bench.session import Session
 
 
 def is_open_loop(request_rate: float | None, sessions: Sequence[Session]) -> bool:
-    """Whether these sessions, at this rate as in ``Load``, begin no matter how far the server has come."""
+    """Returns whether sessions start at given times, whether or not the server has answered earlier ones.
+
+    Args:
+        request_rate: as in ``Load``.
+        sessions: the sessions of the run.
+    """
     if request_rate is None:
         return bool(sessions) and all(session.arrival_s is not None for session in sessions)
     return math.isfinite(request_rate)
@@ -21,25 +26,27 @@ def is_open_loop(request_rate: float | None, sessions: Sequence[Session]) -> boo
 class Load:
     """How sessions are sent.
 
-    In a closed loop there are so many clients, each of which asks one session after another. In an open loop
-    sessions begin when they begin, no matter how far the server has come.
+    In a closed loop, ``max_concurrency`` clients send one session after another. In an open loop, sessions start at
+    given times, whether or not the server has answered earlier ones.
     """
 
     model: str
     max_concurrency: int | None = None
-    """Most requests in flight; in a closed loop also most sessions. None: as many as there are."""
+    """Maximum number of requests in flight; in a closed loop also of sessions. None: no limit."""
     request_rate: float | None = None
-    """Sessions that begin in a second on average, as a Poisson process; infinite: a closed loop. None: the sessions
-    begin by their own clock, and without one in a closed loop."""
+    """Mean number of sessions that start in a second, as a Poisson process.
+
+    Infinity: a closed loop. None: the sessions' own arrival times, or a closed loop if they have none.
+    """
     speed: float = 1.0
-    """How much faster than that clock."""
+    """Factor by which the sessions' own arrival times are sped up."""
     seed: int = 0
-    """Of the Poisson process."""
+    """Seed of the Poisson process."""
     has_extensions: bool = True
-    """Whether requests have fields that are not OpenAI's: ``ignore_eos`` and ``return_token_ids``."""
+    """Whether requests have ``ignore_eos`` and ``return_token_ids``, which are no fields of OpenAI's API."""
 
     def arrivals(self, sessions: Sequence[Session]) -> list[float] | None:
-        """When each begins, in seconds after the run does; None: a closed loop."""
+        """Returns each session's start in seconds after the start of the run; None: a closed loop."""
         if not is_open_loop(self.request_rate, sessions):
             return None
         if self.request_rate is not None:
@@ -49,7 +56,7 @@ class Load:
 
 def _poisson(rate: float, count: int, seed: int) -> Iterator[float]:
     rng = random.Random(seed)
-    at = 0.0
+    arrival_s = 0.0
     for _ in range(count):
-        yield at
-        at += rng.expovariate(rate)
+        yield arrival_s
+        arrival_s += rng.expovariate(rate)

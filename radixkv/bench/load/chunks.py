@@ -1,4 +1,4 @@
-"""One event of an OpenAI-compatible stream, as far as the load generator reads it."""
+"""Parsing of the events of an OpenAI-compatible stream."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from radixkv.errors import RadixKVError
 
 MAX_CHOICES = 1024
-"""An index beyond it is not believed."""
+"""Upper bound of a choice's index; a larger index is an error of the server."""
 
 NULL = msgspec.Raw(b"null")
 
@@ -19,11 +19,11 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class BadReply(RadixKVError):
-    """A server's reply that is an error, or that ends early.
+    """A server's reply is an error, is malformed, or ends early.
 
     Args:
         kind: the ``error_kind`` of the request's record.
-        message: what is wrong.
+        message: the error's text.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -41,8 +41,8 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails | None = None
 
 
-class Delta(msgspec.Struct, frozen=True):
-    """What a choice of a chat gained."""
+class ChatDelta(msgspec.Struct, frozen=True):
+    """The new output of a chat's choice."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -50,52 +50,60 @@ class Delta(msgspec.Struct, frozen=True):
     tool_calls: Any = None
 
 
-class Choice(msgspec.Struct, frozen=True):
-    """What a choice gained; ``text`` of a completion, ``delta`` of a chat.
+class ChunkChoice(msgspec.Struct, frozen=True):
+    """The new output of a choice: ``text`` in completions, ``delta`` in chats.
 
-    The prompt's ids stay as they came, for ``read_token_ids``: a prompt of 100,000 tokens takes milliseconds.
+    ``prompt_token_ids`` stay undecoded until ``read_token_ids``: decoding 100,000 ids takes milliseconds.
     """
 
     index: Annotated[int, msgspec.Meta(ge=0, lt=MAX_CHOICES)] = 0
     text: str | None = None
-    delta: Delta | None = None
+    delta: ChatDelta | None = None
     token_ids: list[TokenId] | None = None
     prompt_token_ids: msgspec.Raw = NULL
     finish_reason: str | None = None
 
     @property
-    def said(self) -> str:
-        """The answer's text; a server that keeps reasoning apart means it not to be sent back."""
+    def content(self) -> str:
+        """The new text of the answer, without reasoning that the server returns in a field of its own."""
         return (self.delta.content if self.delta is not None else self.text) or ""
 
     @property
     def has_output(self) -> bool:
-        """Whether there is anything of the model's."""
+        """Whether the event has output of the model: text, token ids, reasoning or tool calls."""
         delta = self.delta
-        is_apart = delta is not None and (delta.reasoning_content or delta.reasoning or delta.tool_calls)
-        return bool(self.said or self.token_ids or is_apart)
+        has_other_output = delta is not None and (delta.reasoning_content or delta.reasoning or delta.tool_calls)
+        return bool(self.content or self.token_ids or has_other_output)
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """What one event says."""
+    """One event of a stream."""
 
-    choices: list[Choice] = []
+    choices: list[ChunkChoice] = []
     usage: Usage | None = None
     prompt_token_ids: msgspec.Raw = NULL
-    """In chats; completions have them in the choice."""
+    """The prompt's token ids in chats; completions have them in the choice."""
     error: Any = None
 
 
 def read_token_ids(text: bytes) -> array[int]:
-    """A JSON array of token ids, as int32. Raises ``BadReply`` if it is none."""
+    """Decodes a JSON array of token ids to int32.
+
+    Raises:
+        BadReply: ``text`` is no array of token ids.
+    """
     try:
         return array("i", msgspec.json.decode(text, type=list[TokenId]))
     except msgspec.MsgspecError as error:
-        raise BadReply("stream", f"the prompt's token ids are none: {error}") from None
+        raise BadReply("stream", f"prompt_token_ids are not token ids: {error}") from None
 
 
 def read_chunk(data: bytes) -> Chunk:
-    """The event. Raises ``BadReply`` if it is none, or tells an error."""
+    """Decodes an event.
+
+    Raises:
+        BadReply: ``data`` is no completion chunk, or reports an error of the server.
+    """
     try:
         chunk = msgspec.json.decode(data, type=Chunk)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Python's garbage collector, kept from stopping a client in the middle of a run."""
+"""Garbage collection settings of a measured run."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 NEVER = 1 << 30
+"""A threshold that is not reached."""
 
 
 @contextmanager
 def young_collections_only() -> Iterator[None]:
-    """While it lasts, what is there by now is not looked at, and what has survived two collections neither.
+    """Context in which existing objects and the oldest generation are not collected.
 
-    A whole collection of a process that has imported this package takes tens of milliseconds, in which nothing is
-    stamped.
+    A full collection takes tens of milliseconds in a process that has imported this package, and no time stamps are
+    taken meanwhile.
     """
     first, second, third = gc.get_threshold()
     gc.collect()

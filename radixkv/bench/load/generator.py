@@ -1,4 +1,4 @@
-"""The load generator: sends sessions to an OpenAI-compatible server and times what streams back."""
+"""Load generator that sends sessions to an OpenAI-compatible server and times the streamed answers."""
 
 from __future__ import annotations
 
@@ -9,29 +9,33 @@ from collections.abc import Sequence
 
 from radixkv.bench.load.arrivals import Load
 from radixkv.bench.load.chunks import BadReply
-from radixkv.bench.load.client import Client
+from radixkv.bench.load.client import OpenAIClient
 from radixkv.bench.load.garbage_collection import young_collections_only
-from radixkv.bench.load.prefetch import Ahead, Opened
-from radixkv.bench.load.progress import View
+from radixkv.bench.load.prefetch import PreparedSession, SessionPrefetcher
+from radixkv.bench.load.progress import RequestProgress
 from radixkv.bench.load.prompt_encoder import PromptEncoder
 from radixkv.bench.load.record import Measurement, Record
-from radixkv.bench.load.request_body import Post, Wording
-from radixkv.bench.session import Reply, Request, Session, Turns
+from radixkv.bench.load.request_body import PreparedRequest, RequestBuilder
+from radixkv.bench.session import BenchRequest, Reply, Session, Turns
 from radixkv.errors import RadixKVError
 from radixkv.terminal_progress import Progress
 
-LOST = ("connect", "disconnect")
-"""Kinds of errors after which the server may be gone."""
-BROKEN = ("http_500", "http_503", "server")
-"""Kinds of errors after which it may still answer, but no longer serve."""
+CONNECTION_ERRORS = ("connect", "disconnect")
+"""Values of ``error_kind`` after which the server may be gone."""
+SERVER_ERRORS = ("http_500", "http_503", "server")
+"""Values of ``error_kind`` after which the server may be up but unable to serve."""
 
 
 class ServerGone(RadixKVError):
-    """Nothing takes connections where the server was, or nothing comes from it."""
+    """The server accepts no connections, has stopped answering, or reports that it cannot serve."""
 
 
 class RunInterrupted(asyncio.CancelledError):
-    """The task that awaits a run was cancelled; ``measurement`` has what there was by then."""
+    """The task that awaits a run was cancelled.
+
+    Args:
+        measurement: the records until then.
+    """
 
     def __init__(self, measurement: Measurement) -> None:
         super().__init__()
@@ -42,188 +46,195 @@ class LoadGenerator:
     """Sends sessions to one server.
 
     Args:
-        client: of that server; open while sessions are sent.
-        encoder: makes token ids of every prompt; None: prompts are sent as they are.
+        client: the server's client; must be open while sessions are sent.
+        encoder: encodes prompts to token ids. None: prompts are sent as they are.
     """
 
-    def __init__(self, client: Client, encoder: PromptEncoder | None = None) -> None:
+    def __init__(self, client: OpenAIClient, encoder: PromptEncoder | None = None) -> None:
         self._client = client
         self._encoder = encoder
 
     async def run(self, sessions: Sequence[Session], load: Load, progress: Progress | None = None) -> Measurement:
         """Sends every turn of every session and waits for all answers.
 
-        The requests of a turn are sent together, when the answers to the turn before are there. A request that
-        fails says so in its record, and ends its session. If the server goes away, or answers nobody while a
-        request waits in vain, the run ends with what there is: the measurement says that it was ``aborted``, and
-        why.
+        The requests of a turn are sent together, after the answers to the previous turn. A failed request has the
+        error in its record and ends its session. If the server goes away, or sends nothing to any request until a
+        request times out, the run ends early and ``Measurement.aborted`` has the reason.
 
         In an open loop a request's latency counts from when it should have been sent: a session's first turn from
-        its arrival, a later one from the answers to the turn before. Neither a late client nor waiting for room
-        makes it shorter.
+        the session's arrival, a later turn from the answers to the previous one. So latencies include the client's
+        own delays and the wait for ``max_concurrency``.
 
         Raises:
             RunInterrupted: the task was cancelled.
-            CheckpointError: there are chats to encode, and no chat template.
+            CheckpointError: a chat is to be encoded, and there is no chat template.
         """
-        wording = Wording(load.model, self._encoder, load.has_extensions)
-        return await _Run(self._client, wording, sessions, load, View(progress)).measured()
+        builder = RequestBuilder(load.model, self._encoder, load.has_extensions)
+        return await _Run(self._client, builder, sessions, load, RequestProgress(progress)).measure()
 
 
 class _Run:
     def __init__(
-        self, client: Client, wording: Wording, sessions: Sequence[Session], load: Load, view: View
+        self,
+        client: OpenAIClient,
+        builder: RequestBuilder,
+        sessions: Sequence[Session],
+        load: Load,
+        progress: RequestProgress,
     ) -> None:
         self._client = client
-        self._wording = wording
+        self._builder = builder
         self._sessions = sessions
-        self._view = view
+        self._progress = progress
         self._arrivals = load.arrivals(sessions)
-        most = load.max_concurrency or max(1, sum(session.n_requests for session in sessions))
-        self._room = asyncio.Semaphore(most)
-        self._clients = asyncio.Semaphore(most)
-        """Of a closed loop: each has one session. An open loop takes none."""
-        self._probing = asyncio.Lock()
+        max_concurrency = load.max_concurrency or max(1, sum(session.n_requests for session in sessions))
+        self._request_slots = asyncio.Semaphore(max_concurrency)
+        self._session_slots = asyncio.Semaphore(max_concurrency)
+        """The clients of a closed loop, each of which runs one session; an open loop does not use them."""
+        self._probe_lock = asyncio.Lock()
         self._records: list[list[Record]] = [[] for _ in sessions]
-        self._ended = 0.0
-        """When the last request was over,"""
-        self._answered = 0.0
-        """and when the last was answered."""
+        self._last_end = 0.0
+        """When the last request succeeded or failed."""
+        self._last_success = 0.0
+        """When the last request succeeded."""
 
-    async def measured(self) -> Measurement:
+    async def measure(self) -> Measurement:
         arrivals = self._arrivals or [0.0] * len(self._sessions)
         order = sorted(range(len(self._sessions)), key=arrivals.__getitem__)
-        ahead = Ahead([self._sessions[place] for place in order], self._wording)
+        prefetcher = SessionPrefetcher([self._sessions[index] for index in order], self._builder)
         aborted: str | None = None
-        begun = self._ended = self._answered = time.perf_counter()
-        watch = asyncio.create_task(self._view.watch())
+        start = self._last_end = self._last_success = time.perf_counter()
+        watch = asyncio.create_task(self._progress.watch())
         try:
-            await ahead.fill()
+            await prefetcher.fill()
             with young_collections_only():
-                begun = self._ended = self._answered = time.perf_counter()
+                start = self._last_end = self._last_success = time.perf_counter()
                 async with asyncio.TaskGroup() as tasks:
-                    for place in order:
-                        await self._begin(tasks, ahead, place, begun + arrivals[place])
+                    for index in order:
+                        await self._start_session(tasks, prefetcher, index, start + arrivals[index])
         except ExceptionGroup as group:
             if not isinstance(group.exceptions[0], ServerGone):
                 raise group.exceptions[0] from None
             aborted = str(group.exceptions[0])
         except asyncio.CancelledError:
-            raise RunInterrupted(self._measurement(begun, "it was interrupted")) from None
+            raise RunInterrupted(self._measurement(start, "it was interrupted")) from None
         finally:
             watch.cancel()
-            ahead.close()
-        return self._measurement(begun, aborted)
+            prefetcher.close()
+        return self._measurement(start, aborted)
 
-    async def _begin(self, tasks: asyncio.TaskGroup, ahead: Ahead, place: int, due: float) -> None:
-        """Begins the next session when it is due, or when a client is free for it."""
+    async def _start_session(
+        self, tasks: asyncio.TaskGroup, prefetcher: SessionPrefetcher, index: int, due: float
+    ) -> None:
+        """Starts the next session when it is due (open loop) or when a client is free (closed loop)."""
         is_open = self._arrivals is not None
-        await (_until(due) if is_open else self._clients.acquire())
-        tasks.create_task(self._session(place, ahead.take(), due if is_open else None))
-        await asyncio.sleep(0)  # it sends
-        ahead.refill()
+        await (_sleep_until(due) if is_open else self._session_slots.acquire())
+        tasks.create_task(self._run_session(index, prefetcher.take(), due if is_open else None))
+        await asyncio.sleep(0)  # lets the session send its requests before the next one is prepared
+        prefetcher.refill()
 
-    async def _session(self, place: int, opened: Opened, due: float | None) -> None:
-        posts = opened.posts
+    async def _run_session(self, index: int, session: PreparedSession, due: float | None) -> None:
+        prepared = session.requests
         try:
             for turn in itertools.count():
-                records = [Record(session=place, turn=turn, scheduled=due) for _ in posts]
-                self._records[place] += records  # before they are answered: the run may end meanwhile
-                await self._ask_all(posts, records)
-                due = None if due is None else time.perf_counter()  # making the next turn counts
+                records = [Record(session=index, turn=turn, scheduled=due) for _ in prepared]
+                self._records[index] += records  # before they are answered, since the run may end meanwhile
+                await self._send_all(prepared, records)
+                due = None if due is None else time.perf_counter()  # latencies include building the next turn
                 if any(record.error is not None for record in records):
-                    return await self._look_for_the_server(records)
-                requests = _next_turn(opened.turns, [Reply(record.texts) for record in records])
+                    return await self._check_server(records)
+                requests = _next_turn(session.turns, [Reply(record.texts) for record in records])
                 if requests is None:
                     return None
-                posts = await self._posts(requests)
+                prepared = await self._prepare(requests)
         finally:
-            opened.turns.close()
+            session.turns.close()
             if self._arrivals is None:
-                self._clients.release()
+                self._session_slots.release()
 
-    async def _ask_all(self, posts: Sequence[Post], records: Sequence[Record]) -> None:
-        if len(posts) == 1:
-            await self._ask(posts[0], records[0])  # not in a task of its own, which would begin later
+    async def _send_all(self, requests: Sequence[PreparedRequest], records: Sequence[Record]) -> None:
+        if len(requests) == 1:
+            await self._send(requests[0], records[0])  # without a task of its own, which would start later
         else:
-            await asyncio.gather(*map(self._ask, posts, records))
+            await asyncio.gather(*map(self._send, requests, records))
 
-    async def _posts(self, requests: Sequence[Request]) -> list[Post]:
-        if self._wording.encoder is None:
-            return self._wording.posts(requests)
-        # In a thread, so that the event loop goes on stamping what other requests are answered.
-        return await asyncio.to_thread(self._wording.posts, requests)
+    async def _prepare(self, requests: Sequence[BenchRequest]) -> list[PreparedRequest]:
+        if self._builder.encoder is None:
+            return self._builder.build(requests)
+        # Encoding in a thread, so that the event loop keeps taking time stamps of other answers.
+        return await asyncio.to_thread(self._builder.build, requests)
 
-    async def _ask(self, post: Post, record: Record) -> None:
+    async def _send(self, prepared: PreparedRequest, record: Record) -> None:
         try:
-            if post.error is not None:
-                raise BadReply("prompt", post.error)
-            async with self._room:
-                with self._view.in_flight():
-                    await self._client.ask(post.path, post.body, record, n_choices=post.request.n)
-            is_right = post.request.is_right
-            record.is_right = None if is_right is None else is_right(record.texts)
+            if prepared.error is not None:
+                raise BadReply("prompt", prepared.error)
+            async with self._request_slots:
+                with self._progress.in_flight():
+                    await self._client.send(prepared.path, prepared.body, record, n_choices=prepared.request.n)
+            check = prepared.request.check
+            record.is_correct = None if check is None else check(record.texts)
         except BadReply as error:
             record.error, record.error_kind = str(error), error.kind
         except asyncio.CancelledError:
-            record.error = "the run ended before its answer was there"
+            record.error = "the run ended before the answer was complete"
             record.error_kind = "stopped" if record.started else "not_sent"
             raise
-        self._ended = time.perf_counter()
+        self._last_end = time.perf_counter()
         if record.error is None:
-            self._answered = self._ended
-        self._view.done(record)
+            self._last_success = self._last_end
+        self._progress.done(record)
 
-    async def _look_for_the_server(self, records: Sequence[Record]) -> None:
-        """Raises ``ServerGone`` if that is why they failed."""
-        in_vain = [record for record in records if record.error_kind == "timeout"]
-        if in_vain and self._client.is_silent_since(max(record.started for record in in_vain)):
-            # The others in flight, and all that follow, would wait as long.
-            raise ServerGone(f"the server at {self._client.address} answers nobody: {in_vain[0].error}")
-        lost = [record.error for record in records if record.error_kind in LOST]
+    async def _check_server(self, records: Sequence[Record]) -> None:
+        """Raises ``ServerGone`` if the requests failed because the server is gone or cannot serve."""
+        timed_out = [record for record in records if record.error_kind == "timeout"]
+        if timed_out and self._client.is_silent_since(max(record.started for record in timed_out)):
+            # Every other request would time out as well.
+            raise ServerGone(f"the server at {self._client.address} has stopped answering: {timed_out[0].error}")
+        lost = [record.error for record in records if record.error_kind in CONNECTION_ERRORS]
         if lost:
-            async with self._probing:
-                if not await self._client.is_there():
+            async with self._probe_lock:
+                if not await self._client.is_reachable():
                     raise ServerGone(f"the server at {self._client.address} is gone: {lost[0]}")
-        broken = [record.error for record in records if record.error_kind in BROKEN]
-        if broken and await self._client.is_dying():
-            raise ServerGone(f"the server at {self._client.address} cannot serve any more: {broken[0]}")
+        failed = [record.error for record in records if record.error_kind in SERVER_ERRORS]
+        if failed and await self._client.is_unhealthy():
+            raise ServerGone(f"the server at {self._client.address} can no longer serve: {failed[0]}")
 
-    def _measurement(self, begun: float, aborted: str | None) -> Measurement:
-        self._read_prompts()
-        self._note_what_was_not_sent(aborted is not None)
+    def _measurement(self, start: float, aborted: str | None) -> Measurement:
+        self._decode_prompts()
+        self._add_unsent_records(aborted is not None)
         records = list(itertools.chain.from_iterable(self._records))
-        # Waiting in vain for a server that is gone or hangs is no part of what was done.
-        ended = self._ended if aborted is None else self._answered
-        return Measurement(records, max(ended - begun, 1e-9), begun, aborted)
+        # The duration excludes the wait for a server that is gone or hangs.
+        end = self._last_end if aborted is None else self._last_success
+        return Measurement(records, max(end - start, 1e-9), start, aborted)
 
-    def _read_prompts(self) -> None:
+    def _decode_prompts(self) -> None:
         for record in itertools.chain.from_iterable(self._records):
             try:
-                record.read_prompt()
+                record.decode_prompt_token_ids()
             except BadReply as error:
                 if record.error is None:
                     record.error, record.error_kind = str(error), error.kind
 
-    def _note_what_was_not_sent(self, is_aborted: bool) -> None:
-        reason = "the run ended before" if is_aborted else "the turn before it failed"
-        for place, (session, records) in enumerate(zip(self._sessions, self._records, strict=True)):
+    def _add_unsent_records(self, is_aborted: bool) -> None:
+        """Adds a failed record for every request that was not sent."""
+        reason = "the run ended before" if is_aborted else "an earlier turn of its session failed"
+        for index, (session, records) in enumerate(zip(self._sessions, self._records, strict=True)):
             turn = records[-1].turn + 1 if records else 0
-            is_cut = is_aborted or any(record.error is not None for record in records)
+            is_cut_short = is_aborted or any(record.error is not None for record in records)
             records += [
-                Record(session=place, turn=turn, error=f"not sent: {reason}", error_kind="not_sent")
-                for _ in range(session.n_requests - len(records) if is_cut else 0)
+                Record(session=index, turn=turn, error=f"not sent: {reason}", error_kind="not_sent")
+                for _ in range(session.n_requests - len(records) if is_cut_short else 0)
             ]
 
 
-def _next_turn(turns: Turns, replies: Sequence[Reply]) -> Sequence[Request] | None:
-    """None: there is none."""
+def _next_turn(turns: Turns, replies: Sequence[Reply]) -> Sequence[BenchRequest] | None:
+    """Returns the requests of the next turn; None: the session has ended."""
     try:
         return turns.send(replies)
     except StopIteration:
         return None
 
 
-async def _until(due: float) -> None:
+async def _sleep_until(due: float) -> None:
     while (remaining := due - time.perf_counter()) > 0:
         await asyncio.sleep(remaining)

@@ -1,4 +1,4 @@
-"""The first turns of sessions, made ready before they are due."""
+"""Preparation of sessions' first turns before they are due."""
 
 from __future__ import annotations
 
@@ -7,68 +7,69 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from radixkv.bench.load.request_body import Post, Wording
+from radixkv.bench.load.request_body import PreparedRequest, RequestBuilder
 from radixkv.bench.session import Session, Turns
 
-AHEAD_BYTES = 1 << 26
-"""Of bodies; beyond it no more is made ready. The prompts themselves take some times as much."""
+MAX_PREFETCHED_BYTES = 1 << 26
+"""Limit of the prepared bodies; the prompts themselves take several times as much memory."""
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A session whose first turn is ready."""
+class PreparedSession:
+    """A session whose first turn is ready to be sent."""
 
     turns: Turns
-    posts: list[Post]
+    requests: list[PreparedRequest]
+    """The requests of the first turn."""
 
     @property
     def n_bytes(self) -> int:
-        return sum(len(post.body) for post in self.posts)
+        return sum(len(request.body) for request in self.requests)
 
 
-class Ahead:
-    """Hands out sessions in order, each with its first turn.
+class SessionPrefetcher:
+    """Hands out sessions in order, each with its first turn prepared.
 
     Args:
-        sessions: in the order in which they begin.
-        wording: of their requests.
+        sessions: the sessions in the order in which they start.
+        builder: builds the bodies of their requests.
     """
 
-    def __init__(self, sessions: Sequence[Session], wording: Wording) -> None:
-        self._coming = iter(sessions)
-        self._wording = wording
-        self._opened: deque[Opened] = deque()
+    def __init__(self, sessions: Sequence[Session], builder: RequestBuilder) -> None:
+        self._upcoming = iter(sessions)
+        self._builder = builder
+        self._prepared: deque[PreparedSession] = deque()
         self._n_bytes = 0
 
     async def fill(self) -> None:
-        """Makes as many ready as there is room for. O(their length)."""
-        while self._n_bytes < AHEAD_BYTES and self._open_one():
-            await asyncio.sleep(0)  # Ctrl-C comes through here
+        """Prepares sessions up to ``MAX_PREFETCHED_BYTES``. O(length of their prompts)."""
+        while self._n_bytes < MAX_PREFETCHED_BYTES and self._prepare_next():
+            await asyncio.sleep(0)  # lets Ctrl-C cancel the run
 
     def refill(self) -> None:
-        """Makes the next one ready, if there is room."""
-        if self._n_bytes < AHEAD_BYTES:
-            self._open_one()
+        """Prepares the next session unless ``MAX_PREFETCHED_BYTES`` are prepared."""
+        if self._n_bytes < MAX_PREFETCHED_BYTES:
+            self._prepare_next()
 
-    def take(self) -> Opened:
-        """The next one; there must be one."""
-        if not self._opened:
-            self._open_one()
-        opened = self._opened.popleft()
-        self._n_bytes -= opened.n_bytes
-        return opened
+    def take(self) -> PreparedSession:
+        """Returns the next session; there must be one."""
+        if not self._prepared:
+            self._prepare_next()
+        session = self._prepared.popleft()
+        self._n_bytes -= session.n_bytes
+        return session
 
     def close(self) -> None:
-        """Ends the sessions that were not taken."""
-        for opened in self._opened:
-            opened.turns.close()
+        """Closes the sessions that were not taken."""
+        for session in self._prepared:
+            session.turns.close()
 
-    def _open_one(self) -> bool:
-        session = next(self._coming, None)
+    def _prepare_next(self) -> bool:
+        session = next(self._upcoming, None)
         if session is None:
             return False
         turns = session.turns()
-        opened = Opened(turns, self._wording.posts(next(turns, ())))
-        self._opened.append(opened)
-        self._n_bytes += opened.n_bytes
+        prepared = PreparedSession(turns, self._builder.build(next(turns, ())))
+        self._prepared.append(prepared)
+        self._n_bytes += prepared.n_bytes
         return True

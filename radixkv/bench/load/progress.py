@@ -1,4 +1,4 @@
-"""How far a run is, as people who watch it see it."""
+"""Progress display of a run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from radixkv.bench.load.record import Record
-from radixkv.terminal_progress import EVERY_S, Progress
+from radixkv.terminal_progress import REFRESH_S, Progress
 
 
-class View:
-    """Counts requests; ``progress`` shows the counts, None: nothing does."""
+class RequestProgress:
+    """Counts a run's requests and tokens.
+
+    Args:
+        progress: shows the counts. None: they are not shown.
+    """
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
@@ -20,7 +24,7 @@ class View:
 
     @contextmanager
     def in_flight(self) -> Iterator[None]:
-        """While a request is."""
+        """Context that counts a request as in flight."""
         self._n_in_flight += 1
         try:
             yield
@@ -28,7 +32,7 @@ class View:
             self._n_in_flight -= 1
 
     def done(self, record: Record) -> None:
-        """Its request is answered, or has failed."""
+        """Counts a request that was answered or failed."""
         self._n_done += 1
         self._n_failed += record.error is not None
         self._n_output += record.n_output_tokens
@@ -37,7 +41,7 @@ class View:
         self.show()
 
     def show(self) -> None:
-        """What there is by now. Cheap: most calls write nothing."""
+        """Shows the counts. Cheap: most calls write nothing."""
         if self._progress is None:
             return
         share = f", {100 * self._n_cached / self._n_prompt:.0f}% cached" if self._n_prompt else ""
@@ -45,7 +49,7 @@ class View:
         self._progress.show(self._n_done, self._n_output, f"{self._n_in_flight} in flight{share}{failed}")
 
     async def watch(self) -> None:
-        """Shows it over and over, also while nothing is answered. Does not return."""
+        """Shows the counts periodically, also while no answer arrives. Does not return."""
         while True:
             self.show()
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(REFRESH_S)

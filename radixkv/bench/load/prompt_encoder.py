@@ -1,4 +1,4 @@
-"""Prompts as token ids, for servers and studies that are not to depend on a tokenizer."""
+"""Encoding of prompts to token ids on the client."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import struct
 from dataclasses import replace
 from pathlib import Path
 
-from radixkv.bench.session import Request
+from radixkv.bench.session import BenchRequest
 from radixkv.errors import CheckpointError
 from radixkv.text.chat_template import ChatTemplate
-from radixkv.text.messages import plain_messages
+from radixkv.text.messages import normalize_messages
 from radixkv.text.tokenizer import Tokenizer
 
 
@@ -17,10 +17,10 @@ class PromptEncoder:
     """Encodes prompts as ``radixkv serve`` does.
 
     Args:
-        folder: has ``tokenizer.json``, and for chats a chat template.
+        folder: a checkpoint's folder with ``tokenizer.json`` and, for chats, a chat template.
 
     Raises:
-        CheckpointError: there is no tokenizer, or it cannot be used.
+        CheckpointError: the tokenizer is missing or cannot be used.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -28,12 +28,12 @@ class PromptEncoder:
         self._tokenizer = Tokenizer.load(folder)
         self._template = ChatTemplate.load(folder)
 
-    def encode(self, request: Request) -> Request:
-        """The same request with token ids. O(length).
+    def encode(self, request: BenchRequest) -> BenchRequest:
+        """Returns the request with token ids as its prompt. O(length).
 
         Raises:
-            InvalidRequest: the prompt holds half a character, or the chat template refuses it.
-            CheckpointError: it is a chat, and there is no chat template.
+            InvalidRequest: the prompt has a lone surrogate, or the chat template rejects the messages.
+            CheckpointError: the prompt is a chat and the folder has no chat template.
         """
         prompt = request.prompt
         if isinstance(prompt, tuple):
@@ -43,6 +43,6 @@ class PromptEncoder:
         elif self._template is None:
             raise CheckpointError(f"{self._folder} has no chat template to encode chats with; send them as texts")
         else:
-            text = self._template.render(plain_messages(prompt))
+            text = self._template.render(normalize_messages(prompt))
             ids = self._tokenizer.encode(text, adds_special_tokens=False)
         return replace(request, prompt=struct.unpack(f"<{len(ids) // 4}i", ids))

@@ -1,4 +1,4 @@
-"""What a request met: the pieces of its answers, and when they came."""
+"""Records of requests: their answers and the arrival times of the answers' pieces."""
 
 from __future__ import annotations
 
@@ -9,88 +9,91 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from radixkv.bench.load.chunks import BadReply, Choice, Usage, read_chunk, read_token_ids
+from radixkv.bench.load.chunks import BadReply, ChunkChoice, Usage, read_chunk, read_token_ids
 
 
 @dataclass
-class Answer:
-    """One choice of a request."""
+class ChoiceRecord:
+    """The answer of one choice."""
 
     text: str = ""
     token_ids: list[int] | None = None
-    """None: the server does not return them."""
+    """Output token ids. None: the server does not return them."""
     arrivals: list[float] = field(default_factory=list)
-    """When each piece came, in seconds after the request was sent."""
+    """Arrival time of each piece, in seconds after the request was sent."""
     finish_reason: str | None = None
-    """Why it ended; None: it has not."""
+    """The server's reason for the end. None: the choice has not ended."""
 
 
 @dataclass
 class Record:
-    """What one request met. Moments are seconds on the clock of ``time.perf_counter``."""
+    """Times, answers and errors of one request. Times are values of ``time.perf_counter`` in seconds."""
 
     session: int = 0
-    """Its session's place in the run."""
+    """Index of the request's session in the run."""
     turn: int = 0
-    """Its turn's place in the session."""
+    """Index of the request's turn in its session."""
     started: float = 0.0
-    """When it was sent."""
+    """When the request was sent. 0: it was not sent."""
     scheduled: float | None = None
-    """When it should have been sent, in an open loop: its latencies count from here. None: in a closed loop."""
-    answers: list[Answer] = field(default_factory=list)
-    """One a choice."""
+    """When an open loop should have sent the request; latencies count from here. None: in a closed loop."""
+    choices: list[ChoiceRecord] = field(default_factory=list)
+    """The answers, by the choices' indices."""
     usage: Usage | None = None
     prompt_token_ids: array[int] | None = None
-    """As int32, since a run may have millions. None: the server does not return them, or they are not read yet."""
-    unread_prompt: bytes | None = None
-    """The same as JSON, until ``read_prompt``."""
+    """Token ids as int32, since a run may have millions. None: not returned by the server, or not decoded yet."""
+    prompt_token_ids_json: bytes | None = None
+    """The token ids of the prompt as JSON, until ``decode_prompt_token_ids``."""
     is_done: bool = False
-    """Whether its stream said ``[DONE]``, which some servers leave out."""
-    is_right: bool | None = None
-    """Whether the answers are; None: there is nothing to compare them with."""
+    """Whether the stream ended in ``[DONE]``, which some servers leave out."""
+    is_correct: bool | None = None
+    """Whether the answers passed the request's check. None: they were not checked."""
     error: str | None = None
-    """Why it failed, if it did."""
+    """The error's text. None: the request has not failed."""
     error_kind: str | None = None
-    """``connect``, ``disconnect``, ``timeout``, ``http_`` and the status, ``server`` (reported in the stream),
-    ``stream`` (a reply that is not as it should be), ``prompt`` (it cannot be encoded), ``not_sent`` (because
-    another failed, or the run was ended), ``stopped`` (the run was ended meanwhile)."""
+    """The class of the error. None: the request has not failed.
+
+    ``connect``, ``disconnect``, ``timeout``, ``http_`` and the status, ``server`` (reported in the stream),
+    ``stream`` (malformed or incomplete reply), ``prompt`` (it cannot be encoded), ``not_sent`` (an earlier turn
+    failed, or the run ended before), ``stopped`` (the run ended while the request was in flight).
+    """
 
     @property
-    def waited(self) -> float:
-        """How much later it was sent than it should have been."""
+    def lateness(self) -> float:
+        """Seconds by which the request was sent too late."""
         return 0.0 if self.scheduled is None else self.started - self.scheduled
 
     @property
     def arrivals(self) -> list[float]:
-        """When each piece of any answer came, in seconds after the request was sent."""
-        return sorted(itertools.chain.from_iterable(answer.arrivals for answer in self.answers))
+        """Arrival times of the pieces of all choices, ascending, in seconds after the request was sent."""
+        return sorted(itertools.chain.from_iterable(answer.arrivals for answer in self.choices))
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Of the answers."""
-        return tuple(answer.text for answer in self.answers)
+        """The text of each choice."""
+        return tuple(answer.text for answer in self.choices)
 
     @property
     def token_ids(self) -> list[list[int]] | None:
-        """Of the answers; None: the server does not return them."""
-        ids = [answer.token_ids for answer in self.answers if answer.token_ids is not None]
-        return ids if ids and len(ids) == len(self.answers) else None
+        """The output token ids of each choice. None: the server does not return them."""
+        ids = [answer.token_ids for answer in self.choices if answer.token_ids is not None]
+        return ids if ids and len(ids) == len(self.choices) else None
 
     @property
     def ttft(self) -> float:
-        """Time to the first piece."""
-        return self.waited + min(answer.arrivals[0] for answer in self.answers)
+        """Seconds until the first piece of any choice."""
+        return self.lateness + min(answer.arrivals[0] for answer in self.choices)
 
     @property
     def latency(self) -> float:
-        """Time to the last piece."""
-        return self.waited + max(answer.arrivals[-1] for answer in self.answers)
+        """Seconds until the last piece of any choice."""
+        return self.lateness + max(answer.arrivals[-1] for answer in self.choices)
 
     @property
     def itl(self) -> list[float]:
-        """The gaps between pieces of the same answer."""
+        """Seconds between consecutive pieces of the same choice."""
         return [
-            later - earlier for answer in self.answers for earlier, later in itertools.pairwise(answer.arrivals)
+            later - earlier for answer in self.choices for earlier, later in itertools.pairwise(answer.arrivals)
         ]
 
     @property
@@ -99,26 +102,30 @@ class Record:
 
     @property
     def n_output_tokens(self) -> int:
-        """Of all answers."""
+        """Output tokens of all choices."""
         return self.usage.completion_tokens if self.usage else 0
 
     @property
     def n_cached_tokens(self) -> int | None:
-        """Prompt tokens that were not computed; None: the server does not say."""
+        """Prompt tokens that came from the cache. None: the server does not report them."""
         details = self.usage.prompt_tokens_details if self.usage else None
         return details.cached_tokens if details else None
 
     @property
     def tpot(self) -> float | None:
-        """Time per token of an answer after the first; None for answers of one token."""
-        later = self.n_output_tokens / max(len(self.answers), 1) - 1
-        return (self.latency - self.ttft) / later if later > 0 else None
+        """Seconds per output token of a choice after the first. None: the choices have one token each."""
+        n_later_tokens = self.n_output_tokens / max(len(self.choices), 1) - 1
+        return (self.latency - self.ttft) / n_later_tokens if n_later_tokens > 0 else None
 
-    def take(self, data: bytes, came: float) -> None:
-        """Adds an event that came so many seconds after the request was sent.
+    def add_event(self, data: bytes, arrival: float) -> None:
+        """Adds an event of the stream.
+
+        Args:
+            data: the event's data.
+            arrival: arrival time in seconds after the request was sent.
 
         Raises:
-            BadReply: it is an error, or not what a stream may hold.
+            BadReply: the event reports an error, or is no completion chunk.
         """
         if self.is_done:
             return
@@ -127,67 +134,70 @@ class Record:
             return
         chunk = read_chunk(data)
         self.usage = chunk.usage or self.usage
-        self._note_prompt(chunk.prompt_token_ids)
+        self._add_prompt(chunk.prompt_token_ids)
         for choice in chunk.choices:
-            self._add(choice, came)
+            self._add_choice(choice, arrival)
 
-    def check_whole(self, n_choices: int) -> None:
-        """Raises ``BadReply`` if something is missing now that the stream has ended.
+    def check_complete(self, n_choices: int) -> None:
+        """Checks that nothing is missing when the stream has ended.
 
         Args:
-            n_choices: as many answers as were asked for.
+            n_choices: number of choices that were requested.
+
+        Raises:
+            BadReply: output, choices, the end or the usage is missing.
         """
-        has_ends = bool(self.answers) and all(answer.finish_reason is not None for answer in self.answers)
+        has_ends = bool(self.choices) and all(answer.finish_reason is not None for answer in self.choices)
         if not self.is_done and not has_ends:
             raise BadReply("stream", "the stream ended early, without a finish_reason and without [DONE]")
-        if not self.answers or not all(answer.arrivals for answer in self.answers):
+        if not self.choices or not all(answer.arrivals for answer in self.choices):
             raise BadReply("stream", "the stream brought no output")
-        if len(self.answers) != n_choices:
-            raise BadReply("stream", f"the stream brought {len(self.answers)} of {n_choices} choices (n)")
+        if len(self.choices) != n_choices:
+            raise BadReply("stream", f"the stream brought {len(self.choices)} of {n_choices} choices (n)")
         if self.usage is None:
             raise BadReply(
                 "stream", "the stream brought no usage; the server must support stream_options.include_usage"
             )
 
-    def read_prompt(self) -> None:
-        """Reads the prompt's token ids, which nobody needs while requests are in flight.
+    def decode_prompt_token_ids(self) -> None:
+        """Decodes the prompt's token ids; called after the run, to save time while requests are in flight.
 
         Raises:
-            BadReply: they are none.
+            BadReply: the server's ``prompt_token_ids`` are no token ids.
         """
-        text, self.unread_prompt = self.unread_prompt, None
+        text, self.prompt_token_ids_json = self.prompt_token_ids_json, None
         if text is not None:
             self.prompt_token_ids = read_token_ids(text)
 
-    def _note_prompt(self, ids: msgspec.Raw) -> None:
-        text = bytes(ids)  # the Raw itself would keep all of the event
+    def _add_prompt(self, ids: msgspec.Raw) -> None:
+        text = bytes(ids)  # a copy, since the Raw would keep the whole event in memory
         if text not in (b"null", b"[]"):
-            self.unread_prompt = text
+            self.prompt_token_ids_json = text
 
-    def _add(self, choice: Choice, came: float) -> None:
-        while len(self.answers) <= choice.index:
-            self.answers.append(Answer())
-        answer = self.answers[choice.index]
-        self._note_prompt(choice.prompt_token_ids)
-        if choice.token_ids is not None:
-            answer.token_ids = answer.token_ids or []
-            answer.token_ids += choice.token_ids
-        answer.text += choice.said
-        answer.finish_reason = choice.finish_reason or answer.finish_reason
-        # Some servers end with an event of its own, which is no token; an answer without text has only that.
-        if choice.has_output or (choice.finish_reason and not answer.arrivals):
-            answer.arrivals.append(came)
+    def _add_choice(self, chunk: ChunkChoice, arrival: float) -> None:
+        while len(self.choices) <= chunk.index:
+            self.choices.append(ChoiceRecord())
+        choice = self.choices[chunk.index]
+        self._add_prompt(chunk.prompt_token_ids)
+        if chunk.token_ids is not None:
+            choice.token_ids = choice.token_ids or []
+            choice.token_ids += chunk.token_ids
+        choice.text += chunk.content
+        choice.finish_reason = chunk.finish_reason or choice.finish_reason
+        # An event that has only a finish_reason is no token; it counts when the choice has no other event.
+        if chunk.has_output or (chunk.finish_reason and not choice.arrivals):
+            choice.arrivals.append(arrival)
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a run met."""
+    """The records of a run."""
 
     records: Sequence[Record]
-    """One a request, in the order of sessions, their turns and the turns' requests."""
+    """One record for each request, in the order of sessions, their turns and the turns' requests."""
     duration: float
     """Seconds from the first request to the last answer."""
     started: float = 0.0
-    """When the run began; on the records' clock."""
+    """Start of the run, as a value of ``time.perf_counter``."""
     aborted: str | None = None
-    """Why the run ended before all was asked, if it did."""
+    """Why the run ended early. None: it did not."""

@@ -1,4 +1,4 @@
-"""Requests as they are posted."""
+"""HTTP bodies of completion requests."""
 
 from __future__ import annotations
 
@@ -9,49 +9,51 @@ from typing import Any
 import msgspec
 
 from radixkv.bench.load.prompt_encoder import PromptEncoder
-from radixkv.bench.session import Request
+from radixkv.bench.session import BenchRequest
 from radixkv.errors import InvalidRequest
 
 
 @dataclass(frozen=True)
-class Post:
-    """A request that is ready to be sent."""
+class PreparedRequest:
+    """A request with the path and body to send."""
 
-    request: Request
+    request: BenchRequest
     path: str = ""
     body: bytes = b""
     error: str | None = None
-    """Why it cannot be sent, if so."""
+    """Why the request cannot be sent. None: it can."""
 
 
 @dataclass(frozen=True)
-class Wording:
-    """How requests are put."""
+class RequestBuilder:
+    """Builds the bodies of requests."""
 
     model: str
     encoder: PromptEncoder | None = None
-    """Makes token ids of prompts; None: they are sent as they are."""
+    """Encodes prompts to token ids. None: prompts are sent as they are."""
     has_extensions: bool = True
-    """Whether with ``ignore_eos`` and ``return_token_ids``, which are not OpenAI's; many servers know them."""
+    """Whether bodies have ``ignore_eos`` and ``return_token_ids``, which are no fields of OpenAI's API."""
 
-    def posts(self, requests: Sequence[Request]) -> list[Post]:
-        """The requests, ready to be sent. O(their length).
+    def build(self, requests: Sequence[BenchRequest]) -> list[PreparedRequest]:
+        """Builds the paths and bodies of requests. O(length of the prompts).
 
         Raises:
-            CheckpointError: there are chats to encode, and no chat template.
+            CheckpointError: a chat is to be encoded, and there is no chat template.
         """
-        return [self._post(request) for request in requests]
+        return [self._build_one(request) for request in requests]
 
-    def _post(self, request: Request) -> Post:
+    def _build_one(self, request: BenchRequest) -> PreparedRequest:
         try:
             encoded = request if self.encoder is None else self.encoder.encode(request)
         except InvalidRequest as error:
-            return Post(request, error=str(error))
+            return PreparedRequest(request, error=str(error))
         is_chat = isinstance(encoded.prompt, list)
         path = "/v1/chat/completions" if is_chat else "/v1/completions"
-        return Post(request, path, msgspec.json.encode(self._body(encoded, "messages" if is_chat else "prompt")))
+        return PreparedRequest(
+            request, path, msgspec.json.encode(self._body(encoded, "messages" if is_chat else "prompt"))
+        )
 
-    def _body(self, request: Request, prompt_field: str) -> dict[str, Any]:
+    def _body(self, request: BenchRequest, prompt_field: str) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self.model,
             prompt_field: request.prompt,

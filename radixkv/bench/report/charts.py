@@ -1,4 +1,4 @@
-"""The charts of a run's page, each a section with its picture."""
+"""Charts of a run's page."""
 
 from __future__ import annotations
 
@@ -8,8 +8,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from radixkv.bench.report.compared_metrics import ratio
-from radixkv.bench.report.html_page import BLUE, GREEN, INK, ORANGE, QUIET, Section, label_ends, new_figure, style
-from radixkv.bench.report.run_metrics import Figures, percentile
+from radixkv.bench.report.html_page import (
+    BLUE,
+    GREEN,
+    MUTED_COLOUR,
+    ORANGE,
+    TEXT_COLOUR,
+    Section,
+    label_ends,
+    new_figure,
+    style,
+)
+from radixkv.bench.report.run_metrics import Metrics, percentile
 from radixkv.bench.report.samples import Samples
 
 if TYPE_CHECKING:
@@ -17,9 +27,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_POINTS = 2000
-"""Of a drawn distribution."""
+"""Maximum number of points in the curve of a distribution."""
 MIN_MS = 0.01
-"""Shorter times are drawn as this: pieces that come in one read have no time between them."""
+"""Shorter times are drawn at this value: pieces that arrive in one read have no time between them."""
 
 _BARS = (
     ("Requests/s", "request_throughput", True),
@@ -34,29 +44,29 @@ _BARS = (
 
 @dataclass(frozen=True)
 class Run:
-    """What is drawn of a run, in which some request succeeded."""
+    """Metrics and samples of a run in which at least one request succeeded."""
 
-    figures: Figures
+    metrics: Metrics
     samples: Samples
 
     @property
     def name(self) -> str:
-        cache = self.figures["cache"]
+        cache = self.metrics["cache"]
         return "the server" if cache is None else f"cache {cache}"
 
     @property
     def colour(self) -> str:
-        return {"off": ORANGE, "on": BLUE}.get(self.figures["cache"], GREEN)
+        return {"off": ORANGE, "on": BLUE}.get(self.metrics["cache"], GREEN)
 
 
-def off_on(off: Run, on: Run) -> Section:
-    """The main figures with the cache off and on, as bars."""
+def cache_comparison(off: Run, on: Run) -> Section:
+    """Draws the main metrics with the cache off and on as bars."""
     figure = new_figure(9, 3.6)
-    rows = [row for row in _BARS if off.figures[row[1]] is not None and on.figures[row[1]] is not None]
-    n_columns = 3 if len(rows) > 4 else 2
-    for place, (label, key, more_is_better) in enumerate(rows, 1):
-        axes = figure.add_subplot(math.ceil(len(rows) / n_columns), n_columns, place)
-        values = [off.figures[key], on.figures[key]]
+    bars = [bar for bar in _BARS if off.metrics[bar[1]] is not None and on.metrics[bar[1]] is not None]
+    n_columns = 3 if len(bars) > 4 else 2
+    for number, (label, key, more_is_better) in enumerate(bars, 1):
+        axes = figure.add_subplot(math.ceil(len(bars) / n_columns), n_columns, number)
+        values = [off.metrics[key], on.metrics[key]]
         better = ratio(values[1], values[0]) if more_is_better else ratio(values[0], values[1])
         style(axes, title=label)
         axes.title.set_fontsize(10)
@@ -65,7 +75,7 @@ def off_on(off: Run, on: Run) -> Section:
         axes.set_xticks([])
         axes.grid(False)
         axes.spines["bottom"].set_visible(False)
-        axes.set_xlim(0, (2.5 if n_columns == 3 else 1.6) * max(*values, 1e-9))  # room for the words
+        axes.set_xlim(0, (2.5 if n_columns == 3 else 1.6) * max(*values, 1e-9))  # room for the labels
         for y, value in zip((1, 0), values, strict=True):
             better_text = f"   {better:.2f}× as good" if y == 0 and better is not None else ""
             axes.annotate(
@@ -75,47 +85,47 @@ def off_on(off: Run, on: Run) -> Section:
                 textcoords="offset points",
                 va="center",
                 fontsize=9,
-                color=INK,
+                color=TEXT_COLOUR,
             )
-    speed = ratio(on.figures["request_throughput"], off.figures["request_throughput"])
+    speed = ratio(on.metrics["request_throughput"], off.metrics["request_throughput"])
     title = f"With the prefix cache on: {speed or 0:.2f} times the requests per second"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=TEXT_COLOUR)
     return Section(
         "Cache off against on",
         "The same requests, one run each.",
         figure=figure,
         file="off_on.png",
-        described=title,
+        alt_text=title,
     )
 
 
 def ttft(runs: Sequence[Run]) -> Section:
-    """How the times to the first token are distributed."""
+    """Draws the distribution of times to first token."""
     values = [[1000 * value for value in run.samples.ttft_s] for run in runs]
     title = f"First token: {_medians(runs, values)} in the median"
     figure = _distribution(runs, values, title, "time to first token (ms, logarithmic)", "requests (%)")
     return Section(
         "Time to first token",
-        "The share of requests whose first token was there after so long. The dots are the median and the 99th "
-        "percentile.",
+        "The share of requests whose first token arrived within the given time. The dots are the median and the "
+        "99th percentile.",
         figure=figure,
         file="ttft.png",
-        described=title,
+        alt_text=title,
     )
 
 
 def itl(runs: Sequence[Run]) -> Section:
-    """How the gaps between pieces are distributed. Each run has some."""
+    """Draws the distribution of times between pieces. Each run must have some."""
     values = [[1000 * value for value in run.samples.itl_s] for run in runs]
     title = f"Between pieces: {_medians(runs, values)} in the median"
     figure = _distribution(runs, values, title, "time between two pieces (ms, logarithmic)", "gaps (%)")
     return Section(
         "Inter-token latency",
-        "The share of gaps between two streamed pieces of one answer that were at most so long. A piece is a token "
-        f"or more, as the server sends them. Pieces that came together are drawn at {MIN_MS} ms.",
+        "The share of gaps between two streamed pieces of one answer that were at most the given time. A piece has "
+        f"one or more tokens, as the server sends them. Pieces that arrived together are drawn at {MIN_MS} ms.",
         figure=figure,
         file="itl.png",
-        described=title,
+        alt_text=title,
     )
 
 
@@ -126,20 +136,20 @@ def _distribution(
     axes = figure.subplots()
     style(axes, title=title, x_title=x_title, y_title=y_title)
     axes.set_xscale("log")
-    leftmost = min(range(len(runs)), key=lambda place: percentile(values[place], 50) or 0.0)
-    for place, (run, ordered) in enumerate(zip(runs, values, strict=True)):
-        _curve(axes, run, ordered, is_labelled_left=place == leftmost)
+    leftmost = min(range(len(runs)), key=lambda index: percentile(values[index], 50) or 0.0)
+    for index, (run, ordered) in enumerate(zip(runs, values, strict=True)):
+        _draw_curve(axes, run, ordered, is_labelled_left=index == leftmost)
     tenths = [max(percentile(ordered, 10) or 0.0, MIN_MS) for ordered in values]
-    axes.set_xlim(left=max(axes.get_xlim()[0], min(tenths) / 3))  # few gaps of next to nothing would stretch it
+    axes.set_xlim(left=max(axes.get_xlim()[0], min(tenths) / 3))  # a few gaps near 0 would stretch the axis
     axes.set_ylim(0, 103)
     axes.set_yticks([0, 25, 50, 75, 99])
-    _plain_logarithm(axes)
+    _label_log_axis(axes)
     return figure
 
 
-def _curve(axes: Axes, run: Run, ordered: Sequence[float], *, is_labelled_left: bool) -> None:
+def _draw_curve(axes: Axes, run: Run, ordered: Sequence[float], *, is_labelled_left: bool) -> None:
     n_points = min(len(ordered), MAX_POINTS)
-    shares = [100 * (place + 1) / n_points for place in range(n_points)]
+    shares = [100 * (index + 1) / n_points for index in range(n_points)]
     xs = [ordered[math.ceil(share / 100 * len(ordered)) - 1] for share in shares]
     xs = [max(x, MIN_MS) for x in xs]
     axes.plot([xs[0], *xs], [0, *shares], drawstyle="steps-post", color=run.colour, linewidth=1.8)
@@ -158,8 +168,11 @@ def _curve(axes: Axes, run: Run, ordered: Sequence[float], *, is_labelled_left: 
     )
 
 
-def _plain_logarithm(axes: Axes) -> None:
-    """Plain numbers as ticks: 1, 2 and 5 times powers of ten, unless the axis is too short or too long for that."""
+def _label_log_axis(axes: Axes) -> None:
+    """Labels a logarithmic axis with plain numbers.
+
+    Ticks are at 1, 2 and 5 times powers of ten, at powers of ten on a long axis, and evenly spaced on a short one.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
     low, high = axes.get_xlim()
@@ -172,15 +185,15 @@ def _plain_logarithm(axes: Axes) -> None:
 
 
 def throughput(runs: Sequence[Run]) -> Section:
-    """Output tokens per second over the run."""
+    """Draws the output tokens per second over the run."""
     figure = new_figure(8, 3.6)
     axes = figure.subplots()
-    title = f"Output tokens per second: {_each(runs, [run.figures['output_throughput'] for run in runs])}"
+    title = f"Output tokens per second: {_value_list(runs, [run.metrics['output_throughput'] for run in runs])}"
     style(axes, title=title, x_title="seconds since the first request", y_title="output tokens per second")
     ends = []
     for run in runs:
         series, width = run.samples.output_tokens_per_s, run.samples.interval_s
-        edges = [width * place for place in range(len(series) + 1)]
+        edges = [width * index for index in range(len(series) + 1)]
         axes.stairs(series, edges, color=run.colour, linewidth=1.8)
         axes.stairs(series, edges, color=run.colour, fill=True, alpha=0.1)
         ends.append((edges[-1], series[-1], run.name, run.colour))
@@ -189,30 +202,30 @@ def throughput(runs: Sequence[Run]) -> Section:
     label_ends(axes, ends)
     return Section(
         "Throughput over time",
-        "Output tokens by when they came, over intervals of "
+        "Output tokens by arrival, in intervals of "
         + " and ".join(f"{_short(run.samples.interval_s)} s" for run in runs)
         + ". A request's tokens are spread evenly over its pieces.",
         figure=figure,
         file="throughput.png",
-        described=title,
+        alt_text=title,
     )
 
 
 def hit_rate(run: Run) -> Section:
-    """The hit rate over the run, beside the infinite cache's. The run has one."""
+    """Draws the hit rate over the run beside that of an infinite cache. The run must have a hit rate."""
     figure = new_figure(8, 3.6)
     axes = figure.subplots()
-    samples, report = run.samples, run.figures["cache_report"]
+    samples, report = run.samples, run.metrics["cache_report"]
     title = f"{report['cache_hit_rate_pct']:.1f}% of prompt tokens came from the cache"
     if report["optimum_pct"] is not None:
         title += f"; {report['optimum_pct']:.1f}% were possible"
     style(axes, title=title, x_title="when the request was sent (s)", y_title="prompt tokens from the cache (%)")
     ends = []
     for series, name, colour, dashes in (
-        (samples.optimum_pct, "infinite cache", QUIET, "--"),
+        (samples.optimum_pct, "infinite cache", MUTED_COLOUR, "--"),
         (samples.hit_rate_pct, run.name, run.colour, "-"),
     ):
-        known = [(samples.interval_s * (place + 0.5), y) for place, y in enumerate(series) if y is not None]
+        known = [(samples.interval_s * (index + 0.5), y) for index, y in enumerate(series) if y is not None]
         if known:
             axes.plot(*zip(*known, strict=True), dashes, color=colour, linewidth=1.8, marker="o", markersize=3.5)
             ends.append((*known[-1], name, colour))
@@ -221,26 +234,26 @@ def hit_rate(run: Run) -> Section:
     label_ends(axes, ends)
     return Section(
         "Hit rate over time",
-        "Of the prompt tokens sent in each interval, those that were not computed; dashed: those that an infinite "
-        "cache would have had of the very same requests."
-        + ("" if report["optimum_pct"] is not None else " The server returns no token ids, so that is not known."),
+        "The share of the prompt tokens sent in each interval that came from the cache. Dashed: the share that an "
+        "infinite cache would have had of the same requests."
+        + ("" if report["optimum_pct"] is not None else " It is not known, since the server returns no token ids."),
         figure=figure,
         file="hit_rate.png",
-        described=title,
+        alt_text=title,
     )
 
 
 def _medians(runs: Sequence[Run], values: Sequence[Sequence[float]]) -> str:
-    return _each(runs, [percentile(ordered, 50) or 0.0 for ordered in values], " ms")
+    return _value_list(runs, [percentile(ordered, 50) or 0.0 for ordered in values], " ms")
 
 
-def _each(runs: Sequence[Run], values: Sequence[float], unit: str = "") -> str:
-    """A value a run, with the runs' names if there are several."""
+def _value_list(runs: Sequence[Run], values: Sequence[float], unit: str = "") -> str:
+    """Formats one value for each run, with the runs' names if there are several."""
     if len(runs) == 1:
         return f"{_short(values[0])}{unit}"
     return ", ".join(f"{_short(value)}{unit} ({run.name})" for run, value in zip(runs, values, strict=True))
 
 
 def _short(value: float) -> str:
-    """Three figures, or all before the point."""
+    """Formats a value with three significant digits, or more before the decimal point."""
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"

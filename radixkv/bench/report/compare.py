@@ -1,4 +1,4 @@
-"""Files of runs side by side: how much better the runs of one are than those of another, and how sure that is."""
+"""Comparison of result files: improvement ratios and their spread."""
 
 from __future__ import annotations
 
@@ -12,30 +12,35 @@ import msgspec
 
 from radixkv.bench.report.compared_metrics import METRICS, Metric
 from radixkv.bench.report.results import Group, read_groups
-from radixkv.bench.report.run_metrics import Figures
+from radixkv.bench.report.run_metrics import Metrics
 from radixkv.errors import ConfigError, shortened
 
 MAY_DIFFER = tuple(map(frozenset[str], ((), ("server",), ("cache",), ("server", "cache"))))
-"""In what runs that are compared may differ; the nearest are found first."""
+"""Sets of parameters in which compared runs may differ, in the order in which they are tried."""
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """How many times as good a figure is as the first file's: over 1 is better, also for times."""
+    """Improvement of a metric over the first file; above 1 is better, also for times."""
 
     first: float | None
-    """Medians of the runs."""
+    """Median over the first file's runs."""
     this: float | None
+    """Median over the other file's runs."""
     better: float | None
-    """The median over pairs of runs; None where a value is missing or 0."""
+    """Median ratio over pairs of runs. None: a value is missing or 0."""
     least: float | None
+    """Minimum ratio over pairs of runs."""
     most: float | None
+    """Maximum ratio over pairs of runs."""
     verdict: str
-    """``better`` or ``worse`` where all pairs agree, ``equal``, ``inconclusive`` where the spread includes 1,
-    ``one pair``, ``n/a``."""
+    """``better``, ``worse``, ``equal``, ``inconclusive``, ``one pair`` or ``n/a``.
+
+    ``better`` and ``worse``: all pairs agree. ``inconclusive``: the spread includes 1.
+    """
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """A group of runs against the first file's."""
+    """A group of runs compared with a group of the first file."""
 
     first: str
     file: str
@@ -44,33 +49,35 @@ class Comparison(msgspec.Struct, frozen=True):
     cache: str | None
     n_pairs: int
     is_paired: bool
-    """Run by run in their order; else every run with every run, since the files have different numbers of them."""
+    """Whether runs are compared pair by pair in their order.
+
+    Otherwise every run is compared with every run, since the groups have different numbers of runs.
+    """
     ratios: dict[str, Ratio]
     notes: list[str]
 
 
 def compare(paths: Sequence[Path], *, force: bool = False) -> list[Comparison]:
-    """Every group of runs in the later files against the same group in the first.
+    """Compares every group of runs in the later files with the matching group of the first file.
 
-    Runs belong together when they agree in all parameters that both name, so results of other versions compare as
-    well. If only ``cache`` differs or how the server was started, and nothing else could be meant, that is what is
-    compared.
+    Groups match when they agree in all parameters that both have, so results of other versions can be compared.
+    Groups that differ only in ``cache`` or ``server`` match if the choice is unique.
 
     Args:
         paths: two or more files of JSON lines.
-        force: compare what differs, group by group in the files' order; there must be equally many.
+        force: compare the groups that do not match as well, in the files' order; each file must have equally many.
 
     Raises:
-        ConfigError: a file that is not readable or holds no runs, or runs that asked for something different.
+        ConfigError: a file cannot be read or has no runs, or runs do not match.
     """
     if len(paths) < 2:
-        raise ConfigError("one file has nothing to be compared with; give two or more files of `radixkv bench`")
+        raise ConfigError("one file cannot be compared; give two or more result files of `radixkv bench`")
     first, *others = [read_groups(path) for path in paths]
-    return [_comparison(*pair) for other in others for pair in _matched(first, other, force)]
+    return [_comparison(*pair) for other in others for pair in _match(first, other, force)]
 
 
 def table(comparison: Comparison) -> str:
-    """A comparison for people."""
+    """Returns a comparison as a text table."""
     caches = [cache or "as the server has it" for cache in (comparison.first_cache, comparison.cache)]
     cache = caches[0] if caches[0] == caches[1] else " / ".join(caches)
     pairs = f"{comparison.n_pairs} pair{'s' if comparison.n_pairs > 1 else ''}"
@@ -90,49 +97,53 @@ def table(comparison: Comparison) -> str:
     return "\n".join([*lines, *(f"note: {note}" for note in comparison.notes)])
 
 
-def _matched(first: Sequence[Group], other: Sequence[Group], force: bool) -> Iterator[tuple[Group, Group]]:
-    """Pairs of groups: those that agree, then those that differ as they may, then what ``force`` lets by."""
-    left, rest = list(first), list(other)
+def _match(first: Sequence[Group], other: Sequence[Group], force: bool) -> Iterator[tuple[Group, Group]]:
+    """Yields pairs of groups: equal ones, then those with allowed differences, then with ``force`` all others."""
+    unmatched_first, unmatched = list(first), list(other)
     for may_differ in MAY_DIFFER:
-        for group in list(rest):
-            alike = [each for each in left if not _differences(each, group) - may_differ]
-            rivals = [each for each in rest if alike and not _differences(alike[0], each) - may_differ]
-            if len(alike) == 1 and len(rivals) == 1:
-                yield alike[0], group
-                left.remove(alike[0])
-                rest.remove(group)
-    if not rest:
+        for group in list(unmatched):
+            similar = [each for each in unmatched_first if not _differences(each, group) - may_differ]
+            rivals = [each for each in unmatched if similar and not _differences(similar[0], each) - may_differ]
+            if len(similar) == 1 and len(rivals) == 1:
+                yield similar[0], group
+                unmatched_first.remove(similar[0])
+                unmatched.remove(group)
+    if not unmatched:
         return
-    if not force or len(left) != len(rest):
-        raise ConfigError(_refusal(first, left, rest, force))
-    yield from zip(left, rest, strict=True)
+    if not force or len(unmatched_first) != len(unmatched):
+        raise ConfigError(_mismatch(first, unmatched_first, unmatched, force))
+    yield from zip(unmatched_first, unmatched, strict=True)
 
 
 def _differences(one: Group, other: Group) -> set[str]:
+    """Returns the parameters that both groups have with different values."""
     common = one.parameters.keys() & other.parameters.keys()
     return {key for key in common if one.parameters[key] != other.parameters[key]}
 
 
-def _refusal(first: Sequence[Group], left: Sequence[Group], rest: Sequence[Group], force: bool) -> str:
-    group = rest[0]
-    nearest = min(left or first, key=lambda each: len(_differences(each, group)))
+def _mismatch(
+    first: Sequence[Group], unmatched_first: Sequence[Group], unmatched: Sequence[Group], force: bool
+) -> str:
+    """Returns the text of the error."""
+    group = unmatched[0]
+    nearest = min(unmatched_first or first, key=lambda each: len(_differences(each, group)))
     differences = ", ".join(
         f"{key} ({shortened(nearest.parameters[key])} and {shortened(group.parameters[key])})"
         for key in sorted(_differences(nearest, group))
     )
     if not differences:
         return (
-            f"which runs of {nearest.file} and {group.file} belong together is not clear: several agree in the "
-            "parameters that both name; give files with one kind of run each"
+            f"runs of {nearest.file} and {group.file} cannot be matched: several agree in the parameters that both "
+            "files have; give files whose runs all have the same parameters"
         )
-    advice = "compare runs that asked the same, or give --force"
+    advice = "compare runs with the same parameters, or give --force"
     if force:
         advice = (
-            "--force needs equally many kinds of runs that do not match, best one in each file; "
-            f"these have {len(left)} and {len(rest)}"
+            "--force needs equally many groups of runs that do not match, best one in each file; "
+            f"these have {len(unmatched_first)} and {len(unmatched)}"
         )
-    elif len(left) != len(rest):
-        advice = "compare files that have the same kinds of runs"
+    elif len(unmatched_first) != len(unmatched):
+        advice = "compare files that have the same groups of runs"
     return f"runs of {nearest.file} and {group.file} differ in {differences}; {advice}"
 
 
@@ -154,21 +165,21 @@ def _comparison(first: Group, group: Group) -> Comparison:
     )
 
 
-def _ratio(metric: Metric, pairs: Sequence[tuple[Figures, Figures]], first: Group, group: Group) -> Ratio:
-    found: list[float] = []
+def _ratio(metric: Metric, pairs: Sequence[tuple[Metrics, Metrics]], first: Group, group: Group) -> Ratio:
+    ratios: list[float] = []
     for run_of_first, run in pairs:
         before, after = metric.of(run_of_first), metric.of(run)
         better = metric.better(before, after)
         if better:
-            found.append(better)
-    is_known = len(found) == len(pairs)
+            ratios.append(better)
+    is_known = len(ratios) == len(pairs)
     return Ratio(
         first=_median([metric.of(run) for run in first.runs]),
         this=_median([metric.of(run) for run in group.runs]),
-        better=statistics.median(found) if is_known else None,
-        least=min(found) if is_known else None,
-        most=max(found) if is_known else None,
-        verdict=_verdict(found) if is_known else "n/a",
+        better=statistics.median(ratios) if is_known else None,
+        least=min(ratios) if is_known else None,
+        most=max(ratios) if is_known else None,
+        verdict=_verdict(ratios) if is_known else "n/a",
     )
 
 
@@ -178,28 +189,28 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 
 def _verdict(ratios: Sequence[float]) -> str:
-    least, most = min(ratios), max(ratios)
-    if least == most == 1:
+    minimum, maximum = min(ratios), max(ratios)
+    if minimum == maximum == 1:
         return "equal"
     if len(ratios) == 1:
         return "one pair"
-    if least <= 1 <= most:
+    if minimum <= 1 <= maximum:
         return "inconclusive"
-    return "better" if least > 1 else "worse"
+    return "better" if minimum > 1 else "worse"
 
 
-def _notes(first: Group, group: Group, pairs: Sequence[tuple[Figures, Figures]]) -> Iterator[str]:
-    """What a reader must know before believing the ratios."""
+def _notes(first: Group, group: Group, pairs: Sequence[tuple[Metrics, Metrics]]) -> Iterator[str]:
+    """Yields differences between the groups that affect the meaning of the ratios."""
     differences = _differences(first, group)
     if "server" in differences:
-        servers = [_started(each.parameters["server"]) for each in (first, group)]
+        servers = [_describe_server(each.parameters["server"]) for each in (first, group)]
         yield f"the servers differ: {servers[0]}, and {servers[1]}"
     for key in sorted(differences - {"cache", "server"}):
         yield f"{key} differs: {first.parameters[key]} and {group.parameters[key]}"
     for one, other in ((first, group), (group, first)):
-        lacking = sorted(one.parameters.keys() - other.parameters.keys())
-        if lacking:
-            yield f"{other.file} does not say: {', '.join(lacking)}"
+        missing = sorted(one.parameters.keys() - other.parameters.keys())
+        if missing:
+            yield f"{other.file} does not have: {', '.join(missing)}"
     for each in (first, group):
         failed = sum(run.get("failed") or 0 for run in each.runs)
         if failed:
@@ -209,11 +220,11 @@ def _notes(first: Group, group: Group, pairs: Sequence[tuple[Figures, Figures]])
     for key in ("processor", "cores", "gpu"):
         values = [{(run.get("environment") or {}).get(key) for run in each.runs} for each in (first, group)]
         if values[0] != values[1] and None not in values[0] | values[1]:
-            yield f"{key} differs: {_listed(values[0])} and {_listed(values[1])}"
-    for what, key in (("prompt", "total_input_tokens"), ("output", "total_output_tokens")):
+            yield f"{key} differs: {_join(values[0])} and {_join(values[1])}"
+    for label, key in (("prompt", "total_input_tokens"), ("output", "total_output_tokens")):
         tokens = [{run.get(key) for run in each.runs} for each in (first, group)]
         if tokens[0] != tokens[1] and None not in tokens[0] | tokens[1]:
-            yield f"{what} tokens differ: {_listed(tokens[0])} and {_listed(tokens[1])}"
+            yield f"{label} tokens differ: {_join(tokens[0])} and {_join(tokens[1])}"
     digests = [(one.get("outputs_sha256"), other.get("outputs_sha256")) for one, other in pairs]
     if all(one is not None and one == other for one, other in digests):
         yield "outputs are equal"
@@ -221,14 +232,13 @@ def _notes(first: Group, group: Group, pairs: Sequence[tuple[Figures, Figures]])
         yield "outputs differ"
 
 
-def _started(flags: Sequence[str] | None) -> str:
-    """How a server was, in words."""
+def _describe_server(flags: Sequence[str] | None) -> str:
     if flags is None:
         return "one that was running"
     return f"one with {' '.join(flags)}" if flags else "one with no flags"
 
 
-def _listed(values: set[Any]) -> str:
+def _join(values: set[Any]) -> str:
     return " / ".join(sorted(map(str, values)))
 
 

@@ -1,37 +1,37 @@
-"""The figures by which runs are compared."""
+"""Metrics by which runs are compared."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from radixkv.bench.report.run_metrics import Figures
+from radixkv.bench.report.run_metrics import Metrics
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure that is compared."""
+    """A metric that is compared."""
 
     label: str
     key: str
     more_is_better: bool
     of_cache: bool = False
-    """Whether it stands in the line's ``cache_report``."""
+    """Whether the key is in the line's ``cache_report``."""
     is_main: bool = False
-    """Whether it is compared right after two runs, too."""
+    """Whether ``--compare-cache`` shows the metric."""
 
-    def of(self, run: Figures) -> float | None:
-        """None where the run does not have it, or did not measure it."""
+    def of(self, run: Metrics) -> float | None:
+        """Returns the run's value; None: it is missing or was not measured."""
         table = run.get("cache_report") or {} if self.of_cache else run
         value: float | None = table.get(self.key)
         return value
 
     def better(self, before: float | None, after: float | None) -> float | None:
-        """How many times as good it became, over 1 is better, also for times; None where that says nothing."""
+        """Returns the improvement as a ratio; above 1 is better, also for times. None: as for ``ratio``."""
         return ratio(after, before) if self.more_is_better else ratio(before, after)
 
 
 def ratio(more: float | None, less: float | None) -> float | None:
-    """How many times ``less`` goes into ``more``; None where that says nothing."""
+    """Returns ``more / less``; None: a value is missing or ``less`` is 0."""
     return None if more is None or not less else more / less
 
 

@@ -1,7 +1,7 @@
-"""Pictures in one style, and a page of HTML that holds them and the tables: what every report is drawn with.
+"""Self-contained HTML pages of charts and tables.
 
-matplotlib is used without pyplot, so nothing is kept between pictures, and imported in the functions only: reports
-that draw nothing do not need it.
+matplotlib is used without pyplot, which would keep state between figures. It is imported inside functions only, so
+that reports without charts do not need it.
 """
 
 from __future__ import annotations
@@ -22,41 +22,45 @@ if TYPE_CHECKING:
 
 DPI = 144
 
-INK = "#222222"
-QUIET = "#6b6b6b"
-FAINT = "#d9d9d9"
+TEXT_COLOUR = "#222222"
+MUTED_COLOUR = "#6b6b6b"
+GRID_COLOUR = "#d9d9d9"
 BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER)
-"""Okabe and Ito's, which people with any kind of colour vision tell apart on white."""
+"""The palette of Okabe and Ito, which is distinguishable on white with any kind of colour vision."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page. All of it is text, never HTML."""
+    """A section of a page. All texts are plain text and are escaped."""
 
     heading: str
     paragraph: str = ""
     columns: Sequence[str] = ()
-    """The heads of a table."""
+    """The column heads of the table."""
     rows: Sequence[Sequence[str]] = ()
-    """Its lines, a text a column; the first column says what the line is about."""
+    """The rows of the table, one text for each column; the first column is the row's label."""
     figure: Figure | None = None
-    described: str = ""
-    """What the picture shows, for who does not see it."""
+    alt_text: str = ""
+    """Description of the chart for readers who do not see it."""
     file: str | None = None
-    """The name under which the picture is saved beside the page as well."""
+    """File name under which the chart is also saved beside the page. None: it is not."""
 
 
 def require_matplotlib() -> None:
-    """Raises ``ConfigError`` if there is no matplotlib: called before a long run whose pictures are wanted."""
+    """Raises ``ConfigError`` if matplotlib is missing; called before a long run whose results are to be plotted."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"pictures need matplotlib ({error}); pip install 'radixkv[plot]'") from None
+        raise ConfigError(f"plots need matplotlib ({error}); pip install 'radixkv[plot]'") from None
 
 
 def require_folder(folder: Path, flag: str) -> None:
-    """Makes the folder for pictures. Raises ``ConfigError`` if it cannot be made, or not be written to."""
+    """Creates the folder for charts if missing.
+
+    Raises:
+        ConfigError: the folder cannot be created or written to; the text names ``flag``.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
@@ -69,7 +73,11 @@ def require_folder(folder: Path, flag: str) -> None:
 
 
 def new_figure(width_in: float, height_in: float) -> Figure:
-    """An empty picture on white, its parts laid out when it is saved. Raises ``ConfigError`` without matplotlib."""
+    """Returns an empty white figure that is laid out when it is saved.
+
+    Raises:
+        ConfigError: matplotlib is missing.
+    """
     require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -80,47 +88,47 @@ def new_figure(width_in: float, height_in: float) -> Figure:
 
 
 def style(axes: Axes, *, title: str, x_title: str = "", y_title: str = "") -> None:
-    """Gives axes the reports' look: a title that says what is seen, titles with units, a faint grid."""
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK, pad=10)
-    axes.set_xlabel(x_title, fontsize=9.5, color=QUIET)
-    axes.set_ylabel(y_title, fontsize=9.5, color=QUIET)
+    """Gives axes the style of the reports: a title, axis titles with units, a faint grid."""
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=TEXT_COLOUR, pad=10)
+    axes.set_xlabel(x_title, fontsize=9.5, color=MUTED_COLOUR)
+    axes.set_ylabel(y_title, fontsize=9.5, color=MUTED_COLOUR)
     axes.set_facecolor("white")
-    axes.tick_params(which="both", colors=QUIET, labelsize=9, length=0)
-    axes.grid(True, color=FAINT, linewidth=0.6)
+    axes.tick_params(which="both", colors=MUTED_COLOUR, labelsize=9, length=0)
+    axes.grid(True, color=GRID_COLOUR, linewidth=0.6)
     axes.set_axisbelow(True)
     for name, spine in axes.spines.items():
         spine.set_visible(name == "bottom")
-        spine.set_color(QUIET)
+        spine.set_color(MUTED_COLOUR)
 
 
 def label_ends(axes: Axes, labels: Sequence[tuple[float, float, str, str]]) -> None:
-    """Writes each label to the right of its point (x, y, text, colour), apart from the others.
+    """Writes each label (x, y, text, colour) to the right of its point, without overlaps.
 
-    Call it last, when the limits of the axes are what they stay.
+    Must be called after the limits of the axes are final.
     """
     figure = axes.get_figure(root=True)
     assert figure is not None
-    figure.draw_without_rendering()  # lays the axes out, so that their height is known
+    figure.draw_without_rendering()  # computes the layout, and with it the height of the axes
     height_pt = axes.get_window_extent().height * 72 / DPI
-    places = sorted(
+    points = sorted(
         (
             (float(axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[1]), x, y, text, colour)
             for x, y, text, colour in labels
         ),
     )
-    least = 11.5 / height_pt  # of the axes' height, between two labels
-    tops: list[float] = []
-    for place, *_ in places:
-        tops.append(max(place, tops[-1] + least) if tops else place)
+    spacing = 11.5 / height_pt  # minimum distance of two labels, as a fraction of the axes' height
+    heights: list[float] = []
+    for point, *_ in points:
+        heights.append(max(point, heights[-1] + spacing) if heights else point)
     limit = 1.0
-    for index in reversed(range(len(tops))):  # what was pushed out at the top goes down again
-        tops[index] = min(tops[index], limit)
-        limit = tops[index] - least
-    for top, (place, x, y, text, colour) in zip(tops, places, strict=True):
+    for index in reversed(range(len(heights))):  # moves labels down that were pushed above the axes
+        heights[index] = min(heights[index], limit)
+        limit = heights[index] - spacing
+    for height, (point, x, y, text, colour) in zip(heights, points, strict=True):
         axes.annotate(
             text,
             (x, y),
-            xytext=(6, (top - place) * height_pt),
+            xytext=(6, (height - point) * height_pt),
             textcoords="offset points",
             color=colour,
             fontsize=9,
@@ -130,21 +138,25 @@ def label_ends(axes: Axes, labels: Sequence[tuple[float, float, str, str]]) -> N
 
 
 def png(figure: Figure) -> bytes:
-    """The picture as the bytes of a PNG."""
+    """Returns the figure as a PNG."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     return buffer.getvalue()
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes the picture as a PNG. Raises ``ConfigError`` if the path cannot be written."""
+    """Writes the figure as a PNG.
+
+    Raises:
+        ConfigError: the path cannot be written.
+    """
     _write(path, png(figure))
 
 
 def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
-    """Writes a page of HTML that needs nothing else: style and pictures are inside it, and there is no script.
+    """Writes a self-contained HTML page with its style and charts inside and without scripts.
 
-    Pictures whose section names a ``file`` are saved beside it too.
+    Charts whose section has a ``file`` are also saved beside the page.
 
     Raises:
         ConfigError: a path cannot be written.
@@ -161,10 +173,10 @@ def _section(section: Section, folder: Path) -> str:
         data = png(section.figure)
         if section.file is not None:
             _write(folder / section.file, data)
-        picture = base64.b64encode(data).decode()
+        encoded = base64.b64encode(data).decode()
         width = round(section.figure.get_figwidth() * 96)
-        described = html.escape(section.described or section.heading)
-        parts.append(f'<img width="{width}" alt="{described}" src="data:image/png;base64,{picture}">')
+        alt_text = html.escape(section.alt_text or section.heading)
+        parts.append(f'<img width="{width}" alt="{alt_text}" src="data:image/png;base64,{encoded}">')
     if section.rows:
         parts.append(_table(section.columns, section.rows))
     return "<section>\n" + "\n".join(parts) + "\n</section>"
@@ -187,14 +199,14 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """The whole file, or nothing of it."""
-    part = path.with_name(f".{path.name}.part")
+    """Writes the whole file or nothing."""
+    temporary = path.with_name(f".{path.name}.part")
     try:
         try:
-            part.write_bytes(data)
-            part.replace(path)
+            temporary.write_bytes(data)
+            temporary.replace(path)
         except OSError:
-            part.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""Reports for people: the familiar box, and two runs side by side."""
+"""Text tables of a run's results."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from radixkv.bench.report.compared_metrics import METRICS, ratio
-from radixkv.bench.report.run_metrics import Figures
+from radixkv.bench.report.run_metrics import Metrics
 
 WIDTH = 50
 MAX_REASONS = 10
-"""Of failures: a server may give each request another text."""
+"""Maximum number of errors shown; a server may give each request a different error text."""
 
 _COUNTS = (
     ("Successful requests:", "completed"),
@@ -36,75 +36,75 @@ _TIMES = (
     ("End-to-end Latency", "E2E", "e2e_latency"),
 )
 
-_WORDS = (("Mean", "mean"), ("Median", "median"), ("P99", "p99"))
+_STATISTICS = (("Mean", "mean"), ("Median", "median"), ("P99", "p99"))
 
 _EQUAL = {True: "yes", False: "NO", None: "not known"}
 
 Rows = list[tuple[str, str]]
 
 
-def box(figures: Figures) -> str:
-    """One run, as other engines' benchmarks print it, and the prefix cache."""
+def result_table(metrics: Metrics) -> str:
+    """Returns the table of one run: that of other engines' benchmarks, and a section on the prefix cache."""
     lines: list[str] = []
-    for heading, rows in parts(figures):
+    for heading, rows in table_sections(metrics):
         lines.append(heading.center(WIDTH, "-") if lines else f" {heading} ".center(WIDTH, "="))
         lines += [f"{label:<40} {value:<10}".rstrip() for label, value in rows]
-    return "\n".join([*lines, *remarks(figures), "=" * WIDTH])
+    return "\n".join([*lines, *remarks(metrics), "=" * WIDTH])
 
 
-def parts(figures: Figures) -> list[tuple[str, Rows]]:
-    """The box's parts: a heading, and its lines as label and value."""
+def table_sections(metrics: Metrics) -> list[tuple[str, Rows]]:
+    """Returns the headings of the result table, each with its rows of label and value."""
     times = [
-        (title, [_row(f"{word} {short} (ms):", figures[f"{key}_{name}_ms"]) for word, key in _WORDS])
+        (title, [_row(f"{label} {short} (ms):", metrics[f"{key}_{name}_ms"]) for label, key in _STATISTICS])
         for title, short, name in _TIMES
     ]
-    report = figures["cache_report"]
+    report = metrics["cache_report"]
     cache = [
-        _row("Cache:", figures["cache"] or "as the server has it"),
+        _row("Cache:", metrics["cache"] or "as the server has it"),
         _row("Cached prompt tokens:", report["total_cached_tokens"]),
         _row("Cache hit rate (%):", report["cache_hit_rate_pct"]),
         _row("Optimum, infinite cache (%):", report["optimum_pct"]),
     ]
-    if figures["outputs_sha256"] is not None:
-        cache.append(_row("Outputs, SHA-256:", figures["outputs_sha256"][:16]))
-    return [("Serving Benchmark Result", _counts(figures)), *times, ("Prefix Cache", cache)]
+    if metrics["outputs_sha256"] is not None:
+        cache.append(_row("Outputs, SHA-256:", metrics["outputs_sha256"][:16]))
+    return [("Serving Benchmark Result", _counts(metrics)), *times, ("Prefix Cache", cache)]
 
 
-def remarks(figures: Figures) -> list[str]:
-    """What a reader of the figures must know, in sentences."""
+def remarks(metrics: Metrics) -> list[str]:
+    """Returns sentences on what limits the meaning of the metrics."""
     lines = []
-    if figures["aborted"] is not None:
-        lines.append(f"The run ended early: {figures['aborted']}. The figures are of what was done until then.")
-    if (figures.get("accounting") or {}).get("agree") is False:
+    if metrics["aborted"] is not None:
+        lines.append(f"The run ended early: {metrics['aborted']}. The metrics cover the requests until then.")
+    if (metrics.get("accounting") or {}).get("agree") is False:
         lines.append(
-            "The client, the answers' usage and the server's metrics count different tokens: see accounting."
+            "The client, the answers' usage and the server's metrics count tokens differently: see accounting."
         )
-    if not figures["cache_flushed"]:
-        lines.append("The server has no endpoint that empties its cache: it may not have been cold.")
-    report = figures["cache_report"]
-    if report["optimum_pct"] is None and figures["completed"]:
-        lines.append("No optimum: the server returns no token ids, and texts do not tell what tokens share.")
-    if figures["outputs_sha256"] is None:
-        reason = "a request failed" if figures["failed"] else "the server returns no token ids"
+    if not metrics["cache_flushed"]:
+        lines.append("The server has no endpoint that empties its cache: the cache may not have been cold.")
+    report = metrics["cache_report"]
+    if report["optimum_pct"] is None and metrics["completed"]:
+        lines.append("No optimum: the server returns no token ids, and texts do not tell which tokens are shared.")
+    if metrics["outputs_sha256"] is None:
+        reason = "a request failed" if metrics["failed"] else "the server returns no token ids"
         lines.append(f"No digest of the outputs: {reason}.")
     return lines
 
 
-def outputs_equal(off: Figures, on: Figures) -> bool | None:
-    """Whether both runs gave the same tokens; None if one of them has no digest."""
+def outputs_equal(off: Metrics, on: Metrics) -> bool | None:
+    """Returns whether both runs gave the same output tokens; None: a run has no digest."""
     digests = off["outputs_sha256"], on["outputs_sha256"]
     return None if None in digests else digests[0] == digests[1]
 
 
-def comparison(off: Figures, on: Figures) -> str:
-    """The same requests with the cache off and on."""
+def comparison(off: Metrics, on: Metrics) -> str:
+    """Returns the table of two runs of the same requests with the cache off and on."""
     lines = [" Prefix cache off and on ".center(WIDTH + 10, "="), f"{'':<30}{'off':>10}{'on':>10}{'better':>10}"]
     for metric in METRICS:
         before, after = metric.of(off), metric.of(on)
         if metric.is_main and not (before is None and after is None):
             better = metric.better(before, after)
-            times = "n/a" if better is None else f"{better:.2f}x"
-            lines.append(f"{metric.label:<30}{_text(before):>10}{_text(after):>10}{times:>10}")
+            better_text = "n/a" if better is None else f"{better:.2f}x"
+            lines.append(f"{metric.label:<30}{_text(before):>10}{_text(after):>10}{better_text:>10}")
     report = on["cache_report"]
     of_optimum = ratio(report["cache_hit_rate_pct"], report["optimum_pct"])
     lines.append(
@@ -117,30 +117,30 @@ def comparison(off: Figures, on: Figures) -> str:
 
 
 def failures(errors: Sequence[str]) -> str:
-    """The failed requests' most frequent reasons, a line each with its count."""
+    """Returns the most frequent errors of failed requests, one in a line with its count."""
     counts = Counter(" ".join(error.split()) for error in errors).most_common()
     lines = [f"{count} x {error}" for error, count in counts[:MAX_REASONS]]
     n_others = sum(count for _, count in counts[MAX_REASONS:])
     return "\n".join([*lines, f"{n_others} x other reasons"] if n_others else lines)
 
 
-def _counts(figures: Figures) -> Rows:
+def _counts(metrics: Metrics) -> Rows:
     rows = []
     for label, key in _COUNTS:
-        if figures.get(key) is not None:
-            rows.append(_row(label, figures[key]))
+        if metrics.get(key) is not None:
+            rows.append(_row(label, metrics[key]))
         if key == "failed":
-            rows += [_row(f"  {kind}:", count) for kind, count in figures["errors"].items()]
-    for reason, count in (figures.get("left_out") or {}).items():
+            rows += [_row(f"  {kind}:", count) for kind, count in metrics["errors"].items()]
+    for reason, count in (metrics.get("left_out") or {}).items():
         rows.append(_row(f"Of the data set, {reason}:", count))
-    if figures["total_choices"] != figures["completed"]:
-        rows.append(_row("Choices of successful requests:", figures["total_choices"]))
-    if figures["mean_lateness_ms"] is not None:
-        rows.append(_row("Mean lateness of sending (ms):", figures["mean_lateness_ms"]))
-        rows.append(_row("P99 lateness of sending (ms):", figures["p99_lateness_ms"]))
-    if figures["n_checked"]:
-        rows.append(_row("Answers checked:", figures["n_checked"]))
-        rows.append(_row("Accuracy (%):", figures["accuracy_pct"]))
+    if metrics["total_choices"] != metrics["completed"]:
+        rows.append(_row("Choices of successful requests:", metrics["total_choices"]))
+    if metrics["mean_lateness_ms"] is not None:
+        rows.append(_row("Mean lateness of sending (ms):", metrics["mean_lateness_ms"]))
+        rows.append(_row("P99 lateness of sending (ms):", metrics["p99_lateness_ms"]))
+    if metrics["n_checked"]:
+        rows.append(_row("Answers checked:", metrics["n_checked"]))
+        rows.append(_row("Accuracy (%):", metrics["accuracy_pct"]))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Files of results: the runs that `radixkv bench --output-file` wrote, grouped by what they asked."""
+"""Reading of result files, with the runs grouped by their parameters."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import msgspec
 
 from radixkv.bench.load.record import Measurement
 from radixkv.bench.report.compared_metrics import METRICS
-from radixkv.bench.report.run_metrics import Figures, figures
+from radixkv.bench.report.run_metrics import Metrics, run_metrics
 from radixkv.errors import ConfigError
 
-ABOUT = frozenset({"date", "request_timeout_s", "cache_flushed", "accounting", "environment"})
-"""Keys of a line that say neither what was asked nor what was measured."""
+INFORMATIVE_KEYS = frozenset({"date", "request_timeout_s", "cache_flushed", "accounting", "environment"})
+"""Keys of a line that are neither parameters nor metrics."""
 
-MEASURED = frozenset(figures(Measurement([], duration=1.0)))
-"""Keys of what was measured."""
+METRIC_KEYS = frozenset(run_metrics(Measurement([], duration=1.0)))
+"""Keys of the metrics."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of a file that asked the same."""
+    """The runs of a file that have the same parameters."""
 
     file: str
     parameters: dict[str, Any]
-    """What was asked: workload, its parameters, model, load, ``cache``."""
-    runs: list[Figures] = field(default_factory=list)
+    """Workload, its parameters, model, load and ``cache``."""
+    runs: list[Metrics] = field(default_factory=list)
 
     @property
     def cache(self) -> str | None:
@@ -36,7 +36,11 @@ class Group:
 
 
 def read_groups(path: Path) -> list[Group]:
-    """A file's runs, in the order in which each group begins. Raises ``ConfigError``."""
+    """Returns a file's groups of runs, in the order of their first runs.
+
+    Raises:
+        ConfigError: the file cannot be read, or has a line that is no run.
+    """
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -57,21 +61,21 @@ def read_groups(path: Path) -> list[Group]:
     return groups
 
 
-def parameters_of(run: Figures) -> dict[str, Any]:
-    """What a line says was asked, how the cache was set among it."""
-    return {key: value for key, value in run.items() if key not in MEASURED | ABOUT}
+def parameters_of(run: Metrics) -> dict[str, Any]:
+    """Returns the keys of a line that are parameters of its run, including ``cache``."""
+    return {key: value for key, value in run.items() if key not in METRIC_KEYS | INFORMATIVE_KEYS}
 
 
-def _run(line: bytes, place: str) -> Figures:
+def _run(line: bytes, position: str) -> Metrics:
     try:
-        run: Figures = msgspec.json.decode(line, type=dict[str, Any])
-        msgspec.convert(run, _Shape)
+        run: Metrics = msgspec.json.decode(line, type=dict[str, Any])
+        msgspec.convert(run, _LineSchema)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{place} is not a run of `radixkv bench`: {error}") from None
+        raise ConfigError(f"{position} is not a run of `radixkv bench`: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{place} is not JSON: {error}") from None
+        raise ConfigError(f"{position} is not JSON: {error}") from None
     if all(metric.of(run) is None for metric in METRICS):
-        raise ConfigError(f"{place} has none of a run's figures, such as {METRICS[0].key}; give another file")
+        raise ConfigError(f"{position} has none of a run's metrics, such as {METRICS[0].key}; give another file")
     return run
 
 
@@ -85,8 +89,8 @@ class _Environment(msgspec.Struct):
     gpu: str | None = None
 
 
-_Shape = msgspec.defstruct(
-    "_Shape",
+_LineSchema = msgspec.defstruct(
+    "_LineSchema",
     [
         ("workload", str),
         ("cache", str | None, None),
@@ -100,4 +104,4 @@ _Shape = msgspec.defstruct(
         *((metric.key, float | None, None) for metric in METRICS if not metric.of_cache),
     ],
 )
-"""What is read of a line, and of which types it is."""
+"""Types of the keys of a line that are used here."""

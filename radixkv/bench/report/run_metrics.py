@@ -1,4 +1,4 @@
-"""The figures of a run: what goes into its JSON line, and from there into its box."""
+"""Metrics of a run, as written to its JSON line."""
 
 from __future__ import annotations
 
@@ -13,26 +13,30 @@ from typing import Any
 from radixkv.bench.load.record import Measurement, Record
 from radixkv.bench.report.optimum import optimum_cached_tokens
 
-Figures = dict[str, Any]
-"""The object of a JSON line; None where the server did not tell, or nothing was measured."""
+Metrics = dict[str, Any]
+"""A JSON line's object. A value is None if the server does not report it or nothing was measured."""
 
 
-def figures(measurement: Measurement, goodput: Mapping[str, float] | None = None) -> Figures:
-    """Counts, throughput, latencies in milliseconds, accuracy, cache report and the outputs' digest of a run.
+def run_metrics(measurement: Measurement, goodput: Mapping[str, float] | None = None) -> Metrics:
+    """Returns counts, throughput, latencies in milliseconds, accuracy, cache report and output digest of a run.
 
-    Failed requests, those that were never sent among them, count in ``failed`` and by their kind in ``errors``
-    alone. A run that ended early says why in ``aborted``; its other figures are of what it did until then.
+    Failed requests, including those that were never sent, count only in ``failed`` and, by kind, in ``errors``. If
+    the run ended early, ``aborted`` has the reason and the other metrics cover the requests until then.
 
-    In an open loop latencies count from when a request should have been sent, and ``lateness`` is how much later
-    it was. ``goodput`` has limits in milliseconds for ``ttft``, ``tpot`` and ``e2el``: a request counts as good
-    when it keeps them all.
+    In an open loop, latencies count from when a request should have been sent, and ``lateness`` is how much later
+    it was sent.
+
+    Args:
+        measurement: the records of the run.
+        goodput: limits in milliseconds for ``ttft``, ``tpot`` and ``e2el``. ``request_goodput`` counts the requests
+            within all limits.
     """
     records, duration = measurement.records, measurement.duration
     good = [record for record in records if record.error is None]
-    checked = [record.is_right for record in good if record.is_right is not None]
+    checked = [record.is_correct for record in good if record.is_correct is not None]
     prompt_tokens = sum(record.n_prompt_tokens for record in good)
     output_tokens = sum(record.n_output_tokens for record in good)
-    result: Figures = {
+    result: Metrics = {
         "completed": len(good),
         "failed": len(records) - len(good),
         "errors": error_counts(records),
@@ -40,13 +44,13 @@ def figures(measurement: Measurement, goodput: Mapping[str, float] | None = None
         "duration": duration,
         "total_input_tokens": prompt_tokens,
         "total_output_tokens": output_tokens,
-        "total_choices": sum(len(record.answers) for record in good),
+        "total_choices": sum(len(record.choices) for record in good),
         "request_throughput": len(good) / duration,
         "request_goodput": _goodput(good, goodput, duration) if goodput else None,
         "input_throughput": prompt_tokens / duration,
         "output_throughput": output_tokens / duration,
         "total_throughput": (prompt_tokens + output_tokens) / duration,
-        "concurrency": sum(record.latency - record.waited for record in good) / duration,
+        "concurrency": sum(record.latency - record.lateness for record in good) / duration,
         "accuracy_pct": _share(sum(checked), len(checked)),
         "n_checked": len(checked),
     }
@@ -54,19 +58,19 @@ def figures(measurement: Measurement, goodput: Mapping[str, float] | None = None
     result |= summary("tpot", [record.tpot for record in good if record.tpot is not None])
     result |= summary("itl", [gap for record in good for gap in record.itl])
     result |= summary("e2e_latency", [record.latency for record in good])
-    result |= summary("lateness", [record.waited for record in good if record.scheduled is not None])
+    result |= summary("lateness", [record.lateness for record in good if record.scheduled is not None])
     result["cache_report"] = cache_report(records)
     result["outputs_sha256"] = outputs_sha256(records)
     return result
 
 
 def error_counts(records: Sequence[Record]) -> dict[str, int]:
-    """How many requests failed, by kind, the most frequent first."""
+    """Returns the number of failed requests by ``error_kind``, most frequent first."""
     return dict(Counter(record.error_kind or "unknown" for record in records if record.error).most_common())
 
 
-def summary(name: str, seconds: Sequence[float]) -> Figures:
-    """Mean, median, standard deviation (of the population), percentiles: milliseconds, None without values."""
+def summary(name: str, seconds: Sequence[float]) -> Metrics:
+    """Returns mean, median, population standard deviation and percentiles in milliseconds; None without values."""
     values = sorted(1000.0 * value for value in seconds)
     return {
         f"mean_{name}_ms": statistics.fmean(values) if values else None,
@@ -79,7 +83,12 @@ def summary(name: str, seconds: Sequence[float]) -> Figures:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float | None:
-    """Linear between the two nearest ranks; ``ordered`` ascends. None if it is empty."""
+    """Returns a percentile, linearly interpolated between the two nearest ranks.
+
+    Args:
+        ordered: values in ascending order. If empty, the result is None.
+        percent: from 0 to 100.
+    """
     if not ordered:
         return None
     rank = (len(ordered) - 1) * percent / 100
@@ -88,11 +97,11 @@ def percentile(ordered: Sequence[float], percent: float) -> float | None:
     return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)
 
 
-def cache_report(records: Sequence[Record]) -> Figures:
-    """How many prompt tokens were not computed, and how many an infinite cache could have saved.
+def cache_report(records: Sequence[Record]) -> Metrics:
+    """Returns the prompt tokens that came from the cache, and the optimum of an infinite cache.
 
-    Both are over the requests that succeeded. None where the server does not say for all of them: without token
-    ids there is no optimum, since what two texts share says little about what their tokens do.
+    Both cover the requests that succeeded. A value is None if the server does not report it for all of them. The
+    optimum needs token ids: the common prefix of two texts does not determine that of their tokens.
     """
     good = [record for record in records if record.error is None]
     total = sum(record.n_prompt_tokens for record in good)
@@ -109,10 +118,10 @@ def cache_report(records: Sequence[Record]) -> Figures:
 
 
 def optimum_of(records: Sequence[Record]) -> list[tuple[Record, int]] | None:
-    """Each request that succeeded, and what an infinite cache could have saved of it (see ``optimum``).
+    """Returns each request that succeeded with the prompt tokens that an infinite cache would have had of it.
 
-    They are taken in the order in which they were sent, whatever session they belong to. What is known of failed
-    requests counts as seen. None without requests, or if the server does not return token ids.
+    Requests are taken in the order in which they were sent, across sessions. Known prompts of failed requests count
+    as cached. None: no request succeeded, or the server does not return token ids. See ``optimum_cached_tokens``.
     """
     sent = sorted(records, key=lambda record: record.started)
     known = [record for record in sent if record.prompt_token_ids is not None]
@@ -124,9 +133,9 @@ def optimum_of(records: Sequence[Record]) -> list[tuple[Record, int]] | None:
 
 
 def outputs_sha256(records: Sequence[Record]) -> str | None:
-    """SHA-256 over all output token ids as little-endian int32, in the order of requests and their choices.
+    """Returns the SHA-256 of all output token ids as little-endian int32, in the order of requests and choices.
 
-    None if a request failed or the server does not return token ids.
+    None: a request failed, or the server does not return token ids.
     """
     digest = hashlib.sha256()
     for record in records:
@@ -138,11 +147,11 @@ def outputs_sha256(records: Sequence[Record]) -> str | None:
 
 
 def _goodput(records: Sequence[Record], limits: Mapping[str, float], duration: float) -> float:
-    def keeps(record: Record) -> bool:
-        met = {"ttft": record.ttft, "tpot": record.tpot or 0.0, "e2el": record.latency}
-        return all(1000.0 * met[name] <= limit for name, limit in limits.items())
+    def is_within_limits(record: Record) -> bool:
+        latencies = {"ttft": record.ttft, "tpot": record.tpot or 0.0, "e2el": record.latency}
+        return all(1000.0 * latencies[name] <= limit for name, limit in limits.items())
 
-    return sum(map(keeps, records)) / duration
+    return sum(map(is_within_limits, records)) / duration
 
 
 def _share(part: int | None, whole: int) -> float | None:

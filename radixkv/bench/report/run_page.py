@@ -1,4 +1,4 @@
-"""The page of runs and its pictures: what ``radixkv bench --plot`` writes."""
+"""HTML page of runs, as written by ``radixkv bench --plot``."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from pathlib import Path
 
 import msgspec
 
-from radixkv.bench.report.charts import Run, hit_rate, itl, off_on, throughput, ttft
+from radixkv.bench.report.charts import Run, cache_comparison, hit_rate, itl, throughput, ttft
 from radixkv.bench.report.html_page import Section, write_page
-from radixkv.bench.report.result_table import parts, remarks
+from radixkv.bench.report.result_table import remarks, table_sections
 from radixkv.bench.report.results import parameters_of
 from radixkv.errors import ConfigError
 
 __all__ = ["Run", "plot"]
 
-PICTURES = ("off_on.png", "ttft.png", "itl.png", "throughput.png", "hit_rate.png")
-"""All that there may be beside a page."""
+CHART_FILES = ("off_on.png", "ttft.png", "itl.png", "throughput.png", "hit_rate.png")
+"""Names of all charts that may be saved beside the page."""
 
 
 def plot(runs: Sequence[Run], folder: Path) -> None:
-    """Writes ``index.html``, which needs no other file, and each of its pictures as a PNG, instead of earlier ones.
+    """Writes a self-contained ``index.html`` and each of its charts as a PNG; replaces those of an earlier run.
 
-    A picture of which nothing was measured is left out, and so are runs in which every request failed.
+    Leaves out charts without measurements, and draws no run in which every request failed.
 
     Args:
-        runs: one, or the same requests with the cache off and on.
-        folder: is there, and can be written to.
+        runs: one run, or two of the same requests with the cache off and on.
+        folder: an existing folder that can be written to.
 
     Raises:
-        ConfigError: a file cannot be written or removed, or matplotlib is not there.
+        ConfigError: a file cannot be written or removed, or matplotlib is missing.
     """
-    _remove_pictures(folder)
-    drawn = [run for run in runs if run.figures["completed"]]
-    title = f"radixkv bench: {runs[0].figures['workload']}"
-    write_page(folder / "index.html", title, [_described(runs), *_charts(drawn), _table(runs)])
+    _remove_charts(folder)
+    drawn = [run for run in runs if run.metrics["completed"]]
+    title = f"radixkv bench: {runs[0].metrics['workload']}"
+    write_page(folder / "index.html", title, [_parameters(runs), *_charts(drawn), _metrics_table(runs)])
 
 
-def _remove_pictures(folder: Path) -> None:
-    """Those of an earlier run: they would pass for this one's where this one has none."""
-    for name in PICTURES:
+def _remove_charts(folder: Path) -> None:
+    """Removes the charts of an earlier run, which could be mistaken for those of this run."""
+    for name in CHART_FILES:
         try:
             (folder / name).unlink(missing_ok=True)
         except OSError as error:
@@ -48,7 +48,7 @@ def _remove_pictures(folder: Path) -> None:
 
 def _charts(runs: Sequence[Run]) -> Iterator[Section]:
     if len(runs) == 2:
-        yield off_on(*runs)
+        yield cache_comparison(*runs)
     if runs:
         yield ttft(runs)
     streamed = [run for run in runs if run.samples.itl_s]
@@ -56,7 +56,7 @@ def _charts(runs: Sequence[Run]) -> Iterator[Section]:
         yield itl(streamed)
     if runs:
         yield throughput(runs)
-    caching = [run for run in runs if _has_hit_rate(run) and (run.figures["cache"] != "off" or len(runs) == 1)]
+    caching = [run for run in runs if _has_hit_rate(run) and (run.metrics["cache"] != "off" or len(runs) == 1)]
     if caching:
         yield hit_rate(caching[-1])
 
@@ -65,26 +65,26 @@ def _has_hit_rate(run: Run) -> bool:
     return any(value is not None for value in run.samples.hit_rate_pct)
 
 
-def _described(runs: Sequence[Run]) -> Section:
-    """What was run, and what to know of it."""
-    said = [f"{run.name}: {remark}" for run in runs for remark in remarks(run.figures)]
-    first = runs[0].figures
+def _parameters(runs: Sequence[Run]) -> Section:
+    """Returns the section of parameters, environment and remarks."""
+    paragraph = [f"{run.name}: {remark}" for run in runs for remark in remarks(run.metrics)]
+    first = runs[0].metrics
     environment = first.get("environment") or {}
-    told = {
+    values = {
         **parameters_of(first),
         "date": first.get("date"),
         **{key: environment.get(key) for key in ("commit", "processor", "cores", "gpu")},
     }
-    rows = [(key, _text(value)) for key, value in told.items() if key != "cache" and value not in (None, {}, [])]
-    return Section("What was measured", "\n".join(said), rows=rows)
+    rows = [(key, _text(value)) for key, value in values.items() if key != "cache" and value not in (None, {}, [])]
+    return Section("What was measured", "\n".join(paragraph), rows=rows)
 
 
-def _table(runs: Sequence[Run]) -> Section:
-    """All lines of the boxes side by side."""
-    columns = [dict(row for _, rows in parts(run.figures) for row in rows) for run in runs]
+def _metrics_table(runs: Sequence[Run]) -> Section:
+    """Returns the section with the rows of all runs' result tables side by side."""
+    columns = [dict(row for _, rows in table_sections(run.metrics) for row in rows) for run in runs]
     labels = list(dict.fromkeys(label for column in columns for label in column))
     return Section(
-        "All figures",
+        "All metrics",
         columns=["", *(run.name for run in runs)],
         rows=[[label.rstrip(":"), *(column.get(label, "") for column in columns)] for label in labels],
     )

@@ -1,4 +1,4 @@
-"""What pictures of a run are drawn from: every latency, and how throughput and hit rate went over time."""
+"""Latency samples and time series of a run, from which its charts are drawn."""
 
 from __future__ import annotations
 
@@ -9,69 +9,75 @@ from radixkv.bench.load.record import Measurement, Record
 from radixkv.bench.report.run_metrics import optimum_of
 
 MIN_INTERVALS, MAX_INTERVALS = 10, 60
-"""Of the series: an interval is a second long where that gives so many, and all are equally long."""
+"""Bounds of the number of intervals in a time series; within them an interval is about a second long."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The requests of a run that succeeded. Series have a value an interval of the run."""
+    """Samples of the requests that succeeded. Time series have one value for each interval of the run."""
 
     ttft_s: Sequence[float]
-    """Ascending, a request each."""
+    """Time to first token of each request, ascending."""
     itl_s: Sequence[float]
-    """Ascending, a gap between pieces each."""
+    """Time between consecutive pieces of an answer, ascending."""
     interval_s: float
+    """Length of the intervals."""
     output_tokens_per_s: Sequence[float]
-    """By when they came; a request's tokens are spread evenly over its pieces."""
+    """Output tokens by arrival; a request's tokens are spread evenly over its pieces."""
     hit_rate_pct: Sequence[float | None]
-    """Of the prompts that were sent in the interval; None: none was, or the server does not say."""
+    """Hit rate of the prompts sent in the interval. None: no prompt was sent, or the server does not report it."""
     optimum_pct: Sequence[float | None]
-    """The same of an infinite cache."""
+    """Hit rate that an infinite cache would have."""
 
 
 def samples_of(measurement: Measurement) -> Samples:
-    """The samples of a run. O(pieces), and one optimum."""
+    """Returns the samples of a run. Cost: O(pieces), and one ``optimum_cached_tokens``."""
     good = [record for record in measurement.records if record.error is None]
-    began = min((record.started for record in good), default=0.0)
-    ended = max((record.started + record.arrivals[-1] for record in good), default=0.0)
-    n_intervals = min(max(round(ended - began), MIN_INTERVALS), MAX_INTERVALS)
-    series = _Series(began, (ended - began) / n_intervals or 1.0, n_intervals)
-    is_told = all(record.n_cached_tokens is not None for record in good)
+    start = min((record.started for record in good), default=0.0)
+    end = max((record.started + record.arrivals[-1] for record in good), default=0.0)
+    n_intervals = min(max(round(end - start), MIN_INTERVALS), MAX_INTERVALS)
+    series = _Series(start, (end - start) / n_intervals or 1.0, n_intervals)
+    has_cached_counts = all(record.n_cached_tokens is not None for record in good)
     optimum = optimum_of(measurement.records)
     return Samples(
         ttft_s=sorted(record.ttft for record in good),
         itl_s=sorted(gap for record in good for gap in record.itl),
         interval_s=series.interval_s,
         output_tokens_per_s=series.throughput(good),
-        hit_rate_pct=series.share([(record, record.n_cached_tokens or 0) for record in good] if is_told else []),
+        hit_rate_pct=series.share(
+            [(record, record.n_cached_tokens or 0) for record in good] if has_cached_counts else []
+        ),
         optimum_pct=series.share(optimum or []),
     )
 
 
 @dataclass(frozen=True)
 class _Series:
-    """Sums over the intervals of a run."""
+    """Computes sums over the intervals of a run."""
 
-    began: float
+    start: float
     interval_s: float
     n_intervals: int
 
     def throughput(self, records: Sequence[Record]) -> list[float]:
+        """Returns the output tokens per second of each interval."""
+        """Returns the output tokens per second of each interval."""
         sums = [0.0] * self.n_intervals
         for record in records:
             arrivals = record.arrivals
             for arrival in arrivals:
-                sums[self._place(record.started + arrival)] += record.n_output_tokens / len(arrivals)
-        return [each / self.interval_s for each in sums]
+                sums[self._interval(record.started + arrival)] += record.n_output_tokens / len(arrivals)
+        return [total / self.interval_s for total in sums]
 
     def share(self, counts: Sequence[tuple[Record, int]]) -> list[float | None]:
-        """Of each interval's prompt tokens, those counted, in percent."""
-        parts, wholes = [0] * self.n_intervals, [0] * self.n_intervals
+        """Returns for each interval the given numbers of tokens as a percentage of its prompt tokens."""
+        parts, totals = [0] * self.n_intervals, [0] * self.n_intervals
         for record, count in counts:
-            place = self._place(record.started)
-            parts[place] += count
-            wholes[place] += record.n_prompt_tokens
-        return [100.0 * part / whole if whole else None for part, whole in zip(parts, wholes, strict=True)]
+            interval = self._interval(record.started)
+            parts[interval] += count
+            totals[interval] += record.n_prompt_tokens
+        return [100.0 * part / total if total else None for part, total in zip(parts, totals, strict=True)]
 
-    def _place(self, moment: float) -> int:
-        return min(int((moment - self.began) / self.interval_s), self.n_intervals - 1)
+    def _interval(self, time: float) -> int:
+        """Returns the index of the interval that a time is in."""
+        return min(int((time - self.start) / self.interval_s), self.n_intervals - 1)

@@ -1,0 +1,1 @@
+"""Workloads: classes that generate the sessions of a run."""

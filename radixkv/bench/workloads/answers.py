@@ -1,4 +1,4 @@
-"""Answers: whether they are right, and what a session keeps of them."""
+"""Checks of answers."""
 
 from __future__ import annotations
 
@@ -11,66 +11,81 @@ from collections.abc import Callable, Sequence
 from radixkv.bench.workloads.problems.problem import MARK, Problem, result_of, without_grouping
 
 _BEFORE, _BEHIND = r"(?<![\w-])(?<!\d[.:])", r"(?!\w)(?![.:]\d)"
-"""Where a word or number may begin, and where it may end."""
+"""Patterns for where a word or number may begin and where it may end."""
 _NUMBER = re.compile(rf"{_BEFORE}-?\$?(?:\d+(?:\.\d+)?|\.\d+){_BEHIND}")
 
 Check = Callable[[Sequence[str]], bool]
-"""``Request.is_right``: takes the choices' texts."""
+"""A ``BenchRequest.check``: takes the choices' texts and returns whether they are correct."""
 
 
-def right_result(problem: Problem, said: str = "") -> Check | None:
-    """Whether the first choice, read behind what of the answer was ``said`` before, gives the problem's result.
+def result_check(problem: Problem, prefix: str = "") -> Check | None:
+    """Returns a check that the first choice gives the problem's result.
 
-    Numbers are compared as numbers, words in any case. None: the problem has no result.
+    Numbers are compared as numbers, words regardless of case.
+
+    Args:
+        problem: the problem. If it has no result, None is returned.
+        prefix: the beginning of the answer, which the prompt has.
     """
-    right = _result(problem.answer)
-    return None if right is None else lambda texts: _result(said + texts[0]) == right
+    expected = _result(problem.answer)
+    return None if expected is None else lambda texts: _result(prefix + texts[0]) == expected
 
 
-def mostly_right_result(problem: Problem) -> Check | None:
-    """Whether most choices that give a result give the problem's; of equally many, those count that came first."""
-    right = _result(problem.answer)
+def majority_result_check(problem: Problem) -> Check | None:
+    """Returns a check that the most frequent result of the choices is the problem's.
+
+    Choices without a result do not count; in a tie the result that appears first wins. None: the problem has no
+    result.
+    """
+    expected = _result(problem.answer)
 
     def check(texts: Sequence[str]) -> bool:
         votes = Counter(result for result in map(_result, texts) if result is not None)
-        return bool(votes) and votes.most_common(1)[0][0] == right
+        return bool(votes) and votes.most_common(1)[0][0] == expected
 
-    return None if right is None else check
+    return None if expected is None else check
 
 
-def right_beginning(answer: str) -> Check:
-    """Whether the first choice begins with this answer; its end of sequence is ignored, so more may follow."""
+def prefix_check(answer: str) -> Check:
+    """Returns a check that the first choice begins with this answer.
+
+    More text may follow, since requests ignore the end of sequence.
+    """
     return lambda texts: texts[0].strip().startswith(answer)
 
 
-def right_call(call: str) -> Check:
-    """Whether the first choice begins with JSON of the same value as this call."""
-    right = json.loads(call)
+def tool_call_check(call: str) -> Check:
+    """Returns a check that the first choice begins with JSON of the same value as this call."""
+    expected = json.loads(call)
 
     def check(texts: Sequence[str]) -> bool:
         try:
-            return bool(json.JSONDecoder().raw_decode(texts[0].strip())[0] == right)
+            return bool(json.JSONDecoder().raw_decode(texts[0].strip())[0] == expected)
         except (ValueError, RecursionError):
             return False
 
     return check
 
 
-def right_mention(problem: Problem) -> Check | None:
-    """As ``right_result``; a first choice without the mark is right if its first line has the result in it.
+def mention_check(problem: Problem) -> Check | None:
+    """Returns a check like ``result_check`` that also accepts answers without the mark of a result.
 
-    For problems that come without worked examples, from which a model could learn to give the mark.
+    Without the mark, the first line of the first choice must contain the result. This is for prompts without worked
+    examples, which would teach the mark to the model.
     """
-    right, check = _result(problem.answer), right_result(problem)
-    if right is None or check is None:
+    expected, check = _result(problem.answer), result_check(problem)
+    if expected is None or check is None:
         return None
-    return lambda texts: check(texts) if MARK in texts[0] else _mentions(kept_line(texts[0]), right)
+    return lambda texts: check(texts) if MARK in texts[0] else _mentions(answer_line(texts[0]), expected)
 
 
-def kept_line(text: str, right: str | None = None) -> str:
-    """What was answered before the chatter of an ignored end of sequence: ``right``, or else the first line."""
+def answer_line(text: str, expected: str | None = None) -> str:
+    """Returns the part of an output that is the answer: ``expected`` if the output begins so, or the first line.
+
+    The model generates more text after its answer, since requests ignore the end of sequence.
+    """
     line = text.strip().partition("\n")[0]
-    return right if right is not None and line.startswith(right) else line
+    return expected if expected is not None and line.startswith(expected) else line
 
 
 def _result(text: str) -> float | str | None:
@@ -78,12 +93,12 @@ def _result(text: str) -> float | str | None:
     return None if result is None else _value(result)
 
 
-def _mentions(line: str, right: float | str) -> bool:
-    """Whether it is in the line, not as a part of another word or number."""
+def _mentions(line: str, expected: float | str) -> bool:
+    """Returns whether the line contains the result, not as a part of another word or number."""
     line = without_grouping(line)
-    if isinstance(right, str):
-        return re.search(f"{_BEFORE}{re.escape(right)}{_BEHIND}", line.casefold()) is not None
-    return any(_value(number.replace("$", "")) == right for number in _NUMBER.findall(line))
+    if isinstance(expected, str):
+        return re.search(f"{_BEFORE}{re.escape(expected)}{_BEHIND}", line.casefold()) is not None
+    return any(_value(number.replace("$", "")) == expected for number in _NUMBER.findall(line))
 
 
 def _value(result: str) -> float | str:

@@ -1,4 +1,4 @@
-"""Prompts of given blocks: a block's id decides its content."""
+"""Deterministic content for the blocks of a trace's prompts."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class Blocks:
-    """What stands in the blocks of prompts: numbers below ``n_symbols``, which a prompt's form gives a meaning.
+    """Generates the content of blocks as symbols below ``n_symbols``; each symbol becomes a token or a word.
 
-    A block begins with the digits of its id, the last digit first; pseudo-random numbers follow. So two blocks are
-    never the same, and those whose ids differ modulo ``n_symbols`` differ from the first number on; other pairs
-    have at most ``n_digits - 1`` first numbers in common.
+    A block begins with the digits of its id to the base ``n_symbols``, last digit first, followed by pseudo-random
+    symbols. So different blocks always differ. Blocks whose ids differ modulo ``n_symbols`` differ from the first
+    symbol on; others have at most ``n_digits - 1`` leading symbols in common.
     """
 
     block_len: int
-    """Numbers a block; at least ``n_digits``, or blocks cannot be told apart."""
+    """Symbols in a block; at least ``n_digits``, or blocks cannot be told apart."""
     n_symbols: int
     n_digits: int
-    """Of every id, to the base ``n_symbols``."""
+    """Digits of every id to the base ``n_symbols``."""
 
     @staticmethod
-    def digits(greatest_id: int, n_symbols: int) -> int:
-        """How many digits ids up to the greatest have."""
+    def digits(max_id: int, n_symbols: int) -> int:
+        """Returns the number of digits of ids up to ``max_id`` to the base ``n_symbols``."""
         count = 1
-        while n_symbols**count <= greatest_id:
+        while n_symbols**count <= max_id:
             count += 1
         return count
 
     def symbols(self, ids: Sequence[int], length: int) -> npt.NDArray[np.int64]:
-        """The first ``length`` numbers of these blocks, one behind the other: int64 ``[length]``.
+        """Returns the first ``length`` symbols of the concatenated blocks: int64 ``[length]``.
 
-        Cost: some 30 ns a number.
+        Cost: about 30 ns a symbol.
         """
-        given = np.asarray(ids, np.uint64)
-        symbols = _mixed(_mixed(given)[:, None] + np.arange(self.block_len).astype(np.uint64))
+        block_ids = np.asarray(ids, np.uint64)
+        symbols = _mix(_mix(block_ids)[:, None] + np.arange(self.block_len).astype(np.uint64))
         symbols = (symbols >> np.uint64(32)) * np.uint64(self.n_symbols) >> np.uint64(32)
-        for place in range(self.n_digits):
-            symbols[:, place] = given // np.uint64(self.n_symbols**place) % np.uint64(self.n_symbols)
+        for digit in range(self.n_digits):
+            symbols[:, digit] = block_ids // np.uint64(self.n_symbols**digit) % np.uint64(self.n_symbols)
         return symbols.reshape(-1)[:length].astype(np.int64)
 
 
-def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64 of each: its bits spread over all 64."""
+def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Returns SplitMix64 of each value, a hash that depends on all its bits."""
     mixed = values + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

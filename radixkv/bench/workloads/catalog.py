@@ -1,4 +1,4 @@
-"""Workloads: a TOML file names a kind and its parameters, and the kind makes the texts."""
+"""Loading of workloads from TOML files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from radixkv.bench.session import Request, Session, lone
+from radixkv.bench.session import BenchRequest, Session, single_request_session
 from radixkv.bench.workloads.agents import Agents
 from radixkv.bench.workloads.chat import Chat
 from radixkv.bench.workloads.fewshot import FewShot
@@ -39,13 +39,13 @@ Workload = (
     | LongDocumentQA
     | Trace
 )
-"""Every kind."""
+"""Every class of workloads; a TOML file's ``kind`` is the tag of one of them."""
 
-_KINDS: dict[Any, type[Workload]] = {kind.__struct_config__.tag: kind for kind in get_args(Workload)}
+_KINDS: dict[Any, type[Workload]] = {cls.__struct_config__.tag: cls for cls in get_args(Workload)}
 
 
-class WorkloadChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """What a command line sets differently; None keeps the file's value."""
+class WorkloadOverrides(msgspec.Struct, frozen=True, kw_only=True):
+    """Parameters from the command line, which override the file's; None keeps the file's value."""
 
     num_prompts: int | None = None
     num_sessions: int | None = None
@@ -65,11 +65,15 @@ class WorkloadChanges(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrency: int | None = None
 
 
-def load_workload(name: str, changes: WorkloadChanges | None = None) -> Workload:
-    """The workload of that name among those shipped, or in the TOML file at that path.
+def load_workload(name: str, overrides: WorkloadOverrides | None = None) -> Workload:
+    """Loads a workload.
+
+    Args:
+        name: name of a shipped workload, or path of a TOML file.
+        overrides: parameters that replace those of the file.
 
     Raises:
-        ConfigError: no such workload, a file that is not one, or a change of what its kind does not have.
+        ConfigError: the workload is unknown, its file is invalid, or an override is no parameter of the workload.
     """
     try:
         table = tomllib.loads(_text(name))
@@ -77,52 +81,54 @@ def load_workload(name: str, changes: WorkloadChanges | None = None) -> Workload
         raise ConfigError(f"workload {name!r} is not TOML: {error}") from None
     if "kind" not in table:
         raise ConfigError(f'workload {name!r} has no kind; write kind = "fewshot"')
-    kind = _KINDS.get(table["kind"]) if isinstance(table["kind"], str) else None
-    if kind is None:
+    cls = _KINDS.get(table["kind"]) if isinstance(table["kind"], str) else None
+    if cls is None:
         raise ConfigError(f"workload {name!r} has kind {shortened(table['kind'])}; use one of {', '.join(_KINDS)}")
-    _check_settings(name, kind, table.keys() - {"kind"})
+    _check_parameters(name, cls, table.keys() - {"kind"})
     try:
-        workload = msgspec.convert(table, kind)
+        workload = msgspec.convert(table, cls)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"workload {name!r}: {_worded(error, kind, table)}") from None
+        raise ConfigError(f"workload {name!r}: {_describe(error, cls, table)}") from None
     except ConfigError as error:
         raise ConfigError(f"workload {name!r}: {error}") from None
-    given = {} if changes is None else {k: v for k, v in msgspec.structs.asdict(changes).items() if v is not None}
-    _check_settings(name, kind, given)
+    given = (
+        {} if overrides is None else {k: v for k, v in msgspec.structs.asdict(overrides).items() if v is not None}
+    )
+    _check_parameters(name, cls, given)
     return msgspec.structs.replace(workload, **given)
 
 
 def workload_names() -> list[str]:
-    """The workloads that are shipped."""
+    """Returns the names of the shipped workloads, sorted."""
     return sorted(entry.name[: -len(".toml")] for entry in _shipped().iterdir() if entry.name.endswith(".toml"))
 
 
 def warmup_sessions(count: int, seed: int, n_words: int = 200, output_len: int = 32) -> list[Session]:
-    """Texts that share no page with any workload, for the first requests of a fresh server."""
+    """Returns sessions of random letters, which share no page with any workload, for the warm-up of a server."""
     rng = Random(seed)
     texts = (
         " ".join("".join(rng.choices(ascii_lowercase, k=rng.randint(2, 9))) for _ in range(n_words))
         for _ in range(count)
     )
-    return [lone(Request(text, output_len)) for text in texts]
+    return [single_request_session(BenchRequest(text, output_len)) for text in texts]
 
 
-def _check_settings(name: str, kind: type[Workload], settings: Iterable[str]) -> None:
-    for setting in sorted(settings):
-        if setting not in kind.__struct_fields__:
-            raise ConfigError(f"workload {name!r} has no {setting}; it has {', '.join(kind.__struct_fields__)}")
+def _check_parameters(name: str, cls: type[Workload], parameters: Iterable[str]) -> None:
+    for parameter in sorted(parameters):
+        if parameter not in cls.__struct_fields__:
+            raise ConfigError(f"workload {name!r} has no {parameter}; it has {', '.join(cls.__struct_fields__)}")
 
 
-def _worded(error: msgspec.ValidationError, kind: type[Workload], table: dict[str, Any]) -> str:
-    """Which setting is wrong, what it is and what it must be."""
-    place = re.search(r"`\$\.(\w+)", str(error))
-    if place is None:
+def _describe(error: msgspec.ValidationError, cls: type[Workload], table: dict[str, Any]) -> str:
+    """Returns which parameter is wrong, its value and what it must be."""
+    match = re.search(r"`\$\.(\w+)", str(error))
+    if match is None:
         return str(error)
-    hint = get_type_hints(kind)[place[1]]
-    must = "a whole number"
+    hint = get_type_hints(cls)[match[1]]
+    expected = "a whole number"
     if get_origin(hint) is Literal:
-        must = " or ".join(f'"{value}"' for value in get_args(hint))
-    return f"{place[1]} is {shortened(table[place[1]])}; it must be {must}"
+        expected = " or ".join(f'"{value}"' for value in get_args(hint))
+    return f"{match[1]} is {shortened(table[match[1]])}; it must be {expected}"
 
 
 def _text(name: str) -> str:
@@ -139,6 +145,6 @@ def _text(name: str) -> str:
 
 
 def _shipped() -> Traversable:
-    """The folder of workloads: inside an installed package, beside the package in a checkout."""
+    """Returns the folder of shipped workloads: inside an installed package, beside the package in a checkout."""
     packaged = resources.files("radixkv") / "workloads"
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "workloads"

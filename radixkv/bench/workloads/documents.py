@@ -1,4 +1,4 @@
-"""Documents with questions for prompts: where they come from."""
+"""Documents with questions, generated or read from a data set."""
 
 from __future__ import annotations
 
@@ -6,31 +6,37 @@ from itertools import islice
 from typing import NamedTuple
 
 from radixkv.bench.workloads.datasets.documents import read_documents
-from radixkv.bench.workloads.problems.lookup import Document, made_documents
+from radixkv.bench.workloads.problems.lookup import Document, generate_documents
 from radixkv.bench.workloads.questions import bad_lines, check_enough
 from radixkv.bench.workloads.source import Source
 
 
 class Documents(NamedTuple):
-    """As many as were asked for."""
+    """The documents of a workload."""
 
     items: list[Document]
     counts: dict[str, int]
-    """As ``Made.counts``; ``missing_questions`` are those that documents of a file have too few of."""
+    """As ``WorkloadSessions.counts``; ``missing_questions``: questions that documents of a data set lack."""
 
 
-def documents_of(source: Source, count: int, n_questions: int, n_facts: int) -> Documents:
-    """Documents with ``n_questions`` each: made from the seed with ``n_facts`` each, or the first of a file.
+def documents_from(source: Source, count: int, n_questions: int, n_facts: int) -> Documents:
+    """Generates documents from the seed, or takes the first of the data set.
+
+    Args:
+        source: seed or data set.
+        count: number of documents.
+        n_questions: questions about each document; those of a data set may have fewer.
+        n_facts: facts in each generated document.
 
     Raises:
-        ConfigError: the data set cannot be read, or is too short.
+        ConfigError: the data set cannot be read or is too short.
     """
     if source.dataset is None:
-        return Documents(list(islice(made_documents(source.seed, n_facts, n_questions), count)), {})
+        return Documents(list(islice(generate_documents(source.seed, n_facts, n_questions), count)), {})
     read = read_documents(source.dataset, skip_bad_lines=source.skip_bad_lines)
     check_enough(source, "documents", len(read.items), count, settings="num_documents")
-    cut = [Document(document.text, document.problems[:n_questions]) for document in read.items[:count]]
+    documents = [Document(document.text, document.problems[:n_questions]) for document in read.items[:count]]
     counts = bad_lines(read.n_bad_lines)
-    if n_missing := sum(n_questions - len(document.problems) for document in cut):
+    if n_missing := sum(n_questions - len(document.problems) for document in documents):
         counts["missing_questions"] = n_missing
-    return Documents(cut, counts)
+    return Documents(documents, counts)

@@ -1,33 +1,35 @@
-"""Worked examples that all prompts share."""
+"""Workload of questions after shared worked examples."""
 
 from __future__ import annotations
 
-from radixkv.bench.session import Request, lone
-from radixkv.bench.workloads.answers import right_result
-from radixkv.bench.workloads.parameters import Answered
-from radixkv.bench.workloads.problems.layout import asked, worked
-from radixkv.bench.workloads.questions import problems_of
-from radixkv.bench.workloads.source import Made, Source
+from radixkv.bench.session import BenchRequest, single_request_session
+from radixkv.bench.workloads.answers import result_check
+from radixkv.bench.workloads.parameters import FixedOutputParameters
+from radixkv.bench.workloads.problems.layout import question_prompt, worked_examples
+from radixkv.bench.workloads.questions import problems_from
+from radixkv.bench.workloads.source import Source, WorkloadSessions
 
 
-class FewShot(Answered, frozen=True, kw_only=True, tag="fewshot"):
-    """Worked examples that all prompts share, then one new question each."""
+class FewShot(FixedOutputParameters, frozen=True, kw_only=True, tag="fewshot"):
+    """Prompts of worked examples that all share, followed by one question each."""
 
     num_prompts: int = 48
     num_shots: int = 8
 
-    def make(self, source: Source) -> Made:
-        """A session a question. O(size).
+    def make(self, source: Source) -> WorkloadSessions:
+        """Returns one session for each question. O(size).
 
         Raises:
-            ConfigError: the data set, in GSM8K's format, cannot be read, or is too short.
+            ConfigError: the data set in GSM8K's format cannot be read or is too short.
         """
         count = self.num_shots + self.num_prompts
-        problems, counts = problems_of(source, count, settings="num_prompts or num_shots")
-        shots = worked(problems[: self.num_shots])
-        return Made(
+        problems, counts = problems_from(source, count, settings="num_prompts or num_shots")
+        shots = worked_examples(problems[: self.num_shots])
+        return WorkloadSessions(
             [
-                lone(Request(shots + asked(problem), self.output_len, is_right=right_result(problem)))
+                single_request_session(
+                    BenchRequest(shots + question_prompt(problem), self.output_len, check=result_check(problem))
+                )
                 for problem in problems[self.num_shots :]
             ],
             counts,

@@ -1,38 +1,38 @@
-"""Articles that are judged by many rubrics."""
+"""Workload of articles that are judged by several rubrics at once."""
 
 from __future__ import annotations
 
-from radixkv.bench.session import Request, Session, Turns
-from radixkv.bench.workloads.answers import right_mention
-from radixkv.bench.workloads.documents import documents_of
-from radixkv.bench.workloads.parameters import Answered
-from radixkv.bench.workloads.problems.layout import asked
-from radixkv.bench.workloads.problems.lookup import Document, about
-from radixkv.bench.workloads.source import Made, Source
+from radixkv.bench.session import BenchRequest, Session, Turns
+from radixkv.bench.workloads.answers import mention_check
+from radixkv.bench.workloads.documents import documents_from
+from radixkv.bench.workloads.parameters import FixedOutputParameters
+from radixkv.bench.workloads.problems.layout import question_prompt
+from radixkv.bench.workloads.problems.lookup import Document, document_head
+from radixkv.bench.workloads.source import Source, WorkloadSessions
 
 
-class Judge(Answered, frozen=True, kw_only=True, tag="judge"):
-    """Articles, each judged by many rubrics at once: requests that share the article and end in a question each."""
+class Judge(FixedOutputParameters, frozen=True, kw_only=True, tag="judge"):
+    """Articles with several rubrics each, sent as concurrent requests that share the article."""
 
     num_documents: int = 8
     num_questions: int = 8
     """Rubrics of each article."""
     num_facts: int = 100
-    """Of each made article."""
+    """Facts in each generated article."""
 
-    def make(self, source: Source) -> Made:
-        """A session an article, whose rubrics are sent together. O(size).
+    def make(self, source: Source) -> WorkloadSessions:
+        """Returns one session for each article, whose rubrics are sent together. O(size).
 
         Raises:
-            ConfigError: the data set, of documents with questions, cannot be read, or is too short.
+            ConfigError: the data set of documents with questions cannot be read or is too short.
         """
-        documents, counts = documents_of(source, self.num_documents, self.num_questions, self.num_facts)
-        return Made([self._judged(document) for document in documents], counts)
+        documents, counts = documents_from(source, self.num_documents, self.num_questions, self.num_facts)
+        return WorkloadSessions([self._session(document) for document in documents], counts)
 
-    def _judged(self, document: Document) -> Session:
-        head = about(document)
+    def _session(self, document: Document) -> Session:
+        head = document_head(document)
         requests = [
-            Request(head + asked(problem), self.output_len, is_right=right_mention(problem))
+            BenchRequest(head + question_prompt(problem), self.output_len, check=mention_check(problem))
             for problem in document.problems
         ]
 

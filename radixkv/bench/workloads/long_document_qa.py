@@ -1,34 +1,40 @@
-"""Questions of many users about a few long documents."""
+"""Workload of questions about a few long documents."""
 
 from __future__ import annotations
 
 from random import Random
 
-from radixkv.bench.session import Request, lone
-from radixkv.bench.workloads.answers import right_mention
-from radixkv.bench.workloads.documents import documents_of
-from radixkv.bench.workloads.parameters import Answered
-from radixkv.bench.workloads.problems.layout import asked
-from radixkv.bench.workloads.problems.lookup import about
-from radixkv.bench.workloads.source import Made, Source
+from radixkv.bench.session import BenchRequest, single_request_session
+from radixkv.bench.workloads.answers import mention_check
+from radixkv.bench.workloads.documents import documents_from
+from radixkv.bench.workloads.parameters import FixedOutputParameters
+from radixkv.bench.workloads.problems.layout import question_prompt
+from radixkv.bench.workloads.problems.lookup import document_head
+from radixkv.bench.workloads.source import Source, WorkloadSessions
 
 
-class LongDocumentQA(Answered, frozen=True, kw_only=True, tag="long-document-qa"):
-    """Long documents with several questions each, all of different users, in an order that mixes the documents."""
+class LongDocumentQA(FixedOutputParameters, frozen=True, kw_only=True, tag="long-document-qa"):
+    """Independent questions about long documents, in an order that mixes the documents."""
 
     num_documents: int = 6
     num_questions: int = 6
-    """About each document."""
+    """Questions about each document."""
     num_facts: int = 160
-    """Of each made document."""
+    """Facts in each generated document."""
 
-    def make(self, source: Source) -> Made:
-        """A session a question, in an order that the seed shuffles; otherwise as ``Judge.make``."""
-        documents, counts = documents_of(source, self.num_documents, self.num_questions, self.num_facts)
+    def make(self, source: Source) -> WorkloadSessions:
+        """Returns one session for each question, shuffled by the seed; otherwise as ``Judge.make``."""
+        documents, counts = documents_from(source, self.num_documents, self.num_questions, self.num_facts)
         sessions = [
-            lone(Request(about(document) + asked(problem), self.output_len, is_right=right_mention(problem)))
+            single_request_session(
+                BenchRequest(
+                    document_head(document) + question_prompt(problem),
+                    self.output_len,
+                    check=mention_check(problem),
+                )
+            )
             for document in documents
             for problem in document.problems
         ]
         Random(source.seed).shuffle(sessions)
-        return Made(sessions, counts)
+        return WorkloadSessions(sessions, counts)

@@ -1,42 +1,42 @@
-"""Chats: question after question, each behind the answer to the one before."""
+"""Workload of chats as growing texts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from radixkv.bench.session import Request, Session, Turns
-from radixkv.bench.workloads.answers import right_result
-from radixkv.bench.workloads.parameters import Answered
-from radixkv.bench.workloads.problems.layout import TEACHER, asked, worked
+from radixkv.bench.session import BenchRequest, Session, Turns
+from radixkv.bench.workloads.answers import result_check
+from radixkv.bench.workloads.parameters import FixedOutputParameters
+from radixkv.bench.workloads.problems.layout import TEACHER_PROMPT, question_prompt, worked_examples
 from radixkv.bench.workloads.problems.problem import Problem
-from radixkv.bench.workloads.questions import groups, problems_of
-from radixkv.bench.workloads.source import Made, Source
+from radixkv.bench.workloads.questions import groups, problems_from
+from radixkv.bench.workloads.source import Source, WorkloadSessions
 
 
-class MultiTurn(Answered, frozen=True, kw_only=True, tag="multiturn"):
-    """Chats: a system prompt with worked examples that all share, then question after question.
+class MultiTurn(FixedOutputParameters, frozen=True, kw_only=True, tag="multiturn"):
+    """Chats that begin with a shared system prompt with worked examples, followed by several questions each.
 
-    A question waits for the answer to the one before, and its prompt has all of the chat so far.
+    A question is sent after the answer to the previous one, and its prompt is the whole chat so far.
     """
 
     num_sessions: int = 16
     num_turns: int = 4
     num_shots: int = 3
 
-    def make(self, source: Source) -> Made:
-        """A session a chat; otherwise as ``FewShot.make``."""
+    def make(self, source: Source) -> WorkloadSessions:
+        """Returns one session for each chat; otherwise as ``FewShot.make``."""
         count = self.num_shots + self.num_sessions * self.num_turns
-        problems, counts = problems_of(source, count, settings="num_sessions, num_turns or num_shots")
-        system = TEACHER + worked(problems[: self.num_shots])
+        problems, counts = problems_from(source, count, settings="num_sessions, num_turns or num_shots")
+        system = TEACHER_PROMPT + worked_examples(problems[: self.num_shots])
         chats = groups(problems[self.num_shots :], self.num_turns)
-        return Made([self._chat(system, chat) for chat in chats], counts)
+        return WorkloadSessions([self._chat(system, chat) for chat in chats], counts)
 
     def _chat(self, system: str, problems: Sequence[Problem]) -> Session:
         def turns() -> Turns:
             text = system
             for problem in problems:
-                text += asked(problem)
-                (reply,) = yield (Request(text, self.output_len, is_right=right_result(problem)),)
+                text += question_prompt(problem)
+                (reply,) = yield (BenchRequest(text, self.output_len, check=result_check(problem)),)
                 text += reply.texts[0] + "\n\n"
 
         return Session(turns, n_requests=len(problems))

@@ -1,4 +1,4 @@
-"""Recorded conversations, asked again turn by turn with their own messages."""
+"""Replay of recorded conversations."""
 
 from __future__ import annotations
 
@@ -8,53 +8,56 @@ from itertools import pairwise
 
 import msgspec
 
-from radixkv.bench.session import Request, Session, Turns
+from radixkv.bench.session import BenchRequest, Session, Turns
 from radixkv.bench.workloads.datasets.conversations import Conversation
-from radixkv.bench.workloads.source import Made
+from radixkv.bench.workloads.source import WorkloadSessions
 
 
-def replayed(conversations: Iterable[Conversation], output_len: int, *, max_characters: int | None = None) -> Made:
-    """A session a conversation: a request wherever an assistant answered, once the request before is answered.
+def replay_sessions(
+    conversations: Iterable[Conversation], output_len: int, *, max_characters: int | None = None
+) -> WorkloadSessions:
+    """Returns a session for each conversation, with a request for each answer of the assistant.
 
-    A request's prompt is the recording up to there, also the assistant's own messages: whatever the model says, the
-    prompts share what they shared in the recording. Of several messages in a row from the assistant, only the first
-    is asked for.
+    A request is sent after the answer to the previous one. Its prompt is the recording up to the assistant's
+    message, including the recorded answers, so prompts share what they shared in the recording, whatever the model
+    answers. Consecutive assistant messages give one request.
 
     Args:
         conversations: the recordings.
         output_len: tokens of each answer.
-        max_characters: requests whose messages are longer, as JSON, are left out.
+        max_characters: requests whose messages are longer as JSON are left out. None: no limit.
 
     Returns:
-        The sessions, and how many requests were ``too_long`` and how many conversations were ``never_answered``.
+        The sessions, with the number of requests that were ``too_long`` and of conversations that were
+        ``never_answered``.
     """
     counts = Counter[str]()
     sessions = []
     for conversation in conversations:
-        answered = _answered(conversation)
-        fitting = [place for place in answered if _fits(conversation, place, max_characters)]
-        counts["too_long"] += len(answered) - len(fitting)
-        counts["never_answered"] += not answered
+        answers = _answer_indices(conversation)
+        fitting = [index for index in answers if _fits(conversation, index, max_characters)]
+        counts["too_long"] += len(answers) - len(fitting)
+        counts["never_answered"] += not answers
         if fitting:
             sessions.append(_session(conversation, fitting, output_len))
-    return Made(sessions, +counts)  # without zeros
+    return WorkloadSessions(sessions, +counts)  # without zeros
 
 
-def _answered(conversation: Conversation) -> list[int]:
-    """Where the assistant answers somebody else's message."""
+def _answer_indices(conversation: Conversation) -> list[int]:
+    """Returns the indices of the assistant's messages that follow a message of another role."""
     roles = [message["role"] for message in conversation.messages]
-    return [place for place, (before, role) in enumerate(pairwise(roles), 1) if role == "assistant" != before]
+    return [index for index, (before, role) in enumerate(pairwise(roles), 1) if role == "assistant" != before]
 
 
-def _fits(conversation: Conversation, place: int, max_characters: int | None) -> bool:
+def _fits(conversation: Conversation, end: int, max_characters: int | None) -> bool:
     return (
-        max_characters is None or len(msgspec.json.encode(conversation.messages[:place]).decode()) <= max_characters
+        max_characters is None or len(msgspec.json.encode(conversation.messages[:end]).decode()) <= max_characters
     )
 
 
-def _session(conversation: Conversation, places: list[int], output_len: int) -> Session:
+def _session(conversation: Conversation, ends: list[int], output_len: int) -> Session:
     def turns() -> Turns:
-        for place in places:
-            yield (Request(list(conversation.messages[:place]), output_len),)
+        for end in ends:
+            yield (BenchRequest(list(conversation.messages[:end]), output_len),)
 
-    return Session(turns, n_requests=len(places))
+    return Session(turns, n_requests=len(ends))

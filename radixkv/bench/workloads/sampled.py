@@ -1,13 +1,13 @@
-"""How kinds that sample do it."""
+"""Sampling settings of workloads that sample."""
 
 from __future__ import annotations
 
 from random import Random
 
 TEMPERATURE = 0.7
-"""Of kinds that need different answers to one prompt."""
+"""Temperature of workloads that need different answers to one prompt."""
 
 
 def sampling_seed(rng: Random) -> int:
-    """A seed for a request, small enough for every server."""
+    """Returns a seed for a request, of 31 bits, which every server accepts."""
     return rng.getrandbits(31)

@@ -1,45 +1,45 @@
-"""Many sampled answers to each question, of which the most frequent counts."""
+"""Workload of several sampled answers to each question, decided by majority."""
 
 from __future__ import annotations
 
 from random import Random
 
-from radixkv.bench.session import Request, lone
-from radixkv.bench.workloads.answers import mostly_right_result
-from radixkv.bench.workloads.parameters import Answered
-from radixkv.bench.workloads.problems.layout import asked, worked
-from radixkv.bench.workloads.questions import problems_of
+from radixkv.bench.session import BenchRequest, single_request_session
+from radixkv.bench.workloads.answers import majority_result_check
+from radixkv.bench.workloads.parameters import FixedOutputParameters
+from radixkv.bench.workloads.problems.layout import question_prompt, worked_examples
+from radixkv.bench.workloads.questions import problems_from
 from radixkv.bench.workloads.sampled import TEMPERATURE, sampling_seed
-from radixkv.bench.workloads.source import Made, Source
+from radixkv.bench.workloads.source import Source, WorkloadSessions
 
 
-class SelfConsistency(Answered, frozen=True, kw_only=True, tag="self-consistency"):
-    """Worked examples that all prompts share, then one question each, answered several times with sampling.
+class SelfConsistency(FixedOutputParameters, frozen=True, kw_only=True, tag="self-consistency"):
+    """Prompts of worked examples that all share, followed by one question each, with several sampled answers.
 
-    A prompt is right if most of its answers are.
+    A request is correct if the most frequent result of its choices is.
     """
 
     num_prompts: int = 48
     num_samples: int = 4
-    """Choices of a request."""
+    """Choices of each request."""
     num_shots: int = 4
 
-    def make(self, source: Source) -> Made:
-        """As ``FewShot.make``."""
+    def make(self, source: Source) -> WorkloadSessions:
+        """Returns one session for each question, as ``FewShot.make``."""
         count = self.num_shots + self.num_prompts
-        problems, counts = problems_of(source, count, settings="num_prompts or num_shots")
-        shots = worked(problems[: self.num_shots])
+        problems, counts = problems_from(source, count, settings="num_prompts or num_shots")
+        shots = worked_examples(problems[: self.num_shots])
         rng = Random(source.seed)
-        return Made(
+        return WorkloadSessions(
             [
-                lone(
-                    Request(
-                        shots + asked(problem),
+                single_request_session(
+                    BenchRequest(
+                        shots + question_prompt(problem),
                         self.output_len,
                         n=self.num_samples,
                         temperature=TEMPERATURE,
                         seed=sampling_seed(rng),
-                        is_right=mostly_right_result(problem),
+                        check=majority_result_check(problem),
                     )
                 )
                 for problem in problems[self.num_shots :]

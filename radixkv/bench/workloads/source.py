@@ -1,4 +1,4 @@
-"""What a kind makes its sessions from, and what it hands out."""
+"""Input and output of a workload's ``make``."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from radixkv.bench.session import Session
 
 @dataclass(frozen=True)
 class Source:
-    """Where a workload's texts come from: made from the seed, or read from a data set."""
+    """The seed or the data set that a workload's texts come from."""
 
     seed: int = 0
-    """Of made texts, of the sampling and of every order that is shuffled."""
+    """Seed of generated texts, of sampling and of shuffling."""
     dataset: Path | None = None
-    """In a format that the kind reads; None: the texts are made."""
+    """A file in the workload's format. None: the texts are generated."""
     skip_bad_lines: bool = False
-    """Whether lines that cannot be read are counted instead of refused."""
+    """Whether bad lines of the data set are skipped and counted. Otherwise they raise an error."""
 
 
 @dataclass(frozen=True)
-class Made:
+class WorkloadSessions:
     """The sessions of a workload."""
 
     sessions: list[Session]
     counts: Mapping[str, int] = field(default_factory=dict)
-    """What was left out or changed, by reason, such as ``{"bad_lines": 2, "too_long": 31}``."""
+    """Number of items that were left out or changed, by reason, such as ``{"bad_lines": 2, "too_long": 31}``."""

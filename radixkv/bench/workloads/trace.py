@@ -1,4 +1,4 @@
-"""The workload of a trace: its arrival times, lengths and shared prefixes, with made content."""
+"""Workload with the arrival times, lengths and shared prefixes of a trace."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Literal
 
 import numpy as np
 
-from radixkv.bench.session import Prompt, Request, Session, Turns
+from radixkv.bench.session import BenchRequest, Prompt, Session, Turns
 from radixkv.bench.workloads.blocks import Blocks
 from radixkv.bench.workloads.datasets.mooncake import BLOCK_LEN, TraceRequest, read_trace
 from radixkv.bench.workloads.parameters import Parameters
 from radixkv.bench.workloads.problems import words
 from radixkv.bench.workloads.questions import bad_lines, check_enough
-from radixkv.bench.workloads.source import Made, Source
-from radixkv.bench.workloads.synthetic_trace import made_trace
+from radixkv.bench.workloads.source import Source, WorkloadSessions
+from radixkv.bench.workloads.synthetic_trace import generate_trace
 from radixkv.errors import ConfigError
 
 WORDS = tuple(
@@ -35,39 +35,38 @@ WORDS = tuple(
         }
     )
 )
-"""Of the text form."""
+"""Vocabulary of the text form."""
 
 
 class Trace(Parameters, frozen=True, kw_only=True, tag="trace"):
-    """The requests of a trace, each at its own time, with prompts that share what those of the trace share.
+    """The requests of a trace at their arrival times, with prompts that share the same prefixes as in the trace.
 
-    A block of a prompt becomes tokens that its hash id decides, so two prompts begin with the same tokens just
-    as far as they begin with the same blocks. Only where two blocks' ids are equal modulo ``vocab_size -
-    first_token``, their first token is the same too. The last block of a prompt, where it is a part, is the
-    beginning of that block. Every request is a session of its own, since a trace does not tell conversations
-    apart.
+    A block becomes tokens that depend on its hash id alone, so two prompts share exactly the tokens of the leading
+    blocks that they share. One exception: different blocks whose ids are equal modulo ``vocab_size - first_token``
+    have the same first token. A last block that is not full becomes the beginning of its block. Every request is a
+    session of its own, since a trace does not have conversations.
 
-    In text form, a block becomes as many words as it has tokens. Prompts then share text as in the trace, but what
-    the tokenizer makes of it decides the number of tokens, and where in a token the shared part ends.
+    In text form, a block becomes as many words as it has tokens. Prompts then share text as in the trace, but the
+    tokenizer determines the number of tokens and where the shared tokens end.
     """
 
     num_prompts: int = 64
-    """Requests that are taken; those left out for their length are among them."""
+    """Requests taken from the trace, including those that are left out as too long."""
     start: int = 0
-    """Requests of the trace before those."""
+    """Requests of the trace that are skipped before those."""
     form: Literal["tokens", "text"] = "tokens"
     block_len: int = BLOCK_LEN
-    """Tokens that a block of 512 becomes. Fewer make all lengths smaller, by the same factor."""
+    """Tokens that a block of 512 becomes. A smaller value makes all lengths smaller by the same factor."""
     max_context: int | None = None
-    """Most tokens of a prompt and its answer."""
+    """Maximum tokens of a prompt and its answer together. None: no limit."""
     too_long: Literal["skip", "scale"] = "skip"
-    """What happens where they are more: that request is left out, or blocks become shorter until all fit."""
+    """Whether requests above ``max_context`` are left out, or blocks are made shorter until all requests fit."""
     max_output_len: int | None = None
-    """Longer answers end there."""
+    """Maximum tokens of an answer; longer ones are shortened. None: no limit."""
     first_token: int = 256
-    """Prompts have no token ids below; many models have special tokens there."""
+    """Lowest token id in prompts; many models have special tokens below."""
     vocab_size: int = 1024
-    """Prompts have token ids below."""
+    """Token ids in prompts are below this."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,10 +77,11 @@ class Trace(Parameters, frozen=True, kw_only=True, tag="trace"):
         if self.too_long == "scale" and self.max_context is None:
             raise ConfigError('too_long = "scale" needs max_context, to which the requests are scaled')
 
-    def make(self, source: Source) -> Made:
-        """The requests from ``start`` on; prompts are made when they are sent. O(size of the trace).
+    def make(self, source: Source) -> WorkloadSessions:
+        """Returns one session for each request from ``start`` on. O(size of the trace).
 
-        Without a data set, the trace is made from the seed, which else changes nothing.
+        Prompts are generated when they are sent. The seed has an effect only without a data set, when the trace is
+        generated from it.
 
         Raises:
             ConfigError: the trace cannot be read, is too short, or has no request that fits.
@@ -89,31 +89,31 @@ class Trace(Parameters, frozen=True, kw_only=True, tag="trace"):
         requests, counts = self._requests(source)
         taken = requests[self.start : self.start + self.num_prompts]
         lengths = _Lengths(self._fitting_block_len(taken), self.max_output_len)
-        kept = [request for request in taken if self._fits(lengths.total(request))]
-        if not kept:
+        fitting = [request for request in taken if self._fits(lengths.total(request))]
+        if not fitting:
             raise ConfigError(
                 f"none of the {len(taken)} requests fits max_context {self.max_context}: the shortest has "
                 f'{min(map(lengths.total, taken))} tokens; raise it, or set too_long = "scale"'
             )
-        counts["too_long"] = len(taken) - len(kept)
-        counts["scaled"] = len(kept) if lengths.block_len < BLOCK_LEN else 0
+        counts["too_long"] = len(taken) - len(fitting)
+        counts["scaled"] = len(fitting) if lengths.block_len < BLOCK_LEN else 0
         counts["shortened_answers"] = sum(
-            lengths.output(request) < lengths.scaled_output(request) for request in kept
+            lengths.output(request) < lengths.scaled_output(request) for request in fitting
         )
         prompt = self._prompt(lengths.block_len, max(max(request.hash_ids) for request in requests))
 
         def session(request: TraceRequest) -> Session:
             def turns() -> Turns:
-                yield (Request(prompt(request.hash_ids, lengths.input(request)), lengths.output(request)),)
+                yield (BenchRequest(prompt(request.hash_ids, lengths.input(request)), lengths.output(request)),)
 
             return Session(turns, n_requests=1, arrival_s=(request.timestamp - taken[0].timestamp) / 1000)
 
-        return Made([session(request) for request in kept], +counts)  # without zeros
+        return WorkloadSessions([session(request) for request in fitting], +counts)  # without zeros
 
     def _requests(self, source: Source) -> tuple[Sequence[TraceRequest], Counter[str]]:
         n_needed = self.start + self.num_prompts
         if source.dataset is None:
-            return made_trace(source.seed, n_needed), Counter()
+            return generate_trace(source.seed, n_needed), Counter()
         read = read_trace(source.dataset, skip_bad_lines=source.skip_bad_lines)
         check_enough(source, "requests", len(read.items), n_needed, settings="start or num_prompts")
         return read.items, Counter(bad_lines(read.n_bad_lines))
@@ -128,17 +128,17 @@ class Trace(Parameters, frozen=True, kw_only=True, tag="trace"):
         def longest(block_len: int) -> int:
             return max(map(_Lengths(block_len, self.max_output_len).total, requests))
 
-        # 0, for which nothing has room, if not even blocks of one token fit.
+        # The result is 0, with which no request fits, if blocks of one token are too long.
         return bisect_right(range(1, self.block_len + 1), self.max_context, key=longest)
 
-    def _prompt(self, block_len: int, greatest_id: int) -> Callable[[Sequence[int], int], Prompt]:
-        """What makes a prompt of the ids and the length."""
-        # Python's own objects, so that prompts do not have a copy of each.
+    def _prompt(self, block_len: int, max_id: int) -> Callable[[Sequence[int], int], Prompt]:
+        """Returns a function from hash ids and a length to a prompt."""
+        # An array of Python objects, so that prompts refer to them instead of creating one for each token.
         alphabet = np.array(WORDS if self.form == "text" else range(self.first_token, self.vocab_size), object)
-        n_digits = Blocks.digits(greatest_id, len(alphabet))
+        n_digits = Blocks.digits(max_id, len(alphabet))
         if block_len < n_digits:
             raise ConfigError(
-                f"blocks of {block_len} tokens cannot be told apart: hash ids up to {greatest_id} need {n_digits}; "
+                f"blocks of {block_len} tokens cannot be told apart: hash ids up to {max_id} need {n_digits}; "
                 "raise max_context or block_len"
             )
         blocks = Blocks(block_len, len(alphabet), n_digits)
@@ -149,7 +149,7 @@ class Trace(Parameters, frozen=True, kw_only=True, tag="trace"):
 
 @dataclass(frozen=True)
 class _Lengths:
-    """The lengths of requests, in tokens, where a block has ``block_len``."""
+    """Computes the lengths of requests in tokens when a block has ``block_len`` tokens."""
 
     block_len: int
     max_output_len: int | None
@@ -168,4 +168,4 @@ class _Lengths:
         return self.input(request) + self.output(request)
 
     def _scaled(self, length: int) -> int:
-        return -(-length * self.block_len // BLOCK_LEN)  # rounded up, so that the last block keeps a token
+        return -(-length * self.block_len // BLOCK_LEN)  # rounded up, so that the last block has a token

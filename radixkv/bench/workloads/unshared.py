@@ -1,30 +1,30 @@
-"""Prompts that share nothing."""
+"""Workload of prompts without shared prefixes."""
 
 from __future__ import annotations
 
-from radixkv.bench.session import Request, lone
-from radixkv.bench.workloads.answers import right_result
-from radixkv.bench.workloads.parameters import Answered
-from radixkv.bench.workloads.problems.layout import asked, worked
-from radixkv.bench.workloads.questions import groups, problems_of
-from radixkv.bench.workloads.source import Made, Source
+from radixkv.bench.session import BenchRequest, single_request_session
+from radixkv.bench.workloads.answers import result_check
+from radixkv.bench.workloads.parameters import FixedOutputParameters
+from radixkv.bench.workloads.problems.layout import question_prompt, worked_examples
+from radixkv.bench.workloads.questions import groups, problems_from
+from radixkv.bench.workloads.source import Source, WorkloadSessions
 
 
-class Unshared(Answered, frozen=True, kw_only=True, tag="unshared"):
-    """Prompts that share nothing: each has its number, worked examples of its own, and a question.
+class Unshared(FixedOutputParameters, frozen=True, kw_only=True, tag="unshared"):
+    """Prompts that share no prefix: each has its number, its own worked examples, and a question.
 
-    What the prefix cache costs where it cannot help.
+    This measures the cost of the prefix cache where it has no hits.
     """
 
     num_prompts: int = 64
     num_shots: int = 4
 
-    def make(self, source: Source) -> Made:
-        """As ``FewShot.make``."""
+    def make(self, source: Source) -> WorkloadSessions:
+        """Returns one session for each question, as ``FewShot.make``."""
         count = self.num_prompts * (self.num_shots + 1)
-        problems, counts = problems_of(source, count, settings="num_prompts or num_shots")
+        problems, counts = problems_from(source, count, settings="num_prompts or num_shots")
         sessions = []
         for number, (*shots, last) in enumerate(groups(problems, self.num_shots + 1), 1):
-            prompt = f"{number}. {worked(shots)}{asked(last)}"
-            sessions.append(lone(Request(prompt, self.output_len, is_right=right_result(last))))
-        return Made(sessions, counts)
+            prompt = f"{number}. {worked_examples(shots)}{question_prompt(last)}"
+            sessions.append(single_request_session(BenchRequest(prompt, self.output_len, check=result_check(last))))
+        return WorkloadSessions(sessions, counts)

@@ -1,0 +1,1 @@
+"""Memory use of paged KV compared with contiguous reservation."""

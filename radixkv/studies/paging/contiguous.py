@@ -1,97 +1,102 @@
-"""Contiguous reservation: a sequence gets all of its memory when it begins, in one piece, and shares nothing."""
+"""Contiguous reservation: a sequence gets all its memory in one extent when it starts, and shares nothing."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
 
-from radixkv.studies.paging.allocators import Allocator, Block, next_power_of_two
-from radixkv.studies.paging.memory import Memory
-from radixkv.studies.paging.sequences import Sequence, Turn, n_distinct
+from radixkv.studies.paging.allocators import Allocator, Extent, next_power_of_two
+from radixkv.studies.paging.memory import SlotUsage
+from radixkv.studies.paging.sequences import SimulatedSequence, Turn, count_distinct_tokens
 
-Reserve = Callable[[Sequence], int]
-"""How many slots a sequence reserves, at least as many as it stores."""
+ReservationRule = Callable[[SimulatedSequence], int]
+"""Returns how many slots a sequence reserves: at least as many as it stores."""
 
 
-def to_maximum(max_model_len: int) -> Reserve:
-    """The longest that any sequence can become."""
+def reserve_maximum(max_model_len: int) -> ReservationRule:
+    """Reserves the maximum sequence length."""
     return lambda _: max_model_len
 
 
-def to_power_of_two(max_model_len: int) -> Reserve:
-    """The prompt and the next power of two of the answer's length, which is thus known but for a factor of 2."""
+def reserve_power_of_two(max_model_len: int) -> ReservationRule:
+    """Reserves the prompt plus the answer rounded up to a power of two: its length is known up to a factor of 2."""
     return lambda sequence: min(max_model_len, sequence.n_prompt + next_power_of_two(sequence.answer.n_tokens))
 
 
-def to_length(sequence: Sequence) -> int:
-    """What will be stored, as only an oracle knows it."""
+def reserve_exact_length(sequence: SimulatedSequence) -> int:
+    """Reserves exactly what will be stored, which only an oracle knows."""
     return sequence.n_stored
 
 
-class Contiguous:
-    """A scheme that reserves.
+class ContiguousScheme:
+    """A scheme that reserves contiguous memory for each sequence.
 
     Args:
-        allocator: over the pool; a reservation of any sequence must fit into an empty one.
-        reserve: how much a sequence reserves.
+        allocator: allocator of the pool; the reservation of every sequence must fit into the empty pool.
+        reserve: how many slots a sequence reserves.
     """
 
-    def __init__(self, allocator: Allocator, reserve: Reserve) -> None:
+    def __init__(self, allocator: Allocator, reserve: ReservationRule) -> None:
         self._allocator = allocator
         self._reserve = reserve
-        self._waiting: deque[Sequence] = deque()
-        self._blocks: dict[Sequence, Block] = {}
-        self._stored: dict[Sequence, int] = {}
-        """Tokens of each running sequence, those of this step included."""
+        self._waiting: deque[SimulatedSequence] = deque()
+        self._extents: dict[SimulatedSequence, Extent] = {}
+        self._stored: dict[SimulatedSequence, int] = {}
+        """Stored tokens of each running sequence, including those of this step."""
 
     @property
     def n_waiting(self) -> int:
-        """Sequences that have not begun."""
+        """Sequences that have not started."""
         return len(self._waiting)
 
     def add(self, turn: Turn) -> None:
-        """Queues the sequences, each for itself."""
+        """Queues each sequence of the turn separately."""
         self._waiting += turn.sequences
 
     def begin(self) -> None:
-        """O(running), and what the allocator takes for those that begin."""
+        """Stores one more token of each running sequence and starts new ones. O(running) plus the allocations."""
         for sequence in self._stored:
             self._stored[sequence] += 1
         while self._waiting:
-            block = self._allocator.allocate(self._reserve(self._waiting[0]))
-            if block is None:
+            extent = self._allocator.allocate(self._reserve(self._waiting[0]))
+            if extent is None:
                 break
             sequence = self._waiting.popleft()
-            self._blocks[sequence] = block
+            self._extents[sequence] = extent
             self._stored[sequence] = sequence.n_prompt
 
-    def running(self) -> list[Sequence]:
-        """In the order of their begin."""
+    def running(self) -> list[SimulatedSequence]:
+        """Returns the running sequences in the order of their start."""
         return list(self._stored)
 
-    def memory(self) -> Memory:
-        """O(running). What a block has beyond the sequence's end counts as internal, whoever made it so large."""
+    def slot_usage(self) -> SlotUsage:
+        """Returns the slot usage of this step. O(running).
+
+        Slots of an extent beyond the final length count as internal, whether the rule or the allocator added them.
+        """
         occupied = sum(self._stored.values())
         final = sum(sequence.n_stored for sequence in self._stored)
-        allocated = sum(block.n_slots for block in self._blocks.values())
+        allocated = sum(extent.n_slots for extent in self._extents.values())
         n_free = self._allocator.n_free
-        is_elsewhere = bool(self._waiting) and n_free >= self._allocator.size_of(self._reserve(self._waiting[0]))
-        return Memory(
+        is_fragmented = bool(self._waiting) and n_free >= self._allocator.allocated_size(
+            self._reserve(self._waiting[0])
+        )
+        return SlotUsage(
             occupied=occupied,
             reserved=final - occupied,
             internal=allocated - final,
-            external=n_free if is_elsewhere else 0,
-            free=0 if is_elsewhere else n_free,
+            external=n_free if is_fragmented else 0,
+            free=0 if is_fragmented else n_free,
             cached=0,
-            duplicate=occupied - n_distinct(self._stored.items()),
+            duplicate=occupied - count_distinct_tokens(self._stored.items()),
             stored=occupied,
-            entries=len(self._blocks),
+            entries=len(self._extents),
         )
 
-    def end(self) -> list[Sequence]:
-        """O(running)."""
+    def end(self) -> list[SimulatedSequence]:
+        """Frees the memory of the sequences that are complete, and returns them. O(running)."""
         ended = [sequence for sequence, n_stored in self._stored.items() if n_stored == sequence.n_stored]
         for sequence in ended:
             del self._stored[sequence]
-            self._allocator.free(self._blocks.pop(sequence))
+            self._allocator.free(self._extents.pop(sequence))
         return ended

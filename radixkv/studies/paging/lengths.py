@@ -1,4 +1,4 @@
-"""How long prompts and answers are: as published, where no data are given."""
+"""Published distributions of prompt and answer lengths."""
 
 from __future__ import annotations
 
@@ -12,98 +12,105 @@ from typing import Generic, NamedTuple, TypeVar
 T = TypeVar("T")
 
 
-class Pair(NamedTuple):
-    """Tokens of a prompt, or of what a chat gains before an answer, and of the answer."""
+class LengthPair(NamedTuple):
+    """Tokens of a prompt and its answer; in a chat, the prompt counts only tokens added since the last answer."""
 
     prompt: int
     answer: int
 
 
-class Chat(NamedTuple):
-    """The lengths of a chat, turn by turn."""
+class ChatLengths(NamedTuple):
+    """The lengths of a chat and its turns."""
 
     system: str
-    """Which system prompt it has: those of one text begin alike."""
+    """Text of the system prompt; chats with the same text share its tokens."""
     n_system: int
     """Tokens of the system prompt."""
-    turns: tuple[Pair, ...]
+    turns: tuple[LengthPair, ...]
 
 
 @dataclass(frozen=True)
-class Lengths(Generic[T]):
-    """Where lengths come from."""
+class LengthDistribution(Generic[T]):
+    """A distribution of lengths and its origin."""
 
     source: str
-    """As a report names it."""
+    """Description of the origin for reports."""
     draw: Callable[[Random], T]
-    """The next, at random."""
+    """Draws the next sample."""
     tokenizer: str | None = None
-    """The name of the one that counted tokens, without its folder; None if there were no texts to count."""
+    """Name of the tokenizer that counted tokens, without its folder; None if no texts were counted."""
 
 
 @dataclass(frozen=True)
-class AllLengths:
-    """What the workloads need."""
+class WorkloadLengths:
+    """The length distributions that the workloads use."""
 
-    problems: Lengths[Pair]
+    problems: LengthDistribution[LengthPair]
     """Short questions and their answers."""
-    requests: Lengths[Pair]
-    """What a server of many users is asked."""
-    chats: Lengths[Chat]
+    requests: LengthDistribution[LengthPair]
+    """Requests of a server with many users."""
+    chats: LengthDistribution[ChatLengths]
+    """Chats of several turns."""
 
 
 Quantiles = tuple[tuple[float, int], ...]
-"""Shares of a sample, ascending from 0 to 1, and the value that this share does not exceed."""
+"""Pairs of a level, ascending from 0 to 1, and the value at that level."""
 
-SHARES = (0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
+QUANTILE_LEVELS = (0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 
-# The 10th and the 90th percentile of GSM8K's 1,319 test problems (openai/grade-school-math), in GPT-2's tokens.
-QUESTION = (34, 86)
-SOLUTION = (50, 154)
+# 10th and 90th percentile of GSM8K's 1,319 test problems (openai/grade-school-math), in GPT-2 tokens.
+QUESTION_TOKENS = (34, 86)
+SOLUTION_TOKENS = (50, 154)
 
-# Of the 200 airline runs of a tool-calling agent in sierra-research/tau-bench, in GPT-2's tokens: the agent's
-# turns in a run, what users and tools say before each, and what the agent says or calls.
-N_TURNS: Quantiles = tuple(zip(SHARES, (2, 5, 5, 7, 11, 16, 20, 23, 30, 30), strict=True))
-SAID_BEFORE: Quantiles = tuple(zip(SHARES, (1, 3, 8, 17, 29, 259, 337, 376, 1050, 3122), strict=True))
-SAID_BY_AGENT: Quantiles = tuple(zip(SHARES, (10, 27, 33, 54, 68, 100, 165, 221, 350, 519), strict=True))
-N_SYSTEM = 256
-"""Of a made chat; the airline agent's own has 1,304, with which few of its turns would fit 2,048 tokens."""
+# From the 200 airline runs of a tool-calling agent in sierra-research/tau-bench, in GPT-2 tokens: turns per run,
+# tokens of users and tools before each answer, and tokens of the agent's answer or tool call.
+N_TURNS: Quantiles = tuple(zip(QUANTILE_LEVELS, (2, 5, 5, 7, 11, 16, 20, 23, 30, 30), strict=True))
+TURN_PROMPT_TOKENS: Quantiles = tuple(
+    zip(QUANTILE_LEVELS, (1, 3, 8, 17, 29, 259, 337, 376, 1050, 3122), strict=True)
+)
+TURN_ANSWER_TOKENS: Quantiles = tuple(
+    zip(QUANTILE_LEVELS, (10, 27, 33, 54, 68, 100, 165, 221, 350, 519), strict=True)
+)
+N_SYSTEM_TOKENS = 256
+"""System prompt of a synthetic chat. The airline agent's has 1,304 tokens, so few turns would fit 2,048 tokens."""
 
-# ShareGPT's conversations in the evaluation of PagedAttention (Kwon et al., SOSP 2023), whose means are published;
-# that the lengths are log-normal, and how wide, is an assumption.
-SHAREGPT_MEANS = Pair(161, 338)
+# Published means of ShareGPT's conversations in the evaluation of PagedAttention (Kwon et al., SOSP 2023). The
+# log-normal shape and its width are assumptions.
+SHAREGPT_MEANS = LengthPair(161, 338)
 SHAREGPT_LOG_DEVIATION = 1.0
 
 
-def published_lengths() -> AllLengths:
-    """Lengths without files."""
-    return AllLengths(
-        problems=Lengths(
+def published_lengths() -> WorkloadLengths:
+    """Returns the published distributions, which need no files."""
+    return WorkloadLengths(
+        problems=LengthDistribution(
             "uniform between the 10th and the 90th percentile of GSM8K",
-            lambda rng: Pair(rng.randint(*QUESTION), rng.randint(*SOLUTION)),
+            lambda rng: LengthPair(rng.randint(*QUESTION_TOKENS), rng.randint(*SOLUTION_TOKENS)),
         ),
-        requests=Lengths(
+        requests=LengthDistribution(
             "log-normal with the published means of ShareGPT",
-            lambda rng: Pair(*(_log_normal(rng, mean) for mean in SHAREGPT_MEANS)),
+            lambda rng: LengthPair(*(_log_normal(rng, mean) for mean in SHAREGPT_MEANS)),
         ),
-        chats=Lengths("quantiles of tau-bench's airline runs behind a system prompt of 256 tokens", _made_chat),
+        chats=LengthDistribution(
+            "quantiles of tau-bench's airline runs behind a system prompt of 256 tokens", _draw_chat
+        ),
     )
 
 
-def at_quantile(quantiles: Quantiles, share: float) -> int:
-    """The value at a share from 0 to 1, on a straight line between those that are known."""
-    place = min(bisect_right(quantiles, share, key=lambda known: known[0]), len(quantiles) - 1)
-    (below, least), (above, most) = quantiles[place - 1], quantiles[place]
-    return round(least + (most - least) * (share - below) / (above - below))
+def at_quantile(quantiles: Quantiles, level: float) -> int:
+    """Returns the value at a level from 0 to 1, interpolated linearly between known quantiles."""
+    index = min(bisect_right(quantiles, level, key=lambda quantile: quantile[0]), len(quantiles) - 1)
+    (lower_level, low), (upper_level, high) = quantiles[index - 1], quantiles[index]
+    return round(low + (high - low) * (level - lower_level) / (upper_level - lower_level))
 
 
-def _made_chat(rng: Random) -> Chat:
+def _draw_chat(rng: Random) -> ChatLengths:
     n_turns = at_quantile(N_TURNS, rng.random())
     turns = (
-        Pair(at_quantile(SAID_BEFORE, rng.random()), at_quantile(SAID_BY_AGENT, rng.random()))
+        LengthPair(at_quantile(TURN_PROMPT_TOKENS, rng.random()), at_quantile(TURN_ANSWER_TOKENS, rng.random()))
         for _ in range(n_turns)
     )
-    return Chat("", N_SYSTEM, tuple(turns))
+    return ChatLengths("", N_SYSTEM_TOKENS, tuple(turns))
 
 
 def _log_normal(rng: Random, mean: float) -> int:

@@ -1,8 +1,8 @@
-"""The engine itself at saturation, with pages and with contiguous reservation.
+"""Measurements of the engine at saturation, with pages and with contiguous reservation.
 
-The layout in memory stays paged in both. Reservation only limits how many rows may run, to what the pool holds if
-each has the memory of the longest sequence to itself, and switches sharing off. What contiguous memory would save
-in attention is not counted.
+The memory layout is paged in both. Reservation is emulated: the number of rows is limited to the maximum-length
+sequences that fit the pool, and sharing is disabled. Time that contiguous memory would save in attention is not
+counted.
 """
 
 from __future__ import annotations
@@ -19,69 +19,70 @@ from radixkv.errors import ConfigError
 from radixkv.llm import LLM
 from radixkv.runtime.device.factory import check_device
 from radixkv.sampling import SamplingParams
-from radixkv.studies.paging.lengths import AllLengths
-from radixkv.studies.paging.sequences import Segment
-from radixkv.studies.paging.study import LARGEST, PAGED, Figures
-from radixkv.studies.paging.workloads import Workload, make_workload
+from radixkv.studies.paging.lengths import WorkloadLengths
+from radixkv.studies.paging.sequences import TokenRange
+from radixkv.studies.paging.study import PAGED, RESERVE_MAXIMUM, ResultLine
+from radixkv.studies.paging.workloads import StudyWorkload, generate_workload
 from radixkv.wire import Stats
 
 MEASURABLE = ("uniform-short", "variable-length", "shared-prefix")
-"""Workloads whose prompts do not depend on answers, with one answer to each."""
+"""Workloads with one answer per prompt whose prompts do not depend on answers."""
 TOKEN_IDS = range(10, 1000)
-"""What prompts are made of; every vocabulary has them."""
+"""Token ids of the random prompts, which every vocabulary has."""
 N_WARM_UP = 8
+"""Requests before the measurement."""
 
 
 def check_gpu(config: EngineConfig, workloads: Sequence[str]) -> None:
-    """Raises ``ConfigError`` if this cannot be measured here: called before anything runs."""
+    """Raises ``ConfigError`` if there is no GPU or no measurable workload; to be called before anything runs."""
     if config.model.device == "cpu":
         raise ConfigError("--measure runs the engine on a GPU; leave out --device cpu, or --measure")
     try:
         check_device("cuda")
     except ConfigError as error:
-        fault = str(error).partition(";")[0]
-        raise ConfigError(f"--measure runs the engine on a GPU, but {fault}; leave out --measure") from None
+        reason = str(error).partition(";")[0]
+        raise ConfigError(f"--measure runs the engine on a GPU, but {reason}; leave out --measure") from None
     if not set(workloads) & set(MEASURABLE):
         raise ConfigError(
-            f"--measure has no form of {', '.join(workloads)}; choose --workloads among {', '.join(MEASURABLE)}"
+            f"--measure does not support {', '.join(workloads)}; add one of {', '.join(MEASURABLE)} to --workloads"
         )
 
 
 def measure(
     config: EngineConfig,
-    lengths: AllLengths,
+    lengths: WorkloadLengths,
     workloads: Sequence[str],
     *,
     max_model_len: int,
     n_conversations: int | None = None,
     seed: int = 0,
-) -> Iterator[Figures]:
-    """Serves the workloads' requests, all sent at once, with pages and then with reservation; a line for each.
+) -> Iterator[ResultLine]:
+    """Serves each workload's requests, all sent at once, with pages and then with reservation; yields a line each.
 
-    Seconds count from the first request to the last answer, so also while few are left to run.
+    Durations run from the first request to the last answer, including the end when few rows are left.
 
     Args:
-        config: of the engine with pages.
-        lengths: of prompts and answers.
-        workloads: those of ``MEASURABLE`` are measured.
-        max_model_len: longest prompt and answer together, and what is reserved.
-        n_conversations: how many requests; None takes as many as fill the pool a few times.
-        seed: of the requests.
+        config: configuration of the engine with pages.
+        lengths: distributions of prompt and answer lengths.
+        workloads: names of workloads; those not in ``MEASURABLE`` are skipped.
+        max_model_len: maximum tokens of a prompt and answer together, which is also the reservation.
+        n_conversations: number of requests; None takes enough to fill the pool a few times.
+        seed: seed of the requests.
 
     Raises:
-        ConfigError: the engine cannot be opened, or its pool holds no sequence of ``max_model_len``.
-        CheckpointError: there is no such model.
+        ConfigError: the engine cannot start, or its pool is smaller than ``max_model_len``.
+        CheckpointError: the model does not exist.
     """
     config = replace(config, model=replace(config.model, max_model_len=max_model_len))
-    llm = _open(config)
+    llm = _open_engine(config)
     stats = llm.get_metrics()
     pool_tokens = stats.n_pages * config.cache.page_size
     n_rows = pool_tokens // max_model_len
     if not n_rows:
         llm.shutdown()
         raise ConfigError(f"the pool holds {pool_tokens} tokens, less than --max-model-len {max_model_len}")
-    made = [
-        make_workload(
+    generated_workloads = [
+        generate_workload(
             name,
             lengths,
             pool_tokens=pool_tokens,
@@ -103,14 +104,14 @@ def measure(
         "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
         "seed": seed,
     }
-    most_rows = config.scheduler.max_num_seqs
-    for workload in made:
-        yield {"scheme": PAGED, "max_num_seqs": most_rows, **_run(llm, workload), **common}
+    max_num_seqs = config.scheduler.max_num_seqs
+    for workload in generated_workloads:
+        yield {"scheme": PAGED, "max_num_seqs": max_num_seqs, **_measure_workload(llm, workload), **common}
     llm.shutdown()
     gc.collect()
-    llm = _open(_reserving(config, pool_tokens, n_rows))
-    for workload in made:
-        yield {"scheme": LARGEST, "max_num_seqs": n_rows, **_run(llm, workload), **common}
+    llm = _open_engine(_reserving(config, pool_tokens, n_rows))
+    for workload in generated_workloads:
+        yield {"scheme": RESERVE_MAXIMUM, "max_num_seqs": n_rows, **_measure_workload(llm, workload), **common}
     llm.shutdown()
     gc.collect()
 
@@ -122,7 +123,7 @@ def _reserving(config: EngineConfig, pool_tokens: int, n_rows: int) -> EngineCon
     return replace(config, cache=cache, scheduler=replace(config.scheduler, max_num_seqs=n_rows))
 
 
-def _open(config: EngineConfig) -> LLM:
+def _open_engine(config: EngineConfig) -> LLM:
     scheduler = config.scheduler
     llm = LLM(
         **asdict(config.model),
@@ -133,20 +134,23 @@ def _open(config: EngineConfig) -> LLM:
     )
     rng = Random(0)
     n_tokens = min(300, llm.max_model_len // 2)
-    llm.generate([rng.choices(TOKEN_IDS, k=n_tokens) for _ in range(N_WARM_UP)], _answer_of(16), use_tqdm=False)
+    llm.generate([rng.choices(TOKEN_IDS, k=n_tokens) for _ in range(N_WARM_UP)], _answer_params(16), use_tqdm=False)
     return llm
 
 
-def _run(llm: LLM, workload: Workload) -> Figures:
+def _measure_workload(llm: LLM, workload: StudyWorkload) -> ResultLine:
     sequences = [turn.sequences[0] for conversation in workload.conversations for turn in conversation]
-    texts: dict[Segment, list[int]] = {}
-    prompts = [[token for part in sequence.prompt for token in _text(part, texts)] for sequence in sequences]
-    answers = [_answer_of(sequence.answer.n_tokens) for sequence in sequences]
+    known: dict[TokenRange, list[int]] = {}
+    prompts = [
+        [token for token_range in sequence.prompt for token in _token_ids(token_range, known)]
+        for sequence in sequences
+    ]
+    sampling_params = [_answer_params(sequence.answer.n_tokens) for sequence in sequences]
     llm.flush_cache()
     before = llm.get_metrics()
-    begun = time.perf_counter()
-    llm.generate(prompts, answers, use_tqdm=False)
-    duration = time.perf_counter() - begun
+    started = time.perf_counter()
+    llm.generate(prompts, sampling_params, use_tqdm=False)
+    duration = time.perf_counter() - started
     return {
         "workload": workload.name,
         "lengths": workload.lengths,
@@ -154,23 +158,23 @@ def _run(llm: LLM, workload: Workload) -> Figures:
         "sequences": len(sequences),
         "left_out": workload.n_left_out,
         "duration": round(duration, 4),
-        **_counted(before, llm.get_metrics(), duration),
+        **_engine_statistics(before, llm.get_metrics(), duration),
     }
 
 
-def _text(segment: Segment, known: dict[Segment, list[int]]) -> list[int]:
-    """Ids that a model has; of one segment always the same."""
-    if segment not in known:
-        known[segment] = Random(segment.first).choices(TOKEN_IDS, k=segment.n_tokens)
-    return known[segment]
+def _token_ids(token_range: TokenRange, known: dict[TokenRange, list[int]]) -> list[int]:
+    """Returns random token ids of the vocabulary, always the same for one range."""
+    if token_range not in known:
+        known[token_range] = Random(token_range.first).choices(TOKEN_IDS, k=token_range.n_tokens)
+    return known[token_range]
 
 
-def _answer_of(n_tokens: int) -> SamplingParams:
+def _answer_params(n_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=n_tokens, ignore_eos=True)
 
 
-def _counted(before: Stats, after: Stats, duration: float) -> Figures:
-    """What the engine counted in between."""
+def _engine_statistics(before: Stats, after: Stats, duration: float) -> ResultLine:
+    """Returns the differences between two snapshots of the engine's statistics."""
     output = after.generation_tokens_total - before.generation_tokens_total
     prompt = after.prompt_tokens_total - before.prompt_tokens_total
     attention = after.attention_seconds - before.attention_seconds

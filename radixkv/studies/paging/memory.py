@@ -1,77 +1,82 @@
-"""What the token slots of a pool are used for, at a moment and on average."""
+"""The usage of a pool's token slots, in one step and averaged over steps."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 
-class Memory(NamedTuple):
-    """Token slots during a step. The first six add up to the pool."""
+class SlotUsage(NamedTuple):
+    """Counts of token slots in one step. The first six fields add up to the pool."""
 
     occupied: int
-    """They hold KV that a running sequence reads."""
+    """Slots that hold KV read by a running sequence."""
     reserved: int
-    """A running sequence has them, and will fill them."""
+    """Empty slots of running sequences that will be filled."""
     internal: int
-    """A running sequence has them, and never fills them."""
+    """Empty slots of running sequences that will never be filled: internal fragmentation."""
     external: int
-    """Free, but not where the next request needs them: it waits, though they would hold it if they lay together."""
+    """Free slots while the next request waits that would fit if they were contiguous: external fragmentation."""
     free: int
-    """The others that nobody has."""
+    """All other free slots."""
     cached: int
-    """They hold KV that no running sequence reads, and go to whom needs them."""
+    """Slots that hold KV read by no running sequence; they are evicted on demand."""
     duplicate: int
-    """Of those occupied, those that hold what another one holds too."""
+    """Occupied slots whose KV another occupied slot holds too."""
     stored: int
-    """Tokens of all running sequences; more than slots are occupied where sequences share them."""
+    """Tokens of all running sequences; exceeds ``occupied`` if sequences share slots."""
     entries: int
-    """Of the tables that say where sequences have their slots."""
+    """Block-table entries of all running sequences."""
 
     @property
     def allocated(self) -> int:
-        """What running sequences have."""
+        """Slots allocated to running sequences."""
         return self.occupied + self.reserved + self.internal
 
     @property
     def pool(self) -> int:
-        """All."""
+        """All slots."""
         return self.allocated + self.external + self.free + self.cached
 
 
-class Shares(NamedTuple):
-    """The same on average over steps, in percent."""
+class SlotShares(NamedTuple):
+    """Slot usage averaged over steps, in percent. The six shares of the pool, occupied to cached, add up to 100."""
 
     utilisation_pct: float
-    """Occupied, of what was allocated."""
+    """Occupied slots, of the allocated ones."""
     occupied_pct: float
-    """This and the next five are of the pool, and add up to 100."""
+    """Occupied slots, of the pool."""
     reserved_pct: float
+    """Reserved slots, of the pool."""
     internal_pct: float
+    """Internal fragmentation, of the pool."""
     external_pct: float
+    """External fragmentation, of the pool."""
     free_pct: float
+    """Free slots, of the pool."""
     cached_pct: float
+    """Cached slots, of the pool."""
     duplicate_pct: float
-    """Of what was occupied."""
+    """Duplicate slots, of the occupied ones."""
     tokens_per_slot: float
-    """Stored tokens by occupied slots: above 1 by sharing."""
+    """Stored tokens per occupied slot; above 1 if slots are shared."""
     entries_per_1000_tokens: float
-    """Of tables, by stored tokens."""
+    """Block-table entries per 1,000 stored tokens."""
 
     @property
     def fragmentation_pct(self) -> float:
-        """What nobody can use: internal and external, of the pool."""
+        """Internal and external fragmentation, of the pool."""
         return self.internal_pct + self.external_pct
 
     @property
     def lost_pct(self) -> float:
-        """What holds nothing, or a copy, of what was allocated."""
+        """Slots that are empty or hold a copy, of the allocated ones."""
         return 100 - self.utilisation_pct * (1 - self.duplicate_pct / 100)
 
 
-def shares(moments: list[Memory]) -> Shares:
-    """The average of one moment or more, each of which counts the same."""
-    total = Memory(*map(sum, zip(*moments, strict=True)))
-    return Shares(
+def average_shares(usages: list[SlotUsage]) -> SlotShares:
+    """Returns the average over one or more steps, each with equal weight."""
+    total = SlotUsage(*map(sum, zip(*usages, strict=True)))
+    return SlotShares(
         utilisation_pct=_percent(total.occupied, total.allocated),
         occupied_pct=_percent(total.occupied, total.pool),
         reserved_pct=_percent(total.reserved, total.pool),

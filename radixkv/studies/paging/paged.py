@@ -1,4 +1,4 @@
-"""The engine's own scheduler, page cache and tree, with nothing behind them that computes."""
+"""Paged memory: the engine's own scheduler, page cache and radix tree, without a model."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from radixkv.runtime.request import GREEDY, Phase, Request
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.result import StepResult
-from radixkv.studies.paging.memory import Memory
-from radixkv.studies.paging.sequences import Sequence, Turn, n_distinct
+from radixkv.studies.paging.memory import SlotUsage
+from radixkv.studies.paging.sequences import SimulatedSequence, Turn, count_distinct_tokens
 from radixkv.tree.node import Namespace
 
 
-class Paged:
-    """A scheme that hands out pages one by one, shares them by prefix, and takes them back from whom it must.
+class PagedScheme:
+    """A scheme that allocates page by page, shares pages by prefix, and retracts sequences when pages run out.
 
-    Rows and tokens of a step are not limited, so that memory alone decides who runs.
+    Rows and tokens per step are not limited, so only memory limits which sequences run.
 
     Args:
-        n_slots: the pool; what does not fill a page is left out.
-        page_size: tokens a page.
+        n_slots: token slots of the pool; a remainder smaller than a page is unused.
+        page_size: tokens per page.
     """
 
     def __init__(self, n_slots: int, page_size: int) -> None:
@@ -38,50 +38,55 @@ class Paged:
         )
         self._scheduler = Scheduler(self.cache, config)
         self._ids = (str(number) for number in count())
-        self._sequences: list[Sequence] = []
-        """By the seed of their rows."""
+        self._sequences: list[SimulatedSequence] = []
+        """All sequences; the sampling seed of a request is its index here."""
         self._plan: StepPlan | None = None
         self.seconds = 0.0
-        """Processor time of scheduling, cache and tree."""
+        """Processor time of scheduler, cache and tree."""
 
     @property
     def n_waiting(self) -> int:
-        """Sequences that have not begun, or were retracted; choices that wait for their prompt are none of them."""
+        """Sequences that have not started, or were retracted; excludes choices that wait for their prompt's KV."""
         return len(self._scheduler.waiting)
 
     @property
     def n_retractions(self) -> int:
-        """How often a sequence had to give its memory back before its end, and to begin again."""
+        """How often a sequence lost its memory before its end and had to start again."""
         return self._scheduler.n_preemptions
 
     def add(self, turn: Turn) -> None:
-        """Queues the sequences as the choices of one request."""
+        """Queues the sequences as choices of one request."""
         request_id = next(self._ids)
         leader, *followers = [self._request(request_id, sequence) for sequence in turn.sequences]
         self._scheduler.add(leader, followers)
 
     def begin(self) -> None:
-        """The scheduler's next plan."""
-        begun = thread_time()
+        """Schedules the next step."""
+        started = thread_time()
         self._plan = self._scheduler.schedule()
-        self.seconds += thread_time() - begun
+        self.seconds += thread_time() - started
 
-    def running(self) -> list[Sequence]:
-        """In the order of their begin; then those that had to give way to others in this step, of which they have a
-        row, which may be their last."""
+    def running(self) -> list[SimulatedSequence]:
+        """Returns the running sequences in the order of their start, then those retracted in this step.
+
+        A sequence that is retracted in this step may still have a row in it, which may produce its last token.
+        """
         running = self._scheduler.running
-        giving_way = [one for one in running.releasing if one.phase is Phase.RETRACTED and one.n_in_flight]
-        return [self._sequence(request) for request in (*running, *giving_way)]
+        retracted = [
+            request for request in running.releasing if request.phase is Phase.PREEMPTED and request.n_in_flight
+        ]
+        return [self._sequence(request) for request in (*running, *retracted)]
 
-    def memory(self) -> Memory:
-        """O(running). Pages are all alike, so a free one is never in the wrong place: nothing is external.
+    def slot_usage(self) -> SlotUsage:
+        """Returns the slot usage of this step. O(running).
 
-        Those that drain keep their pages for this step, because a fork copies from them.
+        Any free page serves any sequence, so there is no external fragmentation. Sequences that release their pages
+        still hold them in this step, because a fork copies from them.
         """
         cache, page_size = self.cache, self.cache.page_size
         occupied = cache.tree.n_pages_leased * page_size
         reserved = entries = 0
-        stored: list[tuple[Sequence, int]] = []
+        stored: list[tuple[SimulatedSequence, int]] = []
         running = self._scheduler.running
         for request in (*running, *running.releasing):
             blocks, sequence = request.blocks, self._sequence(request)
@@ -91,38 +96,38 @@ class Paged:
             if request.phase is Phase.RUNNING:
                 n_empty = len(blocks.pages) * page_size - request.n_scheduled
                 reserved += min(n_empty, sequence.n_stored - request.n_scheduled)
-        return Memory(
+        return SlotUsage(
             occupied=occupied,
             reserved=reserved,
             internal=(cache.n_pages - cache.n_available) * page_size - occupied - reserved,
             external=0,
             free=cache.n_free * page_size,
             cached=cache.tree.n_pages_evictable * page_size,
-            duplicate=occupied - n_distinct(stored),
+            duplicate=occupied - count_distinct_tokens(stored),
             stored=sum(n_tokens for _, n_tokens in stored),
             entries=entries,
         )
 
-    def end(self) -> list[Sequence]:
-        """Every row that samples is given the next token of its sequence."""
+    def end(self) -> list[SimulatedSequence]:
+        """Gives each row that samples the next token of its sequence; returns the sequences that finished."""
         if self._plan is None:
             return []
         tokens = tuple(map(self._token, self._plan.rows))
         result = StepResult(tokens=tokens, finite=(True,) * len(tokens))
-        begun = thread_time()
+        started = thread_time()
         updates = self._scheduler.complete(self._plan, result)
-        self.seconds += thread_time() - begun
+        self.seconds += thread_time() - started
         return [self._sequence(update.request) for update in updates if update.finish_reason is not None]
 
     def check(self) -> None:
-        """Every invariant of pages and tree. O(pages). Raises ``InvariantError``."""
+        """Checks all invariants of pages and tree. O(pages). Raises ``InvariantError``."""
         self._scheduler.check()
 
-    def _request(self, request_id: str, sequence: Sequence) -> Request:
+    def _request(self, request_id: str, sequence: SimulatedSequence) -> Request:
         request = Request(
             id=request_id,
             namespace=Namespace(),
-            tokens=bytearray(b"".join(segment.tokens() for segment in sequence.prompt)),
+            tokens=bytearray(b"".join(token_range.tokens() for token_range in sequence.prompt)),
             n_prompt=sequence.n_prompt,
             max_tokens=sequence.answer.n_tokens,
             sampling=replace(GREEDY, seed=len(self._sequences)),
@@ -130,7 +135,7 @@ class Paged:
         self._sequences.append(sequence)
         return request
 
-    def _sequence(self, request: Request) -> Sequence:
+    def _sequence(self, request: Request) -> SimulatedSequence:
         return self._sequences[request.sampling.seed]
 
     def _token(self, row: Row) -> int:

@@ -1,4 +1,4 @@
-"""The study as pictures, on a page with its tables."""
+"""The plots of the study, on an HTML page with its tables."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from radixkv.bench.report.html_page import (
     AMBER,
     BLUE,
     COLOURS,
-    FAINT,
-    INK,
+    GRID_COLOUR,
+    MUTED_COLOUR,
     ORANGE,
     PURPLE,
-    QUIET,
     SKY,
+    TEXT_COLOUR,
     Section,
     label_ends,
     new_figure,
@@ -23,12 +23,13 @@ from radixkv.bench.report.html_page import (
     style,
     write_page,
 )
-from radixkv.studies.paging.study import Figures
+from radixkv.studies.paging.study import ResultLine
 from radixkv.studies.paging.tables import (
     COST_COLUMNS,
     COST_LEGEND,
     SCHEME_COLUMNS,
     SCHEME_LEGEND,
+    complete_page_sizes,
     cost_rows,
     host_us,
     lost_columns,
@@ -37,68 +38,68 @@ from radixkv.studies.paging.tables import (
     scheme_heading,
     target_lines,
     targets,
-    whole_sizes,
 )
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PARTS = (
+SLOT_USES = (
     ("holds KV", BLUE, "white"),
-    ("holds a copy", SKY, INK),
-    ("reserved, used later", AMBER, INK),
+    ("holds a copy", SKY, TEXT_COLOUR),
+    ("reserved, used later", AMBER, TEXT_COLOUR),
     ("internal: never used", ORANGE, "white"),
-    ("external: in the wrong place", PURPLE, INK),
-    ("cached, for whoever needs it", "#b8dccf", INK),
-    ("free", FAINT, INK),
+    ("external: not contiguous", PURPLE, TEXT_COLOUR),
+    ("cached, evictable", "#b8dccf", TEXT_COLOUR),
+    ("free", GRID_COLOUR, TEXT_COLOUR),
 )
-"""Of a bar: what slots are used for, its colour, and that of a number on it."""
+"""Parts of a bar: the use of slots, the colour of the part, and the colour of the text on it."""
 
 MIN_LABELLED_PCT = 4.5
 
 
 def plot(
-    by_scheme: Sequence[Figures], by_page_size: Sequence[Figures], remarks: Sequence[str], folder: Path
+    by_scheme: Sequence[ResultLine], by_page_size: Sequence[ResultLine], remarks: Sequence[str], folder: Path
 ) -> None:
-    """Writes ``index.html``, which needs no other file, and its pictures: ``waste.png``, ``utilisation.png`` and
-    ``page_size.png``, the last only if page sizes were compared.
+    """Writes the self-contained page ``index.html`` and its plots.
+
+    The plots are ``waste.png``, ``utilisation.png`` and, if page sizes were compared, ``page_size.png``.
 
     Args:
-        by_scheme: what ``compare_schemes`` gave.
-        by_page_size: what ``compare_page_sizes`` gave.
-        remarks: on page sizes, a line each.
-        folder: is there, and can be written to.
+        by_scheme: lines of ``compare_schemes``.
+        by_page_size: lines of ``compare_page_sizes``.
+        remarks: remarks on page sizes, one per line.
+        folder: an existing, writable folder.
 
     Raises:
-        ConfigError: a file cannot be written, or matplotlib is not there.
+        ConfigError: a file cannot be written, or matplotlib is not installed.
     """
-    waste, utilisation = _waste(by_scheme), _utilisation(by_scheme)
-    save(waste, folder / "waste.png")
+    slot_usage, utilisation = _draw_slot_usage(by_scheme), _draw_utilisation(by_scheme)
+    save(slot_usage, folder / "waste.png")
     save(utilisation, folder / "utilisation.png")
     sections = [
         Section(
-            "What the memory is used for",
+            "Memory usage",
             SCHEME_LEGEND,
-            figure=waste,
-            described="For each workload and scheme what the pool holds: KV, copies, and each kind of waste.",
+            figure=slot_usage,
+            alt_text="Contents of the pool for each workload and scheme: KV, copies, and each kind of waste.",
         ),
         Section(
             "Utilisation",
             figure=utilisation,
-            described="Scheme by workload: the share of the slots that sequences have that hold KV.",
+            alt_text="Share of allocated slots that hold KV, by scheme and workload.",
         ),
         *(
             Section(
                 lines[0]["workload"],
                 "\n".join([scheme_heading(lines), "Targets:", *target_lines(targets(lines))]),
                 SCHEME_COLUMNS,
-                [scheme_cells(of) for of in lines],
+                [scheme_cells(line) for line in lines],
             )
             for lines in _by_workload(by_scheme)
         ),
     ]
     if by_page_size:
-        curve = _page_sizes(by_page_size)
+        curve = _draw_page_sizes(by_page_size)
         save(curve, folder / "page_size.png")
         sections += [
             Section(
@@ -107,88 +108,94 @@ def plot(
                 lost_columns(by_page_size),
                 lost_rows(by_page_size),
                 curve,
-                "By page size: the slots that hold nothing or a copy, and the host's time for a token.",
+                "Slots that are empty or hold a copy, and host time per token, by page size.",
             ),
-            Section("What pages cost", COST_LEGEND, COST_COLUMNS, cost_rows(by_page_size)),
+            Section("Cost of pages", COST_LEGEND, COST_COLUMNS, cost_rows(by_page_size)),
         ]
     write_page(folder / "index.html", "radixkv bench paging: memory by pages and by reservation", sections)
 
 
-def _waste(lines: Sequence[Figures]) -> Figure:
+def _draw_slot_usage(lines: Sequence[ResultLine]) -> Figure:
     workloads = _by_workload(lines)
     figure = new_figure(9, 0.9 + 1.55 * len(workloads))
     rows = figure.subplots(len(workloads), 1, sharex=True, squeeze=False)
-    for axes, of_workload in zip(rows[:, 0], workloads, strict=True):
-        style(axes, title=of_workload[0]["workload"])
+    for axes, lines_of_workload in zip(rows[:, 0], workloads, strict=True):
+        style(axes, title=lines_of_workload[0]["workload"])
         axes.grid(False)
-        starts = [0.0] * len(of_workload)
-        places = range(len(of_workload))
-        for index, (label, colour, ink) in enumerate(PARTS):
-            widths = [_parts(of)[index] for of in of_workload]
-            axes.barh(places, widths, 0.78, starts, color=colour, label=label, edgecolor="white", linewidth=0.6)
-            for place, start, width in zip(places, starts, widths, strict=True):
+        starts = [0.0] * len(lines_of_workload)
+        positions = range(len(lines_of_workload))
+        for index, (label, colour, text_colour) in enumerate(SLOT_USES):
+            widths = [_slot_shares(line)[index] for line in lines_of_workload]
+            axes.barh(positions, widths, 0.78, starts, color=colour, label=label, edgecolor="white", linewidth=0.6)
+            for position, start, width in zip(positions, starts, widths, strict=True):
                 if width >= MIN_LABELLED_PCT:
                     axes.text(
-                        start + width / 2, place, f"{width:.0f}", color=ink, fontsize=8, ha="center", va="center"
+                        start + width / 2,
+                        position,
+                        f"{width:.0f}",
+                        color=text_colour,
+                        fontsize=8,
+                        ha="center",
+                        va="center",
                     )
             starts = [start + width for start, width in zip(starts, widths, strict=True)]
-        axes.set_yticks(places, [of["scheme"] for of in of_workload])
-        axes.set_ylim(len(of_workload) - 0.45, -0.55)
+        axes.set_yticks(positions, [line["scheme"] for line in lines_of_workload])
+        axes.set_ylim(len(lines_of_workload) - 0.45, -0.55)
         axes.set_xlim(0, 100)
-    rows[-1, 0].set_xlabel("token slots of the pool, while requests wait (%)", fontsize=9.5, color=QUIET)
+    rows[-1, 0].set_xlabel("token slots of the pool, while requests wait (%)", fontsize=9.5, color=MUTED_COLOUR)
     handles, labels = rows[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=4, frameon=False, fontsize=9)
     return figure
 
 
-def _parts(of: Figures) -> list[float]:
-    copies = of["occupied_pct"] * of["duplicate_pct"] / 100
+def _slot_shares(line: ResultLine) -> list[float]:
+    copies = line["occupied_pct"] * line["duplicate_pct"] / 100
     names = ("reserved_pct", "internal_pct", "external_pct", "cached_pct", "free_pct")
-    return [of["occupied_pct"] - copies, copies, *(of[name] for name in names)]
+    return [line["occupied_pct"] - copies, copies, *(line[name] for name in names)]
 
 
-def _utilisation(lines: Sequence[Figures]) -> Figure:
+def _draw_utilisation(lines: Sequence[ResultLine]) -> Figure:
     workloads = _by_workload(lines)
-    values = [[of["utilisation_pct"] for of in of_workload] for of_workload in workloads]
-    schemes = [of["scheme"] for of in workloads[0]]
+    values = [[line["utilisation_pct"] for line in lines_of_workload] for lines_of_workload in workloads]
+    schemes = [line["scheme"] for line in workloads[0]]
     figure = new_figure(8, 1.4 + 0.5 * len(schemes))
     axes = figure.add_subplot()
-    style(axes, title="Slots that hold KV or a copy, of those that sequences have (%)")
+    style(axes, title="Slots that hold KV or a copy, of the allocated slots (%)")
     axes.grid(False)
     columns = list(zip(*values, strict=True))
     axes.imshow(columns, cmap="Blues", vmin=0, vmax=140, aspect="auto")
     for row, column in enumerate(columns):
-        for place, value in enumerate(column):
-            ink = "white" if value > 85 else INK
-            axes.text(place, row, f"{value:.1f}", ha="center", va="center", color=ink, fontsize=10)
-    axes.set_xticks(range(len(workloads)), [of_workload[0]["workload"] for of_workload in workloads])
+        for position, value in enumerate(column):
+            text_colour = "white" if value > 85 else TEXT_COLOUR
+            axes.text(position, row, f"{value:.1f}", ha="center", va="center", color=text_colour, fontsize=10)
+    axes.set_xticks(range(len(workloads)), [lines_of_workload[0]["workload"] for lines_of_workload in workloads])
     axes.set_yticks(range(len(schemes)), schemes)
     axes.spines["bottom"].set_visible(False)
     return figure
 
 
-def _page_sizes(lines: Sequence[Figures]) -> Figure:
-    sizes = sorted({of["page_size"] for of in lines})
+def _draw_page_sizes(lines: Sequence[ResultLine]) -> Figure:
+    sizes = sorted({line["page_size"] for line in lines})
     figure = new_figure(9.5, 4.6)
     lost, cost = figure.subplots(1, 2, width_ratios=(1.7, 1))
     style(
         lost,
         title="Slots that are empty or hold a copy",
         x_title="page size (tokens)",
-        y_title="of what sequences have (%)",
+        y_title="of the allocated slots (%)",
     )
     labels = []
-    for colour, of_workload in zip(COLOURS, _by_workload(lines), strict=False):
-        losses = [of["lost_pct"] for of in of_workload]
-        there = [of["page_size"] for of in of_workload]
-        lost.plot(there, losses, color=colour, linewidth=2, marker="o", markersize=4, clip_on=False)
-        labels.append((there[-1], losses[-1], of_workload[0]["workload"], colour))
-    style(cost, title="Host time a token", x_title="page size (tokens)", y_title="scheduler, cache and tree (µs)")
-    times = [(size, host_us(group)) for size, group in whole_sizes(lines)]
+    for colour, lines_of_workload in zip(COLOURS, _by_workload(lines), strict=False):
+        losses = [line["lost_pct"] for line in lines_of_workload]
+        page_sizes = [line["page_size"] for line in lines_of_workload]
+        lost.plot(page_sizes, losses, color=colour, linewidth=2, marker="o", markersize=4, clip_on=False)
+        labels.append((page_sizes[-1], losses[-1], lines_of_workload[0]["workload"], colour))
+    style(cost, title="Host time per token", x_title="page size (tokens)", y_title="scheduler, cache and tree (µs)")
+    times = [(size, host_us(size_lines)) for size, size_lines in complete_page_sizes(lines)]
     cost.plot(
         [size for size, _ in times],
         [time for _, time in times],
-        color=INK,
+        color=TEXT_COLOUR,
         linewidth=2,
         marker="o",
         markersize=4,
@@ -203,6 +210,6 @@ def _page_sizes(lines: Sequence[Figures]) -> Figure:
     return figure
 
 
-def _by_workload(lines: Sequence[Figures]) -> list[list[Figures]]:
-    names = dict.fromkeys(of["workload"] for of in lines)
-    return [[of for of in lines if of["workload"] == name] for name in names]
+def _by_workload(lines: Sequence[ResultLine]) -> list[list[ResultLine]]:
+    names = dict.fromkeys(line["workload"] for line in lines)
+    return [[line for line in lines if line["workload"] == name] for name in names]

@@ -1,4 +1,4 @@
-"""How long prompts and answers are in files of real data."""
+"""Distributions of prompt and answer lengths from files of real data."""
 
 from __future__ import annotations
 
@@ -16,9 +16,16 @@ from radixkv.bench.workloads.datasets.gsm8k import read_problems
 from radixkv.bench.workloads.datasets.mooncake import read_trace
 from radixkv.checkpoints import resolve_tokenizer
 from radixkv.errors import ConfigError
-from radixkv.studies.paging.lengths import AllLengths, Chat, Lengths, Pair, T, published_lengths
+from radixkv.studies.paging.lengths import (
+    ChatLengths,
+    LengthDistribution,
+    LengthPair,
+    T,
+    WorkloadLengths,
+    published_lengths,
+)
 from radixkv.studies.paging.workloads import WORKLOADS
-from radixkv.text.messages import plain_messages
+from radixkv.text.messages import normalize_messages
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.tree.node import TOKEN_BYTES
 
@@ -27,19 +34,20 @@ USED_BY: Mapping[str, Sequence[str]] = {
     TRACE.name: ("variable-length", "parallel-sampling"),
     MESSAGES.name: ("variable-length", "multi-turn", "parallel-sampling"),
 }
-"""The workloads that draw lengths from a kind of file; a trace goes before conversations."""
+"""The workloads that draw lengths from each file format; a trace takes precedence over conversations."""
 
-Count = Callable[[str], int]
-"""How many tokens a text has."""
+CountTokens = Callable[[str], int]
+"""Returns the number of tokens of a text."""
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """What files hold."""
+class RecordedLengths:
+    """The length distributions of files."""
 
-    lengths: AllLengths
+    lengths: WorkloadLengths
+    """Distributions for the workloads."""
     n_bad_lines: int
-    """Left out; 0 unless that was asked for."""
+    """Malformed lines that were skipped; 0 unless ``skip_bad_lines`` is set."""
 
 
 def recorded_lengths(
@@ -49,23 +57,24 @@ def recorded_lengths(
     *,
     workloads: Sequence[str] = tuple(WORKLOADS),
     skip_bad_lines: bool = False,
-) -> Recorded:
-    """The lengths that files have, drawn at random, and published ones where no file has any.
+) -> RecordedLengths:
+    """Returns distributions that draw from the lengths in files; published ones where no file gives lengths.
 
-    Problems give short questions, a trace requests, conversations chats and, without a trace, their first turns as
-    requests. Texts are counted without what a chat template puts around them. O(files).
+    Problems give the lengths of short questions, a trace those of requests, and conversations those of chats.
+    Without a trace, the first turns of conversations give those of requests. Texts are counted without the tokens
+    that a chat template adds. O(size of the files).
 
     Args:
-        paths: at most one of each kind.
-        tokenizer: the folder or hub name of the tokenizer that counts, if there are texts to count.
-        revision: a hub repository's.
-        workloads: the names of those that the lengths are for.
-        skip_bad_lines: count bad lines instead of refusing them.
+        paths: at most one file of each format.
+        tokenizer: folder or hub name of the tokenizer that counts the tokens of texts.
+        revision: revision of the hub repository.
+        workloads: names of the workloads that the lengths are for.
+        skip_bad_lines: skip and count malformed lines instead of refusing them.
 
     Raises:
-        ConfigError: a file cannot be read, has a bad line, or is of no known kind or one that no workload uses, or
-            two are of one kind.
-        CheckpointError: there is no such tokenizer.
+        ConfigError: a file cannot be read, has a malformed line or an unknown format, no workload uses it, or two
+            files have the same format.
+        CheckpointError: the tokenizer does not exist.
     """
     by_format: dict[str, Path] = {}
     for path in paths:
@@ -77,28 +86,28 @@ def recorded_lengths(
     published = published_lengths()
     problems, requests, chats = published.problems, published.requests, published.chats
     n_bad_lines = 0
-    for name, path in sorted(by_format.items(), key=lambda known: known[0] == TRACE.name):  # the trace last
+    for name, path in sorted(by_format.items(), key=lambda item: item[0] == TRACE.name):  # the trace last
         if name == PROBLEMS.name:
             count = _counter(tokenizer, revision)
-            of_problems = read_problems(path, skip_bad_lines=skip_bad_lines)
-            found = [_problem(one.question, one.answer, count) for one in of_problems.items]
-            problems = _drawn(path, found, tokenizer)
-            n_bad_lines += of_problems.n_bad_lines
+            problem_items = read_problems(path, skip_bad_lines=skip_bad_lines)
+            pairs = [_problem_lengths(problem.question, problem.answer, count) for problem in problem_items.items]
+            problems = _draw_from(path, pairs, tokenizer)
+            n_bad_lines += problem_items.n_bad_lines
         elif name == MESSAGES.name:
             count = _counter(tokenizer, revision)
-            said = read_conversations(path, skip_bad_lines=skip_bad_lines)
-            of_chats = _answered(path, [_chat(conversation, count) for conversation in said.items])
-            chats = _drawn(path, of_chats, tokenizer)
-            requests = _drawn(path, [_first_turn(chat) for chat in of_chats], tokenizer)
-            n_bad_lines += said.n_bad_lines
+            conversations = read_conversations(path, skip_bad_lines=skip_bad_lines)
+            chat_lengths = _answered(path, [_chat_lengths(each, count) for each in conversations.items])
+            chats = _draw_from(path, chat_lengths, tokenizer)
+            requests = _draw_from(path, [_first_turn(chat) for chat in chat_lengths], tokenizer)
+            n_bad_lines += conversations.n_bad_lines
         else:
-            of_trace = read_trace(path, skip_bad_lines=skip_bad_lines)
-            requests = _drawn(path, [Pair(one.input_length, one.output_length) for one in of_trace.items])
-            n_bad_lines += of_trace.n_bad_lines
-    return Recorded(AllLengths(problems, requests, chats), n_bad_lines)
+            trace = read_trace(path, skip_bad_lines=skip_bad_lines)
+            requests = _draw_from(path, [LengthPair(each.input_length, each.output_length) for each in trace.items])
+            n_bad_lines += trace.n_bad_lines
+    return RecordedLengths(WorkloadLengths(problems, requests, chats), n_bad_lines)
 
 
-def _counter(tokenizer: str, revision: str | None) -> Count:
+def _counter(tokenizer: str, revision: str | None) -> CountTokens:
     loaded = Tokenizer.load(resolve_tokenizer(tokenizer, revision))
     return lambda text: len(loaded.encode(text, adds_special_tokens=False)) // TOKEN_BYTES
 
@@ -115,31 +124,33 @@ def _check_used(by_format: Mapping[str, Path], workloads: Sequence[str]) -> None
             )
 
 
-def _drawn(path: Path, found: Sequence[T], tokenizer: str | None = None) -> Lengths[T]:
-    return Lengths(path.name, lambda rng: rng.choice(found), None if tokenizer is None else Path(tokenizer).name)
+def _draw_from(path: Path, samples: Sequence[T], tokenizer: str | None = None) -> LengthDistribution[T]:
+    return LengthDistribution(
+        path.name, lambda rng: rng.choice(samples), None if tokenizer is None else Path(tokenizer).name
+    )
 
 
-def _problem(question: str, answer: str, count: Count) -> Pair:
-    return Pair(max(1, count(question)), max(1, count(answer)))
+def _problem_lengths(question: str, answer: str, count: CountTokens) -> LengthPair:
+    return LengthPair(max(1, count(question)), max(1, count(answer)))
 
 
-def _answered(path: Path, chats: Sequence[Chat]) -> list[Chat]:
+def _answered(path: Path, chats: Sequence[ChatLengths]) -> list[ChatLengths]:
     answered = [chat for chat in chats if chat.turns]
     if not answered:
         raise ConfigError(f"no conversation of {path} has an answer; give another file")
     return answered
 
 
-def _chat(conversation: Conversation, count: Count) -> Chat:
-    """A turn is what is said until the assistant answers, and that answer; both may be several messages.
+def _chat_lengths(conversation: Conversation, count: CountTokens) -> ChatLengths:
+    """Returns the lengths of a chat. The prompt and the answer of a turn may each consist of several messages.
 
-    What the assistant says before anybody else belongs to the first prompt.
+    Assistant messages before any other message belong to the first prompt.
     """
-    messages = plain_messages(conversation.messages)
+    messages = normalize_messages(conversation.messages)
     system = ""
     if messages and messages[0]["role"] == "system":
         system = messages.pop(0)["content"]
-    turns: list[Pair] = []
+    turns: list[LengthPair] = []
     n_before = n_answer = 0
     for message in messages:
         n_tokens = count(_text(message))
@@ -147,12 +158,12 @@ def _chat(conversation: Conversation, count: Count) -> Chat:
             n_answer += n_tokens
             continue
         if n_answer:
-            turns.append(Pair(n_before, n_answer))
+            turns.append(LengthPair(n_before, n_answer))
             n_before = n_answer = 0
         n_before += n_tokens
     if n_answer:
-        turns.append(Pair(n_before, n_answer))
-    return Chat(system, count(system), tuple(turns))
+        turns.append(LengthPair(n_before, n_answer))
+    return ChatLengths(system, count(system), tuple(turns))
 
 
 def _text(message: dict[str, Any]) -> str:
@@ -161,27 +172,27 @@ def _text(message: dict[str, Any]) -> str:
     return content if calls is None else content + json.dumps(calls)
 
 
-def _first_turn(chat: Chat) -> Pair:
+def _first_turn(chat: ChatLengths) -> LengthPair:
     first = chat.turns[0]
-    return Pair(chat.n_system + first.prompt, first.answer)
+    return LengthPair(chat.n_system + first.prompt, first.answer)
 
 
 def _format(path: Path) -> Format:
-    """What the first item is that can be told; the readers say what is wrong with those before it."""
+    """Returns the format of the first item that has a known one; the readers report invalid items before it."""
     try:
         with path.open("rb") as file:
-            found = next((each for line in file if (each := _format_of(line, file.read)) is not None), None)
+            file_format = next((each for line in file if (each := _format_of(line, file.read)) is not None), None)
     except OSError as error:
         raise ConfigError(f"cannot read --dataset-path {path}: {error.strerror}") from None
-    if found not in (PROBLEMS, TRACE, MESSAGES, SHAREGPT):
-        what = "has nothing of" if found is None else f"is {found.name}, and none of"
-        shapes = f"{PROBLEMS.shape}, {TRACE.shape} and {MESSAGES.shape}"
-        raise ConfigError(f"--dataset-path {path} {what} {shapes}; give such a file")
-    return MESSAGES if found == SHAREGPT else found
+    if file_format not in (PROBLEMS, TRACE, MESSAGES, SHAREGPT):
+        fault = "has no line like any of" if file_format is None else f"is {file_format.name}, and not one of"
+        formats = f"{PROBLEMS.item_format}, {TRACE.item_format} and {MESSAGES.item_format}"
+        raise ConfigError(f"--dataset-path {path} {fault} {formats}; give such a file")
+    return MESSAGES if file_format == SHAREGPT else file_format
 
 
 def _format_of(line: bytes, rest: Callable[[], bytes]) -> Format | None:
-    """Of a line, or of the array that begins there."""
+    """Returns the format of a line, or of the first item of the JSON array that starts there."""
     if not line.lstrip().startswith(b"["):
         return format_of(line)
     try:

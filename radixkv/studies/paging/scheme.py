@@ -1,22 +1,22 @@
-"""What the study compares: ways to give memory to sequences."""
+"""The protocol of the memory management schemes that the study compares."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from radixkv.studies.paging.memory import Memory
-from radixkv.studies.paging.sequences import Sequence, Turn
+from radixkv.studies.paging.memory import SlotUsage
+from radixkv.studies.paging.sequences import SimulatedSequence, Turn
 
 
 class Scheme(Protocol):
-    """Gives the pool to sequences, first come first served, one step of the engine at a time.
+    """Assigns the pool's slots to sequences, first come first served, one engine step at a time.
 
-    A step is ``begin``, then ``memory`` if that is wanted, then ``end``.
+    A step calls ``begin``, optionally ``slot_usage``, then ``end``.
     """
 
     @property
     def n_waiting(self) -> int:
-        """Sequences that have not begun, or were retracted."""
+        """Sequences that have not started, or were retracted."""
         ...
 
     def add(self, turn: Turn) -> None:
@@ -24,17 +24,17 @@ class Scheme(Protocol):
         ...
 
     def begin(self) -> None:
-        """Lets those begin for whom there is room, with their whole prompts; the others store one token more."""
+        """Stores one more token of each running sequence; starts waiting ones that fit, with their whole prompt."""
         ...
 
-    def running(self) -> list[Sequence]:
-        """Those that have a part in the step."""
+    def running(self) -> list[SimulatedSequence]:
+        """Returns the sequences that take part in this step."""
         ...
 
-    def memory(self) -> Memory:
-        """Of this step: what it writes is counted as occupied."""
+    def slot_usage(self) -> SlotUsage:
+        """Returns the slot usage of this step; slots that it writes count as occupied."""
         ...
 
-    def end(self) -> list[Sequence]:
-        """Gives each sequence its next token; takes back the memory of those that have all, and returns them."""
+    def end(self) -> list[SimulatedSequence]:
+        """Gives each running sequence its next token; frees the memory of complete sequences and returns them."""
         ...

@@ -1,4 +1,4 @@
-"""Runs a workload through a scheme, and sees what memory is used for while requests wait for it."""
+"""The simulation of a workload under a scheme, which measures slot usage while requests wait for memory."""
 
 from __future__ import annotations
 
@@ -6,115 +6,121 @@ from collections.abc import Iterator
 from itertools import accumulate, count
 from typing import NamedTuple
 
-from radixkv.bench.plural import counted
+from radixkv.bench.plural import plural
 from radixkv.errors import ConfigError
-from radixkv.studies.paging.memory import Memory, Shares, shares
+from radixkv.studies.paging.memory import SlotShares, SlotUsage, average_shares
 from radixkv.studies.paging.scheme import Scheme
-from radixkv.studies.paging.sequences import Sequence, Turn
-from radixkv.studies.paging.workloads import Workload
+from radixkv.studies.paging.sequences import SimulatedSequence, Turn
+from radixkv.studies.paging.workloads import StudyWorkload
 
 
 class NeverFull(ConfigError):
-    """Memory never ran out, so that there is nothing to see."""
+    """Raised if no request ever waited for memory, so there is nothing to measure."""
 
 
-class Stay(NamedTuple):
-    """A sequence had memory from one step to another, both included, and got to its end."""
+class RunningSpan(NamedTuple):
+    """The steps from the last start of a sequence to its end."""
 
     first: int
+    """First step."""
     last: int
+    """Last step, inclusive."""
 
 
-class Run(NamedTuple):
-    """What came of a workload."""
+class SimulationResult(NamedTuple):
+    """The result of a workload under a scheme."""
 
-    shares: Shares
-    """On average over the saturated steps: those in which a sequence waits for memory."""
+    shares: SlotShares
+    """Average over the saturated steps: those in which a sequence waits for memory."""
     mean_batch: float
-    """Sequences that run in a saturated step."""
+    """Average number of running sequences in a saturated step."""
     largest_batch: int
-    """Most sequences that ran at once, without those that had to give their memory back before their end."""
+    """Maximum number of sequences that ran at once, not counting runs that ended in a retraction."""
     n_steps: int
+    """All steps."""
     n_saturated_steps: int
+    """Steps in which a sequence waited for memory."""
 
 
-def simulate(scheme: Scheme, workload: Workload) -> Run:
-    """Serves the whole workload: turns queue when they arrive, or when the one before is answered.
+def simulate(scheme: Scheme, workload: StudyWorkload) -> SimulationResult:
+    """Serves the whole workload; each running sequence gets one token per step. O(sequences x answer tokens).
 
-    Each sequence that runs gets one token a step. O(sequences x tokens of their answers).
+    A turn is queued when it arrives, or when the previous turn of its chat is answered.
 
     Raises:
         NeverFull: memory never ran out.
     """
-    queue = _Arrivals(workload)
-    since: dict[Sequence, int] = {}
-    stays: list[Stay] = []
-    moments: list[Memory] = []
+    queue = _TurnQueue(workload)
+    start_steps: dict[SimulatedSequence, int] = {}
+    spans: list[RunningSpan] = []
+    usages: list[SlotUsage] = []
     n_running = 0
     for step in count():
         for turn in queue.due(step):
             scheme.add(turn)
         scheme.begin()
         running = scheme.running()
-        since = {sequence: since.get(sequence, step) for sequence in running}
+        start_steps = {sequence: start_steps.get(sequence, step) for sequence in running}
         if scheme.n_waiting:
-            moments.append(scheme.memory())
+            usages.append(scheme.slot_usage())
             n_running += len(running)
         for sequence in scheme.end():
-            stays.append(Stay(since[sequence], step))
+            spans.append(RunningSpan(start_steps[sequence], step))
             queue.answered(sequence)
         if queue.is_done:
             break
-    if not moments:
-        n_sequences = counted(workload.n_sequences, "sequence")
+    if not usages:
+        n_sequences = plural(workload.n_sequences, "sequence")
         raise NeverFull(
-            f"memory never ran out in {workload.name}, with {n_sequences}; ask for more of them "
-            "(--num-prompts), or give a smaller pool (--max-total-tokens)"
+            f"memory never ran out in {workload.name}, with {n_sequences}; increase --num-prompts or decrease "
+            "--max-total-tokens"
         )
-    return Run(shares(moments), n_running / len(moments), most_at_once(stays), step + 1, len(moments))
+    return SimulationResult(
+        average_shares(usages), n_running / len(usages), max_overlap(spans), step + 1, len(usages)
+    )
 
 
-def most_at_once(stays: list[Stay]) -> int:
-    """In how many of the stays the step lies that lies in most of them. O(stays log stays)."""
-    changes = sorted([(stay.first, 1) for stay in stays] + [(stay.last + 1, -1) for stay in stays])
+def max_overlap(spans: list[RunningSpan]) -> int:
+    """Returns the maximum number of spans that contain the same step. O(spans log spans)."""
+    changes = sorted([(span.first, 1) for span in spans] + [(span.last + 1, -1) for span in spans])
     return max(accumulate(change for _, change in changes), default=0)
 
 
-class _Arrivals:
-    """The turns of a workload, as they come."""
+class _TurnQueue:
+    """The turns of a workload that are due, in order of arrival."""
 
-    def __init__(self, workload: Workload) -> None:
-        self._coming = iter(zip(workload.arrivals, workload.conversations, strict=True))
-        self._next = next(self._coming, None)
-        self._following: list[Turn] = []
-        """Those whose turn before is answered."""
-        self._rest: dict[Sequence, tuple[list[Sequence], Iterator[Turn]]] = {}
-        """By each sequence that is not answered: those of its turn, and the turns after it."""
+    def __init__(self, workload: StudyWorkload) -> None:
+        self._arrivals = iter(zip(workload.arrivals, workload.conversations, strict=True))
+        self._next = next(self._arrivals, None)
+        self._follow_ups: list[Turn] = []
+        """Turns whose previous turn is answered."""
+        self._pending: dict[SimulatedSequence, tuple[list[SimulatedSequence], Iterator[Turn]]] = {}
+        """For each unanswered sequence: the unanswered sequences of its turn, and the turns after it."""
 
     @property
     def is_done(self) -> bool:
-        """Whether all is answered."""
-        return self._next is None and not self._rest and not self._following
+        """Whether all sequences are answered."""
+        return self._next is None and not self._pending and not self._follow_ups
 
     def due(self, step: int) -> list[Turn]:
-        """What joins the queue now."""
-        turns, self._following = self._following, []
+        """Removes and returns the turns that are queued before this step."""
+        turns, self._follow_ups = self._follow_ups, []
         while self._next is not None and self._next[0] <= step:
-            rest = iter(self._next[1])
-            turns.append(next(rest))
-            self._expect(turns[-1], rest)
-            self._next = next(self._coming, None)
+            later_turns = iter(self._next[1])
+            turns.append(next(later_turns))
+            self._add_pending(turns[-1], later_turns)
+            self._next = next(self._arrivals, None)
         return turns
 
-    def answered(self, sequence: Sequence) -> None:
-        """The next turn of its conversation joins the queue if it was the last of its own."""
-        left, rest = self._rest.pop(sequence)
-        left.remove(sequence)
-        if not left and (turn := next(rest, None)) is not None:
-            self._expect(turn, rest)
-            self._following.append(turn)
+    def answered(self, sequence: SimulatedSequence) -> None:
+        """Marks a sequence as answered; queues the next turn if it was the last unanswered one of its turn."""
+        unanswered, later_turns = self._pending.pop(sequence)
+        unanswered.remove(sequence)
+        if not unanswered and (turn := next(later_turns, None)) is not None:
+            self._add_pending(turn, later_turns)
+            self._follow_ups.append(turn)
 
-    def _expect(self, turn: Turn, rest: Iterator[Turn]) -> None:
-        left = list(turn.sequences)
+    def _add_pending(self, turn: Turn, later_turns: Iterator[Turn]) -> None:
+        unanswered = list(turn.sequences)
         for sequence in turn.sequences:
-            self._rest[sequence] = left, rest
+            self._pending[sequence] = unanswered, later_turns

@@ -1,22 +1,25 @@
-"""The study as tables for people."""
+"""The printed tables of the study."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from radixkv.bench.plural import counted
-from radixkv.studies.paging.study import LARGEST, PAGED, Figures
+from radixkv.bench.plural import plural
+from radixkv.studies.paging.study import PAGED, RESERVE_MAXIMUM, ResultLine
 
 Cells = list[str]
 
 
 class Target(NamedTuple):
-    """What the paging literature claims, for one workload."""
+    """A claim of the paging literature, compared with the result of one workload."""
 
     text: str
+    """The claim."""
     value: float
+    """The measured value."""
     is_met: bool
+    """Whether the value meets the claim."""
 
 
 SCHEME_COLUMNS = (
@@ -34,178 +37,187 @@ SCHEME_COLUMNS = (
     "retracted",
 )
 SCHEME_LEGEND = """\
-In % while requests wait: used/had is the utilisation, slots that hold KV of those that sequences have; the next six
-are of the pool and add up to 100; copies are of the used. batch: most sequences at once."""
+In % while requests wait. used/had: utilisation, the share of allocated slots that hold KV. The next six columns
+are shares of the pool and add up to 100. copies: share of the used slots. batch: most sequences at once."""
 
-LOST_LEGEND = "Pages: of the slots that sequences have, those that are empty or hold a copy, in %, by page size:"
+LOST_LEGEND = "Pages: allocated slots that are empty or hold a copy, in % of allocated slots, by page size:"
 
 COST_COLUMNS = ("page size", "entries", "host us", "retracted", "batch")
 COST_LEGEND = """\
-All workloads together: block-table entries for 1,000 tokens, processor time of scheduler, cache and tree for a
-token of an answer, retractions, and the sum of the mean batches."""
+All workloads together: block-table entries per 1,000 tokens, processor time of scheduler, cache and tree per answer
+token, retractions, and the sum of the mean batches."""
 
 
-def scheme_heading(lines: Sequence[Figures]) -> str:
-    """Over the lines of one workload."""
-    of = lines[-1]
-    left_out = f", {of['left_out']:,} too long" if of["left_out"] else ""
+def scheme_heading(lines: Sequence[ResultLine]) -> str:
+    """Returns the heading above the table of one workload."""
+    line = lines[-1]
+    left_out = f", {line['left_out']:,} too long" if line["left_out"] else ""
     return (
-        f"{of['workload']}: {counted(of['sequences'], 'sequence')}{left_out}; {of['lengths']}; "
-        f"pool of {of['pool_tokens']:,} tokens, at most {of['max_model_len']:,} a sequence"
+        f"{line['workload']}: {plural(line['sequences'], 'sequence')}{left_out}; {line['lengths']}; "
+        f"pool of {line['pool_tokens']:,} tokens, at most {line['max_model_len']:,} a sequence"
     )
 
 
-def scheme_cells(of: Figures) -> Cells:
-    """A scheme on a workload."""
+def scheme_cells(line: ResultLine) -> Cells:
+    """Returns the cells of one scheme on one workload."""
     shares = ("occupied", "reserved", "internal", "external", "free", "cached", "duplicate")
-    name = f"{of['scheme']}, {of['page_size']}" if of["page_size"] else of["scheme"]
+    name = f"{line['scheme']}, {line['page_size']}" if line["page_size"] else line["scheme"]
     return [
         name,
-        *(f"{of[f'{share}_pct']:.1f}" for share in ("utilisation", *shares)),
-        str(of["largest_batch"]),
-        f"{of['mean_batch']:.1f}",
-        str(of["retractions"]),
+        *(f"{line[f'{share}_pct']:.1f}" for share in ("utilisation", *shares)),
+        str(line["largest_batch"]),
+        f"{line['mean_batch']:.1f}",
+        str(line["retractions"]),
     ]
 
 
-def targets(lines: Sequence[Figures]) -> list[Target]:
-    """The engine's figures on one workload beside what is claimed for paging."""
-    by_scheme = {of["scheme"]: of for of in lines}
-    paged, reserving = by_scheme[PAGED], by_scheme[LARGEST]
+def targets(lines: Sequence[ResultLine]) -> list[Target]:
+    """Compares the results of paging on one workload with the claims of the literature."""
+    by_scheme = {line["scheme"]: line for line in lines}
+    paged, reserving = by_scheme[PAGED], by_scheme[RESERVE_MAXIMUM]
     ratio = paged["largest_batch"] / reserving["largest_batch"]
     return [
-        _above("utilisation (%)", paged["utilisation_pct"], 95),
-        _below("fragmentation, internal and external (%)", paged["fragmentation_pct"], 5),
-        _below("copies (%)", paged["duplicate_pct"], 3),
-        _above("largest batch / that of reserving the maximum", ratio, 4),
+        _minimum_target("utilisation (%)", paged["utilisation_pct"], 95),
+        _maximum_target("fragmentation, internal and external (%)", paged["fragmentation_pct"], 5),
+        _maximum_target("copies (%)", paged["duplicate_pct"], 3),
+        _minimum_target("largest batch / that of reserving the maximum", ratio, 4),
     ]
 
 
 def target_lines(reached: Sequence[Target]) -> list[str]:
-    """One for each."""
+    """Returns one printed line per target."""
     return [f"  {target.text}: {target.value:.2f}, {'met' if target.is_met else 'NOT met'}" for target in reached]
 
 
-def lost_columns(lines: Sequence[Figures]) -> Cells:
-    """Of the table by page size."""
-    return ["page size", *dict.fromkeys(of["workload"] for of in lines)]
+def lost_columns(lines: Sequence[ResultLine]) -> Cells:
+    """Returns the columns of the table of lost slots by page size."""
+    return ["page size", *dict.fromkeys(line["workload"] for line in lines)]
 
 
-def lost_rows(lines: Sequence[Figures]) -> list[Cells]:
-    """By page size: of the slots that sequences have, the share that is empty or holds a copy; - if not known."""
-    names = dict.fromkeys(of["workload"] for of in lines)
+def lost_rows(lines: Sequence[ResultLine]) -> list[Cells]:
+    """Returns the share of lost slots by page size and workload; ``-`` where there is no result."""
+    names = dict.fromkeys(line["workload"] for line in lines)
     rows: list[Cells] = []
-    for size, group in _by_page_size(lines):
-        shown = {of["workload"]: f"{of['lost_pct']:.2f}" for of in group}
+    for size, size_lines in _by_page_size(lines):
+        shown = {line["workload"]: f"{line['lost_pct']:.2f}" for line in size_lines}
         rows.append([str(size), *(shown.get(name, "-") for name in names)])
     return rows
 
 
-def cost_rows(lines: Sequence[Figures]) -> list[Cells]:
-    """By page size at which no workload is missing: what pages cost, over all workloads."""
+def cost_rows(lines: Sequence[ResultLine]) -> list[Cells]:
+    """Returns the costs of pages over all workloads, for each page size that has results of every workload."""
     return [
         [
             str(size),
-            f"{sum(of['entries_per_1000_tokens'] for of in group) / len(group):.1f}",
-            f"{host_us(group):.2f}",
-            str(sum(of["retractions"] for of in group)),
-            f"{sum(of['mean_batch'] for of in group):.0f}",
+            f"{sum(line['entries_per_1000_tokens'] for line in size_lines) / len(size_lines):.1f}",
+            f"{host_us(size_lines):.2f}",
+            str(sum(line["retractions"] for line in size_lines)),
+            f"{sum(line['mean_batch'] for line in size_lines):.0f}",
         ]
-        for size, group in whole_sizes(lines)
+        for size, size_lines in complete_page_sizes(lines)
     ]
 
 
-def host_us(group: Sequence[Figures]) -> float:
-    """Host time for a token of an answer, on average over workloads."""
-    return float(sum(of["host_us_per_token"] for of in group) / len(group))
+def host_us(size_lines: Sequence[ResultLine]) -> float:
+    """Returns the host time per answer token in microseconds, averaged over workloads."""
+    return float(sum(line["host_us_per_token"] for line in size_lines) / len(size_lines))
 
 
-def whole_sizes(lines: Sequence[Figures]) -> list[tuple[int, list[Figures]]]:
-    """Page sizes, ascending, and their lines; those at which a workload is missing compare with none."""
-    n_workloads = len({of["workload"] for of in lines})
-    return [(size, group) for size, group in _by_page_size(lines) if len(group) == n_workloads]
+def complete_page_sizes(lines: Sequence[ResultLine]) -> list[tuple[int, list[ResultLine]]]:
+    """Returns the lines of each page size that has results of every workload, ascending.
+
+    Averages over fewer workloads would not be comparable.
+    """
+    n_workloads = len({line["workload"] for line in lines})
+    return [(size, size_lines) for size, size_lines in _by_page_size(lines) if len(size_lines) == n_workloads]
 
 
-def page_size_remarks(lines: Sequence[Figures], workloads: Sequence[str], page_sizes: Sequence[int]) -> list[str]:
-    """Which points are missing, and what the curve says about the claim that waste is least near 16."""
-    known = {(of["workload"], of["page_size"]) for of in lines}
+def page_size_remarks(
+    lines: Sequence[ResultLine], workloads: Sequence[str], page_sizes: Sequence[int]
+) -> list[str]:
+    """Returns remarks on missing results and on the page size with the least waste, claimed to be near 16."""
+    known = {(line["workload"], line["page_size"]) for line in lines}
     remarks = []
     for name in workloads:
         missing = [str(size) for size in page_sizes if (name, size) not in known]
         if missing:
             sizes = "size" if len(missing) == 1 else "sizes"
-            remarks.append(f"no figures of {name} at page {sizes} {', '.join(missing)}: memory never ran out")
-    return [*remarks, *_least_lost(lines)]
+            remarks.append(f"no results of {name} at page {sizes} {', '.join(missing)}: memory never ran out")
+    return [*remarks, *_best_page_size(lines)]
 
 
 def measured_columns() -> Cells:
-    """Of the table of what was measured on a GPU."""
+    """Returns the columns of the table of measurements on a GPU."""
     return [
         *("scheme", "workload", "rows", "seconds", "output tok/s", "attention s"),
         *("cache s", "cache/attn %", "scheduling s", "sched/attn %"),
     ]
 
 
-def measured_cells(of: Figures) -> Cells:
-    """An engine on a workload."""
+def measured_cells(line: ResultLine) -> Cells:
+    """Returns the cells of one measurement."""
     return [
-        of["scheme"],
-        of["workload"],
-        str(of["max_num_seqs"] or "default"),
-        f"{of['duration']:.2f}",
-        f"{of['output_throughput']:.0f}",
-        f"{of['attention_seconds']:.3f}",
-        f"{of['cache_seconds']:.3f}",
-        f"{of['cache_pct_of_attention']:.2f}",
-        f"{of['management_seconds']:.3f}",
-        f"{of['management_pct_of_attention']:.2f}",
+        line["scheme"],
+        line["workload"],
+        str(line["max_num_seqs"] or "default"),
+        f"{line['duration']:.2f}",
+        f"{line['output_throughput']:.0f}",
+        f"{line['attention_seconds']:.3f}",
+        f"{line['cache_seconds']:.3f}",
+        f"{line['cache_pct_of_attention']:.2f}",
+        f"{line['management_seconds']:.3f}",
+        f"{line['management_pct_of_attention']:.2f}",
     ]
 
 
-def measured_targets(paged: Figures, reserving: Figures) -> list[Target]:
-    """The two runs of a workload beside what is claimed for paging."""
+def measured_targets(paged: ResultLine, reserving: ResultLine) -> list[Target]:
+    """Compares the two measurements of a workload with the claims of the literature."""
     ratio = paged["output_throughput"] / reserving["output_throughput"]
     return [
-        _above("throughput / that of reserving the maximum", ratio, 2),
-        _below("management of memory / attention (%)", paged["cache_pct_of_attention"], 5),
+        _minimum_target("throughput / that of reserving the maximum", ratio, 2),
+        _maximum_target("management of memory / attention (%)", paged["cache_pct_of_attention"], 5),
     ]
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned: the first column to the left, the others to the right."""
+    """Formats an aligned table: the first column to the left, the others to the right."""
     widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
     return "\n".join(
         "  ".join(
-            cell.rjust(width) if place else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
+            cell.rjust(width) if index else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
         ).rstrip()
         for cells in (columns, *rows)
     )
 
 
-def _least_lost(lines: Sequence[Figures]) -> list[str]:
-    groups = whole_sizes(lines)
+def _best_page_size(lines: Sequence[ResultLine]) -> list[str]:
+    groups = complete_page_sizes(lines)
     if len(groups) < 2:
-        return []  # there is nothing to compare
-    losses = {size: sum(of["lost_pct"] for of in group) / len(group) for size, group in groups}
-    costs = {size: host_us(group) for size, group in groups}
-    least, cheapest = min(losses, key=losses.__getitem__), min(costs, key=costs.__getitem__)
-    where = "there too" if cheapest == least else f"at {cheapest}"
-    beside = "" if cheapest == least else f", at {least} {costs[least] / costs[cheapest]:.1f} times as much"
+        return []
+    losses = {size: sum(line["lost_pct"] for line in size_lines) / len(size_lines) for size, size_lines in groups}
+    costs = {size: host_us(size_lines) for size, size_lines in groups}
+    least_lost, cheapest = min(losses, key=losses.__getitem__), min(costs, key=costs.__getitem__)
+    where = "the same page size" if cheapest == least_lost else f"page size {cheapest}"
+    comparison = (
+        ""
+        if cheapest == least_lost
+        else f", {costs[least_lost] / costs[cheapest]:.1f} times as much at {least_lost}"
+    )
     return [
-        f"least is lost at page size {least} ({losses[least]:.2f}% on average over workloads); least host time is "
-        f"spent {where} ({costs[cheapest]:.2f} us a token{beside})"
+        f"fewest slots are lost at page size {least_lost} ({losses[least_lost]:.2f}% on average over workloads); "
+        f"host time is lowest at {where} ({costs[cheapest]:.2f} us per token{comparison})"
     ]
 
 
-def _by_page_size(lines: Sequence[Figures]) -> list[tuple[int, list[Figures]]]:
-    sizes = sorted({of["page_size"] for of in lines})
-    return [(size, [of for of in lines if of["page_size"] == size]) for size in sizes]
+def _by_page_size(lines: Sequence[ResultLine]) -> list[tuple[int, list[ResultLine]]]:
+    sizes = sorted({line["page_size"] for line in lines})
+    return [(size, [line for line in lines if line["page_size"] == size]) for size in sizes]
 
 
-def _above(text: str, value: float, least: float) -> Target:
-    return Target(f"{text} > {least:g}", value, value > least)
+def _minimum_target(text: str, value: float, minimum: float) -> Target:
+    return Target(f"{text} > {minimum:g}", value, value > minimum)
 
 
-def _below(text: str, value: float, most: float) -> Target:
-    return Target(f"{text} < {most:g}", value, value < most)
+def _maximum_target(text: str, value: float, maximum: float) -> Target:
+    return Target(f"{text} < {maximum:g}", value, value < maximum)

@@ -1,4 +1,4 @@
-"""What is sent, and what a record says of what came back."""
+"""Requests that the load generator sends, and the records of their answers."""
 
 import asyncio
 import io
@@ -11,18 +11,18 @@ from array import array
 import pytest
 
 from radixkv.bench.load.arrivals import Load
-from radixkv.bench.load.client import Client
+from radixkv.bench.load.client import OpenAIClient
 from radixkv.bench.load.generator import LoadGenerator
-from radixkv.bench.session import Request, Session
+from radixkv.bench.session import BenchRequest, Session
 from radixkv.errors import ConfigError
 from radixkv.terminal_progress import Progress
 from support.fake_openai import output_ids, output_text, prompt_ids
 from support.loads import ask, chat, send, sessions_of
 
 
-def kept(record):
-    """What a record has of its request's answers."""
-    return [(answer.text, answer.token_ids) for answer in record.answers]
+def answers_of(record):
+    """Returns text and token ids of each choice of a record."""
+    return [(answer.text, answer.token_ids) for answer in record.choices]
 
 
 def expected(body, n=1, count=4):
@@ -30,14 +30,14 @@ def expected(body, n=1, count=4):
     return [("".join(map(output_text, choice)), choice) for choice in ids]
 
 
-@pytest.mark.parametrize("odd_bytes", [False, True])
-def test_a_record_holds_what_streamed(fake, odd_bytes):
-    fake.odd_bytes = odd_bytes
+@pytest.mark.parametrize("splits_bytes", [False, True])
+def test_a_record_has_the_streamed_answer(fake, splits_bytes):
+    fake.splits_bytes = splits_bytes
     prompts = ["alpha beta", "alpha gamma", "delta"]
     measurement = send(fake.address, prompts, max_concurrency=1)
-    for place, (prompt, record) in enumerate(zip(prompts, measurement.records, strict=True)):
-        assert (record.error, record.session, record.turn) == (None, place, 0)
-        assert kept(record) == expected(prompt)
+    for index, (prompt, record) in enumerate(zip(prompts, measurement.records, strict=True)):
+        assert (record.error, record.session, record.turn) == (None, index, 0)
+        assert answers_of(record) == expected(prompt)
         assert list(record.prompt_token_ids) == list(prompt.encode())
         assert (record.n_prompt_tokens, record.n_output_tokens) == (len(prompt), 4)
         assert len(record.arrivals) == 4
@@ -47,7 +47,7 @@ def test_a_record_holds_what_streamed(fake, odd_bytes):
     assert measurement.aborted is None
 
 
-def test_the_request_asks_for_a_greedy_answer_of_a_fixed_length(fake):
+def test_the_body_requests_a_greedy_answer_of_a_fixed_length(fake):
     send(fake.address + "/v1/", ["one"])
     assert fake.paths == ["/v1/completions"]
     assert fake.bodies == [
@@ -64,25 +64,25 @@ def test_the_request_asks_for_a_greedy_answer_of_a_fixed_length(fake):
     ]
 
 
-def test_a_server_that_knows_openais_fields_alone_and_says_no_done_can_be_asked(fake):
+def test_a_server_with_openais_fields_only_and_without_done_works(fake):
     fake.known_fields = {"model", "prompt", "max_tokens", "temperature", "stream", "stream_options"}
-    fake.says_done = fake.returns_ids = False
+    fake.sends_done = fake.returns_ids = False
     [refused] = send(fake.address, ["one"]).records
     assert refused.error_kind == "http_422"
     [record] = send(fake.address, ["one"], has_extensions=False).records
     assert (record.error, record.texts) == (None, (expected("one")[0][0],))
-    assert [answer.finish_reason for answer in record.answers] == ["length"]
+    assert [answer.finish_reason for answer in record.choices] == ["length"]
 
 
-def test_choices_that_stream_at_once_are_told_apart(fake):
+def test_choices_that_stream_concurrently_are_separated(fake):
     fake.delay = 0.05
-    [record] = send(fake.address, [Request("one", 4, n=3, temperature=0.7, seed=11)]).records
+    [record] = send(fake.address, [BenchRequest("one", 4, n=3, temperature=0.7, seed=11)]).records
     body = fake.bodies[0]
     assert (body["n"], body["temperature"], body["seed"]) == (3, 0.7, 11)
-    assert kept(record) == expected("one", n=3)
+    assert answers_of(record) == expected("one", n=3)
     assert record.n_output_tokens == 12
     assert len(record.itl) == 9
-    assert statistics.median(record.itl) > 0.01  # those of one choice, not of whichever came before
+    assert statistics.median(record.itl) > 0.01  # gaps within one choice, not between choices
     assert record.tpot == pytest.approx((record.arrivals[-1] - record.arrivals[0]) / 3)
 
 
@@ -90,7 +90,7 @@ def test_choices_that_stream_at_once_are_told_apart(fake):
 def test_messages_go_to_the_chat_endpoint_and_their_deltas_are_read(fake, returns_ids):
     fake.returns_ids = returns_ids
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "ö?"}]
-    [record] = send(fake.address, [Request(messages, 4, n=2)]).records
+    [record] = send(fake.address, [BenchRequest(messages, 4, n=2)]).records
     assert fake.paths == ["/v1/chat/completions"]
     assert fake.bodies[0]["messages"] == messages
     assert "prompt" not in fake.bodies[0]
@@ -99,24 +99,24 @@ def test_messages_go_to_the_chat_endpoint_and_their_deltas_are_read(fake, return
     assert list(record.texts) == texts
     assert record.prompt_token_ids == (array("i", prompt_ids(fake.bodies[0])) if returns_ids else None)
     assert record.token_ids == ([output_ids(fake.bodies[0], 4, index) for index in (0, 1)] if returns_ids else None)
-    assert [len(answer.arrivals) for answer in record.answers] == [4, 4]  # the first delta has the role alone
+    assert [len(answer.arrivals) for answer in record.choices] == [4, 4]  # the first delta has only the role
 
 
 def test_token_ids_are_sent_as_they_are(fake):
-    [record] = send(fake.address, [Request((5, 6, 70000), 4)]).records
+    [record] = send(fake.address, [BenchRequest((5, 6, 70000), 4)]).records
     assert (fake.paths, fake.bodies[0]["prompt"]) == (["/v1/completions"], [5, 6, 70000])
     assert list(record.prompt_token_ids) == [5, 6, 70000]
 
 
-def test_a_prompt_of_megabytes_arrives_whole(fake):
+def test_a_prompt_of_megabytes_arrives_complete(fake):
     ids = tuple(range(100_000, 400_000))
-    [record] = send(fake.address, [Request(ids, 1)]).records
+    [record] = send(fake.address, [BenchRequest(ids, 1)]).records
     assert record.error is None
     assert list(record.prompt_token_ids) == list(ids) == fake.bodies[0]["prompt"]
     assert sys.getsizeof(record.prompt_token_ids) < 8 * len(ids)  # a run may have millions
 
 
-def test_times_are_those_of_the_server(fake):
+def test_times_match_those_of_the_server(fake):
     fake.delay = 0.05
     [record] = send(fake.address, ["one"]).records
     assert len(record.itl) == 3
@@ -125,11 +125,11 @@ def test_times_are_those_of_the_server(fake):
     assert statistics.median(record.itl) > 0.02
 
 
-@pytest.mark.parametrize("ends_apart", [False, True])
+@pytest.mark.parametrize("separate_finish", [False, True])
 @pytest.mark.parametrize("empty_events", [0, 2])
 @pytest.mark.parametrize("returns_ids", [False, True])
-def test_only_events_with_output_are_arrivals(fake, ends_apart, empty_events, returns_ids):
-    fake.ends_apart, fake.empty_events, fake.returns_ids = ends_apart, empty_events, returns_ids
+def test_only_events_with_output_are_arrivals(fake, separate_finish, empty_events, returns_ids):
+    fake.separate_finish, fake.empty_events, fake.returns_ids = separate_finish, empty_events, returns_ids
     fake.delay = 0.04
     [record] = send(fake.address, ["one"]).records
     assert record.error is None
@@ -138,15 +138,15 @@ def test_only_events_with_output_are_arrivals(fake, ends_apart, empty_events, re
     assert record.texts == ("".join(map(output_text, output_ids("one", 4))),)
 
 
-def test_no_more_requests_are_in_flight_than_allowed(fake):
-    fake.crowd = 3
+def test_max_concurrency_limits_requests_in_flight(fake):
+    fake.min_in_flight = 3
     send(fake.address, [f"prompt {n}" for n in range(12)], max_concurrency=3)
     assert fake.most_in_flight == 3
     assert {body["prompt"] for body in fake.bodies[:3]} == {"prompt 0", "prompt 1", "prompt 2"}
 
 
-def test_a_turn_has_all_that_was_said_and_waits_for_the_answer(fake):
-    fake.crowd = 2
+def test_a_turn_has_the_conversation_so_far_and_waits_for_the_answer(fake):
+    fake.min_in_flight = 2
     sessions = [chat("one:", " two:", " three:"), chat("uno:", " due:")]
     first, second, third, uno, due = records = send(fake.address, sessions).records
     assert [record.error for record in records] == [None] * 5
@@ -161,32 +161,32 @@ def test_a_turn_has_all_that_was_said_and_waits_for_the_answer(fake):
     assert uno.started < first.started + first.latency  # sessions do not wait for each other
 
 
-def test_a_client_of_a_closed_loop_ends_a_session_before_it_begins_another(fake):
+def test_a_client_of_a_closed_loop_runs_one_session_at_a_time(fake):
     send(fake.address, [chat(f"{n}:", " a", " b") for n in range(3)], max_concurrency=1)
     assert [body["prompt"][0] for body in fake.bodies] == list("000111222")
 
 
-def test_the_requests_of_a_turn_are_sent_together_and_all_their_texts_come_back(fake):
-    fake.crowd = 3
-    heard = []
+def test_the_requests_of_a_turn_are_sent_together_and_get_all_replies(fake):
+    fake.min_in_flight = 3
+    received = []
 
     def turns():
-        replies = yield [Request(f"branch {n}", 2, n=2) for n in range(3)]
-        heard.extend(reply.texts for reply in replies)
-        yield [Request("the end", 1)]
+        replies = yield [BenchRequest(f"branch {n}", 2, n=2) for n in range(3)]
+        received.extend(reply.texts for reply in replies)
+        yield [BenchRequest("the end", 1)]
 
     measurement = send(fake.address, [Session(turns, n_requests=4)])
     assert fake.most_in_flight == 3
-    assert heard == [tuple(text for text, _ in expected(f"branch {n}", n=2, count=2)) for n in range(3)]
+    assert received == [tuple(text for text, _ in expected(f"branch {n}", n=2, count=2)) for n in range(3)]
     assert [record.turn for record in measurement.records] == [0, 0, 0, 1]
     assert fake.bodies[-1]["prompt"] == "the end"
 
 
-def test_no_more_requests_of_one_turn_are_in_flight_than_allowed(fake):
-    fake.crowd = 2
+def test_max_concurrency_limits_requests_of_one_turn(fake):
+    fake.min_in_flight = 2
 
     def turns():
-        yield [Request(f"branch {n}", 2) for n in range(6)]
+        yield [BenchRequest(f"branch {n}", 2) for n in range(6)]
 
     measurement = send(fake.address, [Session(turns, n_requests=6)], max_concurrency=2)
     assert fake.most_in_flight == 2
@@ -196,8 +196,8 @@ def test_no_more_requests_of_one_turn_are_in_flight_than_allowed(fake):
 def test_an_answer_is_checked(fake):
     text = "".join(map(output_text, output_ids("one", 2)))
     checks = [lambda texts: list(texts) == [text], lambda texts: False, None]
-    records = send(fake.address, [Request("one", 2, is_right=check) for check in checks]).records
-    assert [record.is_right for record in records] == [True, False, None]
+    records = send(fake.address, [BenchRequest("one", 2, check=check) for check in checks]).records
+    assert [record.is_correct for record in records] == [True, False, None]
 
 
 def test_a_key_goes_with_every_request(fake):
@@ -211,44 +211,44 @@ def test_a_key_goes_with_every_request(fake):
         ask(fake.address, question)
 
 
-def test_the_model_is_the_servers_first_one(fake):
-    assert ask(fake.address, Client.model) == "fake-model"
+def test_the_default_model_is_the_servers_first(fake):
+    assert ask(fake.address, OpenAIClient.model) == "fake-model"
     with pytest.raises(ConfigError, match="404"):
-        ask(fake.address + "/elsewhere", Client.model)
+        ask(fake.address + "/elsewhere", OpenAIClient.model)
 
 
 @pytest.mark.parametrize("address", ["localhost:8000", "http://", "http://host:port", "ftp://host"])
-def test_what_is_no_address_is_refused(address):
+def test_an_invalid_address_is_refused(address):
     with pytest.raises(ConfigError, match=f"{address!r} (is not an address|names no host|has no usable port)"):
-        Client(address)
+        OpenAIClient(address)
 
 
 @pytest.mark.parametrize(
     ("method", "path"), [("POST", "/flush_cache"), ("GET", "/flush_cache"), ("POST", "/reset_prefix_cache")]
 )
-def test_the_cache_is_flushed_by_whichever_endpoint_there_is(fake, method, path):
+def test_the_cache_is_flushed_by_the_endpoint_that_the_server_has(fake, method, path):
     fake.flushes_at = [(method, path)]
-    assert ask(fake.address, Client.flush) == path
+    assert ask(fake.address, OpenAIClient.flush) == path
     assert fake.flushed == [(method, path)]
     fake.flushes_at = []
-    assert ask(fake.address, Client.flush) is None
+    assert ask(fake.address, OpenAIClient.flush) is None
 
 
-def test_who_watches_sees_what_is_in_flight_cached_and_failed(fake):
+def test_progress_shows_requests_in_flight_cached_tokens_and_failures(fake):
     fake.delay, fake.fault = 0.12, "http_500"
     terminal = Terminal()
 
     async def go():
-        async with Client(fake.address) as client:
+        async with OpenAIClient(fake.address) as client:
             with Progress("requests", 22, stream=terminal) as progress:
-                sessions = sessions_of([Request(f"the same {n}", 1) for n in range(20)] + ["FAULT"] * 2)
+                sessions = sessions_of([BenchRequest(f"the same {n}", 1) for n in range(20)] + ["FAULT"] * 2)
                 await LoadGenerator(client).run(sessions, Load("fake-model", max_concurrency=2), progress)
 
     asyncio.run(go())
     lines = terminal.getvalue().split("\r\x1b[K")
-    # As a request ends, the one that takes its place is not sent yet. A busy machine answers nothing at first.
-    shape = r"\d+/22 requests, \d+ new tokens, \d+ s, \d+ tokens/s, [12] in flight, [789]\d% cached"
-    assert any(re.fullmatch(shape, line) for line in lines[1:])
+    # When a request ends, the next one is not sent yet. A busy machine may show no answers at first.
+    pattern = r"\d+/22 requests, \d+ new tokens, \d+ s, \d+ tokens/s, [12] in flight, [789]\d% cached"
+    assert any(re.fullmatch(pattern, line) for line in lines[1:])
     assert lines[-1] == ""
 
 
@@ -258,6 +258,6 @@ class Terminal(io.StringIO):
 
 
 def test_sessions_without_limit_are_all_in_flight_at_once(fake):
-    fake.crowd = 20
+    fake.min_in_flight = 20
     send(fake.address, [f"prompt {n}" for n in range(20)], max_concurrency=None, request_rate=math.inf)
     assert fake.most_in_flight == 20

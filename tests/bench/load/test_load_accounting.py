@@ -1,13 +1,13 @@
-"""Tokens as the client, the answers' usage and the server's metrics count them, and prompts as token ids."""
+"""Token counts of client, usage and server metrics; prompts as token ids."""
 
 import json
 
 import pytest
 
-from radixkv.bench.load.accounting import Tokens, accounting, counted_by_metrics
-from radixkv.bench.load.client import Client
+from radixkv.bench.load.accounting import TokenCounts, accounting, server_token_counts
+from radixkv.bench.load.client import OpenAIClient
 from radixkv.bench.load.prompt_encoder import PromptEncoder
-from radixkv.bench.session import Request
+from radixkv.bench.session import BenchRequest
 from radixkv.errors import CheckpointError
 from support.loads import OUTPUT_LEN, ask, send
 
@@ -38,53 +38,55 @@ sglang:cached_tokens_total{{cache_source="device",model_name="m"}} {cached}.0
 """
 
 
-def counted(address):
-    return counted_by_metrics(ask(address, Client.metrics))
+def metrics_counts(address):
+    return server_token_counts(ask(address, OpenAIClient.metrics))
 
 
 @pytest.mark.parametrize("metrics", [RADIXKV, VLLM, SGLANG], ids=["radixkv", "vllm", "sglang"])
-def test_three_counts_agree_whatever_the_metrics_are_called(fake, metrics):
+def test_counts_agree_with_the_metrics_of_each_engine(fake, metrics):
     fake.metrics = metrics
-    before = counted(fake.address)
-    records = send(fake.address, ["same start, one", Request("same start, two", OUTPUT_LEN, n=2)]).records
-    told = accounting(records, counted(fake.address) - before)
-    assert told["usage"] == told["metrics"] == {"prompt": 30, "generated": 12, "cached": len("same start, ")}
-    assert told["client"] == {"prompt": 30, "generated": 12, "cached": None}
-    assert told["agree"] is True
+    before = metrics_counts(fake.address)
+    records = send(fake.address, ["same start, one", BenchRequest("same start, two", OUTPUT_LEN, n=2)]).records
+    reported = accounting(records, metrics_counts(fake.address) - before)
+    assert (
+        reported["usage"] == reported["metrics"] == {"prompt": 30, "generated": 12, "cached": len("same start, ")}
+    )
+    assert reported["client"] == {"prompt": 30, "generated": 12, "cached": None}
+    assert reported["agree"] is True
 
 
-def test_a_count_that_differs_shows(fake):
+def test_a_count_that_differs_is_reported(fake):
     records = send(fake.address, ["one"]).records
-    assert accounting(records, Tokens(3, 4, 0))["agree"] is True
-    for wrong in (Tokens(4, 4, 0), Tokens(3, 5, 0), Tokens(3, 4, 1)):
+    assert accounting(records, TokenCounts(3, 4, 0))["agree"] is True
+    for wrong in (TokenCounts(4, 4, 0), TokenCounts(3, 5, 0), TokenCounts(3, 4, 1)):
         assert accounting(records, wrong)["agree"] is False
-    records[0].answers[0].token_ids.append(9)
+    records[0].choices[0].token_ids.append(9)
     assert accounting(records, None)["agree"] is False
 
 
-def test_what_a_server_does_not_tell_is_left_out(fake):
+def test_counts_that_the_server_does_not_report_are_none(fake):
     fake.returns_ids = fake.reports_cached = False
-    assert ask(fake.address, Client.metrics) is None
-    told = accounting(send(fake.address, ["one"]).records, None)
-    assert told == {
+    assert ask(fake.address, OpenAIClient.metrics) is None
+    reported = accounting(send(fake.address, ["one"]).records, None)
+    assert reported == {
         "client": {"prompt": None, "generated": None, "cached": None},
         "usage": {"prompt": 3, "generated": 4, "cached": None},
         "metrics": None,
         "agree": True,
     }
-    assert counted_by_metrics("# TYPE other:tokens counter\nother:tokens_total 3\n") is None
-    assert counted_by_metrics("<html>no metrics</html>") is None
+    assert server_token_counts("# TYPE other:tokens counter\nother:tokens_total 3\n") is None
+    assert server_token_counts("<html>no metrics</html>") is None
 
 
 def test_counts_of_a_run_with_failures_are_not_compared(fake):
     fake.fault = "http_500"
-    told = accounting(send(fake.address, ["one", "FAULT"]).records, Tokens(3, 4, 0))
-    assert (told["usage"]["prompt"], told["agree"]) == (3, None)
+    reported = accounting(send(fake.address, ["one", "FAULT"]).records, TokenCounts(3, 4, 0))
+    assert (reported["usage"]["prompt"], reported["agree"]) == (3, None)
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A tokenizer of words, which begins a text with ``<s>``, and a chat template that writes that itself."""
+    """Folder of a word tokenizer that adds ``<s>`` to texts, and of a chat template that has ``<s>`` itself."""
     words = ["<s>", "?", "hi", "there", "you", "user", "assistant"]
     (tmp_path / "tokenizer.json").write_text(
         json.dumps(
@@ -117,7 +119,7 @@ def folder(tmp_path):
                 "decoder": None,
                 "model": {
                     "type": "WordLevel",
-                    "vocab": {word: place for place, word in enumerate(words)},
+                    "vocab": {word: index for index, word in enumerate(words)},
                     "unk_token": "?",
                 },
             }
@@ -128,9 +130,9 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_prompts_are_encoded_as_the_server_would(fake, folder):
+def test_prompts_are_encoded_as_by_the_server(fake, folder):
     messages = [{"role": "user", "content": "hi there"}]
-    prompts = [Request("hi you", 2), Request(messages, 2, n=2), Request((4, 4), 2)]
+    prompts = [BenchRequest("hi you", 2), BenchRequest(messages, 2, n=2), BenchRequest((4, 4), 2)]
     send(fake.address, prompts, encoder=PromptEncoder(folder), max_concurrency=1)
     assert fake.paths == ["/v1/completions"] * 3
     assert [body["prompt"] for body in fake.bodies] == [[0, 2, 4], [0, 5, 2, 3, 6], [4, 4]]
@@ -146,12 +148,12 @@ def test_a_prompt_that_cannot_be_encoded_is_an_error_of_its_own(fake, folder):
 def test_chats_without_a_template_cannot_be_encoded(fake, folder):
     (folder / "tokenizer_config.json").unlink()
     with pytest.raises(CheckpointError, match="has no chat template"):
-        send(fake.address, [Request([{"role": "user", "content": "hi"}], 2)], encoder=PromptEncoder(folder))
+        send(fake.address, [BenchRequest([{"role": "user", "content": "hi"}], 2)], encoder=PromptEncoder(folder))
     assert fake.bodies == []
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "1e400"])
-def test_a_counter_that_is_no_number_is_not_known(value):
+def test_a_counter_that_is_no_finite_number_is_unknown(value):
     text = "# TYPE vllm:{0}_total counter\nvllm:{0}_total {1}\n"
-    tokens = counted_by_metrics(text.format("prompt_tokens", 7) + text.format("generation_tokens", value))
+    tokens = server_token_counts(text.format("prompt_tokens", 7) + text.format("generation_tokens", value))
     assert (tokens.prompt, tokens.generated) == (7, None)

@@ -1,4 +1,4 @@
-"""Events that no server should send."""
+"""Invalid events of a stream."""
 
 import json
 
@@ -28,6 +28,6 @@ def usage(**counts):
         b'{"choices": [], "error": ' + DEEP.encode() + b"}",
     ],
 )
-def test_counts_and_ids_that_cannot_be_are_a_failed_request(event):
+def test_invalid_counts_and_ids_fail_the_request(event):
     with pytest.raises(BadReply, match="an event is not a completion chunk"):
         read_chunk(event)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixkv.bench.report.run_metrics import figures
+from radixkv.bench.report.run_metrics import run_metrics
 from radixkv.bench.report.samples import MAX_INTERVALS, MIN_INTERVALS, samples_of
 from support.report_records import failed, measured, record
 
@@ -24,12 +24,12 @@ def records(draw):
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(records(), min_size=1, max_size=12))
-def test_series_add_up_to_the_figures_of_the_run(good):
+def test_series_add_up_to_the_metrics_of_the_run(good):
     run = measured(*good, failed("timeout", started=3.0), duration=50.0)
-    samples, found = samples_of(run), figures(run)
+    samples, result = samples_of(run), run_metrics(run)
     assert len(samples.output_tokens_per_s) == len(samples.hit_rate_pct) == len(samples.optimum_pct)
     assert MIN_INTERVALS <= len(samples.hit_rate_pct) <= MAX_INTERVALS
-    assert sum(samples.output_tokens_per_s) * samples.interval_s == pytest.approx(found["total_output_tokens"])
+    assert sum(samples.output_tokens_per_s) * samples.interval_s == pytest.approx(result["total_output_tokens"])
     last = len(samples.hit_rate_pct) - 1
     began = min(each.started for each in good)
     for interval, share in enumerate(samples.hit_rate_pct):
@@ -40,7 +40,7 @@ def test_series_add_up_to_the_figures_of_the_run(good):
     assert list(samples.itl_s) == sorted(gap for each in good for gap in each.itl)
 
 
-def test_throughput_and_hit_rate_are_where_they_happened():
+def test_throughput_and_hit_rate_are_in_the_right_intervals():
     # Of 20 seconds: two tokens in the first, one in the last; a miss at the start, a hit of 3 of 4 after ten.
     run = measured(
         record([0.5, 0.7], output=(1, 2), cached=0, started=100.0),
@@ -53,12 +53,12 @@ def test_throughput_and_hit_rate_are_where_they_happened():
     assert samples.optimum_pct == [0.0] + [None] * 9 + [75.0] + [None] * 9
 
 
-def test_what_the_server_does_not_tell_is_no_series():
+def test_values_that_the_server_does_not_report_have_no_series():
     samples = samples_of(measured(record([1], cached=None, returns_ids=False), record([1], cached=1)))
     assert {*samples.hit_rate_pct, *samples.optimum_pct} == {None}
 
 
-def test_a_run_in_which_nothing_succeeded_has_samples_too():
+def test_a_run_without_successes_has_samples():
     samples = samples_of(measured(failed("connect")))
     assert (list(samples.ttft_s), list(samples.itl_s)) == ([], [])
     assert not any(samples.output_tokens_per_s)

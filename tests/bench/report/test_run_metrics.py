@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixkv.bench.report.result_table import MAX_REASONS, box, comparison, failures
-from radixkv.bench.report.run_metrics import cache_report, figures, outputs_sha256, summary
+from radixkv.bench.report.result_table import MAX_REASONS, comparison, failures, result_table
+from radixkv.bench.report.run_metrics import cache_report, outputs_sha256, run_metrics, summary
 from support.paths import ROOT
 from support.report_records import failed, line, measured, record
 
@@ -30,7 +30,7 @@ API_KEYS = {
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.floats(0, 1000), min_size=1, max_size=40))
-def test_latencies_are_summed_up_as_numpy_does(seconds):
+def test_latency_summaries_equal_those_of_numpy(seconds):
     values = np.array(seconds) * 1000
     expected = {
         "mean_x_ms": values.mean(),
@@ -43,80 +43,86 @@ def test_latencies_are_summed_up_as_numpy_does(seconds):
     assert summary("x", seconds) == pytest.approx(expected, rel=1e-9, abs=1e-6)
 
 
-def test_nothing_measured_is_none_and_not_zero():
+def test_missing_measurements_are_none_and_not_zero():
     assert set(summary("itl", []).values()) == {None}
 
 
-def test_figures_count_good_requests_over_the_whole_duration():
-    found = figures(
+def test_metrics_count_successful_requests_over_the_whole_duration():
+    result = run_metrics(
         measured(
             record([0.1, 0.2, 0.4], output=(1, 2, 3)), record([0.3], output=(5,)), failed("timeout"), duration=2.0
         )
     )
-    assert found.keys() >= API_KEYS
-    assert (found["completed"], found["failed"], found["total_choices"]) == (2, 1, 2)
-    assert found["request_throughput"] == 1.0
-    assert (found["input_throughput"], found["output_throughput"], found["total_throughput"]) == (4.0, 2.0, 6.0)
-    assert found["mean_ttft_ms"] == pytest.approx(200)
-    assert found["mean_tpot_ms"] == pytest.approx(150)
-    assert found["mean_itl_ms"] == pytest.approx(150)
-    assert found["mean_e2e_latency_ms"] == pytest.approx(350)
-    assert found["concurrency"] == pytest.approx(0.35)
-    assert found["mean_lateness_ms"] is None
+    assert result.keys() >= API_KEYS
+    assert (result["completed"], result["failed"], result["total_choices"]) == (2, 1, 2)
+    assert result["request_throughput"] == 1.0
+    assert (result["input_throughput"], result["output_throughput"], result["total_throughput"]) == (4.0, 2.0, 6.0)
+    assert result["mean_ttft_ms"] == pytest.approx(200)
+    assert result["mean_tpot_ms"] == pytest.approx(150)
+    assert result["mean_itl_ms"] == pytest.approx(150)
+    assert result["mean_e2e_latency_ms"] == pytest.approx(350)
+    assert result["concurrency"] == pytest.approx(0.35)
+    assert result["mean_lateness_ms"] is None
 
 
 def test_in_an_open_loop_latencies_count_from_when_a_request_should_have_been_sent():
-    found = figures(measured(record([0.1, 0.3], late=0.05), record([0.1, 0.3], late=0.15)))
-    assert (found["mean_ttft_ms"], found["mean_e2e_latency_ms"]) == (pytest.approx(200), pytest.approx(400))
-    assert found["mean_itl_ms"] == pytest.approx(200)  # a gap has no start
-    assert (found["mean_lateness_ms"], found["p99_lateness_ms"]) == (pytest.approx(100), pytest.approx(149))
-    assert found["concurrency"] == pytest.approx(0.3)  # in flight they were for 0.3 s each
+    result = run_metrics(measured(record([0.1, 0.3], late=0.05), record([0.1, 0.3], late=0.15)))
+    assert (result["mean_ttft_ms"], result["mean_e2e_latency_ms"]) == (pytest.approx(200), pytest.approx(400))
+    assert result["mean_itl_ms"] == pytest.approx(200)  # a gap has no start
+    assert (result["mean_lateness_ms"], result["p99_lateness_ms"]) == (pytest.approx(100), pytest.approx(149))
+    assert result["concurrency"] == pytest.approx(0.3)  # in flight they were for 0.3 s each
 
 
-def test_the_choices_of_a_request_are_one_request_and_many_tokens():
-    found = figures(measured(record([0.1, 0.4], output=(1, 2), more=[([0.2, 0.3, 0.9], (3, 4, 5))]), duration=1.0))
-    assert (found["completed"], found["total_choices"], found["total_output_tokens"]) == (1, 2, 5)
-    assert found["total_input_tokens"] == 4
-    assert (found["mean_ttft_ms"], found["mean_e2e_latency_ms"]) == (pytest.approx(100), pytest.approx(900))
-    assert found["mean_itl_ms"] == pytest.approx((300 + 100 + 600) / 3)  # within one choice only
+def test_all_choices_of_a_request_count_as_one_request():
+    result = run_metrics(
+        measured(record([0.1, 0.4], output=(1, 2), more=[([0.2, 0.3, 0.9], (3, 4, 5))]), duration=1.0)
+    )
+    assert (result["completed"], result["total_choices"], result["total_output_tokens"]) == (1, 2, 5)
+    assert result["total_input_tokens"] == 4
+    assert (result["mean_ttft_ms"], result["mean_e2e_latency_ms"]) == (pytest.approx(100), pytest.approx(900))
+    assert result["mean_itl_ms"] == pytest.approx((300 + 100 + 600) / 3)  # within one choice only
 
 
-def test_accuracy_is_of_the_answers_that_came_and_can_be_checked():
+def test_accuracy_covers_the_answers_that_can_be_checked():
     records = [record([1], right=True), record([1], right=True), record([1], right=False), record([1])]
-    found = figures(measured(*records, failed("timeout")))
-    assert (found["n_checked"], found["accuracy_pct"]) == (3, pytest.approx(200 / 3))
-    nothing = figures(measured(record([1])))
+    result = run_metrics(measured(*records, failed("timeout")))
+    assert (result["n_checked"], result["accuracy_pct"]) == (3, pytest.approx(200 / 3))
+    nothing = run_metrics(measured(record([1])))
     assert (nothing["n_checked"], nothing["accuracy_pct"]) == (0, None)
 
 
 def test_every_failure_is_counted_by_its_kind():
     kinds = ["http_500", "not_sent", "timeout", "not_sent", "not_sent", "http_500"]
-    found = figures(measured(record([1]), *map(failed, kinds)))
-    assert (found["completed"], found["failed"]) == (1, 6)
-    assert list(found["errors"].items()) == [("not_sent", 3), ("http_500", 2), ("timeout", 1)]
-    text = box(line(measured(record([1]), *map(failed, kinds))))
+    result = run_metrics(measured(record([1]), *map(failed, kinds)))
+    assert (result["completed"], result["failed"]) == (1, 6)
+    assert list(result["errors"].items()) == [("not_sent", 3), ("http_500", 2), ("timeout", 1)]
+    text = result_table(line(measured(record([1]), *map(failed, kinds))))
     assert re.search(r"^Failed requests: +6\n  not_sent: +3\n  http_500: +2\n  timeout: +1$", text, re.MULTILINE)
 
 
-def test_a_run_that_ended_early_says_so_and_has_figures_of_what_it_did():
+def test_a_run_that_ended_early_has_the_reason_and_partial_metrics():
     partial = measured(record([0.5]), failed("stopped"), aborted="the server went away", duration=1.0)
-    found = figures(partial)
-    assert (found["aborted"], found["completed"], found["request_throughput"]) == ("the server went away", 1, 1.0)
-    assert "The run ended early: the server went away." in box(line(partial))
+    result = run_metrics(partial)
+    assert (result["aborted"], result["completed"], result["request_throughput"]) == (
+        "the server went away",
+        1,
+        1.0,
+    )
+    assert "the server went away" in result_table(line(partial))
 
 
-def test_figures_of_a_run_in_which_nothing_succeeded():
-    found = figures(measured(failed("connect"), duration=1.0))
-    assert (found["completed"], found["request_throughput"], found["mean_ttft_ms"]) == (0, 0.0, None)
-    assert set(found["cache_report"].values()) == {0, None}
-    assert "Failed requests" in box(line(measured(failed("connect"))))
+def test_metrics_of_a_run_without_successes():
+    result = run_metrics(measured(failed("connect"), duration=1.0))
+    assert (result["completed"], result["request_throughput"], result["mean_ttft_ms"]) == (0, 0.0, None)
+    assert set(result["cache_report"].values()) == {0, None}
+    assert "Failed requests" in result_table(line(measured(failed("connect"))))
 
 
-def test_goodput_counts_the_requests_that_keep_every_limit():
+def test_goodput_counts_the_requests_within_every_limit():
     measurement = measured(record([0.1, 0.2]), record([0.1, 0.9]), record([0.3, 0.35]), duration=0.5)
-    assert figures(measurement, {"ttft": 200, "tpot": 500})["request_goodput"] == 2.0
-    assert figures(measurement, {"ttft": 400, "e2el": 1000})["request_goodput"] == 6.0
-    assert figures(measurement)["request_goodput"] is None
+    assert run_metrics(measurement, {"ttft": 200, "tpot": 500})["request_goodput"] == 2.0
+    assert run_metrics(measurement, {"ttft": 400, "e2el": 1000})["request_goodput"] == 6.0
+    assert run_metrics(measurement)["request_goodput"] is None
 
 
 def test_the_cache_report_is_in_shares_of_prompt_tokens():
@@ -136,7 +142,7 @@ def test_the_optimum_takes_requests_in_the_order_in_which_they_were_sent():
     assert cache_report([next_turn, turn, other])["optimum_pct"] == pytest.approx(100 * (0 + 4 + 5) / 13)
 
 
-def test_what_is_known_of_a_failed_request_may_be_in_the_cache_but_does_not_count_itself():
+def test_known_prompts_of_failed_requests_may_be_hit_but_do_not_count():
     prompt = [1, 2, 3, 4]
     records = [
         failed("stream", 0.0, prompt),
@@ -147,19 +153,19 @@ def test_what_is_known_of_a_failed_request_may_be_in_the_cache_but_does_not_coun
     assert (report["total_prompt_tokens"], report["optimum_pct"], report["cache_hit_rate_pct"]) == (4, 75.0, 75.0)
 
 
-def test_what_a_server_does_not_tell_is_none():
+def test_values_that_the_server_does_not_report_are_none():
     silent = record([1], cached=None, returns_ids=False)
-    found = figures(measured(record([1]), silent))
-    report = found["cache_report"]
+    result = run_metrics(measured(record([1]), silent))
+    report = result["cache_report"]
     assert (report["total_cached_tokens"], report["cache_hit_rate_pct"], report["optimum_pct"]) == (
         None,
         None,
         None,
     )
-    assert found["outputs_sha256"] is None
-    text = box(line(measured(record([1]), silent), None, cache_flushed=False))
-    assert "No digest of the outputs: the server returns no token ids." in text
-    assert "No optimum: the server returns no token ids" in text
+    assert result["outputs_sha256"] is None
+    text = result_table(line(measured(record([1]), silent), None, cache_flushed=False))
+    assert "No digest of the outputs" in text
+    assert "No optimum" in text
     assert "may not have been cold" in text
     assert re.search(r"^Cache hit rate \(%\): +n/a$", text, re.MULTILINE)
 
@@ -172,9 +178,9 @@ def test_the_digest_is_over_little_endian_int32_ids_in_order():
     assert outputs_sha256([record([1]), failed("timeout")]) is None
 
 
-def test_the_box_has_the_lines_that_people_know():
+def test_the_result_table_has_the_usual_lines():
     records = [record([0.1, 0.2], right=True, late=0.0), record([0.1, 0.3], cached=2, right=False, late=0.0)]
-    text = box(line(measured(*records, duration=2.0)))
+    text = result_table(line(measured(*records, duration=2.0)))
     lines = text.splitlines()
     assert lines[0] == "============ Serving Benchmark Result ============"
     assert set(lines[-1]) == {"="}
@@ -202,8 +208,8 @@ def test_the_box_has_the_lines_that_people_know():
     assert "Choices of successful requests" not in values
 
 
-def test_the_box_of_a_closed_loop_without_answers_to_check_has_no_lines_for_them():
-    text = box(line(measured(record([0.1], more=[([0.1], (1,))]))))
+def test_the_result_table_leaves_out_lateness_and_accuracy_without_values():
+    text = result_table(line(measured(record([0.1], more=[([0.1], (1,))]))))
     assert "lateness" not in text
     assert "Accuracy" not in text
     assert re.search(r"^Choices of successful requests: +2$", text, re.MULTILINE)
@@ -221,25 +227,25 @@ def test_the_comparison_shows_ratios_and_whether_outputs_are_equal():
     assert "Cache hit rate 37.50%, optimum 37.50%: 100.00% of it" in text
     assert "Outputs equal: yes" in text
     assert "Outputs equal: NO" in comparison(off, on | {"outputs_sha256": "other"})
-    for told in (off, off | {"outputs_sha256": None}):
-        assert "Outputs equal: not known" in comparison(told, on | {"outputs_sha256": None})
+    for documented in (off, off | {"outputs_sha256": None}):
+        assert "Outputs equal: not known" in comparison(documented, on | {"outputs_sha256": None})
     assert "Accuracy" not in comparison(off | {"accuracy_pct": None}, on | {"accuracy_pct": None})
 
 
-def test_failures_are_told_once_with_their_count():
+def test_failures_are_listed_once_with_their_count():
     assert failures(["a", "b", "a"]) == "2 x a\n1 x b"
 
 
 def test_every_key_is_explained_in_the_docs():
-    told = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "benchmarks.md").read_text("utf-8")))
+    documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "benchmarks.md").read_text("utf-8")))
     run = line(measured(record([1])))
     for key in [*run, *run["cache_report"]]:
         word, _, name = key.partition("_")
-        is_latency = {f"{word}_", name} <= told
-        assert key in told or is_latency, key
+        is_latency = {f"{word}_", name} <= documented
+        assert key in documented or is_latency, key
 
 
-def test_reasons_of_failures_are_few_lines():
+def test_the_list_of_failures_is_short():
     lines = failures(["often"] * 3 + [f"broken\n  id {n}" for n in range(MAX_REASONS + 1)]).splitlines()
     assert lines[:2] == ["3 x often", "1 x broken id 0"]
     assert lines[MAX_REASONS:] == ["2 x other reasons"]

@@ -1,6 +1,6 @@
 import pytest
 
-from radixkv.bench.report.charts import off_on
+from radixkv.bench.report.charts import cache_comparison
 from radixkv.bench.report.run_page import Run, plot
 from radixkv.bench.report.samples import samples_of
 from radixkv.errors import ConfigError
@@ -31,7 +31,7 @@ def drawn(folder, *runs):
     return {path.name for path in folder.iterdir()}, page
 
 
-def test_off_and_on_give_every_picture_in_words_too_and_all_figures(tmp_path):
+def test_cache_off_and_on_give_every_chart_with_alt_text_and_all_metrics(tmp_path):
     machine = {"commit": "c0ffee", "processor": "<b>"}
     off = run_of(*answers(0.4, 0, right=True), cache="off", duration=20.0, environment=machine)
     on = run_of(*answers(0.1, 3, right=True), duration=5.0, environment=machine)
@@ -61,17 +61,17 @@ def test_off_and_on_give_every_picture_in_words_too_and_all_figures(tmp_path):
     assert 'alt="60.0% of prompt tokens came from the cache; 58.0% were possible"' in text
 
 
-@pytest.mark.parametrize("right", [True, None])  # six pictures in a row of three, or five
-def test_the_words_beside_a_bar_end_before_the_next_picture_begins(right):
+@pytest.mark.parametrize("right", [True, None])  # six charts, or five
+def test_the_labels_of_bars_stay_inside_their_axes(right):
     off = run_of(*answers(0.4, 0, right=right), cache="off", duration=20.0)
-    section = off_on(off, run_of(*answers(0.1, 3, right=right), duration=1.2))
+    section = cache_comparison(off, run_of(*answers(0.1, 3, right=right), duration=1.2))
     section.figure.draw_without_rendering()
     for axes in section.figure.axes:
         assert len(axes.texts) == 2
         assert all(text.get_window_extent().x1 <= axes.get_window_extent().x1 for text in axes.texts)
 
 
-def test_one_run_of_a_server_that_tells_little_has_the_pictures_that_it_can(tmp_path):
+def test_charts_without_measurements_are_left_out(tmp_path):
     records = [record([0.1], output=(1,), cached=None, returns_ids=False) for _ in range(3)]
     files, page = drawn(tmp_path, run_of(*records, cache=None, cache_flushed=False))
     assert files == {"index.html", "ttft.png", "throughput.png"}
@@ -79,13 +79,13 @@ def test_one_run_of_a_server_that_tells_little_has_the_pictures_that_it_can(tmp_
 
 
 @pytest.mark.parametrize("cache", ["on", None])
-def test_a_run_in_which_nothing_succeeded_has_a_page_that_says_why(tmp_path, cache):
+def test_a_run_without_successes_has_a_page_with_the_errors(tmp_path, cache):
     files, page = drawn(tmp_path, run_of(failed("http_500"), cache=cache, environment={}))
     assert files == {"index.html"}
     assert page.cells[page.cells.index("  http_500") + 1] == "1"
 
 
-def test_pictures_of_an_earlier_run_go_and_other_files_stay(tmp_path):
+def test_charts_of_an_earlier_run_are_removed_and_other_files_stay(tmp_path):
     for name in ("off_on.png", "hit_rate.png", "mine.png"):
         (tmp_path / name).write_bytes(PNG)
     plot([run_of(record([0.1], output=(1,), cached=None))], tmp_path)
@@ -95,6 +95,6 @@ def test_pictures_of_an_earlier_run_go_and_other_files_stay(tmp_path):
         plot([run_of(record([0.1]))], tmp_path)
 
 
-def test_all_latencies_may_be_the_same(tmp_path):
+def test_all_latencies_may_be_equal(tmp_path):
     files, _ = drawn(tmp_path, run_of(*[record([0.0, 0.0]) for _ in range(3)]))
     assert files == ALL - {"off_on.png"}

@@ -1,4 +1,4 @@
-"""The benchmarks for a GPU run on a machine without one too, in small, so that they do not break unseen."""
+"""The GPU benchmarks run in small on a machine without GPU, so that failures show."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def workloads(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_engine_counts_what_the_workloads_are_made_of(tmp_path: Path, workloads: str) -> None:
+def test_engine_counts_the_tokens_of_the_workloads(tmp_path: Path, workloads: str) -> None:
     arguments = ("--small", "--workloads-file", workloads, "--setting", "max_num_seqs=4")
     lines = run("engine.py", tmp_path, *arguments)
     assert [line["workload"] for line in lines] == ["fewshot", "multiturn"]
@@ -76,3 +76,11 @@ def test_a_soak_adds_up(tmp_path: Path) -> None:
     (line,) = run("gpu_soak.py", tmp_path, "--requests", "60", "--every", "30")
     assert sum(line["ends"].values()) == line["requests"] == 60
     assert [sample["requests"] for sample in line["samples"]] == [30, 60]
+
+
+def test_choices_of_attention_are_compared_with_measured_times() -> None:
+    command = [sys.executable, str(BENCH / "attention_choices.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    *cases, summary = done.stdout.splitlines()
+    assert len(cases) == 80
+    assert "of 80 choices" in summary

@@ -1,4 +1,4 @@
-"""The workloads that engines are compared by stay what they were when the others were measured."""
+"""The workloads of engine comparisons are the same as when other engines were measured."""
 
 import hashlib
 import importlib
@@ -26,10 +26,10 @@ def workloads(monkeypatch):
 
 
 @pytest.mark.parametrize("name", DIGESTS)
-def test_the_same_ids_are_drawn_as_ever(workloads, name):
+def test_the_token_ids_have_not_changed(workloads, name):
     phases = json.dumps(workloads[name]())
     assert hashlib.sha256(phases.encode()).hexdigest()[:16] == DIGESTS[name]
 
 
-def test_there_are_no_others(workloads):
+def test_no_workload_is_unpinned(workloads):
     assert list(workloads) == list(DIGESTS)

@@ -1,4 +1,4 @@
-"""Kernels of a made trace, by kind."""
+"""Classification of the kernels of a synthetic trace."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ EVENTS = [
     event("cudaLaunchKernel", 0.0, 400.0, "cuda_runtime"),
     event("void flashinfer::BatchPrefillWithPagedKVCacheKernel<false, 16u>(Params)", 150.0, 30.0),
     event("_add_rms_norm", 200.0, 10.0),
-    event("nvjet_tst_128x256_64x4", 205.0, 45.0),  # begins before the norm has ended
+    event("nvjet_tst_128x256_64x4", 205.0, 45.0),  # starts before the norm ends
     event("Memcpy HtoD (Pinned -> Device)", 350.0, 2.0, "gpu_memcpy"),
 ]
 
 
-def test_report_parts_the_span_into_kinds_and_gaps(traces: ModuleType) -> None:
+def test_the_report_divides_the_span_into_kinds_and_gaps(traces: ModuleType) -> None:
     report = traces.Trace(traces.spans_of(reversed(EVENTS))).report(n_steps=2)
     assert report["span_ms"] == 0.252
     assert {kind: each["us_per_step"] for kind, each in report["kinds"].items()} == {
@@ -55,7 +55,7 @@ def test_report_parts_the_span_into_kinds_and_gaps(traces: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "shown"),
+    ("name", "kind", "short_name"),
     [
         ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu>(Params)", "GEMM", "Kernel2 cutlass_80"),
         (
@@ -67,16 +67,16 @@ def test_report_parts_the_span_into_kinds_and_gaps(traces: ModuleType) -> None:
         ("_rotate_and_store", "rotary+store", "_rotate"),
         ("_silu_and_multiply", "activation", "_silu"),
         ("void flashinfer::MergeStateInPlaceKernel<8u>(float*)", "attention", "MergeState"),
-        ("_place_tokens", "fields", "_place"),
-        ("_attend", "attention", "_attend"),
+        ("_prepare_token_inputs", "fields", "_prepare_token"),
+        ("_attend_decode", "attention", "_attend_decode"),
         ("_multiply_thin", "GEMM", "_multiply_thin"),
         ("something_new", "other", "something_new"),
     ],
 )
-def test_kernels_are_told_apart_by_their_names(traces: ModuleType, name: str, kind: str, shown: str) -> None:
+def test_kernels_are_classified_by_their_names(traces: ModuleType, name: str, kind: str, short_name: str) -> None:
     assert traces.kind_of(name) == kind
-    assert shown in traces.shown(name)
+    assert short_name in traces.short_name(name)
 
 
-def test_a_trace_of_nothing_has_a_report(traces: ModuleType) -> None:
+def test_an_empty_trace_has_a_report(traces: ModuleType) -> None:
     assert traces.Trace([]).report()["idle_pct"] == 0.0

@@ -1,8 +1,8 @@
-"""Checks of answers, where the kinds' own tests do not reach."""
+"""Checks of answers, beyond the tests of the workloads."""
 
 import pytest
 
-from radixkv.bench.workloads.answers import mostly_right_result, right_mention, right_result
+from radixkv.bench.workloads.answers import majority_result_check, mention_check, result_check
 from radixkv.bench.workloads.problems.problem import Problem
 
 
@@ -27,18 +27,18 @@ from radixkv.bench.workloads.problems.problem import Problem
 )
 def test_results_are_compared_as_numbers_or_words(right, given, same):
     problem = Problem("How many?", f"Some.\n#### {right}")
-    assert right_result(problem)([f" Well.\n#### {given}\n"]) is same
-    assert mostly_right_result(problem)([f"#### {given}", ""]) is same
+    assert result_check(problem)([f" Well.\n#### {given}\n"]) is same
+    assert majority_result_check(problem)([f"#### {given}", ""]) is same
 
 
 def test_a_problem_without_a_result_is_not_checked():
     problem = Problem("Why?", "Because.")
-    assert right_result(problem) is mostly_right_result(problem) is right_mention(problem) is None
+    assert result_check(problem) is majority_result_check(problem) is mention_check(problem) is None
 
 
 @pytest.mark.parametrize("text", [" $45.", " It costs 45 dollars.", " 45", " See (45)\nnothing"])
-def test_a_mention_is_enough_without_the_mark(text):
-    assert right_mention(Problem("How much?", "#### $45"))([text])
+def test_without_the_mark_a_mention_is_enough(text):
+    assert mention_check(Problem("How much?", "#### $45"))([text])
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_mention_is_enough_without_the_mark(text):
     ],
 )
 def test_a_mention_is_compared_as_a_result_is(right, text):
-    assert right_mention(Problem("Which?", f"#### {right}"))([text])
+    assert mention_check(Problem("Which?", f"#### {right}"))([text])
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,10 @@ def test_a_mention_is_compared_as_a_result_is(right, text):
         ("nan", " nano"),
     ],
 )
-def test_a_part_of_another_word_or_number_is_no_mention(right, text):
-    assert not right_mention(Problem("Which?", f"#### {right}"))([text])
+def test_a_part_of_another_word_or_number_does_not_count(right, text):
+    assert not mention_check(Problem("Which?", f"#### {right}"))([text])
 
 
 @pytest.mark.parametrize("text", ["", " 450", " 145", " four\n45", " 45, but then\n#### 44", " a45"])
-def test_a_mention_is_a_word_of_the_first_line(text):
-    assert not right_mention(Problem("How much?", "#### $45"))([text])
+def test_a_mention_must_be_a_word_of_the_first_line(text):
+    assert not mention_check(Problem("How much?", "#### $45"))([text])

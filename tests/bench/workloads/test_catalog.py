@@ -1,9 +1,9 @@
 import pytest
 
-from radixkv.bench.workloads.catalog import WorkloadChanges, load_workload, warmup_sessions, workload_names
+from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload, warmup_sessions, workload_names
 from radixkv.bench.workloads.source import Source
 from radixkv.errors import ConfigError
-from support.sessions import facts_of, requests_of
+from support.sessions import collect_requests, comparable_fields
 
 NAMES = [
     "agents",
@@ -25,41 +25,41 @@ def test_the_shipped_workload_has_the_published_defaults():
     assert values == (48, 8, 48, 8)
 
 
-def test_every_shipped_workload_loads_and_is_of_its_kind():
+def test_every_shipped_workload_loads():
     assert workload_names() == NAMES
     for name in NAMES:
         assert type(load_workload(name)).__struct_config__.tag == name
 
 
 @pytest.mark.parametrize("name", sorted({*NAMES} - {"trace"}))
-def test_a_shipped_workload_has_the_defaults_of_its_kind(name):
+def test_a_shipped_workload_has_the_defaults_of_its_class(name):
     workload = load_workload(name)
     assert workload == type(workload)()
 
 
-def test_a_workload_may_be_a_file_and_changes_go_over_it(tmp_path):
+def test_overrides_replace_the_parameters_of_a_workload_file(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('kind = "fewshot"\nnum_prompts = 5\nnum_shots = 1\n')
-    workload = load_workload(str(path), WorkloadChanges(num_shots=0, output_len=9))
+    workload = load_workload(str(path), WorkloadOverrides(num_shots=0, output_len=9))
     assert (workload.num_prompts, workload.num_shots, workload.output_len) == (5, 0, 9)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('kind = "nothing"', "has kind 'nothing'; use one of fewshot, multiturn, .*, trace"),
-        ("kind = [1]", r"has kind \[1\]; use one of"),
+        ('kind = "nothing"', "kind 'nothing'.* fewshot, multiturn, .*trace"),
+        ("kind = [1]", r"kind \[1\]"),
         ("num_prompts = 3", "has no kind"),
-        ('kind = "fewshot"\nnum_prompt = 3', "has no num_prompt; it has .*num_prompts, num_shots"),
-        ('kind = "fewshot"\nnum_prompts = "x"', "toml': num_prompts is 'x'; it must be a whole number$"),
-        ('kind = "trace"\nmax_context = "8k"', "max_context is '8k'; it must be a whole number"),
-        ('kind = "trace"\nform = "xml"', 'toml\': form is \'xml\'; it must be "tokens" or "text"$'),
-        ('kind = "fewshot"\nnum_prompts = 0', "num_prompts 0 must be between 1"),
+        ('kind = "fewshot"\nnum_prompt = 3', "num_prompt;.* num_prompts, num_shots"),
+        ('kind = "fewshot"\nnum_prompts = "x"', "toml': num_prompts is 'x'"),
+        ('kind = "trace"\nmax_context = "8k"', "max_context is '8k'"),
+        ('kind = "trace"\nform = "xml"', 'form is \'xml\'.* "tokens" or "text"'),
+        ('kind = "fewshot"\nnum_prompts = 0', "num_prompts 0 "),
         ("kind = ", "is not TOML"),
         ("a = " + 5000 * "[", "is not TOML"),
-        ('kind = "tree-of-thought"\nwidth = 2\nbeam = 3', "beam 3 must be at most width 2"),
-        ('kind = "self-consistency"\nnum_samples = 9', "num_samples 9 must be between 1 and 8"),
-        ('kind = "judge"\nnum_facts = 10.5', "num_facts is 10.5; it must be a whole number"),
+        ('kind = "tree-of-thought"\nwidth = 2\nbeam = 3', "beam 3 .*width 2"),
+        ('kind = "self-consistency"\nnum_samples = 9', "num_samples 9 .*8"),
+        ('kind = "judge"\nnum_facts = 10.5', "num_facts is 10.5"),
     ],
 )
 def test_a_wrong_workload_file_is_one_clear_error(tmp_path, text, message):
@@ -72,33 +72,35 @@ def test_a_wrong_workload_file_is_one_clear_error(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("multiturn", {"num_prompts": 3}, "workload 'multiturn' has no num_prompts; it has .*num_sessions"),
-        ("fewshot", {"num_turns": 3}, "workload 'fewshot' has no num_turns"),
-        ("unshared", {"num_sessions": 3}, "workload 'unshared' has no num_sessions"),
-        ("multiturn", {"num_turns": 0}, "num_turns 0 must be between 1"),
-        ("multiturn", {"num_sessions": 10**7}, "num_sessions 10000000 must be between 1 and 1000000"),
-        ("unshared", {"num_shots": -1}, "num_shots -1 must be between 0"),
-        ("judge", {"num_shots": 1}, "workload 'judge' has no num_shots; it has .*num_documents"),
-        ("tree-of-thought", {"width": 1}, "beam 2 must be at most width 1"),
-        ("long-document-qa", {"num_questions": 0}, "num_questions 0 must be between 1"),
+        ("multiturn", {"num_prompts": 3}, "'multiturn' .*num_prompts.* num_sessions"),
+        ("fewshot", {"num_turns": 3}, "'fewshot' .*num_turns"),
+        ("unshared", {"num_sessions": 3}, "'unshared' .*num_sessions"),
+        ("multiturn", {"num_turns": 0}, "num_turns 0 "),
+        ("multiturn", {"num_sessions": 10**7}, "num_sessions 10000000 .*1000000"),
+        ("unshared", {"num_shots": -1}, "num_shots -1 "),
+        ("judge", {"num_shots": 1}, "'judge' .*num_shots.* num_documents"),
+        ("tree-of-thought", {"width": 1}, "beam 2 .*width 1"),
+        ("long-document-qa", {"num_questions": 0}, "num_questions 0 "),
     ],
 )
-def test_a_change_that_the_kind_does_not_take_is_named(name, changes, message):
+def test_an_override_that_is_no_parameter_is_named(name, changes, message):
     with pytest.raises(ConfigError, match=message):
-        load_workload(name, WorkloadChanges(**changes))
+        load_workload(name, WorkloadOverrides(**changes))
 
 
-def test_an_unknown_workload_lists_those_there_are():
-    with pytest.raises(ConfigError, match=r"'fewshots' is unknown; use one of agents, .*fewshot, .* or the path"):
+def test_an_unknown_workload_lists_the_shipped_ones():
+    with pytest.raises(ConfigError, match=r"'fewshots' .*agents, .*fewshot, "):
         load_workload("fewshots")
     with pytest.raises(ConfigError, match="No such file"):
         load_workload("nowhere/fewshot.toml")
 
 
-def test_warm_up_text_begins_like_no_prompt():
-    warmup = requests_of(warmup_sessions(4, 0))
-    prompts = [requests_of(load_workload(name).make(Source()).sessions[:1])[0].prompt for name in NAMES]
+def test_warm_up_texts_share_no_prefix_with_prompts():
+    warmup = collect_requests(warmup_sessions(4, 0))
+    prompts = [collect_requests(load_workload(name).make(Source()).sessions[:1])[0].prompt for name in NAMES]
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     assert len({request.prompt[:4] for request in warmup} | {text[:4] for text in texts}) >= 4 + 3
     assert not {request.prompt[:4] for request in warmup} & {text[:4] for text in texts}
-    assert list(map(facts_of, warmup)) == list(map(facts_of, requests_of(warmup_sessions(4, 0))))
+    assert list(map(comparable_fields, warmup)) == list(
+        map(comparable_fields, collect_requests(warmup_sessions(4, 0)))
+    )

@@ -1,33 +1,33 @@
-"""The kinds that ask about documents."""
+"""Workloads with questions about documents."""
 
 import json
 from itertools import chain, groupby
 
 import pytest
 
-from radixkv.bench.workloads.catalog import WorkloadChanges, load_workload
-from radixkv.bench.workloads.problems.lookup import about, made_documents
+from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload
+from radixkv.bench.workloads.problems.lookup import document_head, generate_documents
 from radixkv.bench.workloads.source import Source
 from radixkv.errors import ConfigError
-from support.sessions import requests_of, turns_of
+from support.sessions import collect_requests, collect_turns
 
-MADE = Source()
+GENERATED = Source()
 
 
-def make(name, source=MADE, **changes):
-    return load_workload(name, WorkloadChanges(**changes)).make(source)
+def make(name, source=GENERATED, **changes):
+    return load_workload(name, WorkloadOverrides(**changes)).make(source)
 
 
 def document_of(prompt):
     return prompt.partition("\n\nQuestion: ")[0]
 
 
-def test_rubrics_of_an_article_are_sent_together_and_share_it():
+def test_rubrics_of_an_article_are_sent_together_and_share_the_article():
     sessions = make("judge").sessions
     assert len(sessions) == 8
     articles = set()
     for session in sessions:
-        (turn,) = turns_of(session)
+        (turn,) = collect_turns(session)
         (article,) = {document_of(request.prompt) for request in turn}
         articles.add(article)
         assert article.count(". ") + article.count(".\n") + 1 == 100
@@ -38,42 +38,46 @@ def test_rubrics_of_an_article_are_sent_together_and_share_it():
     assert len(articles) == 8
 
 
-def test_questions_about_long_documents_come_in_an_order_that_mixes_them():
-    requests = requests_of(make("long-document-qa").sessions)
+def test_questions_about_long_documents_are_shuffled():
+    requests = collect_requests(make("long-document-qa").sessions)
     documents = [document_of(request.prompt) for request in requests]
     assert {documents.count(document) for document in documents} == {6}
     assert len(set(documents)) == 6
     assert len(list(groupby(documents))) > 18
-    assert documents != [document_of(r.prompt) for r in requests_of(make("long-document-qa", Source(1)).sessions)]
+    assert documents != [
+        document_of(r.prompt) for r in collect_requests(make("long-document-qa", Source(1)).sessions)
+    ]
     assert len(documents[0].split()) > 900
     assert len(make("long-document-qa", num_facts=300).sessions[0].turns().send(None)[0].prompt.split()) > 1800
 
 
 @pytest.mark.parametrize(("name", "shape"), [("judge", (8, 100, 8)), ("long-document-qa", (6, 160, 6))])
-def test_the_right_answer_is_right_and_that_of_another_question_is_not(name, shape):
+def test_the_expected_answer_is_correct_and_that_of_another_question_is_not(name, shape):
     n_documents, n_facts, n_problems = shape
-    documents = [next(made) for made in [made_documents(0, n_facts, n_problems)] for _ in range(n_documents)]
+    documents = [
+        next(generated) for generated in [generate_documents(0, n_facts, n_problems)] for _ in range(n_documents)
+    ]
     answers = {
-        f"{about(document)}Question: {problem.question}\nAnswer:": problem.answer
+        f"{document_head(document)}Question: {problem.question}\nAnswer:": problem.answer
         for document in documents
         for problem in document.problems
     }
-    requests = requests_of(make(name).sessions)
+    requests = collect_requests(make(name).sessions)
     assert {request.prompt for request in requests} == answers.keys()
     for request in requests:
         sentence, result = answers[request.prompt].split("\n#### ")
-        assert request.is_right([f" {sentence}\n#### {result}\n\nQuestion: Who?\nAnswer: Nobody.\n#### nobody"])
-        assert request.is_right([f" {sentence}"])
-        assert request.is_right([f" It is {result.upper()}!"])
-        assert not request.is_right([f" It is another.\n{sentence}"])
-        assert not request.is_right([f" {sentence}\n#### another"])
-        assert not request.is_right([f" It is {result}x."])
+        assert request.check([f" {sentence}\n#### {result}\n\nQuestion: Who?\nAnswer: Nobody.\n#### nobody"])
+        assert request.check([f" {sentence}"])
+        assert request.check([f" It is {result.upper()}!"])
+        assert not request.check([f" It is another.\n{sentence}"])
+        assert not request.check([f" {sentence}\n#### another"])
+        assert not request.check([f" It is {result}x."])
         wrong = [answer for answer in answers.values() if answer.split("#### ")[1] != result]
-        assert not any(request.is_right([f" {answer}"]) for answer in wrong)
+        assert not any(request.check([f" {answer}"]) for answer in wrong)
 
 
 def write(folder, counts):
-    """Documents with so many questions each."""
+    """Writes documents with the given numbers of questions."""
     path = folder / "documents.jsonl"
     with path.open("w") as file:
         for number, count in enumerate(counts):
@@ -84,32 +88,35 @@ def write(folder, counts):
 
 def test_a_data_set_gives_its_first_documents_and_questions(tmp_path):
     source = Source(3, write(tmp_path, [3, 1, 2, 2]))
-    made = make("judge", source, num_documents=3, num_questions=2)
-    turns = [[request.prompt for request in turn] for session in made.sessions for turn in turns_of(session)]
+    loaded = make("judge", source, num_documents=3, num_questions=2)
+    turns = [[request.prompt for request in turn] for session in loaded.sessions for turn in collect_turns(session)]
     assert turns == [
         [f"Text {number}.\n\nQuestion: q{number}.{n}?\nAnswer:" for n in range(count)]
         for number, count in enumerate([2, 1, 2])
     ]
-    assert made.counts == {"missing_questions": 1}
+    assert loaded.counts == {"missing_questions": 1}
     mixed = make("long-document-qa", source, num_documents=3, num_questions=2)
-    assert sorted(request.prompt for request in requests_of(mixed.sessions)) == sorted(chain.from_iterable(turns))
-    (request, *_) = requests_of(made.sessions)
-    assert request.is_right([" I think a0.0, of course."])
-    assert request.is_right([" #### A0.0"])
-    assert not request.is_right([" a0.01"])
+    assert sorted(request.prompt for request in collect_requests(mixed.sessions)) == sorted(
+        chain.from_iterable(turns)
+    )
+    (request, *_) = collect_requests(loaded.sessions)
+    assert request.check([" I think a0.0, of course."])
+    assert request.check([" #### A0.0"])
+    assert not request.check([" a0.01"])
 
 
 def test_the_seed_decides_the_order_of_a_data_set(tmp_path):
     path = write(tmp_path, [6] * 6)
     orders = {
-        tuple(r.prompt for r in requests_of(make("long-document-qa", Source(n, path)).sessions)) for n in range(9)
+        tuple(r.prompt for r in collect_requests(make("long-document-qa", Source(n, path)).sessions))
+        for n in range(9)
     }
     assert len(orders) == 9
     assert len({frozenset(order) for order in orders}) == 1
 
 
 @pytest.mark.parametrize("name", ["judge", "long-document-qa"])
-def test_a_data_set_that_is_too_short_or_another_is_refused(tmp_path, name):
+def test_a_data_set_that_is_too_short_or_of_another_format_is_refused(tmp_path, name):
     path = write(tmp_path, [2, 2])
     with pytest.raises(ConfigError, match="has 2 documents; the workload needs 3; .* lower num_documents"):
         make(name, Source(0, path), num_documents=3)

@@ -1,4 +1,4 @@
-"""What holds for every kind."""
+"""Properties of every workload."""
 
 import random
 from itertools import chain
@@ -8,67 +8,71 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from radixkv.bench.workloads.catalog import WorkloadChanges, load_workload, workload_names
+from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload, workload_names
 from radixkv.bench.workloads.source import Source
 from radixkv.errors import ConfigError
-from support.sessions import facts_of, requests_of, turns_of
+from support.sessions import collect_requests, collect_turns, comparable_fields
 
 NAMES = workload_names()
 LENGTHS = {"output_len", "num_facts", "block_len", "max_context", "too_long"}
-COUNTS = tuple(sorted({*WorkloadChanges.__struct_fields__} - LENGTHS - {"max_concurrency"}))
+COUNTS = tuple(sorted({*WorkloadOverrides.__struct_fields__} - LENGTHS - {"max_concurrency"}))
 
 
-def made(name, seed=0):
+def sessions_of(name, seed=0):
     return load_workload(name).make(Source(seed)).sessions
 
 
-def asked(name, seed=0):
-    """What is asked when answers are arbitrary, but the same each time."""
+def requests_from(name, seed=0):
+    """Returns the requests when answers are arbitrary but reproducible."""
     rng = random.Random(5)
 
     def answer(request):
         return ["".join(rng.choices('ab1 \n#{}"', k=rng.randint(0, 30))) for _ in range(request.n)]
 
-    return [facts_of(request) for request in requests_of(made(name, seed), answer)]
+    return [comparable_fields(request) for request in collect_requests(sessions_of(name, seed), answer)]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_seed_decides_what_is_asked(name):
-    assert asked(name, seed=3) == asked(name, seed=3)
-    assert asked(name, seed=3) != asked(name, seed=4)
+def test_the_seed_determines_the_requests(name):
+    assert requests_from(name, seed=3) == requests_from(name, seed=3)
+    assert requests_from(name, seed=3) != requests_from(name, seed=4)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_sessions_begin_anew_and_are_as_long_as_they_say(name):
-    for session in made(name, seed=1):
-        first, again = ([facts_of(request) for turn in turns_of(session) for request in turn] for _ in range(2))
+def test_sessions_can_be_repeated_and_have_n_requests(name):
+    for session in sessions_of(name, seed=1):
+        first, again = (
+            [comparable_fields(request) for turn in collect_turns(session) for request in turn] for _ in range(2)
+        )
         assert first == again
         assert len(first) == session.n_requests > 0
-        assert all(turns_of(session)), "a turn without requests"
+        assert all(collect_turns(session)), "a turn without requests"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_session_may_end_early(name):
-    session = made(name)[0]
+    session = sessions_of(name)[0]
     turns = session.turns()
     next(turns)
     turns.close()
-    assert list(map(facts_of, next(session.turns()))) == list(map(facts_of, turns_of(session)[0]))
+    assert list(map(comparable_fields, next(session.turns()))) == list(
+        map(comparable_fields, collect_turns(session)[0])
+    )
 
 
 @pytest.mark.parametrize("name", sorted({*NAMES} - {"chat", "agents", "trace"}))
-def test_no_question_is_asked_twice_but_to_sample_again(name):
-    """Chats and errands may begin alike, as in life."""
-    requests = requests_of(made(name))
+def test_no_question_is_repeated_except_for_sampling(name):
+    """Chats and tool tasks may begin with the same message."""
+    requests = collect_requests(sessions_of(name))
     assert len({(request.prompt, request.seed) for request in requests}) == len(requests)
     assert all((request.seed is None) == (request.temperature == 0) for request in requests)
 
 
 @pytest.mark.parametrize("name", sorted({*NAMES} - {"trace"}))
-def test_all_that_has_a_right_answer_tells_it_from_a_wrong_one(name):
-    """The right answers are tested kind by kind."""
-    requests = requests_of(made(name))
-    checks = [request.is_right for request in requests if request.is_right is not None]
+def test_checks_reject_wrong_answers(name):
+    """Correct answers are tested in the tests of each workload."""
+    requests = collect_requests(sessions_of(name))
+    checks = [request.check for request in requests if request.check is not None]
     assert len(checks) >= len(requests) // 4
     assert not any(
         check([text]) for check in checks for text in ("", "#### 0.123", "{}", "#### nobody", "{" * 5000)
@@ -77,22 +81,22 @@ def test_all_that_has_a_right_answer_tells_it_from_a_wrong_one(name):
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_any_parameters_and_any_answers_make_sessions_as_long_as_they_say(data):
+def test_any_parameters_and_any_answers_give_sessions_with_n_requests(data):
     name = data.draw(st.sampled_from(NAMES))
     fields = load_workload(name).__struct_fields__
     changes = {count: data.draw(st.integers(1, 5), count) for count in COUNTS if count in fields}
     try:
-        workload = load_workload(name, WorkloadChanges(**changes))
-    except ConfigError:  # a search that keeps more than it has
+        workload = load_workload(name, WorkloadOverrides(**changes))
+    except ConfigError:  # beam above width
         assume(False)
-    made = workload.make(Source(data.draw(st.integers(0, 2**64))))
-    sessions = made.sessions
+    loaded = workload.make(Source(data.draw(st.integers(0, 2**64))))
+    sessions = loaded.sessions
     expected = msgspec.structs.asdict(workload)
     groups = expected.get("num_sessions") or expected.get("num_documents") or expected["num_prompts"]
     assert len(sessions) == groups * (expected["num_questions"] if name == "long-document-qa" else 1)
     for session in sessions:
         answers = data.draw(st.lists(st.text(), min_size=1, max_size=5))
-        turns = turns_of(session, lambda request, answers=answers: (answers * 8)[: request.n])
+        turns = collect_turns(session, lambda request, answers=answers: (answers * 8)[: request.n])
         assert sum(map(len, turns)) == session.n_requests
         for request in chain.from_iterable(turns):
-            assert request.is_right is None or request.is_right((answers * 8)[: request.n]) in (False, True)
+            assert request.check is None or request.check((answers * 8)[: request.n]) in (False, True)

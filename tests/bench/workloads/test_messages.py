@@ -1,29 +1,29 @@
-"""The kinds that send messages of a chat."""
+"""Workloads that send chat messages."""
 
 import json
 from itertools import pairwise
 
 import pytest
 
-from radixkv.bench.workloads.catalog import WorkloadChanges, load_workload
+from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload
 from radixkv.bench.workloads.chat import Chat
-from radixkv.bench.workloads.problems.chat import made_chats
-from radixkv.bench.workloads.problems.tools import made_errands
+from radixkv.bench.workloads.problems.chat import generate_chats
+from radixkv.bench.workloads.problems.tools import generate_tool_tasks
 from radixkv.bench.workloads.source import Source
 from radixkv.errors import ConfigError
-from support.sessions import requests_of, turns_of
+from support.sessions import collect_requests, collect_turns
 
-MADE = Source()
-
-
-def make(name, source=MADE, **changes):
-    return load_workload(name, WorkloadChanges(**changes)).make(source)
+GENERATED = Source()
 
 
-def chats_of(made, answer):
-    """The messages of the only request of each turn."""
-    for session in made.sessions:
-        turns = turns_of(session, answer)
+def make(name, source=GENERATED, **changes):
+    return load_workload(name, WorkloadOverrides(**changes)).make(source)
+
+
+def chats_of(loaded, answer):
+    """Yields the only request of each turn of every session."""
+    for session in loaded.sessions:
+        turns = collect_turns(session, answer)
         assert {len(turn) for turn in turns} == {1}
         yield [turn[0] for turn in turns]
 
@@ -32,19 +32,19 @@ def last_user(request):
     return next(message["content"] for message in reversed(request.prompt) if message["role"] == "user")
 
 
-ERRANDS = {
-    turn.user: turn for errand, _ in zip(made_errands(0, 3), range(8), strict=False) for turn in errand.turns
+TURNS_BY_USER = {
+    turn.user: turn for task, _ in zip(generate_tool_tasks(0, 3), range(8), strict=False) for turn in task.turns
 }
 
 
-def run_errand(request):
-    """The right call or answer, with chatter."""
-    turn = ERRANDS[last_user(request)]
+def run_task(request):
+    """Returns the expected call or answer, followed by more text."""
+    turn = TURNS_BY_USER[last_user(request)]
     return [(turn.call if request.prompt[-1]["role"] == "user" else turn.answer) + "user\n\nThanks!"]
 
 
-def test_agents_with_the_same_tools_share_the_system_prompt_and_the_errands_before():
-    firsts = [chat[0].prompt for chat in chats_of(make("agents"), run_errand)]
+def test_agents_with_the_same_tools_share_the_system_prompt_and_the_examples():
+    firsts = [chat[0].prompt for chat in chats_of(make("agents"), run_task)]
     assert len(firsts) == 8
     heads = {}
     for messages in firsts:
@@ -60,50 +60,50 @@ def test_agents_with_the_same_tools_share_the_system_prompt_and_the_errands_befo
     assert all(len(json.dumps(messages)) > 4000 for messages in firsts)
 
 
-def test_an_agent_calls_hears_the_result_and_answers():
-    for chat in chats_of(make("agents"), run_errand):
+def test_an_agent_calls_gets_the_result_and_answers():
+    for chat in chats_of(make("agents"), run_task):
         assert len(chat) == 6
         for call, answer in zip(chat[::2], chat[1::2], strict=True):
-            turn = ERRANDS[last_user(call)]
+            turn = TURNS_BY_USER[last_user(call)]
             assert answer.prompt == [
                 *call.prompt,
                 {"role": "assistant", "content": turn.call},
                 {"role": "tool", "content": turn.result},
             ]
-            assert call.is_right([turn.call])
-            assert call.is_right([json.dumps(json.loads(turn.call), separators=(",", ":"))])
-            assert call.is_right([turn.call + "user\n\n{}"])
-            assert not call.is_right([turn.answer])
-            assert not call.is_right([turn.call[:-1]])
-            assert not call.is_right([turn.call.replace('"name": "', '"name": "un')])
-            assert answer.is_right([turn.answer])
-            assert not answer.is_right([turn.call])
+            assert call.check([turn.call])
+            assert call.check([json.dumps(json.loads(turn.call), separators=(",", ":"))])
+            assert call.check([turn.call + "user\n\n{}"])
+            assert not call.check([turn.answer])
+            assert not call.check([turn.call[:-1]])
+            assert not call.check([turn.call.replace('"name": "', '"name": "un')])
+            assert answer.check([turn.answer])
+            assert not answer.check([turn.call])
         for answer, call in zip(chat[1::2], chat[2::2], strict=False):
             assert call.prompt[:-2] == answer.prompt
-            assert call.prompt[-2] == {"role": "assistant", "content": ERRANDS[last_user(answer)].answer}
+            assert call.prompt[-2] == {"role": "assistant", "content": TURNS_BY_USER[last_user(answer)].answer}
 
 
-def test_wrong_calls_stay_in_the_chat_by_their_first_line():
+def test_wrong_calls_stay_in_the_chat_with_their_first_line():
     for chat in chats_of(make("agents", num_shots=0), lambda _: ["\nnonsense \n{}"]):
-        said = [message["content"] for message in chat[-1].prompt if message["role"] == "assistant"]
-        assert said == ["nonsense "] * 5
+        contents = [message["content"] for message in chat[-1].prompt if message["role"] == "assistant"]
+        assert contents == ["nonsense "] * 5
 
 
-def test_chats_are_asked_turn_by_turn_behind_the_own_answers():
+def test_chats_are_sent_turn_by_turn_with_the_models_answers():
     chats = list(chats_of(make("chat"), lambda _: ["Well.\nMore."]))
-    made = [chat for chat, _ in zip(made_chats(0, 8), range(32), strict=False)]
-    assert len(chats) == len(made) == 32
-    for requests, chat in zip(chats, made, strict=True):
+    loaded = [chat for chat, _ in zip(generate_chats(0, 8), range(32), strict=False)]
+    assert len(chats) == len(loaded) == 32
+    for requests, chat in zip(chats, loaded, strict=True):
         assert [last_user(request) for request in requests] == [user for user, _ in chat.turns]
         system = [{"role": "system", "content": chat.system}] if chat.system else []
         assert requests[0].prompt[:-1] == system
         for before, after in pairwise(requests):
             assert after.prompt[:-1] == [*before.prompt, {"role": "assistant", "content": "Well."}]
         for request, (_, answer) in zip(requests, chat.turns, strict=True):
-            assert request.is_right([answer])
-            assert request.is_right([answer + "user\n\nHello!"])
-            assert not request.is_right([answer[:-1]])
-            assert not request.is_right(["Well. " + answer])
+            assert request.check([answer])
+            assert request.check([answer + "user\n\nHello!"])
+            assert not request.check([answer[:-1]])
+            assert not request.check(["Well. " + answer])
 
 
 RECORDED = [
@@ -132,41 +132,41 @@ def texts(request):
 
 def test_recorded_agents_are_replayed_with_their_own_messages(tmp_path):
     path = write(tmp_path, RECORDED, RECORDED[1:3], [("system", "s"), ("user", "x" * 20000), ("assistant", "a")])
-    made = make("agents", Source(0, path), num_sessions=3, num_turns=2)
+    loaded = make("agents", Source(0, path), num_sessions=3, num_turns=2)
     recorded = [text for _, text in RECORDED]
-    assert [texts(request) for request in requests_of(made.sessions)] == [
+    assert [texts(request) for request in collect_requests(loaded.sessions)] == [
         recorded[:2],
         recorded[:4],
         recorded[:6],
         ["u1"],
     ]
-    assert made.counts == {"too_long": 1}
-    assert all(request.is_right is None for request in requests_of(made.sessions))
+    assert loaded.counts == {"too_long": 1}
+    assert all(request.check is None for request in collect_requests(loaded.sessions))
 
 
-def test_recordings_without_anything_to_ask_are_refused(tmp_path):
+def test_recordings_without_requests_are_refused(tmp_path):
     path = write(tmp_path, RECORDED[:2], [("user", "x" * 20000), ("assistant", "a")])
-    with pytest.raises(ConfigError, match=r"first 2 conversations of .* nothing can be asked: .*too_long': 1"):
+    with pytest.raises(ConfigError, match=r"first 2 conversations of .* have no request to send: .*too_long': 1"):
         make("agents", Source(0, path), num_sessions=2)
 
 
 def test_the_users_of_recorded_chats_get_the_models_own_answers(tmp_path):
     path = write(tmp_path, RECORDED, [("assistant", "Hello!")], RECORDED[1:])
-    made = make("chat", Source(0, path), num_sessions=2, num_turns=3)
-    first, second = chats_of(made, lambda _: ["Yes.\nMore."])
+    loaded = make("chat", Source(0, path), num_sessions=2, num_turns=3)
+    first, second = chats_of(loaded, lambda _: ["Yes.\nMore."])
     assert texts(first[-1]) == ["Be kind.", "u1", "Yes.\nMore.", "u2", "Yes.\nMore.", "u3"]
     assert texts(second[-1]) == texts(first[-1])[1:]
     assert len(first) == len(second) == 3
-    assert made.counts == {"never_asked": 1}
+    assert loaded.counts == {"never_asked": 1}
     for chat in chats_of(make("chat", Source(0, path), num_sessions=2, num_turns=2), lambda _: ["Yes."]):
         assert texts(chat[-1])[-3:] == ["u1", "Yes.", "u2"]
         assert len(chat) == 2
     only = make("chat", Source(0, path), num_sessions=1)
-    assert only.counts == {}  # of conversations behind the last that is needed, nothing is left out
+    assert only.counts == {}  # conversations after the last needed one do not count
 
 
 @pytest.mark.parametrize("role", ["system", "developer"])
-def test_a_recorded_system_prompt_is_sent_as_one(tmp_path, role):
+def test_a_recorded_system_prompt_is_sent_with_the_role_system(tmp_path, role):
     path = write(tmp_path, [(role, "Be kind."), ("user", "u1"), (role, "Be brief."), ("user", "u2")])
     (chat,) = chats_of(make("chat", Source(0, path), num_sessions=1), lambda _: ["Yes."])
     assert chat[0].prompt == [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "u1"}]
@@ -174,26 +174,34 @@ def test_a_recorded_system_prompt_is_sent_as_one(tmp_path, role):
 
 
 def test_turns_of_recorded_chats_beyond_the_limit_are_left_out_and_counted(tmp_path):
-    said = [("system", "ä" * 100), ("user", "ö" * 100), ("assistant", "a" * 9000), ("user", "u2"), ("user", "u3")]
-    path = write(tmp_path, said, [("user", "x" * 1000)], said)
+    contents = [
+        ("system", "ä" * 100),
+        ("user", "ö" * 100),
+        ("assistant", "a" * 9000),
+        ("user", "u2"),
+        ("user", "u3"),
+    ]
+    path = write(tmp_path, contents, [("user", "x" * 1000)], contents)
     two = [
         {"role": "system", "content": "ä" * 100},
         *({"role": "user", "content": text} for text in ("ö" * 100, "u2")),
     ]
     just = len(json.dumps(two, ensure_ascii=False, separators=(",", ":")))
     for limit, n_turns, n_left_out in ((just, 2, 3), (just - 1, 1, 5)):
-        made = Chat(num_sessions=2, max_characters=limit).make(Source(0, path))
-        assert [session.n_requests for session in made.sessions] == [n_turns] * 2
-        assert made.counts == {"too_long": n_left_out}
-    with pytest.raises(ConfigError, match="has 0 conversations with a user who begins within max_characters 200"):
+        loaded = Chat(num_sessions=2, max_characters=limit).make(Source(0, path))
+        assert [session.n_requests for session in loaded.sessions] == [n_turns] * 2
+        assert loaded.counts == {"too_long": n_left_out}
+    with pytest.raises(
+        ConfigError, match="has 0 conversations whose first user message is within max_characters 200"
+    ):
         Chat(num_sessions=1, max_characters=200).make(Source(0, path))
     assert make("chat", Source(0, path), num_sessions=3).counts == {}
 
 
-def test_a_file_of_sharegpt_s_kind_is_as_good(tmp_path):
+def test_files_in_sharegpts_format_can_be_used(tmp_path):
     path = tmp_path / "sharegpt.json"
-    said = [{"from": "human", "value": "u1"}, {"from": "gpt", "value": "a1"}, {"from": "human", "value": "u2"}]
-    path.write_text(json.dumps([{"id": "x", "conversations": said}]))
+    contents = [{"from": "human", "value": "u1"}, {"from": "gpt", "value": "a1"}, {"from": "human", "value": "u2"}]
+    path.write_text(json.dumps([{"id": "x", "conversations": contents}]))
     (chat,) = chats_of(make("chat", Source(0, path), num_sessions=1), lambda _: ["Yes."])
     assert texts(chat[-1]) == ["u1", "Yes.", "u2"]
     (replay,) = chats_of(make("agents", Source(0, path), num_sessions=1), lambda _: ["Yes."])
@@ -201,7 +209,7 @@ def test_a_file_of_sharegpt_s_kind_is_as_good(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["chat", "agents"])
-def test_a_data_set_that_is_too_short_or_another_is_refused(tmp_path, name):
+def test_a_data_set_that_is_too_short_or_of_another_format_is_refused(tmp_path, name):
     path = write(tmp_path, RECORDED)
     with pytest.raises(ConfigError, match=r"has 1 conversations.*; the workload needs 2; .* lower num_sessions"):
         make(name, Source(0, path), num_sessions=2)
@@ -213,19 +221,19 @@ def test_a_data_set_that_is_too_short_or_another_is_refused(tmp_path, name):
         make(name, Source(0, path))
 
 
-def test_bad_lines_are_counted_if_wanted(tmp_path):
+def test_bad_lines_are_skipped_on_request(tmp_path):
     path = write(tmp_path, RECORDED)
     path.write_text(path.read_text() + "oops\n")
     for name in ("chat", "agents"):
         assert make(name, Source(0, path, skip_bad_lines=True), num_sessions=1).counts == {"bad_lines": 1}
 
 
-def test_errands_before_depend_on_the_seed_alone():
-    """Neither on the number of sessions nor on that of turns; and they are not those that are asked for."""
+def test_example_tasks_depend_on_the_seed_alone():
+    """They do not depend on the numbers of sessions and turns, and differ from the sessions themselves."""
 
     def heads(seed, **changes):
         sessions = make("agents", Source(seed), **changes).sessions
-        firsts = [turns_of(session)[0][0].prompt for session in sessions]
+        firsts = [collect_turns(session)[0][0].prompt for session in sessions]
         return {first[0]["content"]: json.dumps(first[:-1]) for first in firsts}
 
     few, many, other = heads(0, num_sessions=2), heads(0, num_sessions=20, num_turns=5), heads(1, num_sessions=20)
@@ -234,5 +242,5 @@ def test_errands_before_depend_on_the_seed_alone():
     assert not {*many.values()} & {*other.values()}
     same_length = make("agents", num_shots=3, num_turns=3).sessions
     for session in same_length:
-        *before, last = turns_of(session)[0][0].prompt
+        *before, last = collect_turns(session)[0][0].prompt
         assert last not in before

@@ -1,4 +1,4 @@
-"""The families of made problems: right, different, and the same for the same seed."""
+"""Problem generators: correct, different and reproducible problems."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from radixkv.bench.workloads.problems.arithmetic import made_problems
-from radixkv.bench.workloads.problems.chat import made_chats
-from radixkv.bench.workloads.problems.layout import asked, worked
-from radixkv.bench.workloads.problems.lookup import about, made_documents
+from radixkv.bench.workloads.problems.arithmetic import generate_problems
+from radixkv.bench.workloads.problems.chat import generate_chats
+from radixkv.bench.workloads.problems.layout import question_prompt, worked_examples
+from radixkv.bench.workloads.problems.lookup import document_head, generate_documents
 from radixkv.bench.workloads.problems.problem import Problem, result_of
-from radixkv.bench.workloads.problems.tools import made_errands
+from radixkv.bench.workloads.problems.tools import generate_tool_tasks
 from radixkv.errors import ConfigError
 
 MAKERS: dict[str, Callable[[int], Iterator[Any]]] = {
-    "arithmetic": made_problems,
-    "lookup": lambda seed: made_documents(seed, n_facts=20, n_problems=3),
-    "tools": lambda seed: made_errands(seed, n_turns=3),
-    "chat": lambda seed: made_chats(seed, n_turns=4),
+    "arithmetic": generate_problems,
+    "lookup": lambda seed: generate_documents(seed, n_facts=20, n_problems=3),
+    "tools": lambda seed: generate_tool_tasks(seed, n_turns=3),
+    "chat": lambda seed: generate_chats(seed, n_turns=4),
 }
 RECALLED = re.compile(
     r"(?:Your (?:name|favourite food) is|Your \w+ is called|You live in|You work as a"
@@ -42,14 +42,14 @@ def calculated(text: str) -> int:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_the_seed_decides_what_is_made(name: str) -> None:
+def test_the_seed_determines_the_problems(name: str) -> None:
     first, again, other = (list(islice(MAKERS[name](seed), 50)) for seed in (3, 3, 4))
     assert first == again
     assert not any(item in other for item in first)
 
 
-def test_every_step_of_arithmetic_is_right_and_small_and_the_last_is_the_result() -> None:
-    for problem in islice(made_problems(1), 3000):
+def test_every_step_of_arithmetic_is_correct_and_small_and_the_last_is_the_result() -> None:
+    for problem in islice(generate_problems(1), 3000):
         steps = re.findall(r"(\d+ [*/+-] \d+) = \$?(\d+)", problem.answer)
         assert len(steps) == len(problem.answer.splitlines()) - 1
         for left, right in steps:
@@ -61,23 +61,23 @@ def test_every_step_of_arithmetic_is_right_and_small_and_the_last_is_the_result(
 
 
 def test_arithmetic_uses_numbers_of_its_question_and_of_earlier_steps() -> None:
-    for problem in islice(made_problems(2), 1000):
+    for problem in islice(generate_problems(2), 1000):
         known = {*re.findall(r"\d+", problem.question), "2"}  # twice the sides of a rectangle
         for left, right in re.findall(r"(\d+ [*/+-] \d+) = \$?(\d+)", problem.answer):
             assert set(re.findall(r"\d+", left)) <= known, problem
             known.add(right)
 
 
-def test_questions_of_arithmetic_are_as_long_as_those_of_schoolbooks_and_never_asked_twice() -> None:
-    problems = list(islice(made_problems(0), 20_000))
+def test_arithmetic_questions_are_long_and_never_repeated() -> None:
+    problems = list(islice(generate_problems(0), 20_000))
     assert len({problem.question for problem in problems}) == len(problems)
     assert 40 <= sum(len(problem.question.split()) for problem in problems) / len(problems) <= 60
 
 
-def test_the_result_of_a_look_up_stands_in_one_sentence_of_the_document() -> None:
-    for document in islice(made_documents(5, n_facts=120, n_problems=40), 20):
+def test_the_result_of_a_look_up_is_in_one_sentence_of_the_document() -> None:
+    for document in islice(generate_documents(5, n_facts=120, n_problems=40), 20):
         sentences = re.split(r"(?<=\.)\s|:\n|\n", document.text)
-        assert len(sentences) == 121  # the title is one more
+        assert len(sentences) == 121  # 120 facts and the title
         for problem in document.problems:
             sentence, _, rest = problem.answer.partition("\n")
             assert sentences.count(sentence) == 1
@@ -86,9 +86,9 @@ def test_the_result_of_a_look_up_stands_in_one_sentence_of_the_document() -> Non
             assert problem.question.endswith("?")
 
 
-def test_what_a_look_up_asks_for_has_one_answer() -> None:
-    """The words of a question that tell its fact from others stand together in no other sentence."""
-    for document in islice(made_documents(6, n_facts=300, n_problems=300), 3):
+def test_a_look_up_has_one_answer() -> None:
+    """Without its result, each fact is stated once."""
+    for document in islice(generate_documents(6, n_facts=300, n_problems=300), 3):
         assert len({problem.question for problem in document.problems}) == 300
         keys: set[str] = set()
         for problem in document.problems:
@@ -98,29 +98,29 @@ def test_what_a_look_up_asks_for_has_one_answer() -> None:
         assert len(keys) == 300
 
 
-def test_documents_refuse_more_questions_than_facts_and_more_facts_than_there_are() -> None:
+def test_documents_refuse_too_many_questions_or_facts() -> None:
     with pytest.raises(ConfigError, match="5 questions need as many facts; there are 4"):
-        made_documents(0, 4, 5)
+        generate_documents(0, 4, 5)
     with pytest.raises(ConfigError, match="1 to 2000 facts, not 2001"):
-        made_documents(0, 2001, 1)
+        generate_documents(0, 2001, 1)
 
 
-def test_a_call_copies_its_arguments_from_the_user_and_the_answer_tells_the_result() -> None:
-    for errand in islice(made_errands(1, n_turns=3), 300):
-        assert len(errand.turns) == 3
-        for turn in errand.turns:
+def test_a_call_copies_its_arguments_from_the_user_and_the_answer_has_the_result() -> None:
+    for task in islice(generate_tool_tasks(1, n_turns=3), 300):
+        assert len(task.turns) == 3
+        for turn in task.turns:
             call = json.loads(turn.call)
             assert list(call) == ["name", "arguments"]
-            assert f"- {call['name']}({', '.join(call['arguments'])})" in errand.system
+            assert f"- {call['name']}({', '.join(call['arguments'])})" in task.system
             for value in call["arguments"].values():
                 assert re.search(rf"\b{re.escape(str(value))}\b", turn.user), turn
             for value in json.loads(turn.result).values():
                 assert value is True or str(value) in turn.answer, turn
 
 
-def test_a_chat_answers_from_what_was_told_before() -> None:
+def test_a_chat_recalls_stated_facts() -> None:
     recalled: set[str] = set()
-    for chat in islice(made_chats(2, n_turns=12), 200):
+    for chat in islice(generate_chats(2, n_turns=12), 200):
         said = ""
         for user, assistant in chat.turns:
             if match := RECALLED.fullmatch(assistant):
@@ -133,13 +133,13 @@ def test_a_chat_answers_from_what_was_told_before() -> None:
     assert len(recalled) > 20
 
 
-def test_the_layout_puts_worked_examples_before_an_open_question() -> None:
+def test_a_prompt_has_worked_examples_before_an_open_question() -> None:
     one, two = Problem("1 + 1?", "2\n#### 2"), Problem("Who?", "She.\n#### She")
-    assert worked([one, two]) + asked(two) == (
+    assert worked_examples([one, two]) + question_prompt(two) == (
         "Question: 1 + 1?\nAnswer: 2\n#### 2\n\nQuestion: Who?\nAnswer: She.\n#### She\n\nQuestion: Who?\nAnswer:"
     )
-    document = next(made_documents(0, 3, 1))
-    assert about(document) == document.text + "\n\n"
+    document = next(generate_documents(0, 3, 1))
+    assert document_head(document) == document.text + "\n\n"
 
 
 @pytest.mark.parametrize(

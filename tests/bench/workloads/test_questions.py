@@ -1,4 +1,4 @@
-"""The kinds that ask word problems."""
+"""Workloads with word problems."""
 
 import json
 import re
@@ -7,37 +7,37 @@ from itertools import islice, pairwise
 
 import pytest
 
-from radixkv.bench.session import Request
-from radixkv.bench.workloads.catalog import WorkloadChanges, load_workload
-from radixkv.bench.workloads.problems.arithmetic import made_problems
+from radixkv.bench.session import BenchRequest
+from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload
+from radixkv.bench.workloads.problems.arithmetic import generate_problems
 from radixkv.bench.workloads.source import Source
 from radixkv.bench.workloads.tree_of_thought import best
 from radixkv.errors import ConfigError
-from support.sessions import requests_of, shared_beginning, turns_of
+from support.sessions import collect_requests, collect_turns, common_prefix
 
-ANSWERS = {problem.question: problem.answer for problem in islice(made_problems(0), 1000)}
+ANSWERS = {problem.question: problem.answer for problem in islice(generate_problems(0), 1000)}
 
-MADE = Source()
-
-
-def make(name, source=MADE, **changes):
-    return load_workload(name, WorkloadChanges(**changes)).make(source)
+GENERATED = Source()
 
 
-def prompts_of(name, source=MADE, **changes):
-    return [request.prompt for request in requests_of(make(name, source, **changes).sessions)]
+def make(name, source=GENERATED, **changes):
+    return load_workload(name, WorkloadOverrides(**changes)).make(source)
 
 
-def question_of(request: Request):
+def prompts_of(name, source=GENERATED, **changes):
+    return [request.prompt for request in collect_requests(make(name, source, **changes).sessions)]
+
+
+def question_of(request: BenchRequest):
     return re.fullmatch(r".*Question: (.*)\nAnswer:.*?", request.prompt, re.DOTALL).group(1)
 
 
-def right(request: Request):
-    """The answer that the problem came with."""
+def expected_answer(request: BenchRequest):
+    """Returns the answer of the request's problem."""
     return ANSWERS[question_of(request)]
 
 
-def test_prompts_share_the_shots_and_ask_different_questions():
+def test_prompts_share_the_examples_and_have_different_questions():
     prompts = prompts_of("fewshot")
     shots = prompts[0][: prompts[0].rindex("Question: ")]
     assert all(prompt.startswith(shots) for prompt in prompts)
@@ -48,9 +48,11 @@ def test_prompts_share_the_shots_and_ask_different_questions():
     assert not any(question.removesuffix("\nAnswer:") in shots for question in questions)
 
 
-def test_chats_share_the_system_prompt_and_ask_different_questions():
+def test_chats_share_the_system_prompt_and_have_different_questions():
     sessions = make("multiturn").sessions
-    chats = [[turn[0].prompt for turn in turns_of(session, lambda _: [" The answer."])] for session in sessions]
+    chats = [
+        [turn[0].prompt for turn in collect_turns(session, lambda _: [" The answer."])] for session in sessions
+    ]
     assert (len(chats), {len(chat) for chat in chats}) == (16, {4})
     system = chats[0][0][: chats[0][0].rindex("Question: ")]
     assert system.count("Question: ") == system.count("\n#### ") == 3
@@ -70,83 +72,83 @@ def test_prompts_that_share_nothing_differ_from_the_first_word():
     assert len({line.split("\n")[0] for line in lines}) == 64 * 5
 
 
-def test_samples_of_one_prompt_are_choices_with_a_seed_of_their_own():
-    requests = requests_of(make("self-consistency", num_samples=3).sessions)
+def test_samples_of_one_prompt_are_choices_of_one_request_with_its_own_seed():
+    requests = collect_requests(make("self-consistency", num_samples=3).sessions)
     assert len(requests) == 48
     assert {(request.n, request.temperature) for request in requests} == {(3, 0.7)}
     assert len({request.seed for request in requests}) == 48
-    shared = shared_beginning([request.prompt for request in requests])
+    shared = common_prefix([request.prompt for request in requests])
     assert shared.count("#### ") == 4
 
 
 @pytest.mark.parametrize("name", ["fewshot", "multiturn", "unshared"])
-def test_the_right_answer_is_right_and_that_of_another_question_is_not(name):
-    for request in requests_of(make(name).sessions):
-        answer, result = right(request), float(right(request).split("#### ")[1])
-        assert request.is_right([f" {answer}\n\nQuestion: And then?\nAnswer: #### 5"])
-        assert request.is_right([f" ####  ${result:,.2f}.\n"])
-        assert not request.is_right([f" {answer.split('####')[0]}"])
-        assert not request.is_right([f" {answer}1"])
+def test_the_expected_answer_is_correct_and_that_of_another_question_is_not(name):
+    for request in collect_requests(make(name).sessions):
+        answer, result = expected_answer(request), float(expected_answer(request).split("#### ")[1])
+        assert request.check([f" {answer}\n\nQuestion: And then?\nAnswer: #### 5"])
+        assert request.check([f" ####  ${result:,.2f}.\n"])
+        assert not request.check([f" {answer.split('####')[0]}"])
+        assert not request.check([f" {answer}1"])
         assert request.output_len == 48
 
 
-def test_most_samples_decide():
-    (request, *_) = requests_of(make("self-consistency", num_samples=5).sessions)
-    answer = right(request)
+def test_the_majority_of_samples_decides():
+    (request, *_) = collect_requests(make("self-consistency", num_samples=5).sessions)
+    answer = expected_answer(request)
     wrong, other = answer + "0", answer + "00"
-    assert request.is_right([answer, wrong, answer, other, other + "0"])
-    assert request.is_right([answer, "no idea", "no idea", "no idea", "no idea"])
-    assert request.is_right([answer, wrong, "", "", ""])
-    assert not request.is_right([wrong, answer, "", "", ""])
-    assert not request.is_right([answer, wrong, wrong, other, other + "0"])
-    assert not request.is_right([""] * 5)
+    assert request.check([answer, wrong, answer, other, other + "0"])
+    assert request.check([answer, "no idea", "no idea", "no idea", "no idea"])
+    assert request.check([answer, wrong, "", "", ""])
+    assert not request.check([wrong, answer, "", "", ""])
+    assert not request.check([answer, wrong, wrong, other, other + "0"])
+    assert not request.check([""] * 5)
 
 
-def step(request: Request):
-    """The next line of the right answer; an odd seed gets it wrong. What follows is chatter."""
-    said = request.prompt.rpartition("\nAnswer:")[2]
-    lines = (" " + right(request)).splitlines(keepends=True)
-    line = lines[min(said.count("\n"), len(lines) - 1)].rstrip("\n")
+def step(request: BenchRequest):
+    """Returns the next line of the expected answer, wrong for odd seeds, followed by more text."""
+    answer = request.prompt.rpartition("\nAnswer:")[2]
+    lines = (" " + expected_answer(request)).splitlines(keepends=True)
+    line = lines[min(answer.count("\n"), len(lines) - 1)].rstrip("\n")
     return [line + ("?" if request.seed % 2 else "") + "\nchatter"]
 
 
-def test_a_search_goes_on_from_the_thoughts_that_it_kept():
+def test_a_search_continues_from_its_beam():
     workload = load_workload("tree-of-thought")
     for session in workload.make(Source()).sessions:
-        turns = turns_of(session, step)
+        turns = collect_turns(session, step)
         assert [len(turn) for turn in turns] == [4, 8, 8, 8]
         heads = {request.prompt for request in turns[0]}
         assert len(heads) == 1
         (head,) = heads
         for before, after in pairwise(turns):
             grown = [request.prompt + step(request)[0].split("\n")[0] + "\n" for request in before]
-            kept = list(dict.fromkeys(request.prompt for request in after))
-            assert kept == list(dict.fromkeys(best(grown, 2)))
+            branches = list(dict.fromkeys(request.prompt for request in after))
+            assert branches == list(dict.fromkeys(best(grown, 2)))
             assert [request.prompt for request in after] == [prompt for prompt in best(grown, 2) for _ in range(4)]
         assert all(prompt.startswith(head) for turn in turns for prompt in [request.prompt for request in turn])
         assert len({request.seed for turn in turns for request in turn}) == 28
 
 
 def test_tasks_of_a_search_share_worked_examples():
-    heads = [turns_of(session)[0][0].prompt for session in make("tree-of-thought").sessions]
+    heads = [collect_turns(session)[0][0].prompt for session in make("tree-of-thought").sessions]
     assert len(set(heads)) == 8
-    assert shared_beginning(heads).count("#### ") == 4
+    assert common_prefix(heads).count("#### ") == 4
 
 
-def test_a_search_is_right_where_its_last_branch_is():
+def test_a_search_is_correct_if_its_last_branch_is():
     (session, *_) = make("tree-of-thought", num_prompts=1).sessions
-    *others, last = turns_of(session, lambda request: [" #### 5\n" if request.seed % 2 else " thinking\n"])
-    assert all(request.is_right is None for turn in others for request in turn)
-    result = right(last[0]).split("#### ")[1]
+    *others, last = collect_turns(session, lambda request: [" #### 5\n" if request.seed % 2 else " thinking\n"])
+    assert all(request.check is None for turn in others for request in turn)
+    result = expected_answer(last[0]).split("#### ")[1]
     for request in last:
-        said = request.prompt.rpartition("\nAnswer:")[2]
-        assert request.is_right([f"\n#### {result}"]) == ("####" not in said)
+        answer = request.prompt.rpartition("\nAnswer:")[2]
+        assert request.check([f"\n#### {result}"]) == ("####" not in answer)
     (session, *_) = make("tree-of-thought", num_prompts=1).sessions
-    for request in turns_of(session, lambda _: [f" #### {result}\n"])[-1]:
-        assert request.is_right(["anything"])
+    for request in collect_turns(session, lambda _: [f" #### {result}\n"])[-1]:
+        assert request.check(["anything"])
 
 
-def test_the_best_branches_are_those_that_most_agree_on():
+def test_the_best_branches_are_the_most_frequent():
     assert best(list("abcbcc"), 2) == ["c", "b"]
     assert best(list("abcd"), 3) == ["a", "b", "c"]
     assert best(list("aaaa"), 2) == ["a", "a"]
@@ -155,15 +157,15 @@ def test_the_best_branches_are_those_that_most_agree_on():
     assert Counter(best(branches, len(branches))) == Counter(branches)
 
 
-def test_a_search_of_any_shape_sends_what_it_says():
+def test_a_search_of_any_size_sends_n_requests():
     for width, depth in ((2, 1), (3, 2), (5, 3)):
         for session in make("tree-of-thought", width=width, depth=depth).sessions:
             assert session.n_requests == width * (1 + 2 * (depth - 1))
-            assert [len(turn) for turn in turns_of(session)] == [width, *[2 * width] * (depth - 1)]
+            assert [len(turn) for turn in collect_turns(session)] == [width, *[2 * width] * (depth - 1)]
     (line, *_) = make("tree-of-thought", width=1, beam=1).sessions
-    assert [len(turn) for turn in turns_of(line)] == [1] * 4
+    assert [len(turn) for turn in collect_turns(line)] == [1] * 4
     with pytest.raises(ConfigError, match="beam 2 must be at most width 1"):
-        load_workload("tree-of-thought", WorkloadChanges(width=1))
+        load_workload("tree-of-thought", WorkloadOverrides(width=1))
 
 
 def write(folder, count):
@@ -180,7 +182,7 @@ def test_a_data_set_gives_its_first_problems_as_shots(tmp_path):
     assert prompts == [f"{shots}Question: q{n}?\nAnswer:" for n in (2, 3, 4)]
     assert prompts_of("self-consistency", source, num_prompts=3, num_shots=2) == prompts
     sessions = make("multiturn", source, num_sessions=2, num_turns=2, num_shots=1).sessions
-    (first, second), (third, fourth) = ([turn[0].prompt for turn in turns_of(session)] for session in sessions)
+    (first, second), (third, fourth) = ([turn[0].prompt for turn in collect_turns(session)] for session in sessions)
     assert first.endswith("Question: q0?\nAnswer: a0\n#### 0\n\nQuestion: q1?\nAnswer:")
     assert second == first + "Yes.\n\nQuestion: q2?\nAnswer:"
     assert third == first.replace("q1", "q3")
@@ -190,7 +192,7 @@ def test_a_data_set_gives_its_first_problems_as_shots(tmp_path):
         "2. Question: q2?\nAnswer: a2\n#### 2\n\nQuestion: q3?\nAnswer:",
     ]
     assert {
-        request.prompt for request in turns_of(make("tree-of-thought", source, num_prompts=1).sessions[0])[0]
+        request.prompt for request in collect_turns(make("tree-of-thought", source, num_prompts=1).sessions[0])[0]
     } == {"".join(f"Question: q{n}?\nAnswer: a{n}\n#### {n}\n\n" for n in range(4)) + "Question: q4?\nAnswer:"}
 
 
@@ -198,10 +200,10 @@ def test_a_data_set_gives_its_first_problems_as_shots(tmp_path):
     ("name", "n_needed"),
     [("fewshot", 56), ("multiturn", 67), ("unshared", 320), ("self-consistency", 52), ("tree-of-thought", 12)],
 )
-def test_a_data_set_that_is_too_short_names_both_counts_and_what_to_lower(tmp_path, name, n_needed):
+def test_the_error_for_a_short_data_set_has_both_counts_and_the_parameters(tmp_path, name, n_needed):
     make(name, Source(0, write(tmp_path, n_needed)))
-    told = f"has {n_needed - 1} problems; the workload needs {n_needed}; give a longer file, or lower num_"
-    with pytest.raises(ConfigError, match=told) as refused:
+    expected = f"has {n_needed - 1} problems; the workload needs {n_needed}; give a longer file, or lower num_"
+    with pytest.raises(ConfigError, match=expected) as refused:
         make(name, Source(0, write(tmp_path, n_needed - 1)))
     few = dict.fromkeys(re.findall(r"num_\w+", str(refused.value).partition("lower")[2]), 1)
     make(name, Source(0, write(tmp_path, n_needed - 1)), **few)
@@ -212,8 +214,8 @@ def test_bad_lines_are_refused_or_counted(tmp_path):
     path.write_text('{"question": "q?"}\n' + path.read_text() + "{oops\n")
     with pytest.raises(ConfigError, match=r"line 1 of .*problems\.jsonl is not"):
         make("fewshot", Source(0, path))
-    made = make("fewshot", Source(0, path, skip_bad_lines=True))
-    assert made.counts == {"bad_lines": 2}
-    assert requests_of(made.sessions)[0].prompt.startswith("Question: q0?")
+    loaded = make("fewshot", Source(0, path, skip_bad_lines=True))
+    assert loaded.counts == {"bad_lines": 2}
+    assert collect_requests(loaded.sessions)[0].prompt.startswith("Question: q0?")
     with pytest.raises(ConfigError, match=r"cannot read the data set .*none\.jsonl: No such file"):
         make("fewshot", Source(0, tmp_path / "none.jsonl"))

@@ -1,4 +1,4 @@
-"""Recorded conversations: files of OpenAI messages, and files of ShareGPT's kind."""
+"""Reading of recorded conversations in OpenAI's or ShareGPT's format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from radixkv.bench.workloads.datasets.formats import MESSAGES
 from radixkv.bench.workloads.datasets.lines import Items, read_lines
 from radixkv.errors import RequestError
-from radixkv.text.messages import plain_messages
+from radixkv.text.messages import normalize_messages
 
 ROLES = {
     "human": "user",
@@ -27,18 +27,18 @@ ROLES = {
     "function_response": "tool",
     "function_call": "assistant",
 }
-"""Who speaks in files of ShareGPT's kind, and OpenAI's role for it."""
+"""OpenAI's role for each speaker in ShareGPT's format."""
 
 
 class Conversation(msgspec.Struct, frozen=True):
-    """What was said, in order."""
+    """A recorded conversation."""
 
     messages: list[dict[str, Any]]
-    """OpenAI's, as a server takes them; with all their fields."""
+    """Messages in OpenAI's format, with all their fields."""
 
 
-class _Said(msgspec.Struct, frozen=True):
-    """A message of ShareGPT's."""
+class _ShareGPTMessage(msgspec.Struct, frozen=True):
+    """A message in ShareGPT's format."""
 
     speaker: str = msgspec.field(name="from")
     value: str
@@ -52,30 +52,30 @@ class _Said(msgspec.Struct, frozen=True):
 
 class _Line(msgspec.Struct, frozen=True):
     messages: list[dict[str, Any]] | None = None
-    conversations: list[_Said] | None = None
+    conversations: list[_ShareGPTMessage] | None = None
 
     def conversation(self) -> Conversation:
         if (self.messages is None) == (self.conversations is None):
             raise ValueError("it must have one of messages and conversations")
         if self.messages is not None:
             return Conversation(self.messages)
-        return Conversation([said.message() for said in self.conversations or ()])
+        return Conversation([message.message() for message in self.conversations or ()])
 
 
 def read_conversations(path: Path, *, skip_bad_lines: bool = False) -> Items[Conversation]:
-    """The conversations of a file: one a line, or all in one JSON array. Fields beside the messages are ignored.
+    """Reads the conversations of a file, one in a line or all in one JSON array; ignores other fields.
 
     Raises:
-        ConfigError: as ``read_lines``; messages that no server takes count as faults.
+        ConfigError: as ``read_lines``; a line is also bad if its messages are not valid OpenAI messages.
     """
     decoder = msgspec.json.Decoder(_Line)
 
     def convert(line: bytes) -> Conversation:
         conversation = decoder.decode(line).conversation()
         try:
-            plain_messages(conversation.messages)
+            normalize_messages(conversation.messages)
         except RequestError as error:
             raise ValueError(str(error)) from None
         return conversation
 
-    return read_lines(path, convert, wanted=MESSAGES, skip_bad_lines=skip_bad_lines)
+    return read_lines(path, convert, expected=MESSAGES, skip_bad_lines=skip_bad_lines)

@@ -1,4 +1,4 @@
-"""Documents, and questions about them."""
+"""Reading of documents with questions."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ class _Line(msgspec.Struct, frozen=True):
             raise ValueError("it must have one of text, context and document")
         if not self.questions:
             raise ValueError("it has no questions")
-        return Document(text=texts[0], problems=tuple(map(_marked, self.questions)))
+        return Document(text=texts[0], problems=tuple(map(_with_mark, self.questions)))
 
 
 def read_documents(path: Path, *, skip_bad_lines: bool = False) -> Items[Document]:
-    """The documents of a file; the text may be named ``text``, ``context`` or ``document``.
+    """Reads the documents of a file; the text may be named ``text``, ``context`` or ``document``.
 
     An answer without the mark of a result is itself the result.
 
     Raises:
-        ConfigError: as ``read_lines``; a document without text or without questions counts as a fault.
+        ConfigError: as ``read_lines``; a line is also bad if it has no text or no questions.
     """
     decoder = msgspec.json.Decoder(_Line)
     return read_lines(
-        path, lambda line: decoder.decode(line).read(), wanted=DOCUMENTS, skip_bad_lines=skip_bad_lines
+        path, lambda line: decoder.decode(line).read(), expected=DOCUMENTS, skip_bad_lines=skip_bad_lines
     )
 
 
-def _marked(problem: Problem) -> Problem:
+def _with_mark(problem: Problem) -> Problem:
     if MARK in problem.answer:
         return problem
     return Problem(problem.question, f"{MARK} {problem.answer}")

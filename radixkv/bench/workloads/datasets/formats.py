@@ -1,4 +1,4 @@
-"""The formats of data sets."""
+"""Formats of data sets."""
 
 from __future__ import annotations
 
@@ -8,39 +8,40 @@ import msgspec
 
 
 class Format(NamedTuple):
-    """How a kind of file looks, and what it is for."""
+    """A format of data sets."""
 
     name: str
-    shape: str
-    """An item."""
+    """The format's name in error texts, with article."""
+    item_format: str
+    """How an item looks, for error texts."""
     fields: frozenset[str]
-    """That any of its items has, and items of other formats have not all of."""
+    """Fields that every item has, and that no item of another format has all of."""
     workload: str
-    """The shipped one that reads it."""
+    """A shipped workload that reads this format."""
 
 
 TRACE = Format(
     name="a Mooncake trace",
-    shape='{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": ids}',
+    item_format='{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": ids}',
     fields=frozenset({"timestamp", "input_length", "hash_ids"}),
     workload="trace",
 )
 PROBLEMS = Format(
     name="a file of problems",
-    shape='{"question": text, "answer": text}',
+    item_format='{"question": text, "answer": text}',
     fields=frozenset({"question", "answer"}),
     workload="fewshot",
 )
 MESSAGES = Format(
     name="a file of OpenAI messages",
-    shape='{"messages": OpenAI\'s} or {"conversations": [{"from": who, "value": text}, ...]}',
+    item_format='{"messages": OpenAI\'s} or {"conversations": [{"from": who, "value": text}, ...]}',
     fields=frozenset({"messages"}),
     workload="agents",
 )
 SHAREGPT = MESSAGES._replace(name="a file of ShareGPT's kind", fields=frozenset({"conversations"}))
 DOCUMENTS = Format(
     name="a file of documents",
-    shape='{"text": document, "questions": [{"question": text, "answer": text}, ...]}',
+    item_format='{"text": document, "questions": [{"question": text, "answer": text}, ...]}',
     fields=frozenset({"questions"}),
     workload="long-document-qa",
 )
@@ -48,7 +49,7 @@ FORMATS = (TRACE, PROBLEMS, MESSAGES, SHAREGPT, DOCUMENTS)
 
 
 def format_of(item: bytes) -> Format | None:
-    """The format that a JSON object is an item of; None: an unknown one, or no object."""
+    """Returns the format of a JSON object; None: the format is unknown, or ``item`` is no object."""
     try:
         fields = msgspec.json.decode(item, type=dict[str, msgspec.Raw]).keys()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Word problems in GSM8K's format."""
+"""Reading of word problems in GSM8K's format."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from radixkv.bench.workloads.problems.problem import Problem
 
 
 def read_problems(path: Path, *, skip_bad_lines: bool = False) -> Items[Problem]:
-    """The problems of a file of ``{"question": text, "answer": text}`` a line; other fields are ignored.
+    """Reads a file with one ``{"question": text, "answer": text}`` in a line; ignores other fields.
 
     Raises:
         ConfigError: as ``read_lines``.
     """
     decoder = msgspec.json.Decoder(Problem)
-    return read_lines(path, decoder.decode, wanted=PROBLEMS, skip_bad_lines=skip_bad_lines)
+    return read_lines(path, decoder.decode, expected=PROBLEMS, skip_bad_lines=skip_bad_lines)

@@ -1,4 +1,4 @@
-"""Files of one JSON item a line, or of one JSON array of items."""
+"""Reading of files of JSON lines, or of one JSON array."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from radixkv.bench.workloads.datasets.formats import Format, format_of
 from radixkv.errors import ConfigError
 
 MAX_LINE_BYTES = 1 << 26
-"""A file with a longer line is something else."""
+"""Maximum length of a line; a file with a longer one is no file of JSON lines."""
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
-OTHER_FILES = {
+UNSUPPORTED_FILES = {
     b"\x1f\x8b": "compressed by gzip; unpack it",
     b"\x28\xb5\x2f\xfd": "compressed by zstd; unpack it",
     b"PK\x03\x04": "a zip archive; unpack it",
@@ -27,116 +27,119 @@ OTHER_FILES = {
     b"\xff\xfe": "in UTF-16; save it in UTF-8",
     b"\xfe\xff": "in UTF-16; save it in UTF-8",
 }
-"""What files begin with that are given by mistake."""
+"""First bytes of unsupported file types, and the error text for each."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Items(Generic[T]):
-    """What a file holds, in its order."""
+    """The items of a file."""
 
     items: list[T]
-    """At least one."""
+    """The items in the file's order; at least one."""
     n_bad_lines: int
-    """Left out; 0 unless that was asked for."""
+    """Bad lines that were skipped; 0 without ``skip_bad_lines``."""
 
 
-class _Text(NamedTuple):
-    """An item as the file has it."""
+class _RawItem(NamedTuple):
+    """An undecoded item."""
 
-    place: str
+    position: str
+    """The line or item number, for error texts."""
     text: bytes
 
 
 def read_lines(
-    path: Path, convert: Callable[[bytes], T], *, wanted: Format, skip_bad_lines: bool = False
+    path: Path, convert: Callable[[bytes], T], *, expected: Format, skip_bad_lines: bool = False
 ) -> Items[T]:
-    """The items of a file in UTF-8. O(file); of a file of lines, one is in memory at a time.
+    """Reads the items of a UTF-8 file. O(size); of a file of lines, one line is in memory at a time.
 
-    Empty lines, a byte order mark and the kind of line ends make no difference.
+    Ignores empty lines and a byte order mark, and accepts LF and CRLF.
 
     Args:
         path: the file.
-        convert: an item's text to the item, called in order; raises ``ValueError`` or ``MsgspecError`` for a bad
-            one.
-        wanted: what the file should be.
-        skip_bad_lines: count bad items instead of refusing them.
+        convert: converts an item's text to the item, in the file's order; raises ``ValueError`` or ``MsgspecError``
+            for a bad item.
+        expected: the format that the file should have.
+        skip_bad_lines: skip and count bad items instead of raising an error.
 
     Raises:
-        ConfigError: naming file, line and fault; no file that can be read, another known format, or no good item.
+        ConfigError: the file cannot be read, has another known format, a bad item, or no good item. The text names
+            the file, the line and the fault.
     """
     items: list[T] = []
     faults: list[str] = []
-    for place, text in _texts(path, wanted):
+    for position, text in _raw_items(path, expected):
         try:
             items.append(convert(text))
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            fault = f"{place} of {path} is not {wanted.shape}: {error}"
+            fault = f"{position} of {path} is not {expected.item_format}: {error}"
             if not items and not faults:
-                _check_format(path, text, wanted)
+                _check_format(path, text, expected)
             if not skip_bad_lines:
-                raise ConfigError(f"{fault}; mend it, or have such lines left out (--skip-bad-lines)") from None
+                raise ConfigError(f"{fault}; correct it, or skip such lines with --skip-bad-lines") from None
             faults.append(fault)
     if faults and not items:
-        raise ConfigError(f"{path} has nothing else than bad lines: {faults[0]}; give another file")
+        raise ConfigError(f"{path} has only bad lines: {faults[0]}; give another file")
     if not items:
-        raise ConfigError(f"the data set {path} is empty; give a file of {wanted.shape} a line")
+        raise ConfigError(f"the data set {path} is empty; give a file of {expected.item_format} a line")
     return Items(items, len(faults))
 
 
-def _check_format(path: Path, text: bytes, wanted: Format) -> None:
-    """Raises ``ConfigError`` if a bad item is one of another format."""
+def _check_format(path: Path, text: bytes, expected: Format) -> None:
+    """Raises ``ConfigError`` if a bad item has another known format."""
     other = format_of(text)
-    if other is not None and other.shape != wanted.shape:
+    if other is not None and other.item_format != expected.item_format:
         raise ConfigError(
-            f"{path} is {other.name}; use --workload {other.workload}, or give a file of {wanted.shape} a line"
+            f"{path} is {other.name}; use --workload {other.workload}, "
+            f"or give a file of {expected.item_format} a line"
         )
 
 
-def _texts(path: Path, wanted: Format) -> Iterator[_Text]:
+def _raw_items(path: Path, expected: Format) -> Iterator[_RawItem]:
     try:
         with path.open("rb") as file:
-            yield from _separated(path, file)
+            yield from _split(path, file)
     except OSError as error:
         raise ConfigError(
-            f"cannot read the data set {path}: {error.strerror}; give a file of {wanted.shape} a line"
+            f"cannot read the data set {path}: {error.strerror}; give a file of {expected.item_format} a line"
         ) from None
 
 
-def _separated(path: Path, file: BufferedReader) -> Iterator[_Text]:
-    """The file's lines, or its array's items. Never seeks: the file may be a pipe."""
+def _split(path: Path, file: BufferedReader) -> Iterator[_RawItem]:
+    """Yields the file's lines, or its array's items. Never seeks, since the file may be a pipe."""
     head = file.peek(4)
-    for beginning, what in OTHER_FILES.items():
-        if head.startswith(beginning):
-            raise ConfigError(f"{path} is {what}")
+    for first_bytes, problem in UNSUPPORTED_FILES.items():
+        if head.startswith(first_bytes):
+            raise ConfigError(f"{path} is {problem}")
     if head.startswith(BYTE_ORDER_MARK):
         file.read(len(BYTE_ORDER_MARK))
-    is_begun = False
+    has_items = False
     number = 0
     while line := file.readline(MAX_LINE_BYTES):
         number += 1
         if not line.strip():
             continue
-        if not is_begun and line.lstrip().startswith(b"["):
+        if not has_items and line.lstrip().startswith(b"["):
             yield from _array(path, number - 1, line + file.read())
             return
         if len(line) == MAX_LINE_BYTES:
             raise ConfigError(f"line {number} of {path} has more than {MAX_LINE_BYTES} bytes; give a file of lines")
-        is_begun = True
-        yield _Text(f"line {number}", line)
+        has_items = True
+        yield _RawItem(f"line {number}", line)
 
 
-def _array(path: Path, n_lines_before: int, text: bytes) -> Iterator[_Text]:
+def _array(path: Path, n_lines_before: int, text: bytes) -> Iterator[_RawItem]:
     try:
         items = msgspec.json.decode(text, type=list[msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not a JSON array: {_place(text, n_lines_before)}{error}") from None
-    return (_Text(f"item {number}", bytes(item)) for number, item in enumerate(items, 1))
+        raise ConfigError(f"{path} is not a JSON array: {_bad_line(text, n_lines_before)}{error}") from None
+    return (_RawItem(f"item {number}", bytes(item)) for number, item in enumerate(items, 1))
 
 
-def _place(text: bytes, n_lines_before: int) -> str:
-    """Where a text stops being JSON, as far as Python's own reader can tell."""
+def _bad_line(text: bytes, n_lines_before: int) -> str:
+    """Returns the number of the line in which a text is not JSON, as far as Python's parser reports it."""
     try:
         json.loads(text)
     except json.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""Traces of requests in Mooncake's format: when, how long, and which blocks of the prompt were seen before."""
+"""Reading of traces in Mooncake's format."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from radixkv.bench.workloads.datasets.formats import TRACE
 from radixkv.bench.workloads.datasets.lines import Items, read_lines
 
 BLOCK_LEN = 512
-"""Tokens that a hash id stands for; the last of a prompt may have fewer."""
+"""Tokens in the block of a hash id; the last block of a prompt may have fewer."""
 
 MAX_LENGTH = 10_000_000
-"""Tokens; no model reads or writes more."""
+"""Maximum tokens of a prompt or an answer, above those of any model."""
 MAX_TIME_MS = 1e14
 MAX_HASH_ID = (1 << 63) - 1
 
@@ -27,13 +27,13 @@ class TraceRequest(msgspec.Struct, frozen=True):
     """A request of a trace."""
 
     timestamp: Annotated[float, msgspec.Meta(ge=0, le=MAX_TIME_MS)]
-    """Milliseconds since some begin."""
+    """Arrival in milliseconds, since an unspecified start."""
     input_length: Length
     """Tokens of the prompt."""
     output_length: Length
     """Tokens of the answer."""
     hash_ids: list[HashId]
-    """One for each block of the prompt, in order; equal ids are equal blocks."""
+    """The id of each block of the prompt, in order; equal ids stand for equal blocks."""
 
     def __post_init__(self) -> None:
         n_blocks = -(-self.input_length // BLOCK_LEN)
@@ -45,11 +45,11 @@ class TraceRequest(msgspec.Struct, frozen=True):
 
 
 def read_trace(path: Path, *, skip_bad_lines: bool = False) -> Items[TraceRequest]:
-    """The requests of a trace, one a line, in the order of their times. Cost: some 3 µs a request.
+    """Reads the requests of a trace, one in a line, in the order of their times. Cost: about 3 µs a request.
 
     Raises:
-        ConfigError: as ``read_lines``; lengths that cannot be, a number of hash ids that does not fit the input
-            length, and a time before that of the line above count as faults.
+        ConfigError: as ``read_lines``; a line is also bad if a length is out of range, the number of hash ids does
+            not fit the input length, or its time is before that of the previous line.
     """
     decoder = msgspec.json.Decoder(TraceRequest)
     latest = 0.0
@@ -58,8 +58,8 @@ def read_trace(path: Path, *, skip_bad_lines: bool = False) -> Items[TraceReques
         nonlocal latest
         request = decoder.decode(line)
         if request.timestamp < latest:
-            raise ValueError(f"timestamp {request.timestamp:g} is before {latest:g}, that of the request above")
+            raise ValueError(f"timestamp {request.timestamp:g} is before {latest:g}, that of the previous request")
         latest = request.timestamp
         return request
 
-    return read_lines(path, convert, wanted=TRACE, skip_bad_lines=skip_bad_lines)
+    return read_lines(path, convert, expected=TRACE, skip_bad_lines=skip_bad_lines)

@@ -1,1 +1,1 @@
-"""Made problems whose answers can be checked; the embedded model was trained on texts of the same makers."""
+"""Generators of problems with checkable answers, on whose texts the embedded model was trained."""

@@ -1,7 +1,7 @@
-"""Worked problems in the manner of school mathematics, made from a seed.
+"""Generator of school mathematics problems with worked answers.
 
-Each step of an answer is one small operation: a product of at most two digits with one, a quotient from the tables,
-a sum or difference below 1,000.
+Each step of an answer is one small operation: a product of a two-digit and a one-digit number at most, a quotient
+from the multiplication tables, or a sum or difference below 1,000.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from radixkv.bench.workloads.problems.words import DAYS, FRUITS, GOODS, NAMES, S
 
 
 class Draw(NamedTuple):
-    """What a template fills its gaps with."""
+    """Random values for the gaps of a template."""
 
     rng: random.Random
     name: str
@@ -25,17 +25,17 @@ class Draw(NamedTuple):
     spot: str
     day: str
 
-    def number(self, least: int, most: int) -> int:
-        return self.rng.randint(least, most)
+    def number(self, minimum: int, maximum: int) -> int:
+        return self.rng.randint(minimum, maximum)
 
     def one_of(self, *texts: str) -> str:
         return self.rng.choice(texts)
 
 
-def made_problems(seed: int) -> Iterator[Problem]:
-    """Endless different problems, the same for the same seed.
+def generate_problems(seed: int) -> Iterator[Problem]:
+    """Yields endless different problems; equal seeds give equal problems.
 
-    The templates come in turns, in an order that the seed shuffles, so that neighbours differ in kind.
+    Each round has one problem of every template, in shuffled order, so that neighbours differ.
     """
     rng = random.Random(seed)
     templates = list(_TEMPLATES)

@@ -1,4 +1,4 @@
-"""Small talk: greetings, things told early and asked for later, easy questions."""
+"""Generator of small talk: greetings, facts that are stated and recalled later, and easy questions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from radixkv.bench.workloads.problems.words import (
 )
 
 Turn = tuple[str, str]
-"""What the user says, and the answer."""
+"""A user message and its answer."""
 
 SYSTEMS = (
     "You are a helpful assistant.",
@@ -30,25 +30,25 @@ SYSTEMS = (
     "Be brief and kind.",
     "",
 )
-"""System prompts; with the empty one, the chat has none."""
+"""System prompts; the empty one stands for a chat without system prompt."""
 
 
 class Chat(msgspec.Struct, frozen=True):
-    """A chat from its beginning."""
+    """A chat."""
 
     system: str
-    """Empty: there is none."""
+    """The system prompt; empty: there is none."""
     turns: tuple[Turn, ...]
 
 
-class _Teller:
-    """One user, who has told some things so far."""
+class _User:
+    """A user who states facts and asks for them later."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._told: list[Turn] = []
-        """A question for each thing told, and its answer."""
-        self._untold: list[Callable[[], tuple[Turn, Turn]]] = [
+        self._recalls: list[Turn] = []
+        """For each stated fact the question for it."""
+        self._openers: list[Callable[[], tuple[Turn, Turn]]] = [
             self._name,
             self._town,
             self._food,
@@ -58,25 +58,25 @@ class _Teller:
             self._hobby,
             self._lost,
         ]
-        rng.shuffle(self._untold)
+        rng.shuffle(self._openers)
 
     def turn(self, is_first: bool) -> Turn:
-        """What comes next; asks back for what has been told in about half of the later turns."""
+        """Returns the next turn; about half of the later turns ask for a stated fact."""
         rng = self._rng
         if is_first and rng.random() < 0.6:
             return _greeting(rng)
-        if self._told and rng.random() < 0.5:
-            return rng.choice(self._told)
-        if self._untold and rng.random() < 0.6:
-            told, asked = self._untold.pop()()
-            self._told.append(asked)
-            return told
+        if self._recalls and rng.random() < 0.5:
+            return rng.choice(self._recalls)
+        if self._openers and rng.random() < 0.6:
+            statement, recall = self._openers.pop()()
+            self._recalls.append(recall)
+            return statement
         return rng.choice((_sum, _difference, _next_day, _letter, _repeat, _who, _thanks, _more))(rng)
 
     def _name(self) -> tuple[Turn, Turn]:
         name = self._rng.choice(NAMES)
-        told = self._rng.choice((f"My name is {name}.", f"I am {name}.", f"Call me {name}, please."))
-        return (told, f"Nice to meet you, {name}."), ("What is my name?", f"Your name is {name}.")
+        statement = self._rng.choice((f"My name is {name}.", f"I am {name}.", f"Call me {name}, please."))
+        return (statement, f"Nice to meet you, {name}."), ("What is my name?", f"Your name is {name}.")
 
     def _town(self) -> tuple[Turn, Turn]:
         town = self._rng.choice(TOWNS)
@@ -128,12 +128,12 @@ class _Teller:
         )
 
 
-def made_chats(seed: int, n_turns: int) -> Iterator[Chat]:
-    """Endless chats of ``n_turns`` turns, the same for the same arguments."""
+def generate_chats(seed: int, n_turns: int) -> Iterator[Chat]:
+    """Yields endless chats of ``n_turns`` turns; equal arguments give equal chats."""
     rng = random.Random(f"{seed} {n_turns}")
     while True:
-        system, teller = rng.choice(SYSTEMS), _Teller(rng)
-        yield Chat(system, tuple(teller.turn(is_first=index == 0) for index in range(n_turns)))
+        system, user = rng.choice(SYSTEMS), _User(rng)
+        yield Chat(system, tuple(user.turn(is_first=index == 0) for index in range(n_turns)))
 
 
 def _greeting(rng: random.Random) -> Turn:

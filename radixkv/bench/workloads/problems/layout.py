@@ -1,4 +1,4 @@
-"""How problems are laid out in a prompt. The embedded model was trained on texts of this very form."""
+"""Prompt format of problems, which the embedded model was trained on."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Iterable
 
 from radixkv.bench.workloads.problems.problem import Problem
 
-TEACHER = (
+TEACHER_PROMPT = (
     "You are a patient teacher of mathematics. Answer every question in short steps, one line a step, and end with "
     "a line that has the result alone. These answers were given to other pupils:\n\n"
 )
-"""Opens a system prompt of worked examples."""
+"""Beginning of a system prompt, followed by worked examples."""
 
 
-def worked(problems: Iterable[Problem]) -> str:
-    """Worked examples: each question with its answer and a blank line."""
-    return "".join(f"{asked(problem)} {problem.answer}\n\n" for problem in problems)
+def worked_examples(problems: Iterable[Problem]) -> str:
+    """Returns worked examples: each question with its answer and a blank line."""
+    return "".join(f"{question_prompt(problem)} {problem.answer}\n\n" for problem in problems)
 
 
-def asked(problem: Problem) -> str:
-    """The question alone, open for the answer."""
+def question_prompt(problem: Problem) -> str:
+    """Returns the question without its answer, as the end of a prompt."""
     return f"Question: {problem.question}\nAnswer:"

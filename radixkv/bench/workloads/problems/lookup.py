@@ -1,4 +1,4 @@
-"""Documents of made-up facts, and questions that each need one of them."""
+"""Generator of documents of invented facts with questions about them."""
 
 from __future__ import annotations
 
@@ -29,36 +29,37 @@ from radixkv.bench.workloads.problems.words import (
 from radixkv.errors import ConfigError
 
 MAX_FACTS = 2000
-"""Of one document; there are some 6,000 different things to state a fact about."""
+"""Maximum number of facts in a document; the vocabulary has about 6,000 different subjects of facts."""
 _PARAGRAPH = 6
-"""Facts a paragraph."""
+"""Facts in a paragraph."""
 
 
 class Document(msgspec.Struct, frozen=True):
-    """A text of facts, and questions about it."""
+    """A text and questions about it."""
 
     text: str
     problems: tuple[Problem, ...]
 
 
 class Fact(NamedTuple):
-    """One statement, and the question that it answers."""
+    """A statement and the question that it answers."""
 
     sentence: str
     question: str
     result: str
 
     def problem(self) -> Problem:
-        """The answer repeats the statement, then has the result alone."""
+        """Returns the problem, whose answer is the statement followed by the result."""
         return Problem(self.question, f"{self.sentence}\n{MARK} {self.result}")
 
 
-def made_documents(seed: int, n_facts: int, n_problems: int) -> Iterator[Document]:
-    """Endless documents, the same for the same arguments; no two questions of a document are alike.
+def generate_documents(seed: int, n_facts: int, n_problems: int) -> Iterator[Document]:
+    """Yields endless documents, each with different questions; equal arguments give equal documents.
 
     Args:
-        n_facts: in each document, about 13 tokens each.
-        n_problems: questions about each document, at most one a fact.
+        seed: seed of the texts.
+        n_facts: facts in each document, of about 13 tokens each.
+        n_problems: questions about each document, at most one for each fact.
 
     Raises:
         ConfigError: too many facts, or more questions than facts.
@@ -70,8 +71,8 @@ def made_documents(seed: int, n_facts: int, n_problems: int) -> Iterator[Documen
     return _documents(random.Random(f"{seed} {n_facts} {n_problems}"), n_facts, n_problems)
 
 
-def about(document: Document) -> str:
-    """The head of a prompt about the document, with a blank line at its end."""
+def document_head(document: Document) -> str:
+    """Returns the beginning of a prompt about the document, which ends in a blank line."""
     return document.text + "\n\n"
 
 
@@ -88,17 +89,17 @@ def _documents(rng: random.Random, n_facts: int, n_problems: int) -> Iterator[Do
 def _facts(rng: random.Random, n_facts: int) -> list[Fact]:
     facts: dict[str, Fact] = {}
     while len(facts) < n_facts:
-        fact = rng.choices(_KINDS, _WEIGHTS)[0](rng)
+        fact = rng.choices(_TEMPLATES, _WEIGHTS)[0](rng)
         facts.setdefault(fact.question, fact)
     return list(facts.values())
 
 
-def _kept(rng: random.Random) -> Fact:
+def _location(rng: random.Random) -> Fact:
     name, thing, corner = rng.choice(NAMES), f"{rng.choice(MATERIALS)} {rng.choice(THINGS)}", rng.choice(CORNERS)
     return Fact(f"{name} keeps the {thing} in the {corner}.", f"Where does {name} keep the {thing}?", corner)
 
 
-def _worn(rng: random.Random) -> Fact:
+def _clothing(rng: random.Random) -> Fact:
     name, clothes, colour = rng.choice(NAMES), rng.choice(CLOTHES), rng.choice(COLOURS)
     return Fact(f"The {clothes} of {name} is {colour}.", f"What colour is the {clothes} of {name}?", colour)
 
@@ -143,9 +144,9 @@ def _price(rng: random.Random) -> Fact:
     return Fact(f"A {thing} costs ${price} in {town}.", f"How much does a {thing} cost in {town}?", f"${price}")
 
 
-_KINDS: tuple[Callable[[random.Random], Fact], ...] = (
-    _kept,
-    _worn,
+_TEMPLATES: tuple[Callable[[random.Random], Fact], ...] = (
+    _location,
+    _clothing,
     _pet,
     _opening,
     _code,
@@ -154,4 +155,4 @@ _KINDS: tuple[Callable[[random.Random], Fact], ...] = (
     _price,
 )
 _WEIGHTS = (3, 1, 1, 1, 2, 1, 1, 2)
-"""The kinds with more to state a fact about come more often, so that long documents do not run dry."""
+"""Weights of the templates: higher with more possible facts, so that long documents do not run out of them."""

@@ -1,4 +1,4 @@
-"""Questions whose answers can be checked."""
+"""Questions with checkable answers."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import msgspec
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """A question, and its answer, which may have steps and ends in ``#### result``."""
+    """A question and its answer, which may have steps and ends in ``#### result``."""
 
     question: str
     answer: str
 
 
 MARK = "####"
-"""Stands before the result, on a line of its own, as in GSM8K."""
+"""The mark of a result, at the beginning of a line of its own, as in GSM8K."""
 
 
 def result_of(text: str) -> str | None:
-    """The first result that ``text`` gives: what follows the mark, to the end of its line; None without a mark.
+    """Returns the first result in ``text``: what follows the mark on its line. None: there is no mark or no result.
 
-    Commas between digits, a leading currency sign and a final full stop do not count.
+    Commas between digits, a leading dollar sign and a final full stop are removed.
     """
     _, mark, rest = text.partition(MARK)
     if not mark:
@@ -31,5 +31,5 @@ def result_of(text: str) -> str | None:
 
 
 def without_grouping(text: str) -> str:
-    """Without the commas between digits."""
+    """Returns ``text`` without commas between digits."""
     return re.sub(r"(?<=\d),(?=\d)", "", text)

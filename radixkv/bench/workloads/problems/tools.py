@@ -1,4 +1,4 @@
-"""Errands: a user asks for something, the assistant calls a tool in JSON, and says what came back."""
+"""Generator of conversations in which an assistant calls tools."""
 
 from __future__ import annotations
 
@@ -17,46 +17,49 @@ _OPENING = (
 )
 
 
-class ErrandTurn(msgspec.Struct, frozen=True):
-    """One request of the user, and all that follows from it."""
+class ToolTurn(msgspec.Struct, frozen=True):
+    """One user message with its tool call, the tool's result and the answer."""
 
     user: str
     call: str
-    """The JSON of the tool call that the assistant makes."""
+    """The assistant's tool call, as JSON."""
     result: str
-    """The JSON that the tool gives back."""
+    """The tool's result, as JSON."""
     answer: str
-    """What the assistant then tells the user."""
+    """The assistant's answer to the user."""
 
 
-class Errand(msgspec.Struct, frozen=True):
-    """A chat with tools. As messages, each turn is: user, assistant (the call), tool (the result), assistant."""
+class ToolTask(msgspec.Struct, frozen=True):
+    """A conversation with tool calls.
+
+    Each turn has four messages: user, assistant (the call), tool (the result), assistant (the answer).
+    """
 
     system: str
-    turns: tuple[ErrandTurn, ...]
+    turns: tuple[ToolTurn, ...]
 
 
 class Tool(NamedTuple):
-    """One tool, and a maker of requests that need it."""
+    """A tool and a generator of turns that need it."""
 
     line: str
-    """Describes it to the model."""
-    ask: Callable[[random.Random], ErrandTurn]
+    """The tool's description in the system prompt."""
+    generate: Callable[[random.Random], ToolTurn]
 
 
-def made_errands(seed: int, n_turns: int) -> Iterator[Errand]:
-    """Endless errands of ``n_turns`` turns, the same for the same arguments."""
+def generate_tool_tasks(seed: int, n_turns: int) -> Iterator[ToolTask]:
+    """Yields endless conversations of ``n_turns`` turns; equal arguments give equal conversations."""
     rng = random.Random(f"{seed} {n_turns}")
     while True:
         tools = rng.choice(_TOOL_SETS)
         system = "\n".join([_OPENING, *(f"- {tool.line}" for tool in tools)])
-        yield Errand(system, tuple(rng.choice(tools).ask(rng) for _ in range(n_turns)))
+        yield ToolTask(system, tuple(rng.choice(tools).generate(rng) for _ in range(n_turns)))
 
 
-def errand_messages(errand: Errand) -> list[dict[str, str]]:
-    """As a client sends them, with calls, results and answers."""
-    messages = [{"role": "system", "content": errand.system}]
-    for turn in errand.turns:
+def tool_task_messages(task: ToolTask) -> list[dict[str, str]]:
+    """Returns the whole conversation as chat messages."""
+    messages = [{"role": "system", "content": task.system}]
+    for turn in task.turns:
         messages += [
             {"role": "user", "content": turn.user},
             {"role": "assistant", "content": turn.call},
@@ -66,100 +69,100 @@ def errand_messages(errand: Errand) -> list[dict[str, str]]:
     return messages
 
 
-def called(name: str, arguments: Mapping[str, str | int]) -> str:
-    """The JSON of a call, as the model writes it."""
+def call_json(name: str, arguments: Mapping[str, str | int]) -> str:
+    """Returns a tool call as JSON, as the model writes it."""
     return json.dumps({"name": name, "arguments": arguments})
 
 
-def _weather(rng: random.Random) -> ErrandTurn:
+def _weather(rng: random.Random) -> ToolTurn:
     town, day, degrees = rng.choice(TOWNS), rng.choice(DAYS), rng.randint(1, 39)
     sky = rng.choice(("sunny", "cloudy", "rainy", "windy", "foggy"))
-    return ErrandTurn(
+    return ToolTurn(
         rng.choice((f"What will the weather be in {town} on {day}?", f"How is the weather on {day} in {town}?")),
-        called("get_weather", {"town": town, "day": day}),
+        call_json("get_weather", {"town": town, "day": day}),
         json.dumps({"sky": sky, "degrees": degrees}),
         f"On {day} it will be {sky} in {town}, with {degrees} degrees.",
     )
 
 
-def _alarm(rng: random.Random) -> ErrandTurn:
+def _alarm(rng: random.Random) -> ToolTurn:
     time, day = f"{rng.randint(5, 12)}:{rng.choice(('00', '15', '30', '45'))}", rng.choice(DAYS)
     number = rng.randint(10, 99)
-    return ErrandTurn(
+    return ToolTurn(
         rng.choice((f"Wake me at {time} on {day}.", f"Please set an alarm for {day} at {time}.")),
-        called("set_alarm", {"day": day, "time": time}),
+        call_json("set_alarm", {"day": day, "time": time}),
         json.dumps({"alarm": number}),
         f"Alarm {number} is set for {day} at {time}.",
     )
 
 
-def _message(rng: random.Random) -> ErrandTurn:
+def _message(rng: random.Random) -> ToolTurn:
     name, day = rng.choice(NAMES), rng.choice(DAYS)
     text = rng.choice(
         (f"See you on {day}", f"The {rng.choice(FOODS)} is ready", f"I have the {rng.choice(THINGS)}")
     )
     minute = rng.randint(10, 59)
-    return ErrandTurn(
+    return ToolTurn(
         rng.choice((f'Send {name} the message "{text}".', f'Tell {name} "{text}", please.')),
-        called("send_message", {"to": name, "text": text}),
+        call_json("send_message", {"to": name, "text": text}),
         json.dumps({"sent": f"12:{minute}"}),
         f"The message to {name} was sent at 12:{minute}.",
     )
 
 
-def _stock(rng: random.Random) -> ErrandTurn:
+def _stock(rng: random.Random) -> ToolTurn:
     goods, street, count = rng.choice(GOODS), rng.choice(STREETS), rng.randint(2, 99)
-    return ErrandTurn(
+    return ToolTurn(
         rng.choice(
             (f"How many {goods} are in the shop in {street} Street?", f"Count the {goods} in {street} Street.")
         ),
-        called("count_stock", {"item": goods, "street": street}),
+        call_json("count_stock", {"item": goods, "street": street}),
         json.dumps({"count": count}),
         f"The shop in {street} Street has {count} {goods}.",
     )
 
 
-def _order(rng: random.Random) -> ErrandTurn:
+def _order(rng: random.Random) -> ToolTurn:
     goods, count, number = rng.choice(GOODS), rng.randint(2, 99), rng.randint(1000, 9999)
-    return ErrandTurn(
+    return ToolTurn(
         rng.choice((f"Order {count} {goods}.", f"We need {count} {goods}, please order them.")),
-        called("order", {"item": goods, "count": count}),
+        call_json("order", {"item": goods, "count": count}),
         json.dumps({"order": number}),
         f"The {count} {goods} are ordered; the number of the order is {number}.",
     )
 
 
-def _light(rng: random.Random) -> ErrandTurn:
+def _light(rng: random.Random) -> ToolTurn:
     corner, state = rng.choice(CORNERS), rng.choice(("on", "off"))
-    return ErrandTurn(
+    return ToolTurn(
         rng.choice((f"Turn the light in the {corner} {state}.", f"Light {state} in the {corner}, please.")),
-        called("set_light", {"room": corner, "state": state}),
+        call_json("set_light", {"room": corner, "state": state}),
         json.dumps({"done": True}),
         f"The light in the {corner} is {state} now.",
     )
 
 
-def _heating(rng: random.Random) -> ErrandTurn:
+def _heating(rng: random.Random) -> ToolTurn:
     corner, degrees, minutes = rng.choice(CORNERS), rng.randint(12, 28), rng.randint(5, 60)
-    return ErrandTurn(
+    return ToolTurn(
         rng.choice((f"Heat the {corner} to {degrees} degrees.", f"I want {degrees} degrees in the {corner}.")),
-        called("set_heating", {"room": corner, "degrees": degrees}),
+        call_json("set_heating", {"room": corner, "degrees": degrees}),
         json.dumps({"minutes": minutes}),
         f"The {corner} will have {degrees} degrees in {minutes} minutes.",
     )
 
 
-def _train(rng: random.Random) -> ErrandTurn:
+def _train(rng: random.Random) -> ToolTurn:
     one, two = rng.sample(TOWNS, 2)
     day, time, platform = rng.choice(DAYS), f"{rng.randint(6, 22)}:{rng.randint(10, 59)}", rng.randint(1, 12)
-    return ErrandTurn(
+    return ToolTurn(
         rng.choice(
             (
                 f"When does the first train from {one} to {two} leave on {day}?",
                 f"Find a train to {two} from {one} on {day}.",
             )
         ),
-        called("find_train", {"from": one, "to": two, "day": day}),
+        call_json("find_train", {"from": one, "to": two, "day": day}),
         json.dumps({"time": time, "platform": platform}),
         f"The train from {one} to {two} leaves at {time} from platform {platform}.",
     )
@@ -180,4 +183,4 @@ _TOOL_SETS = (
     (_LIGHT, _HEATING, _ALARM),
     (_TRAIN, _WEATHER, _MESSAGE),
 )
-"""What the system prompts list."""
+"""The sets of tools that the system prompts list."""

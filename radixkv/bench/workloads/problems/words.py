@@ -1,4 +1,4 @@
-"""The words that the families fill their texts with."""
+"""Vocabulary of the problem generators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPOTS = (
     "the castle",
     "the old mill",
 )
-"""Where things happen."""
+"""Places of events."""
 DAYS = tuple("Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split())
 TOWNS = tuple(
     "Alden Brackley Corvale Dunmere Eastry Farlow Grenholm Hartwell Inverleigh Kestrel Lowick Marden".split()
@@ -38,7 +38,7 @@ CORNERS = tuple(
     "attic cellar kitchen garage hallway cupboard drawer wardrobe garden shed office balcony bathroom workshop "
     "pantry stable greenhouse bedroom".split()
 )
-"""Where things are kept."""
+"""Places where things are kept."""
 CLOTHES = tuple("coat scarf hat jacket shirt sweater dress bag".split())
 ANIMALS = tuple("dog cat horse parrot rabbit goat donkey hamster".split())
 PET_NAMES = tuple(

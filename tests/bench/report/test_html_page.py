@@ -17,14 +17,14 @@ def drawn():
     return figure
 
 
-def test_a_picture_is_a_png_of_its_size(tmp_path):
+def test_a_chart_is_a_png_of_its_size(tmp_path):
     save(drawn(), tmp_path / "a.png")
     data = (tmp_path / "a.png").read_bytes()
     assert data.startswith(PNG)
     assert (int.from_bytes(data[16:20]), int.from_bytes(data[20:24])) == (4 * 144, 3 * 144)
 
 
-def test_a_page_holds_all_that_it_shows_and_every_text_as_it_is(tmp_path):
+def test_a_page_is_self_contained_and_escapes_texts(tmp_path):
     odd = "<script>alert('&amp;')</script>"
     section = Section(odd, odd, ("", odd), [(odd, "1"), ("b", "2")], drawn(), f'"{odd}"')
     write_page(tmp_path / "a.html", odd, [section, Section("No picture")])
@@ -36,7 +36,7 @@ def test_a_page_holds_all_that_it_shows_and_every_text_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("heights", [(9.9, 10, 9.95, 5, 5.1, 0), (0, 0.1, 0.2, 0.3), (10, 10, 10)])
-def test_labels_do_not_lie_upon_each_other_nor_outside(heights):
+def test_labels_do_not_overlap_and_are_inside_the_axes(heights):
     figure = new_figure(6, 3)
     axes = figure.subplots()
     axes.set_ylim(0, 10)
@@ -51,7 +51,7 @@ def test_labels_do_not_lie_upon_each_other_nor_outside(heights):
     assert (boxes[-1].y0 + boxes[-1].y1) / 2 < inside.y1 + 1
 
 
-def test_what_cannot_be_written_is_refused_by_its_name(tmp_path):
+def test_an_unwritable_path_is_refused_by_name(tmp_path):
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ConfigError, match=f"cannot write to --plot {folder}: "):
@@ -62,14 +62,14 @@ def test_what_cannot_be_written_is_refused_by_its_name(tmp_path):
         write_page(tmp_path, "A page", [])
 
 
-def test_a_folder_that_is_not_there_is_made_and_left_empty(tmp_path):
+def test_a_missing_folder_is_created_empty(tmp_path):
     require_folder(tmp_path / "new" / "folder", "--plot")
     require_folder(tmp_path / "new" / "folder", "--plot")
     assert list((tmp_path / "new").iterdir()) == [tmp_path / "new" / "folder"]
     assert list((tmp_path / "new" / "folder").iterdir()) == []
 
 
-def test_without_matplotlib_the_extra_is_named_and_reports_without_pictures_work():
+def test_without_matplotlib_the_extra_is_named_and_reports_without_charts_work():
     code = """
 import sys
 sys.modules["matplotlib"] = None
@@ -81,5 +81,5 @@ try:
 except ConfigError as error:
     print(error)
 """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'radixkv[plot]'" in found.stdout
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'radixkv[plot]'" in result.stdout

@@ -1,12 +1,12 @@
-"""What lines of results say of where they come from."""
+"""Date, commit and machine of result lines."""
 
 import datetime
 import subprocess
 
-from radixkv.bench.environment import commit_of, environment, origin
+from radixkv.bench.environment import commit_of, environment, provenance
 
 
-def test_a_commit_is_not_taken_for_what_was_changed_since(tmp_path):
+def test_uncommitted_changes_are_marked(tmp_path):
     def git(*command):
         identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
         done = subprocess.run(
@@ -33,22 +33,22 @@ def test_a_commit_is_not_taken_for_what_was_changed_since(tmp_path):
     assert commit_of(package) == f"{commit} with changes"
 
 
-def test_the_gpus_of_the_machine_are_named_once_each(tmp_path, monkeypatch):
+def test_each_gpu_model_is_named_once(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 570.1'\necho 'NVIDIA H200, 570.1'\n")
     tool.chmod(0o755)
-    told = environment()
-    assert (told["gpu"], told["driver"]) == ("NVIDIA H200", "570.1")
+    reported = environment()
+    assert (reported["gpu"], reported["driver"]) == ("NVIDIA H200", "570.1")
     tool.write_text("#!/bin/sh\necho 'NVIDIA A100, 570.1'\necho 'NVIDIA H200, 570.1'\n")
     assert environment()["gpu"] == "NVIDIA A100 / NVIDIA H200"
     tool.write_text("#!/bin/sh\necho 'has failed because it could not communicate with the driver'\nexit 9\n")
-    told = environment()
-    assert (told["gpu"], told["driver"]) == (None, None)
+    reported = environment()
+    assert (reported["gpu"], reported["driver"]) == (None, None)
 
 
-def test_the_date_is_told_in_utc():
-    told = origin()
-    assert told.keys() == {"date", "environment"}
-    age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(told["date"])
+def test_the_date_is_in_utc():
+    reported = provenance()
+    assert reported.keys() == {"date", "environment"}
+    age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(reported["date"])
     assert datetime.timedelta(0) <= age < datetime.timedelta(minutes=5)
