@@ -1,0 +1,173 @@
+"""Token workloads through the offline ``LLM`` of two source trees, in turn in one process each.
+
+Each tree's engine is loaded once, on the same GPU. Each round runs every workload with both trees, one after the
+other; the order changes from round to round. The result is the median time of each tree, and the median, minimum
+and maximum of the ratios of the pairs. ``--output-file`` appends a JSON line for each workload.
+
+    python bench/two_trees.py ../old . --commits 812d4ed,HEAD --rounds 10
+    python bench/two_trees.py ../old . --small --device cpu --rounds 2      # tries the code
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from token_workloads import ALL
+
+WORKLOADS: dict[str, dict[str, int]] = {
+    "single": {},
+    "decode": {"output": 128},
+    "fewshot": {"requests": 256},
+}
+"""Arguments that make the workloads of ``token_workloads`` short."""
+SMALL_WORKLOADS: dict[str, dict[str, int]] = {
+    "single": {"prompt": 8, "output": 8},
+    "decode": {"requests": 4, "prompt": 16, "output": 8},
+    "fewshot": {"requests": 8, "shared": 48, "question": 8, "output": 4},
+}
+
+
+class Tree:
+    """A worker process that runs workloads with the engine of one source tree."""
+
+    def __init__(self, path: Path, model: Path, arguments: argparse.Namespace) -> None:
+        settings = {"device": arguments.device, "dtype": "bfloat16", "load_format": "dummy"}
+        if arguments.device == "cuda":
+            settings["kv_cache_memory_bytes"] = arguments.pool_gib << 30
+        inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+        paths = [str(path.resolve()), str(Path(__file__).parent), *inherited]
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--worker", str(model), json.dumps(settings)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        )
+        self.package = self._receive()["package"]
+        if not Path(self.package).is_relative_to(path.resolve()):
+            raise SystemExit(f"{path} was to be measured, but Python imported {self.package}")
+
+    def run(self, workload: str, sizes: dict[str, int]) -> dict[str, Any]:
+        """Seconds of all phases, and a digest of the answers."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([workload, sizes]) + "\n")
+        self._process.stdin.flush()
+        return self._receive()
+
+    def close(self) -> None:
+        """Ends the worker, which frees its memory."""
+        self._process.communicate()
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"a worker ended with code {self._process.wait()}; its error is above")
+        received: dict[str, Any] = json.loads(line)
+        return received
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("first", type=Path)
+    parser.add_argument("second", type=Path)
+    parser.add_argument("--commits", default="first,second", metavar="FIRST,SECOND", help="named in the JSON lines")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--small", action="store_true", help="a small model and small workloads")
+    parser.add_argument("--pool-gib", type=int, default=24, help="KV pool of each engine on a GPU")
+    parser.add_argument("--output-file", type=Path)
+    arguments = parser.parse_args()
+
+    from shapes import LLAMA_8B, SMALL, write_model
+
+    workloads = SMALL_WORKLOADS if arguments.small else WORKLOADS
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_model(SMALL if arguments.small else LLAMA_8B, Path(folder))
+        trees = [Tree(path, model, arguments) for path in (arguments.first, arguments.second)]
+        for tree in trees:
+            for name, sizes in workloads.items():
+                tree.run(name, sizes)
+        pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in workloads}
+        digests: dict[str, list[set[str]]] = {name: [set(), set()] for name in workloads}
+        for round_ in range(arguments.rounds):
+            for name, sizes in workloads.items():
+                seconds = [0.0, 0.0]
+                for index in (0, 1) if round_ % 2 == 0 else (1, 0):
+                    result = trees[index].run(name, sizes)
+                    seconds[index] = result["seconds"]
+                    digests[name][index].add(result["outputs_sha256"])
+                pairs[name].append((seconds[0], seconds[1]))
+        for tree in trees:
+            tree.close()
+    for name, times in pairs.items():
+        line = {
+            "benchmark": "two_trees",
+            "workload": name,
+            "commits": arguments.commits.split(","),
+            "first_s": round(statistics.median(first for first, _ in times), 4),
+            "second_s": round(statistics.median(second for _, second in times), 4),
+            **ratios(times),
+            "outputs_equal": digests[name][0] == digests[name][1],
+            "pairs": [[round(first, 4), round(second, 4)] for first, second in times],
+            "date": date.today().isoformat(),
+        }
+        print(json.dumps(line), flush=True)
+        if arguments.output_file is not None:
+            from gpu_environment import gpu_environment
+
+            line["environment"] = gpu_environment(arguments.device)
+            with arguments.output_file.open("a", encoding="utf-8") as output:
+                output.write(json.dumps(line) + "\n")
+
+
+def ratios(times: list[tuple[float, float]]) -> dict[str, float]:
+    """The second tree's time over the first one's, pair by pair."""
+    found = [second / first for first, second in times]
+    return {
+        "ratio_median": round(statistics.median(found), 4),
+        "ratio_min": round(min(found), 4),
+        "ratio_max": round(max(found), 4),
+    }
+
+
+def work(model: str, settings: dict[str, Any]) -> None:
+    """The worker: one JSON line in for each workload, one out with its time."""
+    import gc
+    import hashlib
+    import time
+
+    import radixkv
+    from radixkv import LLM, SamplingParams
+
+    llm = LLM(model, **settings)
+    print(json.dumps({"package": radixkv.__file__}), flush=True)
+    for line in sys.stdin:
+        name, sizes = json.loads(line)
+        phases = ALL[name](**sizes)
+        llm.flush_cache()
+        gc.collect()
+        digest = hashlib.sha256()
+        begun = time.perf_counter()
+        for phase in phases:
+            params = [SamplingParams(temperature=0.0, max_tokens=n_new, ignore_eos=True) for _, n_new in phase]
+            for output in llm.generate([prompt for prompt, _ in phase], params, use_tqdm=False):
+                digest.update(repr(output.outputs[0].token_ids).encode())
+        seconds = time.perf_counter() - begun
+        print(json.dumps({"seconds": seconds, "outputs_sha256": digest.hexdigest()}), flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:
+        work(sys.argv[2], json.loads(sys.argv[3]))
+    else:
+        main()
