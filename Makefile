@@ -1,15 +1,22 @@
-# The two commands: `make demo` serves and measures the prefix cache, `make test` checks everything.
+# `make demo` serves and measures the prefix cache. `make test` checks a change. `make test-nightly` runs what takes
+# too long for every change, half an hour: see tests/property/README.md.
 
 SHELL := /bin/sh
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -q
 # Packages of clients exclude each other: each list in tests/clients has an environment of its own.
 CLIENTS := $(patsubst tests/clients/%.txt,$(VENV)/clients/%/.ready,$(wildcard tests/clients/*.txt))
+# An environment with Triton, for the tests of the CUDA kernels in Triton's interpreter.
+NIGHTLY := $(VENV)/nightly
+KERNEL_TESTS := $(NIGHTLY)/bin/python -m pytest --noconftest --numprocesses 2 --dist loadfile \
+	-W ignore::RuntimeWarning -W ignore::DeprecationWarning
+# What random histories and soaks are drawn from: another number every day, and `make test-nightly SEED=...` repeats one.
+SEED ?= $(shell date +%Y%m%d)
 # The newest Python from 3.11 on that runs; `make PYTHON=...` takes another.
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
 
-.PHONY: demo test lint types imports tests format clean
+.PHONY: demo test test-nightly lint types imports tests format clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/radixkv bench --workload fewshot --num-shots 16 --compare-cache
@@ -28,7 +35,14 @@ imports: $(VENV)/.ready
 
 tests: $(VENV)/.ready $(CLIENTS)
 	$(VENV)/bin/pytest tests/gpu
-	$(VENV)/bin/pytest --ignore tests/gpu --numprocesses 2 --dist loadfile
+	$(VENV)/bin/pytest -m 'not nightly' --ignore tests/gpu --numprocesses 2 --dist loadfile
+
+test-nightly: $(VENV)/.ready $(NIGHTLY)/.ready
+	$(VENV)/bin/pytest -m nightly --ignore tests/gpu --numprocesses 2 --dist load --hypothesis-seed $(SEED)
+	TRITON_INTERPRET=1 $(KERNEL_TESTS) tests/gpu/test_gpu_kernels*.py tests/gpu/test_gpu_sampler*.py
+	$(KERNEL_TESTS) tests/gpu/test_gpu_kernels_targets.py
+	$(VENV)/bin/python bench/soak.py --seed $(SEED) --output-file $(NIGHTLY)/soak.jsonl
+	$(VENV)/bin/python bench/gpu_soak.py --device cpu --requests 5000 --seed $(SEED) --output-file $(NIGHTLY)/soak.jsonl
 
 format: $(VENV)/.ready
 	$(VENV)/bin/ruff check --fix .
@@ -45,6 +59,17 @@ $(VENV)/.ready: pyproject.toml
 $(VENV)/clients/%/.ready: tests/clients/%.txt $(VENV)/.ready
 	$(VENV)/bin/python -m venv --without-pip $(@D)
 	$(PIP) --python $(@D)/bin/python install --no-compile -r $<
+	@touch $@
+
+# The packages of VENV, with Triton as the extra `cuda` pins it, and a NumPy that Triton's interpreter can use.
+$(NIGHTLY)/.ready: pyproject.toml $(VENV)/.ready
+	$(VENV)/bin/python -m venv --without-pip $(@D)
+	$(PIP) --python $(@D)/bin/python install --no-compile 'numpy<2.4' "$$($(VENV)/bin/python -c \
+		'import tomllib; extras = tomllib.load(open("$<", "rb"))["project"]["optional-dependencies"]; \
+		print(next(pin for pin in extras["cuda"] if pin.startswith("triton")))')"
+	site=$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+		echo "import site; site.addsitedir('$$site')" \
+		> "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"
 	@touch $@
 
 clean:

@@ -2,27 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 from msgspec.structs import replace
 
 from radixkv.runtime.cache.block_table import BlockTable
-from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.request import Request
+from radixkv.runtime.cache.cache import ComputedRow, PageCache
+from radixkv.runtime.request import Request, Update
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import Row, StepPlan
+from radixkv.runtime.step.result import StepResult
 from radixkv.tree.forest import Forest
-from radixkv.tree.node import Lease, Namespace, Node
-from radixkv.tree.radix_tree import EvictedRun, RadixTree
+from radixkv.tree.node import Lease, Node
+from radixkv.tree.radix_tree import RadixTree
 
 Patch = pytest.MonkeyPatch
+Commit = Callable[[PageCache, BlockTable, bytearray, int, int], int]
 
 
-def ignore_the_namespace(patch: Patch) -> None:
-    lease = RadixTree.lease
-    patch.setattr(RadixTree, "lease", lambda self, _, tokens: lease(self, Namespace(), tokens))
+def replace_commit(patch: Patch, wrap: Callable[[Commit], Commit]) -> None:
+    """Wraps ``PageCache.commit``, and has ``commit_computed`` call it."""
+    mutant = wrap(PageCache.commit)
+
+    def computed(self: PageCache, rows: Iterable[ComputedRow], step: int) -> None:
+        for blocks, tokens, n_tokens, last_step in rows:
+            mutant(self, blocks, tokens, n_tokens, last_step)
+            self.mark_computed(blocks, n_tokens, step)
+
+    patch.setattr(PageCache, "commit", mutant)
+    patch.setattr(PageCache, "commit_computed", computed)
+
+
+def replace_plans(
+    patch: Patch,
+    change: Callable[[StepPlan], StepPlan],
+    restore: Callable[[StepPlan, StepResult], StepResult] = lambda plan, result: result,
+) -> None:
+    """Gives the device another plan than the scheduler made.
+
+    Args:
+        change: makes the device's plan of the scheduler's.
+        restore: makes the result that the scheduler expects, from its plan and the device's result.
+    """
+    schedule, complete = Scheduler.schedule, Scheduler.complete
+    own: dict[int, StepPlan] = {}
+
+    def scheduling(self: Scheduler) -> StepPlan | None:
+        plan = schedule(self)
+        if plan is None:
+            return None
+        own[plan.step] = plan
+        return change(plan)
+
+    def completing(self: Scheduler, plan: StepPlan, result: StepResult) -> list[Update]:
+        return complete(self, own[plan.step], restore(own[plan.step], result))
+
+    patch.setattr(Scheduler, "schedule", scheduling)
+    patch.setattr(Scheduler, "complete", completing)
+
+
+def reorder(result: StepResult, places: Sequence[int]) -> StepResult:
+    """Takes row ``places[i]`` of the result as row i."""
+    return StepResult(
+        tokens=tuple(result.tokens[i] for i in places),
+        finite=tuple(result.finite[i] for i in places),
+        logprobs=tuple(result.logprobs[i] for i in places),
+        prompt_logprobs=tuple(result.prompt_logprobs[i] for i in places),
+        attention_seconds=result.attention_seconds,
+    )
 
 
 def lose_a_count_in_a_split(patch: Patch) -> None:
@@ -36,29 +85,8 @@ def lose_a_count_in_a_split(patch: Patch) -> None:
     patch.setattr(Forest, "split", mutant)
 
 
-def evict_a_leased_or_inner_node(patch: Patch) -> None:
-    def mutant(self: RadixTree, n_pages: int) -> list[EvictedRun]:
-        nodes = [node for node in self._forest.reachable() if node.parent is not None]
-        if not nodes:
-            return []
-        node = nodes[0]
-        return [EvictedRun(node.namespace, 0, bytes(node.key), list(node.pages))]
-
-    patch.setattr(RadixTree, "evict", mutant)
-
-
 def never_release(patch: Patch) -> None:
     patch.setattr(RadixTree, "release", lambda self, lease: [])
-
-
-def leak_the_tail(patch: Patch) -> None:
-    close = PageCache.close
-
-    def mutant(self: PageCache, blocks: BlockTable) -> None:
-        del blocks.pages[blocks.n_leased :]
-        close(self, blocks)
-
-    patch.setattr(PageCache, "close", mutant)
 
 
 def leak_duplicates(patch: Patch) -> None:
@@ -68,109 +96,90 @@ def leak_duplicates(patch: Patch) -> None:
     patch.setattr(PageCache, "free_replaced", mutant)
 
 
-def free_while_in_flight(patch: Patch) -> None:
-    close = RunningRequests.close
-
-    def mutant(self: RunningRequests) -> None:
-        for request in self.releasing:
-            if request.block_table is not None and request.block_table.pages:
-                self._cache.close(request.block_table)
-                request.block_table = BlockTable(None, [], 0)
-            if not request.n_in_flight:
-                del self._draining[request]
-                close(self, request)
-
-    patch.setattr(RunningRequests, "release", mutant)
-
-
 def free_duplicates_while_in_flight(patch: Patch) -> None:
-    commit = PageCache._commit
+    def wrap(commit: Commit) -> Commit:
+        def mutant(self: PageCache, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_step: int) -> int:
+            n_in_tree = commit(self, blocks, tokens, n_tokens, -1)
+            self.free_replaced(blocks, 0)
+            return n_in_tree
 
-    def mutant(self: PageCache, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_read: int) -> int:
-        n_in_tree = commit(self, blocks, tokens, n_tokens, -1)
-        self.free_replaced(blocks, 0)
-        return n_in_tree
+        return mutant
 
-    patch.setattr(PageCache, "_commit", mutant)
-
-
-def commit_an_unwritten_token(patch: Patch) -> None:
-    commit = PageCache._commit
-
-    def mutant(self: PageCache, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_read: int) -> int:
-        ahead = min(len(blocks.pages) * self.page_size, n_tokens + 1)
-        padded = tokens + bytes(4 * max(0, ahead - len(tokens) // 4))
-        return commit(self, blocks, padded, ahead, last_read)
-
-    patch.setattr(PageCache, "_commit", mutant)
+    replace_commit(patch, wrap)
 
 
 def free_duplicates_before_the_table_moves(patch: Patch) -> None:
-    commit = PageCache._commit
+    def wrap(commit: Commit) -> Commit:
+        def mutant(self: PageCache, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_step: int) -> int:
+            before = list(blocks.pages)
+            n_in_tree = commit(self, blocks, tokens, n_tokens, last_step)
+            blocks.pages[:] = before
+            return n_in_tree
 
-    def mutant(self: PageCache, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_read: int) -> int:
-        before = list(blocks.pages)
-        n_in_tree = commit(self, blocks, tokens, n_tokens, last_read)
-        blocks.pages[:] = before
-        return n_in_tree
+        return mutant
 
-    patch.setattr(PageCache, "_commit", mutant)
+    replace_commit(patch, wrap)
 
 
 def leave_the_devices_table_stale(patch: Patch) -> None:
-    commit = PageCache._commit
+    def wrap(commit: Commit) -> Commit:
+        def mutant(self: PageCache, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_step: int) -> int:
+            n_on_device = blocks.n_on_device
+            n_in_tree = commit(self, blocks, tokens, n_tokens, last_step)
+            blocks.n_on_device = n_on_device
+            return n_in_tree
 
-    def mutant(self: PageCache, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_read: int) -> int:
-        n_on_device = blocks.n_on_device
-        n_in_tree = commit(self, blocks, tokens, n_tokens, last_read)
-        blocks.n_on_device = n_on_device
-        return n_in_tree
+        return mutant
 
-    patch.setattr(PageCache, "_commit", mutant)
+    replace_commit(patch, wrap)
 
 
 def drop_a_committed_row_from_its_plan(patch: Patch) -> None:
-    schedule = Scheduler.schedule
+    def is_dropped(plan: StepPlan) -> bool:
+        return len(plan.rows) > 1 and plan.rows[-1].sampling is None
 
-    def mutant(self: Scheduler) -> StepPlan | None:
-        plan = schedule(self)
-        if plan is None or len(plan.rows) < 2:
-            return plan
-        launched = self._launched.pop()
-        request = launched.requests[-1]
-        request.n_in_flight -= 1
-        request.n_output_placeholders -= plan.rows[-1].sampling is not None
-        plan = StepPlan(plan.step, plan.rows[:-1])
-        self._launched.append(type(launched)(plan, launched.requests[:-1]))
-        return plan
+    def change(plan: StepPlan) -> StepPlan:
+        return replace(plan, rows=plan.rows[:-1]) if is_dropped(plan) else plan
 
-    patch.setattr(Scheduler, "schedule", mutant)
+    def restore(plan: StepPlan, result: StepResult) -> StepResult:
+        if not is_dropped(plan):
+            return result
+        return StepResult(
+            tokens=(*result.tokens, -1),
+            finite=(*result.finite, True),
+            logprobs=(*result.logprobs, None),
+            prompt_logprobs=(*result.prompt_logprobs, None),
+            attention_seconds=result.attention_seconds,
+        )
+
+    replace_plans(patch, change, restore)
 
 
 def order_readers_before_writers(patch: Patch) -> None:
-    schedule = Scheduler.schedule
+    def order(plan: StepPlan) -> list[int]:
+        """The rows of prompts backwards; those that continue an answer, or share a run, must come first."""
+        decoding = [place for place, row in enumerate(plan.rows) if row.tokens is None]
+        n_first = max((place + 1 for run in plan.shared_runs for place in run.rows), default=0)
+        n_first = max(n_first, decoding[-1] + 1 if decoding else 0)
+        places = list(range(len(plan.rows)))
+        return places[:n_first] + places[n_first:][::-1]
 
-    def mutant(self: Scheduler) -> StepPlan | None:
-        plan = schedule(self)
-        if plan is None:
-            return None
-        launched = self._launched.pop()
-        plan = StepPlan(plan.step, plan.rows[::-1])
-        self._launched.append(type(launched)(plan, launched.requests[::-1]))
-        return plan
+    def change(plan: StepPlan) -> StepPlan:
+        return replace(plan, rows=tuple(plan.rows[place] for place in order(plan)))
 
-    patch.setattr(Scheduler, "schedule", mutant)
+    # The order is its own inverse.
+    replace_plans(patch, change, lambda plan, result: reorder(result, order(plan)))
 
 
 def commit_after_detach(patch: Patch) -> None:
     commit = RadixTree.commit
 
     def mutant(self: RadixTree, lease: Lease, tokens: bytes, pages: list[int]) -> list[int]:
-        if not lease.node.detached:
-            return commit(self, lease, tokens, pages)
-        lease.node = self._forest.append(lease.node, tokens, pages)
-        lease.n_tokens += self._page_size * len(pages)
-        return []
+        end = lease.node
+        was_detached, end.detached = end.detached, False
+        canonical = commit(self, lease, tokens, pages)
+        end.detached = was_detached
+        return canonical
 
     patch.setattr(RadixTree, "commit", mutant)
 
@@ -181,20 +190,20 @@ def keep_the_pages_of_a_nan_row(patch: Patch) -> None:
 
 
 def write_into_shared_pages(patch: Patch) -> None:
-    launch = Request.make_row
+    make_row = Request.make_row
 
     def mutant(self: Request, start: int, end: int, write_start: int, step: int) -> Row:
-        return replace(launch(self, start, end, write_start, step), write_start=start)
+        return replace(make_row(self, start, end, write_start, step), write_start=start)
 
     patch.setattr(Request, "make_row", mutant)
 
 
-def accept_what_a_quarantined_row_sampled(patch: Patch) -> None:
-    requeue = RunningRequests.requeue
+def accept_what_a_preempted_row_sampled(patch: Patch) -> None:
+    preempt = RunningRequests.preempt
     patch.setattr(
         RunningRequests,
-        "requeue",
-        lambda self, request, *, discards_results=True: requeue(self, request, discards_results=False),
+        "preempt",
+        lambda self, request, *, discards_results=True: preempt(self, request, discards_results=False),
     )
 
 
@@ -210,15 +219,10 @@ def count_a_page_twice(patch: Patch) -> None:
 
 
 OF_PAGES: tuple[Callable[[Patch], None], ...] = (
-    ignore_the_namespace,
     lose_a_count_in_a_split,
-    evict_a_leased_or_inner_node,
     never_release,
-    leak_the_tail,
     leak_duplicates,
-    free_while_in_flight,
     free_duplicates_while_in_flight,
-    commit_an_unwritten_token,
     free_duplicates_before_the_table_moves,
     leave_the_devices_table_stale,
     drop_a_committed_row_from_its_plan,
@@ -226,6 +230,6 @@ OF_PAGES: tuple[Callable[[Patch], None], ...] = (
     commit_after_detach,
     keep_the_pages_of_a_nan_row,
     write_into_shared_pages,
-    accept_what_a_quarantined_row_sampled,
+    accept_what_a_preempted_row_sampled,
     count_a_page_twice,
 )

@@ -1,4 +1,4 @@
-"""``radixkv bench`` in a process of its own."""
+"""Runs ``radixkv bench`` in a separate process."""
 
 import subprocess
 import sys

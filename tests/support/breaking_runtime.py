@@ -1,4 +1,4 @@
-"""The runtime process, with a decoder that breaks where certain pairs of tokens are computed."""
+"""The runtime process with a decoder that fails, hangs or dies when it computes certain pairs of tokens."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from radixkv.runtime.process import main
 
 _BREAKS = 3000
 NO_MEMORY = (_BREAKS, 3001)
-"""There is no memory for any step that has this pair;"""
+"""Every step with this pair runs out of memory."""
 NO_MEMORY_ONCE = (_BREAKS, 3002)
-"""or only for the first."""
+"""The first step with this pair runs out of memory."""
 NOT_FINITE_ONCE = (_BREAKS, 3003)
-"""The first state of its second token is NaN."""
+"""The hidden state of the pair's second token is NaN, the first time."""
 HANGS = (_BREAKS, 3004)
 DIES = (_BREAKS, 3005)
 SLOW = (_BREAKS, 3006)
-"""Takes a second."""
+"""Every step with this pair takes a second longer."""
 
 Pair = tuple[int, int]
 
 
 class BreakingDecoder:
-    """Decodes as the product does, but for the tokens above."""
+    """Wraps the real decoder and breaks it for the pairs above."""
 
     def __init__(self) -> None:
         self._decode = Decoder.__call__
@@ -60,10 +60,10 @@ class BreakingDecoder:
 
 
 def _pairs(ids: list[int], positions: list[int]) -> dict[Pair, int]:
-    """The pairs that stand in one prompt, and where in the step. Answers hardly have them by chance."""
-    places = range(1, len(ids))
+    """Returns the pairs above that a step has, with the index of their second token. Outputs hardly have them."""
+    indices = range(1, len(ids))
     return {
-        (ids[i - 1], ids[i]): i for i in places if ids[i - 1] == _BREAKS and positions[i] == positions[i - 1] + 1
+        (ids[i - 1], ids[i]): i for i in indices if ids[i - 1] == _BREAKS and positions[i] == positions[i - 1] + 1
     }
 
 

@@ -1,4 +1,4 @@
-"""Chat templates in the manner of those that checkpoints bring."""
+"""Chat templates like those of common checkpoints."""
 
 CHATML = """\
 {% for message in messages %}

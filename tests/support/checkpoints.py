@@ -1,4 +1,4 @@
-"""Small random checkpoints, written as Transformers writes them."""
+"""Small random checkpoints, written by Transformers."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _SETTINGS: dict[str, Any] = {
 
 
 def save_llama(path: Path, **changes: Any) -> None:
-    """A Llama checkpoint of three layers with grouped heads; ``changes`` go into its ``LlamaConfig``."""
+    """Saves a Llama checkpoint of three layers with grouped heads; ``changes`` go into its ``LlamaConfig``."""
     torch.manual_seed(7)
     LlamaForCausalLM(LlamaConfig(**(_SETTINGS | changes))).save_pretrained(path)
 
 
 def save_checkpoint(path: Path, *, model_type: str = "llama", max_shard_size: str = "1GB", **changes: Any) -> None:
-    """A checkpoint of any architecture, of the same size; ``changes`` go into its config.
+    """Saves a checkpoint of any architecture, of the same size; ``changes`` go into its config.
 
-    Norms and biases are random, too: a fresh model's ones and zeros would hide one taken for another.
+    Norms and biases are random too: the ones and zeros of a fresh model would hide that two are confused.
     """
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **(_SETTINGS | changes)))

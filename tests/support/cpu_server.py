@@ -1,9 +1,9 @@
-"""The real loop, cache and CPU device over a small checkpoint, with free pages poisoned by NaN."""
+"""The real loop, cache and CPU executor with a small checkpoint; free pages are filled with NaN."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,7 @@ from radixkv.checkpoints import Checkpoint
 from radixkv.config import SchedulerConfig
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.device.executor_cpu import CpuExecutor
-from radixkv.runtime.device.sampling.cpu.sampler import Sampled, Sampler
+from radixkv.runtime.device.sampling.cpu.sampler import SampledToken, Sampler
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import RowSampling
@@ -31,28 +31,30 @@ Logits = dict[tuple[int, int], Tensor]
 
 
 @contextmanager
-def watched_logits() -> Iterator[Logits]:
-    """What every sampled token is drawn from, by the request's seed and the token's number."""
-    seen: Logits = {}
+def recorded_logits() -> Iterator[Logits]:
+    """Records the logits of every sampled token, by (seed of the choice, index of the token)."""
+    recorded: Logits = {}
     sample = Sampler.sample
 
-    def spy(
+    def sample_and_record(
         self: Sampler, rows: Tensor, batch_slots: Sequence[int], sampling: Sequence[RowSampling]
-    ) -> list[Sampled | None]:
-        for row, how in zip(rows, sampling, strict=True):
-            seen[how.seed, how.index] = row.clone()
+    ) -> list[SampledToken | None]:
+        for row, row_sampling in zip(rows, sampling, strict=True):
+            recorded[row_sampling.seed, row_sampling.index] = row.clone()
         return sample(self, rows, batch_slots, sampling)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Sampler, "sample", spy)
-        yield seen
+        patch.setattr(Sampler, "sample", sample_and_record)
+        yield recorded
 
 
 class PoisonedPages(list[int]):
-    def __init__(self, executor: CpuExecutor, pages: Iterable[int]) -> None:
+    """A free list with all pages of a device, filled with NaN; fills pages with NaN again when they become free."""
+
+    def __init__(self, executor: CpuExecutor) -> None:
         super().__init__()
         self.executor = executor
-        self += pages
+        self += reversed(range(executor.n_pages))
 
     def __iadd__(self, pages: Iterable[int]) -> PoisonedPages:
         for page in (pages := list(pages)):
@@ -62,15 +64,15 @@ class PoisonedPages(list[int]):
 
 
 @dataclass
-class Answer:
+class Output:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[wire.TokenLogprobs] = field(default_factory=list)
     n_cached: int = -1
-    end: str = ""
+    end_reason: str = ""
 
 
-class Server:
-    """A loop with its device, and what it answered, by the seed that each choice draws from."""
+class CpuServer:
+    """A loop with its device; collects the outputs by the seed of each choice."""
 
     def __init__(
         self,
@@ -81,22 +83,22 @@ class Server:
         max_rows: int = 8,
         page_size: int = PAGE_SIZE,
         shares: bool = True,
+        max_model_len: int = 512,
     ) -> None:
         self.executor = CpuExecutor(
             checkpoint,
             page_size=page_size,
             max_rows=max_rows,
-            max_model_len=512,
+            max_model_len=max_model_len,
             kv_cache_memory_bytes=1,
             max_total_tokens=n_pages * page_size,
         )
-        self.cache = PageCache(n_pages, page_size, shares=shares)
-        self.cache._free = PoisonedPages(self.executor, self.cache._free)
+        self.cache = PageCache(n_pages, page_size, shares=shares, free_pages=PoisonedPages(self.executor))
         config = SchedulerConfig(max_num_seqs=max_rows, max_num_batched_tokens=budget)
         self.scheduler = Scheduler(self.cache, config)
-        self.loop = Loop(self.scheduler, self.executor, max_model_len=512)
-        self.answers: dict[int, Answer] = {}
-        self.scores: dict[int, list[wire.TokenLogprobs]] = {}
+        self.loop = Loop(self.scheduler, self.executor, max_model_len=max_model_len)
+        self.outputs: dict[int, Output] = {}
+        self.prompt_logprobs: dict[int, list[wire.TokenLogprobs]] = {}
 
     def add(
         self,
@@ -107,13 +109,13 @@ class Server:
         salt: str = "",
         temperature: float = 0.7,
         n: int = 1,
-        **asked: Any,
+        **sampling: Any,
     ) -> None:
-        settings = {"top_p": 0.95, "top_k": 50, **asked}
+        settings = {"top_p": 0.95, "top_k": 50, **sampling}
         params = SamplingParams(n=n, temperature=temperature, seed=seed, max_tokens=n_tokens, **settings)
         assert self.loop.receive(wire.Submit(str(seed), token_bytes(prompt), params, salt)) == []
-        self.answers |= {seed + choice: Answer() for choice in range(n)}
-        self.scores[seed] = []
+        self.outputs |= {seed + choice: Output() for choice in range(n)}
+        self.prompt_logprobs[seed] = []
 
     def run(self) -> None:
         while self.loop.has_work:
@@ -121,28 +123,52 @@ class Server:
                 match message:
                     case wire.Tokens(items, prompts):
                         for item in items:
-                            answer = self.answers[int(item.id) + item.choice]
-                            answer.tokens.append(int.from_bytes(item.tokens, "little"))
-                            answer.logprobs += item.logprobs or []
-                            answer.end = item.finish_reason or ""
-                        for stretch in prompts:
-                            scores = self.scores[int(stretch.id)]
-                            assert stretch.start == len(scores) + 1, "in order, each position once"
-                            scores += stretch.items
+                            output = self.outputs[int(item.id) + item.choice]
+                            output.tokens.append(int.from_bytes(item.tokens, "little"))
+                            output.logprobs += item.logprobs or []
+                            output.end_reason = item.finish_reason or ""
+                        for item_range in prompts:
+                            logprobs = self.prompt_logprobs[int(item_range.id)]
+                            assert item_range.start == len(logprobs) + 1, (
+                                "prompt logprobs come in order, each position once"
+                            )
+                            logprobs += item_range.items
                     case wire.Done():
-                        self.answers[int(message.id)].n_cached = message.n_cached_tokens
+                        self.outputs[int(message.id)].n_cached = message.n_cached_tokens
                     case wire.Failed():
-                        self.answers[int(message.id)].end = message.code
+                        self.outputs[int(message.id)].end_reason = message.code
             self.loop.check()
-            choices = (choice for live in self.loop._live.values() for choice in live.choices)
-            assert not any(choice.bypasses_tree for choice in choices), "NaN was read, or computed"
+            choices = (*self.scheduler.waiting, *self.scheduler.running, *self.scheduler.running.releasing)
+            assert not any(choice.bypasses_tree for choice in choices), "a row read or computed NaN"
 
     def stored(self, tokens: list[int], salt: str = "") -> Tensor:
-        """K and V of a sequence, as far as the tree has its pages: [2, layers, pages, kv_heads, page_size, dim]."""
+        """Returns the cached K and V of a sequence: [2, layers, pages, kv_heads, page_size, dim]."""
+        pages = self.cached_pages(tokens, salt)
+        return torch.stack([self.executor.pool.k[:, pages], self.executor.pool.v[:, pages]])
+
+    def cached_pages(self, tokens: list[int], salt: str = "") -> list[int]:
+        """Returns the pages that hold the cached prefix of a sequence, in token order."""
         blocks = self.cache.open(Namespace(salt=salt), token_bytes(tokens))
         pages = list(blocks.pages)
         self.cache.close(blocks)
-        return torch.stack([self.executor.pool.k[:, pages], self.executor.pool.v[:, pages]])
+        return pages
+
+    @contextmanager
+    def swapped_pages(self, sources: Mapping[int, int]) -> Iterator[None]:
+        """Replaces the KV of each page in ``sources`` by that of the page it maps to, in all layers.
+
+        Restores the pages at the exit.
+        """
+        pages, source_pages = list(sources), list(sources.values())
+        tensors = (self.executor.pool.k, self.executor.pool.v)
+        originals = [tensor[:, pages].clone() for tensor in tensors]
+        for tensor in tensors:
+            tensor[:, pages] = tensor[:, source_pages]
+        try:
+            yield
+        finally:
+            for tensor, original in zip(tensors, originals, strict=True):
+                tensor[:, pages] = original
 
 
 def ids(n_tokens: int, seed: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The GPU for which plans of attention are tested without one."""
+"""The GPU geometry with which attention plans are tested without a GPU."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ H200 = Geometry(
     shared_bytes=228 << 10,
     head_dim=128,
 )
-"""An 8B model's heads on an H200."""
+"""The heads of an 8B model on an H200."""

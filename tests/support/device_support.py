@@ -1,4 +1,4 @@
-"""A device whose parts the tests can see, and plans for it."""
+"""A CPU device with accessible parts, and helpers to build rows for it."""
 
 import resource
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.device.attention.cpu.reference import ReferenceAttention
 from radixkv.runtime.device.kv_pool_cpu import KVPool, PageShape
 from radixkv.runtime.device.model.decoder_cpu import Decoder
-from radixkv.runtime.device.pack_cpu import Batch, Batcher
+from radixkv.runtime.device.pack_cpu import PackedStep, Packer
 from radixkv.runtime.device.weights.weights import open_weights
 from radixkv.runtime.step.plan import Row, RowSampling, StepPlan
 from support.checkpoints import VOCAB
@@ -37,7 +37,7 @@ _YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-# Three at a time: of two terms the order does not matter.
+# Three active experts: the order of only two terms would not change their sum.
 _EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 
 LLAMAS: dict[str, dict[str, Any]] = {
@@ -79,10 +79,10 @@ OTHERS: dict[str, dict[str, Any]] = {
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 17},
 }
 CHECKPOINTS = LLAMAS | OTHERS
-"""Changes to the configs of small random checkpoints: each of them differs from its neighbours in what it tests."""
+"""Config changes of small random checkpoints by name, chosen so that each covers other variants."""
 
 INVARIANT = ("grouped", "llama3", "whole", "qwen2", "mixtral", "qwen3-moe-alternating")
-"""Those that between them have every kind of layer."""
+"""Names of checkpoints that together cover every kind of layer."""
 
 
 def load_oracle(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -102,7 +102,7 @@ def random_ids(n: int, seed: int) -> list[int]:
 
 @contextmanager
 def limited_memory() -> Iterator[None]:
-    """A gigabyte more than now: code that lists what a corrupt count asks for fails within seconds."""
+    """Limits memory to a gigabyte more than used now, so that code that trusts a corrupt count fails in seconds."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), before[1]))
@@ -113,7 +113,7 @@ def limited_memory() -> Iterator[None]:
 
 
 class OpenDevice:
-    """The device's parts, assembled as the executor does, but giving hidden states' logits of every token."""
+    """The parts of the CPU device, assembled as in ``CpuExecutor``, with access to the logits of every token."""
 
     def __init__(
         self,
@@ -133,29 +133,29 @@ class OpenDevice:
         self.attention = ReferenceAttention(
             self.pool, n_heads=config.n_heads, windows=config.windows, block_tokens=block_tokens
         )
-        self._batcher = Batcher(page_size=page_size, max_rows=512, max_model_len=1024, n_pages=n_pages)
+        self._packer = Packer(page_size=page_size, max_rows=512, max_model_len=1024, n_pages=n_pages)
         self._free = list(range(n_pages))
         for page in self._free:
             self.pool.poison(page)
 
     def pages(self, n_tokens: int) -> tuple[int, ...]:
-        """Poisoned pages for that many tokens, not in order."""
+        """Allocates poisoned pages for ``n_tokens``, in no particular order."""
         n = -(-n_tokens // self.page_size)
         return tuple(self._free.pop(len(self._free) * 3 // 7) for _ in range(n))
 
-    def pack(self, *rows: Row) -> Batch:
-        return self._batcher.pack(StepPlan(0, rows))
+    def pack(self, *rows: Row) -> PackedStep:
+        return self._packer.pack(StepPlan(0, rows))
 
     def run(self, *rows: Row) -> list[Tensor]:
-        """One step: each row's logits, [tokens, vocab]."""
+        """Runs one step and returns each row's logits, [tokens, vocab]."""
         with torch.inference_mode():
-            batch = self.pack(*rows)
-            self.attention.plan(batch)
-            logits = self.model.logits(self.model(batch.ids, batch.positions, self.attention.run))
+            packed = self.pack(*rows)
+            self.attention.plan(packed)
+            logits = self.model.logits(self.model(packed.ids, packed.positions, self.attention.run))
         return list(torch.split(logits, [row.n_tokens for row in rows]))
 
     def stored(self, pages: Sequence[int], n_tokens: int) -> Tensor:
-        """K and V of a sequence's first tokens: [2, layers, kv_heads, tokens, head_dim]."""
+        """Returns K and V of a sequence's first tokens, [2, layers, kv_heads, tokens, head_dim]."""
         both = torch.stack([self.pool.k[:, list(pages)], self.pool.v[:, list(pages)]])
         return both.transpose(2, 3).flatten(3, 4)[:, :, :, :n_tokens].clone()
 
@@ -170,13 +170,13 @@ def row_of(
     write_start: int | None = None,
     sampling: RowSampling | None = None,
 ) -> Row:
-    """The row that computes ``ids[start:stop]`` of a sequence whose whole table is ``pages``."""
-    some = ids[start:stop]
+    """Returns the row that computes ``ids[start:stop]`` of a sequence whose block table is ``pages``."""
+    row_ids = ids[start:stop]
     return Row(
         batch_slot=batch_slot,
         start=start,
-        n_tokens=len(some),
-        tokens=tokens_of(some),
+        n_tokens=len(row_ids),
+        tokens=tokens_of(row_ids),
         write_start=start if write_start is None else write_start,
         table_start=0,
         table_pages=tuple(pages),

@@ -1,4 +1,4 @@
-"""The real scheduler, cache and tree over a fake device, driven a half-step at a time."""
+"""The real scheduler, cache and tree with a fake device; tests drive launches and results separately."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from radixkv.errors import DeviceError
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import GREEDY, Phase, Request, Update
 from radixkv.runtime.scheduler.scheduler import Scheduler
-from radixkv.runtime.scheduler.shared_prefixes import SharedPrefixes
 from radixkv.runtime.step.plan import RowSampling, StepPlan
-from radixkv.runtime.step.result import Pending
+from radixkv.runtime.step.result import PendingStep
 from radixkv.tree.node import Namespace
 from radixkv.wire import TokenLogprobs
-from support.fake_device import FakeDevice, answer, chain, prompt_scores, score, unpacked
+from support.fake_device import FakeDevice, chain, expected_output, expected_prompt_logprobs, logprobs_of, unpack
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
-    """Little-endian int32."""
+    """Packs token ids as little-endian int32."""
     return array("i", tokens).tobytes()
 
 
 def name_of(request: Request) -> str:
-    """Of one choice."""
+    """Returns the name of one choice: the request's id, with the choice's number after the first."""
     return f"{request.id}.{request.choice}" if request.choice else request.id
 
 
@@ -42,10 +41,11 @@ class Ended:
 
 
 class PoisoningList(list[int]):
-    """Free pages; what becomes free is poisoned at once, for the same plan may use it again."""
+    """A free list with all pages of a device. Poisons pages as soon as they become free: the same plan may use them
+    again."""
 
-    def __init__(self, device: FakeDevice, pages: Iterable[int]) -> None:
-        super().__init__(pages)
+    def __init__(self, device: FakeDevice) -> None:
+        super().__init__(reversed(range(device.n_pages)))
         self.device = device
 
     def __iadd__(self, pages: Iterable[int]) -> PoisoningList:
@@ -56,13 +56,13 @@ class PoisoningList(list[int]):
 
 
 def prompt(n_tokens: int, first: int = 1) -> list[int]:
-    """Token ids that depend on ``first``; one prompt is the beginning of a longer one."""
+    """Returns token ids that depend on ``first``; shorter prompts are prefixes of longer ones."""
     return [(first * 7919 + i * 31) % 97 for i in range(n_tokens)]
 
 
 @dataclass
 class Engine:
-    """Steps by hand: ``launch`` and ``collect`` are separate, and every check runs after each."""
+    """Runs steps by hand: ``launch`` and ``collect`` are separate, and every invariant is checked after each."""
 
     n_pages: int = 64
     page_size: int = 4
@@ -72,30 +72,31 @@ class Engine:
     shares: bool = True
 
     def __post_init__(self) -> None:
-        self.cache = PageCache(self.n_pages, self.page_size, shares=self.shares)
-        self.now = 0.0
-        self.scheduler = Scheduler(self.cache, self.config, finds_shared_runs=True, clock=lambda: self.now)
-        self.scheduler._shared = SharedPrefixes(self.cache, least_tokens=1)
         self.device = FakeDevice(self.n_pages, self.page_size)
-        self.cache._free = PoisoningList(self.device, self.cache._free)
+        self.free_pages = PoisoningList(self.device)
+        self.cache = PageCache(self.n_pages, self.page_size, shares=self.shares, free_pages=self.free_pages)
+        self.now = 0.0
+        self.scheduler = Scheduler(
+            self.cache, self.config, finds_shared_runs=True, min_shared_tokens=1, clock=lambda: self.now
+        )
         self.requests: dict[str, Request] = {}
-        """By name: the id, and of choices but the first their number."""
+        """Every choice, by ``name_of``."""
         self.siblings: dict[str, list[Request]] = {}
-        """The choices of each id."""
+        """All choices of a request, by its id."""
         self.ended: dict[str, Ended] = {}
         self.logprobs: dict[str, list[TokenLogprobs]] = {}
-        self.scores: dict[str, list[TokenLogprobs]] = {}
-        self.scored: set[str] = set()
-        """Those whose prompts are to be scored."""
-        self.begun: set[str] = set()
-        """Those of which a token is out."""
-        self.breaking: set[str] = set()
-        """Requests whose rows make a step fail."""
+        self.prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
+        self.wants_prompt_logprobs: set[str] = set()
+        """Ids of requests with prompt logprobs."""
+        self.started: set[str] = set()
+        """Ids of requests with at least one output token."""
+        self.failing_ids: set[str] = set()
+        """Ids of requests whose rows make a step fail."""
         self.rows: dict[tuple[int, int], Request] = {}
-        """Whose row stood in (step, slot)."""
-        self.pending: deque[tuple[StepPlan, Pending]] = deque()
+        """The request of each row, by (step, batch slot)."""
+        self.pending: deque[tuple[StepPlan, PendingStep]] = deque()
         self._ids = count()
-        self.after()
+        self.check_invariants()
 
     def add(
         self,
@@ -111,7 +112,7 @@ class Engine:
         priority: int = 0,
         n_prompt_logprobs: int | None = None,
     ) -> Request:
-        """The leader of the choices."""
+        """Adds a request; returns its leading choice."""
         request_id = f"r{next(self._ids)}"
         choices = [
             Request(
@@ -135,7 +136,7 @@ class Engine:
             leader.n_prompt_logprobs, leader.reads_cache = n_prompt_logprobs, False
         self.scheduler.add(leader, followers)
         if n_prompt_logprobs is not None:
-            self.scored.add(request_id)
+            self.wants_prompt_logprobs.add(request_id)
         self.siblings[request_id] = choices
         self.requests |= {name_of(choice): choice for choice in choices}
         return leader
@@ -143,11 +144,13 @@ class Engine:
     def launch(self) -> StepPlan | None:
         plan = self.scheduler.schedule()
         if plan is not None:
-            launched = self.scheduler._launched[-1]
-            for row, request in zip(plan.rows, launched.requests, strict=True):
+            launched = self.scheduler.launched_plans[-1]
+            requests = {row.batch_slot: one for row, one in zip(launched.plan.rows, launched.requests, strict=True)}
+            for row in plan.rows:
+                request = requests[row.batch_slot]
                 self.device.namespaces[row.batch_slot] = request.namespace
                 self.rows[plan.step, row.batch_slot] = request
-                if request.id in self.breaking:
+                if request.id in self.failing_ids:
                     self.device.fail_steps.add(plan.step)
             try:
                 self.pending.append((plan, self.device.launch(plan)))
@@ -155,12 +158,12 @@ class Engine:
                 while self.pending:
                     self.collect()
                 self.take(self.scheduler.fail())
-        self.after()
+        self.check_invariants()
         return plan
 
     def expire(self) -> None:
         self.take(self.scheduler.expire())
-        self.after()
+        self.check_invariants()
 
     def collect(self) -> list[Update]:
         plan, pending = self.pending.popleft()
@@ -172,17 +175,17 @@ class Engine:
         else:
             updates = self.scheduler.complete(plan, result)
         self.take(updates)
-        self.after()
+        self.check_invariants()
         return updates
 
     def turn(self) -> None:
-        """As the loop does it: launch the next step, then take the one before."""
+        """Launches the next step, then takes the previous one's result, as the loop does."""
         plan = self.launch()
         if len(self.pending) > 1 or (plan is None and self.pending):
             self.collect()
 
     def run(self, n_turns: int = 10_000) -> None:
-        """To the end."""
+        """Runs until the scheduler is idle."""
         for _ in range(n_turns):
             if self.scheduler.is_idle:
                 return
@@ -190,10 +193,10 @@ class Engine:
         raise AssertionError("the engine does not come to an end")
 
     def abort(self, request: Request) -> None:
-        """One choice; the others go on."""
+        """Aborts one choice; the others continue."""
         self.scheduler.abort(request)
         self.ended[name_of(request)] = Ended("abort", self.output(request))
-        self.after()
+        self.check_invariants()
 
     def take(self, updates: Sequence[Update]) -> None:
         for update in updates:
@@ -203,28 +206,30 @@ class Engine:
                 continue
             if update.logprobs is not None:
                 self.logprobs.setdefault(name, []).append(update.logprobs)
-            if update.scores is not None:
-                scores = self.scores.setdefault(request.id, [])
-                assert update.scores.start == len(scores) + 1, "scores come in order, each once"
-                assert request.id not in self.begun, "and before the first token"
-                scores += update.scores.items
+            if update.prompt_logprobs is not None:
+                scores = self.prompt_logprobs.setdefault(request.id, [])
+                assert update.prompt_logprobs.start == len(scores) + 1, (
+                    "prompt logprobs come in order, each position once"
+                )
+                assert request.id not in self.started, "prompt logprobs come before the first token"
+                scores += update.prompt_logprobs.items
             if update.token is not None:
-                self.begun.add(request.id)
+                self.started.add(request.id)
             if update.finish_reason is not None or update.error is not None:
                 reason = update.finish_reason or (update.error.code if update.error else "")
                 self.ended[name] = Ended(reason, self.output(request))
             if update.error is not None:
                 for other in reversed(self.siblings[request.id]):
                     if name_of(other) not in self.ended:
-                        if other.phase is not Phase.ENDED:  # by a failure of its own, in the same step
+                        if other.phase is not Phase.FINISHED:  # by a failure of its own, in the same step
                             self.scheduler.abort(other)
                         self.ended[name_of(other)] = Ended("abort", self.output(other))
 
     def output(self, request: Request) -> list[int]:
-        return unpacked(bytes(request.tokens))[request.n_prompt :]
+        return unpack(bytes(request.tokens))[request.n_prompt :]
 
-    def after(self) -> None:
-        """Every invariant."""
+    def check_invariants(self) -> None:
+        """Checks every invariant of scheduler and cache; tells the device which pages are free."""
         self.scheduler.check()
         self.check_requests()
         self.device.free_pages = set(self.cache.free_pages())
@@ -232,61 +237,68 @@ class Engine:
     def check_requests(self) -> None:
         live = [r for name, r in self.requests.items() if name not in self.ended]
         waiting, running = list(self.scheduler.waiting), list(self.scheduler.running)
-        returning = [r for r in self.scheduler.running.releasing if r.phase is Phase.RETRACTED]
+        preempted = [r for r in self.scheduler.running.releasing if r.phase is Phase.PREEMPTED]
         following = [follower for r in live for follower in r.followers]
-        placed = (*waiting, *running, *returning, *following)
+        placed = (*waiting, *running, *preempted, *following)
         assert sorted(r.serial for r in live) == sorted(r.serial for r in placed)
         assert all(r.phase is Phase.FOLLOWING for r in following)
         assert [r.order for r in waiting] == sorted(r.order for r in waiting)
         releasing = self.scheduler.running.releasing
         for leader in {r.leader for r in (*running, *releasing) if r.leader is not None}:
-            assert leader in (*running, *releasing), "a fork copies from pages that were given back"
+            assert leader in (*running, *releasing), "a fork copies from freed pages"
         for request in running:
             blocks = request.block_table
             assert blocks is not None
             n_committed = blocks.n_leased * self.page_size
-            assert n_committed <= request.n_known, "committed KV leads the known tokens"
+            assert n_committed <= request.n_known, "more KV is committed than tokens are known"
             assert request.n_scheduled <= len(blocks.pages) * self.page_size, "scheduled KV has no page"
             free = set(self.cache.free_pages())
             assert not free & set(blocks.pages), "a live table points at a free page"
 
-    def check_answers(self) -> None:
-        """Everything that ended well has exactly the naive answer, also to what it asked beside the tokens."""
+    def check_outputs(self) -> None:
+        """Checks that tokens, logprobs and prompt logprobs of all ended requests are those of the naive model.
+
+        Aborted and failed requests have a prefix of them.
+        """
         for name, ended in self.ended.items():
-            request, how = self.requests[name], self.requests[name].sampling
-            prompt = unpacked(bytes(request.tokens))[: request.n_prompt]
-            expected = answer(
+            request, sampling = self.requests[name], self.requests[name].sampling
+            prompt = unpack(bytes(request.tokens))[: request.n_prompt]
+            expected = expected_output(
                 request.namespace,
                 prompt,
                 request.max_tokens,
                 sorted(request.stop_token_ids),
-                seed=how.seed if how.temperature else 0,
+                seed=sampling.seed if sampling.temperature else 0,
                 min_tokens=request.min_tokens,
-                banned=how.banned,
+                banned=sampling.banned,
             )
             if ended.reason in ("stop", "length"):
                 assert ended.tokens == expected
             else:
                 assert ended.tokens == expected[: len(ended.tokens)]
-            if how.n_logprobs is not None:
-                places = range(len(ended.tokens))
-                ends = [chain(request.namespace, prompt + ended.tokens[:place]) for place in places]
-                logprobs = [score(end, token) for end, token in zip(ends, ended.tokens, strict=True)]
-                given = self.logprobs.get(name, [])
-                assert given == (logprobs if ended.reason in ("stop", "length") else logprobs[: len(given)])
+            if sampling.n_logprobs is not None:
+                positions = range(len(ended.tokens))
+                ends = [chain(request.namespace, prompt + ended.tokens[:position]) for position in positions]
+                logprobs = [logprobs_of(end, token) for end, token in zip(ends, ended.tokens, strict=True)]
+                reported = self.logprobs.get(name, [])
+                assert reported == (logprobs if ended.reason in ("stop", "length") else logprobs[: len(reported)])
         for request_id, (first, *_) in self.siblings.items():
-            prompt = unpacked(bytes(first.tokens))[: first.n_prompt]
-            scores = prompt_scores(first.namespace, prompt) if request_id in self.scored else []
-            given = self.scores.get(request_id, [])
-            assert given == (scores if request_id in self.begun else scores[: len(given)])
+            prompt = unpack(bytes(first.tokens))[: first.n_prompt]
+            prompt_logprobs = (
+                expected_prompt_logprobs(first.namespace, prompt)
+                if request_id in self.wants_prompt_logprobs
+                else []
+            )
+            reported = self.prompt_logprobs.get(request_id, [])
+            assert reported == (prompt_logprobs if request_id in self.started else prompt_logprobs[: len(reported)])
 
-    def check_quarantine(self) -> None:
-        """Only a request with a broken row of its own is kept from the tree; its readers are not."""
-        broken = {self.rows[row] for row in self.device.broken}
-        assert {request for request in self.requests.values() if request.bypasses_tree} <= broken
+    def check_bypasses(self) -> None:
+        """Checks that only requests with a non-finite row of their own bypass the tree, not those that read it."""
+        non_finite = {self.rows[row] for row in self.device.non_finite_rows}
+        assert {request for request in self.requests.values() if request.bypasses_tree} <= non_finite
 
     def check_idle(self) -> None:
-        """Nothing is left behind."""
+        """Checks that no request and no lease is left, and that all pages are available."""
         assert self.scheduler.is_idle
         assert self.cache.n_available == self.n_pages
         assert self.cache.tree.n_pages_leased == 0

@@ -1,16 +1,18 @@
-"""Random histories as a Hypothesis state machine."""
+"""Random histories of an engine, as a Hypothesis state machine."""
 
 from __future__ import annotations
+
+import sys
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from radixkv.runtime.request import GREEDY
-from support.actions import PENALISED, PLAIN, Actions, Ask
+from support.actions import PENALISED, PLAIN, Actions, RequestOptions
 
 small = st.integers(0, 40)
-asks = st.builds(
-    Ask,
+request_options = st.builds(
+    RequestOptions,
     max_tokens=st.integers(1, 12),
     namespace=st.sampled_from((0, 0, 1, 2)),
     reads_cache=st.sampled_from((True, True, True, False)),
@@ -18,11 +20,15 @@ asks = st.builds(
     min_tokens=st.sampled_from((0, 0, 3, 6)),
     sampling=st.sampled_from((GREEDY, PLAIN, PENALISED)),
     priority=st.sampled_from((0, 0, -1, 1)),
-    scores_prompt=st.sampled_from((False, False, True)),
+    prompt_logprobs=st.sampled_from((False, False, True)),
 )
 
 
 class EngineMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.caught_before = sys.exc_info()[1]
+
     @initialize(
         page_size=st.sampled_from((1, 2, 4)),
         n_pages=st.sampled_from((40, 80)),
@@ -36,19 +42,21 @@ class EngineMachine(RuleBasedStateMachine):
         base=small,
         cut=small,
         suffix=st.lists(st.integers(1, 4), max_size=6),
-        ask=asks,
+        options=request_options,
         twice=st.booleans(),
     )
-    def add(self, base: int, cut: int, suffix: list[int], ask: Ask, twice: bool) -> None:
-        self.actions.add(base, cut, suffix, ask, twice=twice)
+    def add(self, base: int, cut: int, suffix: list[int], options: RequestOptions, twice: bool) -> None:
+        self.actions.add(base, cut, suffix, options, twice=twice)
 
     @rule()
     def launch(self) -> None:
         self.actions.launch()
 
-    @rule()
-    def launch_again(self) -> None:
-        self.actions.launch()
+    @rule(n_turns=st.integers(1, 2))
+    def turn(self, n_turns: int) -> None:
+        for _ in range(n_turns):
+            self.actions.launch()
+            self.actions.collect()
 
     @rule()
     def collect(self) -> None:
@@ -92,8 +100,9 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(which=small)
     def retract(self, which: int) -> None:
-        self.actions.retract(which)
+        self.actions.preempt(which)
 
     def teardown(self) -> None:
-        if hasattr(self, "actions"):
+        # Not after a failed rule: another error of the broken engine would hide the failure.
+        if hasattr(self, "actions") and sys.exc_info()[1] is self.caught_before:
             self.actions.finish()

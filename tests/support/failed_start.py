@@ -1,4 +1,4 @@
-"""A server that does not start, and what may not be left of it."""
+"""A check of a server whose start fails."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 from support.live import COMMAND_LINE, LIMIT_S, children, is_running
 
 
-def reason_to_end(folder: Path, *flags: str, entry: Sequence[str] = COMMAND_LINE) -> str:
-    """The one line that ``radixkv serve`` ends with; it says its stages before.
+def failed_start_error(folder: Path, *flags: str, entry: Sequence[str] = COMMAND_LINE) -> str:
+    """Runs ``radixkv serve``, which must fail, and returns its last line, the error.
 
-    Afterwards none of its processes is there, and no socket, lock or folder.
+    Checks that all lines before report progress, and that no process, socket, lock or folder is left.
 
     Args:
-        folder: for what it keeps while it runs; empty.
-        flags: of ``radixkv serve``.
-        entry: runs the command line.
+        folder: an empty folder for temporary files.
+        flags: flags of ``radixkv serve``.
+        entry: the command line's entry point.
     """
     processes: set[int] = set()
     with subprocess.Popen(

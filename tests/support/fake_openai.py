@@ -1,4 +1,4 @@
-"""A small OpenAI-compatible server with an infinite cache, and with faults on request."""
+"""A small OpenAI-compatible server with an infinite cache, scripted responses and injectable faults."""
 
 import hashlib
 import json
@@ -9,11 +9,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from support.live import LIMIT_S
 
-FLUSHES = (("POST", "/flush_cache"),)
+FLUSH_ENDPOINTS = (("POST", "/flush_cache"),)
 
 
 class QuietServer(ThreadingHTTPServer):
-    """Says nothing of clients that leave."""
+    """A server that logs no errors of clients that disconnect."""
 
     request_queue_size = 128
 
@@ -22,43 +22,58 @@ class QuietServer(ThreadingHTTPServer):
 
 
 class FakeServer:
-    """Tokens of a prompt are its ids, or the bytes of its text or JSON. Settings may be changed between runs."""
+    """The server; its settings may be changed between runs. Use it as a context manager.
+
+    The tokens of a prompt are its token ids, or the bytes of its text or of the JSON of its messages.
+    """
 
     def __init__(self):
+        self.responses = {}
+        """Functions from a request's body to its response, by path; they replace what the server would do.
+
+        A response is an object to send as JSON, a list of objects to send as a stream of events, or bytes.
+        """
+        self.status = 200
+        """The status of such responses."""
+        self.requests = []
+        """Path, body and Authorization header of each request."""
         self.returns_ids = True
         self.reports_cached = True
-        self.flushes_at = FLUSHES
+        self.flushes_at = FLUSH_ENDPOINTS
         """Methods and paths that empty the cache."""
         self.metrics = None
-        """What ``/metrics`` says, if anything; ``{prompt}``, ``{generated}`` and ``{cached}`` are the counts."""
+        """Template of ``/metrics`` with ``{prompt}``, ``{generated}`` and ``{cached}``; None: no metrics."""
         self.fault = None
-        """``http_500``, ``http_503``, ``http_429``, ``truncated``, ``error_event``, ``no_usage``, ``no_output``,
-        ``not_json``, ``cut``, ``cut_early``, ``silent`` (after a token), ``mute``, ``odd_prompt`` (an id that
-        cannot be), ``one_choice`` (whatever ``n`` is): if "FAULT" is asked."""
-        self.says_done = True
+        """Fault of requests whose prompt contains ``FAULT``.
+
+        ``http_500``, ``http_503``, ``http_429``, ``truncated``, ``error_event``, ``no_usage``, ``no_output``,
+        ``not_json``, ``cut``, ``cut_early``, ``silent`` (after a token), ``mute``, ``bad_prompt_ids`` or
+        ``one_choice`` (for any ``n``).
+        """
+        self.sends_done = True
         """Whether streams end with ``[DONE]``."""
         self.known_fields = None
-        """Those that a request may have; None: any."""
-        self.odd_bytes = False
-        """Whether the stream comes in CRLF lines, comments and pieces that split characters."""
-        self.ends_apart = True
-        """Whether the reason of the end comes after the last token, in an event of its own."""
+        """Fields that a request may have; None: any."""
+        self.splits_bytes = False
+        """Whether the stream has CRLF lines, comments, and pieces that split characters."""
+        self.separate_finish = True
+        """Whether ``finish_reason`` is in a separate event after the last token."""
         self.empty_events = 0
-        """How many events without text and tokens come before each one that has them."""
+        """Number of events without text and tokens before each event with a token."""
         self.delay = 0.0
         """Seconds after each token."""
         self.stall = 0.0
-        """For so many seconds after the first request nothing is answered."""
-        self.crowd = 0
-        """Nothing is answered until so many requests were in flight at once."""
+        """Seconds after the first request in which no request is answered."""
+        self.min_in_flight = 0
+        """Requests are answered once this many have been in flight at the same time."""
         self.dies_at = None
-        """The number of the request with which the server goes away, if it does."""
+        """Number of the request at which the server goes away; None: never."""
         self.hangs_at = None
-        """The number of the request from which on streams begin and bring nothing, if they do."""
+        """Number of the first request whose stream starts but stays empty; None: none."""
         self.health = 200
         """The status of ``/health``."""
         self.key = None
-        """What requests must show, if anything."""
+        """API key that requests must have; None: none."""
         self.bodies = []
         self.paths = []
         self.flushed = []
@@ -80,12 +95,12 @@ class FakeServer:
             def setup(self):
                 super().setup()
                 fake.connections.append(self.connection)
-                if fake.is_dead:  # it was taken just before
+                if fake.is_dead:  # accepted just before
                     self.connection.shutdown(socket.SHUT_RDWR)
 
             def do_GET(self):
-                if not self.may_enter():
-                    return self.reply(401, {"error": {"message": "no key"}})
+                if self.receive(None):
+                    return None
                 if self.path == "/v1/models":
                     return self.reply(200, {"object": "list", "data": [{"id": "fake-model"}]})
                 if self.path == "/health":
@@ -95,12 +110,29 @@ class FakeServer:
                 return self.flush("GET")
 
             def do_POST(self):
-                body = self.rfile.read(int(self.headers.get("content-length") or 0))
-                if not self.may_enter():
-                    return self.reply(401, {"error": {"message": "no key"}})
+                text = self.rfile.read(int(self.headers.get("content-length") or 0))
+                body = json.loads(text) if text else None
+                if self.receive(body):
+                    return None
                 if self.path in ("/v1/completions", "/v1/chat/completions"):
-                    return fake.complete(self, json.loads(body))
+                    return fake.complete(self, body)
+                if self.path == "/tokenize":
+                    return self.reply(200, {"tokens": prompt_ids(body)})
+                if self.path == "/detokenize":
+                    return self.reply(200, {"prompt": bytes(body["tokens"]).decode()})
                 return self.flush("POST")
+
+            def receive(self, body):
+                """Records the request; returns whether it has been answered."""
+                key = self.headers.get("authorization")
+                fake.requests.append((self.path, body, key))
+                if fake.key is not None and key != f"Bearer {fake.key}":
+                    self.reply(401, {"error": {"message": "no key"}})
+                elif self.path in fake.responses:
+                    self.reply(fake.status, fake.responses[self.path](body))
+                else:
+                    return False
+                return True
 
             def flush(self, method):
                 if (method, self.path) not in fake.flushes_at:
@@ -109,13 +141,16 @@ class FakeServer:
                 fake.seen = []
                 return self.reply(200, {})
 
-            def may_enter(self):
-                return fake.key is None or self.headers.get("authorization") == f"Bearer {fake.key}"
-
             def reply(self, status, value):
-                text = (value if isinstance(value, str) else json.dumps(value)).encode()
+                kind, text = "application/json", value
+                if isinstance(value, list):
+                    kind = "text/event-stream"
+                    text = "".join(f"data: {json.dumps(event)}\n\n" for event in value) + "data: [DONE]\n\n"
+                elif isinstance(value, dict):
+                    text = json.dumps(value)
+                text = text if isinstance(text, bytes) else text.encode()
                 self.send_response(status)
-                self.send_header("content-type", "application/json")
+                self.send_header("content-type", kind)
                 self.send_header("content-length", str(len(text)))
                 self.end_headers()
                 self.wfile.write(text)
@@ -142,7 +177,7 @@ class FakeServer:
         self.server.server_close()
 
     def die(self):
-        """Goes away, as a process that is killed, once it has answered somebody."""
+        """Closes all sockets like a killed process, once a request has been answered."""
         self.answered.wait(LIMIT_S)
         self.is_dead = True
         self.server.shutdown()
@@ -165,29 +200,29 @@ class FakeServer:
             cached = max((common(prompt, other) for other in self.seen), default=0)
             cached = min(cached, len(prompt) - 1)
             self.seen.append(prompt)
-            dies = len(self.bodies) == self.dies_at
-            hangs = self.hangs_at is not None and len(self.bodies) >= self.hangs_at
-            self.lock.wait_for(lambda: self.most_in_flight >= self.crowd, LIMIT_S)
+            is_last = len(self.bodies) == self.dies_at
+            is_stuck = self.hangs_at is not None and len(self.bodies) >= self.hangs_at
+            self.lock.wait_for(lambda: self.most_in_flight >= self.min_in_flight, LIMIT_S)
         try:
-            if dies:
+            if is_last:
                 self.die()
             elif self.is_dead:
-                self.ended.wait(LIMIT_S)  # its connection is about to be cut
+                self.ended.wait(LIMIT_S)  # until its connection is closed
             self.ended.wait(max(0.0, self.opens_at - time.monotonic()))
-            Stream(self, handler, body, prompt, cached, hangs).run()
+            Stream(self, handler, body, prompt, cached, is_stuck).run()
         finally:
             with self.lock:
                 self.in_flight -= 1
 
 
 class Stream:
-    """One answer."""
+    """The streamed answer to one request."""
 
-    def __init__(self, fake, handler, body, prompt, cached, hangs):
+    def __init__(self, fake, handler, body, prompt, cached, is_stuck):
         self.fake, self.handler, self.body, self.prompt, self.cached = fake, handler, body, prompt, cached
         self.is_chat = "messages" in body
         self.count = body["max_tokens"]
-        self.fault = "mute" if hangs else fake.fault if "FAULT" in json.dumps(body) else None
+        self.fault = "mute" if is_stuck else fake.fault if "FAULT" in json.dumps(body) else None
         self.n = 1 if self.fault == "one_choice" else body.get("n", 1)
 
     def run(self):
@@ -222,7 +257,7 @@ class Stream:
                 return None
         if fault == "truncated":
             return handler.piece(b"")
-        if fake.ends_apart and fault != "no_output":
+        if fake.separate_finish and fault != "no_output":
             for index in range(self.n):
                 self.event({"choices": [self.choice(index, "", finish_reason="length")]})
         self.end()
@@ -241,16 +276,16 @@ class Stream:
         if fake.returns_ids:
             choice["token_ids"] = [token]
             if place == 0 and not self.is_chat:
-                choice["prompt_token_ids"] = [1 << 31] if self.fault == "odd_prompt" else self.prompt
-        if not fake.ends_apart and place == self.count - 1:
+                choice["prompt_token_ids"] = [1 << 31] if self.fault == "bad_prompt_ids" else self.prompt
+        if not fake.separate_finish and place == self.count - 1:
             choice["finish_reason"] = "length"
         for _ in range(fake.empty_events):
             self.event({"choices": [self.choice(index, "", token_ids=[])]})
         self.event({"choices": [choice], "usage": None})
 
     def choice(self, index, text, **more):
-        said = {"delta": {"content": text}} if self.is_chat else {"text": text}
-        return {"index": index, **said, **more}
+        output = {"delta": {"content": text}} if self.is_chat else {"text": text}
+        return {"index": index, **output, **more}
 
     def end(self):
         fake, n_generated = self.fake, self.n * self.count
@@ -262,14 +297,14 @@ class Stream:
         if self.fault != "no_usage":
             self.event({"choices": [], "usage": usage})
         self.event({"choices": [], "usage": None})
-        if self.fake.says_done:
+        if self.fake.sends_done:
             self.handler.piece(b"data: [DONE]\n\n")
         self.handler.piece(b"")
         fake.answered.set()
 
     def event(self, value):
         text = json.dumps(value, ensure_ascii=False).encode()
-        if not self.fake.odd_bytes:
+        if not self.fake.splits_bytes:
             return self.handler.piece(b"data: " + text + b"\n\n")
         text = b": a comment\r\nevent: message\r\ndata:" + text + b"\r\n\r\n"
         for start in range(0, len(text), 7):
@@ -278,13 +313,13 @@ class Stream:
 
 
 def prompt_ids(body):
-    """The tokens of a request's prompt."""
+    """Returns the tokens of a request's prompt."""
     prompt = body["prompt"] if "prompt" in body else json.dumps(body["messages"])
     return list(prompt.encode()) if isinstance(prompt, str) else list(prompt)
 
 
 def output_ids(body, count, index=0):
-    """What a request, or one with this prompt, is answered as its choice of this index."""
+    """Returns the output tokens of a choice for a request's body or a prompt."""
     prompt = prompt_ids(body if isinstance(body, dict) else {"prompt": body})
     digest = hashlib.sha256(json.dumps([prompt, index]).encode()).digest()
     return [digest[place % 32] for place in range(count)]
@@ -295,7 +330,7 @@ def output_text(token):
 
 
 def common(one, other):
-    """How many tokens two prompts begin with together."""
+    """Returns the length of the common prefix of two prompts."""
     count = 0
     for a, b in zip(one, other, strict=False):
         if a != b:

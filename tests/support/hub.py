@@ -1,4 +1,4 @@
-"""A server that speaks the hub's file API."""
+"""A test server with the hub's file API."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """Repositories by name, each a mapping of file names to contents; counts what is asked of it."""
+    """A server of repositories, each a mapping of file names to contents. It records all requests."""
 
     def __init__(self) -> None:
         self.repositories: dict[str, dict[str, bytes]] = {}
-        self.listed_only: set[str] = set()
-        """Files that the listing names and that are not there."""
-        self.refuse_with: tuple[int, dict[str, str]] | None = None
+        self.missing_files: set[str] = set()
+        """Files that are listed but cannot be downloaded."""
+        self.error_response: tuple[int, dict[str, str]] | None = None
         self.requests: list[tuple[str, str]] = []
         hub = self
 
@@ -47,15 +47,15 @@ class Hub:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
 
-    def fetched(self) -> list[str]:
-        """Names of the files whose contents were sent."""
+    def downloaded(self) -> list[str]:
+        """Returns the names of the files that were downloaded."""
         return [path.rsplit("/", 1)[1] for method, path in self.requests if method == "GET" and "/resolve/" in path]
 
     def answer(self, method: str, target: str) -> tuple[int, dict[str, str], bytes]:
         path = unquote(urlsplit(target).path)
         self.requests.append((method, path))
-        if self.refuse_with is not None:
-            status, headers = self.refuse_with
+        if self.error_response is not None:
+            status, headers = self.error_response
             return status, headers, b"{}"
         parts = path.strip("/").removeprefix("api/models/").split("/")
         files = self.repositories.get("/".join(parts[:2]))
@@ -74,15 +74,15 @@ class Hub:
             ]
             return 200, {}, json.dumps(entries).encode()
         name = "/".join(parts[4:])
-        if name not in files or name in self.listed_only:
+        if name not in files or name in self.missing_files:
             return 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT}, b""
         etag = hashlib.sha1(files[name]).hexdigest()
         return 200, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT}, files[name]
 
 
 @contextmanager
-def serving_hub() -> Iterator[Hub]:
-    """A hub on a free port."""
+def run_hub() -> Iterator[Hub]:
+    """Runs a hub on a free port."""
     hub = Hub()
     thread = threading.Thread(target=hub.server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

@@ -1,4 +1,4 @@
-"""A real server process and what tests ask of it."""
+"""A real server process with helpers for tests."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ READY = re.compile(
 )
 COMMAND_LINE = (sys.executable, "-m", "radixkv.cli")
 HERE = Path(__file__).parent
-# What /proc answers of a process that ends before its file is opened, and before it is read.
-GONE = (FileNotFoundError, ProcessLookupError)
+# Errors of reading /proc for a process that ends before its file is opened or read.
+PROCESS_GONE = (FileNotFoundError, ProcessLookupError)
 LIMIT_S = 120.0
-"""How long a busy machine may take for anything; only what fails takes so long."""
-KEPT_S = 2.0
-"""How long an idle connection is used again: the server closes it after 5 s, and what is sent meanwhile fails."""
+"""Timeout of all waits; long enough for a busy machine, so that only failures reach it."""
+KEEPALIVE_S = 2.0
+"""How long an idle connection may be reused. The server closes it after 5 s, and a request sent then fails."""
 CANARY = {
     "prompt": "Question: what is 2 + 2?\nAnswer:",
     "max_tokens": 12,
@@ -38,7 +38,7 @@ CANARY = {
 
 
 def wait_for(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
-    """Waits until something holds."""
+    """Waits until ``condition`` is true; fails with ``what`` after ``limit_s``."""
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline, what
@@ -46,33 +46,33 @@ def wait_for(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S)
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Returns whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except GONE:
+    except PROCESS_GONE:
         return False
 
 
 def children(pid: int) -> list[int]:
-    """The processes that any thread of a process has started and that are there; none of one that has ended."""
-    found: list[int] = []
-    with contextlib.suppress(*GONE):
+    """Returns the living children of all threads of a process; none if it has ended."""
+    pids: list[int] = []
+    with contextlib.suppress(*PROCESS_GONE):
         for task in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(*GONE):
-                found += map(int, (task / "children").read_text().split())
-    return sorted(found)
+            with contextlib.suppress(*PROCESS_GONE):
+                pids += map(int, (task / "children").read_text().split())
+    return sorted(pids)
 
 
 def open_files(pid: int) -> list[str]:
-    """What a process has open; sockets and pipes by their kind."""
+    """Returns the targets of a process's open files; sockets and pipes only by kind."""
     files = []
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(*GONE):
+        with contextlib.suppress(*PROCESS_GONE):
             files.append(re.sub(r":\[\d+\]", "", os.readlink(link)))
     return sorted(files)
 
 
-class Live:
+class LiveServer:
     """A running ``radixkv serve``."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Live:
     ) -> None:
         self.process = process
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        limits = httpx.Limits(keepalive_expiry=KEPT_S)
+        limits = httpx.Limits(keepalive_expiry=KEEPALIVE_S)
         self.http = httpx.Client(base_url=base_url, timeout=LIMIT_S, headers=headers, limits=limits)
         self.base_url = base_url
         self.port = int(base_url.rsplit(":", 1)[1])
@@ -100,31 +100,31 @@ class Live:
         return self.metrics(name)[0]
 
     def metrics(self, *names: str) -> list[float]:
-        """Of one moment."""
+        """Returns the values of metrics at one moment."""
         text = self.http.get("/metrics").text
         return [float(re.search(rf"^radixkv:{name} (\S+)$", text, re.MULTILINE)[1]) for name in names]
 
     def is_idle(self) -> bool:
-        """Nothing runs or waits, and every page is free or evictable."""
+        """Whether nothing runs or waits, and every page is free or evictable."""
         n_free, n_evictable, *n_requests = self.metrics(
             "kv_pages_free", "kv_pages_evictable", "num_requests_running", "num_requests_waiting"
         )
         return n_free + n_evictable == self.n_pages and n_requests == [0, 0]
 
-    def remains_at_rest(self) -> dict[str, Any]:
-        """``remains`` when every reply is complete."""
-        found: list[dict[str, Any]] = []
+    def leftovers_at_rest(self) -> dict[str, Any]:
+        """Returns ``leftovers`` once every response is complete."""
+        reports: list[dict[str, Any]] = []
 
         def is_at_rest() -> bool:
-            found.append(self.remains())
-            return not any("run_asgi" in task for task in found[-1]["tasks"])
+            reports.append(self.leftovers())
+            return not any("run_asgi" in task for task in reports[-1]["tasks"])
 
-        wait_for(is_at_rest, "a reply does not end")
-        return found[-1]
+        wait_for(is_at_rest, "a response does not end")
+        return reports[-1]
 
-    def remains(self) -> dict[str, Any]:
-        """What requests may leave behind in both processes. For a server behind ``watched_cli`` only."""
-        self.http.get("/health")  # so that the connection of these requests is there each time
+    def leftovers(self) -> dict[str, Any]:
+        """Returns tasks, threads, files and children of both processes, for a server behind ``watched_cli``."""
+        self.http.get("/health")  # so that this client's connection is always among the files
         report = self.folder / "report.json"
         report.unlink(missing_ok=True)
         self.process.send_signal(signal.SIGUSR1)
@@ -139,8 +139,8 @@ class Live:
 
 
 @contextmanager
-def watched(model: Path, errors: Path, *flags: str) -> Iterator[Live]:
-    """A server that tells its ``remains``, and whose runtime breaks on the pairs of ``breaking_runtime``."""
+def watched(model: Path, errors: Path, *flags: str) -> Iterator[LiveServer]:
+    """Runs a server that reports ``leftovers``, with a runtime that breaks on pairs of ``breaking_runtime``."""
     entry = [sys.executable, str(HERE / "watched_cli.py"), str(errors.parent / "report.json")]
     with serving(model, errors, *flags, entry=[*entry, str(HERE / "breaking_runtime.py")]) as live:
         yield live
@@ -149,15 +149,15 @@ def watched(model: Path, errors: Path, *flags: str) -> Iterator[Live]:
 @contextmanager
 def serving(
     model: Path, errors: Path, *flags: str, key: str | None = None, entry: Sequence[str] = COMMAND_LINE
-) -> Iterator[Live]:
-    """A server on a free port. Afterwards neither process is left.
+) -> Iterator[LiveServer]:
+    """Runs a server on a free port and checks that neither process outlives the context.
 
     Args:
         model: the folder of a checkpoint.
-        errors: takes standard error.
+        errors: the file for standard error.
         flags: of ``radixkv serve``.
-        key: that clients must show.
-        entry: runs the command line.
+        key: the API key, if the server needs one.
+        entry: the command that runs ``radixkv``.
     """
     environment = os.environ | {"TMPDIR": str(errors.parent), "OMP_NUM_THREADS": "1"}
     pool = () if "--max-total-tokens" in flags else ("--kv-cache-memory-bytes", "33554432")
@@ -174,7 +174,7 @@ def serving(
         line = process.stdout.readline()
         match = READY.fullmatch(line.rstrip("\n"))
         assert match, f"{line!r}, then {errors.read_text()}"
-        live = Live(process, match[1], int(match[2]), folder=errors.parent, key=key)
+        live = LiveServer(process, match[1], int(match[2]), folder=errors.parent, key=key)
         yield live
     finally:
         if process.poll() is None:

@@ -1,4 +1,4 @@
-"""A frontend without sockets: what it submits to a loop, and what each request then hears."""
+"""A frontend without sockets: it submits requests to a loop and collects the messages of each."""
 
 from __future__ import annotations
 
@@ -14,52 +14,51 @@ from radixkv.runtime.step.plan import StepPlan
 from radixkv.sampling import SamplingParams
 from radixkv.tree.node import Namespace
 from support.engine import PoisoningList, token_bytes
-from support.fake_device import FakeDevice, FakePending, unpacked
+from support.fake_device import FakeDevice, FakePending, unpack
 
 PROMPT = list(range(1, 12))
-HERE = Namespace()
+NAMESPACE = Namespace()
 
 
-class OneNamespace(FakeDevice):
+class OneNamespaceDevice(FakeDevice):
     def launch(self, plan: StepPlan) -> FakePending:
-        self.namespaces.update({row.batch_slot: HERE for row in plan.rows})
+        self.namespaces.update({row.batch_slot: NAMESPACE for row in plan.rows})
         return super().launch(plan)
 
 
 @dataclass
-class Heard:
-    """What a frontend has heard of one request; every rule of the wire is checked as it comes."""
+class ReceivedMessages:
+    """The messages that a frontend has received for one request; checks the rules of the wire on arrival."""
 
     n: int
     tokens: dict[int, list[int]] = field(default_factory=dict)
     logprobs: list[wire.TokenLogprobs] = field(default_factory=list)
-    ends: dict[int, str] = field(default_factory=dict)
-    scores: list[wire.TokenLogprobs] = field(default_factory=list)
-    last: wire.Done | wire.Failed | None = None
+    finish_reasons: dict[int, str] = field(default_factory=dict)
+    prompt_logprobs: list[wire.TokenLogprobs] = field(default_factory=list)
+    terminal: wire.Done | wire.Failed | None = None
 
     def take(self, item: wire.NewTokens) -> None:
-        assert self.last is None, "nothing comes after the terminal message"
+        assert self.terminal is None, "nothing comes after the terminal message"
         assert item.choice < self.n
-        assert item.choice not in self.ends, "nothing comes after a choice's end"
-        self.tokens.setdefault(item.choice, []).extend(unpacked(item.tokens))
+        assert item.choice not in self.finish_reasons, "nothing comes after a choice's end"
+        self.tokens.setdefault(item.choice, []).extend(unpack(item.tokens))
         self.logprobs += item.logprobs or []
         if item.finish_reason is not None:
-            self.ends[item.choice] = item.finish_reason
+            self.finish_reasons[item.choice] = item.finish_reason
         assert (item.stop_token_id is not None) == (item.finish_reason == "stop")
 
 
 class Frontend:
-    """A loop over a fake device, and what came out of it."""
+    """Drives a loop with a fake device, and collects its messages by request."""
 
     def __init__(self, *, n_pages: int = 64, **settings: float) -> None:
-        self.device = OneNamespace(n_pages, 4)
+        self.device = OneNamespaceDevice(n_pages, 4)
         self.now = 0.0
-        cache = PageCache(n_pages, 4)
-        cache._free = PoisoningList(self.device, cache._free)
+        cache = PageCache(n_pages, 4, free_pages=PoisoningList(self.device))
         config = SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 64, **settings})  # type: ignore[arg-type]
-        scheduler = Scheduler(cache, config, clock=lambda: self.now)
-        self.loop = Loop(scheduler, self.device, max_model_len=100, clock=lambda: self.now)
-        self.heard: dict[str, Heard] = {}
+        self.scheduler = Scheduler(cache, config, clock=lambda: self.now)
+        self.loop = Loop(self.scheduler, self.device, max_model_len=100, clock=lambda: self.now)
+        self.received: dict[str, ReceivedMessages] = {}
 
     def submit(
         self,
@@ -71,7 +70,7 @@ class Frontend:
         **sampling: object,
     ) -> None:
         params = SamplingParams(**{"temperature": 1.0, "seed": 5, "max_tokens": 6, **sampling})
-        self.heard[request_id] = Heard(params.n)
+        self.received[request_id] = ReceivedMessages(params.n)
         message = wire.Submit(request_id, token_bytes(list(prompt)), params, cache_salt=salt, priority=priority)
         self.take(self.loop.receive(message))
 
@@ -93,20 +92,22 @@ class Frontend:
         for message in messages:
             match message:
                 case wire.Tokens(items, prompts):
-                    for stretch in prompts:
-                        heard = self.heard[stretch.id]
-                        assert stretch.start == len(heard.scores) + 1
-                        assert not any(heard.tokens.values()), "before the first token"
-                        heard.scores += stretch.items
+                    for item_range in prompts:
+                        received = self.received[item_range.id]
+                        assert item_range.start == len(received.prompt_logprobs) + 1
+                        assert not any(received.tokens.values()), "before the first token"
+                        received.prompt_logprobs += item_range.items
                     for item in items:
-                        self.heard[item.id].take(item)
+                        self.received[item.id].take(item)
                 case wire.Done() | wire.Failed():
-                    heard = self.heard[message.id]
-                    assert heard.last is None, "one terminal message each"
-                    heard.last = message
+                    received = self.received[message.id]
+                    assert received.terminal is None, "a request gets one terminal message"
+                    received.terminal = message
                     if isinstance(message, wire.Done) and message.finish_reason != "abort":
-                        assert heard.ends.keys() == set(range(heard.n)), "each choice ends before its request"
-                        assert message.n_output_tokens == sum(map(len, heard.tokens.values()))
+                        assert received.finish_reasons.keys() == set(range(received.n)), (
+                            "each choice ends before its request"
+                        )
+                        assert message.n_output_tokens == sum(map(len, received.tokens.values()))
 
     def stats(self) -> wire.Stats:
         (stats,) = self.loop.receive(wire.GetStats("s"))
@@ -119,11 +120,11 @@ class Frontend:
         return explained
 
 
-def done(heard: Heard) -> wire.Done:
-    assert isinstance(heard.last, wire.Done)
-    return heard.last
+def done(received: ReceivedMessages) -> wire.Done:
+    assert isinstance(received.terminal, wire.Done)
+    return received.terminal
 
 
-def failed(heard: Heard) -> wire.Failed:
-    assert isinstance(heard.last, wire.Failed)
-    return heard.last
+def failed(received: ReceivedMessages) -> wire.Failed:
+    assert isinstance(received.terminal, wire.Failed)
+    return received.terminal

@@ -1,4 +1,4 @@
-"""Where the repository is."""
+"""Paths of the repository."""
 
 from pathlib import Path
 

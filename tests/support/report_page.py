@@ -1,4 +1,4 @@
-"""A page of HTML as tests read it."""
+"""Parser of HTML pages for tests."""
 
 from html.parser import HTMLParser
 
@@ -6,7 +6,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 class Page(HTMLParser):
-    """A page's text and the addresses that it would load; complains of tags that are not closed in order."""
+    """Texts, tags, table cells and loaded addresses of a page; asserts that tags are closed in order."""
 
     VOID = ("meta", "img", "br", "link")
 

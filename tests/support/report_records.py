@@ -1,10 +1,10 @@
-"""Records of requests as tests of the reports write them."""
+"""Request records and result lines for tests of the reports."""
 
 from array import array
 
 from radixkv.bench.load.chunks import PromptTokensDetails, Usage
-from radixkv.bench.load.record import Answer, Measurement, Record
-from radixkv.bench.report.run_metrics import figures
+from radixkv.bench.load.record import ChoiceRecord, Measurement, Record
+from radixkv.bench.report.run_metrics import run_metrics
 
 
 def record(
@@ -19,29 +19,33 @@ def record(
     more=(),
     returns_ids=True,
 ):
-    """A request that succeeded. ``more`` has arrivals and token ids of further choices; ``late`` is by how much an
-    open loop sent it too late."""
-    choices = [(arrivals, output), *more]
-    n_output = sum(len(ids) for _, ids in choices)
+    """Returns the record of a request that succeeded.
+
+    ``more`` has arrivals and token ids of further choices; ``late`` is the lateness in an open loop.
+    """
+    answers = [(arrivals, output), *more]
+    n_output = sum(len(ids) for _, ids in answers)
     return Record(
         started=started,
         scheduled=None if late is None else started - late,
-        answers=[
-            Answer(token_ids=list(ids) if returns_ids else None, arrivals=list(times)) for times, ids in choices
+        choices=[
+            ChoiceRecord(token_ids=list(ids) if returns_ids else None, arrivals=list(times))
+            for times, ids in answers
         ],
         usage=Usage(len(prompt), n_output, None if cached is None else PromptTokensDetails(cached)),
         prompt_token_ids=array("i", prompt) if returns_ids else None,
-        is_right=right,
+        is_correct=right,
     )
 
 
 def failed(kind, started=0.0, prompt=None):
+    """Returns the record of a request that failed."""
     ids = None if prompt is None else array("i", prompt)
     return Record(started=started, error=f"it broke: {kind}", error_kind=kind, prompt_token_ids=ids)
 
 
 def line(measurement, cache="on", **keys):
-    """What goes into the JSON line of a run, and what that has besides."""
+    """Returns a result line with the measurement's metrics, some parameters and ``keys``."""
     extra = {
         "workload": "fewshot",
         "cache": cache,
@@ -49,8 +53,9 @@ def line(measurement, cache="on", **keys):
         "max_concurrency": 8,
         "request_rate": "inf",
     }
-    return extra | figures(measurement) | keys
+    return extra | run_metrics(measurement) | keys
 
 
 def measured(*records, duration=2.0, **keys):
+    """Returns a measurement of these records."""
     return Measurement(list(records), duration, **keys)

@@ -1,4 +1,4 @@
-"""The app over a scripted runtime, on real sockets."""
+"""The app in front of a scripted runtime, on real sockets."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ import uvloop
 
 from radixkv.config import EngineConfig, ServerConfig
 from radixkv.frontend.app import build_app
-from radixkv.frontend.client import Client
-from radixkv.frontend.http.body import BODY_S, Bodies
+from radixkv.frontend.client import RuntimeClient
+from radixkv.frontend.http.body import BODY_TIMEOUT_S, BodyReader
 from radixkv.frontend.http.connection import Connection
 from radixkv.frontend.metrics.prometheus import Metrics
-from radixkv.frontend.process import _Uvicorn, claim
-from radixkv.frontend.served_model import Served
-from radixkv.runtime.process import Server, _bound
-from support.live import KEPT_S, LIMIT_S
+from radixkv.frontend.process import _Uvicorn, open_listener
+from radixkv.frontend.served_model import ServedModel
+from radixkv.runtime.process import RuntimeServer, _bind
+from support.live import KEEPALIVE_S, LIMIT_S
 from support.scripted_runtime import ScriptedLoop, Site
 
 
 @contextmanager
 def running_site(
-    served: Served,
+    served_model: ServedModel,
     folder: Path,
     server: ServerConfig | None = None,
     connection: type[Connection] = Connection,
-    body_limit_s: float = BODY_S,
+    body_limit_s: float = BODY_TIMEOUT_S,
 ) -> Iterator[Site]:
-    """A site in threads of its own, until the end of the block."""
+    """Runs a site in its own threads until the end of the context."""
     settings = ServerConfig() if server is None else server
     scripted = ScriptedLoop()
-    started: Future[tuple[Client, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+    started: Future[tuple[RuntimeClient, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
     path = folder / "runtime.sock"
 
     def serve_runtime() -> None:
-        with _bound(path) as socket:
-            Server(socket, scripted).run()
+        with _bind(path) as socket:
+            RuntimeServer(socket, scripted).run()
 
     async def serve_http() -> None:
         metrics, stop = Metrics(), asyncio.Event()
-        client = Client(str(path), metrics)
+        client = RuntimeClient(str(path), metrics)
         await client.handshake()
-        app = build_app(client, served, metrics, Bodies(100_000, body_limit_s), EngineConfig(), settings)
+        app = build_app(client, served_model, metrics, BodyReader(100_000, body_limit_s), EngineConfig(), settings)
         config = uvicorn.Config(app, http=connection, ws="none", lifespan="off", log_config=None, log_level="error")
         http = _Uvicorn(config)
         serving = asyncio.create_task(http.serve(sockets=[listener]))
@@ -63,7 +63,7 @@ def running_site(
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the server does
             runner.run(serve_http())
 
-    with claim("127.0.0.1", 0) as listener:
+    with open_listener("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         threads = [
             threading.Thread(target=serve_runtime),
@@ -73,10 +73,10 @@ def running_site(
             thread.start()
         client, events, stop = started.result(timeout=LIMIT_S)
         try:
-            limits = httpx.Limits(keepalive_expiry=KEPT_S)
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=LIMIT_S, limits=limits) as asking:
-                yield Site(asking, port, scripted, client, events)
-        finally:  # also when a test inside the block failed: the threads would keep the process
+            limits = httpx.Limits(keepalive_expiry=KEEPALIVE_S)
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=LIMIT_S, limits=limits) as http:
+                yield Site(http, port, scripted, client, events)
+        finally:  # also after a failed test, because the threads would keep the process alive
             events.call_soon_threadsafe(stop.set)
             for thread in threads:
                 thread.join(timeout=LIMIT_S)

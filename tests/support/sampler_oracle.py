@@ -1,4 +1,4 @@
-"""The sampler's oracle: edits and probabilities in plain torch, one row at a time."""
+"""The sampler's oracle: logit edits and probabilities in plain torch, one row at a time."""
 
 from array import array
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from radixkv.runtime.device.sampling.cpu.sampler import Sampled, Sampler
+from radixkv.runtime.device.sampling.cpu.sampler import SampledToken, Sampler
 from radixkv.runtime.step.plan import History, RowSampling
 from radixkv.wire import TokenLogprobs, unpack_tokens
 
 N = 2000
 VOCAB = 200
-"""Several blocks, and a rest that fills none."""
+"""Not a multiple of the sampler's block sizes."""
 
 DRAWN = RowSampling(temperature=1.0, top_k=0, top_p=1.0, seed=0, index=0)
 GREEDY = replace(DRAWN, temperature=0.0)
@@ -30,8 +30,10 @@ def normal(*shape: int, seed: int = 0, scale: float = 2.0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def sample(logits: Tensor, rows: Sequence[RowSampling], sampler: Sampler | None = None) -> list[Sampled | None]:
-    """One step, a slot a row; what the logits were they must be."""
+def sample(
+    logits: Tensor, rows: Sequence[RowSampling], sampler: Sampler | None = None
+) -> list[SampledToken | None]:
+    """Samples one step with one batch slot per row and checks that the logits are unchanged."""
     sampler = sampler or Sampler(*logits.shape)
     before = logits.clone()
     sampled = sampler.sample(logits, range(len(logits)), rows)
@@ -44,7 +46,10 @@ def tokens_of(logits: Tensor, rows: Sequence[RowSampling], sampler: Sampler | No
 
 
 def edited(logits: Tensor, row: RowSampling) -> Tensor:
-    """Bias, bans and penalties the plain way, [vocab] float64; of a row with its history."""
+    """Returns the logits after bias, bans and penalties, computed directly, [vocab] float64.
+
+    A row with penalties must have its history.
+    """
     changed = logits.double().clone()
     for token, bias in row.logit_bias:
         changed[token] += bias
@@ -61,7 +66,7 @@ def edited(logits: Tensor, row: RowSampling) -> Tensor:
 
 
 def probabilities(logits: Tensor, row: RowSampling) -> Tensor:
-    """The textbook way, [vocab] float64: edit, softmax, then cut by each setting and normalise again."""
+    """Returns the probabilities, [vocab] float64: edits, softmax, then each cutoff and renormalisation."""
     result = (edited(logits, row) / row.temperature).softmax(-1)
     result[result < row.min_p * result.max() * (1 - 1e-6)] = 0.0
     ordered, order = result.sort(descending=True, stable=True)

@@ -1,4 +1,4 @@
-"""A runtime whose answers are known: it echoes the prompt, over and over. The process entry is the real one."""
+"""A runtime that echoes the prompt over and over, behind the real process entry."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import httpx
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from radixkv.frontend.client import Client
+from radixkv.frontend.client import RuntimeClient
 from radixkv.wire import (
     WIRE_VERSION,
     Cancel,
@@ -47,10 +47,11 @@ FAILS_AT_ONCE = 280
 FAILS_AFTER_THREE = 281
 GARBAGE = 282
 KILLS = 283
+"""Prompts that begin with one of these tokens are refused, fail, or kill the runtime."""
 
 
 def write_tokenizer(folder: Path) -> None:
-    """A byte-level tokenizer: token i stands for byte i of the byte-level alphabet, 256 ends an answer."""
+    """Writes a tokenizer whose token i is character i of the byte-level alphabet; token 256 ends an answer."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -69,7 +70,7 @@ class _Choice:
 class _Running:
     submit: Submit
     prompt: list[int]
-    n_scored: int = 1
+    n_prompt_logprobs: int = 1
     choices: list[_Choice] = field(default_factory=list)
 
     @property
@@ -81,22 +82,22 @@ class _Running:
         return all(choice.finish_reason is not None for choice in self.choices)
 
 
-def figures(token: int, count: int) -> TokenLogprobs:
-    """The token is always the second likeliest, after the one of the next number."""
-    others = [(token + place) % VOCAB_SIZE for place in range(2, 20)]
+def scripted_logprobs(token: int, count: int) -> TokenLogprobs:
+    """Returns log-probabilities in which the token is second likeliest, after the token of the next id."""
+    others = [(token + offset) % VOCAB_SIZE for offset in range(2, 20)]
     ids = [(token + 1) % VOCAB_SIZE, token, *others][:count]
-    logprobs = struct.pack(f"<{count}f", *(-0.5 * place for place in range(1, count + 1)))
+    logprobs = struct.pack(f"<{count}f", *(-0.5 * rank for rank in range(1, count + 1)))
     return TokenLogprobs(-1.0, 2, pack_tokens(ids), logprobs)
 
 
 @dataclass
 class ScriptedLoop:
-    """Stands where ``runtime.loop.Loop`` does. Choice ``k`` echoes the prompt from its token ``k`` on."""
+    """Replaces ``runtime.loop.Loop``. Choice ``k`` echoes the prompt from its token ``k`` on."""
 
     step_s: float = 0.0
     is_held: bool = False
     may_fail: bool = True
-    """False: a request that is to fail after three tokens waits there."""
+    """Whether requests of ``FAILS_AFTER_THREE`` fail; if not, they stay at three tokens."""
     running: dict[str, _Running] = field(default_factory=dict)
     submitted: list[Submit] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -139,12 +140,14 @@ class ScriptedLoop:
         ends: list[FromRuntime] = []
         for request_id, request in list(self.running.items()):
             if (count := request.submit.sampling.prompt_logprobs) is not None and request.n == 0:
-                scored = request.prompt[request.n_scored : request.n_scored + 4]
+                tokens = request.prompt[request.n_prompt_logprobs : request.n_prompt_logprobs + 4]
                 prompts.append(
-                    PromptLogprobs(request_id, request.n_scored, [figures(one, count) for one in scored])
+                    PromptLogprobs(
+                        request_id, request.n_prompt_logprobs, [scripted_logprobs(token, count) for token in tokens]
+                    )
                 )
-                request.n_scored += len(scored)
-                if request.n_scored < len(request.prompt):
+                request.n_prompt_logprobs += len(tokens)
+                if request.n_prompt_logprobs < len(request.prompt):
                     continue
             if request.prompt[0] == KILLS and request.n == 3:
                 raise RuntimeError("scripted\ndeath")
@@ -160,7 +163,7 @@ class ScriptedLoop:
         return [Tokens(items, prompts), *ends]
 
     def _step(self, request: _Running) -> list[NewTokens]:
-        """The next token of each choice; those after the first begin a step later."""
+        """Generates the next token of each choice; choices after the first start one step later."""
         sampling = request.submit.sampling
         has_begun = request.n > 0
         items = []
@@ -181,7 +184,7 @@ class ScriptedLoop:
                     index,
                     choice.finish_reason,
                     token if choice.finish_reason == "stop" else None,
-                    None if sampling.logprobs is None else [figures(token, sampling.logprobs)],
+                    None if sampling.logprobs is None else [scripted_logprobs(token, sampling.logprobs)],
                 )
             )
         return items
@@ -236,12 +239,12 @@ class ScriptedLoop:
 
 @dataclass
 class Site:
-    """App, client and scripted runtime, over real sockets."""
+    """The app, its runtime client and the scripted runtime, on real sockets."""
 
     http: httpx.Client
     port: int
     loop: ScriptedLoop
-    client: Client
+    client: RuntimeClient
     events: asyncio.AbstractEventLoop
 
     def call(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -249,7 +252,7 @@ class Site:
 
 
 def run_as_process(loop: ScriptedLoop) -> int:
-    """The real process entry, around a scripted loop."""
+    """Runs the real process entry around a scripted loop."""
     checkpoints = types.ModuleType("radixkv.checkpoints")
     checkpoints.resolve = lambda folder, **settings: folder
     module = types.ModuleType("radixkv.runtime.loop")

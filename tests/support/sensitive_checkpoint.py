@@ -1,7 +1,7 @@
-"""A checkpoint of random weights whose every answer depends on the whole context, so that a wrong page shows.
+"""Generates a checkpoint of random weights whose outputs depend on the whole context, so that a wrong page shows.
 
-Most tests serve it: its answers are noise, lively, and the same on every machine. The decision record
-docs/decisions/0003-embedded-model.md has the measurements behind the scales.
+Most tests serve it. Its outputs are noise, but varied, and the same on every machine. See
+docs/decisions/0003-embedded-model.md for the measurements behind the scales.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ CONTEXT_LENGTH = 8192
 SCORE_SCALE = 4.0
 """Standard deviation of the attention scores before the softmax."""
 ATTENTION_SCALE = 3.0
-"""Gain of the attention's output; it makes up for the averaging over the context."""
+"""Gain of the attention output, which compensates for the averaging over the context."""
 MLP_SCALE = 1.0
+"""Gain of the MLP output."""
 LOGIT_SCALE = 2.0
 """Standard deviation of the logits."""
 
@@ -39,11 +40,11 @@ END_HEADER = "<|end_header_id|>"
 END_OF_TURN = "<|eot_id|>"
 SPECIAL_TOKENS = (BEGIN_OF_TEXT, END_OF_TEXT, START_HEADER, END_HEADER, END_OF_TURN)
 
-_WORDS = (
+_PRE_TOKENIZER_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Llama 3's way to cut text before merging: merges never cross these pieces."""
+"""Pre-tokenizer pattern of Llama 3: merges never cross the boundaries of its matches."""
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
@@ -56,7 +57,7 @@ CHAT_TEMPLATE = (
 
 
 def save_sensitive(folder: Path) -> None:
-    """Writes the checkpoint: 21 MB, in a quarter of a second."""
+    """Writes the checkpoint to ``folder``: 21 MB, in a quarter of a second."""
     vocabulary, merges = _vocabulary()
     special = {token: len(vocabulary) + index for index, token in enumerate(SPECIAL_TOKENS)}
     token_ids = {
@@ -109,7 +110,7 @@ def _weights(vocab_size: int) -> dict[str, npt.NDArray[np.float32]]:
     ones = np.ones(HIDDEN_SIZE, dtype=np.float32)
 
     def linear(n_outputs: int, n_inputs: int, scale: float) -> npt.NDArray[np.float32]:
-        """Maps inputs of standard deviation 1 to outputs of standard deviation ``scale``."""
+        """Returns weights that map inputs of standard deviation 1 to outputs of standard deviation ``scale``."""
         return _normal(bits, (n_outputs, n_inputs), scale / math.sqrt(n_inputs))
 
     kv_size = N_KV_HEADS * HEAD_SIZE
@@ -135,21 +136,21 @@ def _weights(vocab_size: int) -> dict[str, npt.NDArray[np.float32]]:
 
 
 def _normal(bits: np.random.PCG64, shape: tuple[int, int], deviation: float) -> npt.NDArray[np.float32]:
-    """Nearly normal numbers: each is the sum of four 16-bit integers.
+    """Returns nearly normal values: each is the sum of four 16-bit integers.
 
-    NumPy promises the same raw bits for ever but not the same normal numbers, and integers and one product
-    round the same way on every processor.
+    NumPy guarantees stable raw bits, but not stable normal variates. Integer sums and a single product round the
+    same way on every processor.
     """
     uniform = bits.random_raw(shape).view(np.uint16).reshape(*shape, 4)
     total = uniform.sum(axis=-1, dtype=np.int32) - 2 * 0xFFFF
     # The variance of a 16-bit integer is (2**32 - 1) / 12.
     factor = np.float32(deviation / math.sqrt(4 * ((1 << 32) - 1) / 12))
-    numbers: npt.NDArray[np.float32] = total.astype(np.float32) * factor
-    return numbers
+    values: npt.NDArray[np.float32] = total.astype(np.float32) * factor
+    return values
 
 
 def _vocabulary() -> tuple[dict[str, int], list[list[str]]]:
-    """One token a byte, then one a merge."""
+    """Returns the vocabulary (one token for each byte, then one for each merge) and the merges."""
     lines = Path(__file__).with_name("sensitive_merges.txt").read_text(encoding="utf-8").splitlines()
     merges = [line.split(" ") for line in lines]
     tokens = [*_byte_characters(), *("".join(pair) for pair in merges)]
@@ -157,7 +158,7 @@ def _vocabulary() -> tuple[dict[str, int], list[list[str]]]:
 
 
 def _byte_characters() -> list[str]:
-    """The character that stands for each byte in byte-level BPE: itself if it can be seen, else one from 256 on."""
+    """Returns the character of each byte in byte-level BPE: itself if visible, else one from U+0100 on."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return [chr(byte if byte in visible else 256 + hidden.index(byte)) for byte in range(256)]
@@ -186,7 +187,12 @@ def _tokenizer(vocabulary: dict[str, int], merges: list[list[str]], special: dic
         "pre_tokenizer": {
             "type": "Sequence",
             "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": _WORDS}, "behavior": "Isolated", "invert": False},
+                {
+                    "type": "Split",
+                    "pattern": {"Regex": _PRE_TOKENIZER_PATTERN},
+                    "behavior": "Isolated",
+                    "invert": False,
+                },
                 byte_level,
             ],
         },

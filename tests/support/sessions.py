@@ -1,44 +1,44 @@
-"""Sessions driven without a server."""
+"""Helpers that run benchmark sessions without a server."""
 
 from collections.abc import Callable, Sequence
 
-from radixkv.bench.session import Reply, Request, Session
+from radixkv.bench.session import BenchRequest, Reply, Session
 
-Answer = Callable[[Request], Sequence[str]]
-"""Gives the texts of a request's choices."""
+AnswerFunction = Callable[[BenchRequest], Sequence[str]]
+"""Returns the texts of a request's choices."""
 
 
-def yes(request: Request) -> Sequence[str]:
-    """The same answer to everything."""
+def answer_yes(request: BenchRequest) -> Sequence[str]:
+    """Gives the same answer to every request."""
     return ["Yes."] * request.n
 
 
-def turns_of(session: Session, answer: Answer = yes) -> list[list[Request]]:
-    """The requests of each turn, when they are answered so."""
-    turns, replies = session.turns(), None
-    asked = []
+def collect_turns(session: Session, answer: AnswerFunction = answer_yes) -> list[list[BenchRequest]]:
+    """Runs a session with the given answers; returns the requests of each turn."""
+    turn_generator, replies = session.turns(), None
+    turns = []
     while True:
         try:
-            requests = list(next(turns) if replies is None else turns.send(replies))
+            requests = list(next(turn_generator) if replies is None else turn_generator.send(replies))
         except StopIteration:
-            return asked
-        asked.append(requests)
+            return turns
+        turns.append(requests)
         replies = [Reply(tuple(answer(request))) for request in requests]
 
 
-def requests_of(sessions: Sequence[Session], answer: Answer = yes) -> list[Request]:
-    """Of all turns of all sessions."""
-    return [request for session in sessions for turn in turns_of(session, answer) for request in turn]
+def collect_requests(sessions: Sequence[Session], answer: AnswerFunction = answer_yes) -> list[BenchRequest]:
+    """Returns the requests of all turns of all sessions."""
+    return [request for session in sessions for turn in collect_turns(session, answer) for request in turn]
 
 
-def facts_of(request: Request) -> tuple:
-    """All of a request but its check, which is a function: two are never equal."""
+def comparable_fields(request: BenchRequest) -> tuple:
+    """Returns the fields of a request without its check, a function that never compares equal."""
     return request.prompt, request.output_len, request.n, request.temperature, request.seed
 
 
-def shared_beginning(texts: Sequence[str]) -> str:
-    """The longest text that all begin with."""
-    first, last = min(texts), max(texts)  # all others are between them
+def common_prefix(texts: Sequence[str]) -> str:
+    """Returns the longest common prefix."""
+    first, last = min(texts), max(texts)  # all others sort between them
     n_shared = 0
     while n_shared < len(first) and first[n_shared] == last[n_shared]:
         n_shared += 1

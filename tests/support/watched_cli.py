@@ -1,6 +1,6 @@
-"""``radixkv``'s command line, seen from inside: at SIGUSR1 it writes what its event loop still does.
+"""``radixkv``'s command line, which at SIGUSR1 writes a report of its tasks and threads.
 
-Its runtime is another script. Arguments: where to write, the runtime's script, then those of ``radixkv``.
+A script replaces its runtime. Arguments: the report's path, the runtime's script, then those of ``radixkv``.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 
 from radixkv import cli
 from radixkv.frontend import process
-from radixkv.frontend.runtime_process import Runtime
+from radixkv.frontend.runtime_process import RuntimeProcess
 
 
-class OtherRuntime(Runtime):
+class ScriptedRuntimeProcess(RuntimeProcess):
     @classmethod
     async def start(cls, *args: Any, **kwargs: Any) -> Any:
         return await super().start(*args, **kwargs, command=[sys.executable, sys.argv[1]])
 
 
 def write_report(path: Path) -> None:
-    """The names of tasks and threads; those of the default executor stay, and are none of anybody's."""
+    """Writes the names of tasks and threads, without the default executor's threads, which are never ended."""
     tasks = sorted(task.get_coro().__qualname__ for task in asyncio.all_tasks())
     threads = sorted(thread.name for thread in threading.enumerate() if not thread.name.startswith("asyncio_"))
     partial = path.with_suffix(".partial")
@@ -37,7 +37,7 @@ def write_report(path: Path) -> None:
 if __name__ == "__main__":
     report = Path(sys.argv.pop(1))
     signal.signal(signal.SIGUSR1, lambda *_: write_report(report))
-    process.Runtime = OtherRuntime
-    process.SLOW_READER_MS = 3_600_000  # the kernel would cut a reader whom a busy machine lets wait
+    process.RuntimeProcess = ScriptedRuntimeProcess
+    process.SLOW_READER_TIMEOUT_MS = 3_600_000  # a busy machine may delay a reader for long
     script = sys.argv[1]
     sys.exit(cli.main(sys.argv[2:]))

@@ -1,0 +1,75 @@
+"""Random sessions of a frontend with the loop, as a Hypothesis state machine: the rules of the wire hold."""
+
+from __future__ import annotations
+
+import sys
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from support.loop_frontend import Frontend
+
+
+class LoopMachine(RuleBasedStateMachine):
+    """``Frontend`` checks each message as it comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.caught_before = sys.exc_info()[1]
+
+    @initialize(n_pages=st.sampled_from((16, 24, 48)))
+    def start(self, n_pages: int) -> None:
+        self.front = Frontend(
+            n_pages=n_pages, max_num_seqs=4, max_num_batched_tokens=16, max_queued_requests=4, queue_timeout_s=50
+        )
+
+    @precondition(lambda self: len(self.front.received) < 10)
+    @rule(
+        first=st.integers(1, 3),
+        length=st.integers(1, 29),
+        priority=st.sampled_from((0, 0, 1)),
+        n=st.sampled_from((1, 2, 4)),
+        max_tokens=st.integers(1, 19),
+        prompt_logprobs=st.sampled_from((None, None, 0)),
+        frequency_penalty=st.sampled_from((0.0, 1.0)),
+        logprobs=st.sampled_from((None, 1)),
+    )
+    def submit(self, first: int, length: int, priority: int, **sampling: object) -> None:
+        name = f"r{len(self.front.received)}"
+        self.front.submit(name, range(first, first + length), priority=priority, **sampling)
+
+    @precondition(lambda self: self.front.loop.has_work)
+    @rule(n_turns=st.integers(1, 4))
+    def turn(self, n_turns: int) -> None:
+        for _ in range(n_turns):
+            if self.front.loop.has_work:
+                self.front.turn()
+
+    @precondition(lambda self: self.front.received)
+    @rule(which=st.integers(0, 9), choice=st.sampled_from((None, 0, 1)))
+    def cancel(self, which: int, choice: int | None) -> None:
+        self.front.cancel(f"r{which % len(self.front.received)}", choice)
+
+    @rule()
+    def fail(self) -> None:
+        """The next launched step will fail."""
+        self.front.device.fail_steps.add(self.front.stats().steps_total)
+
+    @rule(batch_slot=st.integers(0, 3))
+    def make_nan(self, batch_slot: int) -> None:
+        """The next row of the slot will have NaN logits."""
+        self.front.device.nan_logits_slots.add(batch_slot)
+
+    @rule(seconds=st.integers(0, 20))
+    def wait(self, seconds: int) -> None:
+        self.front.now += seconds
+
+    def teardown(self) -> None:
+        """All requests end, and all pages come back."""
+        if not hasattr(self, "front") or sys.exc_info()[1] is not self.caught_before:
+            return
+        self.front.device.fail_steps.clear()
+        self.front.run()
+        assert all(received.terminal is not None for received in self.front.received.values())
+        stats = self.front.stats()
+        assert stats.n_pages_free + stats.n_pages_evictable == self.front.device.n_pages

@@ -1,0 +1,124 @@
+"""Stateful property test: the tree and its model agree under operations that Hypothesis chooses and shrinks."""
+
+from __future__ import annotations
+
+import sys
+from struct import pack
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from support.tree_world import NAMESPACES, TrackedLease, World
+
+namespaces = st.sampled_from(NAMESPACES)
+suffixes = st.lists(st.sampled_from((1, 2)), max_size=8).map(lambda ids: pack(f"<{len(ids)}i", *ids))
+fractions = st.integers(0, 16)
+
+
+class TreeMachine(RuleBasedStateMachine):
+    """Applies random operations. Prompts are part of a cached sequence and a suffix: random ones share nothing."""
+
+    world: World
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.caught_before = sys.exc_info()[1]
+
+    @initialize(page_size=st.sampled_from((1, 2, 4)))
+    def begin(self, page_size: int) -> None:
+        self.world = World(page_size)
+        self.seen = self.world.tree.version, dict(self.world.cached)
+
+    def prompt(self, index: int, fraction: int, suffix: bytes) -> bytes:
+        cached_tokens = [tokens for _, tokens in self.world.cached]
+        stem = cached_tokens[index % len(cached_tokens)] if cached_tokens else b""
+        return stem[: len(stem) // 4 * fraction // 16 * 4] + suffix
+
+    def chosen(self, index: int) -> TrackedLease:
+        return self.world.leases[index % len(self.world.leases)]
+
+    @rule(namespace=namespaces, index=st.integers(0), fraction=fractions, suffix=suffixes)
+    def match(self, namespace, index, fraction, suffix):
+        self.world.match(namespace, self.prompt(index, fraction, suffix))
+
+    @precondition(lambda self: len(self.world.leases) < 8)
+    @rule(namespace=namespaces, index=st.integers(0), fraction=fractions, suffix=suffixes)
+    def start(self, namespace, index, fraction, suffix):
+        """Starts a request: leases the cached prefix of its prompt, and commits the rest."""
+        tokens = self.prompt(index, fraction, suffix)
+        tracked = self.world.lease(namespace, tokens)
+        self.world.commit(tracked, tokens[len(tracked.tokens) :])
+
+    @precondition(lambda self: len(self.world.leases) < 7)
+    @rule(namespace=namespaces, index=st.integers(0), fraction=fractions, suffix=suffixes)
+    def start_twice_in_one_step(self, namespace, index, fraction, suffix):
+        """Starts two requests that lease before either commits: the second commit returns the first one's pages."""
+        tokens = self.prompt(index, fraction, suffix)
+        pair = [self.world.lease(namespace, tokens) for _ in range(2)]
+        for tracked in pair:
+            self.world.commit(tracked, tokens[len(tracked.tokens) :])
+
+    @precondition(lambda self: self.world.leases)
+    @rule(index=st.integers(0), suffix=suffixes)
+    def commit(self, index, suffix):
+        self.world.commit(self.chosen(index), suffix)
+
+    @precondition(lambda self: self.world.leases)
+    @rule(index=st.integers(0), suffix=suffixes)
+    def extend(self, index, suffix):
+        self.world.extend(self.chosen(index), suffix)
+
+    @precondition(lambda self: 0 < len(self.world.leases) < 8)
+    @rule(index=st.integers(0))
+    def fork(self, index):
+        self.world.fork(self.chosen(index))
+
+    @precondition(lambda self: self.world.leases)
+    @rule(index=st.integers(0))
+    def release(self, index):
+        self.world.release(self.chosen(index))
+
+    @precondition(lambda self: self.world.leases)
+    @rule(index=st.integers(0))
+    def finish(self, index):
+        """Ends a request whose KV is all computed, so that its pages become evictable."""
+        tracked = self.chosen(index)
+        self.world.mark_computed(tracked, len(tracked.tokens) // 4)
+        self.world.release(tracked)
+
+    @precondition(lambda self: self.world.leases)
+    @rule(index=st.integers(0), n_tokens=st.integers(0, 40))
+    def mark_computed(self, index, n_tokens):
+        self.world.mark_computed(self.chosen(index), n_tokens)
+
+    @precondition(lambda self: self.world.leases)
+    @rule(index=st.integers(0))
+    def detach_uncomputed(self, index):
+        self.world.detach_uncomputed(self.chosen(index))
+
+    @rule(namespace=namespaces, index=st.integers(0), fraction=fractions)
+    def detach(self, namespace, index, fraction):
+        self.world.detach(namespace, self.prompt(index, fraction, b""))
+
+    @rule(n_pages=st.integers(0, 8))
+    def evict(self, n_pages):
+        self.world.evict(n_pages)
+
+    @invariant()
+    def tree_and_model_agree(self):
+        if hasattr(self, "world"):
+            self.world.check()
+            before, self.seen = self.seen, (self.world.tree.version, dict(self.world.cached))
+            assert self.seen[1] == before[1] or self.seen[0] != before[0], "the version stands still"
+
+    def teardown(self):
+        """Releases and evicts everything: no page may be lost."""
+        if not hasattr(self, "world") or sys.exc_info()[1] is not self.caught_before:
+            return
+        for tracked in list(self.world.leases):
+            self.world.release(tracked)
+        self.world.check()
+        assert self.world.tree.n_pages_leased == self.world.tree.n_pages_detached == 0
+        self.world.evict(1000)
+        self.world.check()
+        assert self.world.tree.namespaces() == []
