@@ -1,4 +1,4 @@
-"""The commands and links in README and docs are such as work."""
+"""Tests that the commands and links in README and docs work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "ra
 
 
 def _commands(page: Path) -> set[str]:
-    """Those in blocks of code, without ``radixkv``; placeholders in brackets are no commands."""
+    """Returns the commands in a page's code blocks, without ``radixkv`` and without synopses with brackets."""
     text = page.read_text().replace("\\\n", " ")
     lines = "".join(re.split(r"^```.*$", text, flags=re.M)[1::2]).splitlines()
     lines += re.findall(r"^ {4}(.*)$", text, re.M)
@@ -32,7 +32,7 @@ def test_there_are_commands() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_documented_command_is_one(command: str) -> None:
+def test_a_documented_command_parses(command: str) -> None:
     args, unknown = radixkv.cli._parser().parse_known_args(shlex.split(command))
     assert unknown == []
     parser: Parser = args.parser
@@ -40,6 +40,6 @@ def test_a_documented_command_is_one(command: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_link_targets_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         assert target.startswith("https://") or (page.parent / target).exists(), target

@@ -1,4 +1,4 @@
-"""README's example of ``LLM`` runs as it stands there."""
+"""Test that README's example of ``LLM`` runs unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of docs/simulator.md."""
+"""Test of the examples in docs/simulator.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.paths import ROOT
 PAGE = ROOT / "docs" / "simulator.md"
 
 
-def test_the_examples_of_the_page_give_what_it_says():
+def test_the_examples_give_the_documented_output():
     done = doctest.testfile(str(PAGE), module_relative=False)
     assert done.attempted >= 6
     assert done.failed == 0

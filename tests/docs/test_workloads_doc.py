@@ -1,4 +1,4 @@
-"""docs/workloads.md says what is so."""
+"""Tests of docs/workloads.md against the code."""
 
 import ast
 import re
@@ -6,19 +6,19 @@ import re
 import pytest
 
 from radixkv.bench.load.prompt_encoder import PromptEncoder
-from radixkv.bench.workloads.catalog import WorkloadChanges, load_workload, workload_names
+from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload, workload_names
 from radixkv.bench.workloads.source import Source
 from radixkv.checkpoints.resolve import resolve, resolve_tokenizer
 from radixkv.llm import LLM
 from radixkv.sampling import SamplingParams
 from support.paths import ROOT
-from support.sessions import requests_of, turns_of
+from support.sessions import collect_requests, collect_turns
 
 TEXT = (ROOT / "docs" / "workloads.md").read_text()
 
 
 def parameters():
-    """Kind, names and documented default of each row of the table of parameters."""
+    """Yields kind, names and documented default of each row of the table of parameters."""
     kind = None
     for row in re.findall(
         r"^\|(.*)\|(.*)\|(.*)\|.*\|$", TEXT.partition("## Parameters")[2].partition("\n## ")[0], re.M
@@ -49,25 +49,25 @@ def test_the_large_sizes_fit_the_embedded_model_or_name_another(command):
     flags = dict(zip(words[::2], words[1::2], strict=True))
     name, model = flags.pop("--workload"), flags.pop("--model", "tiny")
     changes = {flag[2:].replace("-", "_"): int(value) for flag, value in flags.items()}
-    sessions = load_workload(name, WorkloadChanges(**changes)).make(Source()).sessions
+    sessions = load_workload(name, WorkloadOverrides(**changes)).make(Source()).sessions
     encoder = PromptEncoder(resolve_tokenizer("tiny"))
     longest = 0
     for session in sessions[:4]:
-        *_, (request, *_) = turns_of(session, lambda request: ["word " * request.output_len] * request.n)
+        *_, (request, *_) = collect_turns(session, lambda request: ["word " * request.output_len] * request.n)
         longest = max(longest, len(encoder.encode(request).prompt) + request.output_len)
     assert (longest <= resolve("tiny").max_position_embeddings) == (model == "tiny")
 
 
-def test_all_but_those_that_are_named_have_a_flag():
+def test_all_parameters_have_a_flag_except_the_documented_ones():
     (sentence,) = re.findall(r"Only (`\w+`.*?) have no flag", TEXT, re.DOTALL)
     named = {*re.findall(r"`(\w+)`", sentence)} - {"trace"}
     fields = {field for name in workload_names() for field in load_workload(name).__struct_fields__}
-    assert named == fields - {*WorkloadChanges.__struct_fields__}
+    assert named == fields - {*WorkloadOverrides.__struct_fields__}
 
 
 @pytest.fixture
 def example(tmp_path):
-    """The workload that the page makes, from its two files."""
+    """The page's example workload, built from its two files."""
     (toml,) = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
     (problems,) = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
     (tmp_path / "desk.toml").write_text(toml)
@@ -75,20 +75,18 @@ def example(tmp_path):
     return load_workload(str(tmp_path / "desk.toml")).make(Source(0, tmp_path / "desk.jsonl"))
 
 
-def test_the_example_sends_what_is_said(example):
-    first, *_ = requests = requests_of(example.sessions)
+def test_the_example_sends_the_documented_requests(example):
+    first, *_ = requests = collect_requests(example.sessions)
     assert len(requests) == 3
     assert first.prompt.count("#### ") == 2
-    assert first.is_right([" 7 * 6 = $42.\n100 - 42 = $58.\n#### 58"])
+    assert first.check([" 7 * 6 = $42.\n100 - 42 = $58.\n#### 58"])
     assert example.counts == {}
 
 
 def test_the_embedded_model_answers_the_example_rightly(example):
-    requests = requests_of(example.sessions)
+    requests = collect_requests(example.sessions)
     llm = LLM("tiny", max_total_tokens=2048, max_model_len=512)
     sampling = SamplingParams(temperature=0.0, max_tokens=requests[0].output_len, ignore_eos=True)
     answers = llm.generate([request.prompt for request in requests], sampling)
     llm.shutdown()
-    assert all(
-        request.is_right([answer.outputs[0].text]) for request, answer in zip(requests, answers, strict=True)
-    )
+    assert all(request.check([answer.outputs[0].text]) for request, answer in zip(requests, answers, strict=True))
