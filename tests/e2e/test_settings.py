@@ -61,9 +61,9 @@ def test_prompt_logprobs_are_those_of_the_echo(server: LiveServer) -> None:
     echo = server.complete(**body, max_tokens=0, echo=True, logprobs=1)["choices"][0]["logprobs"]
     assert entries[0] is None is echo["token_logprobs"][0]
     own = [next(iter(entry.values())) for entry in entries[1:]]
-    assert [figures["logprob"] for figures in own] == echo["token_logprobs"][1:]
-    assert [figures["decoded_token"] for figures in own] == echo["tokens"][1:]
-    assert all(figures["rank"] >= 1 for figures in own)
+    assert [entry["logprob"] for entry in own] == echo["token_logprobs"][1:]
+    assert [entry["decoded_token"] for entry in own] == echo["tokens"][1:]
+    assert all(entry["rank"] >= 1 for entry in own)
 
 
 def test_chat_is_the_completion_of_the_rendered_text(server: LiveServer) -> None:

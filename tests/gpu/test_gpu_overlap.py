@@ -27,7 +27,7 @@ def run_plans(executor: Executor, plans: list[StepPlan], n_ahead: int) -> list[t
 
 
 def test_a_thousand_overlapping_steps_give_the_tokens_of_steps_run_one_by_one(sensitive_folder: Path) -> None:
-    """Replays plans of the real scheduler, with chunks, forks, retractions, copies and batches of all sizes."""
+    """Replays plans of the real scheduler, with chunks, forks, preemptions, copies and batches of all sizes."""
     settings = {
         "max_total_tokens": 2048,
         "max_model_len": 512,
@@ -60,7 +60,7 @@ def test_a_thousand_overlapping_steps_give_the_tokens_of_steps_run_one_by_one(se
             assert run_plans(executor_of(llm), plans, n_ahead) == one_by_one
 
 
-def test_aborts_evictions_and_retractions_do_not_change_other_answers(sensitive_folder: Path) -> None:
+def test_aborts_evictions_and_preemptions_do_not_change_other_answers(sensitive_folder: Path) -> None:
     """The pool fits only some of the requests, and every tenth turn cancels one; invariants are always checked."""
     prompts = family(120, seed=11)
     rng = random.Random(4)

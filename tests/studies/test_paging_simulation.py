@@ -225,7 +225,7 @@ def test_the_largest_batch_of_a_reservation_is_what_fits() -> None:
     assert run.largest_batch == run.mean_batch == 300 // 128
 
 
-def test_sequences_that_are_retracted_do_not_count_as_a_batch() -> None:
+def test_sequences_that_are_preempted_do_not_count_as_a_batch() -> None:
     """Two of 4 pages grow to 8 each in a pool of 12: only one can get to its end at a time."""
     token_ranges = TokenRangeSource()
     workload = StudyWorkload(
@@ -233,12 +233,12 @@ def test_sequences_that_are_retracted_do_not_count_as_a_batch() -> None:
     )
     scheme = PagedScheme(12 * 4, 4)
     run = simulate(scheme, workload)
-    assert scheme.n_retractions >= 1
+    assert scheme.n_preemptions >= 1
     assert run.largest_batch == 1
 
 
 @pytest.mark.parametrize(("page_size", "seed"), [(4, 61), (4, 66), (2, 55)])
-def test_a_sequence_may_be_retracted_in_the_step_of_its_last_token(page_size: int, seed: int) -> None:
+def test_a_sequence_may_be_preempted_in_the_step_of_its_last_token(page_size: int, seed: int) -> None:
     scheme = PagedScheme(256, page_size)
     workload = small_workload("parallel-sampling", seed=seed)
     assert simulate(scheme, workload).largest_batch > 0

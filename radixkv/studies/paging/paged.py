@@ -19,7 +19,7 @@ from radixkv.tree.node import Namespace
 
 
 class PagedScheme:
-    """A scheme that allocates page by page, shares pages by prefix, and retracts sequences when pages run out.
+    """A scheme that allocates page by page, shares pages by prefix, and preempts sequences when pages run out.
 
     Rows and tokens per step are not limited, so only memory limits which sequences run.
 
@@ -46,11 +46,11 @@ class PagedScheme:
 
     @property
     def n_waiting(self) -> int:
-        """Sequences that have not started, or were retracted; excludes choices that wait for their prompt's KV."""
+        """Sequences that have not started, or were preempted; excludes choices that wait for their prompt's KV."""
         return len(self._scheduler.waiting)
 
     @property
-    def n_retractions(self) -> int:
+    def n_preemptions(self) -> int:
         """How often a sequence lost its memory before its end and had to start again."""
         return self._scheduler.n_preemptions
 
@@ -67,15 +67,15 @@ class PagedScheme:
         self.seconds += thread_time() - started
 
     def running(self) -> list[SimulatedSequence]:
-        """Returns the running sequences in the order of their start, then those retracted in this step.
+        """Returns the running sequences in the order of their start, then those preempted in this step.
 
-        A sequence that is retracted in this step may still have a row in it, which may produce its last token.
+        A sequence that is preempted in this step may still have a row in it, which may produce its last token.
         """
         running = self._scheduler.running
-        retracted = [
+        preempted = [
             request for request in running.releasing if request.phase is Phase.PREEMPTED and request.n_in_flight
         ]
-        return [self._sequence(request) for request in (*running, *retracted)]
+        return [self._sequence(request) for request in (*running, *preempted)]
 
     def slot_usage(self) -> SlotUsage:
         """Returns the slot usage of this step. O(running).

@@ -16,7 +16,7 @@ class Scheme(Protocol):
 
     @property
     def n_waiting(self) -> int:
-        """Sequences that have not started, or were retracted."""
+        """Sequences that have not started, or were preempted."""
         ...
 
     def add(self, turn: Turn) -> None:

@@ -35,7 +35,7 @@ class SimulationResult(NamedTuple):
     mean_batch: float
     """Average number of running sequences in a saturated step."""
     largest_batch: int
-    """Maximum number of sequences that ran at once, not counting runs that ended in a retraction."""
+    """Maximum number of sequences that ran at once, not counting runs that ended in a preemption."""
     n_steps: int
     """All steps."""
     n_saturated_steps: int

@@ -118,7 +118,7 @@ def _paged(settings: StudySettings, workload: StudyWorkload, page_size: int) -> 
         "scheme": PAGED,
         **_result_fields(run, workload, settings),
         "page_size": page_size,
-        "retractions": scheme.n_retractions,
+        "retractions": scheme.n_preemptions,
         "host_us_per_token": round(1e6 * scheme.seconds / workload.n_answer_tokens, 3),
     }
 
