@@ -25,12 +25,12 @@ class ServerError(RadixKVError):
 class ServerClient:
     """A client of one server's JSON API and a context manager.
 
+    Every method raises ``ConfigError`` if nothing answers at the address, and ``ServerError`` if the server answers
+    with an error or with JSON of another type.
+
     Args:
         base_url: the server's address, with or without the final ``/v1``.
         api_key: sent as ``Authorization: Bearer``.
-
-    Every method raises ``ConfigError`` if nothing answers at the address, and ``ServerError`` if the server answers
-    with an error or with JSON of another type.
     """
 
     def __init__(self, base_url: str, api_key: str | None = None) -> None:

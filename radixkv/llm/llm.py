@@ -86,8 +86,7 @@ class LLM:
         schedule_policy: ``lpm`` (longest cached prefix first) or ``fcfs`` (first come, first served).
         seed: determines the seeds of requests without a seed of their own.
         settings: settings that only vLLM or SGLang have. A value that changes nothing is accepted; any other value
-        is
-            refused with an error that names the setting.
+            is refused with an error that names the setting.
 
     Raises:
         CheckpointError: there is no such model, or its files are corrupt.

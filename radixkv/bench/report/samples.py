@@ -61,7 +61,6 @@ class _Series:
 
     def throughput(self, records: Sequence[Record]) -> list[float]:
         """Returns the output tokens per second of each interval."""
-        """Returns the output tokens per second of each interval."""
         sums = [0.0] * self.n_intervals
         for record in records:
             arrivals = record.arrivals

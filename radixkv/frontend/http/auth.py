@@ -52,9 +52,9 @@ class LocalOnly:
     Also refuses a Host that is not this machine, because DNS can point a foreign name here.
 
     Args:
-        app: gets the other requests. origins: the sites whose pages are allowed. ``*`` is not special: allowing
-        every site would let any open page
-            use the server.
+        app: gets the other requests.
+        origins: the sites whose pages are allowed. ``*`` is not special: allowing every site would let any page
+            that is open in a browser here use the server.
     """
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:

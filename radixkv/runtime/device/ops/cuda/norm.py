@@ -23,8 +23,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """Computes ``residual += x``, rounded to its dtype, then ``out = rms_norm(residual)``. ``residual``
-    has the shape and dtype of ``x``; the other arguments are those of ``rms_norm``.
+    """Computes ``residual += x``, rounded to its dtype, then ``out = rms_norm(residual)``.
+
+    ``residual`` has the shape and dtype of ``x``; the other arguments are those of ``rms_norm``.
     """
     _launch(x, residual, weight, eps, out)
 
