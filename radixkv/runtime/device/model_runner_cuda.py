@@ -254,7 +254,7 @@ class ModelRunner:
         self._compute_argmax(self._decoder(inputs, self.pool, self._timed_attention(step, None)))
 
     def _compute_argmax(self, last: Tensor) -> None:
-        """Computes each row's logits and argmax token, and stores the token as its slot's last one.
+        """Computes each row's logits and argmax token, and stores the token as its batch slot's last one.
 
         Args:
             last: [rows, hidden], states of the rows' last tokens.

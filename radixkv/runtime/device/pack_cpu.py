@@ -84,8 +84,8 @@ class PackedStep:
 class Packer:
     """Packs step plans and keeps the block tables of all batch slots between steps.
 
-    A row's changes are applied to its slot's table; tables are never rebuilt. Cost of a step: O(tokens + changed
-    pages + pages read), where the pages are copied in bulk.
+    A row's changes are applied to its batch slot's table; tables are never rebuilt. Cost of a step: O(tokens +
+    changed pages + pages read), where the pages are copied in bulk.
 
     Raises:
         ConfigError: the block tables do not fit into memory.

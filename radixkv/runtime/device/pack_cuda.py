@@ -14,7 +14,7 @@ from radixkv.runtime.step.plan import Row, StepPlan
 Ints = NDArray[np.int32]
 
 _LAST_TOKEN = np.int32(-1).tobytes()
-"""The id -1, which stands for the token that the slot sampled last."""
+"""The id -1, which stands for the token that the batch slot sampled last."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class PackedStep:
     update_counts: Ints
     """Block table entries that each row replaces."""
     ids: Ints
-    """[tokens]; -1 stands for the token that the slot sampled last."""
+    """[tokens]; -1 stands for the token that the batch slot sampled last."""
     updates: Ints
     """[all entries to replace]: page ids, row after row."""
 
@@ -55,7 +55,7 @@ class PackedStep:
 
 
 class Packer:
-    """Packs and checks plans, and tracks how many entries of each slot's block table are filled.
+    """Packs and checks plans, and tracks how many entries of each batch slot's block table are set.
 
     A plan that does not fit is refused before any of it reaches the device, where it could overwrite other memory.
     O(rows + tokens + changed pages), vectorised.
@@ -112,9 +112,10 @@ class Packer:
                 raise DeviceError(f"step {step.plan.step}{where}: {problem}")
 
         require(
-            (step.batch_slots >= 0) & (step.batch_slots < self._max_rows), f"the device has {self._max_rows} slots"
+            (step.batch_slots >= 0) & (step.batch_slots < self._max_rows),
+            f"the device has {self._max_rows} batch slots",
         )
-        require(np.bincount(step.batch_slots).max() == 1, "two rows have the same slot")
+        require(np.bincount(step.batch_slots).max() == 1, "two rows have the same batch slot")
         require((step.n_tokens >= 1) & (step.starts >= 0), "a row has no tokens, or a start below 0")
         require(n_id_bytes == 4 * step.n_tokens, "a row needs as many ids as it has tokens")
         require(len(step.ids) <= self._max_tokens, f"{len(step.ids)} tokens; the device takes {self._max_tokens}")

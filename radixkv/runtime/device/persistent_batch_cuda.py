@@ -123,9 +123,9 @@ class PersistentBatch:
     ) -> None:
         n_batch_slots = fields.max_rows + 1
         self.tables = torch.full((n_batch_slots, width), zero_page, dtype=torch.int32, device=device)
-        """[slots + 1, width] int32: page ids; the last row is for padding."""
+        """[batch slots + 1, width] int32: page ids; the last row is for padding."""
         self.last_tokens = torch.zeros(n_batch_slots, dtype=torch.int32, device=device)
-        """[slots + 1] int32: the token that each slot sampled last."""
+        """[batch slots + 1] int32: the token that each batch slot sampled last."""
         self._fields = fields
         self._staging = staging
         self._page_size = page_size
@@ -173,7 +173,7 @@ class PersistentBatch:
 
         Args:
             n_rows: staged rows.
-            ids: [tokens] int32, -1 for the token that the slot sampled last.
+            ids: [tokens] int32, -1 for the token that the batch slot sampled last.
             max_n_tokens: tokens of the longest row.
         """
         inputs = TokenInputs(*torch.empty(3, len(ids), dtype=torch.int32, device=ids.device))

@@ -67,8 +67,8 @@ def test_a_row_of_one_token_after_a_longer_one_is_no_decode_row() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"batch_slot": 4}, "4 slots"),
-        ({"batch_slot": -1}, "4 slots"),
+        ({"batch_slot": 4}, "4 batch slots"),
+        ({"batch_slot": -1}, "4 batch slots"),
         ({"n_tokens": 0, "tokens": b""}, "no tokens"),
         ({"start": -1}, "below 0"),
         ({"tokens": None}, "as many ids"),
@@ -96,7 +96,7 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
     packer = make_packer()
     with pytest.raises(DeviceError, match="0 rows"):
         packer.pack(StepPlan(0, ()))
-    with pytest.raises(DeviceError, match="same slot"):
+    with pytest.raises(DeviceError, match="same batch slot"):
         packer.pack(StepPlan(0, (row(1), row(1))))
     with pytest.raises(DeviceError, match="20 tokens; the device takes 16"):
         packer.pack(StepPlan(0, tuple(row(batch_slot) for batch_slot in range(4))))

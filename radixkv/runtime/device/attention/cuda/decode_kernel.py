@@ -39,7 +39,7 @@ def attend_decode(
     Args:
         q: [rows, heads, head_dim].
         k_cache, v_cache: [pages, page_size, kv_heads, head_dim].
-        tables: [slots, width] int32 block tables, contiguous.
+        tables: [batch slots, width] int32 block tables, contiguous.
         items: [``work_items.N_COLUMNS``, capacity] int32.
         order: [rows] int32: the row of each query.
         out: [rows, heads, head_dim]: outputs of rows that have a single item.

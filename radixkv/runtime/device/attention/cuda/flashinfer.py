@@ -121,7 +121,7 @@ class Fa2Kernel:
     Args:
         shape: of the layer.
         window: positions that a token attends to, its own included; None for all.
-        tables: [slots, width] int32 block tables, at a fixed address.
+        tables: [batch slots, width] int32 block tables, at a fixed address.
     """
 
     def __init__(self, shape: AttentionShape, window: int | None, tables: Tensor) -> None:

@@ -38,7 +38,7 @@ def argmax(
         finite_out: [rows] int32, 1 where all logits are finite, else 0.
         scratch: from ``argmax_scratch``.
         batch_slots: [rows] int32; required with ``last_tokens``.
-        last_tokens: [slots] int32; if given, also stores ``last_tokens[batch_slots] = ids_out``.
+        last_tokens: [batch slots] int32; if given, also stores ``last_tokens[batch_slots] = ids_out``.
     """
     n_rows, size = logits.shape
     n_blocks = 1 if n_rows <= FEW_ROWS else 4

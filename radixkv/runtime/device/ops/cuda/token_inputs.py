@@ -96,8 +96,8 @@ def prepare_token_inputs(
     """Computes id, position and slot mapping of token i of row r at index ``firsts[r] + i``. All tensors are int32.
 
     Args:
-        tables: [slots, width] block tables.
-        last_tokens: [slots], the token that each slot sampled last.
+        tables: [batch slots, width] block tables.
+        last_tokens: [batch slots], the token that each batch slot sampled last.
         batch_slots: [rows].
         starts: [rows], position of each row's first token.
         n_tokens: [rows].

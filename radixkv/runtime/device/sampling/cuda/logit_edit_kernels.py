@@ -24,7 +24,7 @@ def edit_rows(logits: Tensor, counts: Tensor, rows: Tensor, penalties: Tensor, e
 
     Args:
         logits: [any, vocab], any float dtype.
-        counts: [slots, vocab] int16.
+        counts: [batch slots, vocab] int16.
         rows: [3, n] int32, see the module.
         penalties: [4, n] float32, see the module.
         edited: [n, vocab] float32.
@@ -73,11 +73,11 @@ def edit_tokens(
 
 
 def count_tokens(counts: Tensor, pairs: Tensor, tokens: Tensor, finite: Tensor) -> None:
-    """Counts ``tokens[row]`` in the slot's output, unless ``finite[row]`` is 0; one launch.
+    """Counts ``tokens[row]`` in the batch slot's output, unless ``finite[row]`` is 0; one launch.
 
     Args:
-        counts: [slots, vocab] int16.
-        pairs: [2, n] int32, batch slot and row; slots are distinct.
+        counts: [batch slots, vocab] int16.
+        pairs: [2, n] int32, batch slot and row; batch slots are distinct.
         tokens, finite: [any] int32.
     """
     n = pairs.shape[1]

@@ -65,12 +65,12 @@ class LogitEdits:
         self._biases: list[_TokenBiases | None] = [None] * max_rows
 
     def reset(self) -> None:
-        """Resets all slots."""
+        """Resets all batch slots."""
         self._has_history = [False] * len(self._has_history)
         self._biases = [None] * len(self._biases)
 
     def adopt(self, batch_slots: Sequence[int], sampling: Sequence[RowSampling]) -> None:
-        """Takes over histories, biases and bans, replacing those of a slot's previous request.
+        """Takes over histories, biases and bans, replacing those of a batch slot's previous request.
 
         Raises:
             DeviceError: a token id is outside the vocabulary, all tokens are banned, or a row has penalties without
@@ -83,7 +83,9 @@ class LogitEdits:
                 self._check(tokens)
                 histories.append((batch_slot, tokens, row.history.n_prompt))
             elif row.has_penalties and not self._has_history[batch_slot]:
-                raise DeviceError(f"slot {batch_slot} has penalties and no history; send one with its first row")
+                raise DeviceError(
+                    f"batch slot {batch_slot} has penalties and no history; send one with its first row"
+                )
             self._adopt_biases(batch_slot, row)
         for batch_slot, has in zip(batch_slots, has_history, strict=True):
             self._has_history[batch_slot] = has
@@ -101,7 +103,7 @@ class LogitEdits:
         Args:
             logits: [any, vocab], any float dtype.
             rows: [n], indices of the rows of ``logits``.
-            batch_slots: [n], their slots, as adopted.
+            batch_slots: [n], those of the rows, as adopted.
             sampling: [n], their settings.
 
         Returns:
@@ -172,7 +174,7 @@ class LogitEdits:
             )
 
     def _fill(self, histories: Sequence[tuple[int, NDArray[np.int32], int]]) -> None:
-        """Sets the counts of all given slots at once, in a few operations."""
+        """Sets the counts of all given batch slots at once, in a few operations."""
         batch_slots = np.array([batch_slot for batch_slot, _, _ in histories], dtype=np.int64)
         self._counts.index_fill_(0, to_device(batch_slots, self._device), 0)
         flat = self._counts.view(-1)

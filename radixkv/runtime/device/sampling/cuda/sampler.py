@@ -86,7 +86,7 @@ class CudaSampler:
     def warm_up(self, dtype: torch.dtype) -> None:
         """Compiles every kernel for logits of this dtype. Takes seconds, or little time with a warm cache.
 
-        Resets all slots.
+        Resets all batch slots.
         """
         several = torch.zeros(FEW_ROWS + 1, self._vocab_size, dtype=dtype, device=self._device)
         logits = several[:1]
@@ -108,7 +108,9 @@ class CudaSampler:
         greedy: Tensor,
         finite: Tensor,
     ) -> SampledRows:
-        """Samples one token per row. A row whose logits are not finite leaves its slot's history unchanged.
+        """Samples one token per row.
+
+        A row whose logits are not finite leaves its batch slot's history unchanged.
 
         Args:
             logits: [rows, vocab], any float dtype, rows may be strided; not changed.
@@ -119,7 +121,7 @@ class CudaSampler:
 
         Raises:
             DeviceError: a token id is outside the vocabulary, all tokens are banned, or a row has penalties without
-                a history. Then no slot's history has changed.
+                a history. Then no batch slot's history has changed.
         """
         self._edits.adopt(batch_slots, sampling)
         tokens = greedy.clone()
