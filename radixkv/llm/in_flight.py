@@ -16,7 +16,7 @@ from radixkv.wire import Done, NewTokens, PromptLogprobs, Submit, TokenLogprobs,
 class _OutputBuilder:
     """Accumulates one of a request's ``n`` answers.
 
-    An answer that is not streamed and has no stop strings is collected as raw tokens and detokenised at the end:
+    An answer that is not streamed and has no stop strings is collected as raw tokens and detokenized at the end:
     building text and lists in every step would take several times as long.
     """
 

@@ -1,1 +1,1 @@
-"""Tokenisation, chat templates, stop strings."""
+"""Tokenization, chat templates, stop strings."""

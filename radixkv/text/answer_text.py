@@ -10,7 +10,7 @@ from radixkv.text.tokenizer import Tokenizer
 
 
 class AnswerText:
-    """Detokenises one answer up to its first stop string.
+    """Detokenizes one answer up to its first stop string.
 
     Args:
         tokenizer: the model's tokenizer.

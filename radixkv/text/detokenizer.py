@@ -1,4 +1,4 @@
-"""Incremental detokenisation."""
+"""Incremental detokenization."""
 
 from __future__ import annotations
 

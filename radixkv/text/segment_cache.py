@@ -1,7 +1,7 @@
 """Cache of the token ids of text segments.
 
 Prompts repeat: examples, instructions, all earlier turns of a chat. A text is split into segments that are
-tokenised one by one, and a segment that was seen before is not tokenised again. Splitting must not change the ids.
+tokenized one by one, and a segment that was seen before is not tokenized again. Splitting must not change the ids.
 Whether a cut is safe depends on the pattern by which the tokenizer splits a text into words, so only known patterns
 are supported.
 """
@@ -50,7 +50,7 @@ class SegmentCache:
     """An LRU cache of token ids by text segment. Thread-safe.
 
     Args:
-        backend: tokenises segments that are not cached.
+        backend: tokenizes segments that are not cached.
         needs_text_before: whether a text is cut only after lines that do not end with white space.
         added_ids: the special tokens that the tokenizer adds before and after a text, as little-endian int32.
     """

@@ -1,4 +1,4 @@
-"""Tokenisation and detokenisation."""
+"""Tokenization and detokenization."""
 
 from __future__ import annotations
 
