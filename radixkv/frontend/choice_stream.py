@@ -1,4 +1,4 @@
-"""Conversion of one choice's tokens to text and rendered log-probabilities."""
+"""Conversion of one choice's tokens to text and rendered logprobs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ChoiceStream:
     Args:
         sampling: of the prompt.
         vocabulary: of the model.
-        render_token: renders a token's log-probabilities; None if the response shows none.
+        render_token: renders a token's logprobs; None if the response shows none.
         n_before: characters before the answer in the choice's text, such as an echoed prompt.
     """
 

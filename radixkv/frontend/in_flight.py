@@ -19,9 +19,9 @@ from radixkv.sampling import SamplingParams
 from radixkv.wire import Done, NewTokens, PromptLogprobs, TokenLogprobs
 
 _INLINE_WORK = 256
-"""Rendering work done on the event loop, in tokens without log-probabilities; a thread renders more."""
+"""Rendering work done on the event loop, in tokens without logprobs; a thread renders more."""
 _TOKENS_PER_LOGPROB = 8
-"""Cost of rendering one token's log-probabilities, in tokens without."""
+"""Cost of rendering one token's logprobs, in tokens without."""
 _LOGPROB_BYTES = 16
 """About the memory of a ``TokenLogprobs`` beside its lists."""
 
@@ -78,7 +78,7 @@ class TokenDelta(msgspec.Struct):
     stop_token_id: int | None = None
     """The token that ended the choice, if one did; it is the last of ``tokens``."""
     prompt_logprobs: list[TokenLogprobs] = []
-    """The prompt's next log-probabilities, in order from its second token on.
+    """The prompt's next logprobs, in order from its second token on.
 
     They come with choice 0, before its first token.
     """
@@ -104,7 +104,7 @@ class InFlightRequest:
         self.n_pending_bytes = 0
         """Size of the choices' unread output.
 
-        Prompt log-probabilities do not count: no reader could have taken them sooner.
+        Prompt logprobs do not count: no reader could have taken them sooner.
         """
         self.done: Done | None = None
         self.error: RequestError | None = None
@@ -134,7 +134,7 @@ class InFlightRequest:
         self._wake.set()
 
     def add_prompt_logprobs(self, item: PromptLogprobs) -> None:
-        """Adds log-probabilities of the prompt's next tokens."""
+        """Adds logprobs of the prompt's next tokens."""
         self._delta_of(0).prompt_logprobs += item.items
         self._wake.set()
 
@@ -192,5 +192,5 @@ def is_slow_to_render(delta: TokenDelta) -> bool:
 
 
 def exceeds_inline_work(n_tokens: int, n_logprobs: int) -> bool:
-    """Returns whether rendering this many tokens and log-probabilities takes too long for the event loop."""
+    """Returns whether rendering this many tokens and logprobs takes too long for the event loop."""
     return n_tokens + _TOKENS_PER_LOGPROB * n_logprobs > _INLINE_WORK

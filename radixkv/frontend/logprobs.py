@@ -1,4 +1,4 @@
-"""Log-probabilities in the formats of OpenAI and vLLM."""
+"""Logprobs in the formats of OpenAI and vLLM."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIN_LOGPROB = -9999.0
 
 @dataclass(frozen=True)
 class RenderedToken:
-    """One token with its log-probabilities, as a response shows it."""
+    """One token with its logprobs, as a response shows it."""
 
     text: str
     logprob: float | None
@@ -33,13 +33,13 @@ class RenderedToken:
 
 
 TokenRenderer = Callable[[Tokenizer | None, int, int, TokenLogprobs | None, int], RenderedToken]
-"""Takes the tokenizer, a token, its offset, its log-probabilities, and how many of the likeliest tokens to show."""
+"""Takes the tokenizer, a token, its offset, its logprobs, and how many of the likeliest tokens to show."""
 
 
 def completion_token(
     tokenizer: Tokenizer | None, token: int, offset: int, token_logprobs: TokenLogprobs | None, n_top: int
 ) -> RenderedToken:
-    """Renders a token for completions: a map from text to log-probability, with the token itself."""
+    """Renders a token for completions: a map from text to logprob, with the token itself."""
     text = _text(tokenizer, token)
     if token_logprobs is None:
         return RenderedToken(text, None, offset, msgspec.Raw(b"null"))
@@ -87,7 +87,7 @@ def prompt_entry(tokenizer: Tokenizer | None, token: int, token_logprobs: TokenL
 
 
 def own_logprob(token_logprobs: TokenLogprobs, token: int) -> float:
-    """Returns the token's own log-probability as a finite float32 value.
+    """Returns the token's own logprob as a finite float32 value.
 
     It is the same number as the token has among the likeliest, which are float32.
     """
@@ -100,7 +100,7 @@ def own_logprob(token_logprobs: TokenLogprobs, token: int) -> float:
 
 
 def finite_logprob(logprob: float) -> float:
-    """Clamps a log-probability to ``MIN_LOGPROB``, because JSON has no infinities."""
+    """Clamps a logprob to ``MIN_LOGPROB``, because JSON has no infinities."""
     return max(logprob, MIN_LOGPROB)
 
 

@@ -1,4 +1,4 @@
-"""The part of a response that comes from the prompt: its echo and its log-probabilities."""
+"""The part of a response that comes from the prompt: its echo and its logprobs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from radixkv.wire import TokenLogprobs, unpack_tokens
 
 
 class PromptWithLogprobs:
-    """A prompt with the echo and the prompt log-probabilities that its request asks for.
+    """A prompt with the echo and the prompt logprobs that its request asks for.
 
     Args:
         prompt: as it was submitted.
         served_model: provides the tokenizer.
         n_top: how many of the likeliest tokens each of ``entries`` has; None for no entries.
         echo: the text that choices begin with.
-        render_token: renders the echoed tokens' log-probabilities; None if the response shows none.
+        render_token: renders the echoed tokens' logprobs; None if the response shows none.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class PromptWithLogprobs:
         return OutputDelta(text=self.echo, logprobs=list(self._rendered))
 
     def absorb(self, token_logprobs: Sequence[TokenLogprobs]) -> None:
-        """Adds the log-probabilities of the next tokens, from the prompt's second on."""
+        """Adds the logprobs of the next tokens, from the prompt's second on."""
         tokens = self._ids[self._n_absorbed : self._n_absorbed + len(token_logprobs)]
         self._n_absorbed += len(tokens)
         for token, logprobs in zip(tokens, token_logprobs, strict=True):

@@ -15,7 +15,7 @@ from radixkv.sampling import NO_SEED, SamplingParams
 MAX_SALT_BYTES = 128
 """Longest ``cache_salt``, in UTF-8."""
 MAX_PROMPT_LOGPROBS = 1 << 21
-"""Most log-probabilities of prompt tokens in one response; each takes about 60 bytes of JSON."""
+"""Most logprobs of prompt tokens in one response; each takes about 60 bytes of JSON."""
 
 _MAX_TOKENS_DEFAULT = "max_new_tokens"
 """The checkpoint's sampling default that caps every answer."""
@@ -47,7 +47,7 @@ def max_tokens_of_prompt_only(min_tokens: int | None) -> int:
 
 
 def check_n_prompt_logprobs(prompts: Iterable[tuple[SamplingParams, int]], field: str) -> None:
-    """Raises ``InvalidRequest`` for more prompt log-probabilities than ``MAX_PROMPT_LOGPROBS``.
+    """Raises ``InvalidRequest`` for more prompt logprobs than ``MAX_PROMPT_LOGPROBS``.
 
     Args:
         prompts: per prompt its sampling parameters and its number of tokens.

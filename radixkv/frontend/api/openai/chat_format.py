@@ -23,7 +23,7 @@ class ChatFormat:
 
     @property
     def render_token(self) -> TokenRenderer:
-        """Renders a token's log-probabilities as chat does."""
+        """Renders a token's logprobs as chat does."""
         return chat_token
 
     def whole(self, outputs: Sequence[OutputDelta], prompts: Sequence[PromptWithLogprobs]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class CompletionFormat:
 
     @property
     def render_token(self) -> TokenRenderer:
-        """Renders a token's log-probabilities as completions do."""
+        """Renders a token's logprobs as completions do."""
         return completion_token
 
     def whole(self, outputs: Sequence[OutputDelta], prompts: Sequence[PromptWithLogprobs]) -> dict[str, Any]:

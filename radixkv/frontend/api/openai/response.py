@@ -30,7 +30,7 @@ class ResponseFormat(Protocol):
 
     @property
     def render_token(self) -> TokenRenderer:
-        """Renders a token's log-probabilities in the endpoint's format."""
+        """Renders a token's logprobs in the endpoint's format."""
         ...
 
     def whole(self, outputs: Sequence[OutputDelta], prompts: Sequence[PromptWithLogprobs]) -> dict[str, Any]:

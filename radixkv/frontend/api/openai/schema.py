@@ -84,7 +84,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     @property
     def n_logprobs(self) -> int | None:
-        """How many of the likeliest tokens to report per token; None for no log-probabilities."""
+        """How many of the likeliest tokens to report per token; None for no logprobs."""
         return None if isinstance(self.logprobs, bool) else self.logprobs
 
 
@@ -102,7 +102,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
     @property
     def n_logprobs(self) -> int | None:
-        """How many of the likeliest tokens to report per token; None for no log-probabilities."""
+        """How many of the likeliest tokens to report per token; None for no logprobs."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property

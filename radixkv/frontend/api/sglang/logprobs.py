@@ -1,4 +1,4 @@
-"""Log-probabilities in SGLang's format: lists of ``[logprob, id, text]``."""
+"""Logprobs in SGLang's format: lists of ``[logprob, id, text]``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _GrowingList:
 
 
 class InputLogprobs:
-    """Log-probabilities of a prompt, from its token ``logprobs_from`` on; that one has None."""
+    """Logprobs of a prompt, from its token ``logprobs_from`` on; that one has None."""
 
     def __init__(self, prompt: GeneratePrompt, tokenizer: Tokenizer | None) -> None:
         self._has_top_logprobs = _has_top_logprobs(prompt)
@@ -46,12 +46,12 @@ class InputLogprobs:
             [] if prompt.logprobs_from is None else unpack_tokens(prompt.prompt.tokens)[prompt.logprobs_from :]
         )
         self._n_skipped = prompt.logprobs_from or 0
-        """How many of the coming log-probabilities belong to tokens before ``logprobs_from``."""
+        """How many of the coming logprobs belong to tokens before ``logprobs_from``."""
         if self._tokens:
             self._add(_entry(None, self._tokens[0], self._tokenizer), None)
 
     def absorb(self, token_logprobs: Sequence[TokenLogprobs]) -> None:
-        """Adds the log-probabilities of the next tokens, from the prompt's second on."""
+        """Adds the logprobs of the next tokens, from the prompt's second on."""
         requested = token_logprobs[self._n_skipped :]
         self._n_skipped -= len(token_logprobs) - len(requested)
         for logprobs in requested:
@@ -70,14 +70,14 @@ class InputLogprobs:
 
 
 class OutputLogprobs:
-    """Log-probabilities of one choice."""
+    """Logprobs of one choice."""
 
     def __init__(self, prompt: GeneratePrompt) -> None:
         self._returns_text, self._has_top_logprobs = prompt.returns_text, _has_top_logprobs(prompt)
         self._entries, self._top_logprobs = _GrowingList(), _GrowingList()
 
     def absorb(self, output: OutputDelta) -> None:
-        """Adds the log-probabilities of new output."""
+        """Adds the logprobs of new output."""
         for token, rendered in zip(output.token_ids, output.logprobs, strict=True):
             self._entries.append((rendered.logprob, token, rendered.text if self._returns_text else None))
             self._top_logprobs.append(rendered.encoded)

@@ -65,11 +65,11 @@ class GeneratePrompt:
     rid: str
     """The client's id of the request; empty if it gave none."""
     logprobs_from: int | None
-    """Index of the first prompt token to report a log-probability for; None for no prompt token."""
+    """Index of the first prompt token to report a logprob for; None for no prompt token."""
     returns_text: bool
-    """Whether log-probabilities have the tokens' texts."""
+    """Whether logprobs have the tokens' texts."""
     generates: bool
-    """False if the prompt is only computed, for the cache or for its log-probabilities."""
+    """False if the prompt is only computed, for the cache or for its logprobs."""
 
 
 async def generate_prompts(request: GenerateRequest, served_model: ServedModel) -> list[GeneratePrompt]:
@@ -136,7 +136,7 @@ def _generate_prompt(
 def _logprob_options(request: GenerateRequest, n_prompts: int) -> list[tuple[int | None, int]]:
     """Returns per prompt how many of the likeliest tokens to report, and from which prompt token on.
 
-    The count is None for no log-probabilities, the start -1 for those of the answer only.
+    The count is None for no logprobs, the start -1 for those of the answer only.
     """
     flags = for_each(request.return_logprob, False, n_prompts, "return_logprob")
     counts = for_each(request.top_logprobs_num, 0, n_prompts, "top_logprobs_num")

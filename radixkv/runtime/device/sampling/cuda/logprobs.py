@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens under the model's original logits."""
+"""Logprobs of tokens under the model's original logits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
 
 class PendingLogprobs:
-    """Log-probabilities of one token per row, being copied to the host.
+    """Logprobs of one token per row, being copied to the host.
 
     Construct it after the tokens' computation is enqueued; nothing waits. Five launches at most.
 

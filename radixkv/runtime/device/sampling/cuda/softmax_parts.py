@@ -1,4 +1,4 @@
-"""The kernels that reduce rows of logits part by part, for drawing and log-probabilities."""
+"""The kernels that reduce rows of logits part by part, for drawing and logprobs."""
 
 from __future__ import annotations
 
