@@ -28,7 +28,7 @@ def server_info_routes(
 
     The second and third also exist with the prefix ``get_``.
     """
-    # Importing the package itself for its version would import torch.
+    # Not ``radixkv.__version__``: for the import contracts, ``radixkv`` imports the engine, and with it torch.
     version = importlib.metadata.version("radixkv")
 
     async def show_version(request: Request) -> Response:
