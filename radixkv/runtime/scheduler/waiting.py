@@ -77,6 +77,7 @@ class WaitingQueue:
         """Requests in the order in which to try to admit them.
 
         ``lpm`` matches up to ``window`` prompts against the tree; a match is reused while the tree is unchanged.
+        O(window), with ``lpm`` O(window · log window) and the matches.
         """
         window = list(islice(self._in_order.values(), self._window))
         if self._policy == "fcfs" or len(window) == 1:
