@@ -135,11 +135,11 @@ def _families(stats: Stats) -> Iterator[Metric]:
         "pages_evicted": (stats.pages_evicted_total, "Cached pages evicted."),
         "steps": (stats.steps_total, "Forward passes."),
         "step_seconds": (stats.step_seconds, "Wall time of the loop's turns."),
-        "schedule_seconds": (stats.schedule_seconds, "Of step_seconds: the scheduler's, cache included."),
+        "schedule_seconds": (stats.schedule_seconds, "Part of step_seconds for plans and results, cache included."),
         "cache_seconds": (stats.cache_seconds, "Tree and pool work, mostly part of schedule_seconds."),
         "attention_seconds": (
             stats.attention_seconds,
-            "The device's, for attention; cache_seconds divided by it is what managing memory costs.",
+            "Attention on the device; cache_seconds / attention_seconds is the cost of memory management.",
         ),
         "frames_dropped": (stats.frames_dropped_total, "Received frames that were not a valid message."),
     }

@@ -159,7 +159,7 @@ class DecodePlanner:
                 n_large, geometry.n_kv_heads, geometry.group, geometry.n_processors, layout
             )
         self.order = layout.field(max_rows)
-        """[rows]: the step's row at each place of the planned order."""
+        """[rows]: the step's row at each index of the planned order."""
 
     def variants(self, bucket: int) -> list[Variant]:
         """Returns the variants to capture for a bucket."""
