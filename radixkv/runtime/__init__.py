@@ -1,0 +1,1 @@
+"""The runtime process: scheduler, page cache and device."""

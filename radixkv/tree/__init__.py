@@ -1,0 +1,1 @@
+"""Radix tree of cached KV pages."""

@@ -1,0 +1,1 @@
+"""Choice of the requests that each step computes."""

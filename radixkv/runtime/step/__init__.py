@@ -1,0 +1,1 @@
+"""Contract between scheduler and device: plans and results of steps."""
