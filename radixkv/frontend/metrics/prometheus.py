@@ -124,10 +124,7 @@ def _families(stats: Stats) -> Iterator[Metric]:
     for name, (value, text) in gauges.items():
         yield GaugeMetricFamily(PREFIX + name, text, value=value)
     counters = {
-        "prefix_cache_queries": (
-            stats.prefix_queries_total,
-            "Prompt tokens of choices that were prefilled.",
-        ),
+        "prefix_cache_queries": (stats.prefix_queries_total, "Prompt tokens looked up in the cache."),
         "prefix_cache_hits": (stats.prefix_hits_total, "Prompt tokens that were not computed."),
         "prompt_tokens": (stats.prompt_tokens_total, "Prompt tokens of requests that were prefilled."),
         "generation_tokens": (stats.generation_tokens_total, "Tokens generated."),
