@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -57,12 +56,10 @@ def tokenize_routes(served_model: ServedModel, body_reader: BodyReader) -> list[
 
     async def detokenize(request: Request) -> Response:
         body = await body_reader.read(request, _detokenize.decode, MAX_TOKENS)
-        return _json({"prompt": await cancel_on_disconnect(request.receive, _detokenized(body, served_model))})
+        text = await cancel_on_disconnect(request.receive, _detokenized(body, served_model))
+        return Response(msgspec.json.encode({"prompt": text}), media_type="application/json")
 
-    return [
-        route("/tokenize", tokenize, "POST"),
-        route("/detokenize", detokenize, "POST"),
-    ]
+    return [route("/tokenize", tokenize, "POST"), route("/detokenize", detokenize, "POST")]
 
 
 def _check_text(raw: bytes, maximum: int) -> None:
@@ -118,7 +115,3 @@ def _tokenizer(served_model: ServedModel, field: str) -> Tokenizer:
     if served_model.tokenizer is None:
         raise InvalidRequest("this checkpoint has no tokenizer; start the server with --tokenizer", param=field)
     return served_model.tokenizer
-
-
-def _json(value: dict[str, Any]) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
