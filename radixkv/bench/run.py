@@ -158,6 +158,7 @@ class Benchmark:
         for that. If the measurement is cancelled or the server goes away, the outcome has the requests until then.
 
         Args:
+            address: base URL of the server.
             model: model name in the requests. None: the first model that the server lists.
             cache: the known state of the server's prefix cache. None: not known.
             server: the flags that the server was started with, without those of the cache. None: not known.

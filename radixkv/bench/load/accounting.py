@@ -90,6 +90,7 @@ def accounting(records: Sequence[Record], metrics: TokenCounts | None) -> dict[s
     ``agree`` is None if a request failed: client and servers count failed requests differently.
 
     Args:
+        records: all requests of the run.
         metrics: the increase of the server's counters during the run. None: not known.
     """
     counts = {"client": client_token_counts(records), "usage": usage_token_counts(records), "metrics": metrics}

@@ -19,6 +19,8 @@ def undo_steps(cache: PageCache, running: RunningRequests, involved: Iterable[Re
     other. O(running).
 
     Args:
+        cache: the page cache of the requests.
+        running: all running requests.
         involved: the requests of the steps' rows, newest first.
     """
     suspects = dict.fromkeys(involved)

@@ -147,6 +147,7 @@ class RunningRequests:
         """Preempts an active or releasing request; ``release`` frees it and puts it back into the waiting queue.
 
         Args:
+            request: the request.
             discards_results: whether the results of its launched rows are dropped.
         """
         self._deactivate(request)
