@@ -114,7 +114,7 @@ def open_executor(config: EngineConfig, checkpoint: Checkpoint, max_model_len: i
     """Loads the model on its device and allocates the KV pool. Takes seconds.
 
     Args:
-        config: settings as returned by ``resolve_config``.
+        config: settings with the defaults of the device, see ``config.with_defaults``.
         checkpoint: checkpoint with its weights.
         max_model_len: maximum length of prompt and answer together, in tokens.
 
