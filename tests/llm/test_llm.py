@@ -6,6 +6,7 @@ import gc
 import itertools
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import radixkv
+from radixkv.config import SchedulerConfig
 from radixkv.errors import CheckpointError, ConfigError, ContextLengthExceeded, InvalidRequest, UnsupportedFeature
 from radixkv.llm import LLM
 from radixkv.llm import llm as engine
@@ -162,9 +164,11 @@ def test_a_stop_token_is_among_the_ids_but_not_in_the_text(llm: LLM) -> None:
     assert len(ids) == 1 or stopped.outputs[0].text == before.outputs[0].text
 
 
-def test_more_prompts_than_the_queue_holds(llm: LLM) -> None:
-    llm._max_queued = llm._open_loop._scheduler._max_waiting = 2
+def test_more_prompts_than_the_queue_holds(sensitive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "SchedulerConfig", partial(SchedulerConfig, max_queued_requests=2))
+    llm = LLM(sensitive, max_total_tokens=4096, max_model_len=1024)
     outputs = llm.generate([[7, 8, n] for n in range(9)], SamplingParams(temperature=0.0, max_tokens=2))
+    llm.shutdown()
     assert [output.prompt_token_ids[2] for output in outputs] == list(range(9))
 
 
