@@ -13,7 +13,7 @@ to enqueue a step; with overlapping steps, the larger one counts. Every slot alr
     large_top_k       1,000
     penalties         repetition, frequency and presence, after 1,000 tokens
     logprobs          20
-    all               top_k, top_p, min_p, penalties, 300 biases, three banned tokens, 20 log-probabilities
+    all               top_k, top_p, min_p, penalties, 300 biases, three banned tokens, 20 logprobs
 
 Logits are bf16, normal with a standard deviation of 3 (`spread`: top_p keeps thousands of tokens), or the same with
 40 tokens raised by 8 to 16 (`peaked`: top_p keeps about a dozen).

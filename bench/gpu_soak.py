@@ -1,8 +1,8 @@
 """A soak test: thousands of requests of all kinds through one engine on a GPU.
 
 The model is small (random weights) and the pool too small for the running requests, so that pages are evicted and
-requests retracted all the time. Requests share prefixes, have several choices, are sampled or greedy, and use
-log-probabilities, penalties and biases. Some are cancelled at any moment, waiting or running. The load pauses after
+requests preempted all the time. Requests share prefixes, have several choices, are sampled or greedy, and use
+logprobs, penalties and biases. Some are cancelled at any moment, waiting or running. The load pauses after
 every ``--every`` requests. Then each request must have ended exactly once; free and evictable pages must add up to
 the pool; the invariants of pages and tree must hold; a greedy answer must be the same as at first; and the GPU's
 memory must not have grown since the first pause. Appends one JSON line.

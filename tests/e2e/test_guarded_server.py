@@ -38,7 +38,9 @@ def test_a_guarded_server_from_its_start_to_its_end(sensitive: Path, tmp_path: P
         assert 'sglang:num_running_reqs{model_name="name"} 0.0' in live.http.get("/metrics").text
         assert live.canary() == expected
 
-        wait_for(lambda: log.read_text().splitlines()[-1].startswith("radixkv: 0 running, 0 waiting"), "no figures")
+        wait_for(
+            lambda: log.read_text().splitlines()[-1].startswith("radixkv: 0 running, 0 waiting"), "no statistics"
+        )
         assert KEY.encode() not in Path(f"/proc/{live.runtime_pid}/cmdline").read_bytes()
         assert KEY not in live.http.get("/server_info").text
         live.process.send_signal(signal.SIGTERM)

@@ -30,7 +30,7 @@ def chat(server: LiveServer, **body: Any) -> dict[str, Any]:
 def test_each_choice_equals_its_seed_alone(server: LiveServer) -> None:
     body = {"prompt": PROMPT, "max_tokens": 12, "ignore_eos": True, "return_token_ids": True, "logprobs": 3}
     together = server.complete(**body, n=4, seed=11)
-    alone = [server.complete(**body, seed=11 + place)["choices"][0] for place in range(4)]
+    alone = [server.complete(**body, seed=11 + index)["choices"][0] for index in range(4)]
     assert [{**choice, "index": 0} for choice in together["choices"]] == alone
     assert len({choice["text"] for choice in alone}) > 1
     assert together["usage"]["completion_tokens"] == 48

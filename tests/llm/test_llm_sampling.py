@@ -70,8 +70,8 @@ def test_logprobs_are_those_of_the_unchanged_logits(llm: LLM, oracle: Oracle) ->
     expected = oracle.logprobs(output.prompt_token_ids + answer.token_ids)
     n_prompt = len(output.prompt_token_ids)
     assert len(answer.logprobs) == 8
-    for place, (token, found) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
-        oracle.check(found, token, expected[n_prompt - 1 + place], 4)
+    for position, (token, found) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
+        oracle.check(found, token, expected[n_prompt - 1 + position], 4)
     own = [found[token].logprob for token, found in zip(answer.token_ids, answer.logprobs, strict=True)]
     assert answer.cumulative_logprob == pytest.approx(sum(own))
 
@@ -96,8 +96,8 @@ def test_requests_with_prompt_logprobs_do_not_read_the_cache_but_fill_it(llm: LL
     assert first is None
     expected = oracle.logprobs(cold.prompt_token_ids)
     assert len(rest) == len(cold.prompt_token_ids) - 1
-    for place, found in enumerate(rest):
-        oracle.check(found, cold.prompt_token_ids[place + 1], expected[place], 2)
+    for position, found in enumerate(rest):
+        oracle.check(found, cold.prompt_token_ids[position + 1], expected[position], 2)
 
 
 def answers(output: RequestOutput) -> list[tuple[str, list[int]]]:

@@ -63,13 +63,13 @@ def replace_plans(
     patch.setattr(Scheduler, "complete", completing)
 
 
-def reorder(result: StepResult, places: Sequence[int]) -> StepResult:
-    """Takes row ``places[i]`` of the result as row i."""
+def reorder(result: StepResult, order: Sequence[int]) -> StepResult:
+    """Takes row ``order[i]`` of the result as row i."""
     return StepResult(
-        tokens=tuple(result.tokens[i] for i in places),
-        finite=tuple(result.finite[i] for i in places),
-        logprobs=tuple(result.logprobs[i] for i in places),
-        prompt_logprobs=tuple(result.prompt_logprobs[i] for i in places),
+        tokens=tuple(result.tokens[i] for i in order),
+        finite=tuple(result.finite[i] for i in order),
+        logprobs=tuple(result.logprobs[i] for i in order),
+        prompt_logprobs=tuple(result.prompt_logprobs[i] for i in order),
         attention_seconds=result.attention_seconds,
     )
 
@@ -158,14 +158,14 @@ def drop_a_committed_row_from_its_plan(patch: Patch) -> None:
 def order_readers_before_writers(patch: Patch) -> None:
     def order(plan: StepPlan) -> list[int]:
         """The rows of prompts backwards; those that continue an answer, or share a run, must come first."""
-        decoding = [place for place, row in enumerate(plan.rows) if row.tokens is None]
-        n_first = max((place + 1 for run in plan.shared_runs for place in run.rows), default=0)
+        decoding = [index for index, row in enumerate(plan.rows) if row.tokens is None]
+        n_first = max((index + 1 for run in plan.shared_runs for index in run.rows), default=0)
         n_first = max(n_first, decoding[-1] + 1 if decoding else 0)
-        places = list(range(len(plan.rows)))
-        return places[:n_first] + places[n_first:][::-1]
+        indices = list(range(len(plan.rows)))
+        return indices[:n_first] + indices[n_first:][::-1]
 
     def change(plan: StepPlan) -> StepPlan:
-        return replace(plan, rows=tuple(plan.rows[place] for place in order(plan)))
+        return replace(plan, rows=tuple(plan.rows[index] for index in order(plan)))
 
     # The order is its own inverse.
     replace_plans(patch, change, lambda plan, result: reorder(result, order(plan)))

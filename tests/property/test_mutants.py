@@ -34,7 +34,7 @@ def test_the_readme_lists_the_mutants_with_their_targets() -> None:
 
 def check_that_it_is_found(mutant: Mutant, patch: Patch) -> None:
     mutant(patch)
-    # The two last are the fake device's, which a plan refers to what is not there.
+    # KeyError and IndexError come from the fake device, when a plan refers to something that does not exist.
     with pytest.raises((AssertionError, InvariantError, KeyError, IndexError)):
         run_histories(EngineMachine, 1, N_HISTORIES, phases=FIRST_FAILURE)
 

@@ -1,4 +1,4 @@
-"""Queue timeouts, limits, explanations and random sessions in messages of the loop."""
+"""Queue timeouts, limits and explanations in messages of the loop."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.actions.set_budget(n_tokens)
 
     @rule(which=small)
-    def retract(self, which: int) -> None:
+    def preempt(self, which: int) -> None:
         self.actions.preempt(which)
 
     def teardown(self) -> None:

@@ -242,9 +242,9 @@ class Stream:
             return fake.ended.wait(LIMIT_S)
         if self.is_chat:
             self.begin_chat()
-        for place in range(0 if fault == "no_output" else self.count):
+        for position in range(0 if fault == "no_output" else self.count):
             for index in range(self.n):
-                self.token(index, place)
+                self.token(index, position)
             time.sleep(fake.delay)
             if fault == "error_event":
                 self.event({"error": {"message": "the runtime died"}})
@@ -269,15 +269,15 @@ class Stream:
             role = {"index": index, "delta": {"role": "assistant", "content": ""}}
             self.event({"choices": [role]} | (head if index == 0 else {}))
 
-    def token(self, index, place):
+    def token(self, index, position):
         fake = self.fake
-        token = output_ids(self.body, self.count, index)[place]
+        token = output_ids(self.body, self.count, index)[position]
         choice = self.choice(index, output_text(token))
         if fake.returns_ids:
             choice["token_ids"] = [token]
-            if place == 0 and not self.is_chat:
+            if position == 0 and not self.is_chat:
                 choice["prompt_token_ids"] = [1 << 31] if self.fault == "bad_prompt_ids" else self.prompt
-        if not fake.separate_finish and place == self.count - 1:
+        if not fake.separate_finish and position == self.count - 1:
             choice["finish_reason"] = "length"
         for _ in range(fake.empty_events):
             self.event({"choices": [self.choice(index, "", token_ids=[])]})
@@ -322,7 +322,7 @@ def output_ids(body, count, index=0):
     """Returns the output tokens of a choice for a request's body or a prompt."""
     prompt = prompt_ids(body if isinstance(body, dict) else {"prompt": body})
     digest = hashlib.sha256(json.dumps([prompt, index]).encode()).digest()
-    return [digest[place % 32] for place in range(count)]
+    return [digest[position % 32] for position in range(count)]
 
 
 def output_text(token):

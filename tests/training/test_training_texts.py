@@ -1,4 +1,4 @@
-"""What the embedded model learns from looks as what workloads send, and has none of the held-out questions."""
+"""Training texts have the form of the workloads' prompts and contain none of the held-out questions."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ def test_events_do_not_depend_on_the_split_of_the_bytes(values, newline, comment
     events = [json.dumps({"text": value}, ensure_ascii=False) for value in values]
     noise = f": ping{newline}event: message{newline}" if comments else ""
     stream = "".join(f"{noise}data: {event}{newline}{newline}" for event in events).encode()
-    places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
-    result, left = read([stream[a:b] for a, b in itertools.pairwise(places)])
+    offsets = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    result, left = read([stream[a:b] for a, b in itertools.pairwise(offsets)])
     assert [data.decode() for data in result + left] == events
 
 

@@ -45,8 +45,8 @@ def test_cache_off_and_on_give_every_chart_with_alt_text_and_all_metrics(tmp_pat
         ("Optimum, infinite cache (%)", "58.00", "58.00"),
         ("Accuracy (%)", "100.00", "100.00"),
     ):
-        place = cells.index(label)
-        assert cells[place + 1 : place + 3] == values
+        column = cells.index(label)
+        assert cells[column + 1 : column + 3] == values
     for key, value in (
         ("workload", "fewshot"),
         ("max_concurrency", "8"),

@@ -95,13 +95,13 @@ def test_short_rows_and_many_rows_of_one_length_are_left_whole(lengths: list[int
     assert parts == [[length] for length in lengths]
 
 
-@pytest.mark.parametrize("place", [0, 100, 255])
-def test_only_a_row_far_longer_than_the_others_is_split(place: int) -> None:
+@pytest.mark.parametrize("index", [0, 100, 255])
+def test_only_a_row_far_longer_than_the_others_is_split(index: int) -> None:
     lengths = [320] * 256
-    lengths[place] = 32768
+    lengths[index] = 32768
     step, parts = plan_step(lengths)
     assert step.variant == "split"
-    assert {row for row, sizes in enumerate(parts) if len(sizes) > 1} == {place}
-    assert len(parts[place]) <= 16
-    lengths[place] = 340
+    assert {row for row, sizes in enumerate(parts) if len(sizes) > 1} == {index}
+    assert len(parts[index]) <= 16
+    lengths[index] = 340
     assert plan_step(lengths)[0].variant == "whole"
