@@ -27,6 +27,12 @@ def _commands(page: Path) -> set[str]:
 COMMANDS = sorted(set[str]().union(*map(_commands, PAGES)))
 
 
+def _anchors(page: Path) -> set[str]:
+    """Returns the anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_there_are_commands() -> None:
     assert len(COMMANDS) > 30
 
@@ -41,5 +47,9 @@ def test_a_documented_command_parses(command: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_link_targets_exist(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-        assert target.startswith("https://") or (page.parent / target).exists(), target
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        if not target.startswith("https://"):
+            name, _, anchor = target.partition("#")
+            path = page.parent / name if name else page
+            assert path.exists(), target
+            assert not anchor or anchor in _anchors(path), target
