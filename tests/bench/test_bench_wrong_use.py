@@ -87,7 +87,7 @@ def test_a_server_that_cannot_start_is_a_one_line_error(inside):
     code, output, errors = inside("--model", "/nowhere/model")
     assert (code, output) == (1, "")
     assert errors.startswith("radixkv bench: error: ")
-    assert "/nowhere/model" in errors
+    assert "radixkv serve: error: model '/nowhere/model'" in errors
     assert errors.count("\n") == 1
 
 

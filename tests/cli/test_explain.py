@@ -76,18 +76,24 @@ def test_the_prompt_may_come_from_a_file_or_standard_input(
     assert asked == ["from a file", "from a pipe"]
 
 
+def error_line(capsys: pytest.CaptureFixture[str]) -> str:
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
 def test_errors_are_one_line(server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert explain(server, "--file", str(tmp_path / "none")) == 1
-    assert "--file" in capsys.readouterr().err
+    assert "--file" in error_line(capsys)
     assert main(["explain", "text", "--base-url", "http://127.0.0.1:9"]) == 1
-    assert "http://127.0.0.1:9/tokenize" in capsys.readouterr().err
+    assert "http://127.0.0.1:9/tokenize" in error_line(capsys)
     assert main(["explain", "text", "--base-url", "localhost"]) == 1
-    assert "'localhost'" in capsys.readouterr().err
+    assert "'localhost'" in error_line(capsys)
     server.responses["/cache/explain"] = lambda _: {"error": {"message": "no such path"}}
     server.status = 404
     assert explain(server, LETTERS) == 1
-    assert "/cache/explain answered 404: no such path" in capsys.readouterr().err
+    assert "/cache/explain answered 404: no such path" in error_line(capsys)
     server.status = 200
     server.responses["/tokenize"] = lambda _: b"[1]"
     assert explain(server, LETTERS) == 1
-    assert "/tokenize" in capsys.readouterr().err
+    assert "/tokenize did not answer with a JSON object" in error_line(capsys)
