@@ -141,6 +141,14 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
         """Maximum tokens of a prompt and its output together; the KV of the last token needs no page."""
         return min(self.max_model_len, self.n_pages * self.page_size + 1)
 
+    @property
+    def pool_limit(self) -> str | None:
+        """The reason why the context is shorter than ``max_model_len``; None if it is not."""
+        if self.max_prompt_and_answer == self.max_model_len:
+            return None
+        n_tokens = self.n_pages * self.page_size
+        return f"the pool holds {n_tokens} tokens, fewer than max_model_len {self.max_model_len}"
+
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Logprobs at one position, from the logits before bias, penalties and temperature."""

@@ -1,25 +1,26 @@
-"""Validates ``Submit`` messages and makes requests of them.
+"""Makes requests of ``Submit`` messages.
 
-The frontend has validated every message already, but another program may be at the other end of the socket.
+Their edge has checked every message already. The checks of ``radixkv.limits`` are repeated here because another
+program may be at the other end of the socket.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from time import monotonic
 
 import numpy as np
 
 from radixkv.config import MAX_SEED
-from radixkv.errors import ContextLengthExceeded, InvalidRequest, shortened
+from radixkv.errors import InvalidRequest, shortened
+from radixkv.limits import check_cache_salt, check_ids, check_length
 from radixkv.runtime.request import Request
 from radixkv.runtime.step.plan import RowSampling
 from radixkv.sampling import SamplingParams
 from radixkv.tree.node import TOKEN_BYTES, Namespace
-from radixkv.wire import Submit
+from radixkv.wire import Ready, Submit
 
-MAX_SALT_BYTES = 128
 MIN_PRIORITY, MAX_PRIORITY = -(1 << 31), (1 << 31) - 1
 
 
@@ -27,9 +28,7 @@ class Intake:
     """Validates messages and makes requests of them.
 
     Args:
-        vocab_size: token ids are below this.
-        max_model_len: maximum of prompt and output together, in tokens.
-        n_pool_tokens: tokens for which the pool has KV pages.
+        ready: the sizes of model and pool.
         eos_token_ids: tokens that end an output, unless its request has ``ignore_eos``.
         seed: seed of the generator that draws seeds for requests without one.
         clock: seconds, monotonic.
@@ -37,17 +36,13 @@ class Intake:
 
     def __init__(
         self,
+        ready: Ready,
         *,
-        vocab_size: int,
-        max_model_len: int,
-        n_pool_tokens: int,
         eos_token_ids: frozenset[int] = frozenset(),
         seed: int = 0,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._vocab_size = vocab_size
-        self._max_model_len = max_model_len
-        self._n_pool_tokens = n_pool_tokens
+        self._ready = ready
         self._eos_token_ids = eos_token_ids
         self._seeds = random.Random(seed)
         self._clock = clock
@@ -61,8 +56,8 @@ class Intake:
         """
         n_prompt, sampling = len(message.tokens) // TOKEN_BYTES, message.sampling
         self.check_prompt(message.tokens)
-        self._check_ids("stop_token_ids", sampling.stop_token_ids)
-        self._check_ids("logit_bias", sampling.logit_bias)
+        check_ids(sampling.stop_token_ids, self._ready.vocab_size, "stop_token_ids")
+        check_ids(sampling.logit_bias, self._ready.vocab_size, "logit_bias")
         if not MIN_PRIORITY <= message.priority <= MAX_PRIORITY:
             raise InvalidRequest(
                 f"priority is {shortened(message.priority)}; it must be between -2**31 and 2**31 - 1",
@@ -101,43 +96,21 @@ class Intake:
         if len(tokens) % TOKEN_BYTES:
             raise InvalidRequest(f"a prompt of {len(tokens)} bytes is not an array of int32 ids", param="prompt")
         ids = np.frombuffer(tokens, dtype="<i4")
-        lowest, highest = int(ids.min()), int(ids.max())
-        if lowest < 0 or highest >= self._vocab_size:
-            raise InvalidRequest(
-                f"token id {lowest if lowest < 0 else highest} is outside the vocabulary of {self._vocab_size}",
-                param="prompt",
-            )
+        check_ids((int(ids.min()), int(ids.max())), self._ready.vocab_size, "prompt")
 
     def namespace(self, salt: str) -> Namespace:
         """Returns the namespace of a cache salt. Raises ``InvalidRequest`` if the salt is too long."""
-        n_bytes = len(salt.encode("utf-8", "surrogatepass"))
-        if n_bytes > MAX_SALT_BYTES:
-            raise InvalidRequest(f"cache_salt has {n_bytes} bytes; at most {MAX_SALT_BYTES}", param="cache_salt")
+        check_cache_salt(salt)
         return Namespace(salt=salt)
-
-    def _check_ids(self, name: str, ids: Iterable[int]) -> None:
-        for token in ids:
-            if not 0 <= token < self._vocab_size:
-                raise InvalidRequest(
-                    f"{name} has {shortened(token)}, which is outside the vocabulary of {self._vocab_size}",
-                    param=name,
-                )
 
     def _max_tokens(self, n_prompt: int, requested: int | None) -> int:
         """Returns the maximum tokens of one choice's output: ``requested``, or all that fit.
 
-        The pool may be one token short: the last token's KV is never computed. Only one choice has to fit; others
-        that do not fit beside it wait until it has finished.
+        Only one choice has to fit; others that do not fit beside it wait until it has finished.
         """
-        n_available = min(self._max_model_len, self._n_pool_tokens + 1) - n_prompt
-        max_tokens = n_available if requested is None else requested
-        if n_available < 1 or max_tokens > n_available:
-            raise ContextLengthExceeded(
-                f"the prompt has {n_prompt} tokens and max_tokens is {requested}, but the context length is "
-                f"{self._max_model_len} tokens and the pool holds {self._n_pool_tokens}; shorten one of them",
-                param="max_tokens" if n_available >= 1 else "prompt",
-            )
-        return max_tokens
+        ready = self._ready
+        room = check_length(n_prompt, requested, ready.max_prompt_and_answer, reason=ready.pool_limit)
+        return room if requested is None else requested
 
     def _row_sampling(self, sampling: SamplingParams, seed: int) -> RowSampling:
         """Returns the sampling settings that all tokens of a choice share.
@@ -156,6 +129,6 @@ class Intake:
             frequency_penalty=sampling.frequency_penalty,
             repetition_penalty=sampling.repetition_penalty,
             logit_bias=tuple(sampling.logit_bias.items()),
-            banned=tuple(sorted(token for token in stop_token_ids if token < self._vocab_size)),
+            banned=tuple(sorted(token for token in stop_token_ids if token < self._ready.vocab_size)),
             n_logprobs=sampling.logprobs,
         )

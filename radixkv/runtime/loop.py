@@ -105,34 +105,24 @@ class Loop:
         """Whether new requests are refused."""
         self._scheduler = scheduler
         self._executor = executor
-        self._max_model_len = max_model_len
         self._clock = clock
-        self._intake = Intake(
+        cache = scheduler.cache
+        self.ready = Ready(
+            version=WIRE_VERSION,
             vocab_size=executor.vocab_size,
             max_model_len=max_model_len,
-            n_pool_tokens=scheduler.cache.n_pages * scheduler.cache.page_size,
-            eos_token_ids=eos_token_ids,
-            seed=seed,
-            clock=clock,
+            page_size=cache.page_size,
+            n_pages=cache.n_pages,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            device=executor.device,
+            dtype=executor.dtype,
         )
+        """The message that tells a frontend the sizes of model, pool and steps."""
+        self._intake = Intake(self.ready, eos_token_ids=eos_token_ids, seed=seed, clock=clock)
         self._live: dict[str, _LiveRequest] = {}
         self._launched: deque[tuple[StepPlan, PendingStep]] = deque()
         self._counters = _Counters()
-
-    @property
-    def ready(self) -> Ready:
-        """The message that tells a frontend the sizes of model, pool and steps."""
-        return Ready(
-            version=WIRE_VERSION,
-            vocab_size=self._executor.vocab_size,
-            max_model_len=self._max_model_len,
-            page_size=self._scheduler.cache.page_size,
-            n_pages=self._scheduler.cache.n_pages,
-            max_num_seqs=self._scheduler.max_num_seqs,
-            max_num_batched_tokens=self._scheduler.max_num_batched_tokens,
-            device=self._executor.device,
-            dtype=self._executor.dtype,
-        )
 
     @property
     def has_work(self) -> bool:

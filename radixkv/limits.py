@@ -1,0 +1,64 @@
+"""Checks of a request that its edge makes, and the runtime again: any program may write to its socket."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from radixkv.errors import ContextLengthExceeded, InvalidRequest, shortened
+
+MAX_SALT_BYTES = 128
+"""Longest ``cache_salt``, in UTF-8."""
+
+
+def check_ids(ids: Collection[int], vocab_size: int, field: str) -> None:
+    """Raises ``InvalidRequest`` if an id is outside the vocabulary. O(ids)."""
+    if len(ids) == 0:  # an array has no truth value
+        return
+    lowest, highest = min(ids), max(ids)
+    if lowest < 0 or highest >= vocab_size:
+        raise InvalidRequest(
+            f"{field} has token id {shortened(int(lowest if lowest < 0 else highest))}, which is outside the "
+            f"vocabulary of {vocab_size}",
+            param=field,
+        )
+
+
+def check_cache_salt(salt: str) -> None:
+    """Raises ``InvalidRequest`` for a ``cache_salt`` longer than ``MAX_SALT_BYTES``."""
+    n_bytes = len(salt.encode("utf-8", "surrogatepass"))
+    if n_bytes > MAX_SALT_BYTES:
+        raise InvalidRequest(f"cache_salt has {n_bytes} bytes; at most {MAX_SALT_BYTES}", param="cache_salt")
+
+
+def check_length(
+    n_prompt: int,
+    max_tokens: int | None,
+    max_prompt_and_answer: int,
+    *,
+    max_tokens_field: str = "max_tokens",
+    prompt_field: str = "prompt",
+    reason: str | None = None,
+) -> int:
+    """Returns how many tokens the answer to a prompt can have.
+
+    Args:
+        n_prompt: tokens of the prompt.
+        max_tokens: tokens that the answer must be able to have; None for at least one.
+        max_prompt_and_answer: most tokens of both together.
+        max_tokens_field: the field with ``max_tokens``.
+        prompt_field: the field with the prompt.
+        reason: why ``max_prompt_and_answer`` is lower than the model's own limit, if it is.
+
+    Raises:
+        ContextLengthExceeded: they do not fit; ``param`` is the field to reduce.
+    """
+    room = max_prompt_and_answer - n_prompt
+    if (1 if max_tokens is None else max_tokens) > room:
+        requested = "" if max_tokens is None else f" and {max_tokens_field} is {max_tokens}"
+        because = "" if reason is None else f" ({reason})"
+        raise ContextLengthExceeded(
+            f"the prompt has {n_prompt} tokens{requested}, but this model's maximum context length is "
+            f"{max_prompt_and_answer} tokens; shorten one of them{because}",
+            param=max_tokens_field if room >= 1 else prompt_field,
+        )
+    return room
