@@ -123,9 +123,9 @@ async def _render_error(request: Request, error: Exception) -> Response:
 async def _render_too_long(served_model: ServedModel, request: Request, error: Exception) -> Response:
     """Adds that the pool is the limit, where it is: code that raises the error knows only the number."""
     assert isinstance(error, ContextLengthExceeded)
-    if served_model.pool_limit is None:
+    if served_model.ready.pool_limit is None:
         return error_response(error)
-    return error_response(ContextLengthExceeded(f"{error} ({served_model.pool_limit})", param=error.param))
+    return error_response(ContextLengthExceeded(f"{error} ({served_model.ready.pool_limit})", param=error.param))
 
 
 async def _render_http_exception(request: Request, error: Exception) -> Response:

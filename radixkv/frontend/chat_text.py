@@ -9,11 +9,9 @@ from typing import Any
 import msgspec
 
 from radixkv.errors import ContextLengthExceeded, InvalidRequest
-from radixkv.frontend.request_limits import check_model
 from radixkv.frontend.served_model import ServedModel
 from radixkv.frontend.unsupported_fields import UnsupportedFields, refuse_unsupported
-from radixkv.text.chat_template import ChatTemplate
-from radixkv.text.messages import normalize_messages
+from radixkv.generation.prompts import render_chat
 
 MAX_MESSAGES = 4096
 """Most messages of a conversation: a template may loop over all messages for each of them."""
@@ -51,7 +49,7 @@ def check_text_request(request: TextRequest, prompt: object, served_model: Serve
         ModelNotFound: it names another model.
     """
     refuse_unsupported(request)
-    check_model(request.model, served_model)
+    served_model.check_name(request.model)
     if (prompt is None) == (request.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
 
@@ -75,27 +73,12 @@ async def conversation_text(
     continue_final_message: bool = False,
     variables: Mapping[str, Any] | None = None,
 ) -> str:
-    """Renders messages with the checkpoint's chat template, in a thread if they are long.
-
-    The text has its special tokens already: encode it without those that the tokenizer adds.
-
-    Args:
-        messages: in OpenAI's format; contents are texts or lists of text parts.
-        served_model: provides the template.
-        add_generation_prompt: whether the text ends with the start of the assistant's message.
-        continue_final_message: whether the text ends within the last message, for the model to continue it.
-        variables: further variables for the template.
+    """Does what ``render_chat`` does, in a thread if the messages are long.
 
     Raises:
-        InvalidRequest: the template cannot render the messages with these options.
+        InvalidRequest: as ``render_chat``, or there are no messages, or more than ``MAX_MESSAGES``.
         ContextLengthExceeded: there are more messages than the context has tokens.
     """
-    template = served_model.chat_template
-    if template is None:
-        raise InvalidRequest(
-            "this checkpoint has no chat template; start the server with --chat-template, or use /v1/completions",
-            param="messages",
-        )
     if not messages:
         raise InvalidRequest("messages is empty; give at least one", param="messages")
     if len(messages) > MAX_MESSAGES:
@@ -106,24 +89,20 @@ async def conversation_text(
             f"{served_model.max_prompt_and_answer} tokens; shorten the conversation",
             param="messages",
         )
-    for name in ("add_generation_prompt", "continue_final_message"):
-        if name in (variables or {}):
-            raise InvalidRequest(f"give {name} as a field of the request", param="chat_template_kwargs")
-    options = {
-        **(variables or {}),
-        "add_generation_prompt": add_generation_prompt,
-        "continue_final_message": continue_final_message,
-    }
+    render = partial(
+        render_chat,
+        messages,
+        served_model,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        variables=variables,
+    )
     if len(messages) <= _MAX_INLINE_MESSAGES and _n_characters(messages) <= _MAX_INLINE_CHARACTERS:
-        return _render(template, messages, options)
-    return await served_model.serial.run(partial(_render, template, messages, options))
+        return render()
+    return await served_model.serial.run(render)
 
 
 def _n_characters(messages: Sequence[dict[str, Any]]) -> int:
     """Returns about how many characters the messages have."""
     values = (value for message in messages for value in message.values())
     return sum(len(value) if isinstance(value, str) else len(msgspec.json.encode(value)) for value in values)
-
-
-def _render(template: ChatTemplate, messages: Sequence[dict[str, Any]], options: dict[str, Any]) -> str:
-    return template.render(normalize_messages(messages), **options)

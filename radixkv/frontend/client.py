@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -18,7 +18,7 @@ import zmq.asyncio
 
 from radixkv.errors import Draining, RequestError, WireError, request_error
 from radixkv.frontend.http.errors import ClientTooSlow, RuntimeSilent
-from radixkv.frontend.in_flight import InFlightRequest, Prompt, RequestMetrics, TokenDelta
+from radixkv.frontend.in_flight import InFlightRequest, RequestMetrics, TokenDelta
 from radixkv.wire import (
     MAX_FRAME_BYTES,
     WIRE_VERSION,
@@ -59,16 +59,16 @@ It is far less than ``MAX_PENDING_BYTES``, because no reader runs meanwhile.
 class RequestGroup:
     """The requests in flight of one HTTP request. Leaving the context cancels those that have not ended."""
 
-    def __init__(self, client: RuntimeClient, prompts: Sequence[Prompt], arrived: float, streams: bool) -> None:
+    def __init__(self, client: RuntimeClient, prompts: Sequence[Submit], arrived: float, streams: bool) -> None:
         self._client = client
         self._wake = asyncio.Event()
         self._requests = [
-            InFlightRequest(index, prompt.sampling.n, self._wake, arrived, streams=streams)
+            InFlightRequest(index, prompt, self._wake, arrived, streams=streams)
             for index, prompt in enumerate(prompts)
         ]
         self._n_open = sum(prompt.sampling.n for prompt in prompts)
         """Choices whose finish reason is not counted yet."""
-        client.send_requests(zip(self._requests, prompts, strict=True))
+        client.send_requests(self._requests)
 
     async def __aenter__(self) -> Self:
         return self
@@ -159,7 +159,7 @@ class RuntimeClient:
         """Requests that have not received their terminal message."""
         return len(self._requests)
 
-    def submit(self, prompts: Sequence[Prompt], *, arrived: float, streams: bool = True) -> RequestGroup:
+    def submit(self, prompts: Sequence[Submit], *, arrived: float, streams: bool = True) -> RequestGroup:
         """Submits the prompts of one HTTP request together. Raises ``refusal`` if it is set.
 
         Args:
@@ -205,11 +205,11 @@ class RuntimeClient:
         self._requests.clear()
         self._idle.set()
 
-    def send_requests(self, requests: Iterable[tuple[InFlightRequest, Prompt]]) -> None:
+    def send_requests(self, requests: Sequence[InFlightRequest]) -> None:
         """Sends all prompts or none; the requests then receive tokens."""
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)
-        frames = [(request, _frame(_submit_message(request, prompt))) for request, prompt in requests]
+        frames = [(request, _frame(request.prompt)) for request in requests]
         for request, frame in frames:
             self._socket.send(frame, zmq.NOBLOCK)
             self._requests[request.id] = request
@@ -314,17 +314,6 @@ class RuntimeClient:
         if not self._requests:
             self._idle.set()
         return request
-
-
-def _submit_message(request: InFlightRequest, prompt: Prompt) -> Submit:
-    return Submit(
-        id=request.id,
-        tokens=prompt.tokens,
-        sampling=prompt.sampling,
-        cache_salt=prompt.cache_salt,
-        reads_cache=prompt.reads_cache,
-        priority=prompt.priority,
-    )
 
 
 def _frame(message: ToRuntime) -> bytes:

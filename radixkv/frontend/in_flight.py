@@ -1,4 +1,4 @@
-"""Requests in flight: the prompt sent to the runtime, and the output that waits to be read.
+"""Requests in flight, with the output that waits to be read.
 
 The unread output of a choice is merged into one delta, so a slow reader costs at most the memory of its own tokens.
 """
@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
 from radixkv.errors import RequestError
-from radixkv.sampling import SamplingParams
-from radixkv.wire import Done, NewTokens, PromptLogprobs, TokenLogprobs
+from radixkv.wire import Done, NewTokens, PromptLogprobs, Submit, TokenLogprobs
 
 _INLINE_WORK = 256
 """Rendering work done on the event loop, in tokens without logprobs; a thread renders more."""
@@ -49,19 +46,6 @@ class RequestMetrics(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """One encoded prompt with its sampling parameters."""
-
-    tokens: bytes
-    """Little-endian int32 ids."""
-    sampling: SamplingParams
-    """Shared by the ``n`` choices."""
-    cache_salt: str = ""
-    reads_cache: bool = True
-    priority: int = 0
-
-
 class TokenDelta(msgspec.Struct):
     """New output of one choice since its reader last took any. The reader owns it."""
 
@@ -90,15 +74,16 @@ class InFlightRequest:
     """One prompt that the runtime works on, with its ``n`` choices.
 
     Args:
-        prompt: the prompt's index in the request group.
-        n: number of choices.
+        index: the prompt's index in the request group.
+        prompt: as it is sent.
         wake: set when output arrives.
         arrived: when the HTTP request arrived, in monotonic seconds.
         streams: whether a client reads output as it arrives.
     """
 
-    def __init__(self, prompt: int, n: int, wake: asyncio.Event, arrived: float, *, streams: bool) -> None:
-        self.id = uuid.uuid4().hex
+    def __init__(self, index: int, prompt: Submit, wake: asyncio.Event, arrived: float, *, streams: bool) -> None:
+        self.prompt = prompt
+        self.id = prompt.id
         self.streams = streams
         """Whether a client reads output as it arrives. Otherwise only this process delays the reading."""
         self.n_pending_bytes = 0
@@ -108,10 +93,10 @@ class InFlightRequest:
         """
         self.done: Done | None = None
         self.error: RequestError | None = None
-        self._prompt = prompt
+        self._index = index
         self._wake = wake
         self._arrived = arrived
-        self._open = set(range(n))
+        self._open = set(range(prompt.sampling.n))
         """Choices that have not ended."""
         self._last_token_at: dict[int, float] = {}
         """Time of each choice's last token, in monotonic seconds."""
@@ -163,7 +148,7 @@ class InFlightRequest:
     def _delta_of(self, choice: int) -> TokenDelta:
         delta = self._deltas.get(choice)
         if delta is None:
-            delta = self._deltas[choice] = TokenDelta(self._prompt, choice)
+            delta = self._deltas[choice] = TokenDelta(self._index, choice)
         return delta
 
     def _measure(self, item: NewTokens, metrics: RequestMetrics) -> None:

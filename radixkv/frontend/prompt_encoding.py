@@ -1,4 +1,4 @@
-"""Encoding of prompts, given as texts or token ids, for the runtime."""
+"""Where prompts are encoded: on the event loop, in a batch with others, or in a thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import cast
 from radixkv.errors import ContextLengthExceeded, InvalidRequest
 from radixkv.frontend.http.body_decoder import check_prompt_count, mixed_prompt_error
 from radixkv.frontend.served_model import ServedModel
-from radixkv.wire import pack_tokens
+from radixkv.generation.prompts import encode_ids
 
 _MAX_INLINE_CHARACTERS = 512
 """Up to this many characters, tokenize on the event loop: cheaper than a thread switch."""
@@ -47,9 +47,9 @@ async def encode_prompts(
     if texts:
         encoded = await encode_texts(texts, served_model, "prompt", adds_special_tokens=adds_special_tokens)
     elif sum(map(len, ids)) <= _MAX_INLINE_IDS:
-        encoded = _pack_ids(ids, served_model)
+        encoded = [encode_ids(each, served_model) for each in ids]
     else:
-        encoded = await asyncio.to_thread(_pack_ids, ids, served_model)
+        encoded = await asyncio.to_thread(lambda: [encode_ids(each, served_model) for each in ids])
     if not all(encoded):
         raise InvalidRequest("a prompt is empty; it needs at least one token", param="prompt")
     return encoded
@@ -59,12 +59,7 @@ async def encode_texts(
     texts: Sequence[str], served_model: ServedModel, field: str, *, adds_special_tokens: bool
 ) -> list[bytes]:
     """Encodes texts to little-endian int32 ids. Raises ``InvalidRequest`` with ``field`` as ``param``."""
-    tokenizer, limit = served_model.tokenizer, served_model.max_prompt_and_answer
-    if tokenizer is None:
-        raise InvalidRequest(
-            "this checkpoint has no tokenizer; give prompts as token ids, or start the server with --tokenizer",
-            param=field,
-        )
+    tokenizer, limit = served_model.require_tokenizer(field), served_model.max_prompt_and_answer
     if (longest := served_model.max_token_characters) is not None:
         n_characters = max(map(len, texts))
         if n_characters > limit * longest:
@@ -86,17 +81,3 @@ async def encode_texts(
     except InvalidRequest as error:
         error.param = field
         raise
-
-
-def check_ids(ids: Sequence[int], served_model: ServedModel, field: str) -> None:
-    """Raises ``InvalidRequest`` if an id is outside the model's vocabulary."""
-    if min(ids) < 0 or max(ids) >= served_model.ready.vocab_size:
-        raise InvalidRequest(
-            f"{field} has a token id outside the vocabulary of {served_model.ready.vocab_size}", param=field
-        )
-
-
-def _pack_ids(prompts: Sequence[Sequence[int]], served_model: ServedModel) -> list[bytes]:
-    for ids in filter(None, prompts):
-        check_ids(ids, served_model, "prompt")
-    return list(map(pack_tokens, prompts))

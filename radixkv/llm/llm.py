@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from radixkv import compat
-from radixkv.checkpoints import Checkpoint, resolve, resolve_tokenizer
+from radixkv.checkpoints import resolve, resolve_tokenizer
 from radixkv.config import (
     CacheConfig,
     Device,
@@ -21,15 +21,20 @@ from radixkv.config import (
     SchedulerConfig,
 )
 from radixkv.errors import ConfigError, request_error
+from radixkv.generation.models import GenerationModel
+from radixkv.generation.params import check_sampling, default_sampling_params
+from radixkv.generation.prompts import encode_ids, render_chat
 from radixkv.llm.garbage_collection import paused_collector
-from radixkv.llm.in_flight import OfflineRequest
 from radixkv.llm.interrupts import deferred_interrupts
+from radixkv.llm.offline_request import OfflineRequest
 from radixkv.llm.outputs import RequestOutput
-from radixkv.llm.prompts import Message, Prompt, PromptEncoder, as_conversation_list, as_prompt_list, broadcast
+from radixkv.llm.prompts import Message, Prompt, as_conversation_list, as_prompt_list, broadcast, split_prompt
 from radixkv.runtime.device.factory import check_device, resolve_config
 from radixkv.runtime.loop import Loop, build_loop
 from radixkv.sampling import SamplingParams
 from radixkv.terminal_progress import Progress
+from radixkv.text.chat_template import ChatTemplate
+from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import (
     Cancel,
     Done,
@@ -147,13 +152,22 @@ class LLM:
         tokenizer_folder = None if tokenizer is None else resolve_tokenizer(tokenizer)
         checkpoint = resolve(model, revision, load_format="dummy")
         config = resolve_config(config, checkpoint)
-        template = None if chat_template is None else Path(chat_template)
-        self._encoder = PromptEncoder(tokenizer_folder or checkpoint.folder, template, checkpoint.eos_token_ids)
+        folder = tokenizer_folder or checkpoint.folder
+        template = ChatTemplate.load(folder, None if chat_template is None else Path(chat_template))
+        loaded_tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
         if load_format == "auto" and not checkpoint.has_weights:
             checkpoint = resolve(model, revision)  # downloads the weights, so only after all checks
-        self._default_sampling = default_sampling(checkpoint)
         self._max_queued = config.scheduler.max_queued_requests
-        self._loop: Loop | None = build_loop(config, checkpoint)
+        loop = build_loop(config, checkpoint)
+        self._loop: Loop | None = loop
+        self._model = GenerationModel(
+            ready=loop.ready,
+            tokenizer=loaded_tokenizer,
+            chat_template=template,
+            eos_token_ids=checkpoint.eos_token_ids,
+            default_sampling=checkpoint.default_sampling,
+        )
+        self._default_sampling = default_sampling_params(checkpoint.default_sampling)
         self._is_busy = False
         self._ids = (f"llm-{number}" for number in itertools.count())
 
@@ -248,13 +262,15 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Returns the token ids of the prompt that ``chat`` makes of a conversation. Raises ``RequestError``."""
-        tokens = self._encoder.encode_chat(
+        tokenizer = self._model.require_tokenizer("messages")
+        text = render_chat(
             messages,
+            self._model,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            template_kwargs=chat_template_kwargs or {},
+            variables=chat_template_kwargs,
         )
-        return unpack_tokens(tokens)
+        return unpack_tokens(tokenizer.encode(text, adds_special_tokens=False))
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
@@ -285,8 +301,8 @@ class LLM:
             prompt: as in ``generate``.
             cache_salt: the salt if the prompt has none of its own.
         """
-        encoded = self._encoder.encode_prompt(prompt, cache_salt=cache_salt)
-        reply = self._open_loop.receive(Explain(next(self._ids), encoded.tokens, encoded.cache_salt))[0]
+        content, salt = split_prompt(prompt, cache_salt)
+        reply = self._open_loop.receive(Explain(next(self._ids), self._encode(content), salt))[0]
         if isinstance(reply, Failed):
             raise request_error(reply.code, reply.text, param=reply.param)
         assert isinstance(reply, Explained)
@@ -329,10 +345,18 @@ class LLM:
     def _build_request(
         self, prompt: Prompt, sampling: SamplingParams, priority: int, *, is_streamed: bool = False
     ) -> OfflineRequest:
-        encoded = self._encoder.encode_prompt(prompt)
-        self._encoder.check_sampling(sampling)
-        submit = Submit(next(self._ids), encoded.tokens, sampling, encoded.cache_salt, priority=priority)
-        return OfflineRequest(encoded.text, submit, self._encoder, is_streamed=is_streamed)
+        content, salt = split_prompt(prompt)
+        tokens = self._encode(content)
+        check_sampling(sampling, self._model)
+        submit = Submit(next(self._ids), tokens, sampling, salt, priority=priority)
+        text = content if isinstance(content, str) else None
+        return OfflineRequest(text, submit, self._model, is_streamed=is_streamed)
+
+    def _encode(self, prompt: str | Sequence[int]) -> bytes:
+        """Returns the little-endian int32 ids of a text or of token ids. O(length)."""
+        if isinstance(prompt, str):
+            return self._model.require_tokenizer("prompt").encode(prompt)
+        return encode_ids(prompt, self._model)
 
     def _run(self, requests: Iterable[OfflineRequest]) -> Generator[tuple[int, int], None, None]:
         """Runs requests to their end; yields the numbers of finished requests and of new tokens after each turn.
@@ -390,14 +414,6 @@ class LLM:
                 case _:
                     raise AssertionError(f"the loop does not send {message!r} unasked")
         return n_done
-
-
-def default_sampling(checkpoint: Checkpoint) -> SamplingParams:
-    """Returns the defaults of ``SamplingParams``, overridden by the checkpoint's ``generation_config.json``."""
-    settings: dict[str, Any] = dict(checkpoint.default_sampling)
-    if "max_new_tokens" in settings:
-        settings["max_tokens"] = settings.pop("max_new_tokens")
-    return SamplingParams(**settings)
 
 
 def _as_name(name: NameT | Path) -> NameT | str:

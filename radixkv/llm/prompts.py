@@ -1,18 +1,11 @@
-"""Encoding of the prompts and conversations that callers of ``LLM`` pass."""
+"""The prompts and conversations that callers of ``LLM`` pass."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from radixkv.errors import InvalidRequest, shortened
-from radixkv.sampling import SamplingParams
-from radixkv.text.chat_template import ChatTemplate
-from radixkv.text.messages import normalize_messages
-from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import pack_tokens
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or a dictionary with ``prompt`` or ``prompt_token_ids`` and optionally ``cache_salt``."""
@@ -23,90 +16,21 @@ Message = Mapping[str, Any]
 ValueT = TypeVar("ValueT")
 
 
-@dataclass(frozen=True)
-class EncodedPrompt:
-    """A prompt in the form that the runtime takes."""
-
-    text: str | None
-    """The prompt's text; None if it was given as token ids."""
-    tokens: bytes
-    """Little-endian int32 ids."""
-    cache_salt: str
-
-
-class PromptEncoder:
-    """Encodes prompts with a model's tokenizer and chat template. Both are optional.
-
-    Args:
-        folder: the folder of the tokenizer.
-        chat_template: a file with the template to use instead of the folder's.
-        eos_token_ids: the checkpoint's end-of-sequence ids.
+def split_prompt(prompt: Prompt, cache_salt: object = "") -> tuple[str | Sequence[int], str]:
+    """Returns a prompt's text or token ids, and its salt: ``cache_salt`` if it has none of its own.
 
     Raises:
-        CheckpointError: a file is corrupt.
+        InvalidRequest: the prompt is malformed.
     """
-
-    def __init__(self, folder: Path, chat_template: Path | None, eos_token_ids: frozenset[int]) -> None:
-        self.tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
-        self.eos_token_ids = eos_token_ids
-        self._chat_template = ChatTemplate.load(folder, chat_template)
-
-    def encode_prompt(self, prompt: Prompt, *, cache_salt: object = "") -> EncodedPrompt:
-        """Encodes a prompt; ``cache_salt`` is the salt if the prompt has none of its own. O(length).
-
-        Raises:
-            InvalidRequest: the prompt is malformed, or is text and there is no tokenizer.
-        """
-        if isinstance(prompt, Mapping):
-            given = prompt.get("cache_salt")
-            cache_salt = cache_salt if given is None else given
-            prompt = _content(prompt)
-        salt = _check_salt(cache_salt)
-        if isinstance(prompt, str):
-            return EncodedPrompt(prompt, self._require_tokenizer("give prompts as token ids").encode(prompt), salt)
-        if isinstance(prompt, bytes | bytearray | memoryview):
-            raise InvalidRequest(f"a prompt is {type(prompt).__name__}; decode it to text first", param="prompt")
-        try:
-            return EncodedPrompt(None, pack_tokens(prompt), salt)
-        except (TypeError, OverflowError) as error:
-            raise InvalidRequest(
-                f"a prompt is neither text nor int32 token ids: {error}", param="prompt"
-            ) from error
-
-    def encode_chat(
-        self, messages: Sequence[Message], *, template_kwargs: Mapping[str, Any], **options: bool
-    ) -> bytes:
-        """Returns the little-endian int32 ids of a conversation. Raises ``InvalidRequest``.
-
-        Args:
-            messages: see ``Message``.
-            template_kwargs: further variables of the template.
-            options: options of ``ChatTemplate.render``.
-        """
-        if not isinstance(template_kwargs, Mapping) or template_kwargs.keys() & (options.keys() | {"messages"}):
-            raise InvalidRequest(
-                f"chat_template_kwargs is {shortened(template_kwargs)}; it must be a dictionary without the keys "
-                f"messages, {', '.join(options)}, which are separate arguments",
-                param="chat_template_kwargs",
-            )
-        tokenizer = self._require_tokenizer("apply the chat template elsewhere and give token ids to generate")
-        if self._chat_template is None:
-            raise InvalidRequest(
-                "this checkpoint has no chat template; give a file with one as chat_template, or use generate",
-                param="messages",
-            )
-        text = self._chat_template.render(normalize_messages(messages), **options, **template_kwargs)
-        return tokenizer.encode(text, adds_special_tokens=False)
-
-    def check_sampling(self, sampling: SamplingParams) -> None:
-        """Raises ``InvalidRequest`` if the settings need a tokenizer and there is none."""
-        if sampling.stop and self.tokenizer is None:
-            raise InvalidRequest("stop strings need a tokenizer, and this checkpoint has none", param="stop")
-
-    def _require_tokenizer(self, advice: str) -> Tokenizer:
-        if self.tokenizer is None:
-            raise InvalidRequest(f"this checkpoint has no tokenizer; {advice}", param="prompt")
-        return self.tokenizer
+    if isinstance(prompt, Mapping):
+        given = prompt.get("cache_salt")
+        cache_salt = cache_salt if given is None else given
+        prompt = _content(prompt)
+    if not isinstance(cache_salt, str):
+        raise InvalidRequest(f"cache_salt is {shortened(cache_salt)}; it must be text", param="cache_salt")
+    if isinstance(prompt, bytes | bytearray | memoryview):
+        raise InvalidRequest(f"a prompt is {type(prompt).__name__}; decode it to text first", param="prompt")
+    return prompt, cache_salt
 
 
 def as_prompt_list(prompts: Prompt | Sequence[Prompt] | None) -> Sequence[Prompt]:
@@ -168,12 +92,6 @@ def _content(prompt: Mapping[str, Any]) -> str | Sequence[int]:
         raise InvalidRequest("a prompt must have exactly one of prompt and prompt_token_ids", param="prompt")
     content: str | Sequence[int] = given[0]
     return content
-
-
-def _check_salt(salt: object) -> str:
-    if not isinstance(salt, str):
-        raise InvalidRequest(f"cache_salt is {shortened(salt)}; it must be text", param="cache_salt")
-    return salt
 
 
 def _check_conversation(conversation: object) -> None:

@@ -31,7 +31,14 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def served_model(tokenizer: Tokenizer) -> ServedModel:
     template = ChatTemplate(CHAT_TEMPLATE, {"bos_token": "<eos>"}, "the test")
     return ServedModel(
-        "echo", "some/echo", ScriptedLoop().ready, tokenizer, frozenset({EOS}), 1_700_000_000, 5, template
+        name="echo",
+        root="some/echo",
+        ready=ScriptedLoop().ready,
+        tokenizer=tokenizer,
+        eos_token_ids=frozenset({EOS}),
+        created=1_700_000_000,
+        max_token_characters=5,
+        chat_template=template,
     )
 
 

@@ -66,7 +66,7 @@ def oracle(text: str, *, adds_special_tokens: bool = True) -> bytes:
 
 def served_by(tokenizer: Tokenizer) -> ServedModel:
     ready = msgspec.structs.replace(ScriptedLoop().ready, max_model_len=LIMIT, n_pages=LIMIT)
-    return ServedModel("echo", "some/echo", ready, tokenizer, frozenset(), 0)
+    return ServedModel(name="echo", root="some/echo", ready=ready, tokenizer=tokenizer, created=0)
 
 
 def encode_request(

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from radixkv.errors import WireError
 from radixkv.frontend import client as client_module
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.errors import ClientTooSlow, RuntimeSilent
-from radixkv.frontend.in_flight import Prompt, TokenDelta
+from radixkv.frontend.in_flight import TokenDelta
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.process import SLOW_READER_TIMEOUT_MS, open_listener
 from radixkv.runtime.process import RuntimeServer, _bind
@@ -46,11 +47,11 @@ def run(path: Path, loop: ScriptedLoop, test: Callable[[RuntimeClient, RuntimeSe
         assert not thread.is_alive()
 
 
-def prompt(n: int) -> Prompt:
-    return Prompt(pack_tokens([1, 2, 3]), SamplingParams(max_tokens=n))
+def prompt(n: int) -> Submit:
+    return Submit(uuid.uuid4().hex, pack_tokens([1, 2, 3]), SamplingParams(max_tokens=n))
 
 
-async def gather(client: RuntimeClient, prompts: list[Prompt]) -> list[TokenDelta]:
+async def gather(client: RuntimeClient, prompts: list[Submit]) -> list[TokenDelta]:
     async with client.submit(prompts, arrived=0.0) as group:
         return [delta async for delta in group.deltas()]
 
@@ -84,7 +85,7 @@ def test_a_reader_that_is_too_slow_gets_an_error(tmp_path: Path, monkeypatch: py
 
 def test_logprobs_count_towards_the_unread_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "MAX_PENDING_BYTES", 1000)
-    requested = Prompt(pack_tokens([1, 2, 3] * 8), SamplingParams(max_tokens=60, logprobs=20))
+    requested = Submit(uuid.uuid4().hex, pack_tokens([1, 2, 3] * 8), SamplingParams(max_tokens=60, logprobs=20))
 
     async def test(client: RuntimeClient, server: RuntimeServer) -> None:
         async with client.submit([requested], arrived=0.0) as group:
@@ -109,7 +110,7 @@ def test_output_that_no_reader_could_have_read_earlier_is_not_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streams: bool, sampling: SamplingParams
 ) -> None:
     monkeypatch.setattr(client_module, "MAX_PENDING_BYTES", 100)
-    requested = Prompt(pack_tokens([1, 2, 3] * 8), sampling)
+    requested = Submit(uuid.uuid4().hex, pack_tokens([1, 2, 3] * 8), sampling)
 
     async def test(client: RuntimeClient, server: RuntimeServer) -> None:
         async with client.submit([requested], arrived=0.0, streams=streams) as group:
@@ -134,7 +135,7 @@ def test_one_choice_can_be_ended_while_the_other_continues(tmp_path: Path) -> No
     loop = WaitsForCancel()
 
     async def test(client: RuntimeClient, server: RuntimeServer) -> None:
-        requested = Prompt(pack_tokens([1, 2, 3]), SamplingParams(max_tokens=30, n=2), priority=5)
+        requested = Submit(uuid.uuid4().hex, pack_tokens([1, 2, 3]), SamplingParams(max_tokens=30, n=2), priority=5)
         tokens = {0: b"", 1: b""}
         reasons = {}
         async with client.submit([prompt(3), requested], arrived=0.0) as group:
@@ -160,7 +161,7 @@ def test_one_choice_can_be_ended_while_the_other_continues(tmp_path: Path) -> No
 def test_prompt_logprobs_come_in_order_before_the_first_token(tmp_path: Path) -> None:
     async def test(client: RuntimeClient, server: RuntimeServer) -> None:
         sampling = SamplingParams(max_tokens=2, n=2, prompt_logprobs=1, logprobs=0)
-        deltas = await gather(client, [Prompt(pack_tokens(list(range(10, 20))), sampling)])
+        deltas = await gather(client, [Submit(uuid.uuid4().hex, pack_tokens(list(range(10, 20))), sampling)])
         top_ids = [unpack_tokens(logprobs.top_ids) for delta in deltas for logprobs in delta.prompt_logprobs]
         assert top_ids == [[token + 1] for token in range(11, 20)]
         first = next(index for index, delta in enumerate(deltas) if delta.tokens)
@@ -229,7 +230,7 @@ def test_a_frame_that_is_too_long_is_not_sent(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(client_module, "MAX_FRAME_BYTES", 2000)
 
     async def test(client: RuntimeClient, server: RuntimeServer) -> None:
-        large = Prompt(pack_tokens([1] * 1000), SamplingParams())
+        large = Submit(uuid.uuid4().hex, pack_tokens([1] * 1000), SamplingParams())
         with pytest.raises(WireError, match="at most 2000"):
             await gather(client, [prompt(3), large])
         assert client.n_in_flight == 0

@@ -16,7 +16,7 @@ from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import unpack_tokens
 from support.event_loop_turns import turns_during
-from support.scripted_runtime import EOS, ScriptedLoop
+from support.scripted_runtime import ScriptedLoop
 
 MIN_TURNS = 10
 """Turns of the event loop while a thread works for half a second; work inside the loop leaves it one."""
@@ -31,7 +31,9 @@ def backend(*steps: pre_tokenizers.PreTokenizer, leave_out: str = "") -> tokeniz
 
 def test_the_loop_runs_while_a_long_text_is_encoded(tokenizer: Tokenizer) -> None:
     ready = msgspec.structs.replace(ScriptedLoop().ready, max_model_len=500_000, n_pages=500_000)
-    served_model = ServedModel("echo", "some/echo", ready, tokenizer, frozenset({EOS}), 0, 5)
+    served_model = ServedModel(
+        name="echo", root="some/echo", ready=ready, tokenizer=tokenizer, created=0, max_token_characters=5
+    )
     request = CompletionRequest(prompt="hello world " * 50_000)
 
     async def encode() -> None:
@@ -68,7 +70,12 @@ def test_only_completions_get_the_tokenizers_own_special_tokens() -> None:
     made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
     template = ChatTemplate("<s>{{ messages[0].content }}", {}, "the test")
     served_model = ServedModel(
-        "echo", "echo", ScriptedLoop().ready, Tokenizer(made), frozenset(), 0, chat_template=template
+        name="echo",
+        root="echo",
+        ready=ScriptedLoop().ready,
+        tokenizer=Tokenizer(made),
+        created=0,
+        chat_template=template,
     )
     messages = [{"role": "user", "content": "x"}]
 
@@ -87,7 +94,9 @@ def test_the_loop_runs_while_a_long_conversation_is_rendered(tokenizer: Tokenize
     ready = msgspec.structs.replace(ScriptedLoop().ready, max_model_len=500_000, n_pages=500_000)
     inner = "{% for b in messages %}{% if b.role == a.content %}x{% endif %}{% endfor %}"
     template = ChatTemplate("{% for a in messages %}" + inner + "{% endfor %}the end", {}, "the test")
-    served_model = ServedModel("echo", "echo", ready, tokenizer, frozenset(), 0, chat_template=template)
+    served_model = ServedModel(
+        name="echo", root="echo", ready=ready, tokenizer=tokenizer, created=0, chat_template=template
+    )
     request = ChatRequest(messages=[{"role": "user", "content": "hello"}] * 400)
 
     async def render() -> None:

@@ -14,11 +14,10 @@ import pytest
 from radixkv.config import EngineConfig
 from radixkv.errors import CheckpointError, ConfigError, RadixKVError, RuntimeDied, WireError
 from radixkv.frontend import runtime_process as runtime_process_module
-from radixkv.frontend.client import Prompt
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.runtime_process import RuntimeProcess, preflight
 from radixkv.sampling import SamplingParams
-from radixkv.wire import pack_tokens
+from radixkv.wire import Submit, pack_tokens
 from support import scripted_runtime as scripted
 from support.live import children
 from support.scripted_runtime import KILLS
@@ -67,7 +66,7 @@ async def started(command: list[str]) -> AsyncIterator[RuntimeProcess]:
 
 
 async def answer(runtime: RuntimeProcess, ids: list[int], n: int) -> bytes:
-    prompt = Prompt(pack_tokens(ids), SamplingParams(max_tokens=n))
+    prompt = Submit("a", pack_tokens(ids), SamplingParams(max_tokens=n))
     tokens = b""
     async with runtime.client.submit([prompt], arrived=time.monotonic()) as group:
         async for delta in group.deltas():

@@ -19,9 +19,9 @@ from radixkv.frontend.http import errors as failure
 from radixkv.frontend.http.body import BODY_TIMEOUT_S, BodyReader
 from radixkv.frontend.http.body_decoder import MAX_KEYS, MAX_MARKS, MAX_PROMPTS
 from radixkv.frontend.metrics.prometheus import Metrics
-from radixkv.frontend.request_limits import MAX_SALT_BYTES
 from radixkv.frontend.served_model import ServedModel
 from radixkv.frontend.unsupported_fields import UnsupportedFields
+from radixkv.limits import MAX_SALT_BYTES
 from radixkv.sampling import (
     MAX_CHOICES,
     MAX_LOGIT_BIASES,

@@ -81,7 +81,7 @@ def test_folder_instead_of_the_file(tmp_path: Path) -> None:
 
 
 def test_needs_neither_torch_nor_transformers() -> None:
-    code = "import sys, radixkv.text.answer_text; print({'torch', 'transformers'} & sys.modules.keys())"
+    code = "import sys, radixkv.generation.answer_text; print({'torch', 'transformers'} & sys.modules.keys())"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     output = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True

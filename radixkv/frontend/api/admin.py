@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from contextlib import aclosing
 from typing import Any
 
@@ -14,16 +15,13 @@ from starlette.routing import Route
 from radixkv.errors import RequestError, UnsupportedFeature
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.route import route
-from radixkv.frontend.in_flight import Prompt
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.sampling import SamplingParams
-from radixkv.wire import Flushed, pack_tokens
+from radixkv.wire import Flushed, Submit, pack_tokens
 
 HEALTH_GENERATE_TIMEOUT_S = 20.0
 """After this long without a token ``/health_generate`` answers 503; SGLang's value."""
-_ONE_TOKEN = Prompt(pack_tokens([0]), SamplingParams(max_tokens=1), reads_cache=False, priority=-(1 << 31))
-"""The request of ``/health_generate``; its priority puts it before all waiting requests."""
 
 
 def admin_routes(client: RuntimeClient, metrics: Metrics, aliases: MetricAliases | None) -> list[Route]:
@@ -41,7 +39,7 @@ def admin_routes(client: RuntimeClient, metrics: Metrics, aliases: MetricAliases
     async def health_generate(request: Request) -> Response:
         try:
             async with asyncio.timeout(HEALTH_GENERATE_TIMEOUT_S):
-                group = client.submit([_ONE_TOKEN], arrived=time.monotonic(), streams=False)
+                group = client.submit([_one_token()], arrived=time.monotonic(), streams=False)
                 async with group, aclosing(group.deltas()) as deltas:
                     async for delta in deltas:
                         if delta.finish_reason is not None:
@@ -71,6 +69,12 @@ def admin_routes(client: RuntimeClient, metrics: Metrics, aliases: MetricAliases
         route("/flush_cache", flush_cache, "GET", "POST"),
         route("/reset_prefix_cache", reset_prefix_cache, "POST"),
     ]
+
+
+def _one_token() -> Submit:
+    """Returns the request of ``/health_generate``; its priority puts it before all waiting requests."""
+    sampling = SamplingParams(max_tokens=1)
+    return Submit(uuid.uuid4().hex, pack_tokens([0]), sampling, reads_cache=False, priority=-(1 << 31))
 
 
 def _flush_report(flushed: Flushed) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from radixkv.frontend.http.body_decoder import BodyDecoder, check_messages, chec
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.route import route
 from radixkv.frontend.prompt_encoding import encode_prompts, encode_texts, split_prompts
-from radixkv.frontend.request_limits import check_cache_salt
 from radixkv.frontend.served_model import ServedModel
+from radixkv.limits import check_cache_salt
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import Explained
 
@@ -111,7 +111,7 @@ _explain = BodyDecoder(ExplainRequest, {"prompt": check_prompt, "messages": chec
 
 async def _encode(body: ExplainRequest, served_model: ServedModel) -> bytes:
     check_text_request(body, body.prompt, served_model)
-    check_cache_salt(body.cache_salt)
+    check_cache_salt(body.cache_salt or "")
     adds_special_tokens = body.adds_special_tokens()
     if body.prompt is None:
         text = await render_messages(body, served_model)

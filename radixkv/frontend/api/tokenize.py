@@ -16,10 +16,8 @@ from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.body_decoder import BodyDecoder, check_messages
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.route import route
-from radixkv.frontend.prompt_encoding import check_ids
-from radixkv.frontend.request_limits import check_model
 from radixkv.frontend.served_model import ServedModel
-from radixkv.text.tokenizer import Tokenizer
+from radixkv.limits import check_ids
 from radixkv.wire import unpack_tokens
 
 _MAX_INLINE_SIZE = 4096
@@ -84,7 +82,7 @@ async def _tokenized(body: TokenizeRequest, served_model: ServedModel) -> bytes:
         raise InvalidRequest(
             f"the text is longer than {MAX_CHARACTERS} characters; send it in parts", param="prompt"
         )
-    tokenizer, has_names = _tokenizer(served_model, "prompt"), bool(body.return_token_strs)
+    tokenizer, has_names = served_model.require_tokenizer("prompt"), bool(body.return_token_strs)
 
     def tokenized(encode: Callable[..., bytes]) -> bytes:
         ids = unpack_tokens(encode(text, adds_special_tokens=body.adds_special_tokens()))
@@ -102,16 +100,13 @@ async def _tokenized(body: TokenizeRequest, served_model: ServedModel) -> bytes:
 
 
 async def _detokenized(body: DetokenizeRequest, served_model: ServedModel) -> str:
-    check_model(body.model, served_model)
-    tokenizer = _tokenizer(served_model, "tokens")
-    if body.tokens:
-        check_ids(body.tokens, served_model, "tokens")
+    served_model.check_name(body.model)
+    tokenizer = served_model.require_tokenizer("tokens")
+    check_ids(body.tokens, served_model.vocab_size, "tokens")
     if len(body.tokens) <= _MAX_INLINE_SIZE:
         return tokenizer.decode(body.tokens, skip_special_tokens=False)
     return await served_model.serial.run(partial(tokenizer.decode, body.tokens, skip_special_tokens=False))
 
 
-def _tokenizer(served_model: ServedModel, field: str) -> Tokenizer:
-    if served_model.tokenizer is None:
-        raise InvalidRequest("this checkpoint has no tokenizer; start the server with --tokenizer", param=field)
-    return served_model.tokenizer
+def _json(value: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

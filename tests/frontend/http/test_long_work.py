@@ -15,10 +15,10 @@ from radixkv.errors import InvalidRequest
 from radixkv.frontend import in_flight
 from radixkv.frontend.api.openai import schema
 from radixkv.frontend.api.openai.completion_format import CompletionFormat
-from radixkv.frontend.choice_stream import OutputDelta
+from radixkv.frontend.api.openai.prompt_logprobs import PromptWithLogprobs
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.body_decoder import MAX_KEYS
-from radixkv.frontend.prompt_logprobs import PromptWithLogprobs
+from radixkv.generation.output import OutputDelta
 from radixkv.wire import TokenLogprobs
 from support.live import LIMIT_S
 from support.scripted_runtime import Site
@@ -79,7 +79,9 @@ def test_a_long_response_is_rendered_in_a_thread(site: Site, monkeypatch: pytest
     in_loop: list[bool] = []
 
     def recorded(
-        response_format: CompletionFormat, outputs: Sequence[OutputDelta], prompts: Sequence[PromptWithLogprobs]
+        response_format: CompletionFormat,
+        outputs: Sequence[OutputDelta[Any]],
+        prompts: Sequence[PromptWithLogprobs],
     ) -> dict[str, Any]:
         in_loop.append(_is_in_a_loop())
         return whole(response_format, outputs, prompts)

@@ -7,10 +7,11 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from radixkv.frontend.api.openai.logprobs import RenderedToken, chat_logprobs, chat_token
+from radixkv.frontend.api.openai.prompt_logprobs import PromptWithLogprobs
 from radixkv.frontend.api.openai.schema import ChatRequest
-from radixkv.frontend.choice_stream import OutputDelta
-from radixkv.frontend.logprobs import TokenRenderer, chat_logprobs, chat_token
-from radixkv.frontend.prompt_logprobs import PromptWithLogprobs
+from radixkv.generation.logprobs import TokenRenderer
+from radixkv.generation.output import OutputDelta
 from radixkv.wire import unpack_tokens
 
 
@@ -22,11 +23,18 @@ class ChatFormat:
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 
     @property
-    def render_token(self) -> TokenRenderer:
-        """Renders a token's logprobs as chat does."""
+    def render_token(self) -> TokenRenderer[RenderedToken]:
+        """Renders a token's log-probabilities as chat does."""
         return chat_token
 
-    def whole(self, outputs: Sequence[OutputDelta], prompts: Sequence[PromptWithLogprobs]) -> dict[str, Any]:
+    @property
+    def shows_offsets(self) -> bool:
+        """No: chat gives each token's bytes instead."""
+        return False
+
+    def whole(
+        self, outputs: Sequence[OutputDelta[RenderedToken]], prompts: Sequence[PromptWithLogprobs]
+    ) -> dict[str, Any]:
         """Returns the ``chat.completion`` object, from one output per choice."""
         response: dict[str, Any] = {**self._head, "object": "chat.completion"}
         response["choices"] = [
@@ -48,7 +56,7 @@ class ChatFormat:
         return {**self._head, "object": "chat.completion.chunk"}
 
     def chunks(
-        self, index: int, output: OutputDelta, prompt: PromptWithLogprobs, *, is_first: bool
+        self, index: int, output: OutputDelta[RenderedToken], prompt: PromptWithLogprobs, *, is_first: bool
     ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Returns the chunks with new output of one choice; the very first has only the role."""
         content: dict[str, Any] = {"index": index, "delta": {"content": output.text}, **self._end(output)}
@@ -58,7 +66,7 @@ class ChatFormat:
         start = {"index": index, "delta": role, "logprobs": None, "finish_reason": None}
         return [(start, self._prompt_ids(prompt)), (content, {})]
 
-    def _end(self, output: OutputDelta) -> dict[str, Any]:
+    def _end(self, output: OutputDelta[RenderedToken]) -> dict[str, Any]:
         """Returns the fields after a choice's text."""
         end: dict[str, Any] = {
             "logprobs": chat_logprobs(output.logprobs) if self._request.logprobs else None,

@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 
+from radixkv.frontend.api.openai.logprobs import RenderedToken, completion_logprobs, completion_token
+from radixkv.frontend.api.openai.prompt_logprobs import PromptWithLogprobs
 from radixkv.frontend.api.openai.schema import CompletionRequest
-from radixkv.frontend.choice_stream import OutputDelta
-from radixkv.frontend.logprobs import TokenRenderer, completion_logprobs, completion_token
-from radixkv.frontend.prompt_logprobs import PromptWithLogprobs
+from radixkv.generation.logprobs import TokenRenderer
+from radixkv.generation.output import OutputDelta
 from radixkv.wire import unpack_tokens
 
 
@@ -29,11 +30,18 @@ class CompletionFormat:
         }
 
     @property
-    def render_token(self) -> TokenRenderer:
-        """Renders a token's logprobs as completions do."""
+    def render_token(self) -> TokenRenderer[RenderedToken]:
+        """Renders a token's log-probabilities as completions do."""
         return completion_token
 
-    def whole(self, outputs: Sequence[OutputDelta], prompts: Sequence[PromptWithLogprobs]) -> dict[str, Any]:
+    @property
+    def shows_offsets(self) -> bool:
+        """Yes, as ``text_offset``."""
+        return True
+
+    def whole(
+        self, outputs: Sequence[OutputDelta[RenderedToken]], prompts: Sequence[PromptWithLogprobs]
+    ) -> dict[str, Any]:
         """Returns the ``text_completion`` object, from one output per choice."""
         n = self._request.n_choices
         choices = [
@@ -47,13 +55,13 @@ class CompletionFormat:
         return self._head
 
     def chunks(
-        self, index: int, output: OutputDelta, prompt: PromptWithLogprobs, *, is_first: bool
+        self, index: int, output: OutputDelta[RenderedToken], prompt: PromptWithLogprobs, *, is_first: bool
     ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Returns the one chunk with new output of a choice; it has no field outside ``choices``."""
         return [(self._choice(index, output, prompt, is_first=is_first), {})]
 
     def _choice(
-        self, index: int, output: OutputDelta, prompt: PromptWithLogprobs, *, is_first: bool
+        self, index: int, output: OutputDelta[RenderedToken], prompt: PromptWithLogprobs, *, is_first: bool
     ) -> dict[str, Any]:
         has_logprobs = self._request.n_logprobs is not None
         choice: dict[str, Any] = {

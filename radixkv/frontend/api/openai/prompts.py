@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Sequence
 
 import msgspec
@@ -10,49 +11,25 @@ import msgspec
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.api.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
 from radixkv.frontend.chat_text import conversation_text
-from radixkv.frontend.in_flight import Prompt
-from radixkv.frontend.prompt_encoding import check_ids, encode_prompts, encode_texts, split_prompts
-from radixkv.frontend.request_limits import (
-    check_cache_salt,
-    check_model,
+from radixkv.frontend.prompt_encoding import encode_prompts, encode_texts, split_prompts
+from radixkv.frontend.served_model import ServedModel
+from radixkv.generation.params import (
     check_n_prompt_logprobs,
     clamp_max_tokens,
-    fold_seed,
     max_tokens_of_prompt_only,
-    recommended_sampling,
+    request_sampling_params,
 )
-from radixkv.frontend.served_model import ServedModel
+from radixkv.limits import check_cache_salt
 from radixkv.sampling import SamplingParams
-from radixkv.wire import unpack_tokens
-
-_SAMPLING_FIELDS = (
-    "n",
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "skip_special_tokens",
-    "prompt_logprobs",
-)
-"""Fields with the same name and meaning in a request and in ``SamplingParams``."""
+from radixkv.wire import Submit, unpack_tokens
 
 
-async def completion_prompts(request: CompletionRequest, served_model: ServedModel) -> list[Prompt]:
+async def completion_prompts(request: CompletionRequest, served_model: ServedModel) -> list[Submit]:
     """Checks the request and encodes its prompts, long ones in a thread.
 
     Raises:
         InvalidRequest: a field cannot be served; ``param`` names it.
     """
-    _check(request, served_model)
     if request.max_tokens is None:
         max_tokens = SamplingParams().max_tokens
     else:
@@ -74,13 +51,12 @@ async def completion_prompts(request: CompletionRequest, served_model: ServedMod
     ]
 
 
-async def chat_prompt(request: ChatRequest, served_model: ServedModel) -> Prompt:
+async def chat_prompt(request: ChatRequest, served_model: ServedModel) -> Submit:
     """Checks the request, applies the chat template and encodes the text, long ones in a thread.
 
     Raises:
         InvalidRequest: a field cannot be served; ``param`` names it.
     """
-    _check(request, served_model)
     max_tokens_field, max_tokens = request.requested_max_tokens
     sampling = _sampling(request, served_model, max_tokens, request.n_logprobs)
     text = await conversation_text(
@@ -102,7 +78,7 @@ async def chat_prompt(request: ChatRequest, served_model: ServedModel) -> Prompt
 
 
 async def echoed_texts(
-    request: CompletionRequest, served_model: ServedModel, prompts: Sequence[Prompt]
+    request: CompletionRequest, served_model: ServedModel, prompts: Sequence[Submit]
 ) -> list[str]:
     """Returns the prompts' texts, decoded for prompts of token ids; without a tokenizer those are empty."""
     given = split_prompts(request.prompt)
@@ -112,25 +88,11 @@ async def echoed_texts(
     ]
 
 
-def _text(prompt: Prompt, served_model: ServedModel) -> str:
+def _text(prompt: Submit, served_model: ServedModel) -> str:
     if served_model.tokenizer is None:
         return ""
     skip_special_tokens = prompt.sampling.skip_special_tokens
     return served_model.tokenizer.decode(unpack_tokens(prompt.tokens), skip_special_tokens=skip_special_tokens)
-
-
-def _check(request: GenerationRequest, served_model: ServedModel) -> None:
-    check_model(request.model, served_model)
-    check_cache_salt(request.cache_salt)
-    if request.stop and served_model.tokenizer is None:
-        raise InvalidRequest(
-            "stop strings need a tokenizer, and this checkpoint has none; start the server with --tokenizer",
-            param="stop",
-        )
-    if request.stop_token_ids:
-        check_ids(request.stop_token_ids, served_model, "stop_token_ids")
-    if request.logit_bias:
-        check_ids(list(request.logit_bias), served_model, "logit_bias")
 
 
 def _prompt_logprobs_field(request: GenerationRequest) -> str:
@@ -138,21 +100,18 @@ def _prompt_logprobs_field(request: GenerationRequest) -> str:
 
 
 def _sampling(
-    request: GenerationRequest, served_model: ServedModel, max_tokens: int | None, logprobs: int | None
+    request: GenerationRequest, served_model: ServedModel, max_tokens: int | None, n_logprobs: int | None
 ) -> SamplingParams:
-    """Returns the request's sampling parameters, with the checkpoint's defaults for omitted fields."""
-    fields = msgspec.structs.asdict(request)
-    given = {name: fields[name] for name in _SAMPLING_FIELDS if fields[name] is not None}
-    return SamplingParams(
-        **(recommended_sampling(served_model) | given),
-        max_tokens=max_tokens,
-        logprobs=logprobs,
-        seed=fold_seed(request.seed),
-    )
+    """Checks what does not depend on the prompt; returns the request's sampling parameters."""
+    served_model.check_name(request.model)
+    check_cache_salt(request.cache_salt or "")
+    fields = msgspec.structs.asdict(request) | {"logprobs": n_logprobs}
+    return request_sampling_params(fields, max_tokens, served_model)
 
 
-def _prompt(request: GenerationRequest, tokens: bytes, sampling: SamplingParams) -> Prompt:
-    return Prompt(
+def _prompt(request: GenerationRequest, tokens: bytes, sampling: SamplingParams) -> Submit:
+    return Submit(
+        id=uuid.uuid4().hex,
         tokens=tokens,
         sampling=sampling,
         cache_salt=request.cache_salt or "",

@@ -9,14 +9,16 @@ from typing import Any, Protocol
 
 import msgspec
 
+from radixkv.frontend.api.openai.logprobs import RenderedToken
+from radixkv.frontend.api.openai.prompt_logprobs import PromptWithLogprobs
 from radixkv.frontend.api.openai.schema import GenerationRequest
-from radixkv.frontend.choice_stream import ChoiceStream, OutputDelta
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.sse import EVENT_END, EVENT_START
-from radixkv.frontend.in_flight import Prompt, TokenDelta, exceeds_inline_work, is_slow_to_render, without_output
-from radixkv.frontend.logprobs import TokenRenderer
-from radixkv.frontend.prompt_logprobs import PromptWithLogprobs
-from radixkv.frontend.served_model import ServedModel
+from radixkv.frontend.in_flight import TokenDelta, exceeds_inline_work, is_slow_to_render, without_output
+from radixkv.generation.logprobs import TokenRenderer
+from radixkv.generation.models import GenerationModel
+from radixkv.generation.output import ChoiceStream, OutputDelta
+from radixkv.wire import Submit
 
 _REPEATED_TOKENS_PER_TOKEN = 16
 """Tokens of a repeated prompt that take as long to render as one token of an answer."""
@@ -29,11 +31,18 @@ class ResponseFormat(Protocol):
     """The JSON of one endpoint's responses, without usage."""
 
     @property
-    def render_token(self) -> TokenRenderer:
-        """Renders a token's logprobs in the endpoint's format."""
+    def render_token(self) -> TokenRenderer[RenderedToken]:
+        """Renders a token's log-probabilities in the endpoint's format."""
         ...
 
-    def whole(self, outputs: Sequence[OutputDelta], prompts: Sequence[PromptWithLogprobs]) -> dict[str, Any]:
+    @property
+    def shows_offsets(self) -> bool:
+        """Whether log-probabilities say where each token begins in the choice's text."""
+        ...
+
+    def whole(
+        self, outputs: Sequence[OutputDelta[RenderedToken]], prompts: Sequence[PromptWithLogprobs]
+    ) -> dict[str, Any]:
         """Returns the JSON object of a whole response.
 
         Args:
@@ -47,7 +56,9 @@ class ResponseFormat(Protocol):
         """The fields that every chunk of a stream begins with."""
         ...
 
-    def chunks(self, index: int, output: OutputDelta, prompt: PromptWithLogprobs, *, is_first: bool) -> list[Chunk]:
+    def chunks(
+        self, index: int, output: OutputDelta[RenderedToken], prompt: PromptWithLogprobs, *, is_first: bool
+    ) -> list[Chunk]:
         """Returns the chunks with new output of one choice."""
         ...
 
@@ -76,7 +87,7 @@ class ResponseWriter:
     Args:
         request: the parsed body.
         response_format: of the endpoint.
-        served_model: ends answers and turns them into text.
+        model: ends answers and turns them into text.
         prompts: the encoded prompts of the request.
         echoed: the prompts' texts, if choices begin with them.
         arrived: when the request arrived, in monotonic seconds.
@@ -86,8 +97,8 @@ class ResponseWriter:
         self,
         request: GenerationRequest,
         response_format: ResponseFormat,
-        served_model: ServedModel,
-        prompts: Sequence[Prompt],
+        model: GenerationModel,
+        prompts: Sequence[Submit],
         *,
         echoed: Sequence[str] | None = None,
         arrived: float,
@@ -102,7 +113,7 @@ class ResponseWriter:
         self._prompts = [
             PromptWithLogprobs(
                 prompt,
-                served_model,
+                model,
                 n_top=request.prompt_logprobs,
                 echo="" if echoed is None else echoed[index],
                 render_token=None if echoed is None else render_token,
@@ -110,14 +121,19 @@ class ResponseWriter:
             for index, prompt in enumerate(prompts)
         ]
         self._choices = [
-            ChoiceStream(prompt.prompt.sampling, served_model, render_token, len(prompt.echo))
+            ChoiceStream(
+                prompt.prompt.sampling,
+                model,
+                render_token,
+                len(prompt.echo) if response_format.shows_offsets and render_token is not None else None,
+            )
             for prompt in self._prompts
             for _ in range(self._n)
         ]
 
     async def whole(self, client: RuntimeClient) -> bytes:
         """Returns the JSON of the whole response. Raises ``RequestError``; cancelling it cancels the request."""
-        gathered = [OutputDelta() for _ in self._choices]
+        gathered: list[OutputDelta[RenderedToken]] = [OutputDelta() for _ in self._choices]
         async with aclosing(self._outputs(client, streams=False)) as outputs:
             async for index, output, _ in outputs:
                 gathered[index].add(output)
@@ -141,7 +157,7 @@ class ResponseWriter:
 
     async def _outputs(
         self, client: RuntimeClient, *, streams: bool
-    ) -> AsyncGenerator[tuple[int, OutputDelta, bool], None]:
+    ) -> AsyncGenerator[tuple[int, OutputDelta[RenderedToken], bool], None]:
         """Yields a choice's index, its new output, and whether that is the choice's first."""
         begun: set[int] = set()
         prompts = [prompt.prompt for prompt in self._prompts]
@@ -166,20 +182,20 @@ class ResponseWriter:
                     output = prefix_output
                 yield index, output, is_first
 
-    def _n_rendered_tokens(self, gathered: Sequence[OutputDelta]) -> int:
+    def _n_rendered_tokens(self, gathered: Sequence[OutputDelta[RenderedToken]]) -> int:
         """Returns the tokens to render for a whole response; repeated prompt tokens count a fraction."""
         n_repeated = self._n * self._n_prompt if self._request.echo or self._request.return_token_ids else 0
         return n_repeated // _REPEATED_TOKENS_PER_TOKEN + sum(len(output.token_ids) for output in gathered)
 
-    def _n_logprobs(self, gathered: Sequence[OutputDelta]) -> int:
+    def _n_logprobs(self, gathered: Sequence[OutputDelta[RenderedToken]]) -> int:
         n_top = sum(len(prompt.entries or ()) for prompt in self._prompts)
         return n_top + sum(len(output.logprobs) for output in gathered)
 
-    def _render_all(self, gathered: Sequence[OutputDelta]) -> bytes:
+    def _render_all(self, gathered: Sequence[OutputDelta[RenderedToken]]) -> bytes:
         response = self._format.whole(gathered, self._prompts)
         return msgspec.json.encode({**response, "usage": self._usage(), **self._details()})
 
-    def _convert(self, delta: TokenDelta, choice: ChoiceStream) -> OutputDelta:
+    def _convert(self, delta: TokenDelta, choice: ChoiceStream[RenderedToken]) -> OutputDelta[RenderedToken]:
         if delta.done is not None:
             self._n_cached += delta.done.n_cached_tokens
             self._n_done += 1
@@ -187,7 +203,7 @@ class ResponseWriter:
             self._prompts[delta.prompt].absorb(delta.prompt_logprobs)
         if self._request.is_only_echo:
             delta = without_output(delta)
-        return choice.absorb(delta)
+        return choice.absorb(delta.tokens, delta.logprobs, delta.finish_reason, delta.stop_token_id)
 
     def _usage(self) -> dict[str, Any]:
         """Returns the usage so far; the number of cached tokens is known only at the end."""

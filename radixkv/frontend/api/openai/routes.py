@@ -18,7 +18,6 @@ from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.route import route
 from radixkv.frontend.http.sse import EventStream
-from radixkv.frontend.request_limits import check_model
 from radixkv.frontend.served_model import ServedModel
 
 
@@ -29,7 +28,7 @@ def openai_routes(client: RuntimeClient, served_model: ServedModel, body_reader:
         return JSONResponse({"object": "list", "data": [_model(served_model)]})
 
     async def model(request: Request) -> Response:
-        check_model(request.path_params["name"], served_model)
+        served_model.check_name(request.path_params["name"])
         return JSONResponse(_model(served_model))
 
     async def completions(request: Request) -> Response:

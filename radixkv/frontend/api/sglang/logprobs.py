@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from radixkv.frontend.api.sglang.prompts import GeneratePrompt
-from radixkv.frontend.choice_stream import OutputDelta
-from radixkv.frontend.logprobs import RenderedToken, finite_logprob, own_logprob
+from radixkv.generation.logprobs import finite_logprob, finite_top_logprobs, token_text
+from radixkv.generation.output import OutputDelta
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import TokenLogprobs, unpack_tokens
 
 Entry = tuple[float | None, int, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedToken:
+    """A generated token with its log-probabilities, as a response shows it."""
+
+    logprob: float | None
+    token: int
+    text: str | None
+    top: msgspec.Raw
+    """JSON of the likeliest tokens."""
 
 
 class _GrowingList:
@@ -56,7 +67,9 @@ class InputLogprobs:
         self._n_skipped -= len(token_logprobs) - len(requested)
         for logprobs in requested:
             token = self._tokens[self._n_entries]
-            self._add(_entry(own_logprob(logprobs, token), token, self._tokenizer), _top(logprobs, self._tokenizer))
+            self._add(
+                _entry(finite_logprob(logprobs, token), token, self._tokenizer), _top(logprobs, self._tokenizer)
+            )
 
     def fields(self) -> dict[str, Any]:
         """Returns the fields of ``meta_info`` so far."""
@@ -76,11 +89,11 @@ class OutputLogprobs:
         self._returns_text, self._has_top_logprobs = prompt.returns_text, _has_top_logprobs(prompt)
         self._entries, self._top_logprobs = _GrowingList(), _GrowingList()
 
-    def absorb(self, output: OutputDelta) -> None:
-        """Adds the logprobs of new output."""
-        for token, rendered in zip(output.token_ids, output.logprobs, strict=True):
-            self._entries.append((rendered.logprob, token, rendered.text if self._returns_text else None))
-            self._top_logprobs.append(rendered.encoded)
+    def absorb(self, output: OutputDelta[RenderedToken]) -> None:
+        """Adds the log-probabilities of new output."""
+        for rendered in output.logprobs:
+            self._entries.append((rendered.logprob, rendered.token, rendered.text))
+            self._top_logprobs.append(rendered.top)
 
     def fields(self) -> dict[str, Any]:
         """Returns the fields of ``meta_info`` so far."""
@@ -92,16 +105,23 @@ def render_with_text(
     tokenizer: Tokenizer | None, token: int, offset: int, token_logprobs: TokenLogprobs | None, n_top: int
 ) -> RenderedToken:
     """Renders a generated token with texts."""
-    entry = _entry(None if token_logprobs is None else own_logprob(token_logprobs, token), token, tokenizer)
-    top = [] if token_logprobs is None else _top(token_logprobs, tokenizer)
-    return RenderedToken(entry[2] or "", entry[0], offset, _raw(top))
+    return _rendered(tokenizer, token, token_logprobs, token_text(tokenizer, token) or "")
 
 
 def render_without_text(
     tokenizer: Tokenizer | None, token: int, offset: int, token_logprobs: TokenLogprobs | None, n_top: int
 ) -> RenderedToken:
     """Renders a generated token with null in place of texts."""
-    return render_with_text(None, token, offset, token_logprobs, n_top)
+    return _rendered(None, token, token_logprobs, None)
+
+
+def _rendered(
+    tokenizer: Tokenizer | None, token: int, token_logprobs: TokenLogprobs | None, text: str | None
+) -> RenderedToken:
+    if token_logprobs is None:
+        return RenderedToken(None, token, text, _raw([]))
+    top = _raw(_top(token_logprobs, tokenizer))
+    return RenderedToken(finite_logprob(token_logprobs, token), token, text, top)
 
 
 def _has_top_logprobs(prompt: GeneratePrompt) -> bool:
@@ -109,13 +129,11 @@ def _has_top_logprobs(prompt: GeneratePrompt) -> bool:
 
 
 def _entry(logprob: float | None, token: int, tokenizer: Tokenizer | None) -> Entry:
-    return logprob, token, None if tokenizer is None else tokenizer.token_text(token)
+    return logprob, token, token_text(tokenizer, token)
 
 
 def _top(token_logprobs: TokenLogprobs, tokenizer: Tokenizer | None) -> list[Entry]:
-    ids = unpack_tokens(token_logprobs.top_ids)
-    logprobs = struct.unpack(f"<{len(ids)}f", token_logprobs.top_logprobs)
-    return [_entry(finite_logprob(logprob), token, tokenizer) for token, logprob in zip(ids, logprobs, strict=True)]
+    return [_entry(logprob, token, tokenizer) for token, logprob in finite_top_logprobs(token_logprobs)]
 
 
 def _raw(value: object) -> msgspec.Raw:

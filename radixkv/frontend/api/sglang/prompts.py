@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -18,18 +18,18 @@ from radixkv.frontend.api.sglang.schema import (
     for_each,
     parse_sampling,
 )
-from radixkv.frontend.in_flight import Prompt
-from radixkv.frontend.prompt_encoding import check_ids, encode_prompts, split_prompts
-from radixkv.frontend.request_limits import (
-    check_cache_salt,
+from radixkv.frontend.prompt_encoding import encode_prompts, split_prompts
+from radixkv.frontend.served_model import ServedModel
+from radixkv.generation.models import GenerationModel
+from radixkv.generation.params import (
     check_n_prompt_logprobs,
     clamp_max_tokens,
-    fold_seed,
     max_tokens_of_prompt_only,
-    recommended_sampling,
+    request_sampling_params,
 )
-from radixkv.frontend.served_model import ServedModel
+from radixkv.limits import check_cache_salt
 from radixkv.sampling import SamplingParams
+from radixkv.wire import Submit
 
 _SGLANG_NAMES: Mapping[str, str] = {
     "max_tokens": "max_new_tokens",
@@ -39,29 +39,13 @@ _SGLANG_NAMES: Mapping[str, str] = {
     "include_stop_str_in_output": "no_stop_trim",
 }
 """Names in ``SamplingParams`` to SGLang's names."""
-_COMMON_FIELDS = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "skip_special_tokens",
-)
-"""Fields with the same name in both."""
 
 
 @dataclass(frozen=True)
 class GeneratePrompt:
     """One prompt of a ``/generate`` request, with the options of its response."""
 
-    prompt: Prompt
+    prompt: Submit
     rid: str
     """The client's id of the request; empty if it gave none."""
     logprobs_from: int | None
@@ -82,7 +66,7 @@ async def generate_prompts(request: GenerateRequest, served_model: ServedModel) 
     assert given is not None
     with _sglang_names({"prompt": request.prompt_field}):
         prompts = split_prompts(given if isinstance(given, str) else list(given))
-    check_cache_salt(request.cache_salt)
+    check_cache_salt(request.cache_salt or "")
     n_prompts = len(prompts)
     logprob_options = _logprob_options(request, n_prompts)
     settings = parse_sampling(bytes(request.sampling_params), n_prompts)
@@ -116,7 +100,8 @@ def _generate_prompt(
             f"logprob_start_len is {start}; the prompt has {n_prompt} tokens", param="logprob_start_len"
         )
     max_tokens_field = "max_new_tokens" if isinstance(fields.max_new_tokens, int) else None
-    prompt = Prompt(
+    prompt = Submit(
+        id=uuid.uuid4().hex,
         tokens=tokens,
         sampling=clamp_max_tokens(sampling, served_model, n_prompt, max_tokens_field, request.prompt_field),
         cache_salt=request.cache_salt or "",
@@ -152,37 +137,20 @@ def _logprob_options(request: GenerateRequest, n_prompts: int) -> list[tuple[int
     ]
 
 
-def _sampling(
-    fields: SamplingFields, n_logprobs: int | None, start: int, served_model: ServedModel
-) -> SamplingParams:
+def _sampling(fields: SamplingFields, n_logprobs: int | None, start: int, model: GenerationModel) -> SamplingParams:
     """Returns the request's sampling parameters, with the checkpoint's defaults for omitted fields."""
-    if fields.stop and served_model.tokenizer is None:
-        raise InvalidRequest(
-            "stop strings need a tokenizer, and this checkpoint has none; start the server with --tokenizer",
-            param="stop",
-        )
-    if fields.stop_token_ids:
-        check_ids(fields.stop_token_ids, served_model, "stop_token_ids")
-    if fields.logit_bias:
-        check_ids(list(fields.logit_bias), served_model, "logit_bias")
-    values = msgspec.structs.asdict(fields)
-    given: dict[str, Any] = {name: values[name] for name in _COMMON_FIELDS if values[name] is not None}
-    seed = fields.seed if fields.sampling_seed is None else fields.sampling_seed
+    values = msgspec.structs.asdict(fields) | {
+        "min_tokens": fields.min_new_tokens,
+        "include_stop_str_in_output": fields.no_stop_trim,
+        "seed": fields.seed if fields.sampling_seed is None else fields.sampling_seed,
+        "logprobs": n_logprobs,
+        "prompt_logprobs": n_logprobs if start >= 0 else None,
+    }
+    max_tokens = DEFAULT_MAX_NEW_TOKENS if fields.max_new_tokens is msgspec.UNSET else fields.max_new_tokens
     with _sglang_names(_SGLANG_NAMES):
-        limit = (
-            max_tokens_of_prompt_only(fields.min_new_tokens)
-            if fields.max_new_tokens == 0
-            else fields.max_new_tokens
-        )
-        return SamplingParams(
-            **(recommended_sampling(served_model) | given),
-            max_tokens=DEFAULT_MAX_NEW_TOKENS if limit is msgspec.UNSET else limit,
-            min_tokens=fields.min_new_tokens or 0,
-            include_stop_str_in_output=bool(fields.no_stop_trim),
-            seed=fold_seed(seed),
-            logprobs=n_logprobs,
-            prompt_logprobs=n_logprobs if start >= 0 else None,
-        )
+        if max_tokens == 0:
+            max_tokens = max_tokens_of_prompt_only(fields.min_new_tokens)
+        return request_sampling_params(values, max_tokens, model)
 
 
 def _rids(request: GenerateRequest, n_prompts: int) -> list[str]:

@@ -19,20 +19,22 @@ from starlette.routing import Route
 from radixkv.frontend.api.sglang.logprobs import (
     InputLogprobs,
     OutputLogprobs,
+    RenderedToken,
     render_with_text,
     render_without_text,
 )
 from radixkv.frontend.api.sglang.prompts import GeneratePrompt, generate_prompts
 from radixkv.frontend.api.sglang.schema import GenerateRequest, parse_generate
-from radixkv.frontend.choice_stream import ChoiceStream, OutputDelta
 from radixkv.frontend.client import RequestGroup, RuntimeClient
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.route import route
 from radixkv.frontend.http.sse import EventStream, event
 from radixkv.frontend.in_flight import TokenDelta, is_slow_to_render, without_output
-from radixkv.frontend.logprobs import TokenRenderer
 from radixkv.frontend.served_model import ServedModel
+from radixkv.generation.logprobs import TokenRenderer
+from radixkv.generation.models import GenerationModel
+from radixkv.generation.output import ChoiceStream, OutputDelta
 
 
 def generate_routes(client: RuntimeClient, served_model: ServedModel, body_reader: BodyReader) -> list[Route]:
@@ -60,26 +62,26 @@ class _ChoiceState:
     id: str
     """The ``id`` in ``meta_info``."""
     prompt: GeneratePrompt
-    stream: ChoiceStream
+    stream: ChoiceStream[RenderedToken]
     logprobs: OutputLogprobs | None
     """None if the request asks for none."""
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
+    output: OutputDelta[RenderedToken] = field(default_factory=OutputDelta)
+    """The output so far. Its log-probabilities are in ``logprobs``."""
     finish: dict[str, Any] | None = None
     """SGLang's ``finish_reason`` object; None while the choice is running."""
 
     def absorb(self, delta: TokenDelta) -> bool:
         """Adds new output; returns whether a response could show any."""
-        output = self.stream.absorb(delta)
-        self.text += output.text
-        self.token_ids += output.token_ids
+        output = self.stream.absorb(delta.tokens, delta.logprobs, delta.finish_reason, delta.stop_token_id)
         if self.logprobs is not None:
             self.logprobs.absorb(output)
+            output.logprobs = []
+        self.output.add(output)
         if output.finish_reason is not None:
             self.finish = self._finish(output, delta)
         return not output.is_empty
 
-    def _finish(self, output: OutputDelta, delta: TokenDelta) -> dict[str, Any]:
+    def _finish(self, output: OutputDelta[RenderedToken], delta: TokenDelta) -> dict[str, Any]:
         match output.finish_reason:
             case "length":
                 limit = self.prompt.prompt.sampling.max_tokens if self.prompt.generates else 0
@@ -96,7 +98,7 @@ class GenerateWriter:
     Args:
         request: the parsed body.
         prompts: the encoded prompts of the request.
-        served_model: ends answers and turns them into text.
+        model: ends answers and turns them into text.
         arrived: when the request arrived, in monotonic seconds.
     """
 
@@ -104,13 +106,13 @@ class GenerateWriter:
         self,
         request: GenerateRequest,
         prompts: Sequence[GeneratePrompt],
-        served_model: ServedModel,
+        model: GenerationModel,
         *,
         arrived: float,
     ) -> None:
         self._arrived = arrived
         self._prompts = prompts
-        self._input_logprobs = [InputLogprobs(prompt, served_model.tokenizer) for prompt in prompts]
+        self._input_logprobs = [InputLogprobs(prompt, model.tokenizer) for prompt in prompts]
         indices = itertools.count()
         self._choices = [
             [
@@ -118,7 +120,7 @@ class GenerateWriter:
                     next(indices),
                     _id(prompt, index),
                     prompt,
-                    ChoiceStream(prompt.prompt.sampling, served_model, _token_renderer(prompt)),
+                    ChoiceStream(prompt.prompt.sampling, model, _token_renderer(prompt)),
                     None if prompt.prompt.sampling.logprobs is None else OutputLogprobs(prompt),
                 )
                 for index in range(prompt.prompt.sampling.n)
@@ -184,10 +186,10 @@ class GenerateWriter:
             meta |= {"cached_tokens": n_cached, "e2e_latency": time.monotonic() - self._arrived}
         if choice.logprobs is not None:
             meta |= self._input_logprobs[prompt_index].fields() | choice.logprobs.fields()
-        return {"text": choice.text, "output_ids": choice.token_ids, "meta_info": meta}
+        return {"text": choice.output.text, "output_ids": choice.output.token_ids, "meta_info": meta}
 
 
-def _token_renderer(prompt: GeneratePrompt) -> TokenRenderer | None:
+def _token_renderer(prompt: GeneratePrompt) -> TokenRenderer[RenderedToken] | None:
     if prompt.prompt.sampling.logprobs is None:
         return None
     return render_with_text if prompt.returns_text else render_without_text

@@ -234,7 +234,9 @@ def test_the_longest_context_still_limits_a_conversation() -> None:
 def test_a_checkpoint_without_a_template_is_reported(tokenizer: Tokenizer, tmp_path: Path) -> None:
     for has_tokenizer in (True, False):
         ready = ScriptedLoop().ready
-        served_model = ServedModel("echo", "echo", ready, tokenizer if has_tokenizer else None, frozenset(), 0)
+        served_model = ServedModel(
+            name="echo", root="echo", ready=ready, tokenizer=tokenizer if has_tokenizer else None, created=0
+        )
         folder = tmp_path / str(has_tokenizer)
         folder.mkdir()
         with running_site(served_model, folder) as site:

@@ -13,10 +13,10 @@ import pytest
 import tokenizers
 from tokenizers import processors
 
-from radixkv.frontend import request_limits
+from radixkv.frontend.api.openai.logprobs import chat_token, completion_token, prompt_entry
 from radixkv.frontend.api.sglang.logprobs import render_with_text
-from radixkv.frontend.logprobs import chat_token, completion_token, prompt_entry
 from radixkv.frontend.served_model import ServedModel
+from radixkv.generation import params
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import TokenLogprobs, pack_tokens, unpack_tokens
 from support.running_site import running_site
@@ -167,7 +167,7 @@ def test_echo_and_prompt_logprobs_each_show_the_requested_number(site: Site) -> 
 def test_prompt_logprobs_are_limited_per_request(
     site: Site, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_limits, "MAX_PROMPT_LOGPROBS", 40)
+    monkeypatch.setattr(params, "MAX_PROMPT_LOGPROBS", 40)
     complete(site, prompt=["hello", "abcde"], max_tokens=1, **settings)
     refused = site.http.post("/v1/completions", json={"prompt": ["hello", "abcdef"], "max_tokens": 1, **settings})
     assert refused.json()["error"]["param"] in settings
@@ -175,7 +175,7 @@ def test_prompt_logprobs_are_limited_per_request(
 
 
 def test_prompt_logprobs_of_generate_are_limited_per_request(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_limits, "MAX_PROMPT_LOGPROBS", 40)
+    monkeypatch.setattr(params, "MAX_PROMPT_LOGPROBS", 40)
     body = {"text": ["hello", "abcdef"], "return_logprob": True, "top_logprobs_num": 3}
     assert site.http.post("/generate", json={**body, "logprob_start_len": [-1, 0]}).status_code == 200
     error = site.http.post("/generate", json={**body, "logprob_start_len": 0}).json()["error"]

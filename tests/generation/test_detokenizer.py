@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from radixkv.text.detokenizer import IncrementalDetokenizer
+from radixkv.generation.detokenizer import IncrementalDetokenizer
 from radixkv.text.tokenizer import Tokenizer
 from support.text_oracle import expected_text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from radixkv.text.stop import StopStrings
+from radixkv.generation.stop import StopStrings
 
 FEW_CHARACTERS = st.text("abé🎉", max_size=40)
 STOPS = st.lists(st.text("abé🎉", min_size=1, max_size=6), max_size=4)

@@ -1,19 +1,16 @@
-"""Logprobs in the formats of OpenAI and vLLM."""
+"""Log-probabilities in the formats of OpenAI, and of vLLM for prompts."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from radixkv.generation.logprobs import finite_logprob, finite_top_logprobs
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import TokenLogprobs, unpack_tokens
-
-MIN_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot express."""
+from radixkv.wire import TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -32,10 +29,6 @@ class RenderedToken:
     """
 
 
-TokenRenderer = Callable[[Tokenizer | None, int, int, TokenLogprobs | None, int], RenderedToken]
-"""Takes the tokenizer, a token, its offset, its logprobs, and how many of the likeliest tokens to show."""
-
-
 def completion_token(
     tokenizer: Tokenizer | None, token: int, offset: int, token_logprobs: TokenLogprobs | None, n_top: int
 ) -> RenderedToken:
@@ -43,9 +36,9 @@ def completion_token(
     text = _text(tokenizer, token)
     if token_logprobs is None:
         return RenderedToken(text, None, offset, msgspec.Raw(b"null"))
-    logprob = own_logprob(token_logprobs, token)
+    logprob = finite_logprob(token_logprobs, token)
     top_logprobs = {text: logprob}
-    for other, other_logprob in _top_logprobs(token_logprobs, n_top):
+    for other, other_logprob in finite_top_logprobs(token_logprobs, n_top):
         top_logprobs.setdefault(_text(tokenizer, other), other_logprob)
     return RenderedToken(text, logprob, offset, _raw(top_logprobs))
 
@@ -54,9 +47,9 @@ def chat_token(
     tokenizer: Tokenizer | None, token: int, offset: int, token_logprobs: TokenLogprobs | None, n_top: int
 ) -> RenderedToken:
     """Renders a token for chat: an object with a list of the likeliest tokens."""
-    logprob = None if token_logprobs is None else own_logprob(token_logprobs, token)
+    logprob = None if token_logprobs is None else finite_logprob(token_logprobs, token)
     entry = _chat_entry(tokenizer, token, logprob)
-    top_logprobs = [] if token_logprobs is None else _top_logprobs(token_logprobs, n_top)
+    top_logprobs = [] if token_logprobs is None else finite_top_logprobs(token_logprobs, n_top)
     entry["top_logprobs"] = [_chat_entry(tokenizer, *other) for other in top_logprobs]
     return RenderedToken(entry["token"], logprob, offset, _raw(entry))
 
@@ -79,29 +72,11 @@ def chat_logprobs(tokens: Sequence[RenderedToken]) -> dict[str, Any]:
 def prompt_entry(tokenizer: Tokenizer | None, token: int, token_logprobs: TokenLogprobs, n_top: int) -> msgspec.Raw:
     """Returns one entry of vLLM's ``prompt_logprobs``: a map by token id, with the token itself first."""
     entries = {
-        str(token): _prompt_logprob(tokenizer, token, own_logprob(token_logprobs, token), token_logprobs.rank)
+        str(token): _prompt_logprob(tokenizer, token, finite_logprob(token_logprobs, token), token_logprobs.rank)
     }
-    for rank, (other, logprob) in enumerate(_top_logprobs(token_logprobs, n_top), start=1):
+    for rank, (other, logprob) in enumerate(finite_top_logprobs(token_logprobs, n_top), start=1):
         entries.setdefault(str(other), _prompt_logprob(tokenizer, other, logprob, rank))
     return _raw(entries)
-
-
-def own_logprob(token_logprobs: TokenLogprobs, token: int) -> float:
-    """Returns the token's own logprob as a finite float32 value.
-
-    It is the same number as the token has among the likeliest, which are float32.
-    """
-    ids = unpack_tokens(token_logprobs.top_ids)
-    if token in ids:
-        (logprob,) = struct.unpack_from("<f", token_logprobs.top_logprobs, 4 * ids.index(token))
-    else:
-        (logprob,) = struct.unpack("<f", struct.pack("<f", token_logprobs.logprob))
-    return finite_logprob(logprob)
-
-
-def finite_logprob(logprob: float) -> float:
-    """Clamps a logprob to ``MIN_LOGPROB``, because JSON has no infinities."""
-    return max(logprob, MIN_LOGPROB)
 
 
 def _prompt_logprob(tokenizer: Tokenizer | None, token: int, logprob: float, rank: int) -> dict[str, Any]:
@@ -112,12 +87,6 @@ def _chat_entry(tokenizer: Tokenizer | None, token: int, logprob: float | None) 
     text = _text(tokenizer, token)
     token_bytes = text.encode() if tokenizer is None else tokenizer.token_bytes(token)
     return {"token": text, "logprob": logprob, "bytes": list(token_bytes)}
-
-
-def _top_logprobs(token_logprobs: TokenLogprobs, count: int) -> Iterator[tuple[int, float]]:
-    ids = unpack_tokens(token_logprobs.top_ids)[:count]
-    logprobs = struct.unpack_from(f"<{len(ids)}f", token_logprobs.top_logprobs)
-    return zip(ids, map(finite_logprob, logprobs), strict=True)
 
 
 def _text(tokenizer: Tokenizer | None, token: int) -> str:

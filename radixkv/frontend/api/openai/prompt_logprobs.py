@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from radixkv.frontend.choice_stream import OutputDelta
-from radixkv.frontend.in_flight import Prompt
-from radixkv.frontend.logprobs import RenderedToken, TokenRenderer, prompt_entry
-from radixkv.frontend.served_model import ServedModel
-from radixkv.text.detokenizer import IncrementalDetokenizer
-from radixkv.wire import TokenLogprobs, unpack_tokens
+from radixkv.frontend.api.openai.logprobs import RenderedToken, prompt_entry
+from radixkv.generation.detokenizer import IncrementalDetokenizer
+from radixkv.generation.logprobs import TokenRenderer
+from radixkv.generation.models import GenerationModel
+from radixkv.generation.output import OutputDelta
+from radixkv.wire import Submit, TokenLogprobs, unpack_tokens
 
 
 class PromptWithLogprobs:
@@ -19,7 +19,7 @@ class PromptWithLogprobs:
 
     Args:
         prompt: as it was submitted.
-        served_model: provides the tokenizer.
+        model: provides the tokenizer.
         n_top: how many of the likeliest tokens each of ``entries`` has; None for no entries.
         echo: the text that choices begin with.
         render_token: renders the echoed tokens' logprobs; None if the response shows none.
@@ -27,33 +27,35 @@ class PromptWithLogprobs:
 
     def __init__(
         self,
-        prompt: Prompt,
-        served_model: ServedModel,
+        prompt: Submit,
+        model: GenerationModel,
         *,
         n_top: int | None,
         echo: str,
-        render_token: TokenRenderer | None,
+        render_token: TokenRenderer[RenderedToken] | None,
     ) -> None:
         self.prompt = prompt
         self.echo = echo
         self.entries: list[msgspec.Raw | None] | None = None if n_top is None else [None]
         """vLLM's ``prompt_logprobs``: one entry per token, None for the first."""
         self._n_top = n_top or 0
-        self._tokenizer = served_model.tokenizer
+        self._tokenizer = model.tokenizer
         self._render_token = render_token
         self._rendered: list[RenderedToken] = []
         self._ids = unpack_tokens(prompt.tokens) if n_top is not None or render_token is not None else []
         self._n_absorbed = 1
         self._text: IncrementalDetokenizer | None = None
-        if served_model.tokenizer is not None:
-            self._text = IncrementalDetokenizer(served_model.tokenizer, skip_special_tokens=False)
+        if model.tokenizer is not None:
+            self._text = IncrementalDetokenizer(model.tokenizer, skip_special_tokens=False)
         if render_token is not None:
             self._add_rendered(render_token, self._ids[0], None)
 
     @property
-    def prefix_output(self) -> OutputDelta:
+    def prefix_output(self) -> OutputDelta[RenderedToken]:
         """The output that every choice begins with."""
-        return OutputDelta(text=self.echo, logprobs=list(self._rendered))
+        output = OutputDelta(logprobs=list(self._rendered))
+        output.add_text(self.echo)
+        return output
 
     def absorb(self, token_logprobs: Sequence[TokenLogprobs]) -> None:
         """Adds the logprobs of the next tokens, from the prompt's second on."""
@@ -65,7 +67,9 @@ class PromptWithLogprobs:
             if self._render_token is not None:
                 self._add_rendered(self._render_token, token, logprobs)
 
-    def _add_rendered(self, render_token: TokenRenderer, token: int, token_logprobs: TokenLogprobs | None) -> None:
+    def _add_rendered(
+        self, render_token: TokenRenderer[RenderedToken], token: int, token_logprobs: TokenLogprobs | None
+    ) -> None:
         offset = 0 if self._text is None else self._text.n_characters
         self._rendered.append(
             render_token(self._tokenizer, token, offset, token_logprobs, self.prompt.sampling.logprobs or 0)

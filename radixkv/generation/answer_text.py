@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from radixkv.text.detokenizer import IncrementalDetokenizer
-from radixkv.text.stop import StopStrings
+from radixkv.generation.detokenizer import IncrementalDetokenizer
+from radixkv.generation.stop import StopStrings
 from radixkv.text.tokenizer import Tokenizer
 
 

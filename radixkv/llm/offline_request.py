@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import struct
-
-from msgspec.structs import replace
-
-from radixkv.frontend.choice_stream import ChoiceStream, OutputDelta, Vocabulary
+from radixkv.generation.logprobs import token_text, top_logprobs
+from radixkv.generation.models import GenerationModel
+from radixkv.generation.output import ChoiceStream, OutputDelta
 from radixkv.llm.outputs import CompletionOutput, Logprob, RequestOutput
 from radixkv.sampling import SamplingParams
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import Done, NewTokens, PromptLogprobs, Submit, TokenLogprobs, unpack_tokens
 
 
-class _OutputBuilder:
-    """Accumulates one of a request's ``n`` answers.
+class _OfflineChoice:
+    """One of a request's ``n`` answers.
 
     An answer that is not streamed and has no stop strings is collected as raw tokens and detokenized at the end:
     building text and lists in every step would take several times as long.
     """
 
-    def __init__(self, sampling: SamplingParams, vocabulary: Vocabulary, *, is_streamed: bool) -> None:
-        self._accumulated = OutputDelta()
-        """The answer so far, without the deferred tokens."""
+    def __init__(self, sampling: SamplingParams, model: GenerationModel, *, is_streamed: bool) -> None:
         self._is_deferred = not (is_streamed or sampling.stop)
-        self._deferred_tokens = bytearray()
-        self._deferred_logprobs: list[TokenLogprobs] = []
-        self._stream = ChoiceStream(sampling, vocabulary)
-        self._tokenizer = vocabulary.tokenizer
-        self._logprobs: list[dict[int, Logprob]] | None = None if sampling.logprobs is None else []
+        self._tokens = bytearray()
+        self._token_logprobs: list[TokenLogprobs] = []
+        self._has_logprobs = sampling.logprobs is not None
+        self._stream = ChoiceStream(sampling, model, logprobs_by_token if self._has_logprobs else None)
+        self._output: OutputDelta[dict[int, Logprob]] = OutputDelta()
+        """The answer so far, without the deferred tokens."""
         self._cumulative_logprob = 0.0
 
     def add(self, item: NewTokens) -> bool:
@@ -37,31 +34,30 @@ class _OutputBuilder:
         Returns:
             Whether a stop string ended the answer; the loop does not see text and must be told.
         """
+        tokens: bytes | bytearray = item.tokens
+        token_logprobs = item.logprobs
         if self._is_deferred:
-            self._deferred_tokens += item.tokens
-            self._deferred_logprobs += item.logprobs or ()
+            self._tokens += item.tokens
+            self._token_logprobs += item.logprobs or ()
             if item.finish_reason is None:
                 return False
-            item = replace(item, tokens=bytes(self._deferred_tokens), logprobs=self._deferred_logprobs)
-        delta = self._stream.absorb(item)
-        self._accumulated.add(delta)
-        if self._logprobs is not None:
-            # Tokens after a stop string are dropped, so there may be more logprobs than tokens.
-            for token, logprobs in zip(delta.token_ids, item.logprobs or (), strict=False):
-                self._logprobs.append(logprobs_by_token(token, logprobs, self._tokenizer))
-                self._cumulative_logprob += logprobs.logprob
+            tokens, token_logprobs = self._tokens, self._token_logprobs
+        delta = self._stream.absorb(tokens, token_logprobs, item.finish_reason, item.stop_token_id)
+        self._output.add(delta)
+        for token, logprobs in zip(delta.token_ids, delta.logprobs, strict=False):
+            self._cumulative_logprob += logprobs[token].logprob
         return delta.finish_reason is not None and item.finish_reason is None
 
     def output(self, index: int) -> CompletionOutput:
         """Returns the answer so far."""
         return CompletionOutput(
             index=index,
-            text=self._accumulated.text,
-            token_ids=list(self._accumulated.token_ids),
-            finish_reason=self._accumulated.finish_reason,
-            stop_reason=self._accumulated.stop_reason,
-            logprobs=None if self._logprobs is None else list(self._logprobs),
-            cumulative_logprob=None if self._logprobs is None else self._cumulative_logprob,
+            text=self._output.text,
+            token_ids=list(self._output.token_ids),
+            finish_reason=self._output.finish_reason,
+            stop_reason=self._output.stop_reason,
+            logprobs=list(self._output.logprobs) if self._has_logprobs else None,
+            cumulative_logprob=self._cumulative_logprob if self._has_logprobs else None,
         )
 
 
@@ -71,20 +67,20 @@ class OfflineRequest:
     Args:
         prompt: the prompt's text; None if it was given as token ids.
         submit: the message that starts the request in the loop.
-        vocabulary: the model's tokenizer and end-of-sequence ids.
+        model: ends answers and turns them into text.
         is_streamed: whether ``output`` is called before the end.
     """
 
     def __init__(
-        self, prompt: str | None, submit: Submit, vocabulary: Vocabulary, *, is_streamed: bool = False
+        self, prompt: str | None, submit: Submit, model: GenerationModel, *, is_streamed: bool = False
     ) -> None:
         self.submit = submit
         self.is_done = False
         self._prompt = prompt
         self._prompt_ids = unpack_tokens(submit.tokens)
-        self._tokenizer = vocabulary.tokenizer
+        self._tokenizer = model.tokenizer
         sampling = submit.sampling
-        self._builders = [_OutputBuilder(sampling, vocabulary, is_streamed=is_streamed) for _ in range(sampling.n)]
+        self._choices = [_OfflineChoice(sampling, model, is_streamed=is_streamed) for _ in range(sampling.n)]
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if sampling.prompt_logprobs is not None:
             self._prompt_logprobs = [None] * len(self._prompt_ids)
@@ -92,14 +88,14 @@ class OfflineRequest:
 
     def add(self, item: NewTokens) -> bool:
         """Adds new tokens of one answer; returns whether a stop string ended it."""
-        return self._builders[item.choice].add(item)
+        return self._choices[item.choice].add(item)
 
     def add_prompt_logprobs(self, item: PromptLogprobs) -> None:
         """Adds the logprobs of a range of prompt tokens."""
         assert self._prompt_logprobs is not None
         for position, logprobs in enumerate(item.items, item.start):
             self._prompt_logprobs[position] = logprobs_by_token(
-                self._prompt_ids[position], logprobs, self._tokenizer
+                self._tokenizer, self._prompt_ids[position], 0, logprobs
             )
 
     def finish(self, done: Done) -> None:
@@ -114,21 +110,25 @@ class OfflineRequest:
             prompt=self._prompt,
             prompt_token_ids=self._prompt_ids,
             num_cached_tokens=self._n_cached,
-            outputs=[builder.output(index) for index, builder in enumerate(self._builders)],
+            outputs=[choice.output(index) for index, choice in enumerate(self._choices)],
             prompt_logprobs=self._prompt_logprobs,
             finished=self.is_done,
         )
 
 
-def logprobs_by_token(token: int, logprobs: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+def logprobs_by_token(
+    tokenizer: Tokenizer | None,
+    token: int,
+    offset: int,
+    token_logprobs: TokenLogprobs | None,
+    n_top: int | None = None,
+) -> dict[int, Logprob]:
     """Returns logprobs by token id: first the token's own, then those of the requested most likely tokens."""
-
-    def make_logprob(token_id: int, logprob: float, rank: int) -> Logprob:
-        return Logprob(logprob, rank, None if tokenizer is None else tokenizer.token_text(token_id))
-
-    top_logprobs = struct.unpack(f"<{len(logprobs.top_logprobs) // 4}f", logprobs.top_logprobs)
-    result = {token: make_logprob(token, logprobs.logprob, logprobs.rank)}
-    for rank, (token_id, logprob) in enumerate(zip(unpack_tokens(logprobs.top_ids), top_logprobs, strict=True), 1):
-        if token_id != token:
-            result[token_id] = make_logprob(token_id, logprob, rank)
-    return result
+    assert token_logprobs is not None
+    own = Logprob(token_logprobs.logprob, token_logprobs.rank, token_text(tokenizer, token))
+    likeliest = enumerate(top_logprobs(token_logprobs, n_top), start=1)
+    return {token: own} | {
+        other: Logprob(logprob, rank, token_text(tokenizer, other))
+        for rank, (other, logprob) in likeliest
+        if other != token
+    }

@@ -1,0 +1,74 @@
+"""Prompts as texts, token ids or chats, and their encoding for ``Submit``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from radixkv.errors import InvalidRequest, shortened
+from radixkv.generation.models import GenerationModel
+from radixkv.limits import check_ids
+from radixkv.text.messages import normalize_messages
+from radixkv.wire import pack_tokens
+
+_NOT_VARIABLES = ("messages", "add_generation_prompt", "continue_final_message")
+"""What a chat template reads besides variables."""
+
+
+def encode_ids(ids: Sequence[int], model: GenerationModel) -> bytes:
+    """Returns token ids as little-endian int32. O(ids).
+
+    Raises:
+        InvalidRequest: they are not integers, or outside the vocabulary.
+    """
+    try:
+        tokens = pack_tokens(ids)
+    except (TypeError, OverflowError) as error:
+        raise InvalidRequest(f"a prompt is neither text nor int32 token ids: {error}", param="prompt") from error
+    check_ids(ids, model.vocab_size, "prompt")
+    return tokens
+
+
+def render_chat(
+    messages: Sequence[Mapping[str, Any]],
+    model: GenerationModel,
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    variables: Mapping[str, Any] | None = None,
+) -> str:
+    """Renders messages with the checkpoint's chat template.
+
+    The text has its special tokens already: encode it without those that the tokenizer adds.
+
+    Args:
+        messages: in OpenAI's format; contents are texts or lists of text parts.
+        model: provides the template.
+        add_generation_prompt: whether the text ends with the start of the assistant's message.
+        continue_final_message: whether the text ends within the last message, for the model to continue it.
+        variables: further variables for the template.
+
+    Raises:
+        InvalidRequest: the template cannot render the messages with these options.
+    """
+    if model.chat_template is None:
+        raise InvalidRequest(
+            "this checkpoint has no chat template; set a file with one (--chat-template), or give the prompt as "
+            "text",
+            param="messages",
+        )
+    if not isinstance(variables, Mapping | None):
+        raise InvalidRequest(
+            f"chat_template_kwargs is {shortened(variables)}; it must be a dictionary", param="chat_template_kwargs"
+        )
+    for name in _NOT_VARIABLES:
+        if name in (variables or {}):
+            raise InvalidRequest(
+                f"chat_template_kwargs is not the place for {name}; give it outside", param="chat_template_kwargs"
+            )
+    return model.chat_template.render(
+        normalize_messages(messages),
+        **(variables or {}),
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+    )

@@ -1,0 +1,1 @@
+from support.small_tokenizers import tokenizer as tokenizer
