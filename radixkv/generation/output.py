@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Generic
 
 from radixkv.generation.answer_text import AnswerText
@@ -90,8 +91,10 @@ class ChoiceStream(Generic[RenderedT]):
         self._text = None if model.tokenizer is None else answer_text(sampling, model.tokenizer)
         self._render_token = render_token
         self._first_offset = first_offset
-        self._goes_singly = bool(sampling.stop) or first_offset is not None
-        self._eos_token_ids = frozenset() if sampling.ignore_eos else model.eos_token_ids
+        self._goes_singly = bool(sampling.stop) or (render_token is not None and first_offset is not None)
+        eos_token_ids = frozenset() if sampling.ignore_eos else model.eos_token_ids
+        self._explicit_stop_ids = frozenset(sampling.stop_token_ids) - eos_token_ids
+        """Tokens that are the ``stop_reason`` of an answer that they end."""
 
     def absorb(
         self,
@@ -111,71 +114,54 @@ class ChoiceStream(Generic[RenderedT]):
         output: OutputDelta[RenderedT] = OutputDelta()
         if self.is_ended:
             return output
-        ids, has_stop_token = unpack_tokens(bytes(tokens)), stop_token_id is not None
-        offsets: Sequence[int] = ()
-        if self._goes_singly and self._text is not None:
-            offsets, self.is_ended = self._push_singly(output, ids, has_stop_token)
-            del ids[len(offsets) :]
+        ids, is_stopped = unpack_tokens(bytes(tokens)), stop_token_id is not None
+        offsets: Iterable[int] = repeat(self._first_offset or 0)
+        if self._text is not None and self._goes_singly:
+            offsets = self._push_singly(self._text, output, ids, is_stopped=is_stopped)
+        elif self._text is not None and finish_reason is not None and not self.n_tokens:
+            output.add_text(self._text.decode_all(ids, is_stopped=is_stopped))
         elif self._text is not None:
-            is_whole = finish_reason is not None and not self.n_tokens
-            if is_whole:
-                output.add_text(self._text.decode_all(ids, is_stopped=has_stop_token))
-            else:
-                output.add_text(self._text.push(ids, is_stopped=has_stop_token)[0])
+            output.add_text(self._text.push(ids, is_stopped=is_stopped)[0])
         output.token_ids = ids
         self.n_tokens += len(ids)
         if self._render_token is not None:
             n_top = self._sampling.logprobs or 0
             output.logprobs = [
-                self._render_token(
-                    self._tokenizer,
-                    token,
-                    offsets[index] if offsets else self._first_offset or 0,
-                    logprobs[index] if logprobs else None,
-                    n_top,
-                )
-                for index, token in enumerate(ids)
+                self._render_token(self._tokenizer, token, offset, token_logprobs, n_top)
+                for token, offset, token_logprobs in zip(ids, offsets, logprobs or repeat(None), strict=False)
             ]
-        if self.is_ended:
-            self._stop(output)
-        elif finish_reason is not None:
-            self._finish(output, finish_reason, stop_token_id)
+        self._end(output, finish_reason, stop_token_id)
         return output
 
     def _push_singly(
-        self, output: OutputDelta[RenderedT], ids: Sequence[int], has_stop_token: bool
-    ) -> tuple[list[int], bool]:
+        self, text: AnswerText, output: OutputDelta[RenderedT], ids: list[int], *, is_stopped: bool
+    ) -> list[int]:
         """Converts token by token, so that the end does not depend on how tokens were grouped.
 
-        Returns the offset of each token, up to the one that completes a stop string, and whether one does.
+        Drops the ids after the one that completes a stop string. Returns the offset of each token.
         """
-        assert self._text is not None
-        texts, offsets, has_matched = [], [], False
+        pieces, offsets, has_matched = [], [], False
         for index, token in enumerate(ids):
-            offsets.append((self._first_offset or 0) + self._text.n_characters)
-            text, has_matched = self._text.push([token], is_stopped=has_stop_token and index == len(ids) - 1)
-            texts.append(text)
+            offsets.append((self._first_offset or 0) + text.n_characters)
+            piece, has_matched = text.push([token], is_stopped=is_stopped and index == len(ids) - 1)
+            pieces.append(piece)
             if has_matched:
                 break
-        output.add_text("".join(texts))
-        return offsets, has_matched
+        del ids[len(offsets) :]
+        output.add_text("".join(pieces))
+        return offsets
 
-    def _finish(self, output: OutputDelta[RenderedT], finish_reason: str, stop_token_id: int | None) -> None:
-        """Ends the choice as the runtime did, unless its remaining text completes a stop string."""
-        self.is_ended = True
+    def _end(self, output: OutputDelta[RenderedT], finish_reason: str | None, stop_token_id: int | None) -> None:
+        """Ends the choice at a stop string, which its remaining text may complete, or as the runtime did."""
         if self._text is not None:
-            text, has_matched = self._text.finish()
-            output.add_text(text)
-            if has_matched:
-                self._stop(output)
-                return
-        output.finish_reason = finish_reason
-        if stop_token_id in self._sampling.stop_token_ids and stop_token_id not in self._eos_token_ids:
+            if finish_reason is not None and self._text.stop_string is None:
+                output.add_text(self._text.finish()[0])
+            if self._text.stop_string is not None:
+                finish_reason, output.stop_reason = "stop", self._text.stop_string
+        if output.stop_reason is None and stop_token_id in self._explicit_stop_ids:
             output.stop_reason = stop_token_id
-
-    def _stop(self, output: OutputDelta[RenderedT]) -> None:
-        output.finish_reason = "stop"
-        output.stop_reason = None if self._text is None else self._text.stop_string
+        output.finish_reason = finish_reason
+        self.is_ended = finish_reason is not None
 
 
 def answer_text(sampling: SamplingParams, tokenizer: Tokenizer) -> AnswerText:

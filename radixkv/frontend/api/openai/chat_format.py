@@ -27,11 +27,6 @@ class ChatFormat:
         """Renders a token's log-probabilities as chat does."""
         return chat_token
 
-    @property
-    def shows_offsets(self) -> bool:
-        """No: chat gives each token's bytes instead."""
-        return False
-
     def whole(
         self, outputs: Sequence[OutputDelta[RenderedToken]], prompts: Sequence[PromptWithLogprobs]
     ) -> dict[str, Any]:

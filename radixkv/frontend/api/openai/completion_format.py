@@ -34,11 +34,6 @@ class CompletionFormat:
         """Renders a token's log-probabilities as completions do."""
         return completion_token
 
-    @property
-    def shows_offsets(self) -> bool:
-        """Yes, as ``text_offset``."""
-        return True
-
     def whole(
         self, outputs: Sequence[OutputDelta[RenderedToken]], prompts: Sequence[PromptWithLogprobs]
     ) -> dict[str, Any]:

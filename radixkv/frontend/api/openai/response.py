@@ -35,11 +35,6 @@ class ResponseFormat(Protocol):
         """Renders a token's log-probabilities in the endpoint's format."""
         ...
 
-    @property
-    def shows_offsets(self) -> bool:
-        """Whether log-probabilities say where each token begins in the choice's text."""
-        ...
-
     def whole(
         self, outputs: Sequence[OutputDelta[RenderedToken]], prompts: Sequence[PromptWithLogprobs]
     ) -> dict[str, Any]:
@@ -121,12 +116,7 @@ class ResponseWriter:
             for index, prompt in enumerate(prompts)
         ]
         self._choices = [
-            ChoiceStream(
-                prompt.prompt.sampling,
-                model,
-                render_token,
-                len(prompt.echo) if response_format.shows_offsets and render_token is not None else None,
-            )
+            ChoiceStream(prompt.prompt.sampling, model, render_token, first_offset=len(prompt.echo))
             for prompt in self._prompts
             for _ in range(self._n)
         ]
