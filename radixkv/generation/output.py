@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Generic
+
+import msgspec
 
 from radixkv.generation.answer_text import AnswerText
 from radixkv.generation.logprobs import RenderedT, TokenRenderer
@@ -15,21 +16,19 @@ from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import TokenLogprobs, unpack_tokens
 
 
-@dataclass(slots=True)
-class TextPart:
+class TextPart(msgspec.Struct):
     """Text of the answer itself."""
 
     text: str
 
 
-@dataclass(slots=True)
-class OutputDelta(Generic[RenderedT]):
+class OutputDelta(msgspec.Struct, Generic[RenderedT]):
     """Output of one choice: what is new, or everything so far. Consecutive ones can be concatenated."""
 
-    parts: list[TextPart] = field(default_factory=list)
+    parts: list[TextPart] = []
     """What the tokens say, in order. Neighbours are of different kinds."""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[RenderedT] = field(default_factory=list)
+    token_ids: list[int] = []
+    logprobs: list[RenderedT] = []
     """One per token, as the API shows it; empty if it shows none."""
     finish_reason: str | None = None
     """None while the choice is running."""
