@@ -34,8 +34,8 @@ from step_plans import CASES, MAX_MODEL_LEN, MAX_STEPS, PAGE_SIZE, SMALL_CASES, 
 from traces import record_trace, table
 
 from radixkv.checkpoints import resolve
-from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, with_defaults
-from radixkv.runtime.device.factory import open_executor
+from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from radixkv.runtime.device.factory import look_at_machine, open_executor, resolve_config
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.result import PendingStep
 
@@ -91,12 +91,14 @@ def open_device(arguments: argparse.Namespace, folder: Path) -> Executor:
             load_format="dummy",
             device=arguments.device,
             enforce_eager=arguments.enforce_eager,
+            max_model_len=MAX_MODEL_LEN,
         ),
         CacheConfig(page_size=PAGE_SIZE),
         SchedulerConfig(max_num_seqs=arguments.max_num_seqs),
     )
     checkpoint = resolve(config.model.model, load_format="dummy")
-    return open_executor(with_defaults(config, arguments.device), checkpoint, MAX_MODEL_LEN)
+    resolved = resolve_config(config, checkpoint, look_at_machine(arguments.device))
+    return open_executor(resolved, checkpoint)
 
 
 def time_steps(executor: Executor, plans: Plans, n_steps: int) -> dict[str, Any]:

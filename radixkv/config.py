@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from radixkv.errors import ConfigError, shortened
@@ -23,11 +23,6 @@ Device = Literal["cpu", "cuda"]
 SchedulePolicy = Literal["lpm", "fcfs"]
 LoadFormat = Literal["auto", "dummy"]
 MetricsCompat = Literal["vllm", "sglang"]
-
-_DEFAULT_MAX_NUM_SEQS: dict[Device, int] = {"cpu": 256, "cuda": 512}
-_DEFAULT_MAX_NUM_BATCHED_TOKENS: dict[Device, int] = {"cpu": 2048, "cuda": 8192}
-_DEFAULT_POOL_BYTES: dict[Device, int | None] = {"cpu": 1 << 30, "cuda": None}
-_DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 
 
 def _check_integer(name: str, value: object) -> int:
@@ -183,58 +178,6 @@ class EngineConfig:
                 f"max_num_batched_tokens {max_tokens} is less than {minimum}: with max_num_seqs {max_rows} a step "
                 f"must hold {max_rows - 1} decode tokens and one page ({self.cache.page_size} tokens) of a prompt"
             )
-
-
-def with_defaults(config: EngineConfig, device: Device) -> EngineConfig:
-    """Returns the configuration with the defaults that depend on the device filled in.
-
-    Settings that are set stay as they are; calling this on its own result changes nothing.
-
-    Raises:
-        ConfigError: a setting does not exist for this device, or the pool's size is set twice.
-    """
-    cache, scheduler = config.cache, config.scheduler
-    _check_pool_size(cache, device)
-    n_rows, n_tokens = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
-    if n_rows is None:
-        n_rows = (
-            _DEFAULT_MAX_NUM_SEQS[device]
-            if n_tokens is None
-            else min(_DEFAULT_MAX_NUM_SEQS[device], n_tokens + 1 - cache.page_size)
-        )
-    if n_tokens is None:
-        n_tokens = max(_DEFAULT_MAX_NUM_BATCHED_TOKENS[device], n_rows - 1 + cache.page_size)
-    return EngineConfig(
-        replace(config.model, device=device),
-        _with_cpu_pool(cache) if device == "cpu" else _with_cuda_pool(cache),
-        replace(scheduler, max_num_seqs=n_rows, max_num_batched_tokens=n_tokens),
-        config.seed,
-    )
-
-
-def _check_pool_size(cache: CacheConfig, device: Device) -> None:
-    n_bytes, n_tokens = cache.kv_cache_memory_bytes, cache.max_total_tokens
-    # The default size may be there because ``with_defaults`` filled it in before.
-    if n_tokens is not None and n_bytes not in (None, _DEFAULT_POOL_BYTES[device]):
-        raise ConfigError(
-            f"kv_cache_memory_bytes {n_bytes} and max_total_tokens {n_tokens} both set the size of the KV pool; "
-            "set only one of them"
-        )
-
-
-def _with_cpu_pool(cache: CacheConfig) -> CacheConfig:
-    if cache.gpu_memory_utilization is not None:
-        raise ConfigError(
-            f"gpu_memory_utilization {cache.gpu_memory_utilization:g} has no meaning on the CPU, the device in "
-            "use; set the pool's size with kv_cache_memory_bytes or max_total_tokens"
-        )
-    n_bytes = cache.kv_cache_memory_bytes
-    return replace(cache, kv_cache_memory_bytes=_DEFAULT_POOL_BYTES["cpu"] if n_bytes is None else n_bytes)
-
-
-def _with_cuda_pool(cache: CacheConfig) -> CacheConfig:
-    share = cache.gpu_memory_utilization
-    return replace(cache, gpu_memory_utilization=_DEFAULT_GPU_MEMORY_UTILIZATION if share is None else share)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from radixkv.config import (
     ModelConfig,
     SchedulerConfig,
     ServerConfig,
-    with_defaults,
 )
 from radixkv.errors import ConfigError, InvalidRequest, shortened
 from radixkv.sampling import SamplingParams
@@ -150,73 +149,6 @@ def test_settings_of_a_wrong_type_are_named(make: Callable[[], object], message:
         make()
 
 
-def test_defaults_depend_on_the_device() -> None:
-    cpu, cuda = (with_defaults(EngineConfig(seed=7), device) for device in ("cpu", "cuda"))
-    assert (cpu.model.device, cpu.scheduler.max_num_seqs, cpu.scheduler.max_num_batched_tokens) == (
-        "cpu",
-        256,
-        2048,
-    )
-    assert (cuda.model.device, cuda.scheduler.max_num_seqs) == ("cuda", 512)
-    assert cuda.scheduler.max_num_batched_tokens == 8192
-    assert (cpu.cache.kv_cache_memory_bytes, cpu.cache.gpu_memory_utilization) == (1 << 30, None)
-    assert (cuda.cache.kv_cache_memory_bytes, cuda.cache.gpu_memory_utilization) == (None, 0.9)
-    assert cpu.seed == cuda.seed == 7
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_settings_that_are_set_stay_on_every_device(device: Any) -> None:
-    config = EngineConfig(
-        ModelConfig("some/model", dtype="bfloat16", device=device),
-        CacheConfig(8, kv_cache_memory_bytes=5000, gpu_memory_utilization=0.5 if device == "cuda" else None),
-        SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=99, queue_timeout_s=1.0),
-    )
-    assert with_defaults(config, device) == config
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("page_size", [1, 16, 4096])
-@pytest.mark.parametrize("n_tokens", [None, 4096, 5000, 20_000])
-@pytest.mark.parametrize("n_rows", [None, 1, 500, 900])
-def test_a_default_fits_the_settings_that_are_set(
-    device: Any, page_size: int, n_tokens: int | None, n_rows: int | None
-) -> None:
-    """A step can hold a token of each row but one, and one page; no default is smaller than necessary."""
-    try:
-        config = EngineConfig(
-            cache=CacheConfig(page_size),
-            scheduler=SchedulerConfig(max_num_seqs=n_rows, max_num_batched_tokens=n_tokens),
-        )
-    except ConfigError:
-        assert n_tokens is not None
-        assert n_rows is not None
-        assert n_tokens < n_rows - 1 + page_size
-        return
-    filled = with_defaults(config, device).scheduler
-    assert filled.max_num_seqs is not None
-    assert filled.max_num_batched_tokens is not None
-    spare = filled.max_num_batched_tokens - (filled.max_num_seqs - 1 + page_size)
-    assert spare >= 0
-    assert filled.max_num_seqs == n_rows or filled.max_num_seqs in (256, 512) or spare == 0
-    assert filled.max_num_batched_tokens == n_tokens or filled.max_num_batched_tokens in (2048, 8192) or spare == 0
-
-
 def test_a_budget_below_one_page_is_refused_whatever_the_device() -> None:
     with pytest.raises(ConfigError, match="max_num_batched_tokens 15 .*16"):
         EngineConfig(scheduler=SchedulerConfig(max_num_batched_tokens=15))
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_pool_size_can_be_set_only_once(device: Any) -> None:
-    twice = EngineConfig(cache=CacheConfig(kv_cache_memory_bytes=5000, max_total_tokens=640))
-    with pytest.raises(ConfigError, match="kv_cache_memory_bytes 5000 .*max_total_tokens 640"):
-        with_defaults(twice, device)
-    filled = with_defaults(EngineConfig(cache=CacheConfig(max_total_tokens=640)), device)
-    assert filled.cache.max_total_tokens == 640
-    assert with_defaults(filled, device) == filled
-
-
-def test_gpu_memory_utilization_is_refused_on_the_cpu() -> None:
-    config = EngineConfig(cache=CacheConfig(gpu_memory_utilization=0.8))
-    with pytest.raises(ConfigError, match="gpu_memory_utilization 0.8 .*kv_cache_memory_bytes"):
-        with_defaults(config, "cpu")

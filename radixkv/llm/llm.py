@@ -29,8 +29,8 @@ from radixkv.llm.interrupts import deferred_interrupts
 from radixkv.llm.offline_request import OfflineRequest
 from radixkv.llm.outputs import RequestOutput
 from radixkv.llm.prompts import Message, Prompt, as_conversation_list, as_prompt_list, broadcast, split_prompt
-from radixkv.runtime.device.factory import check_device, resolve_config
-from radixkv.runtime.loop import Loop, build_loop
+from radixkv.runtime.device.factory import look_at_machine, resolve_config
+from radixkv.runtime.loop import Loop, open_loop
 from radixkv.sampling import SamplingParams
 from radixkv.terminal_progress import Progress
 from radixkv.text.chat_template import ChatTemplate
@@ -148,17 +148,17 @@ class LLM:
             SchedulerConfig(max_num_seqs, max_num_batched_tokens, schedule_policy),
             seed,
         )
-        check_device(config.model.device)
+        machine = look_at_machine(config.model.device)
         tokenizer_folder = None if tokenizer is None else resolve_tokenizer(tokenizer)
         checkpoint = resolve(model, revision, load_format="dummy")
-        config = resolve_config(config, checkpoint)
+        resolved = resolve_config(config, checkpoint, machine)
         folder = tokenizer_folder or checkpoint.folder
         template = ChatTemplate.load(folder, None if chat_template is None else Path(chat_template))
         loaded_tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
         if load_format == "auto" and not checkpoint.has_weights:
             checkpoint = resolve(model, revision)  # downloads the weights, so only after all checks
         self._max_queued = config.scheduler.max_queued_requests
-        loop = build_loop(config, checkpoint)
+        loop = open_loop(resolved, checkpoint)
         self._loop: Loop | None = loop
         self._model = GenerationModel(
             ready=loop.ready,

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from time import monotonic, perf_counter
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.config import EngineConfig, with_defaults
+from radixkv.config import EngineConfig
 from radixkv.errors import DeviceError, Draining, InvariantError, RequestError
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.device.factory import choose_device, open_executor
+from radixkv.runtime.device.factory import look_at_machine, open_executor, resolve_config
+from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.intake import Intake
 from radixkv.runtime.request import Phase, Request, Update
 from radixkv.runtime.scheduler.scheduler import Scheduler
@@ -350,23 +351,26 @@ def _new_tokens(update: Update, token: int) -> NewTokens:
 
 
 def build_loop(config: EngineConfig, checkpoint: Checkpoint) -> Loop:
+    """Resolves the settings and opens a loop. Takes seconds. Raises as ``open_loop`` and ``resolve_config`` do."""
+    return open_loop(resolve_config(config, checkpoint, look_at_machine(config.model.device)), checkpoint)
+
+
+def open_loop(resolved: ResolvedConfig, checkpoint: Checkpoint) -> Loop:
     """Loads the model, allocates the pool and makes a loop over them. Takes seconds.
 
     Raises:
         CheckpointError: the checkpoint is corrupt or of an unknown kind.
         ConfigError: the settings do not fit the checkpoint or the machine.
     """
-    config = with_defaults(config, choose_device(config.model.device, checkpoint))
-    max_model_len = config.model.max_model_len or checkpoint.max_position_embeddings
-    executor = open_executor(config, checkpoint, max_model_len)
+    executor = open_executor(resolved, checkpoint)
     try:
-        cache = PageCache(executor.n_pages, config.cache.page_size, shares=config.cache.enable_prefix_caching)
+        cache = PageCache(executor.n_pages, resolved.page_size, shares=resolved.enable_prefix_caching)
         return Loop(
-            Scheduler(cache, config.scheduler, finds_shared_runs=executor.uses_shared_runs),
+            Scheduler(cache, resolved.scheduler, finds_shared_runs=executor.uses_shared_runs),
             executor,
-            max_model_len=max_model_len,
+            max_model_len=resolved.max_model_len,
             eos_token_ids=checkpoint.eos_token_ids,
-            seed=config.seed,
+            seed=resolved.seed,
         )
     except BaseException:
         executor.close()

@@ -106,10 +106,11 @@ def _read_start() -> Start:
 
 def _preflight(start: Start) -> None:
     from radixkv.checkpoints import resolve
-    from radixkv.runtime.device.factory import resolve_config
+    from radixkv.runtime.device.factory import look_at_machine, resolve_config
 
     logging.disable()  # the serving process logs the same again
-    resolve_config(start.engine, resolve(start.folder, load_format="dummy"))
+    machine = look_at_machine(start.engine.model.device)
+    resolve_config(start.engine, resolve(start.folder, load_format="dummy"), machine)
 
 
 def _exit_with_frontend(socket_path: Path) -> None:

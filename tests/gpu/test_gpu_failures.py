@@ -128,7 +128,7 @@ def test_kernels_that_cannot_be_compiled_are_named_before_weights_are_read(
     folder: Path, factory: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = replace(inspect_machine(), nvcc=None)
-    monkeypatch.setattr(factory.machine_cuda, "inspect_machine", lambda: machine)
+    monkeypatch.setattr("radixkv.runtime.device.factory.inspect_machine", lambda: machine)
     monkeypatch.setattr(factory, "not_compiled", lambda *_: ["some_kernel"])
     with pytest.raises(ConfigError, match="no nvcc was found; .* the first is some_kernel"):
         LLM(folder, device=DEVICE, dtype="bfloat16", max_model_len=256, max_total_tokens=4096)

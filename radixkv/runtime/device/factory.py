@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.config import Device, EngineConfig, with_defaults
+from radixkv.config import Device, EngineConfig
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.errors_cuda import is_out_of_memory
 from radixkv.runtime.device.executor_cpu import CpuExecutor, check_for_cpu
@@ -24,21 +24,27 @@ from radixkv.runtime.device.machine_cuda import (
 )
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.preflight_cuda import check_for_cuda
+from radixkv.runtime.device.resolved_config import ResolvedConfig, with_defaults
 from radixkv.runtime.step.executor import Executor
 
 logger = logging.getLogger(__name__)
 
 
-def check_device(setting: Device | Literal["auto"]) -> None:
-    """Raises ``ConfigError`` if ``setting`` is ``cuda`` and this machine cannot compute on CUDA.
+def look_at_machine(setting: Device | Literal["auto"]) -> Machine | None:
+    """Looks at this machine, unless ``setting`` is ``cpu``. Takes a second at most.
 
-    Takes a second at most.
+    Raises:
+        ConfigError: ``setting`` is ``cuda`` and this machine cannot compute on CUDA.
     """
+    if setting == "cpu":
+        return None
+    machine = inspect_machine()
     if setting == "cuda":
-        check_machine(inspect_machine())
+        check_machine(machine)
+    return machine
 
 
-def choose_device(setting: Device | Literal["auto"], checkpoint: Checkpoint) -> Device:
+def choose_device(setting: Device | Literal["auto"], checkpoint: Checkpoint, machine: Machine | None) -> Device:
     """Returns the device that ``setting`` stands for on this machine.
 
     ``auto`` is CUDA if torch sees a GPU. It is the CPU if torch sees none, or if the kernels do not support that
@@ -50,12 +56,14 @@ def choose_device(setting: Device | Literal["auto"], checkpoint: Checkpoint) -> 
     """
     if setting != "auto":
         return setting
-    if not torch.cuda.is_available():
-        _warn_of_unusable_driver(inspect_machine())
+    assert machine is not None
+    if machine.gpu is None:
+        _warn_of_unusable_driver(machine)
         return "cpu"
-    capability = torch.cuda.get_device_capability()
-    if capability < MIN_CAPABILITY:
-        logger.warning("computing on the CPU: the GPU's compute capability is %d.%d; CUDA needs 8.0", *capability)
+    if machine.gpu.capability < MIN_CAPABILITY:
+        logger.warning(
+            "computing on the CPU: the GPU's compute capability is %d.%d; CUDA needs 8.0", *machine.gpu.capability
+        )
         return "cpu"
     head_dim = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json").head_dim
     if head_dim not in HEAD_SIZES:
@@ -64,86 +72,76 @@ def choose_device(setting: Device | Literal["auto"], checkpoint: Checkpoint) -> 
     return "cuda"
 
 
-def resolve_config(config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig:
-    """Fills in the device's defaults and runs the preflight checks.
-
-    Checks everything that is known before the weights are downloaded or read. Takes up to a second.
+def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machine | None) -> ResolvedConfig:
+    """Resolves the settings and checks all that is known before the weights are downloaded or read.
 
     Args:
-        config: settings of the engine, possibly without device defaults.
+        config: as the user gave them.
         checkpoint: checkpoint to run; its weights may still be missing.
-
-    Returns:
-        The settings with the defaults of the chosen device.
+        machine: as ``look_at_machine`` returned it for ``config.model.device``.
 
     Raises:
         CheckpointError: ``config.json`` is invalid or not supported.
         ConfigError: the settings do not fit the checkpoint or the machine.
     """
-    config = with_defaults(config, choose_device(config.model.device, checkpoint))
-    model, cache, scheduler = config.model, config.cache, config.scheduler
-    max_model_len = model.max_model_len or checkpoint.max_position_embeddings
-    if model.device == "cuda":
-        assert scheduler.max_num_seqs is not None
-        assert cache.gpu_memory_utilization is not None
+    device = choose_device(config.model.device, checkpoint, machine)
+    resolved = with_defaults(config, device, checkpoint.max_position_embeddings, machine)
+    if device == "cuda":
+        assert machine is not None
         check_for_cuda(
             checkpoint,
-            check_machine(inspect_machine()),
-            page_size=cache.page_size,
-            max_rows=scheduler.max_num_seqs,
-            max_model_len=max_model_len,
-            dtype=model.dtype,
-            kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
-            max_total_tokens=cache.max_total_tokens,
-            gpu_memory_utilization=cache.gpu_memory_utilization,
+            check_machine(machine),
+            page_size=resolved.page_size,
+            max_rows=resolved.max_num_seqs,
+            max_model_len=resolved.max_model_len,
+            dtype=resolved.dtype,
+            kv_cache_memory_bytes=resolved.kv_cache_memory_bytes,
+            max_total_tokens=resolved.max_total_tokens,
+            gpu_memory_utilization=resolved.gpu_memory_utilization,
         )
-        return config
-    assert cache.kv_cache_memory_bytes is not None
-    check_for_cpu(
-        checkpoint,
-        page_size=cache.page_size,
-        max_model_len=max_model_len,
-        kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
-        max_total_tokens=cache.max_total_tokens,
-        dtype=model.dtype,
-    )
-    return config
+    else:
+        assert resolved.kv_cache_memory_bytes is not None
+        check_for_cpu(
+            checkpoint,
+            page_size=resolved.page_size,
+            max_model_len=resolved.max_model_len,
+            kv_cache_memory_bytes=resolved.kv_cache_memory_bytes,
+            max_total_tokens=resolved.max_total_tokens,
+            dtype=resolved.dtype,
+        )
+    return resolved
 
 
-def open_executor(config: EngineConfig, checkpoint: Checkpoint, max_model_len: int) -> Executor:
+def open_executor(resolved: ResolvedConfig, checkpoint: Checkpoint) -> Executor:
     """Loads the model on its device and allocates the KV pool. Takes seconds.
 
     Args:
-        config: settings with the defaults of the device, see ``config.with_defaults``.
+        resolved: as ``resolve_config`` returned it.
         checkpoint: checkpoint with its weights.
-        max_model_len: maximum length of prompt and answer together, in tokens.
 
     Raises:
         CheckpointError: the checkpoint cannot be run.
         ConfigError: the settings do not fit the checkpoint or the machine.
     """
-    model, cache, scheduler = config.model, config.cache, config.scheduler
-    assert scheduler.max_num_seqs is not None
-    if model.device == "cuda":
-        assert scheduler.max_num_batched_tokens is not None
-        assert cache.gpu_memory_utilization is not None
-        check_device(model.device)
+    if resolved.device == "cuda":
+        assert resolved.machine is not None
         # Imported here because it imports Triton and FlashInfer, which may not be installed.
         from radixkv.runtime.device.factory_cuda import open_cuda_executor
 
         try:
             return open_cuda_executor(
                 checkpoint,
-                page_size=cache.page_size,
-                max_rows=scheduler.max_num_seqs,
-                max_tokens=scheduler.max_num_batched_tokens,
-                max_model_len=max_model_len,
-                kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
-                max_total_tokens=cache.max_total_tokens,
-                gpu_memory_utilization=cache.gpu_memory_utilization,
-                dtype=model.dtype,
-                load_format=model.load_format,
-                enforce_eager=model.enforce_eager,
+                resolved.machine,
+                page_size=resolved.page_size,
+                max_rows=resolved.max_num_seqs,
+                max_tokens=resolved.max_num_batched_tokens,
+                max_model_len=resolved.max_model_len,
+                kv_cache_memory_bytes=resolved.kv_cache_memory_bytes,
+                max_total_tokens=resolved.max_total_tokens,
+                gpu_memory_utilization=resolved.gpu_memory_utilization,
+                dtype=resolved.dtype,
+                load_format=resolved.load_format,
+                enforce_eager=resolved.enforce_eager,
             )
         except BaseException as error:
             out_of_memory = is_out_of_memory(error)
@@ -155,16 +153,16 @@ def open_executor(config: EngineConfig, checkpoint: Checkpoint, max_model_len: i
                 "gpu_memory_utilization, max_num_seqs, max_num_batched_tokens or max_model_len lower, use a "
                 "smaller model, or stop other programs that use the GPU"
             ) from None
-    assert cache.kv_cache_memory_bytes is not None
+    assert resolved.kv_cache_memory_bytes is not None
     return CpuExecutor(
         checkpoint,
-        page_size=cache.page_size,
-        max_rows=scheduler.max_num_seqs,
-        max_model_len=max_model_len,
-        kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
-        max_total_tokens=cache.max_total_tokens,
-        dtype=model.dtype,
-        load_format=model.load_format,
+        page_size=resolved.page_size,
+        max_rows=resolved.max_num_seqs,
+        max_model_len=resolved.max_model_len,
+        kv_cache_memory_bytes=resolved.kv_cache_memory_bytes,
+        max_total_tokens=resolved.max_total_tokens,
+        dtype=resolved.dtype,
+        load_format=resolved.load_format,
     )
 
 

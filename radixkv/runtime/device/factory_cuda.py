@@ -24,7 +24,6 @@ from radixkv.runtime.device.model_runner_cuda import ModelRunner
 from radixkv.runtime.device.pack_cuda import Packer
 from radixkv.runtime.device.persistent_batch_cuda import RowFields
 from radixkv.runtime.device.pool_size_cuda import measure_memory, plan_pages
-from radixkv.runtime.device.preflight_cuda import check_for_cuda
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler
 from radixkv.runtime.device.staging_cuda import StagingLayout
 from radixkv.runtime.device.weights.weights import open_weights
@@ -40,6 +39,7 @@ _PIECEWISE_GRAPH_BYTES = 160 << 10
 
 def open_cuda_executor(
     checkpoint: Checkpoint,
+    machine: machine_cuda.Machine,
     *,
     page_size: int,
     max_rows: int,
@@ -55,7 +55,8 @@ def open_cuda_executor(
     """Loads the model onto the current GPU, gives the remaining memory to the KV pool, and captures CUDA graphs.
 
     Args:
-        checkpoint: the model.
+        checkpoint: the model; ``check_for_cuda`` has found that it and the settings fit the machine.
+        machine: with a usable GPU.
         page_size: tokens per page.
         max_rows: most rows of a step, and number of batch slots.
         max_tokens: most tokens of a step.
@@ -71,19 +72,7 @@ def open_cuda_executor(
         CheckpointError: the checkpoint cannot be run.
         ConfigError: a setting, the checkpoint or the machine is unsuitable.
     """
-    machine = machine_cuda.inspect_machine()
     gpu = machine_cuda.check_machine(machine)
-    check_for_cuda(
-        checkpoint,
-        gpu,
-        page_size=page_size,
-        max_rows=max_rows,
-        max_model_len=max_model_len,
-        dtype=dtype,
-        kv_cache_memory_bytes=kv_cache_memory_bytes,
-        max_total_tokens=max_total_tokens,
-        gpu_memory_utilization=gpu_memory_utilization,
-    )
     device = torch.device("cuda", torch.cuda.current_device())
     stream = torch.cuda.Stream(device)
     with torch.inference_mode(), torch.cuda.stream(stream):

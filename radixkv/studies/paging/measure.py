@@ -17,7 +17,7 @@ from random import Random
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv.llm import LLM
-from radixkv.runtime.device.factory import check_device
+from radixkv.runtime.device.factory import look_at_machine
 from radixkv.sampling import SamplingParams
 from radixkv.studies.paging.lengths import WorkloadLengths
 from radixkv.studies.paging.sequences import TokenRange
@@ -38,7 +38,7 @@ def check_gpu(config: EngineConfig, workloads: Sequence[str]) -> None:
     if config.model.device == "cpu":
         raise ConfigError("--measure runs the engine on a GPU; leave out --device cpu, or --measure")
     try:
-        check_device("cuda")
+        look_at_machine("cuda")
     except ConfigError as error:
         reason = str(error).partition(";")[0]
         raise ConfigError(f"--measure runs the engine on a GPU, but {reason}; leave out --measure") from None

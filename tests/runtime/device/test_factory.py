@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, with_defaults
+from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.errors import ConfigError
 from radixkv.runtime.device import factory
 from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.device.factory import choose_device, open_executor, resolve_config
 from radixkv.runtime.device.machine_cuda import PACKAGES, Gpu, Machine
+from radixkv.runtime.device.resolved_config import with_defaults
 from radixkv.runtime.loop import build_loop
 
 Get = Callable[[str], Checkpoint]
@@ -35,78 +36,6 @@ def small(checkpoint: Get) -> Checkpoint:
 def supported(small: Checkpoint) -> Checkpoint:
     """A checkpoint with heads of size 128, which the CUDA kernels support."""
     return replace(small, config={**small.config, "head_dim": 128})
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, int] | None], None]:
-    """Returns a function that makes torch see a GPU of a compute capability, or none."""
-
-    def set_capability(capability: tuple[int, int] | None) -> None:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-
-    return set_capability
-
-
-SetCapability = Callable[[tuple[int, int] | None], None]
-
-
-def test_an_explicit_device_is_kept(gpu: SetCapability, small: Checkpoint, supported: Checkpoint) -> None:
-    gpu((9, 0))
-    assert choose_device("cpu", supported) == "cpu"
-    gpu(None)
-    assert choose_device("cuda", small) == "cuda"
-
-
-def test_auto_chooses_a_gpu_that_can_run_the_model(
-    gpu: SetCapability, supported: Checkpoint, small: Checkpoint, caplog: pytest.LogCaptureFixture
-) -> None:
-    gpu(None)
-    assert choose_device("auto", supported) == "cpu"
-    for capability in ((8, 0), (9, 0), (12, 1)):
-        gpu(capability)
-        assert choose_device("auto", supported) == "cuda"
-    assert caplog.messages == []
-    assert choose_device("auto", small) == "cpu"
-    (warning,) = caplog.messages
-    assert "CPU" in warning
-    assert "heads of size 16 " in warning
-
-
-def test_auto_warns_of_an_unsupported_gpu(
-    gpu: SetCapability, supported: Checkpoint, caplog: pytest.LogCaptureFixture
-) -> None:
-    gpu((7, 5))
-    assert choose_device("auto", supported) == "cpu"
-    (warning,) = caplog.messages
-    assert all(part in warning for part in ("CPU", "7.5", "8.0"))
-
-
-def test_the_cpu_executor_is_opened_with_its_defaults(small: Checkpoint) -> None:
-    config = with_defaults(EngineConfig(cache=CacheConfig(max_total_tokens=160)), "cpu")
-    opened = open_executor(config, small, 64)
-    assert isinstance(opened, CpuExecutor)
-    assert (opened.n_pages, opened.pool.k.dtype) == (10, torch.float32)
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (EngineConfig(ModelConfig(device="cpu", dtype="float16")), "dtype 'float16' .*CPU"),
-        (
-            EngineConfig(ModelConfig(device="cpu"), CacheConfig(gpu_memory_utilization=0.5)),
-            "gpu_memory_utilization",
-        ),
-    ],
-)
-def test_settings_not_supported_on_the_cpu(small: Checkpoint, config: EngineConfig, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        build_loop(config, small)
-
-
-def test_the_loop_reports_max_num_seqs(small: Checkpoint) -> None:
-    config = EngineConfig(ModelConfig(device="cpu"), CacheConfig(max_total_tokens=160))
-    assert build_loop(config, small).ready.max_num_seqs == 256
 
 
 OLD_DRIVER = Machine(
@@ -133,14 +62,66 @@ H100 = replace(
 )
 
 
-def test_auto_warns_of_an_unusable_driver(
-    gpu: SetCapability, supported: Checkpoint, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def with_capability(*capability: int) -> Machine:
+    return replace(H100, gpu=Gpu("some GPU", capability, 80 << 30, 70 << 30))
+
+
+def test_an_explicit_device_is_kept(small: Checkpoint, supported: Checkpoint) -> None:
+    assert choose_device("cpu", supported, None) == "cpu"
+    assert choose_device("cuda", small, H100) == "cuda"
+
+
+def test_auto_chooses_a_gpu_that_can_run_the_model(
+    supported: Checkpoint, small: Checkpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gpu(None)
-    monkeypatch.setattr(factory, "inspect_machine", lambda: OLD_DRIVER)
-    assert choose_device("auto", supported) == "cpu"
+    without_driver = replace(OLD_DRIVER, driver_cuda=None)
+    assert choose_device("auto", supported, without_driver) == "cpu"
+    for capability in ((8, 0), (9, 0), (12, 1)):
+        assert choose_device("auto", supported, with_capability(*capability)) == "cuda"
+    assert caplog.messages == []
+    assert choose_device("auto", small, with_capability(12, 1)) == "cpu"
+    (warning,) = caplog.messages
+    assert "CPU" in warning
+    assert "heads of size 16 " in warning
+
+
+def test_auto_warns_of_an_unsupported_gpu(supported: Checkpoint, caplog: pytest.LogCaptureFixture) -> None:
+    assert choose_device("auto", supported, with_capability(7, 5)) == "cpu"
+    (warning,) = caplog.messages
+    assert all(part in warning for part in ("CPU", "7.5", "8.0"))
+
+
+def test_auto_warns_of_an_unusable_driver(supported: Checkpoint, caplog: pytest.LogCaptureFixture) -> None:
+    assert choose_device("auto", supported, OLD_DRIVER) == "cpu"
     (line,) = caplog.messages
     assert all(part in line for part in ("CPU", "driver", "12.4"))
+
+
+def test_the_cpu_executor_is_opened_with_its_defaults(small: Checkpoint) -> None:
+    config = EngineConfig(cache=CacheConfig(max_total_tokens=160))
+    opened = open_executor(with_defaults(config, "cpu", 64), small)
+    assert isinstance(opened, CpuExecutor)
+    assert (opened.n_pages, opened.pool.k.dtype) == (10, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (EngineConfig(ModelConfig(device="cpu", dtype="float16")), "dtype 'float16' .*CPU"),
+        (
+            EngineConfig(ModelConfig(device="cpu"), CacheConfig(gpu_memory_utilization=0.5)),
+            "gpu_memory_utilization",
+        ),
+    ],
+)
+def test_settings_not_supported_on_the_cpu(small: Checkpoint, config: EngineConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_loop(config, small)
+
+
+def test_the_loop_reports_max_num_seqs(small: Checkpoint) -> None:
+    config = EngineConfig(ModelConfig(device="cpu"), CacheConfig(max_total_tokens=160))
+    assert build_loop(config, small).ready.max_num_seqs == 256
 
 
 @pytest.fixture
@@ -166,7 +147,29 @@ def test_an_unusable_machine_is_refused_before_the_gpu_is_opened(
 
     use_machine(OLD_DRIVER, never)
     with pytest.raises(ConfigError, match="driver"):
-        open_executor(with_defaults(EngineConfig(), "cuda"), supported, 64)
+        build_loop(EngineConfig(ModelConfig(device="cuda")), supported)
+
+
+def test_the_machine_is_looked_at_once(
+    supported: Checkpoint, monkeypatch: pytest.MonkeyPatch, use_machine: ReplaceMachine
+) -> None:
+    looks: list[None] = []
+
+    def opened(_: Checkpoint, machine: Machine, **__: object) -> None:
+        assert machine is H100
+        raise KeyboardInterrupt
+
+    def look() -> Machine:
+        looks.append(None)
+        return H100
+
+    use_machine(H100, opened)
+    monkeypatch.setattr(factory, "inspect_machine", look)
+    for device in ("auto", "cuda"):
+        looks.clear()
+        with pytest.raises(KeyboardInterrupt):
+            build_loop(EngineConfig(ModelConfig(device=device)), supported)
+        assert len(looks) == 1
 
 
 @pytest.mark.parametrize(
@@ -196,7 +199,7 @@ def test_too_little_memory_at_start_is_a_one_line_error(
     use_machine(H100, full)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     with pytest.raises(ConfigError, match=message) as raised:
-        open_executor(with_defaults(EngineConfig(), "cuda"), supported, 64)
+        open_executor(with_defaults(EngineConfig(), "cuda", 64, H100), supported)
     assert "\n" not in str(raised.value)
 
 
@@ -206,7 +209,7 @@ def test_enforce_eager_reaches_the_cuda_executor(
 ) -> None:
     settings_used: dict[str, Any] = {}
     use_machine(H100, lambda *_, **settings: settings_used.update(settings))
-    open_executor(with_defaults(EngineConfig(ModelConfig(enforce_eager=is_eager)), "cuda"), supported, 64)
+    open_executor(with_defaults(EngineConfig(ModelConfig(enforce_eager=is_eager)), "cuda", 64, H100), supported)
     assert settings_used["enforce_eager"] is is_eager
 
 
@@ -242,10 +245,10 @@ def test_settings_that_do_not_fit_a_gpu_are_refused_without_weights(
     without_weights = replace(supported, folder=tmp_path)
     on_cuda = replace(config, model=replace(config.model, device="cuda"))
     with pytest.raises(ConfigError, match=message):
-        resolve_config(on_cuda, replace(without_weights, config={**supported.config, **changes}))
-    assert resolve_config(EngineConfig(ModelConfig(device="cuda")), without_weights) == with_defaults(
-        EngineConfig(), "cuda"
-    )
+        resolve_config(on_cuda, replace(without_weights, config={**supported.config, **changes}), H100)
+    plain = EngineConfig(ModelConfig(device="cuda"))
+    limit = without_weights.max_position_embeddings
+    assert resolve_config(plain, without_weights, H100) == with_defaults(plain, "cuda", limit, H100)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), KeyboardInterrupt()])
@@ -261,6 +264,6 @@ def test_a_failed_start_frees_what_it_loaded(
 
     use_machine(H100, fail)
     with pytest.raises((ConfigError, KeyboardInterrupt)) as raised:
-        open_executor(with_defaults(EngineConfig(), "cuda"), supported, 64)
+        open_executor(with_defaults(EngineConfig(), "cuda", 64, H100), supported)
     assert raised.value is not None, "the error is still referenced here"
     assert loaded[0]() is None

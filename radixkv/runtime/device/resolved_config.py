@@ -1,0 +1,97 @@
+"""The settings of an engine after one look at the machine, from which its parts take fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from radixkv.config import CacheConfig, Device, EngineConfig, LoadFormat, SchedulerConfig
+from radixkv.errors import ConfigError
+from radixkv.runtime.device.machine_cuda import Machine
+
+_MAX_NUM_SEQS: dict[Device, int] = {"cpu": 256, "cuda": 512}
+_MAX_NUM_BATCHED_TOKENS: dict[Device, int] = {"cpu": 2048, "cuda": 8192}
+_CPU_POOL_BYTES = 1 << 30
+_GPU_MEMORY_UTILIZATION = 0.9
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    """All settings of an engine, with the defaults that depend on device and checkpoint."""
+
+    device: Device
+    machine: Machine | None
+    """What the look at the machine found; None if the settings asked for the CPU."""
+    dtype: str
+    load_format: LoadFormat
+    enforce_eager: bool
+    max_model_len: int
+    page_size: int
+    enable_prefix_caching: bool
+    kv_cache_memory_bytes: int | None
+    """Size of the KV pool; None if ``gpu_memory_utilization`` decides. Never None on the CPU."""
+    max_total_tokens: int | None
+    """Size of the KV pool in tokens, instead of ``kv_cache_memory_bytes``; None if that one decides."""
+    gpu_memory_utilization: float
+    """No effect on the CPU."""
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    scheduler: SchedulerConfig
+    """With ``max_num_seqs`` and ``max_num_batched_tokens`` set."""
+    seed: int
+
+
+def with_defaults(
+    config: EngineConfig, device: Device, max_position_embeddings: int, machine: Machine | None = None
+) -> ResolvedConfig:
+    """Returns the settings with their defaults for a device and a checkpoint.
+
+    Args:
+        config: as the user gave them.
+        device: on which to compute.
+        max_position_embeddings: the checkpoint's own limit of ``max_model_len``.
+        machine: what a look at the machine found.
+
+    Raises:
+        ConfigError: a setting does not exist for this device, or the pool's size is set twice.
+    """
+    model, cache, scheduler = config.model, config.cache, config.scheduler
+    _check_pool_size(cache, device)
+    n_rows, n_tokens = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
+    if n_rows is None:
+        n_rows = _MAX_NUM_SEQS[device]
+        if n_tokens is not None:
+            n_rows = min(n_rows, n_tokens + 1 - cache.page_size)
+    if n_tokens is None:
+        n_tokens = max(_MAX_NUM_BATCHED_TOKENS[device], n_rows - 1 + cache.page_size)
+    n_bytes, utilization = cache.kv_cache_memory_bytes, cache.gpu_memory_utilization
+    return ResolvedConfig(
+        device=device,
+        machine=machine,
+        dtype=model.dtype,
+        load_format=model.load_format,
+        enforce_eager=model.enforce_eager,
+        max_model_len=model.max_model_len or max_position_embeddings,
+        page_size=cache.page_size,
+        enable_prefix_caching=cache.enable_prefix_caching,
+        kv_cache_memory_bytes=_CPU_POOL_BYTES if n_bytes is None and device == "cpu" else n_bytes,
+        max_total_tokens=cache.max_total_tokens,
+        gpu_memory_utilization=_GPU_MEMORY_UTILIZATION if utilization is None else utilization,
+        max_num_seqs=n_rows,
+        max_num_batched_tokens=n_tokens,
+        scheduler=replace(scheduler, max_num_seqs=n_rows, max_num_batched_tokens=n_tokens),
+        seed=config.seed,
+    )
+
+
+def _check_pool_size(cache: CacheConfig, device: Device) -> None:
+    n_bytes, n_tokens = cache.kv_cache_memory_bytes, cache.max_total_tokens
+    if n_tokens is not None and n_bytes is not None:
+        raise ConfigError(
+            f"kv_cache_memory_bytes {n_bytes} and max_total_tokens {n_tokens} both set the size of the KV pool; "
+            "set only one of them"
+        )
+    if device == "cpu" and cache.gpu_memory_utilization is not None:
+        raise ConfigError(
+            f"gpu_memory_utilization {cache.gpu_memory_utilization:g} has no meaning on the CPU, the device in "
+            "use; set the pool's size with kv_cache_memory_bytes or max_total_tokens"
+        )

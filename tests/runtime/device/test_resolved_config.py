@@ -1,0 +1,85 @@
+"""Defaults that depend on the device and the checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from radixkv.errors import ConfigError
+from radixkv.runtime.device.resolved_config import with_defaults
+
+LIMIT = 4096
+"""The checkpoint's limit of ``max_model_len``."""
+
+
+def test_defaults_depend_on_the_device() -> None:
+    cpu, cuda = (with_defaults(EngineConfig(seed=7), device, LIMIT) for device in ("cpu", "cuda"))
+    assert (cpu.device, cpu.max_num_seqs, cpu.max_num_batched_tokens) == ("cpu", 256, 2048)
+    assert (cuda.device, cuda.max_num_seqs, cuda.max_num_batched_tokens) == ("cuda", 512, 8192)
+    assert (cpu.kv_cache_memory_bytes, cuda.kv_cache_memory_bytes) == (1 << 30, None)
+    assert cuda.gpu_memory_utilization == 0.9
+    assert cpu.max_model_len == cuda.max_model_len == LIMIT
+    assert cpu.seed == cuda.seed == 7
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_settings_that_are_set_stay_on_every_device(device: Any) -> None:
+    config = EngineConfig(
+        ModelConfig("some/model", dtype="bfloat16", device=device, max_model_len=100, enforce_eager=True),
+        CacheConfig(8, kv_cache_memory_bytes=5000, gpu_memory_utilization=0.5 if device == "cuda" else None),
+        SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=99, queue_timeout_s=1.0),
+    )
+    resolved = with_defaults(config, device, LIMIT)
+    assert (resolved.dtype, resolved.max_model_len, resolved.enforce_eager) == ("bfloat16", 100, True)
+    assert (resolved.page_size, resolved.kv_cache_memory_bytes) == (8, 5000)
+    assert device == "cpu" or resolved.gpu_memory_utilization == 0.5
+    assert (resolved.max_num_seqs, resolved.max_num_batched_tokens) == (3, 99)
+    assert resolved.scheduler == config.scheduler
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("page_size", [1, 16, 4096])
+@pytest.mark.parametrize("n_tokens", [None, 4096, 5000, 20_000])
+@pytest.mark.parametrize("n_rows", [None, 1, 500, 900])
+def test_a_default_fits_the_settings_that_are_set(
+    device: Any, page_size: int, n_tokens: int | None, n_rows: int | None
+) -> None:
+    """A step can hold a token of each row but one, and one page; no default is smaller than necessary."""
+    try:
+        config = EngineConfig(
+            cache=CacheConfig(page_size),
+            scheduler=SchedulerConfig(max_num_seqs=n_rows, max_num_batched_tokens=n_tokens),
+        )
+    except ConfigError:
+        assert n_tokens is not None
+        assert n_rows is not None
+        assert n_tokens < n_rows - 1 + page_size
+        return
+    resolved = with_defaults(config, device, LIMIT)
+    found_rows, found_tokens = resolved.max_num_seqs, resolved.max_num_batched_tokens
+    assert (resolved.scheduler.max_num_seqs, resolved.scheduler.max_num_batched_tokens) == (
+        found_rows,
+        found_tokens,
+    )
+    spare = found_tokens - (found_rows - 1 + page_size)
+    assert spare >= 0
+    assert found_rows == n_rows or found_rows in (256, 512) or spare == 0
+    assert found_tokens == n_tokens or found_tokens in (2048, 8192) or spare == 0
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("n_bytes", [5000, 1 << 30])
+def test_the_pool_size_can_be_set_only_once(device: Any, n_bytes: int) -> None:
+    twice = EngineConfig(cache=CacheConfig(kv_cache_memory_bytes=n_bytes, max_total_tokens=640))
+    with pytest.raises(ConfigError, match=f"kv_cache_memory_bytes {n_bytes} .*max_total_tokens 640"):
+        with_defaults(twice, device, LIMIT)
+    resolved = with_defaults(EngineConfig(cache=CacheConfig(max_total_tokens=640)), device, LIMIT)
+    assert resolved.max_total_tokens == 640
+
+
+def test_gpu_memory_utilization_is_refused_on_the_cpu() -> None:
+    config = EngineConfig(cache=CacheConfig(gpu_memory_utilization=0.8))
+    with pytest.raises(ConfigError, match="gpu_memory_utilization 0.8 .*kv_cache_memory_bytes"):
+        with_defaults(config, "cpu", LIMIT)
