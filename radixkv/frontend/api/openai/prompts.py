@@ -13,6 +13,7 @@ from radixkv.frontend.api.openai.schema import ChatRequest, CompletionRequest, G
 from radixkv.frontend.chat_text import conversation_text
 from radixkv.frontend.prompt_encoding import encode_prompts, encode_texts, split_prompts
 from radixkv.frontend.served_model import ServedModel
+from radixkv.generation.models import GenerationModel
 from radixkv.generation.params import (
     check_n_prompt_logprobs,
     clamp_max_tokens,
@@ -38,17 +39,11 @@ async def completion_prompts(request: CompletionRequest, served_model: ServedMod
     if request.echo and sampling.logprobs is not None:
         n_prompt_logprobs = max(sampling.logprobs, sampling.prompt_logprobs or 0)
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=n_prompt_logprobs)
-    prompts = split_prompts(request.prompt)
-    adds_special_tokens = request.add_special_tokens is not False
+    encoded = await encode_prompts(
+        split_prompts(request.prompt), served_model, adds_special_tokens=request.add_special_tokens is not False
+    )
     max_tokens_field = None if request.max_tokens is None else "max_tokens"
-    encoded = await encode_prompts(prompts, served_model, adds_special_tokens=adds_special_tokens)
-    check_n_prompt_logprobs([(sampling, sum(map(len, encoded)) // 4)], _prompt_logprobs_field(request))
-    return [
-        _prompt(
-            request, tokens, clamp_max_tokens(sampling, served_model, len(tokens) // 4, max_tokens_field, "prompt")
-        )
-        for tokens in encoded
-    ]
+    return _submits(request, encoded, sampling, served_model, max_tokens_field, "prompt")
 
 
 async def chat_prompt(request: ChatRequest, served_model: ServedModel) -> Submit:
@@ -71,10 +66,8 @@ async def chat_prompt(request: ChatRequest, served_model: ServedModel) -> Submit
     )
     if not tokens:
         raise InvalidRequest("the chat template renders the messages as an empty text", param="messages")
-    check_n_prompt_logprobs([(sampling, len(tokens) // 4)], _prompt_logprobs_field(request))
-    return _prompt(
-        request, tokens, clamp_max_tokens(sampling, served_model, len(tokens) // 4, max_tokens_field, "messages")
-    )
+    (prompt,) = _submits(request, [tokens], sampling, served_model, max_tokens_field, "messages")
+    return prompt
 
 
 async def echoed_texts(
@@ -95,10 +88,6 @@ def _text(prompt: Submit, served_model: ServedModel) -> str:
     return served_model.tokenizer.decode(unpack_tokens(prompt.tokens), skip_special_tokens=skip_special_tokens)
 
 
-def _prompt_logprobs_field(request: GenerationRequest) -> str:
-    return "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
-
-
 def _sampling(
     request: GenerationRequest, served_model: ServedModel, max_tokens: int | None, n_logprobs: int | None
 ) -> SamplingParams:
@@ -109,12 +98,24 @@ def _sampling(
     return request_sampling_params(fields, max_tokens, served_model)
 
 
-def _prompt(request: GenerationRequest, tokens: bytes, sampling: SamplingParams) -> Submit:
-    return Submit(
-        id=uuid.uuid4().hex,
-        tokens=tokens,
-        sampling=sampling,
-        cache_salt=request.cache_salt or "",
-        reads_cache=not request.skip_reading_prefix_cache,
-        priority=request.priority or 0,
-    )
+def _submits(
+    request: GenerationRequest,
+    encoded: Sequence[bytes],
+    sampling: SamplingParams,
+    model: GenerationModel,
+    max_tokens_field: str | None,
+    prompt_field: str,
+) -> list[Submit]:
+    logprobs_field = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
+    check_n_prompt_logprobs([(sampling, sum(map(len, encoded)) // 4)], logprobs_field)
+    return [
+        Submit(
+            id=uuid.uuid4().hex,
+            tokens=tokens,
+            sampling=clamp_max_tokens(sampling, model, len(tokens) // 4, max_tokens_field, prompt_field),
+            cache_salt=request.cache_salt or "",
+            reads_cache=not request.skip_reading_prefix_cache,
+            priority=request.priority or 0,
+        )
+        for tokens in encoded
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -86,7 +86,7 @@ class OutputLogprobs:
     """Logprobs of one choice."""
 
     def __init__(self, prompt: GeneratePrompt) -> None:
-        self._returns_text, self._has_top_logprobs = prompt.returns_text, _has_top_logprobs(prompt)
+        self._has_top_logprobs = _has_top_logprobs(prompt)
         self._entries, self._top_logprobs = _GrowingList(), _GrowingList()
 
     def absorb(self, output: OutputDelta[RenderedToken]) -> None:
@@ -105,23 +105,16 @@ def render_with_text(
     tokenizer: Tokenizer | None, token: int, offset: int, token_logprobs: TokenLogprobs | None, n_top: int
 ) -> RenderedToken:
     """Renders a generated token with texts."""
-    return _rendered(tokenizer, token, token_logprobs, token_text(tokenizer, token) or "")
+    logprob = None if token_logprobs is None else finite_logprob(token_logprobs, token)
+    top = [] if token_logprobs is None else _top(token_logprobs, tokenizer)
+    return RenderedToken(logprob, token, token_text(tokenizer, token) or "", _raw(top))
 
 
 def render_without_text(
     tokenizer: Tokenizer | None, token: int, offset: int, token_logprobs: TokenLogprobs | None, n_top: int
 ) -> RenderedToken:
     """Renders a generated token with null in place of texts."""
-    return _rendered(None, token, token_logprobs, None)
-
-
-def _rendered(
-    tokenizer: Tokenizer | None, token: int, token_logprobs: TokenLogprobs | None, text: str | None
-) -> RenderedToken:
-    if token_logprobs is None:
-        return RenderedToken(None, token, text, _raw([]))
-    top = _raw(_top(token_logprobs, tokenizer))
-    return RenderedToken(finite_logprob(token_logprobs, token), token, text, top)
+    return replace(render_with_text(None, token, offset, token_logprobs, n_top), text=None)
 
 
 def _has_top_logprobs(prompt: GeneratePrompt) -> bool:
