@@ -129,7 +129,8 @@ class ChoiceStream(Generic[RenderedT]):
                 self._render_token(self._tokenizer, token, offset, token_logprobs, n_top)
                 for token, offset, token_logprobs in zip(ids, offsets, logprobs or repeat(None), strict=False)
             ]
-        self._end(output, finish_reason, stop_token_id)
+        if finish_reason is not None or self._goes_singly:
+            self._end(output, finish_reason, stop_token_id)
         return output
 
     def _push_singly(
