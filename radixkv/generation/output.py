@@ -70,7 +70,7 @@ class ChoiceStream(Generic[RenderedT]):
     Args:
         sampling: of the prompt.
         model: ends answers and turns them into text.
-        render_token: renders a token's log-probabilities; None if the caller shows none.
+        render_token: renders a token's logprobs; None if the caller shows none.
         first_offset: characters before the answer in the choice's text, if ``render_token`` needs the offset of
             each token. None is faster; ``render_token`` then gets 0 as the offset.
     """

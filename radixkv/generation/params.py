@@ -14,7 +14,7 @@ from radixkv.limits import check_ids, check_length
 from radixkv.sampling import NO_SEED, SamplingParams
 
 MAX_PROMPT_LOGPROBS = 1 << 21
-"""Most log-probabilities of prompt tokens in one response; each takes about 60 bytes of JSON."""
+"""Most logprobs of prompt tokens in one response; each takes about 60 bytes of JSON."""
 
 _MAX_TOKENS_DEFAULT = "max_new_tokens"
 """The checkpoint's limit on answers. The server caps every answer by it; for ``LLM`` it is the ``max_tokens`` of
@@ -103,7 +103,7 @@ def clamp_max_tokens(
 
 
 def check_n_prompt_logprobs(prompts: Iterable[tuple[SamplingParams, int]], field: str) -> None:
-    """Raises ``InvalidRequest`` for more prompt log-probabilities than ``MAX_PROMPT_LOGPROBS``.
+    """Raises ``InvalidRequest`` for more prompt logprobs than ``MAX_PROMPT_LOGPROBS``.
 
     Args:
         prompts: per prompt its sampling parameters and its number of tokens.

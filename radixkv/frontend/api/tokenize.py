@@ -106,7 +106,3 @@ async def _detokenized(body: DetokenizeRequest, served_model: ServedModel) -> st
     if len(body.tokens) <= _MAX_INLINE_SIZE:
         return tokenizer.decode(body.tokens, skip_special_tokens=False)
     return await served_model.serial.run(partial(tokenizer.decode, body.tokens, skip_special_tokens=False))
-
-
-def _json(value: dict[str, Any]) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")

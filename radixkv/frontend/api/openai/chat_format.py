@@ -24,7 +24,7 @@ class ChatFormat:
 
     @property
     def render_token(self) -> TokenRenderer[RenderedToken]:
-        """Renders a token's log-probabilities as chat does."""
+        """Renders a token's logprobs as chat does."""
         return chat_token
 
     def whole(

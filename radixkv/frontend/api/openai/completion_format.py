@@ -31,7 +31,7 @@ class CompletionFormat:
 
     @property
     def render_token(self) -> TokenRenderer[RenderedToken]:
-        """Renders a token's log-probabilities as completions do."""
+        """Renders a token's logprobs as completions do."""
         return completion_token
 
     def whole(

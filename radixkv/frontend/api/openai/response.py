@@ -32,7 +32,7 @@ class ResponseFormat(Protocol):
 
     @property
     def render_token(self) -> TokenRenderer[RenderedToken]:
-        """Renders a token's log-probabilities in the endpoint's format."""
+        """Renders a token's logprobs in the endpoint's format."""
         ...
 
     def whole(

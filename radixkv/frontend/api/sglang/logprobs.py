@@ -19,7 +19,7 @@ Entry = tuple[float | None, int, str | None]
 
 @dataclass(frozen=True, slots=True)
 class RenderedToken:
-    """A generated token with its log-probabilities, as a response shows it."""
+    """A generated token with its logprobs, as a response shows it."""
 
     logprob: float | None
     token: int
@@ -90,7 +90,7 @@ class OutputLogprobs:
         self._entries, self._top_logprobs = _GrowingList(), _GrowingList()
 
     def absorb(self, output: OutputDelta[RenderedToken]) -> None:
-        """Adds the log-probabilities of new output."""
+        """Adds the logprobs of new output."""
         for rendered in output.logprobs:
             self._entries.append((rendered.logprob, rendered.token, rendered.text))
             self._top_logprobs.append(rendered.top)

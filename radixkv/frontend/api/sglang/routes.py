@@ -66,7 +66,7 @@ class _ChoiceState:
     logprobs: OutputLogprobs | None
     """None if the request asks for none."""
     output: OutputDelta[RenderedToken] = field(default_factory=OutputDelta)
-    """The output so far. Its log-probabilities are in ``logprobs``."""
+    """The output so far. Its logprobs are in ``logprobs``."""
     finish: dict[str, Any] | None = None
     """SGLang's ``finish_reason`` object; None while the choice is running."""
 
