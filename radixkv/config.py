@@ -112,8 +112,8 @@ class CacheConfig:
     """Size of the KV pool in tokens, instead of ``kv_cache_memory_bytes``; None: that one decides."""
     enable_prefix_caching: bool = True
     gpu_memory_utilization: float | None = None
-    """The fraction of the GPU's memory for weights, pool and workspace together. None: 0.9. CUDA only. A pool whose
-    size is set may exceed it."""
+    """The fraction of the GPU's memory for weights, pool and workspace together. None: 0.9. No effect on the
+    CPU. A pool whose size is set may exceed it."""
 
     def __post_init__(self) -> None:
         _check_at_least(1, "page_size", self.page_size)

@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from radixkv import compat
+from radixkv.compat import Place, SettingNames, naming
 from radixkv.config import MAX_SEED
 from radixkv.errors import InvalidRequest, shortened
 
 KindT = TypeVar("KindT")
 
 MAX_CHOICES = 8
-MAX_STOP_STRINGS = 4
+MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 64
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIASES = 300
@@ -26,32 +26,35 @@ NO_SEED = -1
 """A ``seed`` that means None, as in vLLM."""
 
 
-class _RefusesUnknownSettings(msgspec.StructMeta):
-    """Metaclass that refuses settings of other engines with ``UnsupportedFeature``; ``msgspec`` alone would raise a
-    ``TypeError``."""
+_NAMES = SettingNames(Place.SAMPLING, "SamplingParams", InvalidRequest)
+
+
+class _TakesOtherNames(msgspec.StructMeta):
+    """Metaclass that takes and refuses other engines' names; ``msgspec`` alone would raise a ``TypeError``."""
 
     def __call__(cls, *args: Any, **settings: Any) -> Any:  # noqa: N805  # its instances are classes
         if args:
             raise InvalidRequest(
                 f"{cls.__name__} has {len(args)} settings without names; write temperature=0.8, top_p=0.95"
             )
-        fields = cls.__struct_fields__
-        unknown = {name: settings.pop(name) for name in [*settings] if name not in fields}
-        if unknown:
-            compat.SAMPLING_SETTINGS.check(unknown, fields)
-        return super().__call__(**settings)
+        if settings.keys() <= _FIELDS:
+            return super().__call__(**settings)
+        resolved, used = _NAMES.resolve(settings, _FIELDS)
+        with naming(used):
+            return super().__call__(**resolved)
 
 
-class SamplingParams(msgspec.Struct, metaclass=_RefusesUnknownSettings, frozen=True, kw_only=True):
+class SamplingParams(msgspec.Struct, metaclass=_TakesOtherNames, frozen=True, kw_only=True):
     """Sampling settings of one request, validated whenever one is made, including when decoded from the wire.
 
     The logits are processed in this order: ``logit_bias``, the stop tokens that ``min_tokens`` forbids, repetition,
     frequency and presence penalty, temperature, ``min_p``, ``top_k``, ``top_p``.
 
-    Settings that only vLLM or SGLang have are accepted if their value has no effect.
+    Other engines' names of these settings, such as ``max_new_tokens``, are taken. Settings that only other engines
+    have are accepted if their value has no effect.
 
     Raises:
-        InvalidRequest: a field is invalid; the text names field, value and range.
+        InvalidRequest: a field is invalid, or given under two names; the text names field, value and range.
         UnsupportedFeature: a setting does not exist; the text names it and what to use instead.
     """
 
@@ -141,6 +144,8 @@ class SamplingParams(msgspec.Struct, metaclass=_RefusesUnknownSettings, frozen=T
                 param="stop_token_ids",
             )
 
+
+_FIELDS = frozenset(SamplingParams.__struct_fields__)
 
 _FLOAT_RANGES = {
     "temperature": (0.0, 100.0),

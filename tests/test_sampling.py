@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from radixkv.compat import SAMPLING_SETTINGS
+from radixkv.compat import Place, refusals
 from radixkv.errors import InvalidRequest, UnsupportedFeature
 from radixkv.sampling import SamplingParams
 
@@ -100,7 +100,7 @@ def test_none_means_the_default_as_in_other_engines() -> None:
         ({"top_k": 1.5}, "top_k is 1.5"),
         ({"top_k": None}, "top_k is None"),
         ({"stop": [1]}, r"stop is \[1\]"),
-        ({"stop": ["a"] * 5}, "stop has 5 strings"),
+        ({"stop": ["a"] * 17}, "stop has 17 strings"),
         ({"stop": [""]}, "0 characters"),
         ({"stop_token_ids": ["a"]}, r"stop_token_ids is \['a'\]"),
     ],
@@ -119,13 +119,12 @@ def test_settings_of_other_engines_without_effect_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_new_tokens": 5}, r"SamplingParams .*max_new_tokens.* max_tokens"),
         ({"best_of": 2}, "best_of.* n\\b"),
         ({"structured_outputs": {"json": {}}}, "structured_outputs "),
-        ({"bad_words": ["a"], "detokenize": False, "n": 2}, "bad_words, detokenize "),
+        ({"bad_words": ["a"], "n": 2}, r"bad_words \['a'\] .*logit_bias"),
         ({"best_of": True}, "best_of"),
         ({"temprature": 0.0}, r"temprature.* temperature"),
-        ({"nothing": None}, "nothing "),
+        ({"nothing": None, "more": 3}, "more, nothing"),
     ],
 )
 def test_an_unknown_setting_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
@@ -133,9 +132,29 @@ def test_an_unknown_setting_is_refused_by_name(settings: dict[str, Any], message
         SamplingParams(**settings)
 
 
+def test_names_of_other_engines_are_taken() -> None:
+    given = SamplingParams(max_new_tokens=5, min_new_tokens=2, sampling_seed=7, no_stop_trim=True, stop="a")
+    assert given == SamplingParams(max_tokens=5, min_tokens=2, seed=7, include_stop_str_in_output=True, stop="a")
+    assert SamplingParams(max_completion_tokens=None) == SamplingParams(max_tokens=None)
+
+
 @pytest.mark.parametrize(
-    "name", sorted(SAMPLING_SETTINGS.no_op_values.keys() - SAMPLING_SETTINGS.replacements.keys())
+    ("settings", "message", "param"),
+    [
+        ({"max_new_tokens": 0}, "^max_new_tokens is 0", "max_new_tokens"),
+        ({"sampling_seed": 1.5}, "^sampling_seed is 1.5", "sampling_seed"),
+        ({"max_new_tokens": 4, "min_tokens": 5}, "min_tokens is 5.* max_new_tokens, 4", "min_tokens"),
+        ({"max_new_tokens": 4, "max_tokens": 4}, "max_tokens and max_new_tokens", None),
+        ({"max_new_tokens": 4, "max_completion_tokens": 4}, "max_new_tokens and max_completion_tokens", None),
+    ],
 )
+def test_errors_name_the_alias_that_was_given(settings: dict[str, Any], message: str, param: str | None) -> None:
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        SamplingParams(**settings)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("name", sorted(refusals(Place.SAMPLING)))
 def test_a_setting_of_other_engines_is_not_mistaken_for_a_typo(name: str) -> None:
     with pytest.raises(UnsupportedFeature, match=rf"{name} (?!.*did you mean)"):
         SamplingParams(**{name: object()})

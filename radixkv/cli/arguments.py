@@ -6,16 +6,20 @@ import argparse
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from radixkv.cli.compat_flags import add_compat_flags
-from radixkv.compat import dtype_name
+from radixkv.cli.compat_flags import add_always_on_flags, add_refused_flags, spellings
+from radixkv.compat import Place, dtype_name, renamed
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.errors import RadixKVError, shortened
 
 QUEUE_SETTINGS = ("max_queued_requests", "queue_timeout_s", "lpm_window", "lpm_max_passes")
 """Fields of ``SchedulerConfig`` that only commands with a request queue have flags for."""
+
+
+_FLAGS = re.compile(r"--[\w-]+(?:/--?[\w-]+)*")
+"""A flag, or argparse's list of the flags of one setting."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,19 +28,22 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
         self._aliases: dict[str, str] = {}
-        """By setting: the alias of its flag that the user typed."""
+        """By setting, by its first flag and by argparse's list of its flags: the alias that the user typed."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Does what argparse does, but rejects unknown flags first, so their values never pass for positionals."""
+        typed: dict[str, str] = {}
         for flag in self._flags_before_subcommand(args or ()):
             action = self._option_string_actions.get(flag)
             if action is None:
                 close = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.8)
                 self.error(f"unknown flag {flag}{f'; did you mean {close[0]}?' if close else ''}")
-            if (
-                flag != action.option_strings[0] and "_" in action.dest
-            ):  # a setting of one plain word would match too much text
-                self._aliases[action.dest] = flag
+            ours = action.option_strings[0]
+            if typed.setdefault(ours, flag) != flag and not isinstance(action, argparse.BooleanOptionalAction):
+                self._aliases.clear()  # the text has both spellings as typed
+                self.error(f"{typed[ours]} and {flag} are the same setting; give one of them")
+            if flag != ours:
+                self._aliases |= dict.fromkeys((action.dest, ours, "/".join(action.option_strings)), flag)
         return super().parse_known_args(args, namespace)
 
     def _flags_before_subcommand(self, args: Sequence[str]) -> Iterator[str]:
@@ -50,7 +57,8 @@ class Parser(argparse.ArgumentParser):
 
     def with_typed_flags(self, message: str) -> str:
         """Returns an error message as one line, with settings replaced by the aliases that the user typed."""
-        return re.sub(r"\w+", lambda word: self._aliases.get(word[0], word[0]), " ".join(message.split()))
+        text = re.sub(_FLAGS, lambda flags: self._aliases.get(flags[0], flags[0]), " ".join(message.split()))
+        return renamed(text, self._aliases)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {self.with_typed_flags(message)}; see '{self.prog} --help'\n")
@@ -75,17 +83,6 @@ def number(text: str) -> float:
     return value
 
 
-def single_value(allowed: str, reason: str) -> Callable[[str], str]:
-    """Returns a parser for a flag with a single allowed value."""
-
-    def check(text: str) -> str:
-        if text != allowed:
-            raise argparse.ArgumentTypeError(f"{shortened(text)} is not supported: {reason}; use {allowed}")
-        return text
-
-    return check
-
-
 def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
     """Adds the flags of the model, the page pool and the scheduler, which ``engine_config`` reads.
 
@@ -95,15 +92,13 @@ def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
     """
     model = parser.add_argument_group("model")
     model.add_argument(
-        "--model",
-        "--model-path",
+        *spellings("model"),
         metavar="MODEL",
         help="a folder, a hub name, or 'tiny' for the embedded model (default: tiny)",
     )
     model.add_argument("--revision", help="branch, tag or commit of the model's hub repository (default: main)")
     model.add_argument(
-        "--tokenizer",
-        "--tokenizer-path",
+        *spellings("tokenizer"),
         metavar="TOKENIZER",
         help="folder or hub name of another tokenizer (default: the model's)",
     )
@@ -120,8 +115,7 @@ def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
         help="cpu, cuda, or auto for CUDA if there is a GPU that can run the model (default: auto)",
     )
     model.add_argument(
-        "--max-model-len",
-        "--context-length",
+        *spellings("max_model_len"),
         type=whole_number,
         metavar="TOKENS",
         help="maximum length of a prompt plus its answer, in tokens (default: the checkpoint's)",
@@ -133,29 +127,7 @@ def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
         help="auto, or dummy for random weights of the shapes in config.json (default: auto)",
     )
     model.add_argument(
-        "--generation-config",
-        type=single_value("auto", "the checkpoint's generation_config.json has the defaults of requests"),
-        metavar="CONFIG",
-        help="source of default sampling parameters; only auto, the checkpoint's generation_config.json",
-    )
-    model.add_argument(
-        "--kv-cache-dtype",
-        type=single_value("auto", "KV has the type of --dtype"),
-        metavar="DTYPE",
-        help="type of KV; only auto, the type of --dtype",
-    )
-    model.add_argument(
-        "--tensor-parallel-size",
-        "-tp",
-        "--tp-size",
-        "--tp",
-        type=single_value("1", "this release computes on one device"),
-        metavar="N",
-        help="number of GPUs; only 1",
-    )
-    model.add_argument(
-        "--enforce-eager",
-        "--disable-cuda-graph",
+        *spellings("enforce_eager"),
         action="store_true",
         help="run without CUDA graphs: a quicker start, but slower steps",
     )
@@ -164,7 +136,8 @@ def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
     _add_scheduler_flags(scheduler)
     if has_queue:
         _add_queue_flags(scheduler)
-    add_compat_flags(parser)
+    add_always_on_flags(parser, Place.FLAG)
+    add_refused_flags(parser)
 
 
 def engine_config(args: argparse.Namespace, *, model: str | None = None, seed: int = 0) -> EngineConfig:
@@ -245,8 +218,7 @@ def engine_flags(config: EngineConfig) -> list[str]:
 def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
     defaults = CacheConfig()
     group.add_argument(
-        "--page-size",
-        "--block-size",
+        *spellings("page_size"),
         type=whole_number,
         default=defaults.page_size,
         metavar="TOKENS",
@@ -265,8 +237,7 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
         help="size of the KV cache in tokens, instead of --kv-cache-memory-bytes",
     )
     group.add_argument(
-        "--gpu-memory-utilization",
-        "--mem-fraction-static",
+        *spellings("gpu_memory_utilization"),
         type=number,
         metavar="SHARE",
         help="share of the GPU's memory for weights, KV cache and workspace together (default: 0.9)",
@@ -278,8 +249,7 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
         help="reuse the KV of common prompt prefixes (the default)",
     )
     group.add_argument(
-        "--no-enable-prefix-caching",
-        "--disable-radix-cache",
+        *spellings("no_enable_prefix_caching"),
         dest="enable_prefix_caching",
         action="store_false",
         help="compute every prompt in full, without the prefix cache",
@@ -289,22 +259,19 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
 def _add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
     defaults = SchedulerConfig()
     group.add_argument(
-        "--max-num-seqs",
-        "--max-running-requests",
+        *spellings("max_num_seqs"),
         type=whole_number,
         metavar="SEQUENCES",
         help="maximum number of sequences in a step (default: 256 on the CPU, 512 on CUDA)",
     )
     group.add_argument(
-        "--max-num-batched-tokens",
-        "--chunked-prefill-size",
+        *spellings("max_num_batched_tokens"),
         type=whole_number,
         metavar="TOKENS",
         help="maximum number of tokens in a step (default: 2048 on the CPU, 8192 on CUDA)",
     )
     group.add_argument(
-        "--schedule-policy",
-        "--scheduling-policy",
+        *spellings("schedule_policy"),
         default=defaults.schedule_policy,
         metavar="POLICY",
         help="order of waiting requests: lpm for longest cached prefix first, or fcfs for first come, first served "

@@ -11,18 +11,10 @@ from typing import Any
 import msgspec
 
 from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, number, whole_number
-from radixkv.cli.compat_flags import add_no_op_flags
+from radixkv.cli.compat_flags import add_always_on_flags, spellings
+from radixkv.compat import Place
 from radixkv.config import ServerConfig
 from radixkv.errors import RadixKVError, shortened
-
-_NO_OP_FLAGS = (
-    "--enable-metrics",
-    "--enable-cache-report",
-    "--enable-prompt-tokens-details",
-    "--disable-log-requests",
-    "--no-enable-log-requests",
-)
-"""Server flags of other engines that turn on what radixkv always does."""
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -106,10 +98,14 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="BYTES",
         help="maximum size of a request body (default: %(default)s)",
     )
-    add_no_op_flags(parser, _NO_OP_FLAGS)
+    add_always_on_flags(parser, Place.SERVE_FLAG)
     add_engine_flags(parser)
     parser.add_argument(
-        "--seed", type=whole_number, default=0, help="determines the seeds of requests without a seed (default: 0)"
+        *spellings("seed"),
+        type=whole_number,
+        default=0,
+        metavar="SEED",
+        help="determines the seeds of requests without a seed (default: 0)",
     )
     parser.set_defaults(parser=parser, run=run)
 

@@ -13,8 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from radixkv.compat import Place, refusals
 from radixkv.config import EngineConfig, ServerConfig
-from radixkv.errors import ContextLengthExceeded, InvalidRequest, RequestError, UnsupportedFeature
+from radixkv.errors import ContextLengthExceeded, InvalidRequest, RequestError
 from radixkv.frontend.api.admin import admin_routes
 from radixkv.frontend.api.explain import explain_routes
 from radixkv.frontend.api.openai.routes import openai_routes
@@ -35,29 +36,7 @@ from radixkv.frontend.served_model import ServedModel
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that left; nobody reads it."""
 
-UNSUPPORTED_ROUTES = (
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/embeddings",
-    "/v1/rerank",
-    "/v1/score",
-    "/v1/moderations",
-    "/v1/audio/speech",
-    "/v1/audio/transcriptions",
-    "/v1/load_lora_adapter",
-    "/v1/unload_lora_adapter",
-    "/encode",
-    "/pooling",
-    "/classify",
-    "/invocations",
-    "/abort_request",
-    "/sleep",
-    "/wake_up",
-    "/pause",
-    "/resume",
-    "/start_profile",
-    "/stop_profile",
-)
+_REFUSED_ROUTES = refusals(Place.ROUTE)
 
 
 def build_app(
@@ -85,7 +64,7 @@ def build_app(
             *tokenize_routes(served_model, body_reader),
             *explain_routes(client, served_model, body_reader, explain_contents=server.may_explain_contents),
             *server_info_routes(client, served_model, metrics, engine, server),
-            *(route(path, _refuse_unsupported_route, "GET", "POST") for path in UNSUPPORTED_ROUTES),
+            *(route(path, _refuse_route, "GET", "POST") for path in _REFUSED_ROUTES),
         ],
         middleware=[access_check],
         exception_handlers={
@@ -108,11 +87,10 @@ def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     return CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
 
 
-async def _refuse_unsupported_route(request: Request) -> Response:
-    raise UnsupportedFeature(
-        f"{request.url.path} is not supported in this release, which answers /v1/chat/completions, /v1/completions "
-        "and /generate"
-    )
+async def _refuse_route(request: Request) -> Response:
+    error = _REFUSED_ROUTES[request.url.path].error()
+    error.param = None  # a path is no field
+    raise error
 
 
 async def _render_error(request: Request, error: Exception) -> Response:

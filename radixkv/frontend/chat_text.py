@@ -10,7 +10,6 @@ import msgspec
 
 from radixkv.errors import ContextLengthExceeded, InvalidRequest
 from radixkv.frontend.served_model import ServedModel
-from radixkv.frontend.unsupported_fields import UnsupportedFields, refuse_unsupported
 from radixkv.generation.prompts import render_chat
 
 MAX_MESSAGES = 4096
@@ -19,7 +18,7 @@ _MAX_INLINE_MESSAGES, _MAX_INLINE_CHARACTERS = 32, 1 << 15
 """Up to these sizes, render on the event loop: it takes less than a millisecond."""
 
 
-class TextRequest(UnsupportedFields, kw_only=True):
+class TextRequest(msgspec.Struct, kw_only=True):
     """Base of request bodies that give either a prompt or chat messages."""
 
     model: str | None = None
@@ -45,10 +44,8 @@ def check_text_request(request: TextRequest, prompt: object, served_model: Serve
 
     Raises:
         InvalidRequest: the body gives neither a prompt nor messages, or both.
-        UnsupportedFeature: it has a field of an unsupported feature.
         ModelNotFound: it names another model.
     """
-    refuse_unsupported(request)
     served_model.check_name(request.model)
     if (prompt is None) == (request.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")

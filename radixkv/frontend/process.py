@@ -134,7 +134,7 @@ async def _serve(engine: EngineConfig, server: ServerConfig, listener: socket.so
             chat_template=template,
             default_sampling=checkpoint.default_sampling,
         )
-        body_reader = BodyReader(server.max_body_bytes)
+        body_reader = BodyReader(server.max_body_bytes, log=log_line)
         app = build_app(runtime.client, served_model, metrics, body_reader, engine, server)
         async with _logging_stats(runtime, metrics, server.stats_interval_s):
             return await _serve_until_end(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from radixkv import compat
 from radixkv.checkpoints import resolve, resolve_tokenizer
+from radixkv.compat import Place, SettingNames, dtype_name, takes_other_names
 from radixkv.config import (
     CacheConfig,
     Device,
@@ -55,10 +54,9 @@ NameT = TypeVar("NameT", str, str | None)
 
 _SAMPLING_HINTS = {name: f"SamplingParams({name}=...)" for name in SamplingParams.__struct_fields__}
 """Hints for sampling settings that are passed to ``generate`` or ``chat`` by mistake."""
-_GENERATE, _CHAT = (
-    replace(method, replacements={**_SAMPLING_HINTS, **method.replacements})
-    for method in (compat.GENERATE_SETTINGS, compat.CHAT_SETTINGS)
-)
+_LLM = SettingNames(Place.LLM, "LLM", ConfigError, typo_cutoff=0.8)  # other engines have more than the table lists
+_GENERATE = SettingNames(Place.LLM_GENERATE, "LLM.generate", ConfigError, hints=_SAMPLING_HINTS)
+_CHAT = SettingNames(Place.LLM_CHAT, "LLM.chat", ConfigError, hints=_SAMPLING_HINTS)
 
 _MAX_SUBMITS_PER_TURN = 128
 """Most prompts encoded and submitted between two steps: about 10 ms of work for long prompts, and as many requests
@@ -86,19 +84,21 @@ class LLM:
             ``gpu_memory_utilization`` leaves.
         max_total_tokens: size of the page pool in tokens, instead of ``kv_cache_memory_bytes``.
         gpu_memory_utilization: share of the GPU's memory for weights, pool and workspace together; None takes 0.9.
-        mem_fraction_static: SGLang's name for ``gpu_memory_utilization``.
+            On the CPU it has no effect.
         enable_prefix_caching: whether prompts share the pages of common prefixes.
         schedule_policy: ``lpm`` (longest cached prefix first) or ``fcfs`` (first come, first served).
         seed: determines the seeds of requests without a seed of their own.
-        settings: settings that only vLLM or SGLang have. A value that changes nothing is accepted; any other value
-            is refused with an error that names the setting.
+        settings: the settings above under the names of vLLM or SGLang, such as ``block_size``, and settings that
+            only they have. Of those, a value that changes nothing is accepted; any other value is refused with an
+            error that names the setting.
 
     Raises:
         CheckpointError: there is no such model, or its files are corrupt.
-        ConfigError: a setting is invalid.
+        ConfigError: a setting is invalid, or given under two names.
         UnsupportedFeature: a setting is for a feature that this release does not have.
     """
 
+    @takes_other_names(_LLM)
     def __init__(
         self,
         model: str | Path = "tiny",
@@ -117,25 +117,17 @@ class LLM:
         kv_cache_memory_bytes: int | None = None,
         max_total_tokens: int | None = None,
         gpu_memory_utilization: float | None = None,
-        mem_fraction_static: float | None = None,
         enable_prefix_caching: bool = True,
         schedule_policy: SchedulePolicy = "lpm",
         seed: int = 0,
         **settings: object,
     ) -> None:
-        compat.LLM_SETTINGS.check(settings, compat.parameter_names(LLM))
-        if mem_fraction_static is not None:
-            if gpu_memory_utilization is not None:
-                raise ConfigError(
-                    "gpu_memory_utilization and mem_fraction_static are the same setting; give one of them"
-                )
-            gpu_memory_utilization = mem_fraction_static
         model, tokenizer = _as_name(model), _as_name(tokenizer)
         config = EngineConfig(
             ModelConfig(
                 model,
                 revision,
-                compat.dtype_name(dtype),
+                dtype_name(dtype),
                 max_model_len,
                 load_format,
                 tokenizer,
@@ -171,6 +163,7 @@ class LLM:
         self._is_busy = False
         self._ids = (f"llm-{number}" for number in itertools.count())
 
+    @takes_other_names(_GENERATE)
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt] | None = None,
@@ -193,8 +186,6 @@ class LLM:
         Raises:
             RequestError: a prompt cannot be answered; all other requests of the call are cancelled.
         """
-        # Before prompts is checked: other engines take the prompts by another name.
-        _GENERATE.check(settings, compat.parameter_names(self.generate))
         prompt_list = as_prompt_list(prompts)
         sampling = broadcast(
             "sampling_params", SamplingParams, sampling_params, self.get_default_sampling_params(), prompt_list
@@ -216,6 +207,7 @@ class LLM:
                 progress.show(n_done, n_tokens)
         return [requests[position].output() for position in range(len(prompt_list))]
 
+    @takes_other_names(_CHAT)
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
@@ -241,7 +233,6 @@ class LLM:
         Raises:
             RequestError: the template rejects a conversation, or as in ``generate``.
         """
-        _CHAT.check(settings, compat.parameter_names(self.chat))
         prompts = [
             self.chat_prompt(
                 conversation,

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from radixkv.cli import main
 from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, engine_flags
-from radixkv.cli.compat_flags import UNSUPPORTED_FLAGS
 from radixkv.cli.generate import add as add_generate
 from radixkv.cli.offline import sampling_settings
 from radixkv.cli.serve import add as add_serve
 from radixkv.cli.serve import server_config
+from radixkv.compat import Place, refusals
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
 from radixkv.sampling import SamplingParams
 
@@ -305,7 +305,10 @@ def test_generate_reads_its_sampling_flags():
     assert args.prompt == "text"
 
 
-@pytest.mark.parametrize("flag", [flag for refused in UNSUPPORTED_FLAGS for flag in refused.flags])
+REFUSED_FLAGS = [name if name.startswith("-") else f"--{name.replace('_', '-')}" for name in refusals(Place.FLAG)]
+
+
+@pytest.mark.parametrize("flag", REFUSED_FLAGS)
 def test_a_flag_of_an_unsupported_feature_is_rejected_by_name(capsys, flag):
     for flags in ([flag], [flag, "0.9"], [f"{flag}=0.9"] if flag.startswith("--") else [flag]):
         assert f"{flag} is not supported: " in refused(capsys, parse, *flags)
@@ -344,10 +347,10 @@ def test_neutral_values_of_unsupported_flags_are_accepted(flags):
         (["--task", "embed"], "--task "),
         (["-O3"], "-O "),
         (["--lora-modules", "a=b"], "--lora-modules "),
-        (["--tensor-parallel-size", "2"], "--tensor-parallel-size/-tp/--tp-size/--tp: '2'"),
+        (["--tensor-parallel-size", "2"], "--tensor-parallel-size is not supported: "),
         (["-tp", "2"], "one device"),
-        (["--kv-cache-dtype", "fp8"], "'fp8' "),
-        (["--generation-config", "vllm"], "'vllm' "),
+        (["--kv-cache-dtype", "fp8"], "--kv-cache-dtype "),
+        (["--generation-config", "vllm"], "--generation-config "),
         (["--load-format", "gguf"], "load_format 'gguf'"),
         (["--dtype", "fp8"], "dtype 'fp8'"),
         (["--device", "tpu"], "device 'tpu'"),
@@ -379,16 +382,37 @@ def test_a_wrong_value_is_one_line_that_names_it(capsys, flags, message):
             ["--chunked-prefill-size", "4", "--max-num-seqs", "8"],
             ": error: --chunked-prefill-size 4 ",
         ),
+        (["--block-size", "0"], ": error: --block-size 0 "),
+        (["--block-size", "many"], ": error: argument --block-size: 'many' "),
+        (["--model-path", ""], ": error: --model-path is ''"),
+        (["--scheduling-policy=x"], ": error: --scheduling-policy 'x' "),
     ],
 )
 def test_errors_name_the_alias_that_was_typed(capsys, flags, message):
     assert message in refused(capsys, parse, *flags)
 
 
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--page-size", "8", "--block-size=8"], "--page-size and --block-size are"),
+        (["--mem-fraction-static", "0.5", "--gpu-memory-utilization", "0.5"], "--mem-fraction-static and --gpu-m"),
+    ],
+)
+def test_a_setting_under_two_names_is_refused(capsys, flags, named):
+    assert named in refused(capsys, parse, *flags)
+
+
+def test_the_last_of_repeated_flags_wins():
+    assert parse("--page-size", "8", "--page-size", "4").cache.page_size == 4
+    args = command(add_serve, "serve", "--explain-contents", "--no-explain-contents")
+    assert server_config(args).explain_contents is False
+
+
 def test_errors_of_the_engines_start_name_the_alias_that_was_typed(capsys):
-    code = main(["generate", "--device", "cpu", "--mem-fraction-static", "0.5", "text"])
+    code = main(["generate", "--device", "cpu", "--context-length", "100000", "text"])
     assert code == 1
-    assert "radixkv generate: error: --mem-fraction-static 0.5" in capsys.readouterr().err
+    assert "radixkv generate: error: --context-length 100000 " in capsys.readouterr().err
 
 
 def test_a_model_that_is_given_twice_is_refused(capsys):

@@ -49,7 +49,6 @@ def test_a_server_fails_before_it_downloads_weights(hub: Hub, tmp_path: Path) ->
         ({"device": "cuda"}, "device to cpu"),
         ({"device": "cpu", "dtype": "float16"}, "dtype 'float16'"),
         ({"device": "cpu", "max_model_len": 2000}, "max_model_len 2000"),
-        ({"device": "cpu", "gpu_memory_utilization": 0.5}, "gpu_memory_utilization"),
         ({"device": "cpu", "max_total_tokens": 1 << 45}, "max_total_tokens"),
     ],
 )

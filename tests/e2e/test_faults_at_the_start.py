@@ -64,7 +64,6 @@ def test_a_corrupt_checkpoint_is_reported(
     [
         (["--max-total-tokens", "8"], "page"),
         (["--kv-cache-memory-bytes", str(1 << 50)], "kv_cache_memory_bytes"),
-        (["--device", "cpu", "--gpu-memory-utilization", "0.5"], "gpu_memory_utilization"),
         (["--device", "cuda"], "device to cpu"),
     ],
 )

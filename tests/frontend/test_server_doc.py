@@ -9,18 +9,18 @@ from starlette.routing import Route
 
 from radixkv.cli.arguments import Parser
 from radixkv.cli.serve import add as add_serve
+from radixkv.compat import Place, refusals
 from radixkv.config import EngineConfig, SchedulerConfig, ServerConfig
 from radixkv.errors import RequestError
 from radixkv.frontend.api.openai.schema import ChatRequest, CompletionRequest, StreamOptions
 from radixkv.frontend.api.sglang.schema import DEFAULT_MAX_NEW_TOKENS, GenerateRequest, SamplingFields
-from radixkv.frontend.app import UNSUPPORTED_ROUTES, build_app
+from radixkv.frontend.app import build_app
 from radixkv.frontend.chat_text import MAX_MESSAGES
 from radixkv.frontend.http import errors as failure
 from radixkv.frontend.http.body import BODY_TIMEOUT_S, BodyReader
 from radixkv.frontend.http.body_decoder import MAX_KEYS, MAX_MARKS, MAX_PROMPTS
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.served_model import ServedModel
-from radixkv.frontend.unsupported_fields import UnsupportedFields
 from radixkv.limits import MAX_SALT_BYTES
 from radixkv.sampling import (
     MAX_CHOICES,
@@ -51,7 +51,9 @@ def test_every_path_is_documented_with_its_methods(site: Site, served_model: Ser
     )
     assert isinstance(app, FastAPI)
     routes = {route.path: route.methods for route in app.routes if isinstance(route, Route)}
-    supported = {path.replace("{name:path}", "{name}"): routes[path] for path in routes.keys() - UNSUPPORTED_ROUTES}
+    supported = {
+        path.replace("{name:path}", "{name}"): routes[path] for path in routes.keys() - refusals(Place.ROUTE).keys()
+    }
     rows = re.findall(r"^\| (`/.*?) \| (.*?) \|", section("Paths"), re.M)
     documented = {
         path: set(re.findall(r"[A-Z]{3,}", methods if path == "/ping" else methods.partition(";")[0]))
@@ -65,15 +67,15 @@ def test_every_path_is_documented_with_its_methods(site: Site, served_model: Ser
 
 
 def test_every_supported_field_is_documented_and_no_other() -> None:
-    unsupported = set(UnsupportedFields.__struct_fields__)
+    unsupported = {*refusals(Place.COMPLETIONS), *refusals(Place.CHATS), *refusals(Place.GENERATE)}
     text = section("Requests")
-    openai = {*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__} - unsupported
+    openai = {*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__}
     assert openai <= names(text)
     refused = names(text.partition("asks for nothing:")[2].partition("\n\n")[0])
     assert refused <= unsupported
     sglang = names(text.partition("`/generate` has these")[2])
-    assert sglang <= {*GenerateRequest.__struct_fields__, *SamplingFields.__struct_fields__}
-    assert names(text) <= {*openai, *refused, *sglang, *StreamOptions.__struct_fields__, "text"}
+    assert sglang <= {*GenerateRequest.__struct_fields__, *SamplingFields.__struct_fields__, *unsupported}
+    assert names(text) <= {*openai, *unsupported, *sglang, *StreamOptions.__struct_fields__, "text"}
 
 
 def test_limits_and_defaults_equal_those_of_the_code() -> None:

@@ -227,8 +227,6 @@ def test_errors_name_the_wrong_setting(tmp_path: Path) -> None:
         LLM("tiny", enforce_eager="yes")
     with pytest.raises(ConfigError, match="gpu_memory_utilization .*mem_fraction_static"):
         LLM("tiny", gpu_memory_utilization=0.5, mem_fraction_static=0.5)
-    with pytest.raises(ConfigError, match="gpu_memory_utilization 1.5"):
-        LLM("tiny", mem_fraction_static=1.5)
     for name, value in (
         ("tensor_parallel_size", 2),
         ("tensor_parallel_size", True),
@@ -238,14 +236,12 @@ def test_errors_name_the_wrong_setting(tmp_path: Path) -> None:
     ):
         with pytest.raises(UnsupportedFeature, match=rf"^{name} {value!r} "):
             LLM("tiny", **{name: value})
-    with pytest.raises(UnsupportedFeature, match="block_size.* page_size"):
-        LLM("tiny", block_size=16)
     with pytest.raises(UnsupportedFeature, match=r"max_model_length.* max_model_len\b"):
         LLM("tiny", max_model_length=256)
-    with pytest.raises(UnsupportedFeature, match="tp_size (?!.*page_size)"):  # which is not page_size
+    with pytest.raises(UnsupportedFeature, match="tp_size 2 .*one device"):
         LLM("tiny", tp_size=2)
-    with pytest.raises(UnsupportedFeature, match="hf_overrides, swap_space "):
-        LLM("tiny", tensor_parallel_size=1, swap_space=None, hf_overrides={})
+    with pytest.raises(UnsupportedFeature, match="hf_overrides, nothing"):
+        LLM("tiny", tensor_parallel_size=1, swap_space=None, hf_overrides={}, nothing=None)
     with pytest.raises(ConfigError, match="dtype 'float8'"):
         LLM("tiny", dtype="float8")
 
@@ -264,6 +260,54 @@ def test_settings_of_other_engines_without_effect_are_accepted_on_the_cpu(llm: L
     again = LLM(sensitive, device="cpu", dtype=torch.float32, max_total_tokens=4096, enforce_eager=True, **neutral)
     (answer,) = again.generate(TEXT, sampling)
     assert answer.outputs[0].token_ids == expected.outputs[0].token_ids
+
+
+def test_settings_under_the_names_of_vllm_and_sglang(llm: LLM, sensitive: Path) -> None:
+    (expected,) = llm.generate(TEXT, GREEDY)
+    vllm = LLM(model=str(sensitive), device="cpu", block_size=8, gpu_memory_utilization=0.90, max_total_tokens=4096)
+    sglang = LLM(
+        model_path=str(sensitive),
+        tokenizer_path=str(sensitive),
+        device="cpu",
+        context_length=200,
+        max_running_requests=4,
+        chunked_prefill_size=64,
+        max_total_tokens=4096,
+        mem_fraction_static=0.8,
+        random_seed=3,
+        scheduling_policy="fcfs",
+        disable_radix_cache=True,
+        disable_cuda_graph=True,
+    )
+    assert sglang.max_model_len == 200
+    for other, hits in ((vllm, True), (sglang, False)):
+        (cold,), (warm,) = other.generate(TEXT, GREEDY), other.generate(TEXT, GREEDY)
+        assert cold.outputs[0].token_ids == warm.outputs[0].token_ids == expected.outputs[0].token_ids
+        assert (warm.num_cached_tokens > 0) is hits
+        other.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"block_size": 0}, "^block_size 0 "),
+        ({"block_size": 16, "page_size": 16}, "page_size and block_size "),
+        ({"model": "tiny", "model_path": "tiny"}, "model and model_path "),
+        ({"mem_fraction_static": 1.5}, "^mem_fraction_static 1.5 "),
+        ({"context_length": 100_000}, "^context_length 100000 "),
+        ({"random_seed": -1}, "^random_seed -1 "),
+        ({"model_path": ""}, "^model_path is ''"),
+        ({"disable_radix_cache": "yes"}, "^disable_radix_cache 'yes' "),
+    ],
+)
+def test_errors_name_the_alias_that_was_given(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM(**settings)
+
+
+def test_a_model_is_not_given_by_position_and_by_alias() -> None:
+    with pytest.raises(ConfigError, match="model and model_path "):
+        LLM("tiny", model_path="tiny")
 
 
 def test_errors_name_the_wrong_argument(llm: LLM) -> None:
@@ -303,9 +347,9 @@ def test_calls_accept_neutral_arguments_of_vllm_and_reject_others_by_name(llm: L
     (alone,) = llm.generate(TEXT, GREEDY)
     (beside,) = llm.generate(TEXT, GREEDY, lora_request=None, prompt_token_ids=None)
     assert beside.outputs == alone.outputs
-    with pytest.raises(UnsupportedFeature, match=r"LLM.generate .*lora_request"):
+    with pytest.raises(UnsupportedFeature, match=r"lora_request 'mine' .*adapters"):
         llm.generate(TEXT, GREEDY, lora_request="mine")
-    with pytest.raises(UnsupportedFeature, match="LLM.generate .*prompt_token_ids.* prompts"):
+    with pytest.raises(UnsupportedFeature, match="prompt_token_ids .* prompts"):
         llm.generate(prompt_token_ids=[[1, 2]], sampling_params=GREEDY)
     with pytest.raises(UnsupportedFeature, match=r"max_tokens.* SamplingParams\(max_tokens=...\)"):
         llm.generate(TEXT, max_tokens=5)
@@ -316,9 +360,9 @@ def test_calls_accept_neutral_arguments_of_vllm_and_reject_others_by_name(llm: L
         llm.chat(messages, GREEDY, template_kwargs={})
     with pytest.raises(UnsupportedFeature, match=r"temperature.* SamplingParams\(temperature=...\)"):
         llm.chat(messages, temperature=0.5)
-    with pytest.raises(UnsupportedFeature, match=r"LLM.chat .*tools"):
+    with pytest.raises(UnsupportedFeature, match=r"tools .*tool calls"):
         llm.chat(messages, GREEDY, tools=[{"type": "function"}])
-    with pytest.raises(UnsupportedFeature, match="LLM.chat .*chat_template.* LLM"):
+    with pytest.raises(UnsupportedFeature, match="chat_template .* LLM"):
         llm.chat(messages, GREEDY, tools=None, chat_template="{{ messages }}")
 
 

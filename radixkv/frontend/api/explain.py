@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from radixkv.compat import Place, refusals
 from radixkv.frontend.chat_text import TextRequest, check_text_request, render_messages
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.body import BodyReader
@@ -106,7 +107,7 @@ def _describe(token: int | None, tokenizer: Tokenizer | None) -> str:
     return str(token) if tokenizer is None else f"{tokenizer.token_text(token)!r} ({token})"
 
 
-_explain = BodyDecoder(ExplainRequest, {"prompt": check_prompt, "messages": check_messages})
+_explain = BodyDecoder(ExplainRequest, {"prompt": check_prompt, "messages": check_messages}, refusals(Place.TEXT))
 
 
 async def _encode(body: ExplainRequest, served_model: ServedModel) -> bytes:

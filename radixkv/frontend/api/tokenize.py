@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from radixkv.compat import Place, refusals
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.chat_text import TextRequest, check_text_request, render_messages
 from radixkv.frontend.http.body import BodyReader
@@ -71,8 +72,8 @@ def _check_tokens(raw: bytes, maximum: int) -> None:
         raise InvalidRequest(f"tokens must be a list of at most {maximum} token ids", param="tokens")
 
 
-_tokenize = BodyDecoder(TokenizeRequest, {"prompt": _check_text, "messages": check_messages})
-_detokenize = BodyDecoder(DetokenizeRequest, {"tokens": _check_tokens})
+_tokenize = BodyDecoder(TokenizeRequest, {"prompt": _check_text, "messages": check_messages}, refusals(Place.TEXT))
+_detokenize = BodyDecoder(DetokenizeRequest, {"tokens": _check_tokens}, {})
 
 
 async def _tokenized(body: TokenizeRequest, served_model: ServedModel) -> bytes:

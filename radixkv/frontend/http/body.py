@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -13,11 +13,20 @@ from radixkv.frontend.http.disconnect import ClientDisconnected
 from radixkv.frontend.http.errors import BodyTooLarge, BodyTooSlow
 
 RequestT = TypeVar("RequestT")
+Parse: TypeAlias = Callable[[bytes, int, dict[str, str]], RequestT]
+"""Takes a body, the maximum of tokens in a prompt, and a dictionary for misspelt fields."""
 
 BODY_TIMEOUT_S = 30.0
 """How long a client may take to send a body."""
 _MAX_INLINE_BYTES = 1 << 16
 """Up to this many bytes, parse on the event loop. In a thread, the loop can run between the passes over a body."""
+_MISSPELT = "misspelt_fields"
+
+
+def misspelt_fields(request: Request) -> Sequence[str]:
+    """Returns the unknown fields of the body that was read which are one letter from a known one."""
+    fields: Sequence[str] = request.scope["state"].get(_MISSPELT, ())
+    return fields
 
 
 class BodyReader:
@@ -26,16 +35,23 @@ class BodyReader:
     Args:
         max_bytes: the longest body.
         timeout_s: how long a client may take to send a body.
+        log: gets one line for each misspelt field, once for each name.
     """
 
-    def __init__(self, max_bytes: int, timeout_s: float = BODY_TIMEOUT_S) -> None:
+    def __init__(
+        self, max_bytes: int, timeout_s: float = BODY_TIMEOUT_S, *, log: Callable[[str], None] | None = None
+    ) -> None:
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
+        self._log = log
+        self._logged: set[str] = set()
         self._timeouts: set[asyncio.Timeout] = set()
         self._refusal: RequestError | None = None
 
-    async def read(self, request: Request, parse: Callable[[bytes, int], RequestT], max_size: int) -> RequestT:
-        """Reads a JSON body and returns ``parse(body, max_size)``.
+    async def read(self, request: Request, parse: Parse[RequestT], max_size: int) -> RequestT:
+        """Reads a JSON body and returns ``parse(body, max_size, misspelt)``.
+
+        The fields that ``parse`` adds to ``misspelt`` are logged and kept for ``misspelt_fields``.
 
         Raises:
             InvalidRequest: Content-Type is not JSON. Web pages can send other types without a CORS preflight.
@@ -45,9 +61,15 @@ class BodyReader:
             RequestError: ``refuse`` was called with it, or ``parse`` raised it.
         """
         body = await self._read_in_time(request)
+        misspelt: dict[str, str] = {}
         if len(body) <= _MAX_INLINE_BYTES:
-            return parse(body, max_size)
-        return await asyncio.to_thread(parse, body, max_size)
+            result = parse(body, max_size, misspelt)
+        else:
+            result = await asyncio.to_thread(parse, body, max_size, misspelt)
+        if misspelt:
+            request.scope["state"][_MISSPELT] = list(misspelt)
+            self._report(misspelt)
+        return result
 
     def refuse(self, error: RequestError) -> None:
         """Ends running and later reads with ``error``."""
@@ -55,6 +77,14 @@ class BodyReader:
         now = asyncio.get_running_loop().time()
         for timeout in self._timeouts:
             timeout.reschedule(now)
+
+    def _report(self, misspelt: Mapping[str, str]) -> None:
+        for name in misspelt.keys() - self._logged:
+            self._logged.add(name)
+            if self._log is not None:
+                self._log(
+                    f"a request has the unknown field {name}, which is ignored; did you mean {misspelt[name]}?"
+                )
 
     async def _read_in_time(self, request: Request) -> bytes:
         if self._refusal is not None:

@@ -13,9 +13,10 @@ from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
-from radixkv.errors import ContextLengthExceeded, InvalidRequest
+from radixkv.compat import Refusal
+from radixkv.errors import ContextLengthExceeded, InvalidRequest, shortened
+from radixkv.frontend.http.unknown_fields import KnownFields
 from radixkv.frontend.http.validation_errors import describe_validation_error
-from radixkv.frontend.unsupported_fields import is_unsupported, unsupported
 
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 SizeCheck = Callable[[bytes, int], None]
@@ -42,6 +43,7 @@ _MISSING_FIELD = re.compile(r"required field `(\w+)`")
 _OPENING = re.compile(rb"\s*\[\s*(.)", re.DOTALL)
 _LISTS = re.compile(rb"\s*\[\s*\[")
 
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _lists = msgspec.json.Decoder(list[msgspec.Raw])
 _ids = msgspec.json.Decoder(list[int])
 
@@ -52,28 +54,42 @@ class BodyDecoder(Generic[RequestT]):
     Args:
         kind: the type of the request.
         checks: for each field that may be long, the check of its JSON before decoding.
+        refused: by name: fields that are refused unless they ask for nothing.
         ids_field: the field that may hold lists of token ids, which ``check_prompt`` must have checked.
     """
 
     def __init__(
-        self, kind: type[RequestT], checks: Mapping[str, SizeCheck], *, ids_field: str | None = None
+        self,
+        kind: type[RequestT],
+        checks: Mapping[str, SizeCheck],
+        refused: Mapping[str, Refusal],
+        *,
+        ids_field: str | None = None,
     ) -> None:
         self._checks = checks
+        self._refused = refused
         self._ids_field = ids_field
         self._request = msgspec.json.Decoder(kind)
-        raw = [(name, msgspec.Raw, msgspec.Raw()) for name in kind.__struct_fields__]
-        self._fields = msgspec.json.Decoder(msgspec.defstruct("_Fields", raw))
+        self._known = frozenset(kind.__struct_fields__) - refused.keys()
+        self._spelling = KnownFields({*self._known, *refused})
 
-    def decode(self, body: bytes, max_prompt_tokens: int) -> RequestT:
+    def decode(self, body: bytes, max_prompt_tokens: int, misspelt: dict[str, str] | None = None) -> RequestT:
         """Decodes a body. O(length), in steps that take a few milliseconds for a megabyte.
+
+        Args:
+            body: JSON.
+            max_prompt_tokens: the maximum of tokens in a prompt.
+            misspelt: gets the unknown fields that are one letter from a known one, with that one.
 
         Raises:
             InvalidRequest: the body is not valid; the text never repeats a part of it.
         """
         _check_keys(body)
         try:
-            raw_fields = msgspec.structs.asdict(self._fields.decode(body))
-            fields = {name: bytes(raw) for name, raw in raw_fields.items() if raw}
+            raw_fields = _fields.decode(body)
+            fields = {name: bytes(raw) for name, raw in raw_fields.items() if name in self._known}
+            if len(fields) < len(raw_fields):
+                self._check_others(raw_fields, {} if misspelt is None else misspelt)
             for name, raw in fields.items():
                 self._check(name, raw, max_prompt_tokens)
             ids = self._extract_ids(fields)
@@ -96,6 +112,24 @@ class BodyDecoder(Generic[RequestT]):
             # msgspec's texts give at best byte positions, and a wrong cause for half of a surrogate pair.
             raise InvalidRequest("the body is not valid JSON in UTF-8") from None
 
+    def _check_others(self, fields: Mapping[str, msgspec.Raw], misspelt: dict[str, str]) -> None:
+        """Raises the error of the first refused field that asks for something; adds misspelt fields."""
+        for name, raw in fields.items():
+            if name in self._refused:
+                self._check_refused(self._refused[name], bytes(raw), fields)
+            elif name not in self._known and (meant := self._spelling.nearest(name)) is not None:
+                misspelt[name] = meant
+
+    def _check_refused(self, refusal: Refusal, raw: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
+        if len(raw) > MAX_FIELD_BYTES:
+            raise refusal.error()
+        value = msgspec.json.decode(raw)
+        is_same = refusal.same_as is not None and raw == bytes(fields.get(refusal.same_as, b""))
+        if not is_same and not refusal.asks_for_nothing(value):
+            # Texts repeat no other part of a body than numbers and Booleans.
+            shown = "true" if value is True else "false" if value is False else shortened(value)
+            raise refusal.error(shown if isinstance(value, int | float) else "")
+
     def _extract_ids(self, fields: dict[str, bytes]) -> list[array[int]] | None:
         """Decodes long lists of token ids, and replaces them in ``fields`` with an empty list.
 
@@ -117,8 +151,6 @@ class BodyDecoder(Generic[RequestT]):
     def _check(self, name: str, raw: bytes, max_prompt_tokens: int) -> None:
         if name in self._checks:
             self._checks[name](raw, max_prompt_tokens)
-        elif len(raw) > MAX_FIELD_BYTES and is_unsupported(name):
-            raise unsupported(name)
         elif len(raw) > MAX_FIELD_BYTES:
             raise InvalidRequest(f"{name} has {len(raw)} bytes of JSON; at most {MAX_FIELD_BYTES}", param=name)
 

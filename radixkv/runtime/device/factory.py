@@ -101,6 +101,8 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
         )
     else:
         assert resolved.kv_cache_memory_bytes is not None
+        if config.cache.gpu_memory_utilization is not None:
+            _warn_of_ignored_utilization(resolved)
         check_for_cpu(
             checkpoint,
             page_size=resolved.page_size,
@@ -172,6 +174,16 @@ def _release_gpu_memory(error: BaseException) -> None:
     gc.collect()
     with suppress(torch.AcceleratorError):  # a lost device frees its memory only when the process ends
         torch.cuda.empty_cache()
+
+
+def _warn_of_ignored_utilization(resolved: ResolvedConfig) -> None:
+    logger.warning(
+        "gpu_memory_utilization %g has no effect on the CPU, the device in use: there %s bounds the KV pool",
+        resolved.gpu_memory_utilization,
+        f"kv_cache_memory_bytes, {resolved.kv_cache_memory_bytes},"
+        if resolved.max_total_tokens is None
+        else f"max_total_tokens, {resolved.max_total_tokens},",
+    )
 
 
 def _warn_of_unusable_driver(machine: Machine) -> None:

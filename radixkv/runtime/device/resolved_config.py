@@ -52,10 +52,10 @@ def with_defaults(
         machine: what a look at the machine found.
 
     Raises:
-        ConfigError: a setting does not exist for this device, or the pool's size is set twice.
+        ConfigError: the pool's size is set twice.
     """
     model, cache, scheduler = config.model, config.cache, config.scheduler
-    _check_pool_size(cache, device)
+    _check_pool_size(cache)
     n_rows, n_tokens = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
     if n_rows is None:
         n_rows = _MAX_NUM_SEQS[device]
@@ -83,15 +83,10 @@ def with_defaults(
     )
 
 
-def _check_pool_size(cache: CacheConfig, device: Device) -> None:
+def _check_pool_size(cache: CacheConfig) -> None:
     n_bytes, n_tokens = cache.kv_cache_memory_bytes, cache.max_total_tokens
     if n_tokens is not None and n_bytes is not None:
         raise ConfigError(
             f"kv_cache_memory_bytes {n_bytes} and max_total_tokens {n_tokens} both set the size of the KV pool; "
             "set only one of them"
-        )
-    if device == "cpu" and cache.gpu_memory_utilization is not None:
-        raise ConfigError(
-            f"gpu_memory_utilization {cache.gpu_memory_utilization:g} has no meaning on the CPU, the device in "
-            "use; set the pool's size with kv_cache_memory_bytes or max_total_tokens"
         )

@@ -68,7 +68,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "seed": -(1 << 63) - 1}, "seed"),
     ({"prompt": "a", "seed": 1 << 63}, "seed"),
     ({"prompt": "a", "stop": ""}, "stop"),
-    ({"prompt": "a", "stop": ["a"] * 5}, "stop"),
+    ({"prompt": "a", "stop": ["a"] * 17}, "stop"),
     ({"prompt": "a", "stop": "x" * 65}, "stop"),
     ({"prompt": "a", "stop": 3}, "stop"),
     ({"prompt": "a", "stop_token_ids": [VOCAB_SIZE]}, "stop_token_ids"),

@@ -108,15 +108,28 @@ def test_the_cpu_executor_is_opened_with_its_defaults(small: Checkpoint) -> None
     ("config", "message"),
     [
         (EngineConfig(ModelConfig(device="cpu", dtype="float16")), "dtype 'float16' .*CPU"),
-        (
-            EngineConfig(ModelConfig(device="cpu"), CacheConfig(gpu_memory_utilization=0.5)),
-            "gpu_memory_utilization",
-        ),
     ],
 )
 def test_settings_not_supported_on_the_cpu(small: Checkpoint, config: EngineConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_loop(config, small)
+
+
+@pytest.mark.parametrize(
+    ("size", "bound"),
+    [
+        ({"max_total_tokens": 160}, "max_total_tokens, 160,"),
+        ({"kv_cache_memory_bytes": 1 << 20}, "bytes, 1048576,"),
+    ],
+)
+def test_gpu_memory_utilization_on_the_cpu_gives_one_warning(
+    small: Checkpoint, caplog: pytest.LogCaptureFixture, size: dict[str, int], bound: str
+) -> None:
+    config = EngineConfig(ModelConfig(device="cpu"), CacheConfig(gpu_memory_utilization=0.5, **size))
+    build_loop(config, small).close()
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "gpu_memory_utilization 0.5 " in warning
+    assert bound in warning
 
 
 def test_the_loop_reports_max_num_seqs(small: Checkpoint) -> None:

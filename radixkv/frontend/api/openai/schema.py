@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import msgspec
 
+from radixkv.compat import Place, refusals
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.http.body_decoder import BodyDecoder, Int64, check_messages, check_prompt
-from radixkv.frontend.unsupported_fields import UnsupportedFields, refuse_unsupported, unsupported
 from radixkv.sampling import MAX_LOGPROBS
 
 
@@ -20,14 +20,13 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = False
 
 
-class GenerationRequest(UnsupportedFields, kw_only=True):
+class GenerationRequest(msgspec.Struct, kw_only=True):
     """Fields that completions and chat share. Null means the default."""
 
     model: str | None = None
     max_tokens: Int64 | None = None
     min_tokens: Int64 | None = None
     n: Int64 | None = None
-    best_of: Int64 | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Int64 | None = None
@@ -79,8 +78,6 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     prompt: str | list[str | int | Sequence[int]]
     logprobs: bool | Int64 | None = None
-    max_completion_tokens: Any = None
-    top_logprobs: Any = None
 
     @property
     def n_logprobs(self) -> int | None:
@@ -124,44 +121,33 @@ class ChatRequest(GenerationRequest, kw_only=True):
         return effort | (self.chat_template_kwargs or {})
 
 
-_CHAT_ONLY = {"max_completion_tokens": ("max_tokens", None), "top_logprobs": ("logprobs", 0)}
-"""Fields that only chat has, each with the equivalent field of completions and the value that requests nothing.
-
-Some clients send both fields with equal values.
-"""
-
-_completions = BodyDecoder(CompletionRequest, {"prompt": check_prompt}, ids_field="prompt")
-_chats = BodyDecoder(ChatRequest, {"messages": check_messages})
+_completions = BodyDecoder(
+    CompletionRequest, {"prompt": check_prompt}, refusals(Place.COMPLETIONS), ids_field="prompt"
+)
+_chats = BodyDecoder(ChatRequest, {"messages": check_messages}, refusals(Place.CHATS))
 
 
-def parse_completion(body: bytes, max_prompt_tokens: int) -> CompletionRequest:
+def parse_completion(
+    body: bytes, max_prompt_tokens: int, misspelt: dict[str, str] | None = None
+) -> CompletionRequest:
     """Parses a completion request. Raises ``InvalidRequest``, whose text never repeats a part of the body."""
-    request = _completions.decode(body, max_prompt_tokens)
+    request = _completions.decode(body, max_prompt_tokens, misspelt)
     _check(request)
-    for name, (instead, neutral) in _CHAT_ONLY.items():
-        value = getattr(request, name)
-        if value not in (None, neutral, getattr(request, instead)):
-            raise unsupported(name, value, f"use {instead}")
     if request.logprobs is True:
         raise InvalidRequest("logprobs is true; it must be a whole number here", param="logprobs")
     return request
 
 
-def parse_chat(body: bytes, max_prompt_tokens: int) -> ChatRequest:
+def parse_chat(body: bytes, max_prompt_tokens: int, misspelt: dict[str, str] | None = None) -> ChatRequest:
     """Parses a chat request. Raises ``InvalidRequest``, whose text never repeats a part of the body."""
-    request = _chats.decode(body, max_prompt_tokens)
+    request = _chats.decode(body, max_prompt_tokens, misspelt)
     _check(request)
-    if request.echo:
-        raise unsupported("echo")
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     return request
 
 
 def _check(request: GenerationRequest) -> None:
-    refuse_unsupported(request)
-    if request.best_of not in (None, 1, request.n_choices):
-        raise unsupported("best_of", request.best_of)
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
     if request.stream and request.prompt_logprobs is not None:

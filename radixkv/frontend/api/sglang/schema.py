@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 import msgspec
 
+from radixkv.compat import Place, Refusal, refusals
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.http.body_decoder import BodyDecoder, Int64, check_prompt
-from radixkv.frontend.unsupported_fields import requests_nothing, unsupported
 
 ValueT = TypeVar("ValueT")
 
@@ -39,18 +39,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     no_stop_trim: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    max_tokens: Any = None
-    max_completion_tokens: Any = None
-    min_tokens: Any = 0
-    include_stop_str_in_output: Any = False
-    logprobs: Any = None
-    spaces_between_special_tokens: bool | None = True
-    stop_regex: str | list[str] | None = None
-    json_schema: Any = None
-    regex: Any = None
-    ebnf: Any = None
-    structural_tag: Any = None
-    custom_params: Any = None
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
@@ -68,71 +56,12 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     priority: Int64 | None = None
     cache_salt: str | None = None
     skip_reading_prefix_cache: bool | None = False
-    token_ids_logprob: Any = None
-    input_embeds: Any = None
-    image_data: Any = None
-    video_data: Any = None
-    audio_data: Any = None
-    modalities: Any = None
-    lora_path: Any = None
-    session_params: Any = None
-    custom_logit_processor: Any = None
-    extra_key: str | list[str] | None = None
-    bootstrap_host: Any = None
-    bootstrap_port: Any = None
-    bootstrap_room: Any = None
-    routed_dp_rank: int | None = None
-    data_parallel_rank: int | None = None
-    return_hidden_states: bool | list[bool] | None = False
-    return_routed_experts: bool | None = False
-    return_sampling_mask: bool | list[bool] | None = False
-    return_entropy: bool | None = False
-    return_prompt_token_ids: bool | None = False
 
     @property
     def prompt_field(self) -> str:
         """The field that holds the prompts."""
         return "input_ids" if self.text is None else "text"
 
-
-_UNSUPPORTED: Mapping[str, object] = {
-    "min_tokens": 0,
-    "include_stop_str_in_output": False,
-    "logprobs": False,
-    "spaces_between_special_tokens": True,
-    "return_hidden_states": False,
-    "return_routed_experts": False,
-    "return_sampling_mask": False,
-    "return_entropy": False,
-    "return_prompt_token_ids": False,
-} | dict.fromkeys(
-    (
-        "max_tokens",
-        "max_completion_tokens",
-        "stop_regex",
-        "json_schema",
-        "regex",
-        "ebnf",
-        "structural_tag",
-        "custom_params",
-        "token_ids_logprob",
-        "input_embeds",
-        "image_data",
-        "video_data",
-        "audio_data",
-        "modalities",
-        "lora_path",
-        "session_params",
-        "custom_logit_processor",
-        "extra_key",
-        "bootstrap_host",
-        "bootstrap_port",
-        "bootstrap_room",
-        "routed_dp_rank",
-        "data_parallel_rank",
-    )
-)
-"""Fields of unsupported features, with the value that requests nothing, besides empty values."""
 
 _FIXED_DEFAULTS: Mapping[str, object] = {
     "min_new_tokens": 0,
@@ -146,15 +75,11 @@ _FIXED_DEFAULTS: Mapping[str, object] = {
 """Sampling fields whose default does not depend on the checkpoint."""
 
 
-def parse_generate(body: bytes, max_prompt_tokens: int) -> GenerateRequest:
+def parse_generate(body: bytes, max_prompt_tokens: int, misspelt: dict[str, str] | None = None) -> GenerateRequest:
     """Parses a request. Raises ``InvalidRequest``, whose text never repeats a part of the body."""
-    request = _requests.decode(body, max_prompt_tokens)
+    request = _requests.decode(body, max_prompt_tokens, misspelt)
     if (request.text is None) == (request.input_ids is None):
         raise InvalidRequest("give either text or input_ids", param="text")
-    _refuse_unsupported(request)
-    for name, neutral in _NESTED_ONLY.items():
-        if not requests_nothing(name, getattr(request, name), neutral):
-            raise InvalidRequest(f"{name} is a field of sampling_params; give it there", param=name)
     return request
 
 
@@ -181,9 +106,7 @@ def _sampling_fields(raw: bytes) -> SamplingFields:
         return SamplingFields()
     if not raw.lstrip().startswith(b"{"):
         raise InvalidRequest("sampling_params must be an object or a list of them", param="sampling_params")
-    fields = _sampling.decode(raw, 0)
-    _refuse_unsupported(fields)
-    return fields
+    return _sampling.decode(raw, 0)
 
 
 def _prompt_check(name: str) -> Callable[[bytes, int], None]:
@@ -199,28 +122,21 @@ def _prompt_check(name: str) -> Callable[[bytes, int], None]:
     return check
 
 
-_NESTED_ONLY = {
-    name: _FIXED_DEFAULTS.get(name, _UNSUPPORTED.get(name))
+_MISPLACED = {
+    name: Refusal(
+        name,
+        "is a field of sampling_params; give it there",
+        (_FIXED_DEFAULTS[name],) if name in _FIXED_DEFAULTS else (),
+        kind=InvalidRequest,
+    )
     for name in SamplingFields.__struct_fields__
-    if name not in GenerateRequest.__struct_fields__
 }
-"""Fields of ``sampling_params`` that the body itself lacks, with the value that requests nothing.
+"""Fields of ``sampling_params``, which would be ignored at the top level of the body."""
 
-At the top level any other value is refused, because it would be ignored.
-"""
-
-_Body = msgspec.defstruct(
-    "_Body", [(name, Any, None) for name in _NESTED_ONLY], bases=(GenerateRequest,), kw_only=True
-)
 _requests = BodyDecoder(
-    cast(type[GenerateRequest], _Body),
+    GenerateRequest,
     {"text": _prompt_check("text"), "input_ids": _prompt_check("input_ids")},
+    _MISPLACED | refusals(Place.GENERATE),
     ids_field="input_ids",
 )
-_sampling = BodyDecoder(SamplingFields, {})
-
-
-def _refuse_unsupported(fields: msgspec.Struct) -> None:
-    for name, value in msgspec.structs.asdict(fields).items():
-        if name in _UNSUPPORTED and not requests_nothing(name, value, _UNSUPPORTED[name]):
-            raise unsupported(name, value)
+_sampling = BodyDecoder(SamplingFields, {}, refusals(Place.GENERATE_SAMPLING))
