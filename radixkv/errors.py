@@ -145,6 +145,23 @@ _BY_CODE: dict[str, type[RequestError]] = {
 }
 
 
+def context_length_exceeded(
+    found: str, limit: int | None, *, advice: str = "shorten it", param: str
+) -> ContextLengthExceeded:
+    """Returns the error for a prompt that does not fit, in words that clients look for to shorten it themselves.
+
+    Args:
+        found: what the prompt has that does not fit, as a clause.
+        limit: the maximum of tokens in prompt and output together; None if no model could take it.
+        advice: what to do.
+        param: the field at fault.
+    """
+    # LangChain looks for "prompt is too long", LiteLLM for "this model's maximum context length is".
+    length = "this model's maximum context length is"
+    but = f"whatever {length}" if limit is None else f"but {length} {limit} tokens"
+    return ContextLengthExceeded(f"the prompt is too long: {found}, {but}; {advice}", param=param)
+
+
 def request_error(code: str, message: str, *, param: str | None = None) -> RequestError:
     """Returns the error that a ``Failed`` message describes; an unknown code gives a plain ``RequestError``."""
     return _BY_CODE.get(code, RequestError)(message, param=param)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from radixkv.errors import ContextLengthExceeded, InvalidRequest, shortened
+from radixkv.errors import InvalidRequest, context_length_exceeded, shortened
 
 MAX_SALT_BYTES = 128
 """Longest ``cache_salt``, in UTF-8."""
@@ -56,9 +56,10 @@ def check_length(
     if (1 if max_tokens is None else max_tokens) > room:
         requested = "" if max_tokens is None else f" and {max_tokens_field} is {max_tokens}"
         because = "" if reason is None else f" ({reason})"
-        raise ContextLengthExceeded(
-            f"the prompt has {n_prompt} tokens{requested}, but this model's maximum context length is "
-            f"{max_prompt_and_answer} tokens; shorten one of them{because}",
+        raise context_length_exceeded(
+            f"it has {n_prompt} tokens{requested}",
+            max_prompt_and_answer,
+            advice=f"shorten one of them{because}",
             param=max_tokens_field if room >= 1 else prompt_field,
         )
     return room

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from radixkv.errors import ConfigError, ContextLengthExceeded
+from radixkv.errors import ConfigError, context_length_exceeded
 
 if TYPE_CHECKING:
     from radixkv.cli.server_client import ServerClient
@@ -62,9 +62,10 @@ class LocalBackend:
         context_tokens = self._llm.max_prompt_and_answer
         n_tokens_left = context_tokens - len(prompt)
         if n_tokens_left < 1:
-            raise ContextLengthExceeded(
-                f"the conversation has {len(prompt)} tokens, but the context is {context_tokens} tokens; "
-                "start a new one with /clear, or give a greater --max-model-len or --max-total-tokens",
+            raise context_length_exceeded(
+                f"the conversation has {len(prompt)} tokens",
+                context_tokens,
+                advice="start a new one with /clear, or give a greater --max-model-len or --max-total-tokens",
                 param="messages",
             )
         sampling = msgspec.structs.replace(

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from radixkv.errors import ContextLengthExceeded, InvalidRequest
+from radixkv.errors import InvalidRequest, context_length_exceeded
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.prompts import render_chat
 
@@ -81,9 +81,10 @@ async def conversation_text(
     if len(messages) > MAX_MESSAGES:
         raise InvalidRequest(f"there are {len(messages)} messages; at most {MAX_MESSAGES}", param="messages")
     if len(messages) > served_model.max_prompt_and_answer:
-        raise ContextLengthExceeded(
-            f"there are {len(messages)} messages, but this model's maximum context length is "
-            f"{served_model.max_prompt_and_answer} tokens; shorten the conversation",
+        raise context_length_exceeded(
+            f"there are {len(messages)} messages",
+            served_model.max_prompt_and_answer,
+            advice="shorten the conversation",
             param="messages",
         )
     render = partial(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
-from radixkv.errors import ContextLengthExceeded, InvalidRequest
+from radixkv.errors import InvalidRequest, context_length_exceeded
 from radixkv.frontend.http.body_decoder import check_prompt_count, mixed_prompt_error
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.prompts import encode_ids
@@ -63,11 +63,7 @@ async def encode_texts(
     if (longest := served_model.max_token_characters) is not None:
         n_characters = max(map(len, texts))
         if n_characters > limit * longest:
-            raise ContextLengthExceeded(
-                f"the prompt has {n_characters} characters, but this model's maximum context length is {limit} "
-                "tokens; shorten it",
-                param=field,
-            )
+            raise context_length_exceeded(f"it has {n_characters} characters", limit, param=field)
 
     n_characters = sum(map(len, texts))
     try:

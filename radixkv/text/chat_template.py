@@ -16,7 +16,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from radixkv.errors import CheckpointError, ContextLengthExceeded, InvalidRequest
+from radixkv.errors import CheckpointError, InvalidRequest, context_length_exceeded
 
 MAX_RENDERED_CHARACTERS = 1 << 24
 """Rendering stops with an error at a longer text."""
@@ -134,9 +134,9 @@ class ChatTemplate:
                 pieces.append(piece)
                 n_characters += len(piece)
                 if n_characters > MAX_RENDERED_CHARACTERS:
-                    raise ContextLengthExceeded(
-                        f"the chat template renders the messages to more than {MAX_RENDERED_CHARACTERS} "
-                        "characters; shorten them",
+                    raise context_length_exceeded(
+                        f"the chat template renders the messages to more than {MAX_RENDERED_CHARACTERS} characters",
+                        None,
                         param="messages",
                     )
         except _TemplateRaised as error:
@@ -166,9 +166,9 @@ class _OperationBudget:
         """Takes one operation. Raises ``ContextLengthExceeded`` if none is left."""
         self._count -= 1
         if self._count < 0:
-            raise ContextLengthExceeded(
-                f"the chat template takes more than {MAX_OPERATIONS} loop iterations and calls to render the "
-                "messages; shorten them",
+            raise context_length_exceeded(
+                f"rendering the messages takes more than {MAX_OPERATIONS} loop iterations and calls",
+                None,
                 param="messages",
             )
 

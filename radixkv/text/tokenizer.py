@@ -11,7 +11,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, pre_tokenizers
 
-from radixkv.errors import CheckpointError, ContextLengthExceeded, InvalidRequest
+from radixkv.errors import CheckpointError, ContextLengthExceeded, InvalidRequest, context_length_exceeded
 from radixkv.text.segment_cache import SegmentCache, pack_ids
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -188,10 +188,7 @@ def _check_limit(ids: bytes, limit: int | None) -> bytes | ContextLengthExceeded
     n_tokens = len(ids) // 4
     if limit is None or n_tokens <= limit:
         return ids
-    return ContextLengthExceeded(
-        f"the prompt has {n_tokens} tokens, but this model's maximum context length is {limit} tokens; shorten it",
-        param="prompt",
-    )
+    return context_length_exceeded(f"it has {n_tokens} tokens", limit, param="prompt")
 
 
 def _byte_letters() -> dict[str, int]:

@@ -56,7 +56,7 @@ def test_each_turn_reuses_the_ones_before(chat: Chat) -> None:
 def test_a_failed_turn_is_reported_and_dropped(chat: Chat) -> None:
     shown = chat("hello\n" + "hens " * 1200 + "\nhello\n", "--max-tokens", "4", *POOL)
     assert shown.count("error: ") == 1
-    assert "the context is 1024 tokens" in shown
+    assert "maximum context length is 1024 tokens" in shown
     turns = REUSED.findall(shown)
     assert len(turns) == 2
     assert all(int(n_prompt) < 100 for _, n_prompt, *_ in turns)
@@ -82,7 +82,7 @@ def test_the_error_of_a_full_context_suggests_clear(chat: Chat) -> None:
         "--max-model-len",
         "64",
     )
-    assert "the context is 64 tokens" in shown
+    assert "maximum context length is 64 tokens" in shown
     assert "/clear" in shown
     assert len(REUSED.findall(shown)) == 1
 

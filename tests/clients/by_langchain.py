@@ -7,6 +7,7 @@ import os
 
 import openai
 import pytest
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI, OpenAI
 
@@ -67,5 +68,7 @@ def test_errors_are_those_of_openai() -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ChatOpenAI(**SERVER, top_p=2.0).invoke(MESSAGES)
     assert caught.value.param == "top_p"
+    with pytest.raises(ContextOverflowError):
+        ChatOpenAI(**SERVER).invoke("x " * 100_000)
     with pytest.raises(openai.AuthenticationError):
         ChatOpenAI(**SERVER | {"api_key": "sk-another"}).invoke(MESSAGES)

@@ -14,7 +14,7 @@ from typing import Annotated, Generic, TypeVar
 import msgspec
 
 from radixkv.compat import Refusal
-from radixkv.errors import ContextLengthExceeded, InvalidRequest, shortened
+from radixkv.errors import InvalidRequest, context_length_exceeded, shortened
 from radixkv.frontend.http.unknown_fields import KnownFields
 from radixkv.frontend.http.validation_errors import describe_validation_error
 
@@ -43,7 +43,6 @@ _MISSING_FIELD = re.compile(r"required field `(\w+)`")
 _OPENING = re.compile(rb"\s*\[\s*(.)", re.DOTALL)
 _LISTS = re.compile(rb"\s*\[\s*\[")
 
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _lists = msgspec.json.Decoder(list[msgspec.Raw])
 _ids = msgspec.json.Decoder(list[int])
 
@@ -70,6 +69,7 @@ class BodyDecoder(Generic[RequestT]):
         self._refused = refused
         self._ids_field = ids_field
         self._request = msgspec.json.Decoder(kind)
+        self._fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
         self._known = frozenset(kind.__struct_fields__) - refused.keys()
         self._spelling = KnownFields({*self._known, *refused})
 
@@ -86,7 +86,7 @@ class BodyDecoder(Generic[RequestT]):
         """
         _check_keys(body)
         try:
-            raw_fields = _fields.decode(body)
+            raw_fields = self._fields.decode(body)
             fields = {name: bytes(raw) for name, raw in raw_fields.items() if name in self._known}
             if len(fields) < len(raw_fields):
                 self._check_others(raw_fields, {} if misspelt is None else misspelt)
@@ -181,21 +181,15 @@ def check_prompt(raw: bytes, max_prompt_tokens: int) -> None:
     for ids in raw.split(b"]"):
         n_ids = ids.strip(b"[, \t\r\n").count(b",") + 1
         if n_ids > max_prompt_tokens:
-            raise ContextLengthExceeded(
-                f"the prompt has {n_ids} tokens, but this model's maximum context length is {max_prompt_tokens} "
-                "tokens; shorten it",
-                param="prompt",
-            )
+            raise context_length_exceeded(f"it has {n_ids} tokens", max_prompt_tokens, param="prompt")
 
 
 def check_messages(raw: bytes, max_prompt_tokens: int) -> None:
     """Refuses more values than a conversation that fits the context could have, by counting brackets and commas."""
     n_marks = len(raw) - len(raw.translate(None, b",[{"))
     if n_marks > _FREE_MARKS + _MARKS_PER_TOKEN * max_prompt_tokens:
-        raise ContextLengthExceeded(
-            f"messages has {n_marks} brackets and commas, but this model's maximum context length is "
-            f"{max_prompt_tokens} tokens; shorten it",
-            param="messages",
+        raise context_length_exceeded(
+            f"messages has {n_marks} brackets and commas", max_prompt_tokens, param="messages"
         )
     if n_marks > MAX_MARKS:
         raise InvalidRequest(

@@ -28,7 +28,7 @@ def test_the_loop_runs_while_a_long_body_is_parsed() -> None:
     body = b" " * 70_000
     released = threading.Event()
 
-    def parse(found: bytes, most: int) -> tuple[int, int]:
+    def parse(found: bytes, most: int, misspelt: dict[str, str]) -> tuple[int, int]:
         assert released.wait(timeout=LIMIT_S), "the event loop waited for the parser"
         return len(found), most
 

@@ -1,0 +1,91 @@
+"""An unknown field that is one letter from a known one is named in the response, and once in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import Request
+
+from radixkv.frontend.api.openai.schema import parse_completion
+from radixkv.frontend.http.body import BodyReader, misspelt_fields
+from radixkv.frontend.http.unknown_fields import MAX_NAMES, KnownFields
+from support.scripted_runtime import Site
+
+HEADER = "X-RadixKV-Unknown-Field"
+CHAT = {"messages": [{"role": "user", "content": "a"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/v1/completions", {"prompt": "a", "temprature": 0.5}, "temprature"),
+        ("/v1/completions", {"prompt": "a", "temprature": 0.5, "stream": True}, "temprature"),
+        ("/v1/completions", {"prompt": "a", "top__p": 0.5, "sead": None, "user": "me"}, "top__p, sead"),
+        ("/v1/chat/completions", {**CHAT, "max_tokenz": 5}, "max_tokenz"),
+        ("/v1/chat/completions", {**CHAT, "response_formats": {"type": "json_object"}}, "response_formats"),
+        ("/generate", {"text": "a", "return_logprobs": True}, "return_logprobs"),
+        ("/tokenize", {"prompt": "a", "return_token_str": True}, "return_token_str"),
+        ("/v1/completions", {"prompt": "a", "user": "me", "store": True, "metadata": {}, "x": 1}, None),
+        ("/v1/completions", {"prompt": "a", "tempe\nrature": 1, "temperaturé": 1}, None),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_misspelt_field_is_named_in_the_response(
+    site: Site, path: str, body: dict[str, Any], named: str | None
+) -> None:
+    reply = site.http.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    assert reply.headers.get(HEADER) == named
+
+
+def test_a_misspelt_field_is_logged_once() -> None:
+    lines: list[str] = []
+    reader = BodyReader(1 << 20, log=lines.append)
+
+    def read(**body: object) -> list[str]:
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": json.dumps({"prompt": "a", **body}).encode()}
+
+        headers = [(b"content-type", b"application/json")]
+        request = Request({"type": "http", "headers": headers, "state": {}}, receive)
+        asyncio.run(reader.read(request, parse_completion, 100))
+        return list(misspelt_fields(request))
+
+    assert read(temprature=1) == read(temprature=2) == ["temprature"]
+    assert read(temperature=1) == []
+    (line,) = lines
+    assert "temprature" in line
+    assert "temperature" in line
+    read(top__p=1)
+    assert len(lines) == 2
+
+
+def test_the_number_of_names_that_are_compared_is_bounded() -> None:
+    known = KnownFields(["temperature"])
+    assert known.nearest("temprature") == "temperature"
+    for number in range(MAX_NAMES):
+        known.nearest(f"unknown {number}")
+    assert known.nearest("temperatur") is None
+    assert known.nearest("temprature") == "temperature"
+
+
+def distance(one: str, other: str) -> int:
+    """Levenshtein's distance, by its definition."""
+    if not one or not other:
+        return len(one) + len(other)
+    return min(
+        distance(one[1:], other) + 1,
+        distance(one, other[1:]) + 1,
+        distance(one[1:], other[1:]) + (one[0] != other[0]),
+    )
+
+
+@given(st.text("ab", min_size=4, max_size=6), st.text("ab", min_size=4, max_size=6))
+def test_names_are_near_at_an_edit_distance_of_one(one: str, other: str) -> None:
+    if one != other:
+        assert (KnownFields([other]).nearest(one) == other) is (distance(one, other) == 1)
