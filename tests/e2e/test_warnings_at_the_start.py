@@ -12,13 +12,16 @@ def test_a_small_pool_and_a_missing_tokenizer_give_warnings(sensitive: Path, tmp
     folder = shutil.copytree(sensitive, tmp_path / "textless")
     (folder / "tokenizer.json").unlink()
     errors = tmp_path / "errors"
-    with serving(folder, errors, "--max-total-tokens", "64") as live:
+    flags = ("--max-total-tokens", "64", "--device", "cpu", "--mem-fraction-static", "0.5")
+    with serving(folder, errors, *flags) as live:
         assert live.complete(prompt=[5] * 64, max_tokens=1)["usage"]["prompt_tokens"] == 64
         longest = live.http.get("/v1/models").json()["data"][0]["max_model_len"]
         refused = live.http.post("/v1/completions", json={"prompt": [5] * longest, "max_tokens": 1})
         assert (longest, refused.status_code) == (65, 400)
     lines = errors.read_text().splitlines()
     assert [line for line in lines if "64 tokens" in line and "max_model_len" in line]
+    (ineffective,) = [line for line in lines if "gpu_memory_utilization 0.5" in line]
+    assert "max_total_tokens, 64," in ineffective
     assert [line for line in lines if "tokenizer.json" in line and "--tokenizer" in line]
 
 
