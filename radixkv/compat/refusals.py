@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from radixkv.compat.table import EMPTY_OBJECT_ASKS, REFUSED, Place
@@ -22,6 +23,7 @@ class Refusal:
     same_as: str | None = None
     """The field of the same body whose value also asks for nothing."""
     kind: type[InvalidRequest] = UnsupportedFeature
+    shows_value: bool = True
 
     def asks_for_nothing(self, value: object) -> bool:
         """Returns whether a value may be ignored: None, an empty text or collection, or an accepted value."""
@@ -38,26 +40,22 @@ class Refusal:
             shown_value: the value as text, if it may be repeated.
             name: the name as the user spelled it, if that differs.
         """
-        shown = f" {shown_value}" if shown_value else ""
+        shown = f" {shown_value}" if shown_value and self.shows_value else ""
         return self.kind(f"{name or self.name}{shown} {self.reason}", param=self.name)
 
 
 def refusals(place: Place) -> dict[str, Refusal]:
     """Returns the refusals of a place by name."""
     default = "leave it out" if place is not Place.ROUTE else f"this server answers {', '.join(_MAIN_ROUTES)}"
-    return {
-        name: Refusal(
-            name,
-            f"is not supported{f': {refused.reason}' if refused.reason else ' in this release'}; "
-            f"{refused.instead or default}",
-            refused.accepts.get(name, ()),
-            refused.same_as,
-        )
-        for refused in REFUSED
-        for places, names in refused.names.items()
-        if place in places
-        for name in names.split()
-    }
+    found: dict[str, Refusal] = {}
+    for refused in REFUSED:
+        why = f": {refused.reason}" if refused.reason else " in this release"
+        reason = f"is not supported{why}; {refused.instead or default}"
+        for each in " ".join(names for places, names in refused.names.items() if place in places).split():
+            name, has_values, values = each.partition("=")
+            accepts = tuple(json.loads(value) for value in values.split("|")) if has_values else ()
+            found[name] = Refusal(name, reason, accepts, refused.same_as)
+    return found
 
 
 def _equals(value: object, accepted: object) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Flag, auto
 
 
@@ -32,9 +32,10 @@ class Place(Flag):
 
 
 ENGINE = Place.FLAG | Place.LLM
-LLM_CALLS = Place.LLM_GENERATE | Place.LLM_CHAT
+CALLS = Place.LLM_GENERATE | Place.LLM_CHAT
 OPENAI = Place.COMPLETIONS | Place.CHATS | Place.TEXT
 BODIES = OPENAI | Place.GENERATE
+PARAMETERS = Place.SAMPLING | OPENAI
 SGLANG = Place.GENERATE | Place.GENERATE_SAMPLING
 
 
@@ -45,9 +46,7 @@ class Refused:
     reason: str
     """Why it is refused; empty if ``instead`` says all."""
     names: Mapping[Place, str]
-    """By place: names, separated by spaces."""
-    accepts: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
-    """By name: values that ask for what radixkv does anyway."""
+    """By place: names, separated by spaces. ``name=1|2``: the values 1 and 2, as JSON, ask for nothing either."""
     instead: str = ""
     """What to do; empty if the name is to be left out, or another path used."""
     same_as: str | None = None
@@ -85,44 +84,36 @@ ALWAYS_ON_FLAGS: Mapping[Place, str] = {
 }
 """Flags without a value that turn on what radixkv always does."""
 
-_PARALLEL_SIZES = (
-    "tensor_parallel_size tp_size tp -tp pipeline_parallel_size pp_size -pp data_parallel_size dp_size -dp "
-    "expert_parallel_size ep_size nnodes"
-)
-
 REFUSED = (
     Refused(
         "this release computes on one device",
         {
-            ENGINE: f"{_PARALLEL_SIZES} enable_expert_parallel",
+            ENGINE: "tensor_parallel_size=1 tp_size=1 tp=1 -tp=1 pipeline_parallel_size=1 pp_size=1 -pp=1 nnodes=1 "
+            "data_parallel_size=1 dp_size=1 -dp=1 expert_parallel_size=1 ep_size=1 enable_expert_parallel=false",
             BODIES: "data_parallel_rank routed_dp_rank",
         },
-        dict.fromkeys(_PARALLEL_SIZES.split(), (1,)) | {"enable_expert_parallel": (False,)},
     ),
     Refused(
         "one process prefills and decodes",
-        {ENGINE: "disaggregation_mode", BODIES: "bootstrap_host bootstrap_port bootstrap_room"},
-        {"disaggregation_mode": ("null",)},
+        {ENGINE: 'disaggregation_mode="null"', BODIES: "bootstrap_host bootstrap_port bootstrap_room"},
     ),
     Refused(
         "the cache is only in the device's memory",
         {
-            ENGINE: "kv_transfer_config enable_hierarchical_cache swap_space cpu_offload_gb",
+            ENGINE: "kv_transfer_config enable_hierarchical_cache=false swap_space=0 cpu_offload_gb=0",
             OPENAI: "kv_transfer_params ec_transfer_params",
         },
-        {"enable_hierarchical_cache": (False,), "swap_space": (0,), "cpu_offload_gb": (0,)},
     ),
     Refused("this release does not publish cache events", {ENGINE: "kv_events_config"}),
     Refused(
         "this release has no adapters",
         {
-            ENGINE: "enable_lora lora_paths lora_modules max_loras",
-            LLM_CALLS: "lora_request",
+            ENGINE: "enable_lora=false lora_paths lora_modules max_loras",
+            CALLS: "lora_request",
             Place.LLM_GENERATE: "prompt_adapter_request",
             BODIES: "lora_path",
             Place.ROUTE: "/v1/load_lora_adapter /v1/unload_lora_adapter",
         },
-        {"enable_lora": (False,)},
     ),
     Refused(
         "this release has no guided decoding",
@@ -130,192 +121,138 @@ REFUSED = (
             ENGINE: "guided_decoding_backend grammar_backend",
             Place.LLM_GENERATE: "guided_options_request",
             Place.SAMPLING: "guided_decoding",
-            Place.SAMPLING | OPENAI: "structured_outputs",
-            Place.SAMPLING | OPENAI | SGLANG: "structural_tag json_schema regex ebnf",
-            OPENAI: "response_format guided_json guided_regex guided_choice guided_grammar guided_decoding_backend "
-            "guided_whitespace_pattern",
+            PARAMETERS: "structured_outputs",
+            PARAMETERS | SGLANG: "structural_tag json_schema regex ebnf",
+            OPENAI: 'response_format={"type":"text"} guided_json guided_regex guided_choice guided_grammar '
+            "guided_decoding_backend guided_whitespace_pattern",
         },
-        {"response_format": ({"type": "text"},)},
     ),
     Refused(
         "this release has no tool calls",
         {
-            ENGINE: "enable_auto_tool_choice tool_call_parser",
+            ENGINE: "enable_auto_tool_choice=false tool_call_parser",
             Place.LLM_CHAT | OPENAI: "tools",
-            OPENAI: "tool_choice functions function_call web_search_options",
+            OPENAI: 'tool_choice="none" functions function_call="none" web_search_options',
         },
-        {"enable_auto_tool_choice": (False,), "tool_choice": ("none",), "function_call": ("none",)},
     ),
     Refused(
         "answers are returned as the model writes them",
-        {ENGINE: "reasoning_parser", Place.SAMPLING | OPENAI: "thinking_token_budget"},
+        {ENGINE: "reasoning_parser", PARAMETERS: "thinking_token_budget"},
     ),
     Refused(
         "this release supports text only",
         {
             ENGINE: "limit_mm_per_prompt",
             ENGINE | Place.LLM_CHAT | OPENAI: "mm_processor_kwargs",
-            Place.LLM_CHAT: "chat_template_content_format",
-            BODIES: "modalities input_embeds",
+            Place.LLM_CHAT: 'chat_template_content_format="auto"',
+            BODIES: 'modalities=["text"] input_embeds',
             OPENAI: "audio prompt_embeds",
             Place.GENERATE: "image_data video_data audio_data",
             Place.ROUTE: "/v1/audio/speech /v1/audio/transcriptions",
         },
-        {"modalities": (["text"],), "chat_template_content_format": ("auto",)},
     ),
     Refused(
         "this release only generates text",
         {
-            ENGINE: "task runner",
+            ENGINE: 'task="generate"|"auto" runner="generate"|"auto"',
             Place.ROUTE: "/v1/embeddings /v1/rerank /v1/score /v1/moderations /encode /pooling /classify",
         },
-        dict.fromkeys(("task", "runner"), ("generate", "auto")),
     ),
     Refused("this release has no speculative decoding", {ENGINE: "speculative_config speculative_algorithm"}),
     Refused("weights are not quantized, their type is dtype", {ENGINE: "quantization -q"}),
-    Refused("the KV cache has the type of dtype", {ENGINE: "kv_cache_dtype"}, {"kv_cache_dtype": ("auto",)}),
-    Refused(
-        "the checkpoint's generation_config.json has the defaults of requests",
-        {ENGINE: "generation_config"},
-        {"generation_config": ("auto",)},
-    ),
-    Refused(
-        "the tokenizer is always tokenizer.json",
-        {ENGINE: "tokenizer_mode skip_tokenizer_init"},
-        {"tokenizer_mode": ("auto",), "skip_tokenizer_init": (False,)},
-    ),
-    Refused("code from a checkpoint is never run", {ENGINE: "trust_remote_code"}, {"trust_remote_code": (False,)}),
+    Refused("the KV cache has the type of dtype", {ENGINE: 'kv_cache_dtype="auto"'}),
+    Refused("the defaults of requests are the checkpoint's", {ENGINE: 'generation_config="auto"'}),
+    Refused("the tokenizer is always tokenizer.json", {ENGINE: 'tokenizer_mode="auto" skip_tokenizer_init=false'}),
+    Refused("code from a checkpoint is never run", {ENGINE: "trust_remote_code=false"}),
     Refused("each device has a single attention backend", {ENGINE: "attention_backend"}),
     Refused(
         "compilation cannot be configured",
         {ENGINE: "compilation_config -O"},
-        instead="leave it out (CUDA graphs: enforce_eager)",
+        "leave it out (CUDA graphs: enforce_eager)",
     ),
     Refused(
         "prompts are always computed in chunks",
-        {Place.LLM: "enable_chunked_prefill", Place.FLAG: "no_enable_chunked_prefill"},
-        {"enable_chunked_prefill": (True,)},
+        {Place.LLM: "enable_chunked_prefill=true", Place.FLAG: "no_enable_chunked_prefill"},
     ),
-    Refused("every token is streamed at once", {ENGINE: "stream_interval"}, {"stream_interval": (1,)}),
-    Refused("settings are not read from files", {Place.FLAG: "config"}, instead="give them as flags"),
-    Refused(
-        "the log has one level",
-        {ENGINE: "log_level uvicorn_log_level"},
-        dict.fromkeys(("log_level", "uvicorn_log_level"), ("info",)),
-    ),
-    Refused(
-        "there is no log of statistics", {Place.LLM: "disable_log_stats"}, {"disable_log_stats": (True, False)}
-    ),
-    Refused(
-        "requests are not logged",
-        {ENGINE: "log_requests enable_log_requests"},
-        dict.fromkeys(("log_requests", "enable_log_requests"), (False,)),
-    ),
+    Refused("every token is streamed at once", {ENGINE: "stream_interval=1"}),
+    Refused("settings are not read from files", {Place.FLAG: "config"}, "give them as flags"),
+    Refused("the log has one level", {ENGINE: 'log_level="info" uvicorn_log_level="info"'}),
+    Refused("statistics are not logged", {Place.LLM: "disable_log_stats=true|false"}),
+    Refused("requests are not logged", {ENGINE: "log_requests=false enable_log_requests=false"}),
     Refused(
         "origins of --allowed-origins may use any method and header",
         {Place.FLAG: "allowed_methods allowed_headers"},
     ),
-    Refused(
-        "the server ignores cookies", {Place.FLAG: "allow_credentials"}, instead="send the key in Authorization"
-    ),
+    Refused("the server ignores cookies", {Place.FLAG: "allow_credentials"}, "send the key in Authorization"),
     Refused(
         "the server only speaks plain HTTP",
         {Place.FLAG: "ssl_keyfile ssl_certfile"},
-        instead="put a TLS proxy in front of it",
+        "put a TLS proxy in front of it",
     ),
     Refused(
         "this release has no beam search",
-        {Place.SAMPLING | OPENAI: "use_beam_search length_penalty", Place.SAMPLING: "early_stopping"},
-        {"use_beam_search": (False,), "length_penalty": (1.0,), "early_stopping": (False,)},
+        {PARAMETERS: "use_beam_search=false length_penalty=1.0", Place.SAMPLING: "early_stopping=false"},
     ),
     Refused(
         "logits are only changed by the sampling parameters",
         {
-            Place.SAMPLING | OPENAI: "bad_words allowed_token_ids logits_processors",
+            PARAMETERS: "bad_words allowed_token_ids logits_processors",
+            PARAMETERS | SGLANG: "custom_params",
             BODIES: "custom_logit_processor",
-            Place.SAMPLING | OPENAI | SGLANG: "custom_params",
             Place.SAMPLING: "extra_args",
             OPENAI: "vllm_xargs",
         },
-        instead="use logit_bias, or leave it out",
+        "use logit_bias, or leave it out",
     ),
-    Refused("", {Place.SAMPLING | OPENAI | SGLANG: "stop_regex"}, instead="use stop or stop_token_ids"),
     Refused(
         "prompts are not truncated",
-        {
-            Place.SAMPLING | OPENAI: "truncate_prompt_tokens",
-            OPENAI: "truncation_side",
-            LLM_CALLS: "tokenization_kwargs",
-        },
-    ),
-    Refused(
-        "",
-        {
-            Place.SAMPLING: "detokenize flat_logprobs skip_reading_prefix_cache",
-            Place.SAMPLING | OPENAI | SGLANG: "spaces_between_special_tokens",
-            OPENAI: "return_tokens_as_token_ids",
-            BODIES: "return_hidden_states return_routed_experts",
-            Place.GENERATE: "return_sampling_mask return_entropy return_prompt_token_ids",
-        },
-        {"detokenize": (True,), "spaces_between_special_tokens": (True,)}
-        | dict.fromkeys(
-            "flat_logprobs skip_reading_prefix_cache return_tokens_as_token_ids return_hidden_states "
-            "return_routed_experts return_sampling_mask return_entropy return_prompt_token_ids".split(),
-            (False,),
-        ),
+        {PARAMETERS: "truncate_prompt_tokens", OPENAI: "truncation_side", CALLS: "tokenization_kwargs"},
     ),
     Refused(
         "each request stands alone, and the cache finds the common prefix",
         {OPENAI: "session_id", BODIES: "session_params"},
-        instead="send the whole conversation",
-    ),
-    Refused("answers only continue a prompt", {OPENAI: "suffix"}),
-    Refused("", {OPENAI: "documents"}, instead="give them in chat_template_kwargs, if the template reads them"),
-    Refused("the template is the server's", {OPENAI: "chat_template"}, instead="start it with --chat-template"),
-    Refused("", {Place.LLM_CHAT: "chat_template"}, instead="use that of LLM, which takes a file"),
-    Refused("", {BODIES: "extra_key"}, instead="use cache_salt"),
-    Refused("", {Place.LLM_GENERATE: "prompt_token_ids"}, instead="use prompts"),
-    Refused("", {OPENAI: "input_ids"}, instead="use prompt, which takes token ids in completions"),
-    Refused("", {OPENAI: "sampling_params extra_body"}, instead="give its fields at the top level of the body"),
-    Refused("", {OPENAI: "max_new_tokens max_token"}, instead="use max_tokens"),
-    Refused("", {OPENAI: "min_new_tokens"}, {"min_new_tokens": (0,)}, instead="use min_tokens"),
-    Refused("", {OPENAI: "no_stop_trim"}, {"no_stop_trim": (False,)}, instead="use include_stop_str_in_output"),
-    Refused("", {Place.CHATS: "echo"}, {"echo": (False,)}),
-    Refused("", {Place.COMPLETIONS: "max_completion_tokens"}, instead="use max_tokens", same_as="max_tokens"),
-    Refused(
-        "", {Place.COMPLETIONS: "top_logprobs"}, {"top_logprobs": (0,)}, instead="use logprobs", same_as="logprobs"
+        "send the whole conversation",
     ),
     Refused(
         "",
-        {Place.COMPLETIONS | Place.CHATS: "best_of"},
-        {"best_of": (1,)},
-        instead="set n to the same, or leave it out",
-        same_as="n",
+        {
+            Place.SAMPLING: "detokenize=true flat_logprobs=false skip_reading_prefix_cache=false",
+            PARAMETERS | SGLANG: "spaces_between_special_tokens=true",
+            OPENAI: "return_tokens_as_token_ids=false",
+            BODIES: "return_hidden_states=false return_routed_experts=false",
+            Place.GENERATE: "return_sampling_mask=false return_entropy=false return_prompt_token_ids=false",
+            Place.ROUTE: "/invocations /sleep /wake_up /pause /resume /start_profile /stop_profile",
+        },
     ),
-    Refused("", {Place.SAMPLING: "best_of"}, {"best_of": (1,)}, instead="use n, and choose among the outputs"),
-    Refused("", {Place.SAMPLING: "top_logprobs"}, instead="use logprobs"),
-    Refused("", {SGLANG: "max_tokens max_completion_tokens"}, instead="use max_new_tokens in sampling_params"),
-    Refused("", {SGLANG: "min_tokens"}, {"min_tokens": (0,)}, instead="use min_new_tokens in sampling_params"),
-    Refused(
-        "",
-        {SGLANG: "include_stop_str_in_output"},
-        {"include_stop_str_in_output": (False,)},
-        instead="use no_stop_trim in sampling_params",
-    ),
-    Refused("", {SGLANG: "logprobs"}, {"logprobs": (False,)}, instead="use return_logprob and top_logprobs_num"),
-    Refused("", {Place.GENERATE: "token_ids_logprob"}, instead="use top_logprobs_num"),
+    Refused("answers only continue a prompt", {OPENAI: "suffix", Place.CHATS: "echo=false"}),
+    Refused("", {OPENAI: "documents"}, "give them in chat_template_kwargs, if the template reads them"),
+    Refused("the template is the server's", {OPENAI: "chat_template"}, "start it with --chat-template"),
+    Refused("", {Place.LLM_CHAT: "chat_template"}, "use that of LLM, which takes a file"),
+    Refused("", {BODIES: "extra_key"}, "use cache_salt"),
+    Refused("", {PARAMETERS | SGLANG: "stop_regex"}, "use stop or stop_token_ids"),
+    Refused("", {Place.LLM_GENERATE: "prompt_token_ids"}, "use prompts"),
+    Refused("", {OPENAI: "input_ids"}, "use prompt, which takes token ids in completions"),
+    Refused("", {OPENAI: "sampling_params extra_body"}, "give its fields at the top level of the body"),
+    Refused("", {OPENAI: "max_new_tokens max_token"}, "use max_tokens"),
+    Refused("", {OPENAI: "min_new_tokens=0"}, "use min_tokens"),
+    Refused("", {OPENAI: "no_stop_trim=false"}, "use include_stop_str_in_output"),
+    Refused("", {Place.COMPLETIONS: "max_completion_tokens"}, "use max_tokens", same_as="max_tokens"),
+    Refused("", {Place.COMPLETIONS: "top_logprobs=0"}, "use logprobs", same_as="logprobs"),
+    Refused("", {Place.COMPLETIONS | Place.CHATS: "best_of=1"}, "set n to the same, or leave it out", same_as="n"),
+    Refused("", {Place.SAMPLING: "best_of=1"}, "use n, and choose among the outputs"),
+    Refused("", {Place.SAMPLING: "top_logprobs"}, "use logprobs"),
+    Refused("", {SGLANG: "max_tokens max_completion_tokens"}, "use max_new_tokens in sampling_params"),
+    Refused("", {SGLANG: "min_tokens=0"}, "use min_new_tokens in sampling_params"),
+    Refused("", {SGLANG: "include_stop_str_in_output=false"}, "use no_stop_trim in sampling_params"),
+    Refused("", {SGLANG: "logprobs=false"}, "use return_logprob and top_logprobs_num"),
+    Refused("", {Place.GENERATE: "token_ids_logprob"}, "use top_logprobs_num"),
     Refused(
         "this server has no Responses API",
         {Place.ROUTE: "/v1/responses"},
-        instead="use /v1/chat/completions; in openai-agents call set_default_openai_api('chat_completions')",
+        "use /v1/chat/completions; openai-agents does after set_default_openai_api('chat_completions')",
     ),
-    Refused("this server has no Messages API", {Place.ROUTE: "/v1/messages"}, instead="use /v1/chat/completions"),
-    Refused(
-        "",
-        {Place.ROUTE: "/abort_request"},
-        instead="close the connection, which ends its request",
-    ),
-    Refused("", {Place.ROUTE: "/invocations /sleep /wake_up /pause /resume /start_profile /stop_profile"}),
+    Refused("this server has no Messages API", {Place.ROUTE: "/v1/messages"}, "use /v1/chat/completions"),
+    Refused("", {Place.ROUTE: "/abort_request"}, "close the connection, which ends its request"),
 )
 
 EMPTY_OBJECT_ASKS = frozenset({"guided_json", "json_schema", "web_search_options"})

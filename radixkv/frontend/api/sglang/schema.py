@@ -128,6 +128,7 @@ _MISPLACED = {
         "is a field of sampling_params; give it there",
         (_FIXED_DEFAULTS[name],) if name in _FIXED_DEFAULTS else (),
         kind=InvalidRequest,
+        shows_value=False,
     )
     for name in SamplingFields.__struct_fields__
 }
