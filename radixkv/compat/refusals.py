@@ -60,5 +60,5 @@ def refusals(place: Place) -> dict[str, Refusal]:
 
 def _equals(value: object, accepted: object) -> bool:
     """Whether the values are equal and of one type; an int may equal a float, but True does not equal 1."""
-    is_same_type = type(value) is type(accepted) or (type(value) is int and type(accepted) is float)
-    return is_same_type and value == accepted
+    are_numbers = type(value) in (int, float) and type(accepted) in (int, float)
+    return (are_numbers or type(value) is type(accepted)) and value == accepted

@@ -237,7 +237,7 @@ REFUSED = (
     Refused("", {OPENAI: "min_new_tokens=0"}, "use min_tokens"),
     Refused("", {OPENAI: "no_stop_trim=false"}, "use include_stop_str_in_output"),
     Refused("", {Place.COMPLETIONS: "max_completion_tokens"}, "use max_tokens", same_as="max_tokens"),
-    Refused("", {Place.COMPLETIONS: "top_logprobs=0"}, "use logprobs", same_as="logprobs"),
+    Refused("", {Place.COMPLETIONS: "top_logprobs=0|false"}, "use logprobs", same_as="logprobs"),
     Refused("", {Place.COMPLETIONS | Place.CHATS: "best_of=1"}, "set n to the same, or leave it out", same_as="n"),
     Refused("", {Place.SAMPLING: "best_of=1"}, "use n, and choose among the outputs"),
     Refused("", {Place.SAMPLING: "top_logprobs"}, "use logprobs"),
