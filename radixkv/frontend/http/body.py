@@ -20,6 +20,8 @@ BODY_TIMEOUT_S = 30.0
 """How long a client may take to send a body."""
 _MAX_INLINE_BYTES = 1 << 16
 """Up to this many bytes, parse on the event loop. In a thread, the loop can run between the passes over a body."""
+MAX_LOGGED_FIELDS = 1000
+"""Most misspelt fields that are logged, so that clients cannot fill the log."""
 _MISSPELT = "misspelt_fields"
 
 
@@ -80,8 +82,8 @@ class BodyReader:
 
     def _report(self, misspelt: Mapping[str, str]) -> None:
         for name in misspelt.keys() - self._logged:
-            self._logged.add(name)
-            if self._log is not None:
+            if self._log is not None and len(self._logged) < MAX_LOGGED_FIELDS:
+                self._logged.add(name)
                 self._log(
                     f"a request has the unknown field {name}, which is ignored; did you mean {misspelt[name]}?"
                 )

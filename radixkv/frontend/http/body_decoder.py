@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Annotated, Generic, TypeVar
 
 import msgspec
@@ -32,6 +33,8 @@ MAX_KEYS = 1 << 16
 """Most keys of all objects in a body; each takes a third of a microsecond. A message has a few."""
 MAX_MARKS = 1 << 19
 """Most brackets and commas in ``messages``; each may stand for a value to decode."""
+MAX_UNKNOWN_FIELDS = 64
+"""Most unknown fields of a body that are compared with the known ones."""
 _FREE_MARKS, _MARKS_PER_TOKEN = 1 << 14, 4
 """Brackets and commas of a conversation that fits the context: at most the first plus the second per token."""
 
@@ -117,7 +120,9 @@ class BodyDecoder(Generic[RequestT]):
         for name, raw in fields.items():
             if name in self._refused:
                 self._check_refused(self._refused[name], bytes(raw), fields)
-            elif name not in self._known and (meant := self._spelling.nearest(name)) is not None:
+        unknown = (name for name in fields if name not in self._known and name not in self._refused)
+        for name in islice(unknown, MAX_UNKNOWN_FIELDS):
+            if (meant := self._spelling.nearest(name)) is not None:
                 misspelt[name] = meant
 
     def _check_refused(self, refusal: Refusal, raw: bytes, fields: Mapping[str, msgspec.Raw]) -> None:

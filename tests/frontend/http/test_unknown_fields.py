@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from radixkv.frontend.api.openai.schema import parse_completion
+from radixkv.frontend.http import body
 from radixkv.frontend.http.body import BodyReader, misspelt_fields
-from radixkv.frontend.http.unknown_fields import MAX_NAMES, KnownFields
+from radixkv.frontend.http.body_decoder import MAX_UNKNOWN_FIELDS
+from radixkv.frontend.http.unknown_fields import KnownFields
 from support.scripted_runtime import Site
 
 HEADER = "X-RadixKV-Unknown-Field"
@@ -21,7 +23,7 @@ CHAT = {"messages": [{"role": "user", "content": "a"}]}
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "named"),
+    ("path", "fields", "named"),
     [
         ("/v1/completions", {"prompt": "a", "temprature": 0.5}, "temprature"),
         ("/v1/completions", {"prompt": "a", "temprature": 0.5, "stream": True}, "temprature"),
@@ -36,42 +38,53 @@ CHAT = {"messages": [{"role": "user", "content": "a"}]}
     ids=lambda value: str(value)[:40],
 )
 def test_a_misspelt_field_is_named_in_the_response(
-    site: Site, path: str, body: dict[str, Any], named: str | None
+    site: Site, path: str, fields: dict[str, Any], named: str | None
 ) -> None:
-    reply = site.http.post(path, json=body)
+    reply = site.http.post(path, json=fields)
     assert reply.status_code == 200, reply.text
     assert reply.headers.get(HEADER) == named
+
+
+def read(reader: BodyReader, **fields: object) -> list[str]:
+    """Returns the misspelt fields of a body that ``reader`` reads."""
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": json.dumps({"prompt": "a", **fields}).encode()}
+
+    headers = [(b"content-type", b"application/json")]
+    request = Request({"type": "http", "headers": headers, "state": {}}, receive)
+    asyncio.run(reader.read(request, parse_completion, 100))
+    return list(misspelt_fields(request))
 
 
 def test_a_misspelt_field_is_logged_once() -> None:
     lines: list[str] = []
     reader = BodyReader(1 << 20, log=lines.append)
-
-    def read(**body: object) -> list[str]:
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": json.dumps({"prompt": "a", **body}).encode()}
-
-        headers = [(b"content-type", b"application/json")]
-        request = Request({"type": "http", "headers": headers, "state": {}}, receive)
-        asyncio.run(reader.read(request, parse_completion, 100))
-        return list(misspelt_fields(request))
-
-    assert read(temprature=1) == read(temprature=2) == ["temprature"]
-    assert read(temperature=1) == []
+    assert read(reader, temprature=1) == read(reader, temprature=2) == ["temprature"]
+    assert read(reader, temperature=1) == []
     (line,) = lines
     assert "temprature" in line
     assert "temperature" in line
-    read(top__p=1)
+    read(reader, top__p=1)
     assert len(lines) == 2
 
 
-def test_the_number_of_names_that_are_compared_is_bounded() -> None:
-    known = KnownFields(["temperature"])
-    assert known.nearest("temprature") == "temperature"
-    for number in range(MAX_NAMES):
-        known.nearest(f"unknown {number}")
-    assert known.nearest("temperatur") is None
-    assert known.nearest("temprature") == "temperature"
+def test_only_some_fields_of_a_body_are_compared_and_the_next_body_again() -> None:
+    misspelt: dict[str, str] = {}
+    others = ",".join(f'"unknown_{number}":1' for number in range(MAX_UNKNOWN_FIELDS))
+    parse_completion(f'{{{others},"prompt":"a","temprature":1}}'.encode(), 100, misspelt)
+    assert misspelt == {}
+    parse_completion(b'{"prompt":"a","temprature":1}', 100, misspelt)
+    assert misspelt == {"temprature": "temperature"}
+
+
+def test_the_log_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "MAX_LOGGED_FIELDS", 1)
+    lines: list[str] = []
+    reader = BodyReader(1 << 20, log=lines.append)
+    assert read(reader, temprature=1, top__p=1) == ["temprature", "top__p"]
+    assert read(reader, sead=1) == ["sead"]
+    assert len(lines) == 1
 
 
 def distance(one: str, other: str) -> int:
