@@ -64,7 +64,8 @@ def render_chat(
     for name in _NOT_VARIABLES:
         if name in (variables or {}):
             raise InvalidRequest(
-                f"chat_template_kwargs is not the place for {name}; give it outside", param="chat_template_kwargs"
+                f"chat_template_kwargs is not the place for {name}, which is a field of its own",
+                param="chat_template_kwargs",
             )
     return model.chat_template.render(
         normalize_messages(messages),
