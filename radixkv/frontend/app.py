@@ -114,7 +114,7 @@ async def _render_http_exception(request: Request, error: Exception) -> Response
         )
     if error.status_code == 405:
         allowed = ", ".join(sorted((error.headers or {})["Allow"].split(", ")))
-        response = error_response(MethodNotAllowed(f"this path does not take {request.method}; use {allowed}"))
+        response = error_response(MethodNotAllowed(f"this path does not take this method; use {allowed}"))
         response.headers["Allow"] = allowed
         return response
     return error_response(InvalidRequest(error.detail))

@@ -379,6 +379,7 @@ def test_unknown_paths_and_methods_have_the_error_shape(site: Site) -> None:
     reply = site.http.get("/v1/completions")
     check_refusal(reply, 405, "method_not_allowed", None)
     assert reply.headers["Allow"] == "POST"
+    check_refusal(site.http.request(SECRET, "/v1/completions"), 405, "method_not_allowed", None)
     assert site.http.delete("/health").headers["Allow"] == "GET, HEAD"
     check_refusal(site.http.get("/docs"), 404, "not_found", None)
 
