@@ -33,6 +33,7 @@ class Connection(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.conn = _StrictFraming(h11.SERVER)
         self._deadline: asyncio.TimerHandle | None = None
         self.app_state = {**self.app_state, CONNECTION: self}
 
@@ -77,7 +78,7 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answers bytes that are not an HTTP request with 400, unless a response has begun, and closes."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            error = InvalidRequest("this is not an HTTP/1.1 request; send one")
+            error = InvalidRequest("this is not a valid HTTP/1.1 request; send one")
             response = Response(msgspec.json.encode(error_body(error)), media_type="application/json")
             headers = [*response.raw_headers, (b"connection", b"close")]
             for event in (
@@ -98,3 +99,19 @@ class Connection(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+class _StrictFraming(h11.Connection):
+    """h11's connection, which also refuses a request with two lengths.
+
+    A proxy may believe the other one and take a part of the body for the next request: request smuggling.
+    """
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """Returns the next event. Raises ``h11.RemoteProtocolError`` for bytes that are not HTTP/1.1."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            if names >= {b"content-length", b"transfer-encoding"}:
+                raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding")
+        return event

@@ -7,6 +7,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -21,8 +22,19 @@ SHORT_DEADLINE_S = 1.0
 LONG_DEADLINE_S = 4.0
 """Deadline for requests that are complete, on a busy machine."""
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-BODY = json.dumps({"prompt": "ab", "max_tokens": 3}).encode()
-WHOLE = HEAD + f"Content-Length: {len(BODY)}\r\n\r\n".encode() + BODY
+
+
+def completion(version: str = "1.1", **fields: Any) -> bytes:
+    body = json.dumps({"prompt": "ab", "max_tokens": 3, **fields}).encode()
+    return HEAD.replace(b"1.1", version.encode()) + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+WHOLE = completion()
+SMUGGLED = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
+SMUGGLING = (
+    HEAD + f"Content-Length: {5 + len(SMUGGLED)}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".encode() + SMUGGLED
+)
+"""A request with two lengths: by the second one, another request follows."""
 
 
 class ShortDeadline(Connection):
@@ -118,6 +130,8 @@ def test_each_request_on_a_connection_has_its_own_deadline(long_deadline: Site) 
         HEAD + b"Transfer-Encoding: gzip\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 66_000,
         HEAD + b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n",
+        SMUGGLING,
+        SMUGGLING.replace(b"POST /v1/completions", b"GET /health"),
     ],
     ids=lambda sent: repr(sent[:20] + sent[-20:]),
 )
