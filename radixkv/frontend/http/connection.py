@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import h11
@@ -18,14 +19,19 @@ CONNECTION = "connection"
 """Key of the connection in a request's ``state``."""
 REQUEST_TIMEOUT_S = BODY_TIMEOUT_S + 10.0
 """How long a request's head and body may take to arrive, from the opening of the connection or its first byte."""
+HALF_CLOSED_CHECK_S = 0.25
+"""How often a half-closed connection is checked for a client that has left."""
+_TCP_CLOSE = 7
+"""Linux's number of the TCP state after a reset."""
 
 
 class Connection(H11Protocol):
-    """uvicorn's h11 protocol, changed in three ways.
+    """uvicorn's h11 protocol, changed in four ways.
 
     It closes a connection whose request is not complete in time, even if no handler reads the body. It answers
-    bytes that are not HTTP with the JSON of an error. It can write parts of a stream directly, because h11 and the
-    layers of the app cost more than all other work on a small part.
+    bytes that are not HTTP with the JSON of an error. It completes the response to a client that has closed only
+    its own side. It can write parts of a stream directly, because h11 and the layers of the app cost more than all
+    other work on a small part.
     """
 
     limit_s = REQUEST_TIMEOUT_S
@@ -51,6 +57,26 @@ class Connection(H11Protocol):
         """Cancels the deadline."""
         super().connection_lost(exc)
         self._cancel_deadline()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keeps a connection whose client has closed its side after a whole request, until the response ends.
+
+        A client that has left looks the same until something is sent to it: then its machine resets the connection.
+        So this sends ``100 Continue``, which clients skip. HTTP/1.0 has no such response, and its clients count as
+        gone.
+        """
+        is_responding = (
+            self.conn.their_state in (h11.DONE, h11.MUST_CLOSE)
+            and self.conn.our_state in (h11.SEND_RESPONSE, h11.SEND_BODY)
+            and self.conn.their_http_version == b"1.1"
+        )
+        if is_responding:
+            self.cycle.keep_alive = False
+            if self.conn.our_state is h11.SEND_RESPONSE:
+                interim = h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
+                self.transport.write(self.conn.send(interim))
+            self._close_after_reset()
+        return is_responding
 
     @property
     def is_full(self) -> bool:
@@ -88,6 +114,16 @@ class Connection(H11Protocol):
             ):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+    def _close_after_reset(self) -> None:
+        """Closes the connection once it was reset, which the event loop notices only at the next write."""
+        if self.transport.is_closing():
+            return
+        state = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+        if state[0] == _TCP_CLOSE:
+            self.transport.close()
+        else:
+            self.loop.call_later(HALF_CLOSED_CHECK_S, self._close_after_reset)
 
     def _set_deadline(self) -> None:
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import socket
 import time
@@ -11,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from radixkv.frontend.http.connection import Connection
+from radixkv.frontend.http.connection import HALF_CLOSED_CHECK_S, Connection
 from radixkv.frontend.served_model import ServedModel
-from support.live import LIMIT_S
+from support.live import LIMIT_S, wait_for
 from support.running_site import running_site
 from support.scripted_runtime import Site
 
@@ -29,7 +30,7 @@ def completion(version: str = "1.1", **fields: Any) -> bytes:
     return HEAD.replace(b"1.1", version.encode()) + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
-WHOLE = completion()
+WHOLE, STREAM = completion(), completion(stream=True)
 SMUGGLED = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
 SMUGGLING = (
     HEAD + f"Content-Length: {5 + len(SMUGGLED)}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".encode() + SMUGGLED
@@ -146,3 +147,47 @@ def test_bytes_that_are_not_http_get_an_error_object(
     assert (error["type"], error["code"]) == ("BadRequestError", "invalid_request")
     assert long_deadline.http.get("/health").status_code == 200
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("request_", "end"),
+    [(WHOLE, b"}"), (STREAM, b"0\r\n\r\n")],
+    ids=["whole", "stream"],
+)
+def test_a_client_that_closes_its_side_gets_its_response(
+    site: Site, request_: bytes, end: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site.loop, "step_s", 2 * HALF_CLOSED_CHECK_S)
+    with connect(site) as connection:
+        connection.sendall(request_)
+        connection.shutdown(socket.SHUT_WR)
+        interim, _, reply = until_closed(connection).partition(b"\r\n\r\n")
+    assert interim.startswith(b"HTTP/1.1 100 ")
+    assert reply.startswith(b"HTTP/1.1 200 ")
+    assert reply.endswith(end)
+    assert not site.loop.cancelled
+
+
+def test_http_clients_skip_the_interim_response(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site.loop, "step_s", 0.1)
+    connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=LIMIT_S)
+    with contextlib.closing(connection):
+        body = json.dumps({"prompt": "ab", "max_tokens": 3})
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        connection.sock.shutdown(socket.SHUT_WR)
+        response = connection.getresponse()
+        assert json.load(response)["choices"][0]["text"] == "aba"
+
+
+@pytest.mark.parametrize("is_held", [True, False], ids=["queued", "running"])
+@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"version": "1.0"}], ids=["whole", "stream", "HTTP/1.0"])
+def test_a_client_that_closes_its_side_and_leaves_is_cancelled(
+    site: Site, fields: dict[str, Any], is_held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site.loop, "is_held", is_held)
+    monkeypatch.setattr(site.loop, "step_s", 0.02)
+    with connect(site) as connection:
+        connection.sendall(completion(max_tokens=400, **fields))
+        wait_for(lambda: bool(site.loop.running), "never submitted")
+        connection.shutdown(socket.SHUT_WR)
+    wait_for(lambda: not site.loop.running, "still running")
