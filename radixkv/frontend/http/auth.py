@@ -30,16 +30,20 @@ class ApiKeyRequired:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on or answers it with 401."""
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not self._has_key(Headers(scope=scope)):
-            error = Unauthorized("this server needs its key: send the header 'Authorization: Bearer KEY'")
+        needs_key = scope["type"] == "http" and scope["path"] not in OPEN_PATHS
+        if needs_key and (error := self._refusal(Headers(scope=scope))) is not None:
             await error_response(error)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    def _has_key(self, headers: Headers) -> bool:
+    def _refusal(self, headers: Headers) -> Unauthorized | None:
         scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            return Unauthorized("this server needs its key: send the header 'Authorization: Bearer KEY'")
         # Digests have equal lengths, so that the time of the comparison does not reveal the key's length.
-        return scheme.lower() == "bearer" and hmac.compare_digest(_digest(key.strip()), self._digest)
+        if not hmac.compare_digest(_digest(key.strip()), self._digest):
+            return Unauthorized("the key in the header 'Authorization' is not this server's; send the right one")
+        return None
 
 
 def _digest(key: str) -> bytes:

@@ -86,6 +86,21 @@ def test_wrong_keys_are_refused(guarded: Site, value: str) -> None:
     assert guarded.http.get("/version", headers=headers).status_code == 401
 
 
+def test_a_missing_key_and_a_wrong_key_have_two_texts(guarded: Site) -> None:
+    def refusal(**headers: str) -> dict[str, str]:
+        reply = guarded.http.get("/version", headers=headers)
+        assert reply.headers["WWW-Authenticate"] == "Bearer"
+        error = reply.json()["error"]
+        assert error["code"] == "invalid_api_key"
+        return error["message"]
+
+    missing = {refusal(), refusal(Authorization="Bearer"), refusal(Authorization=f"Basic {KEY}")}
+    wrong = {refusal(Authorization=f"Bearer {key}") for key in ("x", KEY[:-1], KEY + "0", "y" * 5000)}
+    assert len(missing) == len(wrong) == 1
+    assert missing != wrong
+    assert KEY not in str(missing | wrong)
+
+
 def test_the_scheme_may_be_written_in_any_case(guarded: Site) -> None:
     for scheme in ("Bearer", "bearer", "BEARER"):
         assert guarded.http.get("/version", headers={"Authorization": f"{scheme}  {KEY}"}).status_code == 200
