@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,7 +16,10 @@ from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, numbe
 from radixkv.cli.compat_flags import add_always_on_flags, spellings
 from radixkv.compat import Place
 from radixkv.config import ServerConfig
-from radixkv.errors import RadixKVError, shortened
+from radixkv.errors import ConfigError, RadixKVError, shortened
+
+
+_KEY_VARIABLE = "RADIXKV_API_KEY"
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -45,8 +50,16 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="NAME",
         help="the model's name in the API; exactly one (default: --model)",
     )
-    http.add_argument(
-        "--api-key", metavar="KEY", help="key that clients must send as 'Authorization: Bearer KEY' (default: none)"
+    key = http.add_mutually_exclusive_group()
+    key.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help="key that clients must send as 'Authorization: Bearer KEY'; other users of this machine see it in the "
+        f"list of processes, unlike one from --api-key-file or the environment variable {_KEY_VARIABLE} "
+        "(default: none)",
+    )
+    key.add_argument(
+        "--api-key-file", metavar="FILE", help="file with the key instead; a final line break is ignored"
     )
     http.add_argument(
         "--allowed-origins",
@@ -132,7 +145,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
             served_model_name=args.served_model_name,
             heartbeat_timeout_s=args.heartbeat_timeout,
             max_body_bytes=args.max_body_bytes,
-            api_key=args.api_key,
+            api_key=_api_key(args),
             explain_contents=args.explain_contents,
             chat_template=args.chat_template,
             metrics_compat=args.metrics_compat,
@@ -141,6 +154,29 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         )
     except RadixKVError as error:
         parser.error(str(error))
+
+
+def _api_key(args: argparse.Namespace) -> str | None:
+    """Returns the key from ``--api-key`` or ``--api-key-file``, else from ``RADIXKV_API_KEY``; None without any.
+
+    Raises:
+        ConfigError: the file cannot be read, or file or variable are empty.
+    """
+    if args.api_key is not None:
+        return str(args.api_key)
+    if args.api_key_file is None:
+        source, key = f"the environment variable {_KEY_VARIABLE}", os.environ.get(_KEY_VARIABLE)
+    else:
+        source = f"--api-key-file {shortened(args.api_key_file)}"
+        try:
+            key = Path(args.api_key_file).expanduser().read_text("ascii").rstrip("\r\n")
+        except OSError as error:
+            raise ConfigError(f"{source} cannot be read: {error.strerror}; give a file with the key") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"{source} is not ASCII; give a file with only the key") from None
+    if key == "":
+        raise ConfigError(f"{source} is empty; put the API key there, or leave it out for a server without a key")
+    return key
 
 
 class _SingleName(argparse.Action):

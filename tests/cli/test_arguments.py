@@ -220,6 +220,38 @@ def test_only_a_server_without_a_key_explains_contents_by_default(flags, explain
     assert server_config(command(add_serve, "serve", *flags)).may_explain_contents is explains
 
 
+@pytest.mark.parametrize("content", ["sesame", "sesame\n", "sesame\r\n"])
+def test_the_key_comes_from_a_flag_a_file_or_the_environment(tmp_path, monkeypatch, content):
+    file = tmp_path / "key"
+    file.write_text(content)
+    from_file = command(add_serve, "serve", "--api-key-file", str(file))
+    assert server_config(from_file).api_key == "sesame"
+    assert server_config(command(add_serve, "serve")).api_key is None
+    monkeypatch.setenv("RADIXKV_API_KEY", "from-environment")
+    assert server_config(command(add_serve, "serve")).api_key == "from-environment"
+    assert server_config(from_file).api_key == "sesame"
+    assert server_config(command(add_serve, "serve", "--api-key", "k")).api_key == "k"
+
+
+def test_an_unusable_key_is_refused_without_showing_it(tmp_path, monkeypatch, capsys):
+    def refusal(*flags):
+        with pytest.raises(SystemExit, match="2"):
+            server_config(command(add_serve, "serve", *flags))
+        return capsys.readouterr().err
+
+    file = tmp_path / "key"
+    assert "--api-key-file" in refusal("--api-key-file", str(file))
+    assert "--api-key-file" in refusal("--api-key-file", str(tmp_path))
+    for content in ("", "\n", "open sesame", "sesame\nsesame\n", "ses\xe4me"):
+        file.write_text(content)
+        error = refusal("--api-key-file", str(file))
+        assert "key" in error
+        assert "ses" not in error
+    assert "not allowed with" in refusal("--api-key", "k", "--api-key-file", str(file))
+    monkeypatch.setenv("RADIXKV_API_KEY", "")
+    assert "RADIXKV_API_KEY is empty" in refusal()
+
+
 def test_all_origins_may_be_allowed_with_a_key():
     args = command(add_serve, "serve", "--api-key", "k", "--allowed-origins", '["*"]')
     assert server_config(args).allowed_origins == ("*",)

@@ -163,7 +163,7 @@ def serving(
     pool = () if "--max-total-tokens" in flags else ("--kv-cache-memory-bytes", "33554432")
     command = [*entry, "serve", str(model), "--port", "0", *pool, *flags]
     if key is not None:
-        command += ["--api-key", key]
+        environment["RADIXKV_API_KEY"] = key
     with errors.open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
     live = None
