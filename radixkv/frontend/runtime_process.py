@@ -172,20 +172,34 @@ async def _spawn(command: Sequence[str]) -> Process:
 
 
 def _remove_stale_folders(parent: Path) -> None:
-    """Removes the socket folders of earlier servers of which both processes were killed."""
+    """Removes the socket folders of earlier servers of which both processes were killed.
+
+    Such a folder holds a socket and its lock, nothing else. Whatever differs was not made by a server and stays: a
+    folder with another file, a symbolic link, a file of another user.
+    """
     for folder in parent.glob(f"{FOLDER_PREFIX}*"):
-        # A socket whose lock is free belongs to a dead runtime: a runtime takes the lock first.
+        socket_path, lock_path = folder / SOCKET_NAME, folder / LOCK_NAME
         with contextlib.suppress(OSError):
-            status = folder.lstat()
-            if (
-                status.st_uid != os.getuid()
-                or not stat.S_ISDIR(status.st_mode)
-                or not (folder / SOCKET_NAME).exists()
-            ):
+            is_ours = (
+                _is_own(folder, stat.S_IFDIR)
+                and set(folder.iterdir()) == {socket_path, lock_path}
+                and _is_own(socket_path, stat.S_IFSOCK)
+                and _is_own(lock_path, stat.S_IFREG)
+            )
+            if not is_ours:
                 continue
-            with open(folder / LOCK_NAME, "rb") as lock:
+            # A socket whose lock is free belongs to a dead runtime: a runtime takes the lock first.
+            with open(lock_path, "rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder)
+                socket_path.unlink()
+                lock_path.unlink()
+                folder.rmdir()
+
+
+def _is_own(path: Path, kind: int) -> bool:
+    """Returns whether a path, links not followed, is this user's and of this kind (of ``stat.S_IFMT``)."""
+    status = path.lstat()
+    return status.st_uid == os.getuid() and stat.S_IFMT(status.st_mode) == kind
 
 
 def _send_start(process: Process, start: Start) -> None:

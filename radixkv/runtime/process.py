@@ -160,18 +160,29 @@ def _lock(socket_path: Path) -> Iterator[None]:
     """Locks the socket's path: a second runtime's ZeroMQ bind would succeed and take the traffic.
 
     Raises:
-        ConfigError: another runtime has the lock, or other users may open the folder.
+        ConfigError: another runtime has the lock, other users may open the folder, or it has other files under the
+            names of the socket and the lock.
     """
     folder = socket_path.parent
     mode = folder.stat()
     if mode.st_uid != os.getuid() or stat.S_IMODE(mode.st_mode) & 0o077:
         raise ConfigError(f"the socket's folder {folder} is open to other users; it must be yours, with mode 0700")
+    # ZeroMQ's bind deletes whatever has the socket's name, and opening a symbolic link would lock another file.
+    _check_kind(socket_path, stat.S_IFSOCK)
+    _check_kind(folder / LOCK_NAME, stat.S_IFREG)
     with open(folder / LOCK_NAME, "wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"another runtime already serves {socket_path}; use another path") from None
         yield
+
+
+def _check_kind(path: Path, kind: int) -> None:
+    """Raises ``ConfigError`` if a path exists and is of another kind (of ``stat.S_IFMT``)."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_IFMT(path.lstat().st_mode) != kind:
+            raise ConfigError(f"{path} is another file than the runtime makes there; use another path")
 
 
 @contextlib.contextmanager

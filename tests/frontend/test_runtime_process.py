@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -229,34 +230,66 @@ def test_a_hanging_preflight_times_out() -> None:
     assert children(os.getpid()) == before
 
 
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+
+
 def test_folders_of_killed_servers_are_removed_at_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
-    def left(name: str, *files: str) -> Path:
+    def left(name: str, *, has_socket: bool = True, has_lock: bool = True) -> Path:
         folder = tmp_path / name
         folder.mkdir(mode=0o700)
-        for file in files:
-            (folder / file).touch()
+        if has_socket:
+            make_socket(folder / "runtime.sock")
+        if has_lock:
+            (folder / "runtime.lock").touch()
         return folder
 
-    stale = left("radixkv-stale", "runtime.sock", "runtime.lock")
-    starting = left("radixkv-starting", "runtime.lock")
-    other = left("other", "runtime.sock", "runtime.lock")
-    link = tmp_path / "radixkv-link"
-    link.symlink_to(other)
+    stale = left("radixkv-stale")
+    left("radixkv-starting", has_socket=False)
+    (left("radixkv-regular", has_socket=False) / "runtime.sock").write_text("a regular file")
+    (left("radixkv-linked", has_socket=False) / "runtime.sock").symlink_to(left("other") / "runtime.sock")
+    (left("radixkv-linked-lock", has_lock=False) / "runtime.lock").symlink_to(tmp_path / "other" / "runtime.lock")
+    (left("radixkv-notes") / "notes").write_text("another file")
+    make_socket(left("radixkv-sockets") / "another.sock")
+    (tmp_path / "radixkv-link").symlink_to(tmp_path / "other")
+    make_socket(tmp_path / "radixkv-socket")
+    kept = set(tmp_path.rglob("*")) - {stale, *stale.iterdir()}
 
     async def test() -> None:
         async with started(command()):
             mine = set(tmp_path.iterdir())
             async with started(command()):
                 assert mine < set(tmp_path.iterdir())
+                assert kept < set(tmp_path.rglob("*"))
                 assert not stale.exists()
-                assert starting.exists()
-                assert (link / "runtime.sock").exists()
 
     run(test)
+    assert set(tmp_path.rglob("*")) == kept
+
+
+def test_a_folder_of_another_user_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    foreign = tmp_path / "radixkv-foreign"
+    foreign.mkdir(mode=0o700)
+    make_socket(foreign / "runtime.sock")
+    (foreign / "runtime.lock").touch()
+    mine = os.getuid()
+
+    async def test() -> None:
+        with pytest.raises(RadixKVError):
+            await RuntimeProcess.start(ENGINE, Path("/nowhere"), Metrics(), command=["false"])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getuid", lambda: mine + 1)
+        run(test)
+    assert len(list(foreign.iterdir())) == 2
+    run(test)
+    assert not foreign.exists()
 
 
 def test_a_kill_does_not_wait_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

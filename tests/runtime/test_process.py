@@ -22,6 +22,7 @@ from radixkv.sampling import SamplingParams
 from radixkv.wire import (
     LOCK_NAME,
     MAX_FRAME_BYTES,
+    SOCKET_NAME,
     WIRE_VERSION,
     Cancel,
     Drain,
@@ -324,6 +325,28 @@ def test_a_folder_that_is_open_to_others_is_refused(peer: Callable[..., Peer], s
     code, output, _ = runtime.wait()
     assert code == 1
     assert "open to other users" in output
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+@pytest.mark.parametrize("name", [SOCKET_NAME, LOCK_NAME])
+def test_another_file_in_the_place_of_socket_or_lock_stays(
+    peer: Callable[..., Peer], socket_path: Path, tmp_path: Path, name: str, is_link: bool
+) -> None:
+    precious, place = tmp_path / "precious", socket_path.parent / name
+    precious.write_text("content")
+    if is_link:
+        place.symlink_to(precious)
+    elif name == LOCK_NAME:
+        place.mkdir()
+    else:
+        place.write_text("content")
+    runtime = peer()
+    runtime.start()
+    code, output, _ = runtime.wait()
+    assert code == 1
+    assert "another file" in output
+    assert place.is_symlink() == is_link
+    assert place.is_dir() or place.read_text() == precious.read_text() == "content"
 
 
 @pytest.mark.parametrize("line", [b"", b"{}\n", b"garbage\n", b'{"engine": {"cache": {"page_size": 0}}}\n'])
