@@ -18,7 +18,6 @@ from radixkv.compat import Place
 from radixkv.config import ServerConfig
 from radixkv.errors import ConfigError, RadixKVError, shortened
 
-
 _KEY_VARIABLE = "RADIXKV_API_KEY"
 
 

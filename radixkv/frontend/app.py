@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Sequence
 from functools import partial
 
-from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -16,19 +16,19 @@ from starlette.types import ASGIApp
 from radixkv.compat import Place, refusals
 from radixkv.config import EngineConfig, ServerConfig
 from radixkv.errors import ContextLengthExceeded, InvalidRequest, RequestError
-from radixkv.frontend.api.admin import admin_routes
-from radixkv.frontend.api.explain import explain_routes
-from radixkv.frontend.api.openai.routes import openai_routes
-from radixkv.frontend.api.server_info import server_info_routes
-from radixkv.frontend.api.sglang.routes import generate_routes
-from radixkv.frontend.api.tokenize import tokenize_routes
+from radixkv.frontend.api.admin import add_admin_routes
+from radixkv.frontend.api.explain import add_explain_route
+from radixkv.frontend.api.openai.routes import add_openai_routes
+from radixkv.frontend.api.server_info import add_server_info_routes
+from radixkv.frontend.api.sglang.routes import add_generate_route
+from radixkv.frontend.api.tokenize import add_tokenize_routes
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.auth import ApiKeyRequired, LocalOnly
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.disconnect import ClientDisconnected
 from radixkv.frontend.http.error_response import error_response
 from radixkv.frontend.http.errors import MethodNotAllowed, RouteNotFound
-from radixkv.frontend.http.route import route
+from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.served_model import ServedModel
@@ -54,18 +54,11 @@ def build_app(
         access_check = Middleware(ApiKeyRequired, key=server.api_key)
     compat = server.metrics_compat
     aliases = None if compat is None else MetricAliases(compat, served_model.name, served_model.ready.page_size)
-    app = FastAPI(
-        openapi_url=None,
+    app = DocumentedApp(
+        title="radixkv",
+        version=importlib.metadata.version("radixkv"),
+        description="A server with an API key needs the header Authorization: Bearer KEY.",
         redirect_slashes=False,
-        routes=[
-            *openai_routes(client, served_model, body_reader),
-            *generate_routes(client, served_model, body_reader),
-            *admin_routes(client, metrics, aliases),
-            *tokenize_routes(served_model, body_reader),
-            *explain_routes(client, served_model, body_reader, explain_contents=server.may_explain_contents),
-            *server_info_routes(client, served_model, metrics, engine, server),
-            *(route(path, _refuse_route, "GET", "POST") for path in _REFUSED_ROUTES),
-        ],
         middleware=[access_check],
         exception_handlers={
             RequestError: _render_error,
@@ -75,6 +68,14 @@ def build_app(
             Exception: _render_fault,
         },
     )
+    add_openai_routes(app, client, served_model, body_reader)
+    add_generate_route(app, client, served_model, body_reader)
+    add_admin_routes(app, client, metrics, aliases)
+    add_tokenize_routes(app, served_model, body_reader)
+    add_explain_route(app, client, served_model, body_reader, explain_contents=server.may_explain_contents)
+    add_server_info_routes(app, client, served_model, metrics, engine, server)
+    for path in _REFUSED_ROUTES:
+        app.add_api_route(path, _refuse_route, methods=["GET", "POST"], include_in_schema=False)
     return _with_cors(app, server.allowed_origins) if server.allowed_origins else app
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -26,8 +26,12 @@ class TextRequest(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = True
     continue_final_message: bool | None = False
     chat_template_kwargs: dict[str, Any] | None = None
-    add_special_tokens: bool | None = None
-    """Whether the tokenizer adds special tokens; by default to a prompt, not to rendered messages."""
+    add_special_tokens: Annotated[
+        bool | None,
+        msgspec.Meta(
+            description="Whether the tokenizer adds special tokens; default: to a prompt, not to rendered messages."
+        ),
+    ] = None
 
     def adds_special_tokens(self) -> bool:
         """Returns ``add_special_tokens`` or its default."""

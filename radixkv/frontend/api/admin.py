@@ -9,12 +9,11 @@ from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from radixkv.errors import RequestError, UnsupportedFeature
 from radixkv.frontend.client import RuntimeClient
-from radixkv.frontend.http.route import route
+from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.sampling import SamplingParams
@@ -24,19 +23,27 @@ HEALTH_GENERATE_TIMEOUT_S = 20.0
 """After this long without a token ``/health_generate`` answers 503; SGLang's value."""
 
 
-def admin_routes(client: RuntimeClient, metrics: Metrics, aliases: MetricAliases | None) -> list[Route]:
-    """Returns the routes for health checks, ``/metrics``, ``/flush_cache`` and ``/reset_prefix_cache``.
+def add_admin_routes(
+    app: DocumentedApp, client: RuntimeClient, metrics: Metrics, aliases: MetricAliases | None
+) -> None:
+    """Adds the routes for health checks, ``/metrics``, ``/flush_cache`` and ``/reset_prefix_cache``.
 
     Args:
+        app: gets the routes.
         client: of the runtime.
         metrics: shown by ``/metrics``.
         aliases: repeats the metrics under another engine's names; None for no repetition.
     """
 
+    @app.api_route("/ping", methods=["GET", "HEAD", "POST"])
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health(request: Request) -> Response:
+        """200, or 503 while the server shuts down; needs no key."""
         return Response(status_code=200 if client.refusal is None else 503)
 
+    @app.get("/health_generate")
     async def health_generate(request: Request) -> Response:
+        """Generates one token before all waiting requests: 200, or 503 if none comes in time."""
         try:
             async with asyncio.timeout(HEALTH_GENERATE_TIMEOUT_S):
                 group = client.submit([_one_token()], arrived=time.monotonic(), streams=False)
@@ -48,27 +55,24 @@ def admin_routes(client: RuntimeClient, metrics: Metrics, aliases: MetricAliases
             return Response(status_code=503)
         return Response(status_code=200)
 
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def render_metrics(request: Request) -> Response:
+        """Metrics in Prometheus' text format."""
         text = metrics.render(await client.stats(), aliases)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    @app.api_route("/flush_cache", methods=["GET", "POST"])
     async def flush_cache(request: Request) -> Response:
+        """Empties the prefix cache."""
         return JSONResponse(_flush_report(await client.flush()))
 
+    @app.post("/reset_prefix_cache")
     async def reset_prefix_cache(request: Request) -> Response:
+        """Empties the prefix cache; vLLM's name."""
         for name in ("reset_running_requests", "reset_connector"):
             if request.query_params.get(name, "false").lower() not in ("false", "0"):
                 raise UnsupportedFeature(f"{name} is not supported in this release; leave it out", param=name)
         return JSONResponse(_flush_report(await client.flush()))
-
-    return [
-        route("/health", health, "GET", "HEAD"),
-        route("/ping", health, "GET", "HEAD", "POST"),
-        route("/health_generate", health_generate, "GET"),
-        route("/metrics", render_metrics, "GET"),
-        route("/flush_cache", flush_cache, "GET", "POST"),
-        route("/reset_prefix_cache", reset_prefix_cache, "POST"),
-    ]
 
 
 def _one_token() -> Submit:

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from radixkv.compat import Place, refusals
 from radixkv.frontend.chat_text import TextRequest, check_text_request, render_messages
@@ -15,7 +14,7 @@ from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.body_decoder import BodyDecoder, check_messages, check_prompt
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
-from radixkv.frontend.http.route import route
+from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.prompt_encoding import encode_prompts, encode_texts, split_prompts
 from radixkv.frontend.served_model import ServedModel
 from radixkv.limits import check_cache_salt
@@ -30,12 +29,19 @@ class ExplainRequest(TextRequest, kw_only=True):
     cache_salt: str | None = None
 
 
-def explain_routes(
-    client: RuntimeClient, served_model: ServedModel, body_reader: BodyReader, *, explain_contents: bool
-) -> list[Route]:
-    """Returns the route ``/cache/explain``; with ``explain_contents`` it also shows tokens of other clients."""
+def add_explain_route(
+    app: DocumentedApp,
+    client: RuntimeClient,
+    served_model: ServedModel,
+    body_reader: BodyReader,
+    *,
+    explain_contents: bool,
+) -> None:
+    """Adds the route ``/cache/explain``; with ``explain_contents`` it also shows tokens of other clients."""
 
+    @app.post("/cache/explain", openapi_extra=app.json_body(ExplainRequest))
     async def explain(request: Request) -> Response:
+        """How much of a prompt is cached, and why not more."""
         body = await body_reader.read(request, _explain.decode, served_model.max_prompt_and_answer)
         tokens = await cancel_on_disconnect(request.receive, _encode(body, served_model))
         explained = await client.explain(tokens, body.cache_salt or "", contents=explain_contents)
@@ -43,8 +49,6 @@ def explain_routes(
             msgspec.json.encode(explanation(explained, served_model.tokenizer, contents=explain_contents)),
             media_type="application/json",
         )
-
-    return [route("/cache/explain", explain, "POST")]
 
 
 def explanation(explained: Explained, tokenizer: Tokenizer | None, *, contents: bool) -> dict[str, Any]:

@@ -10,31 +10,40 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from radixkv.config import EngineConfig, ServerConfig
 from radixkv.errors import InvalidRequest, UnsupportedFeature
 from radixkv.frontend.client import RuntimeClient
-from radixkv.frontend.http.route import route
+from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.served_model import ServedModel
 from radixkv.wire import Stats
 
 
-def server_info_routes(
-    client: RuntimeClient, served_model: ServedModel, metrics: Metrics, engine: EngineConfig, server: ServerConfig
-) -> list[Route]:
-    """Returns the routes ``/version``, ``/server_info``, ``/model_info`` and ``/v1/loads``.
+def add_server_info_routes(
+    app: DocumentedApp,
+    client: RuntimeClient,
+    served_model: ServedModel,
+    metrics: Metrics,
+    engine: EngineConfig,
+    server: ServerConfig,
+) -> None:
+    """Adds the routes ``/version``, ``/server_info``, ``/model_info`` and ``/v1/loads``.
 
     The second and third also exist with the prefix ``get_``.
     """
     # Not ``radixkv.__version__``: for the import contracts, ``radixkv`` imports the engine, and with it torch.
     version = importlib.metadata.version("radixkv")
 
+    @app.get("/version")
     async def show_version(request: Request) -> Response:
+        """The version of radixkv."""
         return JSONResponse({"version": version})
 
+    @app.get("/get_server_info")
+    @app.get("/server_info")
     async def server_info(request: Request) -> Response:
+        """Settings and counters."""
         state = msgspec.structs.asdict(await client.stats()) | _rates(metrics)
         del state["id"]
         info = _settings(engine, server) | {
@@ -52,7 +61,10 @@ def server_info_routes(
         }
         return JSONResponse(info)
 
+    @app.get("/get_model_info")
+    @app.get("/model_info")
     async def model_info(request: Request) -> Response:
+        """The checkpoint: sizes, end-of-sequence ids, default sampling."""
         return JSONResponse(
             {
                 "model_path": served_model.root,
@@ -67,7 +79,9 @@ def server_info_routes(
             }
         )
 
+    @app.get("/v1/loads")
     async def loads(request: Request) -> Response:
+        """Running and waiting requests, and use of the pool."""
         _check_query(request)
         load = _load(await client.stats(), served_model, metrics)
         return JSONResponse(
@@ -86,15 +100,6 @@ def server_info_routes(
                 },
             }
         )
-
-    return [
-        route("/version", show_version, "GET"),
-        route("/server_info", server_info, "GET"),
-        route("/get_server_info", server_info, "GET"),
-        route("/model_info", model_info, "GET"),
-        route("/get_model_info", model_info, "GET"),
-        route("/v1/loads", loads, "GET"),
-    ]
 
 
 def _settings(engine: EngineConfig, server: ServerConfig) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from functools import partial
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from radixkv.compat import Place, refusals
 from radixkv.errors import InvalidRequest
@@ -16,7 +15,7 @@ from radixkv.frontend.chat_text import TextRequest, check_text_request, render_m
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.body_decoder import BodyDecoder, check_messages
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
-from radixkv.frontend.http.route import route
+from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.served_model import ServedModel
 from radixkv.limits import check_ids
 from radixkv.wire import unpack_tokens
@@ -43,22 +42,24 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
-def tokenize_routes(served_model: ServedModel, body_reader: BodyReader) -> list[Route]:
-    """Returns the routes ``/tokenize`` and ``/detokenize``."""
+def add_tokenize_routes(app: DocumentedApp, served_model: ServedModel, body_reader: BodyReader) -> None:
+    """Adds the routes ``/tokenize`` and ``/detokenize``."""
 
+    @app.post("/tokenize", openapi_extra=app.json_body(TokenizeRequest))
     async def tokenize(request: Request) -> Response:
+        """The token ids of a prompt or of messages."""
         body = await body_reader.read(request, _tokenize.decode, MAX_CHARACTERS)
         return Response(
             await cancel_on_disconnect(request.receive, _tokenized(body, served_model)),
             media_type="application/json",
         )
 
+    @app.post("/detokenize", openapi_extra=app.json_body(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
+        """The text of token ids."""
         body = await body_reader.read(request, _detokenize.decode, MAX_TOKENS)
         text = await cancel_on_disconnect(request.receive, _detokenized(body, served_model))
         return Response(msgspec.json.encode({"prompt": text}), media_type="application/json")
-
-    return [route("/tokenize", tokenize, "POST"), route("/detokenize", detokenize, "POST")]
 
 
 def _check_text(raw: bytes, maximum: int) -> None:

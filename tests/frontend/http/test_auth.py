@@ -46,6 +46,7 @@ def status(site: Site, target: str, headers: str = "") -> int:
         ("GET", "/version"),
         ("GET", "/nowhere"),
         ("GET", "/docs"),
+        ("GET", "/openapi.json"),
         ("OPTIONS", "/v1/completions"),
         ("DELETE", "/health/x"),
     ],

@@ -381,7 +381,6 @@ def test_unknown_paths_and_methods_have_the_error_shape(site: Site) -> None:
     assert reply.headers["Allow"] == "POST"
     check_refusal(site.http.request(SECRET, "/v1/completions"), 405, "method_not_allowed", None)
     assert site.http.delete("/health").headers["Allow"] == "GET, HEAD"
-    check_refusal(site.http.get("/docs"), 404, "not_found", None)
 
 
 def test_a_large_body_is_refused_by_its_length_or_its_count(site: Site) -> None:

@@ -6,32 +6,33 @@ import time
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from radixkv.frontend.api.openai.chat_format import ChatFormat
 from radixkv.frontend.api.openai.completion_format import CompletionFormat
 from radixkv.frontend.api.openai.prompts import chat_prompt, completion_prompts, echoed_texts
 from radixkv.frontend.api.openai.response import ResponseWriter
-from radixkv.frontend.api.openai.schema import parse_chat, parse_completion
+from radixkv.frontend.api.openai.schema import (
+    ChatRequest,
+    CompletionRequest,
+    parse_chat,
+    parse_completion,
+)
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
-from radixkv.frontend.http.route import route
+from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.http.sse import EventStream
 from radixkv.frontend.served_model import ServedModel
 
 
-def openai_routes(client: RuntimeClient, served_model: ServedModel, body_reader: BodyReader) -> list[Route]:
-    """Returns the routes ``/v1/models``, ``/v1/completions`` and ``/v1/chat/completions``."""
+def add_openai_routes(
+    app: DocumentedApp, client: RuntimeClient, served_model: ServedModel, body_reader: BodyReader
+) -> None:
+    """Adds the routes ``/v1/models``, ``/v1/completions`` and ``/v1/chat/completions``."""
 
-    async def models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [_model(served_model)]})
-
-    async def model(request: Request) -> Response:
-        served_model.check_name(request.path_params["name"])
-        return JSONResponse(_model(served_model))
-
+    @app.post("/v1/completions", openapi_extra=app.json_body(CompletionRequest))
     async def completions(request: Request) -> Response:
+        """OpenAI's completions of one or several prompts."""
         arrived = time.monotonic()
         body = await body_reader.read(request, parse_completion, served_model.max_prompt_and_answer)
         prompts = await cancel_on_disconnect(request.receive, completion_prompts(body, served_model))
@@ -40,19 +41,27 @@ def openai_routes(client: RuntimeClient, served_model: ServedModel, body_reader:
         writer = ResponseWriter(body, response_format, served_model, prompts, echoed=echoed, arrived=arrived)
         return await _response(request, writer, client, streams=bool(body.stream))
 
+    @app.post("/v1/chat/completions", openapi_extra=app.json_body(ChatRequest, ["echo"]))
     async def chat_completions(request: Request) -> Response:
+        """OpenAI's chat completions."""
         arrived = time.monotonic()
         body = await body_reader.read(request, parse_chat, served_model.max_prompt_and_answer)
         prompt = await cancel_on_disconnect(request.receive, chat_prompt(body, served_model))
         writer = ResponseWriter(body, ChatFormat(body, served_model.name), served_model, [prompt], arrived=arrived)
         return await _response(request, writer, client, streams=bool(body.stream))
 
-    return [
-        route("/v1/completions", completions, "POST"),
-        route("/v1/chat/completions", chat_completions, "POST"),
-        route("/v1/models", models, "GET"),
-        route("/v1/models/{name:path}", model, "GET"),
-    ]
+    @app.get("/v1/models")
+    async def models(request: Request) -> Response:
+        """The served model, in a list."""
+        return JSONResponse({"object": "list", "data": [_model(served_model)]})
+
+    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+
+    @app.get("/v1/models/{name:path}", openapi_extra={"parameters": [name]})
+    async def model(request: Request) -> Response:
+        """The served model."""
+        served_model.check_name(request.path_params["name"])
+        return JSONResponse(_model(served_model))
 
 
 async def _response(request: Request, writer: ResponseWriter, client: RuntimeClient, *, streams: bool) -> Response:

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from radixkv.frontend.api.sglang.logprobs import (
     InputLogprobs,
@@ -24,11 +23,11 @@ from radixkv.frontend.api.sglang.logprobs import (
     render_without_text,
 )
 from radixkv.frontend.api.sglang.prompts import GeneratePrompt, generate_prompts
-from radixkv.frontend.api.sglang.schema import GenerateRequest, parse_generate
+from radixkv.frontend.api.sglang.schema import GenerateRequest, SamplingFields, parse_generate
 from radixkv.frontend.client import RequestGroup, RuntimeClient
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
-from radixkv.frontend.http.route import route
+from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.http.sse import EventStream, event
 from radixkv.frontend.in_flight import TokenDelta, is_slow_to_render, without_output
 from radixkv.frontend.served_model import ServedModel
@@ -37,10 +36,15 @@ from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import ChoiceStream, OutputDelta
 
 
-def generate_routes(client: RuntimeClient, served_model: ServedModel, body_reader: BodyReader) -> list[Route]:
-    """Returns the route ``/generate``."""
+def add_generate_route(
+    app: DocumentedApp, client: RuntimeClient, served_model: ServedModel, body_reader: BodyReader
+) -> None:
+    """Adds the route ``/generate``."""
+    body_docs = app.json_body(GenerateRequest, sampling_params=SamplingFields | list[SamplingFields] | None)
 
+    @app.api_route("/generate", methods=["POST", "PUT"], openapi_extra=body_docs)
     async def generate(request: Request) -> Response:
+        """SGLang's generation; each event of a stream has all text so far."""
         arrived = time.monotonic()
         body = await body_reader.read(request, parse_generate, served_model.max_prompt_and_answer)
         prompts = await cancel_on_disconnect(request.receive, generate_prompts(body, served_model))
@@ -49,8 +53,6 @@ def generate_routes(client: RuntimeClient, served_model: ServedModel, body_reade
             return EventStream(writer.events(client))
         response = await cancel_on_disconnect(request.receive, writer.whole(client))
         return Response(msgspec.json.encode(response), media_type="application/json")
-
-    return [route("/generate", generate, "POST", "PUT")]
 
 
 @dataclass

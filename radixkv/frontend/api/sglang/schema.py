@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -19,8 +19,12 @@ DEFAULT_MAX_NEW_TOKENS = 128
 class SamplingFields(msgspec.Struct, kw_only=True):
     """``sampling_params``; unknown fields are ignored, and null means the default."""
 
-    max_new_tokens: Int64 | msgspec.UnsetType | None = msgspec.UNSET
-    """Null generates to the end of the context. 0 computes the prompt and generates nothing."""
+    max_new_tokens: Annotated[
+        Int64 | msgspec.UnsetType | None,
+        msgspec.Meta(
+            description="Null generates to the end of the context. 0 computes the prompt and generates nothing."
+        ),
+    ] = msgspec.UNSET
     min_new_tokens: Int64 | None = None
     n: Int64 | None = None
     temperature: float | None = None
@@ -32,8 +36,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     repetition_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
     sampling_seed: Int64 | None = None
-    seed: Int64 | None = None
-    """Other servers' name of ``sampling_seed``."""
+    seed: Annotated[Int64 | None, msgspec.Meta(description="Other servers' name of ``sampling_seed``.")] = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Int64] | None = None
     no_stop_trim: bool | None = None
