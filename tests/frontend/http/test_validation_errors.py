@@ -168,7 +168,9 @@ def test_a_wrong_method_names_the_right_one(site: Site) -> None:
     for path, method, allowed in (("/v1/completions", "GET", "POST"), ("/flush_cache", "PUT", "GET, POST")):
         reply = site.http.request(method, path)
         assert reply.status_code == 405
-        assert all(name in reply.json()["error"]["message"] for name in (method, allowed))
+        message = reply.json()["error"]["message"]
+        assert allowed in message
+        assert method not in message.replace(allowed, "")
         assert reply.headers["allow"] == allowed
 
 
