@@ -35,6 +35,7 @@ from radixkv.bench.environment import provenance
 from radixkv.config import SchedulerConfig
 from radixkv.llm import LLM
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.scheduler import Scheduler
@@ -130,8 +131,9 @@ def generate(n_rows: int) -> tuple[list[float], float]:
     llm = LLM("tiny", device="cpu", max_num_seqs=n_rows, max_num_batched_tokens=8192, max_total_tokens=1024)
     device = NullDevice(n_pages=n_rows * (N_PROMPT + N_OUTPUT) // PAGE_SIZE + 1)
     config = SchedulerConfig(max_num_seqs=n_rows, max_num_batched_tokens=8192)
-    scheduler = Scheduler(PageCache(device.n_pages, PAGE_SIZE), config, finds_shared_runs=True)
-    llm._loop = loop = TimedLoop(scheduler, device, max_model_len=N_PROMPT + N_OUTPUT)
+    cache = TimedPageCache(device.n_pages, PAGE_SIZE)
+    scheduler = Scheduler(cache, config, finds_shared_runs=True)
+    llm._loop = loop = TimedLoop(cache, scheduler, device, max_model_len=N_PROMPT + N_OUTPUT)
     rng = Random(1)
     prompts = [[rng.randrange(10, VOCAB_SIZE) for _ in range(N_PROMPT)] for _ in range(n_rows)]
     started = time.perf_counter()
@@ -144,8 +146,10 @@ def generate(n_rows: int) -> tuple[list[float], float]:
 class TimedLoop(Loop):
     """Records the time between turns, which includes the caller's work, and the rows of the previous plan."""
 
-    def __init__(self, scheduler: Scheduler, device: NullDevice, *, max_model_len: int) -> None:
-        super().__init__(scheduler, device, max_model_len=max_model_len)
+    def __init__(
+        self, cache: TimedPageCache, scheduler: Scheduler, device: NullDevice, *, max_model_len: int
+    ) -> None:
+        super().__init__(cache, scheduler, device, max_model_len=max_model_len)
         self._device = device
         self._last_turn_at = 0.0
         self.turns: list[tuple[float, int]] = []
@@ -211,7 +215,8 @@ def run_workload(phases: Phases) -> tuple[float, float, int]:
     step's result is taken.
     """
     config = SchedulerConfig(max_num_seqs=512, max_num_batched_tokens=8192)
-    scheduler = Scheduler(PageCache(H200_PAGES, PAGE_SIZE), config, finds_shared_runs=True)
+    cache = TimedPageCache(H200_PAGES, PAGE_SIZE)
+    scheduler = Scheduler(cache, config, finds_shared_runs=True)
     seconds, n_steps = 0.0, 0
     launched: deque[StepPlan] = deque()
     gc.collect()
@@ -234,7 +239,7 @@ def run_workload(phases: Phases) -> tuple[float, float, int]:
                 scheduler.complete(oldest, result)
                 seconds += time.perf_counter() - started
     gc.enable()
-    return scheduler.cache.seconds, seconds, n_steps
+    return cache.seconds, seconds, n_steps
 
 
 def _scheduler_with_requests(

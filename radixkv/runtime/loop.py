@@ -14,7 +14,7 @@ from time import monotonic, perf_counter
 from radixkv.checkpoints import Checkpoint
 from radixkv.config import EngineConfig
 from radixkv.errors import DeviceError, Draining, InvariantError, RequestError
-from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.device.factory import look_at_machine, open_executor, resolve_config
 from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.intake import Intake
@@ -84,7 +84,8 @@ class Loop:
     """Turns messages of the frontend into steps on the device, and their results into messages.
 
     Args:
-        scheduler: its cache has as many pages as the executor's pool.
+        cache: the scheduler's cache, with as many pages as the executor's pool.
+        scheduler: plans the steps.
         executor: the device.
         max_model_len: maximum of prompt and output together, in tokens.
         eos_token_ids: tokens that end an output, unless its request has ``ignore_eos``.
@@ -94,6 +95,7 @@ class Loop:
 
     def __init__(
         self,
+        cache: TimedPageCache,
         scheduler: Scheduler,
         executor: Executor,
         *,
@@ -104,10 +106,10 @@ class Loop:
     ) -> None:
         self.is_draining = False
         """Whether new requests are refused."""
+        self._cache = cache
         self._scheduler = scheduler
         self._executor = executor
         self._clock = clock
-        cache = scheduler.cache
         self.ready = Ready(
             version=WIRE_VERSION,
             vocab_size=executor.vocab_size,
@@ -138,7 +140,7 @@ class Loop:
             case Cancel():
                 return self._cancel(message)
             case Flush():
-                n_freed, n_leased = self._scheduler.cache.flush()
+                n_freed, n_leased = self._cache.flush()
                 return [Flushed(message.id, n_freed, n_leased)]
             case Explain():
                 return [self._explain(message)]
@@ -222,7 +224,7 @@ class Loop:
             namespace = self._intake.namespace(message.cache_salt)
         except RequestError as error:
             return Failed(message.id, error.code, str(error), error.param)
-        explanation = self._scheduler.cache.tree.explain(namespace, message.tokens, contents=message.contents)
+        explanation = self._cache.tree.explain(namespace, message.tokens, contents=message.contents)
         position, token = explanation.first_difference, None
         if position is not None:
             (token,) = unpack_tokens(message.tokens[position * TOKEN_BYTES : (position + 1) * TOKEN_BYTES])
@@ -248,7 +250,7 @@ class Loop:
         self._counters.attention_seconds += result.attention_seconds
         started = perf_counter()
         updates = self._scheduler.complete(plan, result)
-        self._scheduler.cache.check_counts()
+        self._cache.check_counts()
         self._counters.schedule_seconds += perf_counter() - started
         return self._to_messages(updates)
 
@@ -316,7 +318,7 @@ class Loop:
         )
 
     def _stats(self, stats_id: str) -> Stats:
-        scheduler, cache, counters = self._scheduler, self._scheduler.cache, self._counters
+        scheduler, cache, counters = self._scheduler, self._cache, self._counters
         return Stats(
             id=stats_id,
             n_running=len(scheduler.running),
@@ -364,8 +366,9 @@ def open_loop(resolved: ResolvedConfig, checkpoint: Checkpoint) -> Loop:
     """
     executor = open_executor(resolved, checkpoint)
     try:
-        cache = PageCache(executor.n_pages, resolved.page_size, shares=resolved.enable_prefix_caching)
+        cache = TimedPageCache(executor.n_pages, resolved.page_size, shares=resolved.enable_prefix_caching)
         return Loop(
+            cache,
             Scheduler(cache, resolved.scheduler, finds_shared_runs=executor.uses_shared_runs),
             executor,
             max_model_len=resolved.max_model_len,

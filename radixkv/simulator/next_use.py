@@ -34,7 +34,7 @@ def next_uses(traffic: Traffic, max_pages: int) -> list[list[NextUse]]:
     page_bytes = traffic.symbols_per_page * TOKEN_BYTES
     namespace, n_prompts = Namespace(), len(traffic.n_tokens)
     tick = n_prompts
-    tree = RadixTree(traffic.symbols_per_page, clock=lambda: tick)
+    tree = RadixTree(traffic.symbols_per_page, next_tick=lambda: tick)
     spans_by_prompt: list[list[NextUse]] = []
     for index in reversed(range(n_prompts)):
         if traffic.n_tokens[index] > max_pages * traffic.page_size:

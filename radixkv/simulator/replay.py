@@ -55,8 +55,8 @@ class Replay:
         if capacity_pages is not None:
             n_pages = min(n_pages, capacity_pages + self._n_extra_pages)
         self._next_uses = next_uses(traffic, n_pages) if policy == "oracle" else None
-        clock: Callable[[], int] | None = None if self._next_uses is None else lambda: self._tick
-        self.cache = PageCache(n_pages, traffic.symbols_per_page, clock=clock)
+        next_tick: Callable[[], int] | None = None if self._next_uses is None else lambda: self._tick
+        self.cache = PageCache(n_pages, traffic.symbols_per_page, next_tick=next_tick)
         self._scheduler = Scheduler(
             self.cache,
             SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=largest * traffic.symbols_per_page),

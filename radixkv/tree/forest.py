@@ -21,7 +21,7 @@ class Forest:
     lease are computed and can be evicted, leaves first. A detached node has a lease, and is dropped with the last.
     """
 
-    def __init__(self, page_bytes: int, digest: Digest, clock: Callable[[], int] | None = None) -> None:
+    def __init__(self, page_bytes: int, digest: Digest, next_tick: Callable[[], int] | None = None) -> None:
         self.page_bytes = page_bytes
         """Bytes of one page's tokens."""
         self.roots: dict[Namespace, Node] = {}
@@ -36,12 +36,12 @@ class Forest:
         self.version = 0
         """Changes with every change that can alter the result of a match."""
         self._digest = digest
-        self._clock = count(1).__next__ if clock is None else clock
+        self._next_tick = count(1).__next__ if next_tick is None else next_tick
         self._n_serials = 0
 
     def tick(self) -> int:
-        """Returns the next value of the clock. O(1)."""
-        return self._clock()
+        """Returns the next tick. O(1)."""
+        return self._next_tick()
 
     def root(self, namespace: Namespace) -> Node:
         """Returns the root of a namespace; creates it if it is missing. O(1)."""

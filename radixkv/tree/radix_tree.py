@@ -41,22 +41,22 @@ class RadixTree:
     """
 
     def __init__(
-        self, page_size: int, *, digest: Digest = chained_xxh3_64, clock: Callable[[], int] | None = None
+        self, page_size: int, *, digest: Digest = chained_xxh3_64, next_tick: Callable[[], int] | None = None
     ) -> None:
         """Creates an empty tree.
 
         Args:
             page_size: tokens per page.
             digest: digest function that names evicted runs. Sharing does not depend on it.
-            clock: returns the tick that ``lease`` and ``release`` set on the path's nodes; ``evict`` takes the leaf
-                with the smallest tick. The default, a counter, makes that the least recently used leaf; another
-                clock makes another policy. Whenever ``evict`` or ``check`` is called, no node may have a smaller
+            next_tick: returns the tick that ``lease`` and ``release`` set on the path's nodes; ``evict`` takes the
+                leaf with the smallest tick. The default, a counter, makes that the least recently used leaf; other
+                ticks make another policy. Whenever ``evict`` or ``check`` is called, no node may have a smaller
                 tick than one of its children.
         """
         self._page_size = page_size
         self._page_bytes = TOKEN_BYTES * page_size
         self._digest = digest
-        self._forest = Forest(self._page_bytes, digest, clock)
+        self._forest = Forest(self._page_bytes, digest, next_tick)
         self._leases: set[Lease] = set()
         self._evicted = RecentDigests(_MAX_REMEMBERED_EVICTIONS)
 

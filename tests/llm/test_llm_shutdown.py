@@ -48,7 +48,7 @@ def test_a_start_that_fails_after_the_device_was_opened_closes_it_once(
     def no_memory(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(loop, "PageCache", no_memory)
+    monkeypatch.setattr(loop, "TimedPageCache", no_memory)
     with pytest.raises(MemoryError):
         small()
     assert len(closed) == 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from radixkv import wire
 from radixkv.config import SchedulerConfig
-from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import StepPlan
@@ -54,10 +54,10 @@ class Frontend:
     def __init__(self, *, n_pages: int = 64, **settings: float) -> None:
         self.device = OneNamespaceDevice(n_pages, 4)
         self.now = 0.0
-        cache = PageCache(n_pages, 4, free_pages=PoisoningList(self.device))
+        cache = TimedPageCache(n_pages, 4, free_pages=PoisoningList(self.device))
         config = SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 64, **settings})  # type: ignore[arg-type]
         self.scheduler = Scheduler(cache, config, clock=lambda: self.now)
-        self.loop = Loop(self.scheduler, self.device, max_model_len=100, clock=lambda: self.now)
+        self.loop = Loop(cache, self.scheduler, self.device, max_model_len=100, clock=lambda: self.now)
         self.received: dict[str, ReceivedMessages] = {}
 
     def submit(

@@ -37,7 +37,7 @@ class World:
     computed: set[int] = field(default_factory=set)
     used_at: dict[int, int] = field(default_factory=dict)
     leases: list[TrackedLease] = field(default_factory=list)
-    clock: int = 0
+    tick: int = 0
 
     def __post_init__(self) -> None:
         self.tree = RadixTree(self.page_size)
@@ -227,9 +227,9 @@ class World:
         assert not any((run.leases, run.first_page + run.n_pages) in starts for run in runs), "the runs are maximal"
 
     def _touch(self, tracked: TrackedLease) -> None:
-        self.clock += 1
+        self.tick += 1
         for page in tracked.pages:
-            self.used_at[page] = self.clock
+            self.used_at[page] = self.tick
 
     def _drop_detached(self, freed: list[int], is_detached: object) -> None:
         assert callable(is_detached)

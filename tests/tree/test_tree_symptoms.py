@@ -118,7 +118,7 @@ def test_the_cost_of_an_eviction_does_not_grow_with_the_leaves() -> None:
             return 0
 
         ticks = iter(range(10**9))
-        tree = RadixTree(1, digest=digest, clock=lambda: CountedInt(next(ticks)))
+        tree = RadixTree(1, digest=digest, next_tick=lambda: CountedInt(next(ticks)))
         for page in range(n_leaves):
             tree.release(insert(tree, NAMESPACE, ids(page), 1, page))
         CountedInt.n_compares = n_digests = 0

@@ -6,36 +6,15 @@ in the tree, detached from the tree but leased, or private to one block table (i
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from collections.abc import Set as AbstractSet
-from time import perf_counter
-from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple
 
 from radixkv.errors import InvariantError
 from radixkv.runtime.cache.block_table import BlockTable, ReplacedPage
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node
 from radixkv.tree.radix_tree import RadixTree
 from radixkv.tree.shared_runs import SharedLeases
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-
-def _timed(
-    method: Callable[Concatenate[PageCache, _P], _R],
-) -> Callable[Concatenate[PageCache, _P], _R]:
-    """Adds the wall time of a method to ``PageCache.seconds``."""
-
-    @functools.wraps(method)
-    def timed(self: PageCache, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        start = perf_counter()
-        try:
-            return method(self, *args, **kwargs)
-        finally:
-            self.seconds += perf_counter() - start
-
-    return timed
 
 
 class ComputedRow(NamedTuple):
@@ -60,7 +39,7 @@ class PageCache:
         n_pages: pages in the pool.
         page_size: tokens per page.
         shares: whether requests share pages; False bypasses the tree for every request.
-        clock: clock of the tree, which orders evictions; None evicts the least recently used pages.
+        next_tick: gives the ticks of the tree, which order evictions; None evicts the least recently used pages.
         free_pages: the pool's page ids as a stack: pages are taken from its end, freed pages are added with ``+=``.
             Tests give one that sees every freed page. None makes a plain list.
     """
@@ -71,15 +50,13 @@ class PageCache:
         page_size: int,
         *,
         shares: bool = True,
-        clock: Callable[[], int] | None = None,
+        next_tick: Callable[[], int] | None = None,
         free_pages: MutableSequence[int] | None = None,
     ) -> None:
         self.n_pages = n_pages
         self.page_size = page_size
         self.shares = shares
-        self.tree = RadixTree(page_size, clock=clock)
-        self.seconds = 0.0
-        """Wall time spent in the methods of the cache since its creation, in seconds."""
+        self.tree = RadixTree(page_size, next_tick=next_tick)
         self.n_evicted = 0
         """Pages evicted since the creation of the cache."""
         self._free = list(range(n_pages - 1, -1, -1)) if free_pages is None else free_pages
@@ -103,7 +80,6 @@ class PageCache:
         """Returns the number of pages that ``n_tokens`` tokens need."""
         return -(-n_tokens // self.page_size)
 
-    @_timed
     def matches(self, prompts: Iterable[tuple[Namespace, bytes]]) -> list[int]:
         """Returns the length of each prompt's cached prefix, in tokens. Changes nothing. O(edges) a prompt."""
         if not self.shares:
@@ -111,7 +87,6 @@ class PageCache:
         match = self.tree.match
         return [match(namespace, tokens) for namespace, tokens in prompts]
 
-    @_timed
     def open(
         self, namespace: Namespace, tokens: bytes, reads: bool = True, bypasses_tree: bool = False
     ) -> BlockTable:
@@ -129,7 +104,6 @@ class PageCache:
         pages = self.tree.pages(lease)
         return BlockTable(lease, pages, len(pages))
 
-    @_timed
     def extend(self, blocks: BlockTable, tokens: bytearray) -> None:
         """Extends the lease over pages that other requests have committed since. Does nothing if there is a tail.
 
@@ -145,7 +119,6 @@ class PageCache:
         blocks.pages += self.tree.extend(blocks.lease, following)
         blocks.n_leased = len(blocks.pages)
 
-    @_timed
     def reserve(self, blocks: BlockTable, n_pages: int) -> bool:
         """Grows a block table to at least ``n_pages`` pages, evicting as needed.
 
@@ -161,7 +134,6 @@ class PageCache:
             self._allocate(blocks, n_missing)
         return True
 
-    @_timed
     def append_pages(self, block_tables: Sequence[BlockTable]) -> bool:
         """Adds one page to each of the block tables, evicting as needed.
 
@@ -178,7 +150,6 @@ class PageCache:
         self._n_private += len(block_tables)
         return True
 
-    @_timed
     def fork(self, blocks: BlockTable, n_tokens: int, n_pages: int) -> BlockTable:
         """Returns a second block table of the first ``n_tokens``: the same leased pages, and new ones for the tail.
 
@@ -199,7 +170,6 @@ class PageCache:
         second.copies = list(zip(blocks.pages[first:last], second.pages[first:last], strict=True))
         return second
 
-    @_timed
     def commit(self, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_step: int) -> int:
         """Moves the filled pages of the tail, up to ``n_tokens``, into the tree. O(new pages) amortised.
 
@@ -218,7 +188,6 @@ class PageCache:
         """
         return self._commit(blocks, tokens, n_tokens, last_step)
 
-    @_timed
     def mark_computed(self, blocks: BlockTable, n_tokens: int, step: int) -> None:
         """Marks the pages of the first ``n_tokens`` tokens as computed, after a row of ``step`` was finite.
 
@@ -227,14 +196,12 @@ class PageCache:
         """
         self._mark_computed(blocks, n_tokens, step)
 
-    @_timed
     def commit_computed(self, rows: Iterable[ComputedRow], step: int) -> None:
         """Does ``commit`` and ``mark_computed`` for the finished rows of ``step`` that had finite values."""
         for blocks, tokens, n_tokens, last_step in rows:
             self._commit(blocks, tokens, n_tokens, last_step)
             self._mark_computed(blocks, n_tokens, step)
 
-    @_timed
     def free_replaced(self, blocks: BlockTable, step: int) -> None:
         """Frees the replaced duplicates that no step after ``step`` reads. O(replaced pages)."""
         freed = [replaced.page for replaced in blocks.replaced if replaced.last_step <= step]
@@ -242,7 +209,6 @@ class PageCache:
         self._free += freed
         self._n_private -= len(freed)
 
-    @_timed
     def detach_uncomputed(self, blocks: BlockTable) -> Node | None:
         """Detaches the leased path from its first page that is not computed, with the subtree below it. O(subtree).
 
@@ -255,17 +221,14 @@ class PageCache:
         self._free += self.tree.detach_uncomputed(blocks.lease)
         return self.tree.first_uncomputed(blocks.lease)
 
-    @_timed
     def passes_through(self, blocks: BlockTable, nodes: AbstractSet[Node]) -> bool:
         """Returns whether the leased path contains one of the nodes. O(edges)."""
         return blocks.lease is not None and self.tree.passes_through(blocks.lease, nodes)
 
-    @_timed
     def shared_runs(self, leases: Sequence[Lease | None]) -> list[SharedLeases]:
         """Returns the runs of pages that several of the leases share. O(edges)."""
         return self.tree.shared_runs(leases)
 
-    @_timed
     def close(self, blocks: BlockTable) -> None:
         """Releases the lease and frees the private pages. No launched step may still use them. O(pages)."""
         private = _private_pages(blocks)
@@ -277,7 +240,6 @@ class PageCache:
         blocks.replaced = []
         blocks.n_leased = 0
 
-    @_timed
     def flush(self) -> tuple[int, int]:
         """Detaches everything that is cached. O(nodes · log leaves + pages freed).
 

@@ -1,4 +1,4 @@
-"""Eviction in the order of a clock that the caller supplies."""
+"""Eviction in the order of ticks that the caller supplies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMESPACE = Namespace()
 @given(st.permutations(range(8)))
 def test_the_smallest_tick_is_evicted_first(ticks):
     now = 0
-    tree = RadixTree(1, clock=lambda: now)
+    tree = RadixTree(1, next_tick=lambda: now)
     for page, tick in enumerate(ticks):
         now = tick
         lease = tree.lease(NAMESPACE, b"")
@@ -31,9 +31,9 @@ def test_the_smallest_tick_is_evicted_first(ticks):
     assert [ticks[page] for page in evicted] == sorted(ticks)
 
 
-def test_the_page_cache_evicts_by_its_clock():
+def test_the_page_cache_evicts_by_its_ticks():
     now = 5
-    cache = PageCache(2, 1, clock=lambda: now)
+    cache = PageCache(2, 1, next_tick=lambda: now)
     for token in (1, 2):
         blocks = cache.open(NAMESPACE, pack("<i", token))
         assert cache.reserve(blocks, 1)
