@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from radixkv.errors import InvariantError
+
 
 class History(msgspec.Struct, frozen=True):
     """The tokens before the one to sample, which penalties depend on."""
@@ -116,6 +118,15 @@ class StepPlan(msgspec.Struct, frozen=True):
     """Runs of pages that decode rows share, if the executor uses them. Runs nest: a run of more rows comes before
     the runs that some of those rows share after it. Empty does not mean that no pages are shared.
     The same tuple object always means the same runs, so that a device can cache what it plans for them."""
+
+    def __post_init__(self) -> None:
+        """Raises ``InvariantError`` if a copy's source is a destination: copies may run in any order. O(copies)."""
+        if self.copies:
+            sources, destinations = (set(pages) for pages in zip(*self.copies, strict=True))
+            if not sources.isdisjoint(destinations):
+                raise InvariantError(
+                    f"pages {sorted(sources & destinations)} are copied from and copied to in a step"
+                )
 
     @property
     def n_tokens(self) -> int:
