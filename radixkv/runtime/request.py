@@ -98,10 +98,9 @@ class Request:
     discards_results: bool = False
     """Whether to ignore the results of its launched rows."""
     bypasses_tree: bool = False
-    """Whether it is retried without the tree, after a row with non-finite values."""
-    max_retry_rows: int | None = None
-    """Set after a failed step: the request is retried only with other retried ones, in steps of at most this many
-    rows."""
+    """Whether it is computed without the tree, after a row with non-finite values."""
+    is_retried: bool = False
+    """Whether it runs in steps of its own: a step with a row of it failed, and it has not decoded a token since."""
     n_passed_over: int = 0
     """Steps that admitted a request later in order while this one waited."""
     key: bytes = b""

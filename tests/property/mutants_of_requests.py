@@ -130,6 +130,10 @@ def forbid_an_early_end_one_token_too_long(patch: Patch) -> None:
     patch.setattr(Request, "next_sampling", mutant)
 
 
+def admit_a_retried_request_among_others(patch: Patch) -> None:
+    patch.setattr(WaitingQueue, "candidates", lambda self: list(self))
+
+
 def time_out_what_has_run(patch: Patch) -> None:
     patch.setattr(WaitingQueue, "oldest_unstarted", lambda self: min(self, key=lambda r: r.serial, default=None))
 
@@ -173,6 +177,7 @@ OF_REQUESTS: tuple[Callable[[Patch], None], ...] = (
     score_a_chunk_without_the_next_ones_first_token,
     read_the_cache_where_the_prompt_is_scored,
     forbid_an_early_end_one_token_too_long,
+    admit_a_retried_request_among_others,
     time_out_what_has_run,
     keep_shared_runs_while_the_rows_are_as_many,
     share_pages_of_the_tail,

@@ -146,6 +146,12 @@ class Engine:
         if plan is not None:
             launched = self.scheduler.launched_plans[-1]
             requests = {row.batch_slot: one for row, one in zip(launched.plan.rows, launched.requests, strict=True)}
+            if any(request.is_retried for request in launched.requests):
+                assert len(plan.rows) == 1, "a retried request is not alone in its step"
+            before = [one for earlier in self.scheduler.launched_plans[:-1] for one in earlier.requests]
+            assert not any(request.is_retried for request in (*before, *(launched.requests if before else ()))), (
+                "a step is in flight beside that of a retried request"
+            )
             for row in plan.rows:
                 request = requests[row.batch_slot]
                 self.device.namespaces[row.batch_slot] = request.namespace
@@ -172,6 +178,7 @@ class Engine:
         except DeviceError:
             self.pending.clear()
             updates = self.scheduler.fail()
+            assert not updates or len(plan.rows) == 1, "a request is blamed for a step in which it was not alone"
         else:
             updates = self.scheduler.complete(plan, result)
         self.take(updates)

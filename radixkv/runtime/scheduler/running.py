@@ -29,7 +29,6 @@ class RunningRequests:
         self._waiting = waiting
         self._free_batch_slots = list(range(n_batch_slots - 1, -1, -1))
         self._active: dict[Request, None] = {}
-        self._retrying: dict[Request, None] = {}
         self._releasing: dict[Request, None] = {}
         self._max_headroom_pages = -(-cache.n_pages // _HEADROOM_DIVISOR)
 
@@ -53,16 +52,6 @@ class RunningRequests:
     def has_free_batch_slot(self) -> bool:
         """Whether another request can be allocated a batch slot."""
         return bool(self._free_batch_slots)
-
-    @property
-    def has_retries(self) -> bool:
-        """Whether any active request is retried after a failed step. O(1)."""
-        return bool(self._retrying)
-
-    def can_join_retry(self, request: Request) -> bool:
-        """Whether the request may be in one step with the active requests that are retried. O(retries)."""
-        together = (*self._retrying, request)
-        return all(one.max_retry_rows is not None and len(together) <= one.max_retry_rows for one in together)
 
     def prefilling(self) -> list[Request]:
         """Active requests that have more to compute than the token sampled last. O(running)."""
@@ -94,13 +83,6 @@ class RunningRequests:
         """Makes an allocated request active."""
         request.phase = Phase.RUNNING
         self._active[request] = None
-        if request.max_retry_rows is not None:
-            self._retrying[request] = None
-
-    def end_retry(self, request: Request) -> None:
-        """Marks the request's retry as successful: it may share steps with any request again."""
-        request.max_retry_rows = None
-        self._retrying.pop(request, None)
 
     def free(self, request: Request) -> None:
         """Frees the request's batch slot and pages; no launched step may still use them."""
@@ -139,7 +121,7 @@ class RunningRequests:
 
     def finish(self, request: Request) -> None:
         """Finishes an active or releasing request; ``release`` frees it."""
-        self._deactivate(request)
+        self._active.pop(request, None)
         request.phase = Phase.FINISHED
         self._releasing[request] = None
 
@@ -150,7 +132,7 @@ class RunningRequests:
             request: the request.
             discards_results: whether the results of its launched rows are dropped.
         """
-        self._deactivate(request)
+        self._active.pop(request, None)
         request.phase = Phase.PREEMPTED
         request.discards_results |= discards_results
         self._releasing[request] = None
@@ -171,18 +153,11 @@ class RunningRequests:
         ahead = (one for one in prefilling if one.order < request.order)
         return sum(self._cache.pages_for(one.n_known) - len(one.blocks.pages) for one in ahead)
 
-    def _deactivate(self, request: Request) -> None:
-        self._active.pop(request, None)
-        self._retrying.pop(request, None)
-
     def _can_fork(self, leader: Request, n_needed_ahead: int) -> bool:
         """Whether a follower can start now, beside the pages that prefilling requests ahead still need. O(1)."""
         n_pages = self._cache.pages_for(leader.n_prompt) - leader.blocks.n_leased
         return (
-            leader.phase is Phase.RUNNING
-            and self.has_free_batch_slot
-            and leader.max_retry_rows is None
-            and self._has_room(n_needed_ahead + n_pages)
+            leader.phase is Phase.RUNNING and self.has_free_batch_slot and self._has_room(n_needed_ahead + n_pages)
         )
 
     def _fork(self, leader: Request, follower: Request) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import takewhile
 from time import monotonic
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from radixkv.config import SchedulerConfig
 from radixkv.errors import InvariantError, QueueFull, QueueTimeout
 from radixkv.runtime.cache.cache import ComputedRow, PageCache
 from radixkv.runtime.request import Phase, Request, Update
-from radixkv.runtime.scheduler.retry import retry_without_tree, undo_steps
+from radixkv.runtime.scheduler.recovery import recompute_without_tree, undo_steps
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.scheduler.shared_prefixes import MIN_SHARED_TOKENS, SharedPrefixes
 from radixkv.runtime.scheduler.waiting import WaitingQueue
@@ -75,6 +74,8 @@ class Scheduler:
         self._max_waiting = config.max_queued_requests
         self._queue_timeout_s = config.queue_timeout_s
         self._launched: deque[LaunchedPlan] = deque()
+        self._retried: deque[Request] = deque()
+        """The requests to retry alone, in order; the first ones may have ended, or be retried no more."""
         self._blocked: tuple[int, int, int] | None = None
         """(available pages, running requests, queue version) when a waiting request last did not fit.
 
@@ -153,18 +154,19 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Makes the next plan; None if nothing can run before a launched step is done.
 
-        Requests that are retried after a failed step run in plans of their own, and only when nothing else is in
-        flight: if the step fails again, the cause is among them. The other requests pause meanwhile, unless no
-        retried request fits.
+        While requests are retried after a failed step, every second plan is of one of them alone, and no two plans
+        are in flight at once: if its step fails, the request is the cause.
 
         O(running + admissions), and ``WaitingQueue.candidates`` where a request may be admitted.
         """
-        if self._has_retries():
-            if self._launched:
-                return None
-            if (plan := self._make_plan(retrying=True)) is not None:
-                return plan
-        return self._make_plan(retrying=False)
+        retried = self._next_retried()
+        if retried is None:
+            return self._plan_together()
+        if self._launched:
+            return None
+        if self._n_steps % 2:
+            return self._plan_together() or self._plan_alone(retried)
+        return self._plan_alone(retried) or self._plan_together()
 
     def complete(self, plan: StepPlan, result: StepResult) -> list[Update]:
         """Takes the oldest launched plan's result: marks pages as computed, appends tokens, finishes requests.
@@ -187,12 +189,12 @@ class Scheduler:
         if not all(result.finite):
             for _, request, _, finite in rows:
                 if not finite:
-                    updates += retry_without_tree(self.cache, self.running, request)
+                    updates += recompute_without_tree(self.cache, self.running, request)
         for index, (row, request, token, finite) in enumerate(rows):
             if finite and request.phase is not Phase.FINISHED and not request.discards_results:
                 # A row of a prompt does not end a retry: it does not show that decoding works.
-                if request.max_retry_rows is not None and row.n_tokens == 1 and row.sampling is not None:
-                    self.running.end_retry(request)
+                if request.is_retried and row.n_tokens == 1 and row.sampling is not None:
+                    request.is_retried = False
                 row_logprobs = result.prompt_logprobs[index] if result.prompt_logprobs else None
                 if row_logprobs and (unreported := request.take_prompt_logprobs(row.start, row_logprobs)):
                     updates.append(Update(request, prompt_logprobs=unreported))
@@ -214,6 +216,8 @@ class Scheduler:
                 self._row_done(request, row)
                 involved.append(request)
         updates = undo_steps(self.cache, self.running, involved)
+        retried = {request for request in involved if request.phase is Phase.PREEMPTED}
+        self._retried += sorted(retried, key=lambda request: request.order)
         self.running.release()
         return updates
 
@@ -228,18 +232,32 @@ class Scheduler:
         if self.is_idle and n_held:
             raise InvariantError(f"no request is left, but {n_held} pages are leased, detached or in a tail")
 
-    def _has_retries(self) -> bool:
-        """Whether any request is being retried, or may be admitted for its retry."""
-        return self.running.has_retries or (
-            self.waiting.has_retries and self.running.has_free_batch_slot and not self._is_blocked()
-        )
+    def _next_retried(self) -> Request | None:
+        """The request to retry next; None if none is retried. It stays the next one until its retry is over."""
+        while self._retried:
+            request = self._retried[0]
+            if request.is_retried and request.phase is not Phase.FINISHED:
+                return request
+            self._retried.popleft()
+        return None
 
-    def _make_plan(self, *, retrying: bool) -> StepPlan | None:
-        """Plans a step of the retried requests only, or of the others only; None if it would have no rows."""
+    def _plan_alone(self, request: Request) -> StepPlan | None:
+        """Plans a step of a retried request; None if it does not fit, or still releases its pages."""
+        if request.phase is Phase.RUNNING:
+            return self._make_plan([request], ())
+        return self._make_plan((), [request]) if request.phase is Phase.WAITING else None
+
+    def _plan_together(self) -> StepPlan | None:
+        """Plans a step of all requests that are not retried alone; None if it would have no rows."""
+        return self._make_plan([one for one in self.running if not one.is_retried], self._candidates())
+
+    def _make_plan(self, active: Iterable[Request], candidates: Iterable[Request]) -> StepPlan | None:
+        """Plans a step of active requests, and of those candidates that can be admitted beside them; None if it
+        would have no rows."""
         decoding: list[Request] = []
         prefilling: list[Request] = []
-        for request in self.running:
-            if not request.reaches_max_tokens and (request.max_retry_rows is not None) is retrying:
+        for request in active:
+            if not request.reaches_max_tokens:
                 (decoding if request.is_decoding else prefilling).append(request)
         rows, requests = self._decode_rows(decoding)
         n_decoding = len(rows)
@@ -256,13 +274,8 @@ class Scheduler:
                 budget -= row.n_tokens
                 if request.n_scheduled == request.n_known:
                     self._blocked = None  # waiting requests with the same prompt need no pages for it any more
-        if (
-            self.waiting
-            and self.running.has_free_batch_slot
-            and budget > 0
-            and (retrying or not self._is_blocked())
-        ):
-            for request, row in self._admit(self._candidates(retrying=retrying), budget):
+        if self.running.has_free_batch_slot and budget > 0:
+            for request, row in self._admit(candidates, budget):
                 rows.append(row)
                 requests.append(request)
         if not rows:
@@ -290,15 +303,10 @@ class Scheduler:
                 requests.append(request)
         return rows, requests
 
-    def _candidates(self, *, retrying: bool) -> Iterator[Request]:
-        """Waiting requests in the order in which to try to admit them.
-
-        Args:
-            retrying: True: those that may join the current retry; False: all that are not to be retried.
-        """
-        if retrying:
-            return takewhile(self.running.can_join_retry, self.waiting.retries())
-        return (request for request in self.waiting.candidates() if request.max_retry_rows is None)
+    def _candidates(self) -> Iterator[Request]:
+        """Yields waiting requests in the order in which to try to admit them; none while the queue is blocked."""
+        if self.waiting and not self._is_blocked():
+            yield from self.waiting.candidates()
 
     def _admit(self, candidates: Iterable[Request], budget: int) -> list[tuple[Request, Row]]:
         """Admits candidates in order until one does not fit, beside what prefilling requests still need."""

@@ -27,7 +27,6 @@ class WaitingQueue:
         self._max_passes = max_passes
         self._in_order: SortedDict[tuple[int, int], Request] = SortedDict()
         self._unstarted: SortedDict[int, Request] = SortedDict()
-        self._retrying: SortedDict[int, Request] = SortedDict()
         self.version = 0
         """Changes whenever a request is added or removed."""
 
@@ -42,11 +41,6 @@ class WaitingQueue:
         """Requests that wait for their first step; the others were preempted, or are forks. O(1)."""
         return len(self._unstarted)
 
-    @property
-    def has_retries(self) -> bool:
-        """Whether any waiting request is to be retried after a failed step. O(1)."""
-        return bool(self._retrying)
-
     def oldest_unstarted(self) -> Request | None:
         """The request that has waited longest for its first step. O(1)."""
         return self._unstarted.peekitem(0)[1] if self._unstarted else None
@@ -58,8 +52,6 @@ class WaitingQueue:
         self._in_order[request.order] = request
         if request.scheduled_at is None:
             self._unstarted[request.serial] = request
-        if request.max_retry_rows is not None:
-            self._retrying[request.serial] = request
 
     def remove(self, request: Request) -> None:
         """Removes a request. O(log n)."""
@@ -67,19 +59,14 @@ class WaitingQueue:
         request.key = b""
         del self._in_order[request.order]
         self._unstarted.pop(request.serial, None)
-        self._retrying.pop(request.serial, None)
-
-    def retries(self) -> list[Request]:
-        """The requests to be retried after a failed step, oldest first. O(retries)."""
-        return list(self._retrying.values())
 
     def candidates(self) -> Iterable[Request]:
-        """Requests in the order in which to try to admit them.
+        """Requests in the order in which to try to admit them, without those that are retried alone.
 
         ``lpm`` matches up to ``window`` prompts against the tree; a match is reused while the tree is unchanged.
         O(window), with ``lpm`` O(window · log window) and the matches.
         """
-        window = list(islice(self._in_order.values(), self._window))
+        window = self._first_in_order()
         if self._policy == "fcfs" or len(window) == 1:
             return window
         version = self._cache.tree.version
@@ -96,10 +83,14 @@ class WaitingQueue:
         O(window).
         """
         last = max((request.order for request in admitted), default=None)
-        for request in islice(self._in_order.values(), self._window):
+        for request in self._first_in_order():
             if last is None or request.order > last:
                 break
             request.n_passed_over += 1
+
+    def _first_in_order(self) -> list[Request]:
+        """The first ``window`` requests by priority and age, without those that are retried alone."""
+        return list(islice((one for one in self._in_order.values() if not one.is_retried), self._window))
 
     def _rank(self, request: Request) -> tuple[int, bool, int, int]:
         if request.n_passed_over >= self._max_passes:

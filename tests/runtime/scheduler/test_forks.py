@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from radixkv.config import SchedulerConfig
 from radixkv.runtime.request import GREEDY, Phase, Request, Update
-from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import StepResult
@@ -122,7 +121,7 @@ def test_a_leader_that_finishes_at_its_first_token_keeps_its_tail_until_the_copi
     assert other.n_outputs == 2
 
 
-@pytest.mark.parametrize("event", ["abort", "preempt", "retry_without_tree"])
+@pytest.mark.parametrize("event", ["abort", "preempt", "recompute_without_tree"])
 @pytest.mark.parametrize("shares", [True, False])
 def test_a_leader_that_stops_before_the_copies_are_done_keeps_their_source_pages(event: str, shares: bool) -> None:
     engine = make(shares=shares)
@@ -269,22 +268,6 @@ def test_a_non_finite_row_of_a_fork_does_not_affect_its_leader() -> None:
     assert finish_reasons(engine, leader) == ["length"] * 3
 
 
-def test_followers_do_not_fork_from_a_leader_that_is_retried() -> None:
-    engine = make()
-    leader = engine.add(prompt(8), 6, n=3, sampling=SAMPLED)
-    engine.device.fail_steps = {0}
-    engine.turn()
-    engine.turn()
-    assert leader.max_retry_rows == 1
-    engine.launch()
-    engine.collect()
-    assert leader.n_outputs == 1
-    assert leader.max_retry_rows == 1
-    assert [fork.phase for fork in engine.siblings[leader.id][1:]] == [Phase.WAITING] * 2
-    run_to_the_end(engine)
-    assert finish_reasons(engine, leader) == ["length"] * 3
-
-
 def free_a_replaced_source_early(patch: pytest.MonkeyPatch) -> None:
     complete = Scheduler.complete
 
@@ -310,17 +293,6 @@ def repeat_prompt_logprobs_after_promotion(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Request, "promote_follower", mutant)
 
 
-def fork_from_a_retried_leader(patch: pytest.MonkeyPatch) -> None:
-    fork_followers = RunningRequests.fork_followers
-
-    def mutant(self: RunningRequests, leader: Request) -> None:
-        max_retry_rows, leader.max_retry_rows = leader.max_retry_rows, None
-        fork_followers(self, leader)
-        leader.max_retry_rows = max_retry_rows
-
-    patch.setattr(RunningRequests, "fork_followers", mutant)
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("mutant", "test"),
@@ -330,9 +302,8 @@ def fork_from_a_retried_leader(patch: pytest.MonkeyPatch) -> None:
             repeat_prompt_logprobs_after_promotion,
             lambda: test_the_next_choice_leads_when_the_leader_is_cancelled(is_running=True),
         ),
-        (fork_from_a_retried_leader, test_followers_do_not_fork_from_a_leader_that_is_retried),
     ],
-    ids=["free_a_replaced_source_early", "repeat_prompt_logprobs_after_promotion", "fork_from_a_retried_leader"],
+    ids=["free_a_replaced_source_early", "repeat_prompt_logprobs_after_promotion"],
 )
 def test_a_rare_mutant_is_found(
     mutant: Callable[[pytest.MonkeyPatch], None], test: Callable[[], None], monkeypatch: pytest.MonkeyPatch

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from radixkv.config import SchedulerConfig
-from radixkv.runtime.request import Request
-from radixkv.runtime.step.plan import StepPlan
+from radixkv.runtime.request import Phase, Request
+from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.result import PendingStep
 from radixkv.tree.node import Namespace
-from support.engine import Engine, prompt
+from support.engine import Engine, name_of, prompt
 
 
 def test_a_failed_step_is_undone_and_its_requests_run_again() -> None:
@@ -61,7 +64,7 @@ def test_a_request_is_not_blamed_for_the_step_of_one_that_was_cancelled() -> Non
     engine = Engine()
     culprit, other = (engine.add(prompt(9, first=i), max_tokens=6) for i in range(2))
     engine.failing_ids = {culprit.id}
-    while not (culprit.max_retry_rows == other.max_retry_rows == 1 and culprit.n_in_flight):
+    while not (culprit.is_retried and other.is_retried and culprit.n_in_flight):
         engine.turn()
     engine.abort(culprit)
     assert engine.launch() is None, "no other request is retried while the aborted one's step is in flight"
@@ -71,77 +74,146 @@ def test_a_request_is_not_blamed_for_the_step_of_one_that_was_cancelled() -> Non
     engine.check_idle()
 
 
-def n_turns_to_the_end(engine: Engine) -> int:
-    """Runs to the end; returns the number of turns."""
-    for n_turns in range(10_000):
-        if engine.scheduler.is_idle:
-            return n_turns
-        engine.turn()
-    raise AssertionError("the engine does not come to an end")
+class RarelyCheckedEngine(Engine):
+    """An engine for hundreds of rows: it checks its invariants in one of 64 half-steps."""
+
+    n_half_steps = 0
+
+    def check_invariants(self) -> None:
+        self.n_half_steps += 1
+        self.device.free_pages = set(self.cache.free_pages())
+        if self.n_half_steps % 64 == 1:
+            super().check_invariants()
 
 
-def engine_with_requests(n_rows: int) -> tuple[Engine, list[Request]]:
-    engine = Engine(512, 4, SchedulerConfig(max_num_seqs=32, max_num_batched_tokens=512))
-    return engine, [engine.add(prompt(9 + i % 5, first=i), max_tokens=40) for i in range(n_rows)]
+def engine_with_requests(n_rows: int, **options: Any) -> tuple[Engine, list[Request]]:
+    config = SchedulerConfig(max_num_seqs=n_rows + 4, max_num_batched_tokens=32 * n_rows)
+    engine = RarelyCheckedEngine(16 * n_rows, 4, config)
+    return engine, [engine.add(prompt(9 + i % 5, first=i), max_tokens=20, **options) for i in range(n_rows)]
 
 
-def test_a_step_that_fails_once_costs_a_few_turns_and_no_request() -> None:
-    engine, _ = engine_with_requests(24)
-    undisturbed = n_turns_to_the_end(engine)
-    engine, _ = engine_with_requests(24)
-    engine.device.fail_steps = {10}
-    assert n_turns_to_the_end(engine) < undisturbed + 12
-    assert {ended.reason for ended in engine.ended.values()} == {"length"}
-    engine.check_outputs()
-    engine.check_idle()
-
-
-@pytest.mark.parametrize("position", [0, 11, 23])
-def test_a_request_that_breaks_its_steps_costs_the_others_only_a_few_turns(position: int) -> None:
-    engine, _ = engine_with_requests(24)
-    undisturbed = n_turns_to_the_end(engine)
-    engine, requests = engine_with_requests(24)
-    engine.failing_ids = {requests[position].id}
-    assert n_turns_to_the_end(engine) < undisturbed + 40
-    assert engine.ended.pop(requests[position].id).reason == "device_error"
-    assert {ended.reason for ended in engine.ended.values()} == {"length"}
-    engine.check_outputs()
-    engine.check_idle()
-
-
-def test_retried_requests_share_steps_only_with_each_other() -> None:
-    engine = Engine()
-    suspects = {engine.add(prompt(9, first=i), max_tokens=6).id for i in range(4)}
-    engine.turn()
-    engine.device.fail_steps = {engine.pending[0][0].step}
-    engine.collect()
-    others = [engine.add(prompt(9, first=i), max_tokens=6) for i in range(4, 6)]
-    while plan := engine.launch():
-        together = {engine.rows[plan.step, row.batch_slot].id for row in plan.rows}
-        assert len(together) <= 2
-        assert together < suspects
-        assert engine.launch() is None
-        engine.collect()
-        if not (engine.scheduler.running.has_retries or engine.scheduler.waiting.has_retries):
-            break
-    engine.run()
-    assert engine.ended[others[0].id].reason == "length"
-    engine.check_outputs()
-
-
-def test_a_request_that_fails_only_when_decoding_ends_without_failing_others() -> None:
-    engine, requests = engine_with_requests(8)
-    culprit, launch = requests[3], engine.device.launch
+def fail_steps_of(engine: Engine, is_broken: Callable[[Row, Request], bool]) -> None:
+    """Makes each step fail that has a broken row, when its result is awaited."""
+    launch = engine.device.launch
 
     def launch_or_fail(plan: StepPlan) -> PendingStep:
-        if any(row.batch_slot == culprit.batch_slot and row.n_tokens == 1 for row in plan.rows):
+        if any(is_broken(row, engine.rows[plan.step, row.batch_slot]) for row in plan.rows):
             engine.device.fail_steps.add(plan.step)
         return launch(plan)
 
     engine.device.launch = launch_or_fail  # type: ignore[method-assign]
-    assert n_turns_to_the_end(engine) < 200
-    assert engine.ended.pop(culprit.id).reason == "device_error"
+
+
+def check_that_only_one_fails(engine: Engine, culprit: Request) -> None:
+    assert engine.ended[name_of(culprit)].reason == "device_error"
+    others = {ended.reason for name, ended in engine.ended.items() if engine.requests[name].id != culprit.id}
+    assert others == {"length"}
+    engine.check_outputs()
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("phase", ["prompt", "decode"])
+def test_of_256_rows_only_the_one_that_breaks_its_steps_fails(phase: str) -> None:
+    engine, requests = engine_with_requests(256)
+    culprit = requests[100]
+    fail_steps_of(
+        engine, lambda row, request: request is culprit and (phase == "prompt" or row.start >= culprit.n_prompt + 3)
+    )
+    engine.run()
+    check_that_only_one_fails(engine, culprit)
+
+
+def test_a_step_of_256_rows_that_fails_once_fails_no_request() -> None:
+    engine, _ = engine_with_requests(256)
+    engine.device.fail_steps = {10}
+    engine.run()
     assert {ended.reason for ended in engine.ended.values()} == {"length"}
+    engine.check_outputs()
+    engine.check_idle()
+
+
+def test_each_request_of_a_failed_step_is_retried_alone_while_the_others_go_on_in_between() -> None:
+    engine = Engine()
+    retried = {engine.add(prompt(9, first=i), max_tokens=6) for i in range(4)}
+    engine.turn()
+    engine.device.fail_steps = {engine.pending[0][0].step}
+    engine.collect()
+    others = {engine.add(prompt(9, first=i), max_tokens=30) for i in range(4, 6)}
+    alone: list[Request] = []
+    n_tokens_of_others = []
+    while any(request.is_retried for request in retried):
+        plan = engine.launch()
+        assert plan is not None
+        rows = [engine.rows[plan.step, row.batch_slot] for row in plan.rows]
+        if any(request.is_retried for request in rows):
+            alone += rows
+            assert len(rows) == 1
+        assert engine.launch() is None, "nothing is in flight beside a retry"
+        engine.collect()
+        n_tokens_of_others.append(sum(request.n_outputs for request in others))
+    assert set(alone) == retried
+    assert len(alone) == 2 * len(retried), "a step for the prompt, and one that decodes"
+    assert all(n < later for n, later in zip(n_tokens_of_others, n_tokens_of_others[2:], strict=False))
+    engine.run()
+    assert {ended.reason for ended in engine.ended.values()} == {"length"}
+    engine.check_outputs()
+
+
+@pytest.mark.parametrize("choice", [0, 2])
+def test_a_choice_that_breaks_its_steps_fails_only_its_own_request(choice: int) -> None:
+    engine, requests = engine_with_requests(6, n=3)
+    culprit = engine.siblings[requests[2].id][choice]
+    fail_steps_of(engine, lambda row, request: request is culprit and row.start >= culprit.n_prompt + 2)
+    engine.run()
+    check_that_only_one_fails(engine, culprit)
+
+
+def test_the_choices_of_a_retried_request_fork_and_go_on() -> None:
+    engine = Engine()
+    leader = engine.add(prompt(9), max_tokens=6, n=3)
+    engine.device.fail_steps = {0}
+    while not leader.n_outputs:
+        engine.turn()
+    forks = engine.siblings[leader.id][1:]
+    assert leader.is_retried
+    assert [fork.phase for fork in forks] == [Phase.RUNNING] * 2
+    engine.run()
+    assert {ended.reason for ended in engine.ended.values()} == {"length"}
+    engine.check_outputs()
+    engine.check_idle()
+
+
+def test_the_rows_of_both_launched_plans_are_retried() -> None:
+    engine, requests = engine_with_requests(6)
+    for _ in range(3):
+        engine.turn()
+    late = engine.add(prompt(9, first=9), max_tokens=20)
+    engine.launch()
+    engine.device.fail_steps = {engine.pending[0][0].step}
+    assert late in engine.rows.values()
+    engine.collect()
+    assert all(request.is_retried for request in (*requests, late)), "the late one was in the second plan only"
+    engine.run()
+    assert {ended.reason for ended in engine.ended.values()} == {"length"}
+    engine.check_outputs()
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("n_turns", range(1, 12))
+def test_requests_that_are_aborted_during_retries_leave_nothing_behind(n_turns: int) -> None:
+    engine, requests = engine_with_requests(8)
+    culprit = requests[5]
+    engine.failing_ids = {culprit.id}
+    while not culprit.is_retried:
+        engine.turn()
+    for _ in range(n_turns):
+        engine.turn()
+    aborted = [one for one in (*requests[::3], culprit) if one.phase is not Phase.FINISHED and one is not culprit]
+    for request in aborted:
+        engine.abort(request)
+    engine.run()
+    assert engine.ended[culprit.id].reason == "device_error"
+    assert {engine.ended[one.id].reason for one in requests if one not in (culprit, *aborted)} == {"length"}
     engine.check_outputs()
     engine.check_idle()
 
@@ -191,7 +263,7 @@ def test_a_refused_launch_keeps_the_previous_step() -> None:
     assert engine.ended["r0"].reason == "length"
 
 
-def test_a_row_with_nan_kv_preempts_its_readers_and_is_retried_without_the_tree() -> None:
+def test_a_row_with_nan_kv_preempts_its_readers_and_is_computed_again_without_the_tree() -> None:
     engine = Engine()
     writer = engine.add(prompt(17), max_tokens=6)
     reader = engine.add(prompt(16) + [3], max_tokens=6)

@@ -1,4 +1,4 @@
-"""Recovery from failed steps and from non-finite rows."""
+"""Recovery from steps that went wrong: failed ones, and those with non-finite rows."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ def undo_steps(cache: PageCache, running: RunningRequests, involved: Iterable[Re
     """Undoes all launched steps after a failure: detaches the pages that they should have written, and preempts
     their requests.
 
-    The involved requests are retried in steps of their own, with half as many rows. A request whose step fails
-    although it was alone in it ends with an error. So a request that breaks its steps ends without failing any
-    other. O(running).
+    Each involved request is to be retried alone. One whose step fails although it was alone ends with an error. So
+    a request that breaks its steps ends without failing any other. O(running).
 
     Args:
         cache: the page cache of the requests.
@@ -28,25 +27,25 @@ def undo_steps(cache: PageCache, running: RunningRequests, involved: Iterable[Re
         if reader not in suspects and reader.phase is not Phase.FINISHED:
             running.preempt(reader)
     updates = []
-    live = [request for request in suspects if request.phase is not Phase.FINISHED]
-    for request in sorted(live, key=lambda r: r.serial):
-        # ``suspects`` rather than ``live``: a request that has finished since may have caused the failure.
-        if request.max_retry_rows == 1 and len(suspects) == 1:
+    for request in suspects:
+        if request.phase is Phase.FINISHED:
+            continue
+        if request.is_retried:
             running.finish(request)
             error = DeviceFailure("the device failed on this request, and again when it ran alone")
             updates.append(Update(request, error=error))
         else:
-            request.max_retry_rows = max(1, len(live) // 2)
+            request.is_retried = True
             running.preempt(request)
     return updates
 
 
-def retry_without_tree(cache: PageCache, running: RunningRequests, request: Request) -> list[Update]:
+def recompute_without_tree(cache: PageCache, running: RunningRequests, request: Request) -> list[Update]:
     """Recovers from a non-finite row: detaches the pages on its path that no finite row has computed, and preempts
     every request that reads them.
 
-    The request itself is retried once without the tree; if that row is not finite either, it ends with an error.
-    O(running).
+    The request itself is computed once more, without the tree; if that row is not finite either, it ends with an
+    error. O(running).
     """
     for reader in _detach(cache, running, [request]):
         if reader is not request and reader.phase is not Phase.FINISHED:
