@@ -26,6 +26,13 @@ from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire import TokenLogprobs
 
 
+class PlannedRow(NamedTuple):
+    """A row of the next plan, and its request."""
+
+    request: Request
+    row: Row
+
+
 class LaunchedPlan(NamedTuple):
     """A plan whose result is not known yet, and the request of each of its rows."""
 
@@ -243,81 +250,143 @@ class Scheduler:
 
     def _plan_alone(self, request: Request) -> StepPlan | None:
         """Plans a step of a retried request; None if it does not fit, or still releases its pages."""
-        if request.phase is Phase.RUNNING:
-            return self._make_plan([request], ())
-        return self._make_plan((), [request]) if request.phase is Phase.WAITING else None
+        if request.phase is Phase.WAITING:
+            return self._launch(self._admit([request], self.max_num_batched_tokens))
+        if request.phase is not Phase.RUNNING:
+            return None
+        if request.is_decoding:
+            rows = self._decode_rows([request])
+            return self._launch(rows, len(rows))
+        return self._launch(self._chunks([request], self.max_num_batched_tokens))
 
     def _plan_together(self) -> StepPlan | None:
         """Plans a step of all requests that are not retried alone; None if it would have no rows."""
-        return self._make_plan([one for one in self.running if not one.is_retried], self._candidates())
-
-    def _make_plan(self, active: Iterable[Request], candidates: Iterable[Request]) -> StepPlan | None:
-        """Plans a step of active requests, and of those candidates that can be admitted beside them; None if it
-        would have no rows."""
         decoding: list[Request] = []
         prefilling: list[Request] = []
-        for request in active:
-            if not request.reaches_max_tokens:
+        for request in self.running:
+            if not (request.reaches_max_tokens or request.is_retried):
                 (decoding if request.is_decoding else prefilling).append(request)
-        rows, requests = self._decode_rows(decoding)
+        rows = self._decode_rows(decoding)
         n_decoding = len(rows)
-        budget = self.max_num_batched_tokens - n_decoding
-        for request in prefilling:
-            if request.phase is not Phase.RUNNING:
-                continue
-            if request.reads_cache:
-                self.cache.extend(request.blocks, request.tokens)
-            row = self._prefill_row(request, budget)
-            if row is not None:
-                rows.append(row)
-                requests.append(request)
-                budget -= row.n_tokens
-                if request.n_scheduled == request.n_known:
-                    self._blocked = None  # waiting requests with the same prompt need no pages for it any more
-        if self.running.has_free_batch_slot and budget > 0:
-            for request, row in self._admit(candidates, budget):
-                rows.append(row)
-                requests.append(request)
-        if not rows:
+        return self._launch(
+            rows + self._prompt_rows(prefilling, self.max_num_batched_tokens - n_decoding), n_decoding
+        )
+
+    def _launch(self, planned: list[PlannedRow], n_decoding: int = 0) -> StepPlan | None:
+        """Makes a plan of the rows, which counts as launched; None if there are none.
+
+        Args:
+            planned: decode rows first.
+            n_decoding: how many of them are decode rows.
+        """
+        if not planned:
             return None
+        requests = [request for request, _ in planned]
+        rows = tuple([row for _, row in planned])
         shared = () if self._shared_prefixes is None else self._shared_prefixes.find(requests[:n_decoding])
-        plan = StepPlan(self._n_steps, tuple(rows), _take_copies(requests), shared)
+        plan = StepPlan(self._n_steps, rows, _take_copies(requests), shared)
         self._launched.append(LaunchedPlan(plan, requests))
         self._n_steps += 1
         return plan
 
-    def _decode_rows(self, decoding: list[Request]) -> tuple[list[Row], list[Request]]:
-        """Makes the rows of the decoding requests' next tokens; returns them and their requests.
+    def _decode_rows(self, decoding: list[Request]) -> list[PlannedRow]:
+        """Makes the rows of the decoding requests' next tokens.
 
         A request without a page for its next token gets no row.
         """
         page_size = self.cache.page_size
         full = [r.blocks for r in decoding if r.n_scheduled == len(r.blocks.pages) * page_size]
         has_pages = self.cache.append_pages(full)  # one call for all, if no request must be preempted
-        rows: list[Row] = []
-        requests: list[Request] = []
+        rows: list[PlannedRow] = []
         for request in decoding:
             start = request.n_scheduled
             if has_pages or (request.phase is Phase.RUNNING and self._make_room(request, start + 1)):
-                rows.append(request.make_row(start, start + 1, start, self._n_steps))
-                requests.append(request)
-        return rows, requests
+                rows.append(PlannedRow(request, request.make_row(start, start + 1, start, self._n_steps)))
+        return rows
+
+    def _prompt_rows(self, prefilling: list[Request], budget: int) -> list[PlannedRow]:
+        """Makes the rows of prompts: of those that are prefilling, and of waiting ones that are admitted.
+
+        Prompts start in order, but none holds back shorter ones: where a step does not finish a prompt, a fair
+        share of its budget goes to waiting prompts that have at most half as much to compute. So all prompts that
+        are prefilled at once have together at most twice as much to compute as the longest. See
+        docs/decisions/0019-fair-chunks.md.
+        """
+        prefilling = [one for one in prefilling if one.phase is Phase.RUNNING]  # not preempted by a decode row
+        n_left = sorted(one.n_known - one.n_scheduled for one in prefilling)
+        if sum(n_left) <= budget:
+            chunks = self._chunks(prefilling, budget)
+            admitted = self._admit(self._candidates(), budget - _n_tokens(chunks))
+            rows = chunks + admitted
+        else:
+            share = _fair_share(n_left, budget)
+            unfinished = [one for one in prefilling if one.n_known - one.n_scheduled > share]
+            shortest = min(one.n_known - one.n_scheduled for one in unfinished)
+            max_priority = min(one.priority for one in unfinished)
+            admitted = self._admit(self._overtaking(shortest // 2, max_priority), share)
+            rows = admitted + self._chunks(prefilling, budget - _n_tokens(admitted))
+        if admitted:
+            self.waiting.count_passes(request for request, _ in admitted)
+        return rows
+
+    def _chunks(self, prefilling: list[Request], budget: int) -> list[PlannedRow]:
+        """Makes the rows of prefilling prompts, which share the budget fairly: others get what one cannot use."""
+        rows: list[PlannedRow] = []
+        shortest_first = sorted(prefilling, key=lambda request: request.n_known - request.n_scheduled)
+        for n_done, request in enumerate(shortest_first):
+            if request.phase is not Phase.RUNNING:
+                continue
+            if request.reads_cache:
+                self.cache.extend(request.blocks, request.tokens)
+            share = max(budget // (len(prefilling) - n_done), min(budget, self.cache.page_size))
+            row = self._prefill_row(request, share)
+            if row is not None:
+                rows.append(PlannedRow(request, row))
+                budget -= row.n_tokens
+                if request.n_scheduled == request.n_known:
+                    self._blocked = None  # waiting requests with the same prompt need no pages for it any more
+        return rows
 
     def _candidates(self) -> Iterator[Request]:
         """Yields waiting requests in the order in which to try to admit them; none while the queue is blocked."""
         if self.waiting and not self._is_blocked():
             yield from self.waiting.candidates()
 
-    def _admit(self, candidates: Iterable[Request], budget: int) -> list[tuple[Request, Row]]:
-        """Admits candidates in order until one does not fit, beside what prefilling requests still need."""
-        prefilling = self.running.prefilling()
-        admitted: list[tuple[Request, Row]] = []
+    def _overtaking(self, n_tokens: int, max_priority: int) -> Iterator[Request]:
+        """Yields waiting requests that have at most ``n_tokens`` to compute; none while the queue is blocked."""
+        if self.waiting and not self._is_blocked():
+            yield from self.waiting.short(n_tokens, max_priority)
+
+    def _admit(
+        self, candidates: Iterable[Request], budget: int, prefilling: list[Request] | None = None
+    ) -> list[PlannedRow]:
+        """Admits candidates in order until one does not fit, beside what prefilling requests still need.
+
+        Half of what is left of the budget for a prompt that it does not finish goes to shorter prompts.
+
+        Args:
+            candidates: not started if nothing can be admitted, because ranking the queue takes long.
+            budget: maximum tokens of the rows.
+            prefilling: the prefilling requests; None for those that are running.
+        """
+        admitted: list[PlannedRow] = []
+        if budget <= 0 or not self.running.has_free_batch_slot:
+            return admitted
+        if prefilling is None:
+            prefilling = self.running.prefilling()
         for request in candidates:
-            if budget <= 0 or not self.running.has_free_batch_slot:
-                break
+            if request.phase is not Phase.WAITING:
+                continue  # it has overtaken another candidate
             if not self.running.allocate(request, prefilling):
                 self._blocked = (self.cache.n_available, len(self.running), self.waiting.version)
                 break
+            n_left = request.n_known - request.blocks.n_leased * self.cache.page_size
+            if n_left > budget and not request.is_retried:  # a retried request stays alone
+                overtaking = self._overtaking(n_left // 2, request.priority)
+                short = self._admit(overtaking, budget // 2, [*prefilling, request])
+                admitted += short
+                budget -= _n_tokens(short)
+                prefilling = self.running.prefilling()
             row = self._prefill_row(request, budget)
             if row is None:
                 self.running.free(request)
@@ -327,9 +396,9 @@ class Scheduler:
             budget -= row.n_tokens
             if request.n_scheduled < request.n_known:
                 prefilling.append(request)
-            admitted.append((request, row))
-        if admitted:
-            self.waiting.count_passes(request for request, _ in admitted)
+            admitted.append(PlannedRow(request, row))
+            if budget <= 0 or not self.running.has_free_batch_slot:
+                break
         return admitted
 
     def _is_blocked(self) -> bool:
@@ -411,6 +480,25 @@ class Scheduler:
         if reason is not None:
             self.running.finish(request)
         return Update(request, token, reason, logprobs=logprobs)
+
+
+def _n_tokens(rows: Iterable[PlannedRow]) -> int:
+    return sum(planned.row.n_tokens for planned in rows)
+
+
+def _fair_share(demands: Sequence[int], budget: int) -> int:
+    """Returns what one more prompt gets of a budget that prompts share fairly: what one does not need, others get.
+
+    Args:
+        demands: tokens that each of the other prompts needs, ascending.
+        budget: tokens to share.
+    """
+    for n_done, demand in enumerate(demands):
+        share = budget // (len(demands) - n_done + 1)
+        if demand > share:
+            return share
+        budget -= demand
+    return budget
 
 
 def _take_copies(requests: list[Request]) -> tuple[tuple[int, int], ...]:

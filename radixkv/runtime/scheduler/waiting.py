@@ -26,6 +26,7 @@ class WaitingQueue:
         self._window = window
         self._max_passes = max_passes
         self._in_order: SortedDict[tuple[int, int], Request] = SortedDict()
+        self._by_length: SortedDict[tuple[int, int, int], Request] = SortedDict()
         self._unstarted: SortedDict[int, Request] = SortedDict()
         self.version = 0
         """Changes whenever a request is added or removed."""
@@ -50,6 +51,7 @@ class WaitingQueue:
         self.version += 1
         request.key = bytes(request.tokens)
         self._in_order[request.order] = request
+        self._by_length[request.priority, request.n_known, request.serial] = request
         if request.scheduled_at is None:
             self._unstarted[request.serial] = request
 
@@ -58,6 +60,7 @@ class WaitingQueue:
         self.version += 1
         request.key = b""
         del self._in_order[request.order]
+        del self._by_length[request.priority, request.n_known, request.serial]
         self._unstarted.pop(request.serial, None)
 
     def candidates(self) -> Iterable[Request]:
@@ -69,13 +72,26 @@ class WaitingQueue:
         window = self._first_in_order()
         if self._policy == "fcfs" or len(window) == 1:
             return window
-        version = self._cache.tree.version
-        stale = [request for request in window if request.match_version != version]
-        matches = self._cache.matches((request.namespace, request.key) for request in stale)
-        for request, n_matched in zip(stale, matches, strict=True):
-            request.n_matched = n_matched if request.reads_cache and not request.bypasses_tree else 0
-            request.match_version = version
+        self._match(window)
         return sorted(window, key=self._rank)
+
+    def short(self, n_tokens: int, max_priority: int) -> list[Request]:
+        """Requests that have at most ``n_tokens`` to compute, oldest first, at most about twice ``window`` of them.
+
+        All have the priority of the first request in order; none if that is above ``max_priority``. Finds any short
+        prompt, and of long ones those in the window whose cached prefix leaves little to compute.
+
+        O(log n + window), and a match for each request in the window.
+        """
+        window = self._first_in_order()
+        if not window or window[0].priority > max_priority:
+            return []
+        priority = window[0].priority
+        self._match(window)
+        found = {r for r in window if r.priority == priority and r.n_known - r.n_matched <= n_tokens}
+        lengths = self._by_length.irange((priority,), (priority, n_tokens + 1), inclusive=(True, False))
+        found.update(islice((self._by_length[key] for key in lengths), self._window))
+        return sorted((request for request in found if not request.is_retried), key=lambda request: request.serial)
 
     def count_passes(self, admitted: Iterable[Request]) -> None:
         """Adds 1 to ``n_passed_over`` of each request in the window that is earlier in order than an admitted one.
@@ -91,6 +107,15 @@ class WaitingQueue:
     def _first_in_order(self) -> list[Request]:
         """The first ``window`` requests by priority and age, without those that are retried alone."""
         return list(islice((one for one in self._in_order.values() if not one.is_retried), self._window))
+
+    def _match(self, requests: Iterable[Request]) -> None:
+        """Matches those requests against the tree whose last match is of another version of it."""
+        version = self._cache.tree.version
+        stale = [request for request in requests if request.match_version != version]
+        matches = self._cache.matches((request.namespace, request.key) for request in stale)
+        for request, n_matched in zip(stale, matches, strict=True):
+            request.n_matched = n_matched if request.reads_cache and not request.bypasses_tree else 0
+            request.match_version = version
 
     def _rank(self, request: Request) -> tuple[int, bool, int, int]:
         if request.n_passed_over >= self._max_passes:

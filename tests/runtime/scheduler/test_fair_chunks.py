@@ -1,0 +1,183 @@
+"""Short prompts do not wait for long ones, and long ones are not delayed by more than their fair share."""
+
+from __future__ import annotations
+
+from math import ceil, log2
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixkv.config import SchedulerConfig
+from radixkv.runtime.request import Request
+from support.engine import Engine, prompt
+
+BUDGET = 64
+LONG = 400
+
+
+class FairEngine(Engine):
+    """An engine with a large pool that records the step in which each request is added and gets its first token."""
+
+    def __init__(self, *, n_pages: int = 2048, budget: int = BUDGET, **options: object) -> None:
+        config = SchedulerConfig(**{"max_num_seqs": 64, "max_num_batched_tokens": budget, **options})
+        super().__init__(n_pages, 4, config)
+        self.n_steps = 0
+        self.added_at: dict[Request, int] = {}
+        self.first_token_at: dict[Request, int] = {}
+        self.max_prefilling = 0
+        self.max_prefilling_tokens = 0
+        """Most prompt tokens of requests that were being prefilled at once."""
+
+    def check_invariants(self) -> None:
+        self.device.free_pages = set(self.cache.free_pages())
+
+    def add_prompt(self, n_tokens: int, first: int, priority: int = 0) -> Request:
+        request = self.add([first % 89, first // 89, *prompt(n_tokens - 2, first=first)], 2, priority=priority)
+        self.added_at[request] = self.n_steps
+        return request
+
+    def step(self) -> None:
+        self.launch()
+        prefilling = self.scheduler.running.prefilling()
+        self.max_prefilling = max(self.max_prefilling, len(prefilling))
+        self.max_prefilling_tokens = max(self.max_prefilling_tokens, sum(r.n_prompt for r in prefilling))
+        self.collect()
+        self.n_steps += 1
+        for request in self.added_at:
+            if request.n_outputs:
+                self.first_token_at.setdefault(request, self.n_steps)
+
+    def run_steps(self) -> None:
+        while not self.scheduler.is_idle:
+            self.step()
+        self.check_outputs()
+        self.check_idle()
+
+    def n_steps_to_first_token(self, request: Request) -> int:
+        return self.first_token_at[request] - self.added_at[request]
+
+
+@pytest.mark.parametrize("policy", ["lpm", "fcfs"])
+@pytest.mark.parametrize("budget", [64, 512])
+@pytest.mark.parametrize("n_before", [0, 1, 5])
+def test_a_short_prompt_is_computed_in_the_next_step_whatever_long_prompts_wait(
+    policy: str, budget: int, n_before: int
+) -> None:
+    engine = FairEngine(schedule_policy=policy, budget=budget)
+    longs = [engine.add_prompt(LONG, i) for i in range(12)]
+    for _ in range(n_before):
+        engine.step()
+    short = engine.add_prompt(8, 100)
+    engine.run_steps()
+    assert engine.n_steps_to_first_token(short) == 1
+    order = sorted(longs, key=engine.first_token_at.__getitem__)
+    assert order == longs, "long prompts of one length go in order"
+    n_tokens = 12 * LONG + 8
+    assert engine.first_token_at[longs[-1]] <= ceil(n_tokens / (budget - 16)), "no step is left half empty"
+
+
+def test_prompts_of_one_length_are_computed_one_after_another() -> None:
+    engine = FairEngine()
+    for i in range(8):
+        engine.add_prompt(LONG, i)
+    engine.run_steps()
+    assert engine.max_prefilling == 1
+
+
+def test_a_prompt_of_middle_length_gets_its_share_of_each_step() -> None:
+    engine = FairEngine()
+    for i in range(12):
+        engine.add_prompt(LONG, i)
+    engine.step()
+    middle = engine.add_prompt(120, 100)
+    engine.run_steps()
+    assert engine.n_steps_to_first_token(middle) <= 5, "half of 64 tokens a step"
+
+
+def test_a_long_prompt_goes_on_beside_short_ones_that_never_end() -> None:
+    engine = FairEngine()
+    long = engine.add_prompt(LONG, 0)
+    for i in range(100):
+        engine.add_prompt(30, 1 + i)
+        engine.add_prompt(30, 201 + i)
+        engine.step()
+    assert engine.n_steps_to_first_token(long) <= ceil(LONG / (BUDGET / 2 - 4)) + 1
+    engine.run_steps()
+
+
+def test_a_short_prompt_is_found_behind_more_long_ones_than_the_window_holds() -> None:
+    engine = FairEngine(lpm_window=2)
+    for i in range(6):
+        engine.add_prompt(LONG, i)
+    engine.step()
+    short = engine.add_prompt(8, 100)
+    engine.run_steps()
+    assert engine.n_steps_to_first_token(short) == 1
+
+
+@pytest.mark.parametrize("policy", ["lpm", "fcfs"])
+def test_a_long_prompt_that_is_cached_is_a_short_one(policy: str) -> None:
+    engine = FairEngine(schedule_policy=policy)
+    first = engine.add_prompt(LONG, 100)
+    engine.run_steps()
+    for i in range(6):
+        engine.add_prompt(LONG, i)
+    engine.step()
+    second = engine.add_prompt(LONG + 8, 100)
+    engine.run_steps()
+    assert (first.n_cached, second.n_cached) == (0, LONG)
+    assert engine.n_steps_to_first_token(second) == 1
+
+
+def test_a_short_prompt_does_not_overtake_a_better_priority() -> None:
+    engine = FairEngine()
+    longs = [engine.add_prompt(LONG, i) for i in range(3)]
+    engine.step()
+    later = engine.add_prompt(8, 100, priority=1)
+    engine.run_steps()
+    assert engine.first_token_at[later] >= max(engine.first_token_at[long] for long in longs)
+
+
+def test_short_prompts_share_what_a_long_one_has_committed_and_the_other_way_round() -> None:
+    engine = FairEngine()
+    long = engine.add_prompt(LONG, 0)
+    engine.step()
+    engine.add([*prompt_of(long)[:100], 1], 2)  # longer than what the long one has committed so far
+    engine.run()
+    n_computed = sum(n for _, _, n in engine.device.computed)
+    assert n_computed == LONG + 1 + 2, "no token of a common prefix is computed twice"
+    engine.check_outputs()
+
+
+def prompt_of(request: Request) -> list[int]:
+    return list(memoryview(bytes(request.tokens)).cast("i"))[: request.n_prompt]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    lengths=st.lists(st.sampled_from((4, 16, 60, 150, 400, 1000)), min_size=1, max_size=14),
+    arrivals=st.lists(st.integers(0, 12), min_size=14, max_size=14),
+    policy=st.sampled_from(("lpm", "fcfs")),
+)
+def test_a_prompts_delay_depends_on_no_more_than_twice_its_own_length_of_each_other(
+    lengths: list[int], arrivals: list[int], policy: str
+) -> None:
+    engine = FairEngine(schedule_policy=policy, n_pages=8192)
+    due = sorted(zip(arrivals, range(len(lengths)), lengths, strict=False))
+    while due or not engine.scheduler.is_idle:
+        while due and due[0][0] <= engine.n_steps:
+            _, index, n_tokens = due.pop(0)
+            engine.add_prompt(n_tokens, index)
+        if engine.scheduler.is_idle:
+            engine.n_steps += 1
+        else:
+            engine.step()
+    engine.check_outputs()
+    max_at_once = 1 + log2(1000 / 4)
+    assert engine.max_prefilling <= max_at_once
+    assert engine.max_prefilling_tokens <= 2 * max(lengths)
+    for request in engine.added_at:
+        n_tokens = sum(min(other.n_prompt, 2 * request.n_prompt) for other in engine.added_at)
+        share = BUDGET / 3 - engine.page_size
+        assert engine.n_steps_to_first_token(request) <= 2 + n_tokens / share
