@@ -27,7 +27,7 @@ from radixkv.wire import TokenLogprobs
 
 
 class PlannedRow(NamedTuple):
-    """A row of the next plan, and its request."""
+    """A prompt's row of the next plan, and its request."""
 
     request: Request
     row: Row
@@ -251,13 +251,12 @@ class Scheduler:
     def _plan_alone(self, request: Request) -> StepPlan | None:
         """Plans a step of a retried request; None if it does not fit, or still releases its pages."""
         if request.phase is Phase.WAITING:
-            return self._launch(self._admit([request], self.max_num_batched_tokens))
+            return self._make_plan([], lambda budget: self._admit([request], budget))
         if request.phase is not Phase.RUNNING:
             return None
         if request.is_decoding:
-            rows = self._decode_rows([request])
-            return self._launch(rows, len(rows))
-        return self._launch(self._chunks([request], self.max_num_batched_tokens))
+            return self._make_plan([request], lambda _: [])
+        return self._make_plan([], lambda budget: self._chunks([request], budget))
 
     def _plan_together(self) -> StepPlan | None:
         """Plans a step of all requests that are not retried alone; None if it would have no rows."""
@@ -266,43 +265,46 @@ class Scheduler:
         for request in self.running:
             if not (request.reaches_max_tokens or request.is_retried):
                 (decoding if request.is_decoding else prefilling).append(request)
-        rows = self._decode_rows(decoding)
-        n_decoding = len(rows)
-        return self._launch(
-            rows + self._prompt_rows(prefilling, self.max_num_batched_tokens - n_decoding), n_decoding
-        )
+        return self._make_plan(decoding, lambda budget: self._prompt_rows(prefilling, budget))
 
-    def _launch(self, planned: list[PlannedRow], n_decoding: int = 0) -> StepPlan | None:
-        """Makes a plan of the rows, which counts as launched; None if there are none.
+    def _make_plan(
+        self, decoding: list[Request], prompt_rows: Callable[[int], list[PlannedRow]]
+    ) -> StepPlan | None:
+        """Makes a plan of decode rows and prompt rows, which counts as launched; None if it would have no rows.
 
         Args:
-            planned: decode rows first.
-            n_decoding: how many of them are decode rows.
+            decoding: requests whose next token to compute.
+            prompt_rows: makes the rows of prompts, of at most the given number of tokens.
         """
-        if not planned:
+        requests, rows = self._decode_rows(decoding)
+        n_decoding = len(rows)
+        for request, row in prompt_rows(self.max_num_batched_tokens - n_decoding):
+            requests.append(request)
+            rows.append(row)
+        if not rows:
             return None
-        requests = [request for request, _ in planned]
-        rows = tuple([row for _, row in planned])
         shared = () if self._shared_prefixes is None else self._shared_prefixes.find(requests[:n_decoding])
-        plan = StepPlan(self._n_steps, rows, _take_copies(requests), shared)
+        plan = StepPlan(self._n_steps, tuple(rows), _take_copies(requests), shared)
         self._launched.append(LaunchedPlan(plan, requests))
         self._n_steps += 1
         return plan
 
-    def _decode_rows(self, decoding: list[Request]) -> list[PlannedRow]:
-        """Makes the rows of the decoding requests' next tokens.
+    def _decode_rows(self, decoding: list[Request]) -> tuple[list[Request], list[Row]]:
+        """Makes the rows of the decoding requests' next tokens; returns the requests that have one, and their rows.
 
         A request without a page for its next token gets no row.
         """
         page_size = self.cache.page_size
         full = [r.blocks for r in decoding if r.n_scheduled == len(r.blocks.pages) * page_size]
         has_pages = self.cache.append_pages(full)  # one call for all, if no request must be preempted
-        rows: list[PlannedRow] = []
+        requests: list[Request] = []
+        rows: list[Row] = []
         for request in decoding:
             start = request.n_scheduled
             if has_pages or (request.phase is Phase.RUNNING and self._make_room(request, start + 1)):
-                rows.append(PlannedRow(request, request.make_row(start, start + 1, start, self._n_steps)))
-        return rows
+                requests.append(request)
+                rows.append(request.make_row(start, start + 1, start, self._n_steps))
+        return requests, rows
 
     def _prompt_rows(self, prefilling: list[Request], budget: int) -> list[PlannedRow]:
         """Makes the rows of prompts: of those that are prefilling, and of waiting ones that are admitted.

@@ -69,7 +69,7 @@ class WaitingQueue:
         ``lpm`` matches up to ``window`` prompts against the tree; a match is reused while the tree is unchanged.
         O(window), with ``lpm`` O(window · log window) and the matches.
         """
-        window = self._first_in_order()
+        window = list(self._first_in_order())
         if self._policy == "fcfs" or len(window) == 1:
             return window
         self._match(window)
@@ -83,7 +83,7 @@ class WaitingQueue:
 
         O(log n + window), and a match for each request in the window.
         """
-        window = self._first_in_order()
+        window = list(self._first_in_order())
         if not window or window[0].priority > max_priority:
             return []
         priority = window[0].priority
@@ -104,9 +104,9 @@ class WaitingQueue:
                 break
             request.n_passed_over += 1
 
-    def _first_in_order(self) -> list[Request]:
-        """The first ``window`` requests by priority and age, without those that are retried alone."""
-        return list(islice((one for one in self._in_order.values() if not one.is_retried), self._window))
+    def _first_in_order(self) -> Iterator[Request]:
+        """Yields the first ``window`` requests by priority and age, without those that are retried alone."""
+        return islice((one for one in self._in_order.values() if not one.is_retried), self._window)
 
     def _match(self, requests: Iterable[Request]) -> None:
         """Matches those requests against the tree whose last match is of another version of it."""
