@@ -11,6 +11,7 @@ from typing import Literal
 from radixkv.errors import ConfigError, shortened
 
 MAX_SEED = (1 << 63) - 1
+MIN_PRIORITY, MAX_PRIORITY = -(1 << 31), (1 << 31) - 1
 MIN_HEARTBEAT_TIMEOUT_S = 2.0
 """Four times the interval at which a healthy runtime sends heartbeats."""
 
@@ -205,6 +206,9 @@ class ServerConfig:
     without an API key, because then all clients are programs of this machine."""
     allowed_origins: tuple[str, ...] = ()
     """Web sites whose pages may use the server, such as ``https://app.example``; ``*`` for all needs an API key."""
+    priority_range: tuple[int, int] | None = None
+    """Lowest and highest ``priority`` that a request may have. None: all with an API key; only 0 without one,
+    because then any program of this machine could go before all others."""
 
     def __post_init__(self) -> None:
         _check_at_most(65535, "65535", "port", self.port)
@@ -213,6 +217,7 @@ class ServerConfig:
         _check_origins(self.allowed_origins, has_key=self.api_key is not None)
         if self.explain_contents is not None:
             _check_bool("explain_contents", self.explain_contents)
+        _check_priority_range(self.priority_range)
         _check_text("served_model_name", self.served_model_name, "a name")
         _check_text("chat_template", self.chat_template, "a file")
         if self.metrics_compat not in (None, "vllm", "sglang"):
@@ -229,6 +234,28 @@ class ServerConfig:
     def may_explain_contents(self) -> bool:
         """``explain_contents`` with its default filled in."""
         return self.api_key is None if self.explain_contents is None else self.explain_contents
+
+    @property
+    def allowed_priorities(self) -> tuple[int, int]:
+        """``priority_range`` with its default filled in."""
+        if self.priority_range is not None:
+            return self.priority_range
+        return (0, 0) if self.api_key is None else (MIN_PRIORITY, MAX_PRIORITY)
+
+
+def _check_priority_range(priorities: object) -> None:
+    if priorities is None:
+        return
+    if not isinstance(priorities, tuple) or len(priorities) != 2:
+        raise ConfigError(
+            f"priority_range {shortened(priorities)} must be a pair: the lowest and the highest priority"
+        )
+    lowest, highest = (_check_integer("priority_range", priority) for priority in priorities)
+    if not MIN_PRIORITY <= lowest <= 0 <= highest <= MAX_PRIORITY:
+        raise ConfigError(
+            f"priority_range {shortened(priorities)} must contain 0, the priority of requests that set none, and "
+            "lie between -2**31 and 2**31 - 1"
+        )
 
 
 def _check_api_key(key: str | None) -> None:

@@ -142,6 +142,12 @@ def test_a_value_in_a_message(value: Any, text: str) -> None:
         (lambda: ServerConfig(stats_interval_s=float("inf")), "stats_interval_s inf "),
         (lambda: ServerConfig(max_body_bytes=0), "max_body_bytes 0 .*1"),
         (lambda: ServerConfig(explain_contents="no"), "explain_contents 'no' "),
+        (lambda: ServerConfig(priority_range=5), "priority_range 5 .*lowest.* highest"),
+        (lambda: ServerConfig(priority_range=(1, 2, 3)), "priority_range .*1, 2, 3.* pair"),
+        (lambda: ServerConfig(priority_range=(1, 5)), "priority_range .*1, 5.* contain 0"),
+        (lambda: ServerConfig(priority_range=(5, -5)), "priority_range .*5, -5.* contain 0"),
+        (lambda: ServerConfig(priority_range=(0, 1 << 31)), "priority_range .*2147483648.* 2\\*\\*31 - 1"),
+        (lambda: ServerConfig(priority_range=("a", 5)), "priority_range 'a' "),
     ],
 )
 def test_settings_of_a_wrong_type_are_named(make: Callable[[], object], message: str) -> None:

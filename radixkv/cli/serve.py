@@ -75,6 +75,13 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         "(default: only without --api-key)",
     )
     http.add_argument(
+        "--priority-range",
+        type=_priority_range,
+        metavar="MIN,MAX",
+        help="lowest and highest priority that a request may have, such as --priority-range=-5,5 (default: any "
+        "with --api-key, only 0 without)",
+    )
+    http.add_argument(
         "--chat-template", metavar="FILE", help="file with a chat template to use instead of the tokenizer's own"
     )
     http.add_argument(
@@ -150,6 +157,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
             metrics_compat=args.metrics_compat,
             stats_interval_s=args.stats_interval or None,
             allowed_origins=args.allowed_origins,
+            priority_range=args.priority_range,
         )
     except RadixKVError as error:
         parser.error(str(error))
@@ -218,6 +226,10 @@ def _origins(text: str) -> tuple[str, ...]:
         raise argparse.ArgumentTypeError(
             f"{shortened(text)} is not a JSON list of origins, such as '[\"https://app.example\"]'"
         ) from None
+
+
+def _priority_range(text: str) -> tuple[int, ...]:
+    return tuple(whole_number(part) for part in text.split(","))
 
 
 def _stats_interval(text: str) -> float:

@@ -133,6 +133,7 @@ async def _serve(engine: EngineConfig, server: ServerConfig, listener: socket.so
             max_token_characters=longest,
             chat_template=template,
             default_sampling=checkpoint.default_sampling,
+            priority_range=server.allowed_priorities,
         )
         body_reader = BodyReader(server.max_body_bytes, log=log_line)
         app = build_app(runtime.client, served_model, metrics, body_reader, engine, server)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from radixkv.config import MAX_PRIORITY, MIN_PRIORITY
+from radixkv.errors import InvalidRequest
 from radixkv.frontend.batch_tokenizer import BatchTokenizer
 from radixkv.frontend.http.errors import ModelNotFound
 from radixkv.frontend.serial_executor import SerialExecutor
@@ -22,6 +24,8 @@ class ServedModel(GenerationModel):
     """When the server loaded the model, in seconds since 1970."""
     max_token_characters: int | None = None
     """Most characters of one token. None if unknown: then no text is refused before it is tokenized."""
+    priority_range: tuple[int, int] = (MIN_PRIORITY, MAX_PRIORITY)
+    """Lowest and highest ``priority`` that a request may have."""
     serial: SerialExecutor = field(default_factory=SerialExecutor)
     """Runs long tokenizing and rendering one call at a time: tokenizing takes hundreds of bytes of memory per
     token."""
@@ -46,3 +50,14 @@ class ServedModel(GenerationModel):
         """Raises ``ModelNotFound`` unless ``name`` is None or this model's."""
         if name is not None and name != self.name:
             raise ModelNotFound(f"this server serves the model {self.name!r} only", param="model")
+
+    def check_priority(self, priority: int | None) -> None:
+        """Raises ``InvalidRequest`` for a ``priority`` that this server does not allow its clients."""
+        lowest, highest = self.priority_range
+        if priority is not None and not lowest <= priority <= highest:
+            allowed = f"{lowest} to {highest}" if lowest < highest else f"only {lowest}"
+            raise InvalidRequest(
+                f"priority is {priority}; this server allows {allowed}: leave it out, or start the server with "
+                "--priority-range MIN,MAX",
+                param="priority",
+            )

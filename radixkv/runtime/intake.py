@@ -12,7 +12,7 @@ from time import monotonic
 
 import numpy as np
 
-from radixkv.config import MAX_SEED
+from radixkv.config import MAX_PRIORITY, MAX_SEED, MIN_PRIORITY
 from radixkv.errors import InvalidRequest, shortened
 from radixkv.limits import check_cache_salt, check_ids, check_length
 from radixkv.runtime.request import Request
@@ -20,8 +20,6 @@ from radixkv.runtime.step.plan import RowSampling
 from radixkv.sampling import SamplingParams
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire import Ready, Submit
-
-MIN_PRIORITY, MAX_PRIORITY = -(1 << 31), (1 << 31) - 1
 
 
 class Intake:

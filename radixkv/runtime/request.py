@@ -65,7 +65,7 @@ class Request:
     reads_cache: bool = True
     """False computes every prompt token once, without the cache; its pages are still added to the tree."""
     priority: int = 0
-    """Scheduling priority; a lower value goes first."""
+    """Scheduling priority; a lower value goes first. It falls when a request ages in the waiting queue."""
     n_prompt_logprobs: int | None = None
     """How many of the most likely tokens to report with each prompt token; None reports no prompt logprobs."""
     received_at: float = 0.0

@@ -167,7 +167,7 @@ def test_every_setting_has_a_flag():
     assert len(fields(ModelConfig)) == 8
     assert len(fields(CacheConfig)) == 5
     assert len(fields(SchedulerConfig)) == 7
-    assert len(fields(ServerConfig)) == 11
+    assert len(fields(ServerConfig)) == 12
 
 
 def test_serve_reads_its_model_and_server_flags():
@@ -187,6 +187,7 @@ def test_serve_reads_its_model_and_server_flags():
             "--no-explain-contents",
         ),
         *("--allowed-origins", '["https://app.example", "http://localhost:3000"]'),
+        "--priority-range=-1,2",
     )
     assert args.positional_model == "some/model"
     assert args.seed == 7
@@ -202,6 +203,7 @@ def test_serve_reads_its_model_and_server_flags():
         0.5,
         False,
         ("https://app.example", "http://localhost:3000"),
+        (-1, 2),
     )
     assert engine_config(args, model="some/model", seed=7) == EngineConfig(ModelConfig("some/model"), seed=7)
 
@@ -250,6 +252,26 @@ def test_an_unusable_key_is_refused_without_showing_it(tmp_path, monkeypatch, ca
     assert "not allowed with" in refusal("--api-key", "k", "--api-key-file", str(file))
     monkeypatch.setenv("RADIXKV_API_KEY", "")
     assert "RADIXKV_API_KEY is empty" in refusal()
+
+
+@pytest.mark.parametrize(
+    ("flags", "priorities"),
+    [
+        ((), (0, 0)),
+        (("--priority-range=-5,7",), (-5, 7)),
+        (("--api-key", "k"), (-(1 << 31), (1 << 31) - 1)),
+        (("--api-key", "k", "--priority-range", "0,3"), (0, 3)),
+    ],
+)
+def test_clients_without_a_key_have_one_priority_by_default(flags, priorities):
+    assert server_config(command(add_serve, "serve", *flags)).allowed_priorities == priorities
+
+
+@pytest.mark.parametrize("text", ["5", "1,2,3", "a,b", "3,-3", ""])
+def test_a_priority_range_that_is_none_is_wrong_usage(text, capsys):
+    with pytest.raises(SystemExit):
+        server_config(command(add_serve, "serve", f"--priority-range={text}"))
+    assert "priority" in capsys.readouterr().err
 
 
 def test_all_origins_may_be_allowed_with_a_key():

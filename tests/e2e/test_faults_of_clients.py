@@ -39,7 +39,7 @@ COMMON: list[tuple[str, list[Any]]] = [
     ("stream", ["yes", 1]),
     ("stream_options", [{"include_usage": True}, 1]),
     ("cache_salt", ["x" * 129, 1]),
-    ("priority", [-ABOVE_INT64 - 1, ABOVE_INT64, "x"]),
+    ("priority", [-ABOVE_INT64 - 1, ABOVE_INT64, "x", -(1 << 31), 1]),
     ("ignore_eos", [1]),
     ("model", [1, ["tiny"]]),
 ]

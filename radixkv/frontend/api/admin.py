@@ -11,6 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from radixkv.config import MIN_PRIORITY
 from radixkv.errors import RequestError, UnsupportedFeature
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.openapi import DocumentedApp
@@ -76,9 +77,10 @@ def add_admin_routes(
 
 
 def _one_token() -> Submit:
-    """Returns the request of ``/health_generate``; its priority puts it before all waiting requests."""
+    """Returns the request of ``/health_generate``; its priority, whatever clients may use, puts it
+    before waiting requests."""
     sampling = SamplingParams(max_tokens=1)
-    return Submit(uuid.uuid4().hex, pack_tokens([0]), sampling, reads_cache=False, priority=-(1 << 31))
+    return Submit(uuid.uuid4().hex, pack_tokens([0]), sampling, reads_cache=False, priority=MIN_PRIORITY)
 
 
 def _flush_report(flushed: Flushed) -> dict[str, Any]:

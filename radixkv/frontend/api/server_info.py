@@ -54,6 +54,7 @@ def add_server_info_routes(
             "max_num_seqs": served_model.ready.max_num_seqs,
             "max_num_batched_tokens": served_model.ready.max_num_batched_tokens,
             "explain_contents": server.may_explain_contents,
+            "priority_range": server.allowed_priorities,
             "device": served_model.ready.device,
             "dtype": served_model.ready.dtype,
             "version": version,

@@ -328,7 +328,7 @@ class Scheduler:
             admitted = self._admit(self._overtaking(shortest // 2, max_priority), share)
             rows = admitted + self._chunks(prefilling, budget - _n_tokens(admitted))
         if admitted:
-            self.waiting.count_passes(request for request, _ in admitted)
+            self.waiting.count_passes([request for request, _ in admitted])
         return rows
 
     def _chunks(self, prefilling: list[Request], budget: int) -> list[PlannedRow]:
@@ -377,8 +377,8 @@ class Scheduler:
         if prefilling is None:
             prefilling = self.running.prefilling()
         for request in candidates:
-            if request.phase is not Phase.WAITING:
-                continue  # it has overtaken another candidate
+            if request.block_table is not None:
+                continue  # it has overtaken a candidate, or is the one that others overtake
             if not self.running.allocate(request, prefilling):
                 self._blocked = (self.cache.n_available, len(self.running), self.waiting.version)
                 break
@@ -389,6 +389,8 @@ class Scheduler:
                 admitted += short
                 budget -= _n_tokens(short)
                 prefilling = self.running.prefilling()
+                if short and request.reads_cache:
+                    self.cache.extend(request.blocks, request.tokens)
             row = self._prefill_row(request, budget)
             if row is None:
                 self.running.free(request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from sortedcontainers import SortedDict
@@ -11,10 +11,16 @@ from radixkv.config import SchedulePolicy
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
 
+_MAX_ADMISSIONS_BEFORE_AGING = 64
+"""After so many admissions the oldest waiting request, if its priority is not the best, gets the best one."""
+
 
 class WaitingQueue:
     """Waiting requests, ordered by priority; within a priority oldest first (``fcfs``) or longest cached prefix
     first (``lpm``).
+
+    Requests age, so that no priority makes others wait for ever: once in ``_MAX_ADMISSIONS_BEFORE_AGING``
+    admissions, the oldest request gets the priority of the first in order, and keeps it.
 
     ``lpm`` ranks only the first ``window`` requests by priority and age. Within a priority, requests that were
     passed over ``max_passes`` times come before all others.
@@ -28,6 +34,8 @@ class WaitingQueue:
         self._in_order: SortedDict[tuple[int, int], Request] = SortedDict()
         self._by_length: SortedDict[tuple[int, int, int], Request] = SortedDict()
         self._unstarted: SortedDict[int, Request] = SortedDict()
+        self._n_admissions = 0
+        """Admissions since a request last aged."""
         self.version = 0
         """Changes whenever a request is added or removed."""
 
@@ -93,20 +101,38 @@ class WaitingQueue:
         found.update(islice((self._by_length[key] for key in lengths), self._window))
         return sorted((request for request in found if not request.is_retried), key=lambda request: request.serial)
 
-    def count_passes(self, admitted: Iterable[Request]) -> None:
+    def count_passes(self, admitted: Sequence[Request]) -> None:
         """Adds 1 to ``n_passed_over`` of each request in the window that is earlier in order than an admitted one.
 
-        O(window).
+        O(window); O(waiting) where a request ages.
+
+        Args:
+            admitted: the requests that a step admits, at least one.
         """
-        last = max((request.order for request in admitted), default=None)
+        last = max(request.order for request in admitted)
         for request in self._first_in_order():
-            if last is None or request.order > last:
+            if request.order > last:
                 break
             request.n_passed_over += 1
+        self._n_admissions += len(admitted)
+        if self._n_admissions >= _MAX_ADMISSIONS_BEFORE_AGING:
+            self._n_admissions = 0
+            self._age()
 
     def _first_in_order(self) -> Iterator[Request]:
         """Yields the first ``window`` requests by priority and age, without those that are retried alone."""
         return islice((one for one in self._in_order.values() if not one.is_retried), self._window)
+
+    def _age(self) -> None:
+        """Gives the oldest request and its followers the priority of the first request in order. O(waiting)."""
+        oldest = min(self._in_order.values(), key=lambda request: request.serial, default=None)
+        if oldest is None:
+            return
+        (best_priority, _), _ = self._in_order.peekitem(0)
+        self.remove(oldest)
+        for request in (oldest, *oldest.followers):
+            request.priority = best_priority
+        self.add(oldest)
 
     def _match(self, requests: Iterable[Request]) -> None:
         """Matches those requests against the tree whose last match is of another version of it."""

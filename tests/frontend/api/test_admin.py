@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from radixkv import __version__
-from radixkv.config import ServerConfig
+from radixkv.config import MIN_PRIORITY, ServerConfig
 from radixkv.errors import Draining, QueueTimeout
 from radixkv.frontend.http.error_response import error_response
 from radixkv.frontend.served_model import ServedModel
-from radixkv.runtime.intake import MIN_PRIORITY
 from radixkv.wire import Flush, Flushed
 from support.running_site import running_site
 from support.scripted_runtime import EOS, FAILS_AT_ONCE, MAX_MODEL_LEN, VOCAB_SIZE, ScriptedLoop, Site
@@ -198,3 +198,24 @@ def test_unsupported_routes_are_refused_by_name(site: Site, path: str) -> None:
     error = site.http.post(path, json={}).json()["error"]
     assert error["code"] == "unsupported_feature"
     assert path in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "ab", "max_tokens": 1}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 1}),
+        ("/generate", {"text": "ab", "sampling_params": {"max_new_tokens": 1}}),
+    ],
+)
+def test_a_priority_outside_the_range_is_refused_but_not_the_health_checks(
+    served_model: ServedModel, tmp_path: Path, path: str, body: dict[str, object]
+) -> None:
+    with running_site(replace(served_model, priority_range=(-1, 2)), tmp_path) as site:
+        replies = [site.http.post(path, json=body | {"priority": priority}) for priority in (-2, -1, 0, 2, 3)]
+        assert [reply.status_code for reply in replies] == [400, 200, 200, 200, 400]
+        refusal = replies[-1].json()["error"]
+        assert refusal["param"] == "priority"
+        assert all(part in refusal["message"] for part in ("3", "-1 to 2", "--priority-range"))
+        assert site.http.get("/health_generate").status_code == 200
+        assert site.loop.submitted[-1].priority == MIN_PRIORITY

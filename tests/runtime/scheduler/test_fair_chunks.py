@@ -150,6 +150,30 @@ def test_short_prompts_share_what_a_long_one_has_committed_and_the_other_way_rou
     engine.check_outputs()
 
 
+def test_a_long_prompt_takes_the_prefix_that_an_overtaking_one_computes_in_the_same_step() -> None:
+    engine = FairEngine(schedule_policy="fcfs")
+    common = prompt(20)
+    engine.add(common + prompt(LONG, first=2), 2)
+    engine.add([*common, 1], 2)
+    plan = engine.launch()
+    assert plan is not None
+    assert [row.start for row in plan.rows] == [0, 20]
+    engine.run()
+    engine.check_outputs()
+    engine.check_idle()
+
+
+def test_requests_with_one_prompt_may_overtake_each_other_in_a_step() -> None:
+    engine = FairEngine(n_pages=16, budget=16)
+    engine.device.nan_slots.add(1)
+    engine.add(range(1, 17), 1)
+    engine.add([1], 1, n=2)
+    engine.add(range(1, 17), 1)
+    engine.run()
+    engine.check_outputs()
+    engine.check_idle()
+
+
 def prompt_of(request: Request) -> list[int]:
     return list(memoryview(bytes(request.tokens)).cast("i"))[: request.n_prompt]
 

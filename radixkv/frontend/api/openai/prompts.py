@@ -93,6 +93,7 @@ def _sampling(
 ) -> SamplingParams:
     """Checks what does not depend on the prompt; returns the request's sampling parameters."""
     served_model.check_name(request.model)
+    served_model.check_priority(request.priority)
     check_cache_salt(request.cache_salt or "")
     fields = msgspec.structs.asdict(request) | {"logprobs": n_logprobs}
     return request_sampling_params(fields, max_tokens, served_model)

@@ -67,6 +67,7 @@ async def generate_prompts(request: GenerateRequest, served_model: ServedModel) 
     with _sglang_names({"prompt": request.prompt_field}):
         prompts = split_prompts(given if isinstance(given, str) else list(given))
     check_cache_salt(request.cache_salt or "")
+    served_model.check_priority(request.priority)
     n_prompts = len(prompts)
     logprob_options = _logprob_options(request, n_prompts)
     settings = parse_sampling(bytes(request.sampling_params), n_prompts)
