@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
 from radixkv.errors import DeviceFailure, NumericalFailure
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Phase, Request, Update
 from radixkv.runtime.scheduler.running import RunningRequests
+
+
+class RetryQueue:
+    """The requests that are retried alone, in the order in which they are."""
+
+    def __init__(self) -> None:
+        self._requests: deque[Request] = deque()
+
+    def add(self, undone: Iterable[Request]) -> None:
+        """Adds those requests of undone steps that have not ended."""
+        retried = {request for request in undone if request.phase is Phase.PREEMPTED}
+        self._requests += sorted(retried, key=lambda request: request.order)
+
+    def next(self) -> Request | None:
+        """The request to retry next; None if there is none. It stays the next one until its retry is over."""
+        while self._requests:
+            request = self._requests[0]
+            if request.is_retried and request.phase is not Phase.FINISHED:
+                return request
+            self._requests.popleft()
+        return None
 
 
 def undo_steps(cache: PageCache, running: RunningRequests, involved: Iterable[Request]) -> list[Update]:

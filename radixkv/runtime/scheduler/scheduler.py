@@ -16,7 +16,7 @@ from radixkv.config import SchedulerConfig
 from radixkv.errors import InvariantError, QueueFull, QueueTimeout
 from radixkv.runtime.cache.cache import ComputedRow, PageCache
 from radixkv.runtime.request import Phase, Request, Update
-from radixkv.runtime.scheduler.recovery import recompute_without_tree, undo_steps
+from radixkv.runtime.scheduler.recovery import RetryQueue, recompute_without_tree, undo_steps
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.scheduler.shared_prefixes import MIN_SHARED_TOKENS, SharedPrefixes
 from radixkv.runtime.scheduler.waiting import WaitingQueue
@@ -81,8 +81,7 @@ class Scheduler:
         self._max_waiting = config.max_queued_requests
         self._queue_timeout_s = config.queue_timeout_s
         self._launched: deque[LaunchedPlan] = deque()
-        self._retried: deque[Request] = deque()
-        """The requests to retry alone, in order; the first ones may have ended, or be retried no more."""
+        self._retried = RetryQueue()
         self._blocked: tuple[int, int, int] | None = None
         """(available pages, running requests, queue version) when a waiting request last did not fit.
 
@@ -166,7 +165,7 @@ class Scheduler:
 
         O(running + admissions), and ``WaitingQueue.candidates`` where a request may be admitted.
         """
-        retried = self._next_retried()
+        retried = self._retried.next()
         if retried is None:
             return self._plan_together()
         if self._launched:
@@ -223,8 +222,7 @@ class Scheduler:
                 self._row_done(request, row)
                 involved.append(request)
         updates = undo_steps(self.cache, self.running, involved)
-        retried = {request for request in involved if request.phase is Phase.PREEMPTED}
-        self._retried += sorted(retried, key=lambda request: request.order)
+        self._retried.add(involved)
         self.running.release()
         return updates
 
@@ -238,15 +236,6 @@ class Scheduler:
         n_held = self.cache.n_pages - self.cache.n_available
         if self.is_idle and n_held:
             raise InvariantError(f"no request is left, but {n_held} pages are leased, detached or in a tail")
-
-    def _next_retried(self) -> Request | None:
-        """The request to retry next; None if none is retried. It stays the next one until its retry is over."""
-        while self._retried:
-            request = self._retried[0]
-            if request.is_retried and request.phase is not Phase.FINISHED:
-                return request
-            self._retried.popleft()
-        return None
 
     def _plan_alone(self, request: Request) -> StepPlan | None:
         """Plans a step of a retried request; None if it does not fit, or still releases its pages."""
@@ -491,12 +480,7 @@ def _n_tokens(rows: Iterable[PlannedRow]) -> int:
 
 
 def _fair_share(demands: Sequence[int], budget: int) -> int:
-    """Returns what one more prompt gets of a budget that prompts share fairly: what one does not need, others get.
-
-    Args:
-        demands: tokens that each of the other prompts needs, ascending.
-        budget: tokens to share.
-    """
+    """Returns the fair share of one more prompt in a budget; ``demands`` are those of the others, ascending."""
     for n_done, demand in enumerate(demands):
         share = budget // (len(demands) - n_done + 1)
         if demand > share:
