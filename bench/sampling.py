@@ -35,7 +35,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from radixkv.bench.environment import provenance
-from radixkv.runtime.device.sampling.cpu.sampler import Sampler
+from radixkv.runtime.device.sampling.cpu import Sampler
 from radixkv.runtime.step.plan import History, RowSampling
 
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0, index=0)

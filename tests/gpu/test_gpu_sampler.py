@@ -11,7 +11,7 @@ from sampler_support import DRAWN, GREEDY, VOCAB, history, make, normal, sample
 from torch import Tensor
 
 from radixkv.errors import DeviceError
-from radixkv.runtime.device.sampling.cpu.sampler import Sampler
+from radixkv.runtime.device.sampling.cpu import Sampler
 from radixkv.runtime.step.plan import RowSampling
 from radixkv.wire import TokenLogprobs, unpack_tokens
 

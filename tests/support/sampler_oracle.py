@@ -9,7 +9,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from radixkv.runtime.device.sampling.cpu.sampler import SampledToken, Sampler
+from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
 from radixkv.runtime.step.plan import History, RowSampling
 from radixkv.wire import TokenLogprobs, unpack_tokens
 

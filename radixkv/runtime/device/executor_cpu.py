@@ -19,7 +19,7 @@ from radixkv.runtime.device.kv_pool_cpu import KVPool, PageShape, count_pages
 from radixkv.runtime.device.memory_check import require_memory
 from radixkv.runtime.device.model.decoder_cpu import Decoder
 from radixkv.runtime.device.pack_cpu import PackedStep, Packer, PromptTargets
-from radixkv.runtime.device.sampling.cpu.sampler import SampledToken, Sampler
+from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
 from radixkv.runtime.device.weights.weights import Weights, open_weights
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import StepResult

@@ -1,17 +1,14 @@
 """Sampled tokens compared with plain torch."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from radixkv.errors import DeviceError
-from radixkv.runtime.device.sampling.cpu.draw import uniforms
-from radixkv.runtime.device.sampling.cpu.logit_edits import LogitEdits
-from radixkv.runtime.device.sampling.cpu.sampler import Sampler
+from radixkv.runtime.device.sampling.cpu import Sampler
+from radixkv.runtime.device.sampling.settings import uniforms
 from radixkv.runtime.step.plan import RowSampling
 from support.sampler_oracle import (
     BIASES,
@@ -157,12 +154,28 @@ def test_rows_with_many_candidates_beside_rows_with_few() -> None:
 
 
 def test_the_draw_depends_on_seed_and_index() -> None:
-    draws = {next(uniforms(seed, index)) for seed in (0, 1, 2, (1 << 63) - 1) for index in range(100)}
-    assert len(draws) == 400
+    """Of 128 equal logits, the token is the random number's place among them."""
+    seeds = [seed for seed in (0, 1, 2, (1 << 63) - 1, (1 << 64) - 1) for _ in range(100)]
+    sampling = [replace(DRAWN, top_k=128, seed=seed, index=i % 100) for i, seed in enumerate(seeds)]
+    draws = [uniforms(row.seed, row.index)[0] for row in sampling]
+    assert tokens_of(torch.zeros(500, VOCAB), sampling) == [int(128 * draw) for draw in draws]
+    assert len(set(draws)) == 500
     assert all(0 <= draw < 1 for draw in draws)
-    assert abs(sum(draws) / 400 - 0.5) < 0.05
-    again = uniforms(5, 6)
-    assert [value for value, _ in zip(uniforms(5, 6), range(9), strict=False)] == [next(again) for _ in range(9)]
+    assert abs(sum(draws) / 500 - 0.5) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "words"),
+    [
+        ((0, 0), 0, (0x6627E8D5, 0xE169C58D)),
+    ],
+)
+def test_the_random_numbers_are_those_of_philox(
+    counter: tuple[int, int], key: int, words: tuple[int, int]
+) -> None:
+    """The first two words of Random123's known answers for Philox4x32-10."""
+    expected = [(word if word < 1 << 31 else (1 << 32) - 1 - word) / (1 << 31) for word in words]
+    assert uniforms(key, *counter) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("row", [GREEDY, replace(DRAWN, top_k=9, temperature=0.9, n_logprobs=4)])
@@ -219,18 +232,3 @@ def test_biases_and_bans_may_change_between_steps() -> None:
     assert tokens_of(logits, [biased], sampler) == [150]
     assert tokens_of(logits, [replace(biased, logit_bias=((order[0], -100.0),))], sampler) == [order[1]]
     assert tokens_of(logits, [GREEDY], sampler) == [order[0]]
-
-
-def test_a_batch_slot_drops_the_tokens_of_old_biases(monkeypatch: pytest.MonkeyPatch) -> None:
-    n_edited = []
-    apply = LogitEdits.apply
-
-    def spy(self: LogitEdits, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        n_edited.append(len(logits))
-        return apply(self, logits)
-
-    monkeypatch.setattr(LogitEdits, "apply", spy)
-    logits, sampler = normal(1, VOCAB, seed=7), Sampler(1, VOCAB)
-    for first in range(0, 100, 2):
-        tokens_of(logits, [replace(GREEDY, logit_bias=((first, 1.0),), banned=(first + 1,))], sampler)
-    assert n_edited == [2] * 50

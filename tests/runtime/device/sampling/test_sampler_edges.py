@@ -8,7 +8,7 @@ import torch
 from msgspec.structs import replace
 
 from radixkv.errors import DeviceError
-from radixkv.runtime.device.sampling.cpu.sampler import Sampler
+from radixkv.runtime.device.sampling.cpu import Sampler
 from radixkv.runtime.step.plan import RowSampling
 from support.sampler_oracle import (
     DRAWN,

@@ -1,1 +1,0 @@
-"""Token sampling on the CPU with numpy and torch."""
