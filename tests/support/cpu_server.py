@@ -17,7 +17,7 @@ from radixkv.checkpoints import Checkpoint
 from radixkv.config import SchedulerConfig
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.device.executor_cpu import CpuExecutor
-from radixkv.runtime.device.sampling.cpu.sampler import SampledToken, Sampler
+from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import RowSampling

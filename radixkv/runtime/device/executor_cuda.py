@@ -15,9 +15,9 @@ from radixkv.runtime.device.attention_timer_cuda import AttentionTimer
 from radixkv.runtime.device.errors_cuda import CudaErrorConverter
 from radixkv.runtime.device.model_runner_cuda import N_TIMES, ModelRunner, StepOutputs
 from radixkv.runtime.device.pack_cuda import PackedStep, Packer
-from radixkv.runtime.device.sampling.cuda.draw_settings import is_greedy
-from radixkv.runtime.device.sampling.cuda.logit_edits import has_edits
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler, PromptLogprobs, SampledRows
+from radixkv.runtime.device.sampling.penalties import has_edits
+from radixkv.runtime.device.sampling.settings import is_greedy
 from radixkv.runtime.step.plan import RowSampling, Scoring, StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.wire import TokenLogprobs

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from radixkv.errors import DeviceError
 from radixkv.runtime.device.memory_check import check_allocation
+from radixkv.runtime.device.plan_checks import check_plan
 from radixkv.runtime.step.plan import Row, RowSampling, StepPlan
 
 _TOKEN = np.dtype("<i4")
@@ -110,9 +111,7 @@ class Packer:
         Raises:
             DeviceError: the plan is inconsistent or does not fit the tables or the pool; the tables are unchanged.
         """
-        if not plan.rows:
-            raise DeviceError(f"step {plan.step} has no rows")
-        self._check_copies(plan)
+        check_plan(plan, len(self._tables), self._n_pages)
         for row in plan.rows:
             self._check(plan.step, row)
         for row in plan.rows:
@@ -166,10 +165,9 @@ class Packer:
             if not is_valid:
                 raise DeviceError(f"step {step}, batch slot {row.batch_slot}: {problem}")
 
-        n_batch_slots, table_size = self._tables.shape
+        table_size = self._tables.shape[1]
         end = row.start + row.n_tokens
         table_end = row.table_start + len(row.table_pages)
-        require(0 <= row.batch_slot < n_batch_slots, f"the device has {n_batch_slots} batch slots")
         require(row.n_tokens >= 1 and row.start >= 0, f"{row.n_tokens} tokens from position {row.start}")
         require(end <= self._max_model_len, f"position {end - 1} is beyond max_model_len {self._max_model_len}")
         n_ids = 1 if row.tokens is None else len(row.tokens) / _TOKEN.itemsize
@@ -210,15 +208,6 @@ class Packer:
             )
         elif sampling.has_penalties:
             require(bool(self._has_history[batch_slot]), "penalties without a history")
-
-    def _check_copies(self, plan: StepPlan) -> None:
-        pages = [page for copy in plan.copies for page in copy]
-        if pages and not 0 <= min(pages) <= max(pages) < self._n_pages:
-            raise DeviceError(
-                f"step {plan.step} copies pages {min(pages)} to {max(pages)} of a pool of {self._n_pages}"
-            )
-        if len({destination for _, destination in plan.copies}) < len(plan.copies):
-            raise DeviceError(f"step {plan.step} copies several pages to the same destination")
 
 
 def _tensor(values: list[int] | NDArray[np.integer]) -> Tensor:

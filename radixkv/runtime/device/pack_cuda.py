@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.errors import DeviceError
+from radixkv.runtime.device.plan_checks import check_plan
 from radixkv.runtime.step.plan import Row, StepPlan
 
 Ints = NDArray[np.int32]
@@ -79,8 +80,7 @@ class Packer:
 
     def pack(self, plan: StepPlan) -> PackedStep:
         """Returns the plan as arrays. Raises ``DeviceError`` and changes nothing if the plan does not fit."""
-        if not 1 <= len(plan.rows) <= self._max_rows:
-            raise DeviceError(f"step {plan.step} has {len(plan.rows)} rows; the device takes 1 to {self._max_rows}")
+        check_plan(plan, self._max_rows, self._n_pages)
         row_values = np.array([_row_values(row) for row in plan.rows], dtype=np.int32).T
         batch_slots, starts, n_tokens, write_starts, table_starts, update_counts, n_ids = np.ascontiguousarray(
             row_values
@@ -111,11 +111,6 @@ class Packer:
                 where = f", row {rows[0]}" if np.ndim(holds) else ""
                 raise DeviceError(f"step {step.plan.step}{where}: {problem}")
 
-        require(
-            (step.batch_slots >= 0) & (step.batch_slots < self._max_rows),
-            f"the device has {self._max_rows} batch slots",
-        )
-        require(np.bincount(step.batch_slots).max() == 1, "two rows have the same batch slot")
         require((step.n_tokens >= 1) & (step.starts >= 0), "a row has no tokens, or a start below 0")
         require(n_id_bytes == 4 * step.n_tokens, "a row needs as many ids as it has tokens")
         require(len(step.ids) <= self._max_tokens, f"{len(step.ids)} tokens; the device takes {self._max_tokens}")
@@ -129,17 +124,7 @@ class Packer:
         )
         known = np.where(step.update_counts > 0, table_ends, known)
         require(-(-ends // self._page_size) <= known, "no page is known for some positions")
-        self._check_copies(step.plan)
         self._table_ends[step.batch_slots] = known
-
-    def _check_copies(self, plan: StepPlan) -> None:
-        pages = [page for pair in plan.copies for page in pair]
-        if pages and not 0 <= min(pages) <= max(pages) < self._n_pages:
-            raise DeviceError(
-                f"step {plan.step} copies pages {min(pages)} to {max(pages)} of a pool of {self._n_pages}"
-            )
-        if len({destination for _, destination in plan.copies}) < len(plan.copies):
-            raise DeviceError(f"step {plan.step} copies two pages to the same page")
 
 
 def _row_values(row: Row) -> tuple[int, int, int, int, int, int, int]:

@@ -199,8 +199,10 @@ def test_a_failure_fails_the_steps_already_launched_but_no_later_one(
 def test_an_invalid_plan_is_not_launched(executor: CpuExecutor, row: Row, message: str) -> None:
     with pytest.raises(DeviceError, match=message):
         executor.launch(StepPlan(0, (prompt(1), row)))
-    with pytest.raises(DeviceError, match="no rows"):
+    with pytest.raises(DeviceError, match="0 rows"):
         executor.launch(StepPlan(0, ()))
+    with pytest.raises(DeviceError, match="two rows have batch slot 0"):
+        executor.launch(StepPlan(0, (prompt(), prompt())))
     assert executor.launch(StepPlan(1, (prompt(),))).result().finite == (True,)
 
 

@@ -25,10 +25,10 @@ from radixkv.runtime.step.plan import History, RowSampling
 from radixkv.wire import TokenLogprobs
 
 _BLOCK = 32
-"""Logits per block. Rows are padded with -inf to whole blocks, at least as long as a vector register: sums over them
-then have the same bits whatever else is in the batch."""
-_MAX_VALUES = 1 << 18
-"""Most logits that are copied and drawn from at a time, so that they stay in the processor's cache; at least a row."""
+"""Logits per block. Rows are padded with -inf to whole blocks, at least as long as a vector register: sums over
+them then have the same bits whatever else is in the batch."""
+_MAX_VALUES = 1 << 20
+"""Most logits that are copied and read several times in one go, so that they stay in the processor's caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,17 @@ class SampledToken:
 class Sampler:
     """Samples tokens and counts each batch slot's output tokens for penalties.
 
-    ``settings`` and ``penalties`` define what a row's settings mean. Every operation treats each row by itself, so a
-    row's result has the same bits whichever rows are beside it.
+    ``settings`` and ``penalties`` define what a row's settings mean. Every operation treats each row by itself, so
+    a row's result has the same bits whichever rows are beside it.
+
+    Memory: 8 MB, or two rows of logits where these are larger.
     """
 
     def __init__(self, n_batch_slots: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
+        width = -(-vocab_size // _BLOCK) * _BLOCK
+        self._workspace = torch.empty(2, max(1, _MAX_VALUES // width), width)
+        """Kept, because fresh memory costs several times what is computed in it."""
         self._biases: list[TokenBiases | None] = [None] * n_batch_slots
         self._seen: list[_SeenTokens | None] = [None] * n_batch_slots
 
@@ -80,7 +85,7 @@ class Sampler:
             tokens[chunk] = _draw_listed(values, settings, [top_ks[row] for row in chunk])
         for chunk in self._chunks([row for row in drawn if not top_ks[row]]):
             values, settings = self._edited(logits, chunk, batch_slots, sampling)
-            tokens[chunk] = _draw_unlisted(values, settings)
+            tokens[chunk] = _draw_unlisted(values, settings, self._workspace)
         sampled: list[SampledToken | None] = [None] * len(sampling)
         chosen = tokens.tolist()
         for row in finite:
@@ -114,8 +119,8 @@ class Sampler:
         rows = [(row, n_logprobs) for row in range(len(logits))]
         return [logprobs for _, logprobs in self._logprobs(logits, tokens, rows)]
 
-    def _chunks(self, rows: Sequence[int]) -> Iterator[Sequence[int]]:
-        n = max(1, _MAX_VALUES // self._vocab_size)
+    def _chunks(self, rows: list[int]) -> Iterator[list[int]]:
+        n = self._workspace.shape[1]
         return (rows[first : first + n] for first in range(0, len(rows), n))
 
     def _adopt(self, batch_slot: int, row: RowSampling) -> None:
@@ -133,14 +138,17 @@ class Sampler:
     def _edited(
         self, logits: Tensor, rows: Sequence[int], batch_slots: Sequence[int], sampling: Sequence[RowSampling]
     ) -> tuple[Tensor, Sequence[RowSampling]]:
-        """Returns padded copies of rows after biases, bans and penalties, and the rows' settings."""
-        copies = _padded(logits, rows)
-        for values, row in zip(copies, rows, strict=True):
+        """Returns the logits of rows after biases, bans and penalties, as ``_take``, and the rows' settings."""
+        values = _take(logits, rows)
+        edited = [(index, row) for index, row in enumerate(rows) if has_edits(sampling[row])]
+        if edited:
+            values = values.clone()
+        for index, row in edited:
             if (biases := self._biases[batch_slots[row]]) is not None:
-                values.index_add_(0, torch.from_numpy(biases.ids), torch.from_numpy(biases.values))
+                values[index].index_add_(0, torch.from_numpy(biases.ids), torch.from_numpy(biases.values))
             if sampling[row].has_penalties and (seen := self._seen[batch_slots[row]]) is not None:
-                seen.penalise(values, sampling[row])
-        return copies, [sampling[row] for row in rows]
+                seen.penalise(values[index], sampling[row])
+        return values, [sampling[row] for row in rows]
 
     def _logprobs(
         self, logits: Tensor, tokens: Tensor, rows: Sequence[tuple[int, int]]
@@ -154,19 +162,19 @@ class Sampler:
         """
         n_listed = {row: min(n, self._vocab_size) for row, n in rows}
         for chunk in self._chunks([row for row, _ in rows]):
-            values, chosen = _padded(logits, chunk), tokens[chunk][:, None]
-            logprobs = values.log_softmax(-1)
-            ranks = 1 + (values > values.gather(1, chosen)).sum(-1)
-            ids = _largest(values, max(n_listed[row] for row in chunk))
-            listed = logprobs.gather(1, ids)
-            top_ids, top_logprobs = ids.numpy().astype("<i4"), listed.numpy().astype("<f4")
+            values, chosen = _take(logits, chunk), tokens[chunk][:, None]
+            logprobs = torch.log_softmax(values, -1, out=self._workspace[0, : len(chunk)])
             own = logprobs.gather(1, chosen)[:, 0].tolist()
-            for index, (row, rank) in enumerate(zip(chunk, ranks.tolist(), strict=True)):
+            ids = _largest(values, max(n_listed[row] for row in chunk))
+            top_ids, top_logprobs = ids.numpy().astype("<i4"), logprobs.gather(1, ids).numpy().astype("<f4")
+            # Ones and zeros in float32, because sums of booleans take four times as long.
+            n_larger = torch.gt(values, values.gather(1, chosen), out=logprobs).sum(-1)
+            for index, (row, larger) in enumerate(zip(chunk, n_larger.tolist(), strict=True)):
                 n = n_listed[row]
                 yield (
                     row,
                     TokenLogprobs(
-                        own[index], rank, top_ids[index, :n].tobytes(), top_logprobs[index, :n].tobytes()
+                        own[index], 1 + int(larger), top_ids[index, :n].tobytes(), top_logprobs[index, :n].tobytes()
                     ),
                 )
 
@@ -207,11 +215,14 @@ def _likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
     return tokens, logits.gather(1, tokens[:, None])[:, 0].isfinite() & logits.amin(-1).isfinite()
 
 
-def _padded(logits: Tensor, rows: Sequence[int]) -> Tensor:
-    """Returns copies of rows, padded with -inf to whole blocks."""
-    copies = logits.index_select(0, torch.tensor(rows))  # a third of the time of logits[rows]
+def _take(logits: Tensor, rows: Sequence[int]) -> Tensor:
+    """Returns rows, padded with -inf to whole blocks; a view where rows are consecutive and need no padding."""
+    if rows[-1] - rows[0] == len(rows) - 1:
+        values = logits[rows[0] : rows[-1] + 1]
+    else:
+        values = logits.index_select(0, torch.tensor(rows))
     rest = -logits.shape[1] % _BLOCK
-    return functional.pad(copies, (0, rest), value=-math.inf) if rest else copies
+    return functional.pad(values, (0, rest), value=-math.inf) if rest else values
 
 
 def _draw_listed(values: Tensor, sampling: Sequence[RowSampling], top_ks: Sequence[int]) -> Tensor:
@@ -229,23 +240,24 @@ def _draw_listed(values: Tensor, sampling: Sequence[RowSampling], top_ks: Sequen
     logits[torch.arange(width) >= torch.tensor(top_ks)[:, None]] = -math.inf
     # A greedy row has one candidate, and perhaps a temperature of 0.
     temperatures = [1.0 if top_k == 1 else row.temperature for row, top_k in zip(sampling, top_ks, strict=True)]
-    weights = _weights(logits, temperatures)
+    weights = _weights(logits, temperatures, torch.empty(2, *logits.shape))
     weights *= weights >= _column([row.min_p for row in sampling], torch.float32) * weights[:, :1]
-    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    cumulative = weights.cumsum(-1)
     shares = _column([row.top_p for row in sampling]) * cumulative[:, -1:]
     weights *= cumulative - weights < shares
     first, _ = _uniforms(sampling, 0)
     return ids.gather(1, _index_above(weights, first))[:, 0]
 
 
-def _draw_unlisted(values: Tensor, sampling: Sequence[RowSampling]) -> Tensor:
+def _draw_unlisted(values: Tensor, sampling: Sequence[RowSampling], workspace: Tensor) -> Tensor:
     """Returns a token of each row, [rows], drawn from all tokens, which are not sorted.
 
     Args:
-        values: [rows, whole blocks], edited logits; overwritten.
+        values: [rows, whole blocks], edited logits.
         sampling: [rows].
+        workspace: [2, at least rows, whole blocks]; overwritten.
     """
-    weights = _weights(values, [row.temperature for row in sampling])
+    weights = _weights(values, [row.temperature for row in sampling], workspace)
     for row_weights, row in zip(weights, sampling, strict=True):
         if row.min_p > 0.0:
             floor = np.float32(row.min_p) * row_weights.amax().numpy()
@@ -260,8 +272,8 @@ def _draw_unlisted(values: Tensor, sampling: Sequence[RowSampling]) -> Tensor:
 def _reject(weights: Tensor, row: RowSampling, token: int) -> int:
     """Returns a drawn token if ``top_p`` keeps it, else one that is drawn from the heavier ones and kept.
 
-    A token is kept if the sum of all heavier ones does not reach the share. For many equal-sized weights and a share p
-    this takes 1 + ln(1/p) rounds on average, each of which reads the weights twice.
+    A token is kept if the sum of all heavier ones does not reach the share. For many equal-sized weights and a
+    share p this takes 1 + ln(1/p) rounds on average, each of which reads the weights twice.
 
     Args:
         weights: [1, whole blocks]; overwritten.
@@ -286,11 +298,13 @@ def _draw_once(weights: Tensor, sampling: Sequence[RowSampling], n_rounds: int) 
     return (blocks * _BLOCK + _index_above(inside, second))[:, 0]
 
 
-def _weights(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
-    """Returns the softmax of each row at its temperature; overwrites ``logits``."""
-    logits -= logits.amax(-1, keepdim=True)  # first, because a quotient could overflow
-    logits /= _column(temperatures, torch.float32)
-    return logits.softmax(-1)
+def _weights(logits: Tensor, temperatures: Sequence[float], workspace: Tensor) -> Tensor:
+    """Returns the softmax of each row at its temperature, in the workspace, [2, at least rows, n]."""
+    distances, weights = workspace[:, : len(logits)]
+    # The maximum is subtracted first, because a quotient could overflow.
+    torch.sub(logits, logits.amax(-1, keepdim=True), out=distances)
+    torch.softmax(distances.div_(_column(temperatures, torch.float32)), -1, out=weights)
+    return weights
 
 
 def _block_sums(weights: Tensor) -> Tensor:
@@ -299,7 +313,7 @@ def _block_sums(weights: Tensor) -> Tensor:
 
 def _index_above(weights: Tensor, uniform: Tensor) -> Tensor:
     """Returns where each row's cumulative weight exceeds a share in [0, 1) of its total, [rows, 1] each."""
-    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    cumulative = weights.cumsum(-1)
     return torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
 
 
@@ -326,7 +340,7 @@ def _largest(values: Tensor, n: int) -> Tensor:
     if n >= blocks.shape[1]:
         return _order(values, n)
     chosen = _order(blocks.amax(-1), n).sort(-1).values
-    candidates = blocks.gather(1, chosen[..., None].expand(-1, -1, _BLOCK)).flatten(1)
+    candidates = blocks[torch.arange(len(values))[:, None], chosen].flatten(1)
     places = _order(candidates, n)
     return chosen.gather(1, places // _BLOCK) * _BLOCK + places % _BLOCK
 

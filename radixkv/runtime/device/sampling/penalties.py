@@ -1,8 +1,8 @@
 """Logit biases, bans and penalties of a row, as both samplers apply them.
 
-A bias is added to its token's logit, and a banned token's logit becomes -inf. Then the repetition penalty divides the
-positive and multiplies the negative logits of tokens in prompt or output. From the logits of tokens in the output,
-the frequency penalty is subtracted once for each occurrence, and the presence penalty once.
+A bias is added to its token's logit, and a banned token's logit becomes -inf. Then the repetition penalty divides
+the positive and multiplies the negative logits of tokens in prompt or output. From the logits of tokens in the
+output, the frequency penalty is subtracted once for each occurrence, and the presence penalty once.
 """
 
 from __future__ import annotations
@@ -80,9 +80,7 @@ def check_histories(
     """
     for batch_slot, row in zip(batch_slots, sampling, strict=True):
         if row.has_penalties and row.history is None and not has_history[batch_slot]:
-            raise DeviceError(
-                f"batch slot {batch_slot} has penalties and no history; send one with its first row"
-            )
+            raise DeviceError(f"batch slot {batch_slot} has penalties and no history; send one with its first row")
 
 
 def _check_ids(ids: NDArray[np.int64], vocab_size: int) -> None:

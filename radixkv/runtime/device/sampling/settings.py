@@ -63,5 +63,5 @@ def check_targets(targets: NDArray[np.integer], vocab_size: int) -> None:
 
 
 def _uniform(word: int) -> float:
-    """Returns a float32 in [0, 1), as Triton's ``uint_to_uniform_float`` does: the sign bit flips the other bits."""
+    """Returns a float32 in [0, 1), as Triton's ``uint_to_uniform_float`` does: a set sign bit flips the others."""
     return float(np.float32(word if word < 1 << 31 else _WORD - word) * np.float32(4.6566127342e-10))

@@ -170,9 +170,7 @@ def test_the_draw_depends_on_seed_and_index() -> None:
         ((0, 0), 0, (0x6627E8D5, 0xE169C58D)),
     ],
 )
-def test_the_random_numbers_are_those_of_philox(
-    counter: tuple[int, int], key: int, words: tuple[int, int]
-) -> None:
+def test_the_random_numbers_are_those_of_philox(counter: tuple[int, int], key: int, words: tuple[int, int]) -> None:
     """The first two words of Random123's known answers for Philox4x32-10."""
     expected = [(word if word < 1 << 31 else (1 << 32) - 1 - word) / (1 << 31) for word in words]
     assert uniforms(key, *counter) == pytest.approx(expected, rel=1e-6)

@@ -304,7 +304,7 @@ def _draw_index(weights: tl.tensor, uniform: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _uniforms(seed: tl.tensor, index: tl.tensor, n_rounds: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Returns two numbers in [0, 1) that depend only on the arguments, by Philox with the seed as key."""
+    """Returns the two random numbers of ``settings.uniforms``."""
     zero = index * 0
     first, second, _, _ = tl.philox(seed, index, zero + n_rounds, zero, zero)
     return tl.uint_to_uniform_float(first), tl.uint_to_uniform_float(second)

@@ -15,23 +15,9 @@ from radixkv.runtime.step.plan import RowSampling
 
 MAX_LISTED = 128
 """Largest ``top_k`` whose tokens are listed; a larger one is applied by a search for the lowest kept weight."""
-MIN_TEMPERATURE = 1e-5
-"""Temperatures below this are greedy: all weights but the largest would be zero in float32."""
 _SEED_MASK = (1 << 64) - 1
 _N_VALUES = 7
 """int32 or float32 settings per row, besides the int64 seed."""
-
-
-def is_greedy(sampling: RowSampling) -> bool:
-    """Whether a row takes its likeliest token."""
-    return sampling.temperature < MIN_TEMPERATURE or sampling.top_k == 1
-
-
-def top_k_of(sampling: RowSampling, vocab_size: int) -> int:
-    """Returns how many of the likeliest tokens to draw from; 0 for all."""
-    if is_greedy(sampling):
-        return 1
-    return sampling.top_k if sampling.top_k < vocab_size else 0
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from radixkv.runtime.device.sampling.cuda.softmax_parts import PART
+from radixkv.runtime.device.sampling.penalties import MAX_LOGIT
 
 _ENTRIES = 128
 """List entries, or counted rows, per program."""
-_LARGEST: tl.constexpr = tl.constexpr(3.0e38)
-"""Largest magnitude of an edited logit, so that weights stay finite."""
+_LARGEST: tl.constexpr = tl.constexpr(MAX_LOGIT)
 
 
 def edit_rows(logits: Tensor, counts: Tensor, rows: Tensor, penalties: Tensor, edited: Tensor) -> None:

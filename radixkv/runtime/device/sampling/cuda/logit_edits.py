@@ -10,38 +10,31 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from radixkv.errors import DeviceError
 from radixkv.runtime.device.array_copies_cuda import to_device
 from radixkv.runtime.device.sampling.cuda.logit_edit_kernels import count_tokens, edit_rows, edit_tokens
+from radixkv.runtime.device.sampling.penalties import (
+    MIN_REPETITION_PENALTY,
+    TokenBiases,
+    check_histories,
+    split_history,
+)
 from radixkv.runtime.step.plan import RowSampling
 
 MAX_EDITED_ROWS = 128
 """Most rows edited at a time."""
-_TOKEN = np.dtype("<i4")
 _IN_PROMPT = -(1 << 15)
 """Sign bit of a token's count: the token is in the prompt."""
 _MAX_COUNT = (1 << 15) - 1
 """Largest number of occurrences in the output that is counted."""
-_MIN_REPETITION_PENALTY = 1e-30
-"""Smaller penalties are raised to this, because logits would overflow float32; the order of tokens is the same."""
-
-
-def has_edits(sampling: RowSampling) -> bool:
-    """Whether a row's logits have biases, bans or penalties."""
-    return sampling.has_penalties or bool(sampling.logit_bias) or bool(sampling.banned)
 
 
 @dataclass(frozen=True)
-class _TokenBiases:
-    """Biases and bans of a batch slot."""
+class _SentBiases:
+    """Biases and bans of a batch slot on the device."""
 
-    sampling: RowSampling
+    parsed: TokenBiases
     entries: Tensor
-    """[2, m] int32 on the device: distinct tokens, and the bits of their biases."""
-
-    def is_of(self, sampling: RowSampling) -> bool:
-        """Whether ``sampling`` has the same bias and ban objects."""
-        return self.sampling.logit_bias is sampling.logit_bias and self.sampling.banned is sampling.banned
+    """[2, m] int32: distinct tokens, and the bits of their biases."""
 
 
 class LogitEdits:
@@ -62,7 +55,7 @@ class LogitEdits:
         self._counts = torch.zeros(max_rows, vocab_size, dtype=torch.int16, device=device)
         self._edited = torch.zeros(min(MAX_EDITED_ROWS, max_rows), vocab_size, dtype=torch.float32, device=device)
         self._has_history = [False] * max_rows
-        self._biases: list[_TokenBiases | None] = [None] * max_rows
+        self._biases: list[_SentBiases | None] = [None] * max_rows
 
     def reset(self) -> None:
         """Resets all batch slots."""
@@ -76,16 +69,11 @@ class LogitEdits:
             DeviceError: a token id is outside the vocabulary, all tokens are banned, or a row has penalties without
                 a history. Then no history has changed.
         """
+        check_histories(batch_slots, sampling, self._has_history)
         histories, has_history = [], [row.history is not None or row.has_penalties for row in sampling]
         for batch_slot, row in zip(batch_slots, sampling, strict=True):
             if row.history is not None:
-                tokens = np.frombuffer(row.history.tokens, _TOKEN)
-                self._check(tokens)
-                histories.append((batch_slot, tokens, row.history.n_prompt))
-            elif row.has_penalties and not self._has_history[batch_slot]:
-                raise DeviceError(
-                    f"batch slot {batch_slot} has penalties and no history; send one with its first row"
-                )
+                histories.append((batch_slot, *split_history(row.history, self._vocab_size)))
             self._adopt_biases(batch_slot, row)
         for batch_slot, has in zip(batch_slots, has_history, strict=True):
             self._has_history[batch_slot] = has
@@ -111,7 +99,7 @@ class LogitEdits:
         """
         row_info = np.empty((3, len(rows)), dtype=np.int32)
         row_info[:] = rows, batch_slots, [row.has_penalties for row in sampling]
-        repetition = np.maximum([row.repetition_penalty for row in sampling], _MIN_REPETITION_PENALTY)
+        repetition = np.maximum([row.repetition_penalty for row in sampling], MIN_REPETITION_PENALTY)
         penalties = np.empty((4, len(rows)), dtype=np.float32)
         penalties[:] = (
             repetition,
@@ -148,43 +136,24 @@ class LogitEdits:
         )
 
     def _adopt_biases(self, batch_slot: int, row: RowSampling) -> None:
-        previous = self._biases[batch_slot]
-        if previous is not None and previous.is_of(row):
-            return
         if not row.logit_bias and not row.banned:
             self._biases[batch_slot] = None
             return
-        if len(set(row.banned)) == self._vocab_size:
-            raise DeviceError(f"all {self._vocab_size} tokens are banned")
-        biases: dict[int, float] = {}
-        for token, bias in row.logit_bias:
-            biases[token] = biases.get(token, 0.0) + bias
-        biases.update(dict.fromkeys(row.banned, -np.inf))
-        ids = np.array(list(biases), dtype=np.int64)
-        self._check(ids)
-        bits = np.array(list(biases.values()), dtype=np.float32).view(np.int32)
-        self._biases[batch_slot] = _TokenBiases(
-            row, to_device(np.stack((ids.astype(np.int32), bits)), self._device)
-        )
+        previous = self._biases[batch_slot]
+        if previous is not None and previous.parsed.is_of(row):
+            return
+        parsed = TokenBiases.parse(row, self._vocab_size)
+        entries = np.stack((parsed.ids.astype(np.int32), parsed.values.view(np.int32)))
+        self._biases[batch_slot] = _SentBiases(parsed, to_device(entries, self._device))
 
-    def _check(self, tokens: NDArray[np.integer]) -> None:
-        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocab_size:
-            raise DeviceError(
-                f"token ids {tokens.min()} to {tokens.max()} are not all between 0 and {self._vocab_size - 1}"
-            )
-
-    def _fill(self, histories: Sequence[tuple[int, NDArray[np.int32], int]]) -> None:
-        """Sets the counts of all given batch slots at once, in a few operations."""
+    def _fill(self, histories: Sequence[tuple[int, NDArray[np.int64], NDArray[np.int64]]]) -> None:
+        """Sets the counts of all given batch slots, each with the tokens of prompt and output, in a few operations."""
         batch_slots = np.array([batch_slot for batch_slot, _, _ in histories], dtype=np.int64)
         self._counts.index_fill_(0, to_device(batch_slots, self._device), 0)
         flat = self._counts.view(-1)
-        prompts = np.concatenate(
-            [batch_slot * self._vocab_size + tokens[:n].astype(np.int64) for batch_slot, tokens, n in histories]
-        )
+        prompts = np.concatenate([batch_slot * self._vocab_size + prompt for batch_slot, prompt, _ in histories])
         flat.index_fill_(0, to_device(prompts, self._device), _IN_PROMPT)
-        outputs = np.concatenate(
-            [batch_slot * self._vocab_size + tokens[n:].astype(np.int64) for batch_slot, tokens, n in histories]
-        )
+        outputs = np.concatenate([batch_slot * self._vocab_size + output for batch_slot, _, output in histories])
         if len(outputs):
             indices, counts = np.unique(outputs, return_counts=True)
             counts = np.minimum(counts, _MAX_COUNT).astype(np.int16)

@@ -10,13 +10,14 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
-from radixkv.errors import DeviceError
 from radixkv.runtime.device.array_copies_cuda import to_device
 from radixkv.runtime.device.ops.cuda.argmax import FEW_ROWS, argmax, argmax_scratch
 from radixkv.runtime.device.sampling.cuda.draw import draw_listed, draw_unlisted
-from radixkv.runtime.device.sampling.cuda.draw_settings import MAX_LISTED, DrawSettings, is_greedy, top_k_of
-from radixkv.runtime.device.sampling.cuda.logit_edits import MAX_EDITED_ROWS, LogitEdits, has_edits
+from radixkv.runtime.device.sampling.cuda.draw_settings import MAX_LISTED, DrawSettings
+from radixkv.runtime.device.sampling.cuda.logit_edits import MAX_EDITED_ROWS, LogitEdits
 from radixkv.runtime.device.sampling.cuda.logprobs import PendingLogprobs
+from radixkv.runtime.device.sampling.penalties import has_edits
+from radixkv.runtime.device.sampling.settings import check_targets, is_greedy, top_k_of
 from radixkv.runtime.step.plan import History, RowSampling
 from radixkv.wire import TokenLogprobs
 
@@ -61,10 +62,9 @@ class PromptLogprobs:
 class CudaSampler:
     """Samples tokens on the device, and counts each batch slot's output tokens there for penalties.
 
-    Settings apply in the order of the CPU's ``Sampler``: bias, bans, penalties, temperature, ``top_k``, ``min_p``,
-    ``top_p``. The distribution is the same, but the random numbers differ. A row's token depends only on the row's
-    logits and settings, not on the other rows of the batch. Of equal logits the smaller id is preferred, except
-    that a ``top_k`` above ``MAX_LISTED`` keeps all tokens equal to the last one.
+    ``settings`` and ``penalties`` define what a row's settings mean. One thing differs: a ``top_k`` above
+    ``MAX_LISTED`` keeps all tokens equal to the last one. A row's token depends only on the row's logits and
+    settings, not on the other rows of the batch.
 
     Everything is enqueued on the current stream, and nothing waits.
 
@@ -159,8 +159,7 @@ class CudaSampler:
         Raises:
             DeviceError: a target is outside the vocabulary.
         """
-        if not 0 <= targets.min() <= targets.max() < self._vocab_size:
-            raise DeviceError(f"a token for prompt logprobs is not between 0 and {self._vocab_size - 1}")
+        check_targets(targets, self._vocab_size)
         n_rows = len(targets)
         greedy, finite = torch.empty(2, n_rows, dtype=torch.int32, device=self._device)
         argmax(logits, greedy, finite, argmax_scratch(n_rows, self._vocab_size, self._device))
