@@ -70,8 +70,8 @@ class ModelConfig:
     """A folder, a hub name, or ``tiny`` for the embedded model."""
     revision: str | None = None
     dtype: str = "auto"
-    """The dtype of activations and KV: ``float32``, ``bfloat16``, ``float16`` (CUDA only) or ``auto``. ``auto`` is
-    float32 on the CPU; on CUDA it is the checkpoint's dtype if that has 16 bits, else bfloat16."""
+    """The dtype of activations and KV: ``float32`` (CPU only), ``bfloat16``, ``float16`` (CUDA only) or ``auto``.
+    ``auto`` is float32 on the CPU; on CUDA it is the checkpoint's dtype if that has 16 bits, else bfloat16."""
     max_model_len: int | None = None
     """Maximum of prompt and output together, in tokens; None takes the checkpoint's own limit."""
     load_format: LoadFormat = "auto"

@@ -106,8 +106,8 @@ def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
         "--dtype",
         type=dtype_name,
         default="auto",
-        help="type of weights and KV: float32, bfloat16, float16 (CUDA only), or auto for float32 on the CPU and a "
-        "16-bit type on CUDA (default: auto)",
+        help="type of weights and KV: float32 (CPU only), bfloat16, float16 (CUDA only), or auto for float32 on "
+        "the CPU and a 16-bit type on CUDA (default: auto)",
     )
     model.add_argument(
         "--device",

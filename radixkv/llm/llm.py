@@ -71,8 +71,8 @@ class LLM:
         tokenizer: the folder or hub name of another tokenizer; None takes the model's.
         revision: branch, tag or commit of a hub name.
         device: ``cpu``, ``cuda`` or ``auto``: CUDA if there is a GPU that can run the model.
-        dtype: ``float32``, ``bfloat16``, ``float16`` (CUDA only) or ``auto``: float32 on the CPU, a 16-bit type on
-            CUDA. torch's dtypes, such as ``torch.bfloat16``, are accepted too.
+        dtype: ``float32`` (CPU only), ``bfloat16``, ``float16`` (CUDA only) or ``auto``: float32 on the CPU, a
+            16-bit type on CUDA. torch's dtypes, such as ``torch.bfloat16``, are accepted too.
         load_format: ``auto``, or ``dummy`` for random weights of the shapes in ``config.json``.
         enforce_eager: whether to run without CUDA graphs: a quicker start, but slower steps.
         chat_template: a file with a chat template to use instead of the tokenizer's own.

@@ -77,7 +77,7 @@ def save(folder: Path, **changes: Any) -> Path:
 
 
 @contextmanager
-def opened(folder: Path, **settings: Any) -> Iterator[LLM]:
+def opened(model: Path | str, **settings: Any) -> Iterator[LLM]:
     """An engine with a small pool of its own; its memory is free again afterwards."""
     defaults: dict[str, Any] = {
         "device": DEVICE,
@@ -87,7 +87,7 @@ def opened(folder: Path, **settings: Any) -> Iterator[LLM]:
         "max_num_seqs": 64,
         "max_num_batched_tokens": 2048,
     }
-    llm = LLM(folder, **(defaults | settings))
+    llm = LLM(model, **(defaults | settings))
     try:
         yield llm
     finally:

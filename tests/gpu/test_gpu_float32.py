@@ -1,4 +1,4 @@
-"""float32 on CUDA against Transformers and the CPU, up to rounding, with head sizes of any power of two."""
+"""CUDA's decoder in float32 against Transformers and the CPU, up to rounding, and that users cannot open it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from float32_oracle import opened_in_float32
 from gpu_support import engine_scores, greedy, opened, oracle_scores, random_ids, save, sequence_of
 
 from radixkv import LLM
-from radixkv.config import Device
+from radixkv.errors import ConfigError
 from radixkv.llm.outputs import RequestOutput
 
 pytestmark = pytest.mark.gpu
@@ -35,7 +36,7 @@ def test_scores_are_those_of_transformers(name: str, page_size: int, tmp_path: P
     """Runs chunked prompts beside decode rows, then the same requests mostly from the cache."""
     folder = save(tmp_path, **ARCHITECTURES[name])
     prompts = [random_ids(n, seed=n) for n in LENGTHS]
-    with opened(folder, dtype="float32", page_size=page_size, max_num_batched_tokens=200) as llm:
+    with opened_in_float32(folder, page_size=page_size, max_num_batched_tokens=200) as llm:
         cold = llm.generate(prompts, greedy(24, logprobs=5, prompt_logprobs=5), use_tqdm=False)
         warm = llm.generate(prompts, greedy(24, logprobs=5), use_tqdm=False)
     assert sum(output.num_cached_tokens for output in warm) > 850
@@ -45,7 +46,7 @@ def test_scores_are_those_of_transformers(name: str, page_size: int, tmp_path: P
 def test_a_decode_step_of_many_rows(tmp_path: Path) -> None:
     folder = save(tmp_path, **ARCHITECTURES["llama"])
     prompts = [random_ids(5 + 7 * i, seed=i) for i in range(64)]
-    with opened(folder, dtype="float32") as llm:
+    with opened_in_float32(folder) as llm:
         check(folder, llm.generate(prompts, greedy(16, logprobs=5), use_tqdm=False))
 
 
@@ -64,19 +65,24 @@ def check(folder: Path, outputs: Sequence[RequestOutput]) -> None:
 
 @pytest.mark.parametrize("name", ["embedded", "sensitive"])
 def test_log_probabilities_equal_those_of_the_cpu(name: str, sensitive: Path) -> None:
-    """The sensitive model has heads of 32 dimensions, which CUDA supports in float32 only."""
+    """Both models have heads of 32 dimensions, for which attention has no kernel."""
     model = sensitive if name == "sensitive" else "tiny"
     prompts = [random_ids(40 + 100 * i, seed=i) for i in range(4)]
-    assert first_scores(model, "cuda", prompts) == pytest.approx(first_scores(model, "cpu", prompts), abs=1e-3)
+    settings = {"max_total_tokens": 8192, "max_num_seqs": 8, "max_model_len": None}
+    with opened_in_float32(model, **settings) as llm:
+        found = first_scores(llm, prompts)
+    with opened(model, device="cpu", dtype="float32", **settings) as llm:
+        assert found == pytest.approx(first_scores(llm, prompts), abs=1e-3)
 
 
-def first_scores(model: Path | str, device: Device, prompts: Sequence[Sequence[int]]) -> list[float]:
+def first_scores(llm: LLM, prompts: Sequence[Sequence[int]]) -> list[float]:
     """Returns log-probabilities of the likeliest first tokens, before any near-tie can change an answer."""
-    llm = LLM(model, device=device, dtype="float32", max_total_tokens=8192, max_num_seqs=8)
-    try:
-        outputs = llm.generate(prompts, greedy(2, logprobs=5), use_tqdm=False)
-    finally:
-        llm.shutdown()
+    outputs = llm.generate(prompts, greedy(2, logprobs=5), use_tqdm=False)
     firsts = [(output.outputs[0].logprobs or [{}])[0] for output in outputs]
     assert all(firsts)
     return [each.logprob for first in firsts for each in first.values()]
+
+
+def test_float32_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="float32 .*CUDA; use bfloat16 or float16, or set device to cpu"):
+        LLM(save(tmp_path), device="cuda", dtype="float32")

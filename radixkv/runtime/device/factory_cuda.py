@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.config import LoadFormat
 from radixkv.runtime.device import machine_cuda
-from radixkv.runtime.device.attention.cuda.base import Attention
 from radixkv.runtime.device.attention.cuda.flashinfer import AttentionShape, not_compiled
 from radixkv.runtime.device.attention.cuda.paged import PagedAttention
-from radixkv.runtime.device.attention.cuda.reference import ReferenceAttention
 from radixkv.runtime.device.executor_cuda import CudaExecutor
 from radixkv.runtime.device.graphs.decode import decode_buckets
 from radixkv.runtime.device.graphs.piecewise import token_buckets
@@ -64,7 +61,7 @@ def open_cuda_executor(
         kv_cache_memory_bytes: the pool's size; None takes the remaining memory.
         max_total_tokens: the pool's size in tokens; takes precedence over the other two settings.
         gpu_memory_utilization: the share of the GPU's memory that may be used in all.
-        dtype: ``bfloat16``, ``float16``, ``float32`` (slow), or ``auto``.
+        dtype: ``bfloat16``, ``float16``, or ``auto``.
         load_format: ``dummy`` creates random weights and reads only ``config.json``.
         enforce_eager: whether to run without CUDA graphs.
 
@@ -81,22 +78,16 @@ def open_cuda_executor(
             config = weights.config
             shape = AttentionShape(config.n_heads, config.n_kv_heads, config.head_dim, page_size, torch_dtype)
             windows = [window if window and window < max_model_len else None for window in config.windows]
-            if torch_dtype is not torch.float32:
-                machine_cuda.check_compiled(not_compiled(shape, windows, gpu.capability), machine)
+            machine_cuda.check_compiled(not_compiled(shape, windows, gpu.capability), machine)
             logger.info("loading %.1f GiB of weights onto %s", weights.n_bytes / _GIB, gpu.name)
             decoder = CudaDecoder(weights, max_model_len, device)
         page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, torch_dtype)
         layout = StagingLayout()
         rows = RowFields(max_rows, layout)
         width = -(-max_model_len // page_size)
-        attention: Attention[Any, Any]
-        if torch_dtype is torch.float32:
-            attention = ReferenceAttention(shape, windows, device=device)
-        else:
-            attention = PagedAttention(shape, windows, max_rows=max_rows, layout=layout, device=device)
-        has_graphs = torch_dtype is not torch.float32 and not enforce_eager
-        decode_sizes = decode_buckets(max_rows) if has_graphs else []
-        piecewise_sizes = token_buckets(max_tokens) if has_graphs else []
+        attention = PagedAttention(shape, windows, max_rows=max_rows, layout=layout, device=device)
+        decode_sizes = [] if enforce_eager else decode_buckets(max_rows)
+        piecewise_sizes = [] if enforce_eager else token_buckets(max_tokens)
         max_static_tokens = max(piecewise_sizes, default=0)
         runner = ModelRunner(
             decoder,

@@ -40,8 +40,7 @@ MAX_BLOCK_TABLE_TOKENS = (1 << 32) - 1
 PACKAGES = {"flashinfer-python": ((0, 6, 12), (0, 6, 13)), "triton": ((3, 6), (3, 8))}
 """Packages of the extra ``cuda``: lowest version, and version to stay below. Keep in step with pyproject.toml."""
 
-_HALF_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-_DTYPES = {**_HALF_DTYPES, "float32": torch.float32}
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _INSTALL = "pip install 'radixkv[cuda]'"
 _USE_CPU = "set device to cpu"
 _GIB = 1 << 30
@@ -209,24 +208,19 @@ def check_block_tables(max_rows: int, max_model_len: int, page_size: int) -> Non
         )
 
 
-def check_model(config: DecoderConfig, dtype: torch.dtype) -> None:
-    """Raises ``ConfigError`` for a checkpoint that runs on the CPU only, or in float32 only."""
+def check_model(config: DecoderConfig) -> None:
+    """Raises ``ConfigError`` for a checkpoint that runs on the CPU only."""
     head_dim = config.head_dim
-    is_power_of_two = head_dim & (head_dim - 1) == 0
-    if head_dim not in HEAD_SIZES and not (dtype is torch.float32 and is_power_of_two):
+    if head_dim not in HEAD_SIZES:
         *some, last = HEAD_SIZES
-        remedy = "set dtype to float32, or device to cpu" if is_power_of_two else _USE_CPU
         raise ConfigError(
             f"this {config.architecture} has heads of size {head_dim}; CUDA's kernels are built for "
-            f"{', '.join(map(str, some))} and {last}, and in float32 for powers of two; {remedy}"
+            f"{', '.join(map(str, some))} and {last}; {_USE_CPU}"
         )
-    if dtype is not torch.float32 and config.n_heads // config.n_kv_heads > (
-        limit := MAX_HEADS_PER_KV_HEAD[head_dim]
-    ):
+    if config.n_heads // config.n_kv_heads > (limit := MAX_HEADS_PER_KV_HEAD[head_dim]):
         raise ConfigError(
             f"this {config.architecture} has {config.n_heads} heads for {config.n_kv_heads} KV heads; CUDA's "
-            f"kernels are built for up to {limit} heads of size {head_dim} a KV head; set dtype to float32, or "
-            "device to cpu"
+            f"kernels are built for up to {limit} heads of size {head_dim} a KV head; {_USE_CPU}"
         )
     if any(config.experts_of(layer) for layer in range(config.n_layers)):
         raise ConfigError(
@@ -240,10 +234,15 @@ def choose_dtype(setting: str, config: Mapping[str, Any]) -> torch.dtype:
     Args:
         setting: ``auto`` or a dtype's name.
         config: the checkpoint's ``config.json``.
+
+    Raises:
+        ConfigError: CUDA's kernels do not compute in that dtype.
     """
     if setting == "auto":
         own = config.get("dtype") or config.get("torch_dtype")  # Transformers 5 and 4
-        return _HALF_DTYPES.get(str(own), torch.bfloat16)
+        return _DTYPES.get(str(own), torch.bfloat16)
+    if setting not in _DTYPES:
+        raise ConfigError(f"dtype {setting} is not supported on CUDA; use bfloat16 or float16, or {_USE_CPU}")
     return _DTYPES[setting]
 
 

@@ -45,7 +45,7 @@ def check_for_cuda(
     torch_dtype = machine_cuda.choose_dtype(dtype, checkpoint.config)
     with open_weights(checkpoint, load_format="dummy", dtype=torch_dtype) as weights:
         config, n_bytes = weights.config, weights.n_bytes
-    machine_cuda.check_model(config, torch_dtype)
+    machine_cuda.check_model(config)
     machine_cuda.check_weights_fit(n_bytes, gpu)
     plan_pages(
         PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, torch_dtype),

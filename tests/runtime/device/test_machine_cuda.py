@@ -192,14 +192,14 @@ def test_a_context_that_the_checkpoint_does_not_have(max_model_len: int) -> None
         check_max_model_len(max_model_len, 8192)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_models_that_only_the_cpu_runs(dtype: torch.dtype) -> None:
+def test_models_that_only_the_cpu_runs() -> None:
     for head_dim in HEAD_SIZES:
-        check_model(parse({"head_dim": head_dim}), dtype)
-    with pytest.raises(ConfigError, match="heads of size 80.* 64, 128 and 256.*device to cpu"):
-        check_model(parse({"head_dim": 80}), dtype)
+        check_model(parse({"head_dim": head_dim}))
+    for head_dim in (2, 32, 80, 512):
+        with pytest.raises(ConfigError, match=f"heads of size {head_dim}.* 64, 128 and 256.*device to cpu"):
+            check_model(parse({"head_dim": head_dim}))
     with pytest.raises(ConfigError, match="MixtralForCausalLM .*experts.*device to cpu"):
-        check_model(parse(MIXTRAL), dtype)
+        check_model(parse(MIXTRAL))
 
 
 @pytest.mark.parametrize(("head_dim", "most"), [(64, 64), (128, 64), (256, 32)])
@@ -207,17 +207,9 @@ def test_models_with_more_heads_per_kv_head_than_a_tile_holds(head_dim: int, mos
     def model(n_heads: int) -> DecoderConfig:
         return parse({"head_dim": head_dim, "num_attention_heads": n_heads, "num_key_value_heads": 1})
 
-    check_model(model(most), torch.float16)
-    check_model(model(most + 1), torch.float32)
-    with pytest.raises(ConfigError, match=f"{most + 1} heads .* {most} heads .*float32"):
-        check_model(model(most + 1), torch.float16)
-
-
-@pytest.mark.parametrize("head_dim", [2, 16, 32, 512])
-def test_models_that_cuda_runs_in_float32_only(head_dim: int) -> None:
-    check_model(parse({"head_dim": head_dim}), torch.float32)
-    with pytest.raises(ConfigError, match=f"heads of size {head_dim}.*float32.*cpu"):
-        check_model(parse({"head_dim": head_dim}), torch.bfloat16)
+    check_model(model(most))
+    with pytest.raises(ConfigError, match=f"{most + 1} heads .* {most} heads .*device to cpu"):
+        check_model(model(most + 1))
 
 
 @pytest.mark.parametrize(
@@ -231,11 +223,15 @@ def test_models_that_cuda_runs_in_float32_only(head_dim: int) -> None:
         ("auto", {}, torch.bfloat16),
         ("float16", {"torch_dtype": "bfloat16"}, torch.float16),
         ("bfloat16", {"torch_dtype": "float16"}, torch.bfloat16),
-        ("float32", {"torch_dtype": "float16"}, torch.float32),
     ],
 )
 def test_dtypes(setting: str, config: dict[str, Any], dtype: torch.dtype) -> None:
     assert choose_dtype(setting, config) is dtype
+
+
+def test_a_dtype_that_only_the_cpu_computes_in() -> None:
+    with pytest.raises(ConfigError, match="float32 .*CUDA; use bfloat16 or float16, or set device to cpu"):
+        choose_dtype("float32", {"torch_dtype": "float32"})
 
 
 def test_weights_larger_than_the_free_memory() -> None:

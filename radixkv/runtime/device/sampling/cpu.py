@@ -74,18 +74,18 @@ class Sampler:
             DeviceError: token ids are outside the vocabulary, all tokens are banned, or penalties have no history.
         """
         check_histories(batch_slots, sampling, [seen is not None for seen in self._seen])
-        for batch_slot, row in zip(batch_slots, sampling, strict=True):
-            self._adopt(batch_slot, row)
+        for batch_slot, settings in zip(batch_slots, sampling, strict=True):
+            self._adopt(batch_slot, settings)
         tokens, is_finite = _likeliest(logits)
         finite = is_finite.nonzero()[:, 0].tolist()
         drawn = [row for row in finite if has_edits(sampling[row]) or not is_greedy(sampling[row])]
         top_ks = {row: top_k_of(sampling[row], self._vocab_size) for row in drawn}
         for chunk in self._chunks([row for row in drawn if top_ks[row]]):
-            values, settings = self._edited(logits, chunk, batch_slots, sampling)
-            tokens[chunk] = _draw_listed(values, settings, [top_ks[row] for row in chunk])
+            values = self._edited(logits, chunk, batch_slots, sampling)
+            tokens[chunk] = _draw_listed(values, [sampling[row] for row in chunk], [top_ks[row] for row in chunk])
         for chunk in self._chunks([row for row in drawn if not top_ks[row]]):
-            values, settings = self._edited(logits, chunk, batch_slots, sampling)
-            tokens[chunk] = _draw_unlisted(values, settings, self._workspace)
+            values = self._edited(logits, chunk, batch_slots, sampling)
+            tokens[chunk] = _draw_unlisted(values, [sampling[row] for row in chunk], self._workspace)
         sampled: list[SampledToken | None] = [None] * len(sampling)
         chosen = tokens.tolist()
         for row in finite:
@@ -137,8 +137,8 @@ class Sampler:
 
     def _edited(
         self, logits: Tensor, rows: Sequence[int], batch_slots: Sequence[int], sampling: Sequence[RowSampling]
-    ) -> tuple[Tensor, Sequence[RowSampling]]:
-        """Returns the logits of rows after biases, bans and penalties, as ``_take``, and the rows' settings."""
+    ) -> Tensor:
+        """Returns the logits of rows after biases, bans and penalties, in whole blocks as ``_take``."""
         values = _take(logits, rows)
         edited = [(index, row) for index, row in enumerate(rows) if has_edits(sampling[row])]
         if edited:
@@ -148,7 +148,7 @@ class Sampler:
                 values[index].index_add_(0, torch.from_numpy(biases.ids), torch.from_numpy(biases.values))
             if sampling[row].has_penalties and (seen := self._seen[batch_slots[row]]) is not None:
                 seen.penalise(values[index], sampling[row])
-        return values, [sampling[row] for row in rows]
+        return values
 
     def _logprobs(
         self, logits: Tensor, tokens: Tensor, rows: Sequence[tuple[int, int]]
@@ -300,7 +300,7 @@ def _draw_once(weights: Tensor, sampling: Sequence[RowSampling], n_rounds: int) 
 
 def _weights(logits: Tensor, temperatures: Sequence[float], workspace: Tensor) -> Tensor:
     """Returns the softmax of each row at its temperature, in the workspace, [2, at least rows, n]."""
-    distances, weights = workspace[:, : len(logits)]
+    distances, weights = workspace[0, : len(logits)], workspace[1, : len(logits)]
     # The maximum is subtracted first, because a quotient could overflow.
     torch.sub(logits, logits.amax(-1, keepdim=True), out=distances)
     torch.softmax(distances.div_(_column(temperatures, torch.float32)), -1, out=weights)
@@ -308,7 +308,9 @@ def _weights(logits: Tensor, temperatures: Sequence[float], workspace: Tensor) -
 
 
 def _block_sums(weights: Tensor) -> Tensor:
-    return weights.unflatten(1, (-1, _BLOCK)).sum(-1)
+    """Returns the sum of each block, [rows, blocks]."""
+    sums: Tensor = weights.unflatten(1, (-1, _BLOCK)).sum(-1)
+    return sums
 
 
 def _index_above(weights: Tensor, uniform: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""CUDA's float32 attention, which is plain torch and runs on the CPU too, against the definition in float64."""
+"""The float32 oracle of CUDA's attention, which runs on the CPU too, against the definition in float64."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from radixkv.runtime.device.attention.cuda.base import Attention, LayerAttention
 from radixkv.runtime.device.attention.cuda.flashinfer import AttentionShape
-from radixkv.runtime.device.attention.cuda.reference import ReferenceAttention
 from radixkv.runtime.device.attention.cuda.work_items import Ints
 from radixkv.runtime.device.staging_cuda import Staging, StagingBuffer, StagingLayout
+from support.reference_attention import ReferenceAttention
 
 CPU = torch.device("cpu")
 MAX_ROWS = 12
@@ -149,7 +149,7 @@ def test_rows_that_need_several_groups_of_tiles(monkeypatch: pytest.MonkeyPatch)
     shape = shape_of()
     expected = World(shape, [None], [*DECODE, *PROMPTS]).expected([*DECODE, *PROMPTS], 0).float()
     for max_values in (1, 1 << 14, 1 << 18):
-        monkeypatch.setattr("radixkv.runtime.device.attention.cuda.reference._MAX_VALUES", max_values)
+        monkeypatch.setattr("support.reference_attention._MAX_VALUES", max_values)
         world = World(shape, [None], [*DECODE, *PROMPTS])
         out = world.run(plan_step(world.connected(), DECODE, PROMPTS), 0, world.q)
         torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Attention in float32, which FlashInfer lacks, in plain torch: for comparisons, not for speed."""
+"""Attention in float32 for CUDA's decoder, in plain torch: an oracle, because FlashInfer has no float32."""
 
 from __future__ import annotations
 
