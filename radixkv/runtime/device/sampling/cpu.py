@@ -138,11 +138,12 @@ class Sampler:
     def _edited(
         self, logits: Tensor, rows: Sequence[int], batch_slots: Sequence[int], sampling: Sequence[RowSampling]
     ) -> Tensor:
-        """Returns the logits of rows after biases, bans and penalties, in whole blocks as ``_take``."""
+        """Returns the logits of rows after biases, bans and penalties, in whole blocks: ``_take``, or a copy in the
+        second workspace."""
         values = _take(logits, rows)
         edited = [(index, row) for index, row in enumerate(rows) if has_edits(sampling[row])]
         if edited:
-            values = values.clone()
+            values = self._workspace[1, : len(rows)].copy_(values)
         for index, row in edited:
             if (biases := self._biases[batch_slots[row]]) is not None:
                 values[index].index_add_(0, torch.from_numpy(biases.ids), torch.from_numpy(biases.values))
