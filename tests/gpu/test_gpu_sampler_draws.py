@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from sampler_support import DRAWN, VOCAB, history, normal, peaked, sample
 from torch import Tensor
 
+from radixkv.runtime.device.sampling.settings import uniforms
 from radixkv.runtime.step.plan import RowSampling
 from radixkv.wire import unpack_tokens
 
@@ -177,3 +178,14 @@ def test_equal_seeds_give_equal_tokens_and_others_differ() -> None:
     tokens = sample(logits.expand(20, -1).contiguous(), drawn)[0]
     assert tokens == sample(logits.expand(20, -1).contiguous(), drawn)[0]
     assert Counter(tokens).most_common(1)[0][1] <= 2
+
+
+def test_the_random_numbers_are_those_of_the_cpu() -> None:
+    """Of 128 equal logits, the token is the random number's place among them."""
+    drawn = [
+        replace(DRAWN, top_k=128, seed=seed, index=index)
+        for seed in (0, 1, 1 << 40, (1 << 64) - 1)
+        for index in range(5)
+    ]
+    expected = [int(128 * uniforms(row.seed, row.index)[0]) for row in drawn]
+    assert sample(torch.zeros(20, VOCAB), drawn)[0] == expected
