@@ -147,7 +147,7 @@ class LogitEdits:
         self._biases[batch_slot] = _SentBiases(parsed, to_device(entries, self._device))
 
     def _fill(self, histories: Sequence[tuple[int, NDArray[np.int64], NDArray[np.int64]]]) -> None:
-        """Sets the counts of all given batch slots, each with the tokens of prompt and output, in a few operations."""
+        """Sets the counts of all given batch slots, in a few operations."""
         batch_slots = np.array([batch_slot for batch_slot, _, _ in histories], dtype=np.int64)
         self._counts.index_fill_(0, to_device(batch_slots, self._device), 0)
         flat = self._counts.view(-1)
