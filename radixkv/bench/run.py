@@ -14,7 +14,7 @@ import msgspec
 from radixkv.bench.environment import environment
 from radixkv.bench.load.accounting import TokenCounts, accounting, server_token_counts
 from radixkv.bench.load.arrivals import Load, is_open_loop
-from radixkv.bench.load.client import SILENCE_LIMIT_S, OpenAIClient
+from radixkv.bench.load.client import OpenAIClient
 from radixkv.bench.load.generator import LoadGenerator, RunInterrupted
 from radixkv.bench.load.prompt_encoder import PromptEncoder
 from radixkv.bench.load.record import Measurement
@@ -23,6 +23,7 @@ from radixkv.bench.session import Session, single_request_session
 from radixkv.bench.workloads.catalog import Workload, warmup_sessions
 from radixkv.bench.workloads.parameters import MAX_COUNT
 from radixkv.bench.workloads.source import Source
+from radixkv.client.http import SILENCE_LIMIT_S
 from radixkv.errors import ConfigError, RadixKVError, shortened
 from radixkv.terminal_progress import Progress
 

@@ -1,21 +1,21 @@
-"""HTTP client of the commands that talk to a running server."""
+"""Requests of the commands that talk to a running server."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import asyncio
+from collections.abc import Coroutine, Generator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import httpx
 import msgspec
 
-from radixkv.bench.load.address import server_address
-from radixkv.bench.load.events import EventReader
+from radixkv.client.errors import BadReply, StatusError
+from radixkv.client.events import EventReader
+from radixkv.client.http import HTTPClient
 from radixkv.errors import ConfigError, RadixKVError
 
 ReplyT = TypeVar("ReplyT")
-
-READ_TIMEOUT_S = 600.0
+T = TypeVar("T")
 
 
 class ServerError(RadixKVError):
@@ -23,87 +23,87 @@ class ServerError(RadixKVError):
 
 
 class ServerClient:
-    """A client of one server's JSON API and a context manager.
-
-    Every method raises ``ConfigError`` if nothing answers at the address, and ``ServerError`` if the server answers
-    with an error or with JSON of another type.
+    """A client of one server's JSON API and a context manager; its calls block.
 
     Args:
         base_url: the server's address, with or without the final ``/v1``.
         api_key: sent as ``Authorization: Bearer``.
+
+    Every method raises ``ConfigError`` if nothing answers at the address, and ``ServerError`` if the server answers
+    with an error or with JSON of another type. Ctrl-C cancels the request and raises ``KeyboardInterrupt``.
     """
 
     def __init__(self, base_url: str, api_key: str | None = None) -> None:
-        self._address = server_address(base_url)
-        self._client = httpx.Client(
-            headers={} if api_key is None else {"authorization": f"Bearer {api_key}"},
-            timeout=httpx.Timeout(READ_TIMEOUT_S, connect=30.0),
-        )
+        self._http = HTTPClient(base_url, api_key=api_key, use_environment=True)
+        self._loop = asyncio.Runner()
 
     def __enter__(self) -> Self:
+        self._loop.run(self._http.__aenter__())
         return self
 
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._client.close()
+        self._loop.run(self._http.__aexit__(error_type, error, traceback))
+        self._loop.close()
 
     def get(self, path: str, response_type: type[ReplyT]) -> ReplyT:
         """Returns the response of a GET request."""
-        return self._request("GET", path, None, response_type)
+        return self._decode(path, self._run(path, self._http.request("GET", path)), response_type)
 
     def post(self, path: str, body: dict[str, Any], response_type: type[ReplyT]) -> ReplyT:
         """Returns the response of a POST request."""
-        return self._request("POST", path, body, response_type)
+        reply = self._run(path, self._http.request("POST", path, msgspec.json.encode(body)))
+        return self._decode(path, reply, response_type)
 
     def stream(self, path: str, body: dict[str, Any], response_type: type[ReplyT]) -> Generator[ReplyT, None, None]:
         """Yields the events of a streamed response, without the final ``[DONE]``. Closing it disconnects."""
         reader = EventReader()
-        try:
-            with self._client.stream("POST", self._address + path, json=body) as reply:
-                self._check_status(path, reply)
-                for piece in reply.iter_bytes():
-                    for data in reader.push(piece):
-                        if data == b"[DONE]":
-                            return
-                        yield self._decode(path, data, response_type)
-        except httpx.HTTPError as error:
-            raise self._connection_error(path, error) from None
-        raise ServerError(f"{self._address}{path}: the stream ended early")
+        pieces = self._http.stream(path, msgspec.json.encode(body))
 
-    def _request(self, method: str, path: str, body: dict[str, Any] | None, response_type: type[ReplyT]) -> ReplyT:
-        try:
-            reply = self._client.request(method, self._address + path, json=body)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise self._connection_error(path, error) from None
-        self._check_status(path, reply)
-        return self._decode(path, reply.content, response_type)
+        async def next_piece() -> bytes:
+            return await anext(pieces, b"")
 
-    def _check_status(self, path: str, reply: httpx.Response) -> None:
-        if reply.is_success:
-            return
-        text = reply.read().decode("utf-8", "replace")
         try:
-            text = msgspec.json.decode(text)["error"]["message"]
-        except (msgspec.MsgspecError, KeyError, TypeError):
-            text = text[:300]
-        remedy = "; give the server's key with --api-key" if reply.status_code == 401 else ""
-        raise ServerError(f"{self._address}{path} answered {reply.status_code}: {text}{remedy}")
+            while piece := self._run(path, next_piece()):
+                for data in reader.push(piece):
+                    if data == b"[DONE]":
+                        return
+                    yield self._decode(path, data, response_type)
+        finally:
+            self._loop.run(pieces.aclose())
+        raise ServerError(f"{self._http.address}{path}: the stream ended early")
+
+    def _run(self, path: str, request: Coroutine[Any, Any, T]) -> T:
+        address = f"{self._http.address}{path}"
+        try:
+            return self._loop.run(request)
+        except StatusError as error:
+            text = _error_message(error.text)
+            raise ServerError(f"{address} answered {error.status}: {text}{error.remedy}") from None
+        except BadReply as error:
+            raise ConfigError(f"{address} does not answer: {error}; is the server running?") from None
 
     def _decode(self, path: str, data: bytes, response_type: type[ReplyT]) -> ReplyT:
+        address = f"{self._http.address}{path}"
         try:
             content = msgspec.json.decode(data, type=dict[str, Any])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise ServerError(f"{self._address}{path} did not answer with a JSON object: {error}") from None
+            raise ServerError(f"{address} did not answer with a JSON object: {error}") from None
         if content.get("error") is not None:
-            raise ServerError(f"{self._address}{path} failed: {content['error']}")
+            raise ServerError(f"{address} failed: {content['error']}")
         try:
             return msgspec.convert(content, response_type)
         except msgspec.ValidationError as error:
             raise ServerError(
-                f"{self._address}{path} does not answer as this command expects: {error}; check --base-url"
+                f"{address} does not answer as this command expects: {error}; check --base-url"
             ) from None
 
-    def _connection_error(self, path: str, error: Exception) -> ConfigError:
-        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return ConfigError(f"{self._address}{path} does not answer: {reason}; is the server running?")
+
+def _error_message(text: str) -> str:
+    """Returns OpenAI's ``error.message`` of a response, or the beginning of another response."""
+    try:
+        message: str = msgspec.json.decode(text)["error"]["message"]
+    except (msgspec.MsgspecError, KeyError, TypeError):
+        return text[:300]
+    return message

@@ -2,7 +2,7 @@
 
 from array import array
 
-from radixkv.bench.load.chunks import PromptTokensDetails, Usage
+from radixkv.client.chunks import PromptTokensDetails, Usage
 from radixkv.bench.load.record import ChoiceRecord, Measurement, Record
 from radixkv.bench.report.run_metrics import run_metrics
 

@@ -1,38 +1,21 @@
-"""HTTP client that records the arrival times of streamed answers."""
+"""Client of the server that is measured, which records the arrival times of streamed answers."""
 
 from __future__ import annotations
 
 import asyncio
-import io
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
 
-import aiohttp
 import msgspec
 
-from radixkv.bench.load.address import server_address
-from radixkv.bench.load.chunks import BadReply
-from radixkv.bench.load.events import EventReader
 from radixkv.bench.load.record import Record
+from radixkv.client.events import EventReader
+from radixkv.client.errors import BadReply, StatusError
+from radixkv.client.http import LARGE_BODY_BYTES, HTTPClient
 from radixkv.errors import ConfigError
 
-SILENCE_LIMIT_S = 600.0
-"""Default limit of the time without a byte from the server, in completions."""
-CONNECT_LIMIT_S = 30.0
-"""Limit of the time to connect."""
 FETCH_LIMIT_S = 30.0
 """Limit of the total time of a request that is no completion."""
-KEEP_ALIVE_S = 3.0
-"""Idle time after which connections are closed.
-
-It is shorter than the servers' own (uvicorn: 5 s): a request on a connection that the server closes would fail.
-"""
-LARGE_BODY_BYTES = 1 << 18
-"""Longer requests are sent in pieces and longer replies are parsed in a thread, to keep the event loop free."""
 PROBE_LIMIT_S = 1.0
 """A server that takes no connection for this long counts as gone."""
 
@@ -43,51 +26,11 @@ They are those of radixkv and SGLang, of earlier SGLang, and of vLLM.
 """
 
 
-class OpenAIClient:
-    """Client of one OpenAI-compatible server; used as ``async with``.
+class OpenAIClient(HTTPClient):
+    """``HTTPClient`` of an OpenAI-compatible server, with times of what its streams bring."""
 
-    Args:
-        base_url: the server's address, with or without the final ``/v1``.
-        api_key: sent as ``Authorization: Bearer``.
-        use_environment: whether proxies and certificates of the environment apply.
-        silence_limit_s: a request fails if the server sends nothing for longer.
-
-    Raises:
-        ConfigError: ``base_url`` is no HTTP URL.
-    """
-
-    def __init__(
-        self,
-        base_url: str,
-        *,
-        api_key: str | None = None,
-        use_environment: bool = False,
-        silence_limit_s: float = SILENCE_LIMIT_S,
-    ) -> None:
-        self.address = server_address(base_url)
-        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._use_environment = use_environment
-        self._silence_limit_s = silence_limit_s
-        self._last_received = -math.inf
-
-    async def __aenter__(self) -> Self:
-        self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
-            # Compression would change the pieces in which a stream arrives.
-            headers={**self._headers, "Accept-Encoding": "identity"},
-            timeout=aiohttp.ClientTimeout(
-                total=None,
-                sock_connect=min(CONNECT_LIMIT_S, self._silence_limit_s),
-                sock_read=self._silence_limit_s,
-            ),
-            trust_env=self._use_environment,
-        )
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._http.close()
+    _last_received = -math.inf
+    """When a stream brought a byte last, as a value of ``time.perf_counter``."""
 
     async def model(self) -> str:
         """Returns the name of the first model that the server lists.
@@ -178,21 +121,13 @@ class OpenAIClient:
         clock = time.perf_counter
         record.started = clock()
         try:
-            with _transport_errors():
-                # aiohttp sends a file object in pieces, between which other requests get their time stamps.
-                data = body if len(body) <= LARGE_BODY_BYTES else io.BytesIO(body)
-                async with self._http.post(
-                    self.address + path, data=data, headers={"Content-Type": "application/json"}
-                ) as reply:
-                    if not reply.ok:
-                        self._last_received = clock()
-                        raise _status_error(reply.status, await reply.read())
-                    content = reply.content
-                    while piece := await content.readany():  # to the end, so that the connection can be reused
-                        self._last_received = now = clock()
-                        pieces.append((now, piece))
+            async for piece in self.stream(path, body):
+                self._last_received = now = clock()
+                pieces.append((now, piece))
         except BadReply as error:
             failure = error
+            if isinstance(error, StatusError):
+                self._last_received = clock()
         # Failed requests are parsed too: the stream may have the reason before it breaks off.
         if sum(len(piece) for _, piece in pieces) > LARGE_BODY_BYTES:
             await asyncio.to_thread(_parse, pieces, record)
@@ -203,13 +138,7 @@ class OpenAIClient:
         record.check_complete(n_choices)
 
     async def _fetch(self, method: str, path: str) -> bytes:
-        with _transport_errors():
-            limit = aiohttp.ClientTimeout(total=min(FETCH_LIMIT_S, self._silence_limit_s))
-            async with self._http.request(method, self.address + path, timeout=limit) as reply:
-                text = await reply.read()
-        if not reply.ok:
-            raise _status_error(reply.status, text)
-        return text
+        return await self.request(method, path, limit_s=min(FETCH_LIMIT_S, self.silence_limit_s))
 
 
 class _Model(msgspec.Struct):
@@ -230,29 +159,3 @@ def _parse(pieces: list[tuple[float, bytes]], record: Record) -> None:
             record.add_event(data, arrival)
     for data in reader.finish():
         record.add_event(data, arrival)
-
-
-def _status_error(status: int, text: bytes) -> BadReply:
-    remedy = "; give the server's key with --api-key" if status == 401 else ""
-    return BadReply(f"http_{status}", f"HTTP status {status}: {text.decode('utf-8', 'replace')[:300]}{remedy}")
-
-
-@contextmanager
-def _transport_errors() -> Iterator[None]:
-    """Turns aiohttp's errors into ``BadReply``."""
-    try:
-        yield
-    except TimeoutError as error:  # the base class of aiohttp's several timeout errors
-        raise BadReply("timeout", _reason(error)) from None
-    except aiohttp.ClientConnectorError as error:
-        raise BadReply("connect", _reason(error)) from None
-    except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError) as error:
-        raise BadReply("disconnect", _reason(error)) from None
-    except aiohttp.ClientResponseError as error:  # the reply is not valid HTTP
-        raise BadReply("stream", _reason(error)) from None
-    except (aiohttp.ClientError, ValueError) as error:
-        raise BadReply("connect", _reason(error)) from None
-
-
-def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from radixkv.bench.load.arrivals import Load
-from radixkv.bench.load.chunks import BadReply
+from radixkv.client.errors import BadReply
 from radixkv.bench.load.client import OpenAIClient
 from radixkv.bench.load.garbage_collection import young_collections_only
 from radixkv.bench.load.prefetch import PreparedSession, SessionPrefetcher

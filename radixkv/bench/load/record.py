@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from radixkv.bench.load.chunks import BadReply, ChunkChoice, Usage, read_chunk, read_token_ids
+from radixkv.client.chunks import ChunkChoice, Usage, read_chunk, read_token_ids
+from radixkv.client.errors import BadReply
 
 
 @dataclass

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from radixkv.bench.load.chunks import BadReply, read_chunk
+from radixkv.client.chunks import read_chunk
+from radixkv.client.errors import BadReply
 
 DEEP = "[" * 100_000 + "]" * 100_000
 

@@ -1,4 +1,4 @@
-"""Parsing of the events of an OpenAI-compatible stream."""
+"""Parsing of the events of a streamed completion in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from radixkv.errors import RadixKVError
+from radixkv.client.errors import BadReply
 
 MAX_CHOICES = 1024
 """Upper bound of a choice's index; a larger index is an error of the server."""
@@ -16,19 +16,6 @@ NULL = msgspec.Raw(b"null")
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
-
-
-class BadReply(RadixKVError):
-    """A server's reply is an error, is malformed, or ends early.
-
-    Args:
-        kind: the ``error_kind`` of the request's record.
-        message: the error's text.
-    """
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixkv.bench.load.events import EventReader
+from radixkv.client.events import EventReader
 
 
 def read(pieces):

@@ -1,0 +1,1 @@
+"""The HTTP client of the commands and benchmarks that talk to an OpenAI-compatible server."""
