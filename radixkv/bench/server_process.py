@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -13,14 +12,17 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import IO
 
-import httpx
-
+from radixkv.child_process import ChildProcess
+from radixkv.client.errors import BadReply
+from radixkv.client.http import HTTPClient
 from radixkv.errors import RadixKVError
 
 START_LIMIT_S = 900.0
 """Time limit of a server's start; it may have to download a checkpoint."""
 STOP_LIMIT_S = 20.0
 """Time limit of a server's orderly stop."""
+PROBE_LIMIT_S = 5.0
+"""Time limit of one question whether the server is ready."""
 
 HEAD_BYTES = 1 << 20
 """Bytes at the beginning of the server's log that are searched for its address."""
@@ -44,52 +46,36 @@ async def running_server(flags: Sequence[str], *, start_limit_s: float = START_L
     Raises:
         ServerFailed: the server ended, or was not ready in time; the text has the last line of its log.
     """
-    python = [sys.executable, "-m"]
-    serve = [*python, "radixkv.cli", "serve", *flags, "--host", "127.0.0.1", "--port", "0"]
+    serve = [sys.executable, "-m", "radixkv.cli", "serve", *flags, "--host", "127.0.0.1", "--port", "0"]
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            [*python, "radixkv.bench.parent_death", str(os.getpid()), *serve],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            start_new_session=True,  # so that Ctrl-C reaches this process alone, which stops the server in order
-        )
+        process = await ChildProcess.start(serve, output=log, environment={**os.environ, "PYTHONUNBUFFERED": "1"})
         try:
             yield await _wait_until_ready(process, log, start_limit_s)
-            if process.poll() is not None:
-                raise ServerFailed(f"the server ended with status {process.returncode}: {_last_line(log)}")
+            if process.return_code is not None:
+                raise ServerFailed(f"the server ended with status {process.return_code}: {_last_line(log)}")
         finally:
-            _stop(process)
+            await process.stop(STOP_LIMIT_S)
 
 
-async def _wait_until_ready(process: subprocess.Popen[bytes], log: IO[bytes], limit_s: float) -> str:
+async def _wait_until_ready(process: ChildProcess, log: IO[bytes], limit_s: float) -> str:
     deadline = time.monotonic() + limit_s
-    async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
-        while time.monotonic() < deadline:
-            if process.poll() is not None:
-                raise ServerFailed(f"the server ended before it was ready: {_last_line(log)}")
-            match = _ADDRESS.search(_read_log(log, 0, HEAD_BYTES))
-            if match and await _is_healthy(client, match[0].decode()):
-                return match[0].decode()
-            await asyncio.sleep(0.05)
+    while time.monotonic() < deadline:
+        if process.return_code is not None:
+            raise ServerFailed(f"the server ended before it was ready: {_last_line(log)}")
+        match = _ADDRESS.search(_read_log(log, 0, HEAD_BYTES))
+        if match and await _is_healthy(match[0].decode()):
+            return match[0].decode()
+        await asyncio.sleep(0.05)
     raise ServerFailed(f"the server was not ready within {limit_s:g} s: {_last_line(log)}")
 
 
-async def _is_healthy(client: httpx.AsyncClient, address: str) -> bool:
-    try:
-        return (await client.get(f"{address}/health")).is_success
-    except httpx.HTTPError:
-        return False
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+async def _is_healthy(address: str) -> bool:
+    async with HTTPClient(address) as client:
+        try:
+            await client.request("GET", "/health", limit_s=PROBE_LIMIT_S)
+        except BadReply:
+            return False
+    return True
 
 
 def _last_line(log: IO[bytes]) -> str:

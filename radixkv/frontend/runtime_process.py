@@ -11,7 +11,6 @@ import signal
 import stat
 import sys
 import tempfile
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Self
 
 import msgspec
 
+from radixkv.child_process import ChildProcess
 from radixkv.config import EngineConfig
 from radixkv.errors import RadixKVError, RuntimeDied
 from radixkv.frontend.client import RuntimeClient
@@ -38,7 +38,7 @@ STOP_TIMEOUT_S = 1.0
 class RuntimeProcess:
     """The runtime process and the client connected to it. Use ``start`` to create one."""
 
-    def __init__(self, process: Process, client: RuntimeClient, ready: Ready, cleanup: AsyncExitStack) -> None:
+    def __init__(self, process: ChildProcess, client: RuntimeClient, ready: Ready, cleanup: AsyncExitStack) -> None:
         self.client = client
         self.ready = ready
         self._process = process
@@ -68,9 +68,8 @@ class RuntimeProcess:
             socket_path = str(folder / SOCKET_NAME)
             client = RuntimeClient(socket_path, metrics)
             cleanup.push_async_callback(client.close)
-            process = await _spawn(command)
-            cleanup.push_async_callback(_terminate, process)
-            _send_start(process, Start(engine, str(checkpoint_folder), socket_path))
+            process = await _spawn(command, Start(engine, str(checkpoint_folder), socket_path))
+            cleanup.push_async_callback(process.close)
             ready = await _wait_until_ready(process, client, timeout_s)
             return cls(process, client, ready, cleanup.pop_all())
 
@@ -104,12 +103,11 @@ class RuntimeProcess:
 
     def kill(self) -> None:
         """Kills the process in the middle of its work; ``stop`` must follow."""
-        if self._process.returncode is None:
-            self._process.kill()
+        self._process.kill()
 
     async def stop(self) -> None:
         """Ends the process: by a drain if it is idle, by a kill otherwise."""
-        if self._process.returncode is None and self.client.n_in_flight == 0:
+        if self._process.return_code is None and self.client.n_in_flight == 0:
             self.client.drain()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STOP_TIMEOUT_S):
@@ -150,9 +148,8 @@ async def preflight(
         RadixKVError: the process failed, or took longer than ``timeout_s``.
     """
     async with AsyncExitStack() as cleanup:
-        process = await _spawn(command)
-        cleanup.push_async_callback(_terminate, process)
-        _send_start(process, Start(engine, str(checkpoint_folder), socket_path=""))
+        process = await _spawn(command, Start(engine, str(checkpoint_folder), socket_path=""))
+        cleanup.push_async_callback(process.close)
         try:
             async with asyncio.timeout(timeout_s):
                 code = await process.wait()
@@ -166,9 +163,11 @@ async def preflight(
             raise RadixKVError(f"the process that looks at the machine ended with code {code}")
 
 
-async def _spawn(command: Sequence[str]) -> Process:
-    """Spawns a process in its own session, so that a terminal's Ctrl-C never reaches it."""
-    return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, start_new_session=True)
+async def _spawn(command: Sequence[str], start: Start) -> ChildProcess:
+    """Spawns a process and sends it the start line. The pipe stays open: its end tells that the frontend is gone."""
+    process = await ChildProcess.start(command)
+    process.send_line(msgspec.json.encode(start))
+    return process
 
 
 def _remove_stale_folders(parent: Path) -> None:
@@ -202,13 +201,7 @@ def _is_own(path: Path, kind: int) -> bool:
     return status.st_uid == os.getuid() and stat.S_IFMT(status.st_mode) == kind
 
 
-def _send_start(process: Process, start: Start) -> None:
-    """Sends the start line. The pipe stays open: its end tells the runtime that the frontend is gone."""
-    assert process.stdin is not None
-    process.stdin.write(msgspec.json.encode(start) + b"\n")
-
-
-async def _wait_until_ready(process: Process, client: RuntimeClient, timeout_s: float) -> Ready:
+async def _wait_until_ready(process: ChildProcess, client: RuntimeClient, timeout_s: float) -> Ready:
     ready = asyncio.create_task(client.handshake())
     dead = asyncio.create_task(process.wait())
     try:
@@ -236,21 +229,9 @@ def _exit_text(code: int) -> str:
     return f"ended with code {code}"
 
 
-async def _read_fatal(process: Process) -> Fatal | None:
+async def _read_fatal(process: ChildProcess) -> Fatal | None:
     """Returns the error that a process reported before it ended, if any."""
-    assert process.stdout is not None
     try:
-        return msgspec.json.decode(await process.stdout.read(), type=Fatal)
+        return msgspec.json.decode(await process.read(), type=Fatal)
     except msgspec.DecodeError:
         return None
-
-
-async def _terminate(process: Process) -> None:
-    assert process.stdin is not None
-    process.stdin.close()
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-    await process.wait()
-    with contextlib.suppress(OSError):
-        await process.stdin.wait_closed()

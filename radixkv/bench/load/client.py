@@ -9,8 +9,8 @@ import time
 import msgspec
 
 from radixkv.bench.load.record import Record
-from radixkv.client.events import EventReader
 from radixkv.client.errors import BadReply, StatusError
+from radixkv.client.events import EventReader
 from radixkv.client.http import LARGE_BODY_BYTES, HTTPClient
 from radixkv.errors import ConfigError
 

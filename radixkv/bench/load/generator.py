@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 
 from radixkv.bench.load.arrivals import Load
-from radixkv.client.errors import BadReply
 from radixkv.bench.load.client import OpenAIClient
 from radixkv.bench.load.garbage_collection import young_collections_only
 from radixkv.bench.load.prefetch import PreparedSession, SessionPrefetcher
@@ -17,6 +16,7 @@ from radixkv.bench.load.prompt_encoder import PromptEncoder
 from radixkv.bench.load.record import Measurement, Record
 from radixkv.bench.load.request_body import PreparedRequest, RequestBuilder
 from radixkv.bench.session import BenchRequest, Reply, Session, Turns
+from radixkv.client.errors import BadReply
 from radixkv.errors import RadixKVError
 from radixkv.terminal_progress import Progress
 

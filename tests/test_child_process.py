@@ -1,0 +1,98 @@
+"""Child processes and the ways in which they end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from radixkv.child_process import ChildProcess
+from support.live import LIMIT_S
+
+ECHO = "import sys\nfor line in sys.stdin: print(line.upper(), end='', flush=True)\nprint('end', flush=True)"
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(grandchild.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def has_ended(pid: int) -> bool:
+    """Returns whether the process has ended within the time limit."""
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_lines_go_in_and_come_out_until_standard_input_is_closed() -> None:
+    async def talk() -> list[bytes]:
+        child = await ChildProcess.start([sys.executable, "-c", ECHO])
+        child.send_line(b"one")
+        first = await child.read_line()
+        child.send_line(b"two")
+        second = await child.read_line()
+        await child.close()
+        return [first, second]
+
+    assert asyncio.run(talk()) == [b"ONE\n", b"TWO\n"]
+
+
+def test_the_output_and_the_exit_code_of_a_process_that_ends_are_kept() -> None:
+    async def run() -> tuple[int, bytes]:
+        child = await ChildProcess.start([sys.executable, "-c", "print('done'); raise SystemExit(7)"])
+        code = await child.wait()
+        output = await child.read()
+        child.send_signal(signal.SIGTERM)  # nobody is there any more
+        child.kill()
+        await child.close()
+        return code, output
+
+    assert asyncio.run(run()) == (7, b"done\n")
+
+
+def test_a_process_that_ignores_sigterm_is_killed_with_its_group() -> None:
+    async def run() -> tuple[int | None, int]:
+        child = await ChildProcess.start([sys.executable, "-c", STUBBORN])
+        grandchild = int(await child.read_line())
+        await child.stop(0.2)
+        return child.return_code, grandchild
+
+    code, grandchild = asyncio.run(run())
+    assert code == -signal.SIGKILL
+    assert has_ended(grandchild)
+
+
+def test_a_process_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    """The child ignores its standard input, so only the kernel's signal can end it."""
+    log = tmp_path / "log"
+    child = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    parent = f"""
+import asyncio, sys
+from radixkv.child_process import ChildProcess
+async def main():
+    with open({str(log)!r}, "wb") as log:
+        child = await ChildProcess.start([sys.executable, "-c", {child!r}], output=log)
+    await child.wait()
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", parent]) as process:
+        while not log.exists() or not log.read_text().endswith("\n"):
+            assert process.poll() is None
+            time.sleep(0.01)
+        pid = int(log.read_text())
+        os.kill(pid, 0)
+        process.kill()
+    assert has_ended(pid)
