@@ -1,7 +1,7 @@
 """``parent_death.py PID COMMAND...``: becomes the command, which gets SIGTERM when its parent process PID dies.
 
-Only the kernel can report that the parent was killed. ``prctl`` cannot be called safely between ``fork`` and ``exec``
-in a process with threads, so this script calls it. It imports little, as every child process runs it.
+Only the kernel can report that the parent was killed. ``prctl`` cannot be called safely between ``fork`` and
+``exec`` in a process with threads, so this script calls it. It imports little, since every child process runs it.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ async def preflight(
 
 
 async def _spawn(command: Sequence[str], start: Start) -> ChildProcess:
-    """Spawns a process and sends it the start line. The pipe stays open: its end tells that the frontend is gone."""
+    """Spawns a process and sends it the start line. The pipe stays open: its end says that the frontend is gone."""
     process = await ChildProcess.start(command)
     process.send_line(msgspec.json.encode(start))
     return process
