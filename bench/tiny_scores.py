@@ -23,9 +23,8 @@ from transformers import LlamaForCausalLM
 
 from radixkv import LLM, RequestOutput, SamplingParams
 from radixkv.bench.environment import provenance
-from radixkv.bench.workloads.answers import result_check
-from radixkv.bench.workloads.datasets.gsm8k import read_problems
-from radixkv.bench.workloads.problems.layout import question_prompt, worked_examples
+from radixkv.bench.workloads.arithmetic import read_problems
+from radixkv.bench.workloads.problems import question_prompt, result_check, worked_examples
 from radixkv.checkpoints import resolve
 from training.cases import LENGTHS, OUTPUT_TOKENS, Case, cases, families
 

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from radixkv.bench.workloads.problems.arithmetic import generate_problems
-from radixkv.bench.workloads.problems.chat import generate_chats
-from radixkv.bench.workloads.problems.layout import question_prompt, worked_examples
-from radixkv.bench.workloads.problems.lookup import document_head, generate_documents
-from radixkv.bench.workloads.problems.problem import Problem, result_of
-from radixkv.bench.workloads.problems.tools import generate_tool_tasks, tool_task_messages
+from radixkv.bench.workloads.agents import generate_tool_tasks, tool_task_messages
+from radixkv.bench.workloads.arithmetic import generate_problems
+from radixkv.bench.workloads.chat import generate_chats
+from radixkv.bench.workloads.documents import document_head, generate_documents
+from radixkv.bench.workloads.problems import Problem, question_prompt, result_of, worked_examples
 from training.texts import (
     CHAT_TOKENS,
     FACT_TOKENS,

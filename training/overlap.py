@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from radixkv.bench.workloads.problems.arithmetic import generate_problems
-from radixkv.bench.workloads.problems.chat import generate_chats
-from radixkv.bench.workloads.problems.lookup import generate_documents
-from radixkv.bench.workloads.problems.problem import result_of
-from radixkv.bench.workloads.problems.tools import generate_tool_tasks, tool_task_messages
+from radixkv.bench.workloads.agents import generate_tool_tasks, tool_task_messages
+from radixkv.bench.workloads.arithmetic import generate_problems
+from radixkv.bench.workloads.chat import generate_chats
+from radixkv.bench.workloads.documents import generate_documents
+from radixkv.bench.workloads.problems import result_of
 from training.cases import SEED
 from training.texts import HELD_OUT_SEEDS, chat_messages
 

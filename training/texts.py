@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from radixkv.bench.workloads.problems.arithmetic import generate_problems
-from radixkv.bench.workloads.problems.chat import SYSTEMS, Chat, generate_chats
-from radixkv.bench.workloads.problems.layout import TEACHER_PROMPT, question_prompt, worked_examples
-from radixkv.bench.workloads.problems.lookup import document_head, generate_documents
-from radixkv.bench.workloads.problems.problem import Problem
-from radixkv.bench.workloads.problems.tools import generate_tool_tasks, tool_task_messages
+from radixkv.bench.workloads.agents import generate_tool_tasks, tool_task_messages
+from radixkv.bench.workloads.arithmetic import generate_problems
+from radixkv.bench.workloads.chat import SYSTEMS, SmallTalk, generate_chats
+from radixkv.bench.workloads.documents import document_head, generate_documents
+from radixkv.bench.workloads.problems import TEACHER_PROMPT, Problem, question_prompt, worked_examples
 from training.tokenizer import BEGIN, END, chat_message, header
 
 HELD_OUT_SEEDS = range(1 << 20)
@@ -167,7 +166,7 @@ class Texts:
         return self._rng.randrange(HELD_OUT_SEEDS.stop, 1 << 62)
 
 
-def chat_messages(chat: Chat) -> list[Message]:
+def chat_messages(chat: SmallTalk) -> list[Message]:
     """Returns the messages of a chat as a client sends them, answers included."""
     messages = [{"role": "system", "content": chat.system}] if chat.system else []
     for user, assistant in chat.turns:

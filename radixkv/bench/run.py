@@ -20,9 +20,8 @@ from radixkv.bench.load.prompt_encoder import PromptEncoder
 from radixkv.bench.load.record import Measurement
 from radixkv.bench.report.run_metrics import Metrics, run_metrics
 from radixkv.bench.session import Session, single_request_session
+from radixkv.bench.workloads.base import MAX_COUNT, Source
 from radixkv.bench.workloads.catalog import Workload, warmup_sessions
-from radixkv.bench.workloads.parameters import MAX_COUNT
-from radixkv.bench.workloads.source import Source
 from radixkv.client.http import SILENCE_LIMIT_S
 from radixkv.errors import ConfigError, RadixKVError, shortened
 from radixkv.terminal_progress import Progress

@@ -120,8 +120,8 @@ def _build_benchmark(args: argparse.Namespace, config: EngineConfig) -> Benchmar
     """Builds the benchmark; a flag that the workload does not support ends as wrong usage."""
     parser: Parser = args.parser
     from radixkv.bench.run import Benchmark
+    from radixkv.bench.workloads.base import Source
     from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload
-    from radixkv.bench.workloads.source import Source
 
     workload = load_workload(args.workload)
     overrides = WorkloadOverrides(**{name: vars(args)[name] for name in WorkloadOverrides.__struct_fields__})

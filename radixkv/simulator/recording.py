@@ -11,10 +11,9 @@ from typing import Annotated
 
 import msgspec
 
-from radixkv.bench.workloads.datasets.conversations import Conversation, read_conversations
-from radixkv.bench.workloads.datasets.formats import Format
-from radixkv.bench.workloads.datasets.lines import Items, read_lines
-from radixkv.bench.workloads.datasets.mooncake import BLOCK_LEN, read_trace
+from radixkv.bench.workloads.conversations import Conversation, read_conversations
+from radixkv.bench.workloads.datasets import Format, Items, read_lines
+from radixkv.bench.workloads.mooncake import BLOCK_LEN, read_trace
 from radixkv.checkpoints import resolve_tokenizer
 from radixkv.config import CacheConfig
 from radixkv.errors import CheckpointError, ConfigError, RequestError

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-from radixkv.bench.workloads.datasets.mooncake import BLOCK_LEN, TraceRequest
+from radixkv.bench.workloads.mooncake import BLOCK_LEN, TraceRequest
 from radixkv.errors import ConfigError
 from radixkv.tree.node import TOKEN_BYTES
 

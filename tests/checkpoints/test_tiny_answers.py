@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from radixkv.bench.workloads.problems.arithmetic import generate_problems
-from radixkv.bench.workloads.problems.chat import generate_chats
-from radixkv.bench.workloads.problems.layout import question_prompt, worked_examples
-from radixkv.bench.workloads.problems.lookup import document_head, generate_documents
-from radixkv.bench.workloads.problems.problem import Problem, result_of
-from radixkv.bench.workloads.problems.tools import generate_tool_tasks
+from radixkv.bench.workloads.agents import generate_tool_tasks
+from radixkv.bench.workloads.arithmetic import generate_problems
+from radixkv.bench.workloads.chat import generate_chats
+from radixkv.bench.workloads.documents import document_head, generate_documents
+from radixkv.bench.workloads.problems import Problem, question_prompt, result_of, worked_examples
 from radixkv.checkpoints import resolve
 from radixkv.llm import LLM, RequestOutput
 from radixkv.sampling import SamplingParams

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from radixkv.bench.load.prompt_encoder import PromptEncoder
+from radixkv.bench.workloads.base import Source
 from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload, workload_names
-from radixkv.bench.workloads.source import Source
 from radixkv.checkpoints.resolve import resolve, resolve_tokenizer
 from radixkv.llm import LLM
 from radixkv.sampling import SamplingParams

@@ -8,8 +8,8 @@ import pytest
 
 from radixkv.bench.report.result_table import outputs_equal
 from radixkv.bench.run import Benchmark
+from radixkv.bench.workloads.base import Source
 from radixkv.bench.workloads.catalog import load_workload
-from radixkv.bench.workloads.source import Source
 from radixkv.checkpoints.resolve import resolve
 from support.live import LiveServer, serving
 

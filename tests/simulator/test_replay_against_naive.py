@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from radixkv.bench.workloads.datasets.mooncake import TraceRequest
+from radixkv.bench.workloads.mooncake import TraceRequest
 from radixkv.config import SchedulerConfig
 from radixkv.simulator.concurrent_replay import ConcurrentReplay
 from radixkv.simulator.replay import Replay

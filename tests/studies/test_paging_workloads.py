@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from radixkv.bench.workloads.datasets.formats import MESSAGES, PROBLEMS, TRACE
+from radixkv.bench.workloads.datasets import MESSAGES, PROBLEMS, TRACE
 from radixkv.checkpoints import resolve_tokenizer
 from radixkv.cli import main
 from radixkv.errors import ConfigError

@@ -13,11 +13,11 @@ import pytest
 
 from radixkv.bench.session import Prompt, Reply
 from radixkv.bench.workloads.agents import Agents
+from radixkv.bench.workloads.arithmetic import generate_problems
+from radixkv.bench.workloads.base import Source, WorkloadSessions
 from radixkv.bench.workloads.chat import Chat
 from radixkv.bench.workloads.fewshot import FewShot
 from radixkv.bench.workloads.long_document_qa import LongDocumentQA
-from radixkv.bench.workloads.problems.arithmetic import generate_problems
-from radixkv.bench.workloads.source import Source, WorkloadSessions
 from radixkv.checkpoints import resolve
 from radixkv.text.chat_template import ChatTemplate
 from training.cases import SCORE_SEEDS, SEED

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 import msgspec
 
 from radixkv.bench.session import BenchRequest, Message, Session, Turns
-from radixkv.bench.workloads.answers import answer_line, prefix_check
-from radixkv.bench.workloads.datasets.conversations import Conversation, read_conversations
-from radixkv.bench.workloads.parameters import FixedOutputParameters
-from radixkv.bench.workloads.problems import chat as small_talk
-from radixkv.bench.workloads.questions import bad_lines, check_enough
-from radixkv.bench.workloads.source import Source, WorkloadSessions
+from radixkv.bench.workloads.base import FixedOutputParameters, Source, WorkloadSessions, bad_lines, check_enough
+from radixkv.bench.workloads.conversations import Conversation, read_conversations
+from radixkv.bench.workloads.problems import answer_line, prefix_check
+from radixkv.bench.workloads.words import (
+    ANIMALS,
+    CLUBS,
+    COLOURS,
+    DAYS,
+    FOODS,
+    JOBS,
+    NAMES,
+    PET_NAMES,
+    THINGS,
+    TOWNS,
+)
 
-_SYSTEMS = ("system", "developer")
+_SYSTEM_ROLES = ("system", "developer")
 """Roles of a system prompt; ``developer`` is OpenAI's newer name, which few chat templates know."""
 
 
@@ -41,7 +51,7 @@ class Chat(FixedOutputParameters, frozen=True, kw_only=True, tag="chat"):
             ConfigError: the data set of conversations cannot be read or is too short.
         """
         if source.dataset is None:
-            chats = islice(small_talk.generate_chats(source.seed, self.num_turns), self.num_sessions)
+            chats = islice(generate_chats(source.seed, self.num_turns), self.num_sessions)
             return WorkloadSessions([self._session(_script_of_generated(chat)) for chat in chats])
         read = read_conversations(source.dataset, skip_bad_lines=source.skip_bad_lines)
         scripts, counts = self._recorded(read.items)
@@ -98,7 +108,7 @@ class _Script:
         return _Script(self.head, self.users[:count], self.answers[:count])
 
 
-def _script_of_generated(chat: small_talk.Chat) -> _Script:
+def _script_of_generated(chat: SmallTalk) -> _Script:
     return _Script(
         head=[{"role": "system", "content": chat.system}] if chat.system else [],
         users=[{"role": "user", "content": user} for user, _ in chat.turns],
@@ -108,5 +118,166 @@ def _script_of_generated(chat: small_talk.Chat) -> _Script:
 
 def _script_of_recorded(messages: Sequence[Message], n_turns: int) -> _Script:
     users = [message for message in messages if message["role"] == "user"][:n_turns]
-    head = [{**message, "role": "system"} for message in messages[:1] if message["role"] in _SYSTEMS]
+    head = [{**message, "role": "system"} for message in messages[:1] if message["role"] in _SYSTEM_ROLES]
     return _Script(head, users, answers=[None] * len(users))
+
+
+Turn = tuple[str, str]
+"""A user message and its answer."""
+
+SYSTEMS = (
+    "You are a helpful assistant.",
+    "You are a friendly assistant. Answer in one short sentence.",
+    "You are Tiny, a small and polite helper.",
+    "Be brief and kind.",
+    "",
+)
+"""System prompts; the empty one stands for a chat without system prompt."""
+
+
+class SmallTalk(msgspec.Struct, frozen=True):
+    """A generated chat."""
+
+    system: str
+    """The system prompt; empty: there is none."""
+    turns: tuple[Turn, ...]
+
+
+class _User:
+    """A user who states facts and asks for them later."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._recalls: list[Turn] = []
+        """For each stated fact the question for it."""
+        self._openers: list[Callable[[], tuple[Turn, Turn]]] = [
+            self._name,
+            self._town,
+            self._food,
+            self._job,
+            self._pet,
+            self._colour,
+            self._hobby,
+            self._lost,
+        ]
+        rng.shuffle(self._openers)
+
+    def turn(self, is_first: bool) -> Turn:
+        """Returns the next turn; about half of the later turns ask for a stated fact."""
+        rng = self._rng
+        if is_first and rng.random() < 0.6:
+            return _greeting(rng)
+        if self._recalls and rng.random() < 0.5:
+            return rng.choice(self._recalls)
+        if self._openers and rng.random() < 0.6:
+            statement, recall = self._openers.pop()()
+            self._recalls.append(recall)
+            return statement
+        return rng.choice((_sum, _difference, _next_day, _letter, _repeat, _who, _thanks, _more))(rng)
+
+    def _name(self) -> tuple[Turn, Turn]:
+        name = self._rng.choice(NAMES)
+        statement = self._rng.choice((f"My name is {name}.", f"I am {name}.", f"Call me {name}, please."))
+        return (statement, f"Nice to meet you, {name}."), ("What is my name?", f"Your name is {name}.")
+
+    def _town(self) -> tuple[Turn, Turn]:
+        town = self._rng.choice(TOWNS)
+        return (f"I live in {town}.", f"{town} sounds like a nice place."), (
+            "Where do I live?",
+            f"You live in {town}.",
+        )
+
+    def _food(self) -> tuple[Turn, Turn]:
+        food = self._rng.choice(FOODS)
+        return (
+            (f"My favourite food is {food}.", f"I have heard that {food} is very good."),
+            ("What is my favourite food?", f"Your favourite food is {food}."),
+        )
+
+    def _job(self) -> tuple[Turn, Turn]:
+        job = self._rng.choice(JOBS)
+        return (
+            (f"I work as a {job}.", f"The work of a {job} must be interesting."),
+            ("What is my job?", f"You work as a {job}."),
+        )
+
+    def _pet(self) -> tuple[Turn, Turn]:
+        animal, name = self._rng.choice(ANIMALS), self._rng.choice(PET_NAMES)
+        return (
+            (f"I have a {animal} called {name}.", f"{name} is a good name for a {animal}."),
+            (f"What is my {animal} called?", f"Your {animal} is called {name}."),
+        )
+
+    def _colour(self) -> tuple[Turn, Turn]:
+        colour = self._rng.choice(COLOURS)
+        return (
+            (f"The colour that I like most is {colour}.", f"Many people like {colour}."),
+            ("Which colour do I like most?", f"The colour that you like most is {colour}."),
+        )
+
+    def _hobby(self) -> tuple[Turn, Turn]:
+        club, day = self._rng.choice(CLUBS), self._rng.choice(DAYS)
+        return (
+            (f"I go to the {club} club on {day}.", f"Have fun at the {club} club."),
+            (f"On which day do I go to the {club} club?", f"You go to the {club} club on {day}."),
+        )
+
+    def _lost(self) -> tuple[Turn, Turn]:
+        thing, name = self._rng.choice(THINGS), self._rng.choice(NAMES)
+        return (
+            (f"I have lent my {thing} to {name}.", f"I hope that {name} gives the {thing} back."),
+            (f"Who has my {thing}?", f"You have lent your {thing} to {name}."),
+        )
+
+
+def generate_chats(seed: int, n_turns: int) -> Iterator[SmallTalk]:
+    """Yields endless chats of ``n_turns`` turns; equal arguments give equal chats."""
+    rng = random.Random(f"{seed} {n_turns}")
+    while True:
+        system, user = rng.choice(SYSTEMS), _User(rng)
+        yield SmallTalk(system, tuple(user.turn(is_first=index == 0) for index in range(n_turns)))
+
+
+def _greeting(rng: random.Random) -> Turn:
+    said = rng.choice(("Hello", "Hi", "Hello there", "Good morning", "Good evening", "Hey"))
+    reply = "Good morning" if "morning" in said else "Good evening" if "evening" in said else "Hello"
+    return said + rng.choice(("!", ".", ", how are you?")), f"{reply}! How can I help you?"
+
+
+def _sum(rng: random.Random) -> Turn:
+    one, two = rng.randint(2, 60), rng.randint(2, 30)
+    return f"What is {one} plus {two}?", f"{one} + {two} = {one + two}."
+
+
+def _difference(rng: random.Random) -> Turn:
+    one, two = rng.randint(2, 60), rng.randint(2, 30)
+    return f"What is {one + two} minus {two}?", f"{one + two} - {two} = {one}."
+
+
+def _next_day(rng: random.Random) -> Turn:
+    day = rng.randrange(7)
+    return f"Which day comes after {DAYS[day]}?", f"{DAYS[(day + 1) % 7]} comes after {DAYS[day]}."
+
+
+def _letter(rng: random.Random) -> Turn:
+    word = rng.choice(THINGS)
+    return f"What is the first letter of {word}?", f"The first letter of {word} is {word[0].upper()}."
+
+
+def _repeat(rng: random.Random) -> Turn:
+    words = " ".join(rng.sample((*THINGS, *COLOURS, *FOODS), 3))
+    return f"Say these words again: {words}", f"{words}."
+
+
+def _who(rng: random.Random) -> Turn:
+    said = rng.choice(("Who are you?", "What are you?", "What is your name?"))
+    return said, "I am Tiny, a small language model that comes with radixkv."
+
+
+def _thanks(rng: random.Random) -> Turn:
+    return rng.choice(("Thank you!", "Thanks a lot.", "That is all, thank you.")), "You are welcome!"
+
+
+def _more(rng: random.Random) -> Turn:
+    said = rng.choice(("What can you do?", "Can you help me?", "What do you know?"))
+    return said, "I can do small sums, look things up in a text and remember what you tell me."

@@ -2,13 +2,199 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import NamedTuple
 
-from radixkv.bench.workloads.datasets.documents import read_documents
-from radixkv.bench.workloads.problems.lookup import Document, generate_documents
-from radixkv.bench.workloads.questions import bad_lines, check_enough
-from radixkv.bench.workloads.source import Source
+import msgspec
+
+from radixkv.bench.workloads.base import Source, bad_lines, check_enough
+from radixkv.bench.workloads.datasets import DOCUMENTS, Items, read_lines
+from radixkv.bench.workloads.problems import MARK, Problem
+from radixkv.bench.workloads.words import (
+    ANIMALS,
+    CLOTHES,
+    CLUBS,
+    COLOURS,
+    CORNERS,
+    DAYS,
+    GATES,
+    JOBS,
+    MATERIALS,
+    NAMES,
+    PET_NAMES,
+    SHOPS,
+    STREETS,
+    THINGS,
+    TOWNS,
+)
+from radixkv.errors import ConfigError
+
+MAX_FACTS = 2000
+"""Maximum number of facts in a document; the vocabulary has about 6,000 different subjects of facts."""
+_PARAGRAPH = 6
+"""Facts in a paragraph."""
+
+
+class Document(msgspec.Struct, frozen=True):
+    """A text and questions about it."""
+
+    text: str
+    problems: tuple[Problem, ...]
+
+
+class Fact(NamedTuple):
+    """A statement and the question that it answers."""
+
+    sentence: str
+    question: str
+    result: str
+
+    def problem(self) -> Problem:
+        """Returns the problem, whose answer is the statement followed by the result."""
+        return Problem(self.question, f"{self.sentence}\n{MARK} {self.result}")
+
+
+def generate_documents(seed: int, n_facts: int, n_problems: int) -> Iterator[Document]:
+    """Yields endless documents, each with different questions; equal arguments give equal documents.
+
+    Args:
+        seed: seed of the texts.
+        n_facts: facts in each document, of about 13 tokens each.
+        n_problems: questions about each document, at most one for each fact.
+
+    Raises:
+        ConfigError: too many facts, or more questions than facts.
+    """
+    if not 1 <= n_facts <= MAX_FACTS:
+        raise ConfigError(f"a document has 1 to {MAX_FACTS} facts, not {n_facts}")
+    if n_problems > n_facts:
+        raise ConfigError(f"{n_problems} questions need as many facts; there are {n_facts}")
+    return _documents(random.Random(f"{seed} {n_facts} {n_problems}"), n_facts, n_problems)
+
+
+def document_head(document: Document) -> str:
+    """Returns the beginning of a prompt about the document, which ends in a blank line."""
+    return document.text + "\n\n"
+
+
+def _documents(rng: random.Random, n_facts: int, n_problems: int) -> Iterator[Document]:
+    while True:
+        facts = _facts(rng, n_facts)
+        sentences = [fact.sentence for fact in facts]
+        paragraphs = [" ".join(sentences[start : start + _PARAGRAPH]) for start in range(0, n_facts, _PARAGRAPH)]
+        title = f"Notes on {rng.choice(TOWNS)}, number {rng.randint(100, 999)}, by {rng.choice(NAMES)}:"
+        chosen = rng.sample(facts, n_problems)
+        yield Document("\n".join([title, *paragraphs]), tuple(fact.problem() for fact in chosen))
+
+
+def _facts(rng: random.Random, n_facts: int) -> list[Fact]:
+    facts: dict[str, Fact] = {}
+    while len(facts) < n_facts:
+        fact = rng.choices(_TEMPLATES, _WEIGHTS)[0](rng)
+        facts.setdefault(fact.question, fact)
+    return list(facts.values())
+
+
+def _location(rng: random.Random) -> Fact:
+    name, thing, corner = rng.choice(NAMES), f"{rng.choice(MATERIALS)} {rng.choice(THINGS)}", rng.choice(CORNERS)
+    return Fact(f"{name} keeps the {thing} in the {corner}.", f"Where does {name} keep the {thing}?", corner)
+
+
+def _clothing(rng: random.Random) -> Fact:
+    name, clothes, colour = rng.choice(NAMES), rng.choice(CLOTHES), rng.choice(COLOURS)
+    return Fact(f"The {clothes} of {name} is {colour}.", f"What colour is the {clothes} of {name}?", colour)
+
+
+def _pet(rng: random.Random) -> Fact:
+    name, animal, called = rng.choice(NAMES), rng.choice(ANIMALS), rng.choice(PET_NAMES)
+    return Fact(f"The {animal} of {name} is called {called}.", f"What is the {animal} of {name} called?", called)
+
+
+def _opening(rng: random.Random) -> Fact:
+    shop, street = rng.choice(SHOPS), rng.choice(STREETS)
+    hour = f"{rng.randint(6, 12)}:{rng.choice(('00', '15', '30', '45'))}"
+    return Fact(
+        f"The {shop} in {street} Street opens at {hour}.", f"When does the {shop} in {street} Street open?", hour
+    )
+
+
+def _code(rng: random.Random) -> Fact:
+    gate, code = f"{rng.choice(COLOURS)} {rng.choice(GATES)}", str(rng.randint(1000, 9999))
+    street = rng.choice(STREETS)
+    return Fact(
+        f"The code of the {gate} in {street} Street is {code}.",
+        f"What is the code of the {gate} in {street} Street?",
+        code,
+    )
+
+
+def _meeting(rng: random.Random) -> Fact:
+    club, town, day = rng.choice(CLUBS), rng.choice(TOWNS), rng.choice(DAYS)
+    return Fact(
+        f"The {club} club of {town} meets on {day}.", f"On which day does the {club} club of {town} meet?", day
+    )
+
+
+def _job(rng: random.Random) -> Fact:
+    name, town, job = rng.choice(NAMES), rng.choice(TOWNS), rng.choice(JOBS)
+    return Fact(f"In {town} {name} worked as a {job}.", f"What did {name} work as in {town}?", job)
+
+
+def _price(rng: random.Random) -> Fact:
+    thing, town, price = f"{rng.choice(MATERIALS)} {rng.choice(THINGS)}", rng.choice(TOWNS), rng.randint(11, 99)
+    return Fact(f"A {thing} costs ${price} in {town}.", f"How much does a {thing} cost in {town}?", f"${price}")
+
+
+_TEMPLATES: tuple[Callable[[random.Random], Fact], ...] = (
+    _location,
+    _clothing,
+    _pet,
+    _opening,
+    _code,
+    _meeting,
+    _job,
+    _price,
+)
+_WEIGHTS = (3, 1, 1, 1, 2, 1, 1, 2)
+"""Weights of the templates: higher with more possible facts, so that long documents do not run out of them."""
+
+
+class _Line(msgspec.Struct, frozen=True):
+    questions: list[Problem]
+    text: str | None = None
+    context: str | None = None
+    document: str | None = None
+
+    def read(self) -> Document:
+        texts = [text for text in (self.text, self.context, self.document) if text is not None]
+        if len(texts) != 1:
+            raise ValueError("it must have one of text, context and document")
+        if not self.questions:
+            raise ValueError("it has no questions")
+        return Document(text=texts[0], problems=tuple(map(_with_mark, self.questions)))
+
+
+def read_documents(path: Path, *, skip_bad_lines: bool = False) -> Items[Document]:
+    """Reads the documents of a file; the text may be named ``text``, ``context`` or ``document``.
+
+    An answer without the mark of a result is itself the result.
+
+    Raises:
+        ConfigError: as ``read_lines``; a line is also bad if it has no text or no questions.
+    """
+    decoder = msgspec.json.Decoder(_Line)
+    return read_lines(
+        path, lambda line: decoder.decode(line).read(), expected=DOCUMENTS, skip_bad_lines=skip_bad_lines
+    )
+
+
+def _with_mark(problem: Problem) -> Problem:
+    if MARK in problem.answer:
+        return problem
+    return Problem(problem.question, f"{MARK} {problem.answer}")
 
 
 class Documents(NamedTuple):

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from radixkv.bench.session import BenchRequest, Session, Turns
-from radixkv.bench.workloads.answers import mention_check
-from radixkv.bench.workloads.documents import documents_from
-from radixkv.bench.workloads.parameters import FixedOutputParameters
-from radixkv.bench.workloads.problems.layout import question_prompt
-from radixkv.bench.workloads.problems.lookup import Document, document_head
-from radixkv.bench.workloads.source import Source, WorkloadSessions
+from radixkv.bench.workloads.base import FixedOutputParameters, Source, WorkloadSessions
+from radixkv.bench.workloads.documents import Document, document_head, documents_from
+from radixkv.bench.workloads.problems import mention_check, question_prompt
 
 
 class Judge(FixedOutputParameters, frozen=True, kw_only=True, tag="judge"):

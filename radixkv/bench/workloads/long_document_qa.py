@@ -5,12 +5,9 @@ from __future__ import annotations
 from random import Random
 
 from radixkv.bench.session import BenchRequest, single_request_session
-from radixkv.bench.workloads.answers import mention_check
-from radixkv.bench.workloads.documents import documents_from
-from radixkv.bench.workloads.parameters import FixedOutputParameters
-from radixkv.bench.workloads.problems.layout import question_prompt
-from radixkv.bench.workloads.problems.lookup import document_head
-from radixkv.bench.workloads.source import Source, WorkloadSessions
+from radixkv.bench.workloads.base import FixedOutputParameters, Source, WorkloadSessions
+from radixkv.bench.workloads.documents import document_head, documents_from
+from radixkv.bench.workloads.problems import mention_check, question_prompt
 
 
 class LongDocumentQA(FixedOutputParameters, frozen=True, kw_only=True, tag="long-document-qa"):

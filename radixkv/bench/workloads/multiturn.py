@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from radixkv.bench.session import BenchRequest, Session, Turns
-from radixkv.bench.workloads.answers import result_check
-from radixkv.bench.workloads.parameters import FixedOutputParameters
-from radixkv.bench.workloads.problems.layout import TEACHER_PROMPT, question_prompt, worked_examples
-from radixkv.bench.workloads.problems.problem import Problem
-from radixkv.bench.workloads.questions import groups, problems_from
-from radixkv.bench.workloads.source import Source, WorkloadSessions
+from radixkv.bench.workloads.arithmetic import groups, problems_from
+from radixkv.bench.workloads.base import FixedOutputParameters, Source, WorkloadSessions
+from radixkv.bench.workloads.problems import TEACHER_PROMPT, Problem, question_prompt, result_check, worked_examples
 
 
 class MultiTurn(FixedOutputParameters, frozen=True, kw_only=True, tag="multiturn"):

@@ -5,12 +5,9 @@ from __future__ import annotations
 from random import Random
 
 from radixkv.bench.session import BenchRequest, single_request_session
-from radixkv.bench.workloads.answers import majority_result_check
-from radixkv.bench.workloads.parameters import FixedOutputParameters
-from radixkv.bench.workloads.problems.layout import question_prompt, worked_examples
-from radixkv.bench.workloads.questions import problems_from
-from radixkv.bench.workloads.sampled import TEMPERATURE, sampling_seed
-from radixkv.bench.workloads.source import Source, WorkloadSessions
+from radixkv.bench.workloads.arithmetic import problems_from
+from radixkv.bench.workloads.base import TEMPERATURE, FixedOutputParameters, Source, WorkloadSessions, sampling_seed
+from radixkv.bench.workloads.problems import majority_result_check, question_prompt, worked_examples
 
 
 class SelfConsistency(FixedOutputParameters, frozen=True, kw_only=True, tag="self-consistency"):

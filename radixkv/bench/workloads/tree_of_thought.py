@@ -7,13 +7,9 @@ from collections.abc import Sequence
 from random import Random
 
 from radixkv.bench.session import BenchRequest, Session, Turns
-from radixkv.bench.workloads.answers import result_check
-from radixkv.bench.workloads.parameters import FixedOutputParameters
-from radixkv.bench.workloads.problems.layout import question_prompt, worked_examples
-from radixkv.bench.workloads.problems.problem import Problem
-from radixkv.bench.workloads.questions import problems_from
-from radixkv.bench.workloads.sampled import TEMPERATURE, sampling_seed
-from radixkv.bench.workloads.source import Source, WorkloadSessions
+from radixkv.bench.workloads.arithmetic import problems_from
+from radixkv.bench.workloads.base import TEMPERATURE, FixedOutputParameters, Source, WorkloadSessions, sampling_seed
+from radixkv.bench.workloads.problems import Problem, question_prompt, result_check, worked_examples
 from radixkv.errors import ConfigError
 
 

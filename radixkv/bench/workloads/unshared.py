@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from radixkv.bench.session import BenchRequest, single_request_session
-from radixkv.bench.workloads.answers import result_check
-from radixkv.bench.workloads.parameters import FixedOutputParameters
-from radixkv.bench.workloads.problems.layout import question_prompt, worked_examples
-from radixkv.bench.workloads.questions import groups, problems_from
-from radixkv.bench.workloads.source import Source, WorkloadSessions
+from radixkv.bench.workloads.arithmetic import groups, problems_from
+from radixkv.bench.workloads.base import FixedOutputParameters, Source, WorkloadSessions
+from radixkv.bench.workloads.problems import question_prompt, result_check, worked_examples
 
 
 class Unshared(FixedOutputParameters, frozen=True, kw_only=True, tag="unshared"):

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from radixkv.bench.workloads.datasets.conversations import Conversation, read_conversations
-from radixkv.bench.workloads.datasets.formats import MESSAGES, PROBLEMS, SHAREGPT, TRACE, Format, format_of
-from radixkv.bench.workloads.datasets.gsm8k import read_problems
-from radixkv.bench.workloads.datasets.mooncake import read_trace
+from radixkv.bench.workloads.arithmetic import read_problems
+from radixkv.bench.workloads.conversations import Conversation, read_conversations
+from radixkv.bench.workloads.datasets import MESSAGES, PROBLEMS, SHAREGPT, TRACE, Format, format_of
+from radixkv.bench.workloads.mooncake import read_trace
 from radixkv.checkpoints import resolve_tokenizer
 from radixkv.errors import ConfigError
 from radixkv.studies.paging.lengths import (

@@ -2,8 +2,7 @@
 
 import pytest
 
-from radixkv.bench.workloads.answers import majority_result_check, mention_check, result_check
-from radixkv.bench.workloads.problems.problem import Problem
+from radixkv.bench.workloads.problems import Problem, majority_result_check, mention_check, result_check
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import pytest
 
+from radixkv.bench.workloads.base import Source
 from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload, warmup_sessions, workload_names
-from radixkv.bench.workloads.source import Source
 from radixkv.errors import ConfigError
 from support.sessions import collect_requests, comparable_fields
 

@@ -5,11 +5,11 @@ import threading
 
 import pytest
 
-from radixkv.bench.workloads.datasets.conversations import read_conversations
-from radixkv.bench.workloads.datasets.documents import read_documents
-from radixkv.bench.workloads.datasets.gsm8k import read_problems
-from radixkv.bench.workloads.datasets.lines import MAX_LINE_BYTES
-from radixkv.bench.workloads.datasets.mooncake import read_trace
+from radixkv.bench.workloads.arithmetic import read_problems
+from radixkv.bench.workloads.conversations import read_conversations
+from radixkv.bench.workloads.datasets import MAX_LINE_BYTES
+from radixkv.bench.workloads.documents import read_documents
+from radixkv.bench.workloads.mooncake import read_trace
 from radixkv.errors import ConfigError
 
 PROBLEM = {"question": "How many?", "answer": "Two.\n#### 2"}

@@ -5,9 +5,9 @@ from itertools import chain, groupby
 
 import pytest
 
+from radixkv.bench.workloads.base import Source
 from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload
-from radixkv.bench.workloads.problems.lookup import document_head, generate_documents
-from radixkv.bench.workloads.source import Source
+from radixkv.bench.workloads.documents import document_head, generate_documents
 from radixkv.errors import ConfigError
 from support.sessions import collect_requests, collect_turns
 

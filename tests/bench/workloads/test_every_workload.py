@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from radixkv.bench.workloads.base import Source
 from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload, workload_names
-from radixkv.bench.workloads.source import Source
 from radixkv.errors import ConfigError
 from support.sessions import collect_requests, collect_turns, comparable_fields
 

@@ -5,11 +5,10 @@ from itertools import pairwise
 
 import pytest
 
+from radixkv.bench.workloads.agents import generate_tool_tasks
+from radixkv.bench.workloads.base import Source
 from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload
-from radixkv.bench.workloads.chat import Chat
-from radixkv.bench.workloads.problems.chat import generate_chats
-from radixkv.bench.workloads.problems.tools import generate_tool_tasks
-from radixkv.bench.workloads.source import Source
+from radixkv.bench.workloads.chat import Chat, generate_chats
 from radixkv.errors import ConfigError
 from support.sessions import collect_requests, collect_turns
 

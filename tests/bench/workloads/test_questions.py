@@ -8,9 +8,9 @@ from itertools import islice, pairwise
 import pytest
 
 from radixkv.bench.session import BenchRequest
+from radixkv.bench.workloads.arithmetic import generate_problems
+from radixkv.bench.workloads.base import Source
 from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload
-from radixkv.bench.workloads.problems.arithmetic import generate_problems
-from radixkv.bench.workloads.source import Source
 from radixkv.bench.workloads.tree_of_thought import best
 from radixkv.errors import ConfigError
 from support.sessions import collect_requests, collect_turns, common_prefix

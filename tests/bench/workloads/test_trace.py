@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from radixkv.bench.workloads.base import Source
 from radixkv.bench.workloads.catalog import load_workload
-from radixkv.bench.workloads.datasets.mooncake import TraceRequest
-from radixkv.bench.workloads.source import Source
-from radixkv.bench.workloads.synthetic_trace import generate_trace
+from radixkv.bench.workloads.mooncake import TraceRequest, generate_trace
 from radixkv.bench.workloads.trace import Trace
 from radixkv.errors import ConfigError
 

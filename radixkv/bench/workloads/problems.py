@@ -1,4 +1,4 @@
-"""Checks of answers."""
+"""Questions whose answers can be checked."""
 
 from __future__ import annotations
 
@@ -6,9 +6,55 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from radixkv.bench.workloads.problems.problem import MARK, Problem, result_of, without_grouping
+import msgspec
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """A question and its answer, which may have steps and ends in ``#### result``."""
+
+    question: str
+    answer: str
+
+
+MARK = "####"
+"""The mark of a result, at the beginning of a line of its own, as in GSM8K."""
+
+
+def result_of(text: str) -> str | None:
+    """Returns the first result in ``text``: what follows the mark on its line. None: there is no mark or no result.
+
+    Commas between digits, a leading dollar sign and a final full stop are removed.
+    """
+    _, mark, rest = text.partition(MARK)
+    if not mark:
+        return None
+    line = rest.lstrip(" ").partition("\n")[0].strip()
+    return without_grouping(line).lstrip("$").rstrip(".") or None
+
+
+def without_grouping(text: str) -> str:
+    """Returns ``text`` without commas between digits."""
+    return re.sub(r"(?<=\d),(?=\d)", "", text)
+
+
+TEACHER_PROMPT = (
+    "You are a patient teacher of mathematics. Answer every question in short steps, one line a step, and end with "
+    "a line that has the result alone. These answers were given to other pupils:\n\n"
+)
+"""Beginning of a system prompt, followed by worked examples."""
+
+
+def worked_examples(problems: Iterable[Problem]) -> str:
+    """Returns worked examples: each question with its answer and a blank line."""
+    return "".join(f"{question_prompt(problem)} {problem.answer}\n\n" for problem in problems)
+
+
+def question_prompt(problem: Problem) -> str:
+    """Returns the question without its answer, as the end of a prompt."""
+    return f"Question: {problem.question}\nAnswer:"
+
 
 _BEFORE, _BEHIND = r"(?<![\w-])(?<!\d[.:])", r"(?!\w)(?![.:]\d)"
 """Patterns for where a word or number may begin and where it may end."""

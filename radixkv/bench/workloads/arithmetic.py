@@ -1,17 +1,19 @@
-"""Generator of school mathematics problems with worked answers.
-
-Each step of an answer is one small operation: a product of a two-digit and a one-digit number at most, a quotient
-from the multiplication tables, or a sum or difference below 1,000.
-"""
+"""Problems of school mathematics, generated or read from a file in GSM8K's format."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
 from typing import NamedTuple
 
-from radixkv.bench.workloads.problems.problem import Problem
-from radixkv.bench.workloads.problems.words import DAYS, FRUITS, GOODS, NAMES, SPOTS
+import msgspec
+
+from radixkv.bench.workloads.base import Source, bad_lines, check_enough
+from radixkv.bench.workloads.datasets import PROBLEMS, Items, read_lines
+from radixkv.bench.workloads.problems import Problem
+from radixkv.bench.workloads.words import DAYS, FRUITS, GOODS, NAMES, SPOTS
 
 
 class Draw(NamedTuple):
@@ -253,3 +255,44 @@ _TEMPLATES: tuple[Callable[[Draw], Problem], ...] = (
     _tickets,
     _change,
 )
+
+
+def read_problems(path: Path, *, skip_bad_lines: bool = False) -> Items[Problem]:
+    """Reads a file with one ``{"question": text, "answer": text}`` in a line; ignores other fields.
+
+    Raises:
+        ConfigError: as ``read_lines``.
+    """
+    decoder = msgspec.json.Decoder(Problem)
+    return read_lines(path, decoder.decode, expected=PROBLEMS, skip_bad_lines=skip_bad_lines)
+
+
+class Problems(NamedTuple):
+    """The problems of a workload."""
+
+    items: Sequence[Problem]
+    counts: dict[str, int]
+    """As ``WorkloadSessions.counts``."""
+
+
+def problems_from(source: Source, count: int, *, settings: str) -> Problems:
+    """Generates word problems from the seed, or takes the first of a data set in GSM8K's format.
+
+    Args:
+        source: seed or data set; the seed does not change which problems of a data set are taken.
+        count: number of problems.
+        settings: as in ``check_enough``.
+
+    Raises:
+        ConfigError: the data set cannot be read or is too short.
+    """
+    if source.dataset is None:
+        return Problems(list(islice(generate_problems(source.seed), count)), {})
+    read = read_problems(source.dataset, skip_bad_lines=source.skip_bad_lines)
+    check_enough(source, "problems", len(read.items), count, settings=settings)
+    return Problems(read.items[:count], bad_lines(read.n_bad_lines))
+
+
+def groups(problems: Sequence[Problem], size: int) -> Iterator[Sequence[Problem]]:
+    """Yields the problems in groups of ``size``."""
+    return (problems[start : start + size] for start in range(0, len(problems), size))
