@@ -16,8 +16,8 @@ from radixkv.bench.load.accounting import TokenCounts, accounting, server_token_
 from radixkv.bench.load.arrivals import Load, is_open_loop
 from radixkv.bench.load.client import OpenAIClient
 from radixkv.bench.load.generator import LoadGenerator, RunInterrupted
-from radixkv.bench.load.prompt_encoder import PromptEncoder
 from radixkv.bench.load.record import Measurement
+from radixkv.bench.load.requests import PromptEncoder
 from radixkv.bench.report.run_metrics import Metrics, run_metrics
 from radixkv.bench.session import Session, single_request_session
 from radixkv.bench.workloads.base import MAX_COUNT, Source

@@ -17,7 +17,7 @@ from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from radixkv.bench.load.prompt_encoder import PromptEncoder
+    from radixkv.bench.load.requests import PromptEncoder
     from radixkv.bench.run import Benchmark, Outcome
 
 EXAMPLES = """\
@@ -146,7 +146,7 @@ def _build_benchmark(args: argparse.Namespace, config: EngineConfig) -> Benchmar
 
 def _prompt_encoder(config: EngineConfig) -> PromptEncoder:
     """Returns an encoder with the server's tokenizer."""
-    from radixkv.bench.load.prompt_encoder import PromptEncoder
+    from radixkv.bench.load.requests import PromptEncoder
     from radixkv.checkpoints.resolve import resolve_tokenizer
 
     model = config.model

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from radixkv.bench.load.prompt_encoder import PromptEncoder
+from radixkv.bench.load.requests import PromptEncoder
 from radixkv.bench.workloads.base import Source
 from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload, workload_names
 from radixkv.checkpoints.resolve import resolve, resolve_tokenizer

@@ -9,7 +9,7 @@ from radixkv.bench.load.accounting import accounting, server_token_counts
 from radixkv.bench.load.arrivals import Load
 from radixkv.bench.load.client import OpenAIClient
 from radixkv.bench.load.generator import LoadGenerator
-from radixkv.bench.load.prompt_encoder import PromptEncoder
+from radixkv.bench.load.requests import PromptEncoder
 from radixkv.bench.session import BenchRequest, Session, single_request_session
 
 SHARED = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer: 7.\n\n" * 8

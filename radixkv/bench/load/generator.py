@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from radixkv.bench.load.arrivals import Load
 from radixkv.bench.load.client import OpenAIClient
-from radixkv.bench.load.garbage_collection import young_collections_only
-from radixkv.bench.load.prefetch import PreparedSession, SessionPrefetcher
 from radixkv.bench.load.progress import RequestProgress
-from radixkv.bench.load.prompt_encoder import PromptEncoder
 from radixkv.bench.load.record import Measurement, Record
-from radixkv.bench.load.request_body import PreparedRequest, RequestBuilder
+from radixkv.bench.load.requests import (
+    PreparedRequest,
+    PreparedSession,
+    PromptEncoder,
+    RequestBuilder,
+    SessionPrefetcher,
+)
 from radixkv.bench.session import BenchRequest, Reply, Session, Turns
 from radixkv.client.errors import BadReply
 from radixkv.errors import RadixKVError
 from radixkv.terminal_progress import Progress
 
+NEVER = 1 << 30
+"""A threshold of the garbage collector that is not reached."""
 CONNECTION_ERRORS = ("connect", "disconnect")
 """Values of ``error_kind`` after which the server may be gone."""
 SERVER_ERRORS = ("http_500", "http_503", "server")
@@ -107,7 +114,7 @@ class _Run:
         watch = asyncio.create_task(self._progress.watch())
         try:
             await prefetcher.fill()
-            with young_collections_only():
+            with _young_collections_only():
                 start = self._last_end = self._last_success = time.perf_counter()
                 async with asyncio.TaskGroup() as tasks:
                     for index in order:
@@ -238,3 +245,21 @@ def _next_turn(turns: Turns, replies: Sequence[Reply]) -> Sequence[BenchRequest]
 async def _sleep_until(due: float) -> None:
     while (remaining := due - time.perf_counter()) > 0:
         await asyncio.sleep(remaining)
+
+
+@contextmanager
+def _young_collections_only() -> Iterator[None]:
+    """Context in which existing objects and the oldest generation are not collected.
+
+    A full collection takes tens of milliseconds in a process that has imported this package, and no time stamps are
+    taken meanwhile.
+    """
+    first, second, third = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(first, second, NEVER)
+    try:
+        yield
+    finally:
+        gc.set_threshold(first, second, third)
+        gc.unfreeze()

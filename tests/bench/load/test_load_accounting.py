@@ -6,7 +6,7 @@ import pytest
 
 from radixkv.bench.load.accounting import TokenCounts, accounting, server_token_counts
 from radixkv.bench.load.client import OpenAIClient
-from radixkv.bench.load.prompt_encoder import PromptEncoder
+from radixkv.bench.load.requests import PromptEncoder
 from radixkv.bench.session import BenchRequest
 from radixkv.errors import CheckpointError
 from support.loads import OUTPUT_LEN, ask, send
