@@ -1,4 +1,4 @@
-"""The ``radixkv`` command line, with one module per command."""
+"""The ``radixkv`` command line: commands of this package, one a module, and those that other packages bring."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from radixkv import __version__
 from radixkv.errors import RadixKVError
 
 if TYPE_CHECKING:
-    from radixkv.cli.arguments import Parser
+    from radixkv.arguments import Parser
 
 EXAMPLES = """\
 examples:
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(arguments: Sequence[str]) -> int:
-    parser = _parser()
+    parser = _parser(arguments)
     args, unknown = parser.parse_known_args(arguments)
     command: Parser = args.parser
     if unknown:
@@ -86,10 +86,11 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _parser() -> Parser:
+def _parser(arguments: Sequence[str]) -> Parser:
+    """Returns a parser for ``arguments``; commands of other packages have flags only if ``arguments`` name them."""
     # Imported here, so that Ctrl-C during the imports is handled by main.
-    from radixkv.cli import bench, chat, explain, generate, serve, simulate
-    from radixkv.cli.arguments import Parser
+    from radixkv.arguments import Parser
+    from radixkv.cli import chat, explain, generate, serve
 
     parser = Parser(
         prog="radixkv",
@@ -99,6 +100,27 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"radixkv {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
-    for command in (serve, chat, generate, explain, bench, simulate):
+    for command in (serve, chat, generate, explain):
         command.add(commands)
+    for name, summary, add in (
+        ("bench", "measure a server and the effect of its prefix cache", _add_bench),
+        ("simulate", "compute the hit rate of recorded traffic by cache size", _add_simulate),
+    ):
+        if name in arguments:
+            add(commands, summary)
+        else:  # the package is not imported for the line in `radixkv --help`
+            commands.add_parser(name, help=summary)
     return parser
+
+
+def _add_bench(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
+    from radixkv.bench import command
+    from radixkv.studies.paging import command as paging
+
+    paging.add(command.add(commands, summary))
+
+
+def _add_simulate(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
+    from radixkv.simulator import command
+
+    command.add(commands, summary)

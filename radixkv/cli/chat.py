@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
-from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, engine_flags
+from radixkv.arguments import Parser, add_engine_flags, engine_config, engine_flags
 from radixkv.cli.offline import add_sampling_flags, is_utf8, load_llm, sampling_settings
 from radixkv.errors import RadixKVError
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from radixkv.cli.arguments import Parser
+from radixkv.arguments import Parser
 from radixkv.cli.offline import is_utf8
 from radixkv.errors import ConfigError
 

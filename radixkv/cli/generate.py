@@ -6,7 +6,7 @@ import argparse
 
 import msgspec
 
-from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, whole_number
+from radixkv.arguments import Parser, add_engine_flags, engine_config, whole_number
 from radixkv.cli.offline import add_sampling_flags, is_utf8, load_llm, sampling_settings
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from radixkv.cli.arguments import Parser, number, whole_number
+from radixkv.arguments import Parser, number, whole_number
 from radixkv.config import EngineConfig
 from radixkv.errors import RadixKVError
 from radixkv.sampling import SamplingParams

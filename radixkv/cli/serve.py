@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, number, whole_number
-from radixkv.cli.compat_flags import add_always_on_flags, spellings
+from radixkv.arguments import Parser, add_engine_flags, engine_config, number, whole_number
 from radixkv.compat import Place
+from radixkv.compat_flags import add_always_on_flags, spellings
 from radixkv.config import ServerConfig
 from radixkv.errors import ConfigError, RadixKVError, shortened
 

@@ -4,8 +4,8 @@ import json
 import re
 from contextlib import asynccontextmanager
 
+from radixkv.bench.flags import COUNT_FLAGS, WORKLOADS
 from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload, workload_names
-from radixkv.cli.bench_flags import COUNT_FLAGS, WORKLOADS
 from support.bench_command import SMALL, bench
 from support.fake_openai import output_ids, output_text
 from support.paths import ROOT

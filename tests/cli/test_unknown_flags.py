@@ -46,7 +46,7 @@ def test_a_prompt_may_start_like_a_flag(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_ctrl_c_while_the_flags_are_read_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted() -> None:
+    def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(radixkv.cli, "_parser", interrupted)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import radixkv.cli
-from radixkv.cli.arguments import Parser
+from radixkv.arguments import Parser
 from support.paths import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "radixkv").rglob("*.md")])
@@ -39,7 +39,8 @@ def test_there_are_commands() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_documented_command_parses(command: str) -> None:
-    args, unknown = radixkv.cli._parser().parse_known_args(shlex.split(command))
+    arguments = shlex.split(command)
+    args, unknown = radixkv.cli._parser(arguments).parse_known_args(arguments)
     assert unknown == []
     parser: Parser = args.parser
     assert command.startswith(" ".join(parser.prog.split()[1:]))

@@ -7,7 +7,7 @@ import re
 from fastapi import FastAPI
 from starlette.routing import Route
 
-from radixkv.cli.arguments import Parser
+from radixkv.arguments import Parser
 from radixkv.cli.serve import add as add_serve
 from radixkv.compat import Place, refusals
 from radixkv.config import EngineConfig, SchedulerConfig, ServerConfig

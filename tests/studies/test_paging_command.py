@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from radixkv.cli import bench_paging as paging
 from radixkv.cli import main
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig
 from radixkv.runtime.device.machine_cuda import inspect_machine
+from radixkv.studies.paging import command as paging
 from radixkv.studies.paging import workloads as study_workloads
 from radixkv.studies.paging.lengths import LengthDistribution, LengthPair, WorkloadLengths, published_lengths
 from radixkv.studies.paging.measure import measure

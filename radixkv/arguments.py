@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from radixkv.cli.compat_flags import add_always_on_flags, add_refused_flags, spellings
 from radixkv.compat import Place, dtype_name, renamed
+from radixkv.compat_flags import add_always_on_flags, add_refused_flags, spellings
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.errors import RadixKVError, shortened
 

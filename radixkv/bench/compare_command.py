@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from radixkv.cli.arguments import Parser
+from radixkv.arguments import Parser
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, engine_flags, whole_number
+from radixkv.arguments import Parser, add_engine_flags, engine_config, engine_flags, whole_number
 from radixkv.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ STUDY_FLAGS = ("--model=", "--revision=", "--tokenizer=", "--max-model-len=", "-
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Adds the command."""
+    """Adds the command to those of ``radixkv bench``."""
     parser = commands.add_parser(
         "paging",
         help="compare the memory use of paged KV with contiguous reservation",

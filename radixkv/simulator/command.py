@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from radixkv.cli.arguments import Parser, whole_number
+from radixkv.arguments import Parser, whole_number
 
 if TYPE_CHECKING:
     from radixkv.simulator.replay import Policy
@@ -27,11 +27,11 @@ examples:
 """
 
 
-def add(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Adds the command."""
+def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
+    """Adds the command, with ``summary`` as its help."""
     parser = commands.add_parser(
         "simulate",
-        help="compute the hit rate of recorded traffic by cache size",
+        help=summary,
         description="Replay recorded requests through the production scheduler, page pool and radix tree,\n"
         "without a model, and print hit rate and evictions by cache capacity.",
         epilog=EXAMPLES,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from radixkv.arguments import Parser, add_engine_flags, engine_config, engine_flags
 from radixkv.cli import main
-from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, engine_flags
 from radixkv.cli.generate import add as add_generate
 from radixkv.cli.offline import sampling_settings
 from radixkv.cli.serve import add as add_serve

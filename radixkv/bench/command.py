@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from radixkv.cli import bench_compare as compare
-from radixkv.cli import bench_paging as paging
-from radixkv.cli.arguments import Parser, add_engine_flags, engine_config, engine_flags
-from radixkv.cli.bench_flags import add_load_flags, check_load_ranges
+from radixkv.arguments import Parser, add_engine_flags, engine_config, engine_flags
+from radixkv.bench import compare_command
+from radixkv.bench.flags import add_load_flags, check_load_ranges
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError
 
@@ -29,18 +28,17 @@ examples:
 """
 
 
-def add(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Adds the command and its subcommands."""
+def add(commands: argparse._SubParsersAction[Parser], summary: str) -> argparse._SubParsersAction[Parser]:
+    """Adds the command, with ``summary`` as its help; returns its subcommands, to which others may be added."""
     parser = commands.add_parser(
         "bench",
-        help="measure a server and the effect of its prefix cache",
+        help=summary,
         description="Run a workload against a server that is started for it, or against a running one.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subcommands = parser.add_subparsers(title="other measurements", metavar="COMMAND", parser_class=Parser)
-    for command in (compare, paging):
-        command.add(subcommands)
+    compare_command.add(subcommands)
     add_load_flags(parser.add_argument_group("workload and load"))
     output = parser.add_argument_group("server and output")
     output.add_argument(
@@ -60,6 +58,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     add_engine_flags(parser)
     parser.set_defaults(parser=parser, run=run)
+    return subcommands
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 import math
 from pathlib import Path
 
-from radixkv.cli.arguments import Parser, number, whole_number
+from radixkv.arguments import Parser, number, whole_number
 
 WORKLOADS = (
     "agents",
