@@ -7,21 +7,19 @@ Prints one JSON line per case: milliseconds of each variant or kernel, and the v
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import date
 from functools import partial
 from statistics import median
 from typing import Literal
 
 import numpy as np
 import torch
-from gpu_environment import gpu_environment
 from numpy.typing import NDArray
+from result_lines import add_gpu_flags, report, script_parser
 
+from gpu import gpu_provenance
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.flashinfer import AttentionShape
 from radixkv.runtime.device.attention.cuda.paged import PagedAttention
@@ -235,14 +233,14 @@ def median_ms(run: Callable[[], None]) -> float:
 
 def main() -> None:
     """Prints one JSON line per case."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
+    add_gpu_flags(parser, has_device=False)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--page-size", type=int, default=16)
-    parser.add_argument("--commit", help="the commit that is checked out, if there is no .git folder")
     arguments = parser.parse_args()
-    about = {"date": date.today().isoformat(), "environment": gpu_environment("cuda", arguments.commit)}
+    about = gpu_provenance("cuda", arguments.commit)
     shape = AttentionShape(arguments.heads, arguments.kv_heads, 128, arguments.page_size, torch.bfloat16)
     bench = LayerBench(shape, 1_100_000 // arguments.page_size)
     with torch.cuda.stream(bench.stream):
@@ -250,7 +248,7 @@ def main() -> None:
             if arguments.only and not any(name in case.name for name in arguments.only):
                 continue
             times = bench.decode(case) if case.n_tokens == 1 else bench.prompts(case)
-            print(json.dumps({"case": case.name, **times, **about}), flush=True)
+            report(arguments.output_file, {"case": case.name, **times, **about}, {})
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import random
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import date
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -25,12 +24,12 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from engine import open_llm, run, warm_up, write
-from gpu_environment import gpu_environment
-from phases import Phases
+from engine import open_llm, run, warm_up
+from result_lines import add_gpu_flags, append, script_parser
 from shapes import LLAMA_8B, write_model
-from token_workloads import VOCAB, decode
+from token_workloads import VOCAB, Phases, decode
 
+from gpu import gpu_provenance
 from radixkv import LLM
 from radixkv.runtime.device.attention.cuda import decode_plan as attention
 from radixkv.runtime.device.executor_cuda import CudaExecutor
@@ -57,8 +56,7 @@ def main() -> None:
     warm_up(llm)
     common = {
         "model": "llama-3.1-8b, dummy weights",
-        "date": date.today().isoformat(),
-        "environment": gpu_environment("cuda", arguments.commit),
+        **gpu_provenance("cuda", arguments.commit),
     }
     for name, case in cases().items():
         if not any(text in name for text in arguments.only.split(",")):
@@ -69,15 +67,14 @@ def main() -> None:
                 f"{name}, {variant}: median {median(durations):.4f} s, {min(durations)} to {max(durations)}",
                 flush=True,
             )
-        write(arguments.output_file, {"case": name, "durations": times, **common})
+        append(arguments.output_file, {"case": name, "durations": times, **common})
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
+    add_gpu_flags(parser, has_device=False)
     parser.add_argument("--only", default="", metavar="TEXTS", help="run cases whose names contain one of these")
     parser.add_argument("--pairs", type=int, default=4, metavar="COUNT", help="runs of each variant")
-    parser.add_argument("--commit", help="the commit that is checked out, if there is no .git folder")
-    parser.add_argument("--output-file", type=Path)
     parser.set_defaults(device="cuda", cache="on", settings={})
     return parser.parse_args()
 

@@ -27,19 +27,18 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_environment import gpu_environment
 from peers import GEMM_MS, GEMM_OF, PEERS
-from phases import TOKEN_WORKLOADS, Phases, Workloads, load_workloads
-from power import watched_power
+from result_lines import add_gpu_flags, append, script_parser
 from roof import measure
 from shapes import LLAMA_8B, SMALL, write_model
+from token_workloads import Phases, Workloads, load_workloads
 from traces import record_trace, table
 
+from gpu import gpu_provenance, watched_power
 from radixkv import LLM, SamplingParams
 from radixkv.wire import Stats
 
@@ -79,8 +78,7 @@ def main() -> None:
         "settings": arguments.settings,
         **start,
         **gemm_ms,
-        "date": date.today().isoformat(),
-        "environment": gpu_environment(arguments.device, arguments.commit),
+        **gpu_provenance(arguments.device, arguments.commit),
     }
     if names:
         print(HEADER)
@@ -93,24 +91,23 @@ def main() -> None:
             if not arguments.small:
                 line |= compare_with_peers(name, line["duration"], gemm_ms)
             print(row(line), flush=True)
-            write(arguments.output_file, line)
+            append(arguments.output_file, line)
     for name in select_workloads(arguments.profile, known):
         phases = generate_workload(known[name], name, is_small=arguments.small)
         report = profile(llm, phases, arguments.profile_output)
         print(
             f"profile of {name}, answers of at most {arguments.profile_output} tokens:\n{table(report)}", flush=True
         )
-        write(arguments.output_file, {"workload": name, "profile": report, **common})
+        append(arguments.output_file, {"workload": name, "profile": report, **common})
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads-file", type=Path, default=TOKEN_WORKLOADS)
+    parser = script_parser(__doc__)
     parser.add_argument("--profile", default="none", metavar="NAMES", help="workloads to run under the profiler")
     parser.add_argument("--profile-output", type=int, default=24, metavar="TOKENS", help="longest answer there")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="a small model and small workloads")
     parser.add_argument("--repeat", type=int, default=1, metavar="TIMES")
+    add_gpu_flags(parser)
     add_run_flags(parser)
     arguments = parser.parse_args()
     if arguments.profile != "none" and arguments.device != "cuda":
@@ -121,11 +118,12 @@ def parse_arguments() -> argparse.Namespace:
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of runs and results that are common to all engines."""
+    parser.add_argument(
+        "--workloads-file", type=Path, metavar="FILE", help="Python file with ALL (default: token_workloads.py)"
+    )
     parser.add_argument("--workloads", default="all", metavar="NAMES", help="comma-separated, all or none")
     parser.add_argument("--cache", choices=("on", "off"), default="on")
     parser.add_argument("--watch-power", action="store_true", help="record the GPU's clock and power too")
-    parser.add_argument("--commit", help="the commit that is checked out, if there is no .git folder")
-    parser.add_argument("--output-file", type=Path)
     parser.add_argument(
         "--setting",
         dest="settings",
@@ -281,12 +279,6 @@ def seconds_since_start() -> float:
     fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started
-
-
-def write(path: Path | None, line: Mapping[str, Any]) -> None:
-    if path is not None:
-        with path.open("a", encoding="utf-8") as output:
-            output.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

@@ -20,19 +20,17 @@ and null runtime run on the same machine: processor time is the value that other
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
@@ -40,13 +38,16 @@ from typing import cast
 
 import uvloop
 from null_runtime import age_s
+from result_lines import report, script_parser
 
 from radixkv.bench.environment import provenance
 from radixkv.bench.run import Benchmark
 from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload
+from radixkv.child_process import ChildProcess
 
 HERE = Path(__file__).parent
 N_HEAVY_CLIENTS = 2
+STOP_LIMIT_S = 30.0
 N_QUESTIONS = 8192
 """Questions after one prefix; more than a run sends, because the server caches the ids of shared texts."""
 HEAVY = {
@@ -85,7 +86,7 @@ CASES = {
 class WatchedServer:
     """A frontend with a watch on its event loop, in front of a null runtime."""
 
-    process: subprocess.Popen[str]
+    process: ChildProcess
     port: int
     report: Path
 
@@ -124,25 +125,22 @@ class ClientStats:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output-file", type=Path, required=True)
+    parser = script_parser(__doc__, requires_output_file=True)
     parser.add_argument("--seconds", type=float, default=20.0, help="per case")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--note", help="text to add to each line")
     arguments = parser.parse_args()
     note = {} if arguments.note is None else {"note": arguments.note}
-    with arguments.output_file.open("a", encoding="utf-8") as output:
-        for case in arguments.cases:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                line = runner.run(measure(case, arguments.seconds)) | note
-            print(json.dumps(line), flush=True)
-            output.write(json.dumps(line | provenance()) + "\n")
+    for case in arguments.cases:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            line = runner.run(measure(case, arguments.seconds)) | note
+        report(arguments.output_file, line, provenance())
 
 
 async def measure(name: str, seconds: float) -> dict[str, object]:
     """Measures one case and returns its line."""
     case = CASES[name]
-    with running_server(case.step_s) as server:
+    async with running_server(case.step_s) as server:
         await clients(server.port, 2.0, name)  # the first requests import and allocate
         server.longest_delay_ms()
         started_at, processor_s, loop_s = time.perf_counter(), server.processor_s(), server.loop_s()
@@ -276,26 +274,22 @@ async def connect(port: int, reader: Reader) -> Reader:
     return reader
 
 
-@contextmanager
-def running_server(step_s: float) -> Iterator[WatchedServer]:
+@asynccontextmanager
+async def running_server(step_s: float) -> AsyncIterator[WatchedServer]:
     """Runs a server on a free port."""
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report"
+        report_file = Path(folder) / "report"
         flags = ["--port", "0", "--stats-interval", "0"]
-        process = subprocess.Popen(
-            [sys.executable, str(HERE / "watched_frontend.py"), str(report), str(step_s), *flags],
-            stdout=subprocess.PIPE,
-            text=True,
+        process = await ChildProcess.start(
+            [sys.executable, str(HERE / "watched_frontend.py"), str(report_file), str(step_s), *flags]
         )
         try:
-            assert process.stdout is not None
-            match = re.search(r":(\d+) ", process.stdout.readline())
+            match = re.search(rb":(\d+) ", await process.read_line())
             if match is None:
                 raise SystemExit("the server did not start; its reason is above")
-            yield WatchedServer(process, int(match[1]), report)
+            yield WatchedServer(process, int(match[1]), report_file)
         finally:
-            process.terminate()
-            process.wait(30)
+            await process.stop(STOP_LIMIT_S)
 
 
 if __name__ == "__main__":

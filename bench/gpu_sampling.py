@@ -21,22 +21,19 @@ Logits are bf16, normal with a standard deviation of 3 (`spread`: top_p keeps th
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date
-from pathlib import Path
 from random import Random
 from statistics import median
 
 import torch
-from gpu_environment import gpu_environment
 from msgspec.structs import replace
+from result_lines import add_gpu_flags, report, script_parser
 from torch import Tensor
 
+from gpu import gpu_provenance
 from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler
 from radixkv.runtime.step.plan import History, RowSampling
@@ -84,24 +81,21 @@ class Step:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output-file", type=Path, required=True)
+    parser = script_parser(__doc__, requires_output_file=True)
+    add_gpu_flags(parser, has_device=False)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 256, 512])
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--commit")
     arguments = parser.parse_args()
     about = {
-        "date": date.today().isoformat(),
         "rounds": arguments.rounds,
         "vocab": VOCAB,
-        "environment": gpu_environment("cuda", arguments.commit),
+        **gpu_provenance("cuda", arguments.commit),
     }
-    with arguments.output_file.open("a", encoding="utf-8") as output, torch.inference_mode():
+    with torch.inference_mode():
         sampler = CudaSampler(max(arguments.rows), VOCAB, DEVICE)
         for n_rows in arguments.rows:
             for line in measure(sampler, n_rows, arguments.rounds):
-                print(json.dumps(line), flush=True)
-                output.write(json.dumps(line | about) + "\n")
+                report(arguments.output_file, line, about)
 
 
 def measure(sampler: CudaSampler, n_rows: int, n_rounds: int) -> Iterator[dict[str, object]]:

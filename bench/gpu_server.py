@@ -12,7 +12,6 @@ have no text.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import multiprocessing
 import tempfile
@@ -20,16 +19,15 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import uvloop
-from engine import write
-from gpu_environment import gpu_environment
+from result_lines import add_gpu_flags, append, script_parser
 from shapes import LLAMA_8B, SMALL, write_model
 
+from gpu import gpu_provenance
 from radixkv.bench.load.arrivals import Load
 from radixkv.bench.load.client import OpenAIClient
 from radixkv.bench.load.generator import LoadGenerator
@@ -56,20 +54,18 @@ HEADER = (
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
+    add_gpu_flags(parser)
     parser.add_argument("--workloads", default="fewshot,multiturn", metavar="NAMES", help="comma-separated")
     parser.add_argument("--cache", choices=("both", "on", "off"), default="both")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--processes", type=int, default=4, metavar="COUNT", help="processes of the clients")
     parser.add_argument("--small", action="store_true", help="a small model and small workloads")
     parser.add_argument(
         "--flag", action="append", default=[], metavar="FLAG=VALUE", help="more flags of the server"
     )
-    parser.add_argument("--commit", help="the commit that is checked out, if there is no .git folder")
-    parser.add_argument("--output-file", type=Path)
     arguments = parser.parse_args()
     benches = [load_benchmark(name, is_small=arguments.small) for name in arguments.workloads.split(",")]
-    environment = gpu_environment(arguments.device, arguments.commit)
+    about = gpu_provenance(arguments.device, arguments.commit)
     caches: tuple[Cache, ...] = ("on", "off") if arguments.cache == "both" else (arguments.cache,)
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(SMALL if arguments.small else LLAMA_8B, Path(folder))
@@ -80,9 +76,9 @@ async def main() -> None:
                 ready_s = round(time.perf_counter() - begun, 1)
                 for bench in benches:
                     line = await measure(bench, address, arguments.processes, is_small=arguments.small)
-                    line |= {"cache": cache, "mode": "server", "ready_s": ready_s, "environment": environment}
+                    line |= {"cache": cache, "mode": "server", "ready_s": ready_s, **about}
                     print(row(line), flush=True)
-                    write(arguments.output_file, line)
+                    append(arguments.output_file, line)
 
 
 def load_benchmark(name: str, *, is_small: bool) -> Benchmark:
@@ -114,7 +110,6 @@ async def measure(bench: Benchmark, address: str, n_processes: int, *, is_small:
         **msgspec.structs.asdict(bench.workload),
         "cache_flushed": flushed,
         "client_processes": n_processes,
-        "date": date.today().isoformat(),
         **metrics,
     }
 

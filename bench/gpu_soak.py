@@ -13,22 +13,20 @@ memory must not have grown since the first pause. Appends one JSON line.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import date
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
-from engine import write
-from gpu_environment import gpu_environment
+from result_lines import add_gpu_flags, report, script_parser
 from shapes import SMALL, write_model
 
+from gpu import gpu_provenance
 from radixkv import SamplingParams
 from radixkv.checkpoints import resolve
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
@@ -210,15 +208,13 @@ def gpu_bytes() -> tuple[int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
+    add_gpu_flags(parser)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--every", type=int, default=1000)
     parser.add_argument("--clients", type=int, default=256)
     parser.add_argument("--pool-tokens", type=int, default=8192)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--commit", help="the commit that is checked out, if there is no .git folder")
-    parser.add_argument("--output-file", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = str(write_model(SMALL, Path(folder)))
@@ -232,9 +228,7 @@ def main() -> None:
     soak = Soak(loop, Traffic(Random(arguments.seed)), arguments.clients)
     soak.run(arguments.requests, arguments.every)
     line = soak.line() | {"duration_s": round(time.monotonic() - begun, 1)}
-    print(json.dumps(line))
-    environment = gpu_environment(arguments.device, arguments.commit)
-    write(arguments.output_file, line | {"date": date.today().isoformat(), "environment": environment})
+    report(arguments.output_file, line, gpu_provenance(arguments.device, arguments.commit))
 
 
 if __name__ == "__main__":

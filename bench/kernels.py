@@ -10,19 +10,16 @@ byte that must move once.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 import torch
-from gpu_environment import gpu_environment
+from result_lines import add_gpu_flags, report, script_parser
 from torch import Tensor
 
+from gpu import gpu_provenance
 from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
 from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
 from radixkv.runtime.device.ops.cuda.linear import gated_linear, linear
@@ -61,18 +58,16 @@ class Case:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output-file", type=Path, required=True)
+    parser = script_parser(__doc__, requires_output_file=True)
+    add_gpu_flags(parser, has_device=False)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256, 1024, 8192])
     parser.add_argument("--gemm-rows", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256, 512, 8192])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--commit", help="the commit that is checked out, if there is no .git folder")
     arguments = parser.parse_args()
-    about = {"date": date.today().isoformat(), "environment": gpu_environment("cuda", arguments.commit)}
-    with arguments.output_file.open("a", encoding="utf-8") as output, torch.inference_mode():
+    about = gpu_provenance("cuda", arguments.commit)
+    with torch.inference_mode():
         for line in measure(arguments.rows, arguments.gemm_rows, arguments.rounds):
-            print(json.dumps(line), flush=True)
-            output.write(json.dumps(line | about) + "\n")
+            report(arguments.output_file, line, about)
 
 
 def measure(rows: Sequence[int], gemm_rows: Sequence[int], n_rounds: int) -> Iterator[dict[str, object]]:

@@ -12,18 +12,16 @@ the server on one core and the client on another.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import uvloop
+from result_lines import report, script_parser
 
 from radixkv.bench.environment import provenance
 from radixkv.bench.load.arrivals import Load
@@ -32,6 +30,7 @@ from radixkv.bench.load.generator import LoadGenerator
 from radixkv.bench.load.record import Measurement
 from radixkv.bench.report.run_metrics import percentile
 from radixkv.bench.session import BenchRequest, single_request_session
+from radixkv.child_process import ChildProcess
 
 HERE = Path(__file__).parent
 N_CHUNKS = 16
@@ -41,8 +40,7 @@ P99_LIMIT_MS = 5.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output-file", type=Path)
+    parser = script_parser(__doc__)
     parser.add_argument("--rate", type=float, default=500.0, help="requests a second")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--every-ms", type=float, default=10.0, help="time between a request's chunks")
@@ -53,23 +51,17 @@ def main() -> int:
     arguments = parser.parse_args()
     is_within_limits = True
     for _ in range(arguments.runs):
-        with (
-            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-            null_server(arguments.every_ms) as address,
-        ):
-            line = runner.run(measure(address, arguments.rate, arguments.seconds, arguments.prompt_ids))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            line = runner.run(measure(arguments.rate, arguments.seconds, arguments.prompt_ids, arguments.every_ms))
         line["every_ms"] = arguments.every_ms
         is_within_limits = is_within_limits and line["is_kept"]
-        print(json.dumps(line), flush=True)
-        if arguments.output_file is not None:
-            with arguments.output_file.open("a", encoding="utf-8") as output:
-                output.write(json.dumps(line | provenance()) + "\n")
+        report(arguments.output_file, line, provenance())
     return 0 if is_within_limits else 1
 
 
-async def measure(address: str, rate: float, seconds: float, n_prompt_ids: int) -> dict[str, Any]:
+async def measure(rate: float, seconds: float, n_prompt_ids: int, every_ms: float) -> dict[str, Any]:
     """Returns one run's line."""
-    async with OpenAIClient(address) as client:
+    async with null_server(every_ms) as address, OpenAIClient(address) as client:
         generator = LoadGenerator(client)
         await generator.run([single_request_session(BenchRequest("warm", N_CHUNKS))] * 64, Load("null"))
         sessions = [single_request_session(BenchRequest("The rain in Spain", N_CHUNKS))] * round(rate * seconds)
@@ -126,16 +118,14 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
     return {name: round(percentile(values, percent) or 0.0, 3) for name, percent in names.items()}
 
 
-@contextmanager
-def null_server(every_ms: float) -> Iterator[str]:
+@asynccontextmanager
+async def null_server(every_ms: float) -> AsyncIterator[str]:
     """Runs the null server and yields its address."""
-    command = [sys.executable, str(HERE / "null_openai.py"), str(every_ms / 1e3)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.kill()
+    process = await ChildProcess.start([sys.executable, str(HERE / "null_openai.py"), str(every_ms / 1e3)])
+    try:
+        yield f"http://127.0.0.1:{int(await process.read_line())}"
+    finally:
+        await process.close()
 
 
 if __name__ == "__main__":

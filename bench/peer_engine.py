@@ -25,7 +25,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -36,14 +35,14 @@ from engine import (
     generate_workload,
     seconds_since_start,
     select_workloads,
-    write,
 )
-from gpu_environment import gpu_environment
 from peers import comparison_table
-from phases import TOKEN_WORKLOADS, Phases, load_workloads
-from power import watched_power
+from result_lines import add_gpu_flags, append, script_parser
 from roof import measure
 from shapes import LLAMA_8B, Config, write_model
+from token_workloads import Phases, load_workloads
+
+from gpu import gpu_provenance, watched_power
 
 VLLM_SETTINGS: Mapping[str, Sequence[str]] = {
     "scheduler_config": ("max_num_seqs", "max_num_batched_tokens", "async_scheduling"),
@@ -183,8 +182,7 @@ def main() -> None:
             "settings": peer.settings,
             "first_token_s": first_token_s,
             **gemm_ms,
-            "date": date.today().isoformat(),
-            "environment": gpu_environment("cuda", arguments.commit),
+            **gpu_provenance("cuda", arguments.commit),
         }
         for name in names:
             phases = generate_workload(known[name], name, is_small=False)
@@ -194,16 +192,16 @@ def main() -> None:
             if not arguments.layers:
                 line |= adjusted_times(name, line["duration"], gemm_ms)
             print(row(line), flush=True)
-            write(arguments.output_file, line)
+            append(arguments.output_file, line)
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--engine", choices=ENGINES)
-    parser.add_argument("--workloads-file", type=Path, default=TOKEN_WORKLOADS)
     parser.add_argument(
         "--layers", type=int, metavar="N", help="use a model with this many layers, to try the engine"
     )
+    add_gpu_flags(parser, has_device=False)
     add_run_flags(parser)
     parser.add_argument(
         "--table", type=Path, nargs="+", metavar="FILE", help="compare these files' lines, run nothing"

@@ -22,17 +22,16 @@ import argparse
 import tempfile
 import time
 from collections import deque
-from datetime import date
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from engine import write
-from gpu_environment import gpu_environment
+from result_lines import add_gpu_flags, append, script_parser
 from shapes import LLAMA_8B, SMALL, write_model
 from step_plans import CASES, MAX_MODEL_LEN, MAX_STEPS, PAGE_SIZE, SMALL_CASES, Plans
 from traces import record_trace, table
 
+from gpu import gpu_provenance
 from radixkv.checkpoints import resolve
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.runtime.device.factory import look_at_machine, open_executor, resolve_config
@@ -48,8 +47,7 @@ def main() -> None:
     common = {
         "max_num_seqs": arguments.max_num_seqs,
         "enforce_eager": arguments.enforce_eager,
-        "date": date.today().isoformat(),
-        "environment": gpu_environment(arguments.device, arguments.commit),
+        **gpu_provenance(arguments.device, arguments.commit),
     }
     first_step = 0
     for case in SMALL_CASES if arguments.small else CASES:
@@ -61,19 +59,17 @@ def main() -> None:
             if not arguments.no_profile:
                 line["profile"] = profile_steps(executor, plans, min(arguments.steps, 10))
                 print(table(line["profile"], arguments.kernels), flush=True)
-            write(arguments.output_file, line | common)
+            append(arguments.output_file, line | common)
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser = script_parser(__doc__)
+    add_gpu_flags(parser)
     parser.add_argument("--small", action="store_true", help="a small model and small steps")
     parser.add_argument("--only", default="", metavar="TEXTS", help="run cases whose names contain one of these")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--no-profile", action="store_true")
     parser.add_argument("--kernels", type=int, default=12, metavar="COUNT", help="to print; the file has more")
-    parser.add_argument("--commit", help="the commit that is checked out, if there is no .git folder")
-    parser.add_argument("--output-file", type=Path)
     parser.add_argument("--enforce-eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--max-num-seqs", type=int, help="most rows a step (default: the device's)")
     arguments = parser.parse_args()

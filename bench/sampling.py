@@ -21,17 +21,16 @@ by 8 to 16 (`peaked`: top_p keeps a dozen or so), or with a deviation of 1 (`fla
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from array import array
 from collections.abc import Callable
-from pathlib import Path
 from random import Random
 from statistics import median
 
 import torch
 from msgspec.structs import replace
+from result_lines import append, script_parser
 from torch import Tensor
 
 from radixkv.bench.environment import provenance
@@ -44,36 +43,34 @@ N_BIASES = 300
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output-file", type=Path, required=True)
+    parser = script_parser(__doc__, requires_output_file=True)
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--vocab", type=int, default=128_256)
     parser.add_argument("--history", type=int, default=1_000)
     parser.add_argument("--rounds", type=int, default=11)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    with arguments.output_file.open("a", encoding="utf-8") as output:
-        for distribution in ("peaked", "spread", "flat"):
-            logits = random_logits(distribution, arguments.rows, arguments.vocab)
-            times_ms = measure(build_cases(logits, arguments.history, 1 + arguments.rounds), arguments.rounds)
-            for name, own in times_ms.items():
-                line = {
-                    "case": name,
-                    "logits": distribution,
-                    "ms_per_step": round(median(own), 2),
-                    "min_ms": round(min(own), 2),
-                    "times_greedy": ratio(own, times_ms["greedy"]),
-                    "times_torch_argmax": ratio(own, times_ms["torch_argmax"]),
-                    "rows": arguments.rows,
-                    "vocab": arguments.vocab,
-                    "history_tokens": arguments.history,
-                    "rounds": arguments.rounds,
-                    "threads": torch.get_num_threads(),
-                    **provenance(),
-                }
-                shown = ("logits", "case", "ms_per_step", "times_greedy", "times_torch_argmax")
-                print(json.dumps({key: line[key] for key in shown}))
-                output.write(json.dumps(line) + "\n")
+    for distribution in ("peaked", "spread", "flat"):
+        logits = random_logits(distribution, arguments.rows, arguments.vocab)
+        times_ms = measure(build_cases(logits, arguments.history, 1 + arguments.rounds), arguments.rounds)
+        for name, own in times_ms.items():
+            line = {
+                "case": name,
+                "logits": distribution,
+                "ms_per_step": round(median(own), 2),
+                "min_ms": round(min(own), 2),
+                "times_greedy": ratio(own, times_ms["greedy"]),
+                "times_torch_argmax": ratio(own, times_ms["torch_argmax"]),
+                "rows": arguments.rows,
+                "vocab": arguments.vocab,
+                "history_tokens": arguments.history,
+                "rounds": arguments.rounds,
+                "threads": torch.get_num_threads(),
+                **provenance(),
+            }
+            shown = ("logits", "case", "ms_per_step", "times_greedy", "times_torch_argmax")
+            print(json.dumps({key: line[key] for key in shown}))
+            append(arguments.output_file, line)
 
 
 def random_logits(distribution: str, n_rows: int, vocab_size: int) -> Tensor:

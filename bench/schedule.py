@@ -17,9 +17,7 @@ cache, best of five runs.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import time
 from array import array
 from collections import deque
@@ -29,7 +27,8 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
-from phases import Phases, load_workloads
+from result_lines import report, script_parser
+from token_workloads import Phases, load_workloads
 
 from radixkv.bench.environment import provenance
 from radixkv.config import SchedulerConfig
@@ -57,8 +56,7 @@ H200_PAGES = 55_357
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output-file", type=Path, required=True)
+    parser = script_parser(__doc__, requires_output_file=True)
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--waiting", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=300)
@@ -68,40 +66,37 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     metrics: dict[str, object]
-    with arguments.output_file.open("a", encoding="utf-8") as output:
-        if arguments.workloads_file is not None:
-            for name, make_phases in load_workloads(arguments.workloads_file).items():
-                phases = make_phases()
-                cache_s, schedule_s, n_steps = min(run_workload(phases) for _ in range(5))
-                metrics = {
-                    "case": name,
-                    "cache_ms": round(cache_s * 1e3, 2),
-                    "schedule_ms": round(schedule_s * 1e3, 2),
-                }
-                metrics |= {"steps": n_steps}
-                print(json.dumps(metrics))
-                output.write(json.dumps(metrics | provenance()) + "\n")
-            return
-        for name in arguments.case or [*CASES, "generate"]:
-            metrics = {"case": name, "rows": arguments.rows}
-            if name == "generate":
-                times_ms, wall_s = generate(arguments.rows)
-                metrics["us_per_token"] = round(wall_s * 1e6 / (arguments.rows * N_OUTPUT), 2)
-            else:
-                gc.collect()
-                gc.disable()
-                times_ms = measure(CASES[name](arguments.rows, arguments.waiting), arguments.steps)
-                gc.enable()
-                metrics["waiting"] = arguments.waiting
-            metrics |= {
-                "ms_per_step": round(median(times_ms), 4),
-                "us_per_row": round(median(times_ms) * 1e3 / arguments.rows, 3),
-                "p99_ms": round(sorted(times_ms)[int(len(times_ms) * 0.99)], 4),
-                "max_ms": round(max(times_ms), 4),
-                "steps": len(times_ms),
+    if arguments.workloads_file is not None:
+        for name, make_phases in load_workloads(arguments.workloads_file).items():
+            phases = make_phases()
+            cache_s, schedule_s, n_steps = min(run_workload(phases) for _ in range(5))
+            metrics = {
+                "case": name,
+                "cache_ms": round(cache_s * 1e3, 2),
+                "schedule_ms": round(schedule_s * 1e3, 2),
             }
-            print(json.dumps(metrics))
-            output.write(json.dumps(metrics | provenance()) + "\n")
+            metrics |= {"steps": n_steps}
+            report(arguments.output_file, metrics, provenance())
+        return
+    for name in arguments.case or [*CASES, "generate"]:
+        metrics = {"case": name, "rows": arguments.rows}
+        if name == "generate":
+            times_ms, wall_s = generate(arguments.rows)
+            metrics["us_per_token"] = round(wall_s * 1e6 / (arguments.rows * N_OUTPUT), 2)
+        else:
+            gc.collect()
+            gc.disable()
+            times_ms = measure(CASES[name](arguments.rows, arguments.waiting), arguments.steps)
+            gc.enable()
+            metrics["waiting"] = arguments.waiting
+        metrics |= {
+            "ms_per_step": round(median(times_ms), 4),
+            "us_per_row": round(median(times_ms) * 1e3 / arguments.rows, 3),
+            "p99_ms": round(sorted(times_ms)[int(len(times_ms) * 0.99)], 4),
+            "max_ms": round(max(times_ms), 4),
+            "steps": len(times_ms),
+        }
+        report(arguments.output_file, metrics, provenance())
 
 
 def decode_only(n_rows: int, n_waiting: int) -> Scheduler:

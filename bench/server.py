@@ -10,26 +10,25 @@ Appends one JSON line per case. The server is `radixkv serve` with the embedded 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from statistics import median
 
-import httpx
+import msgspec
+from result_lines import report, script_parser
 
 from radixkv.bench.environment import provenance
 from radixkv.bench.server_process import running_server
+from radixkv.client.http import HTTPClient
 
 FLAGS = ("--max-total-tokens", "65536")
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output-file", type=Path, required=True)
+    parser = script_parser(__doc__, requires_output_file=True)
     parser.add_argument("--starts", type=int, default=5)
     parser.add_argument("--requests", type=int, nargs=2, default=(500, 3000), metavar=("FIRST", "LAST"))
     parser.add_argument("--prompt-tokens", type=int, default=160)
@@ -37,10 +36,8 @@ async def main() -> None:
     arguments = parser.parse_args()
     lines = [await measure_ready(arguments.starts)]
     lines += await measure_memory(arguments.requests, arguments.prompt_tokens, arguments.output_tokens)
-    with arguments.output_file.open("a", encoding="utf-8") as output:
-        for line in lines:
-            print(json.dumps(line))
-            output.write(json.dumps(line | provenance()) + "\n")
+    for line in lines:
+        report(arguments.output_file, line, provenance())
 
 
 async def measure_ready(n_starts: int) -> dict[str, object]:
@@ -56,14 +53,14 @@ async def measure_ready(n_starts: int) -> dict[str, object]:
 async def measure_memory(counts: Sequence[int], n_prompt: int, n_output: int) -> list[dict[str, object]]:
     rng = Random(1)
     first, last = counts
-    async with running_server(FLAGS) as address, httpx.AsyncClient(base_url=address, timeout=600) as client:
+    async with running_server(FLAGS) as address, HTTPClient(address) as client:
         frontend, runtime = processes(address)
         sizes = []
         for n_requests in (first, last - first):
             prompts = [[rng.randrange(10, 3000) for _ in range(n_prompt)] for _ in range(n_requests)]
             await _complete(client, prompts, n_output)
             sizes.append((resident_bytes(frontend), resident_bytes(runtime)))
-        totals = counters((await client.get("/metrics")).text)
+        totals = counters(await client.request("GET", "/metrics"))
     growth = [100 * (after / before - 1) for before, after in zip(*sizes, strict=True)]
     return [
         {
@@ -87,13 +84,13 @@ async def measure_memory(counts: Sequence[int], n_prompt: int, n_output: int) ->
     ]
 
 
-async def _complete(client: httpx.AsyncClient, prompts: Sequence[Sequence[int]], n_output: int) -> None:
+async def _complete(client: HTTPClient, prompts: Sequence[Sequence[int]], n_output: int) -> None:
     waiting = iter(prompts)
 
     async def worker() -> None:
         for prompt in waiting:
             body = {"model": "tiny", "prompt": prompt, "max_tokens": n_output, "temperature": 0, "ignore_eos": True}
-            (await client.post("/v1/completions", json=body)).raise_for_status()
+            await client.request("POST", "/v1/completions", msgspec.json.encode(body))
 
     await asyncio.gather(*(worker() for _ in range(8)))
 
@@ -123,8 +120,8 @@ def resident_bytes(pid: int) -> int:
     return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
 
 
-def counters(metrics: str) -> dict[str, float]:
-    pairs = (line.rsplit(" ", 1) for line in metrics.splitlines() if line and not line.startswith("#"))
+def counters(metrics: bytes) -> dict[str, float]:
+    pairs = (line.rsplit(" ", 1) for line in metrics.decode().splitlines() if line and not line.startswith("#"))
     return {name.removeprefix("radixkv:"): float(value) for name, value in pairs}
 
 

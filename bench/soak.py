@@ -9,21 +9,24 @@ one. Memory and open files of both processes are recorded.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import time
 from collections import Counter
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import httpx
+import msgspec
+from result_lines import report, script_parser
 from server import FLAGS, counters, processes, resident_bytes
 
 from radixkv.bench.environment import provenance
 from radixkv.bench.server_process import running_server
+from radixkv.client.errors import StatusError
+from radixkv.client.http import HTTPClient
 
 CANARY = {
     "prompt": "Question: what is 2 + 2?\nAnswer:",
@@ -109,7 +112,7 @@ class Traffic:
 class Soak:
     """Runs the traffic against a server and records samples."""
 
-    http: httpx.AsyncClient
+    http: HTTPClient
     pids: tuple[int, int]
     traffic: Traffic
     canary: list[int] = field(default_factory=list)
@@ -127,17 +130,24 @@ class Soak:
         for _ in remaining:
             kind, path, body = self.traffic.draw()
             expected = 400 if kind == "bad" else 200
-            async with self.http.stream("POST", path, json=body) as response:
-                if response.status_code != expected:
-                    raise SoakFailed(
-                        f"{response.status_code} instead of {expected} for {body}: {await response.aread()!r}"
-                    )
-                if kind == "leaves":
-                    await anext(response.aiter_raw())
-                elif (
-                    (content := await response.aread()) and kind == "stream" and not content.endswith(b"[DONE]\n\n")
-                ):
-                    raise SoakFailed(f"a stream ended without its end: {content[-200:]!r}")
+            status, content = await self._send(path, body, leaves=kind == "leaves")
+            if status != expected:
+                raise SoakFailed(f"{status} instead of {expected} for {body}: {content!r}")
+            if kind == "stream" and not content.endswith(b"[DONE]\n\n"):
+                raise SoakFailed(f"a stream ended without its end: {content[-200:]!r}")
+
+    async def _send(self, path: str, body: dict[str, Any], *, leaves: bool) -> tuple[int, bytes]:
+        """Returns status and content of the reply; disconnects after its first bytes if the client ``leaves``."""
+        content = b""
+        async with aclosing(self.http.stream(path, msgspec.json.encode(body))) as pieces:
+            try:
+                async for piece in pieces:
+                    content += piece
+                    if leaves:
+                        break
+            except StatusError as error:
+                return error.status, error.text.encode()
+        return 200, content
 
     async def _check_idle(self, n_done: int) -> None:
         deadline = time.monotonic() + MAX_IDLE_WAIT_S
@@ -164,11 +174,11 @@ class Soak:
         return is_quiet and now["kv_pages_free"] + now["kv_pages_evictable"] == now["kv_pages"]
 
     async def _counters(self) -> dict[str, float]:
-        return counters((await self.http.get("/metrics")).text)
+        return counters(await self.http.request("GET", "/metrics"))
 
     async def _canary_output(self) -> list[int]:
-        response = await self.http.post("/v1/completions", json=CANARY)
-        return list(response.raise_for_status().json()["choices"][0]["token_ids"])
+        response = await self.http.request("POST", "/v1/completions", msgspec.json.encode(CANARY))
+        return list(msgspec.json.decode(response)["choices"][0]["token_ids"])
 
     async def line(self) -> dict[str, Any]:
         """Returns the result line. Growth is from the first sample to the last."""
@@ -194,22 +204,19 @@ class Soak:
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output-file", type=Path, required=True)
+    parser = script_parser(__doc__, requires_output_file=True)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--every", type=int, default=500)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     started = time.monotonic()
-    async with running_server(FLAGS) as address, httpx.AsyncClient(base_url=address, timeout=120) as http:
+    async with running_server(FLAGS) as address, HTTPClient(address, silence_limit_s=120.0) as http:
         soak = Soak(http, processes(address), Traffic(Random(arguments.seed)))
         await soak.run(arguments.requests, arguments.every, arguments.clients)
         line = await soak.line()
     line["duration_s"] = round(time.monotonic() - started, 1)
-    print(json.dumps(line))
-    with arguments.output_file.open("a", encoding="utf-8") as output:
-        output.write(json.dumps(line | provenance()) + "\n")
+    report(arguments.output_file, line, provenance())
 
 
 if __name__ == "__main__":

@@ -12,13 +12,13 @@ Run it from the repository's root with ``-m``: otherwise Transformers takes ``ke
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from result_lines import report, script_parser
 from transformers import LlamaForCausalLM
 
 from radixkv import LLM, RequestOutput, SamplingParams
@@ -35,8 +35,7 @@ GSM8K_TOKENS = 256
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output-file", type=Path)
+    parser = script_parser(__doc__)
     parser.add_argument("--families", nargs="*", choices=families(), default=families())
     parser.add_argument("--cases", type=int, default=150, help="of each family, with prompts up to 2000 tokens")
     parser.add_argument("--long-cases", type=int, default=30, help="of each family, with longer prompts; 0: none")
@@ -46,10 +45,7 @@ def main() -> None:
     arguments = parser.parse_args()
     common = {"model": "tiny", **provenance()}
     for line in lines(LLM("tiny", device="cpu"), arguments):
-        print(json.dumps(line), flush=True)
-        if arguments.output_file is not None:
-            with arguments.output_file.open("a", encoding="utf-8") as output:
-                output.write(json.dumps(line | common) + "\n")
+        report(arguments.output_file, line, common)
 
 
 def lines(llm: LLM, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:

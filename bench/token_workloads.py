@@ -1,16 +1,22 @@
-"""Six workloads of token ids, for comparing engines.
+"""Workloads of token ids: six for comparing engines, or those of another Python file.
 
-Each function returns phases in order; the requests of a phase are sent to the engine together. Equal arguments give
-equal ids. Answers must be greedy and ignore the end of sequence, and each workload starts with an empty prefix
-cache.
+Each function of ``ALL`` returns phases in order; the requests of a phase are sent to the engine together. Equal
+arguments give equal ids. Answers must be greedy and ignore the end of sequence, and each workload starts with an
+empty prefix cache.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
-from phases import Phases
+Phases = Sequence[Sequence[tuple[list[int], int]]]
+"""A workload: phases of requests that are sent together, each as token ids and a number of new tokens."""
+
+Workloads = Mapping[str, Callable[..., Phases]]
+"""Functions that generate workloads, by name; their arguments are sizes."""
 
 VOCAB = 32_000
 """Ids are below this, so that they are in any model's vocabulary."""
@@ -105,6 +111,19 @@ def _around(rng: random.Random, n: int) -> int:
     return rng.randint(n // 2, n * 3 // 2)
 
 
-ALL: Mapping[str, Callable[..., Phases]] = {
+def load_workloads(path: Path | None) -> Workloads:
+    """Runs a Python file and returns its ``ALL``; None: returns that of this file."""
+    if path is None:
+        return ALL
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None, f"{path} is not a Python file"
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    workloads: Workloads = module.ALL
+    return workloads
+
+
+ALL: Workloads = {
     workload.__name__: workload for workload in (single, decode, unshared, fewshot, multiturn, agents)
 }

@@ -9,16 +9,15 @@ The trees for ``evict`` have one-page leaves below one root: the worst case, as 
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import time
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
+
+from result_lines import report, script_parser
 
 from radixkv.bench.environment import provenance
 from radixkv.tree.node import Namespace
@@ -146,8 +145,7 @@ def memory(random: Random, n_nodes: int) -> Case:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output-file", type=Path, required=True)
+    parser = script_parser(__doc__, requires_output_file=True)
     parser.add_argument(
         "--quick", action="store_true", help="small trees and one run, to check that the script works"
     )
@@ -166,13 +164,9 @@ def main() -> None:
         ("memory", lambda: memory(random, sizes[-1])),
     ]
     settings = {"quick": arguments.quick, "gc": "off, imports frozen"}
-    with arguments.output_file.open("a") as output:
-        for name, case in cases:
-            gc.collect()
-            line = json.dumps({"case": name, **case(), **settings, **provenance()})
-            print(line, flush=True)
-            output.write(line + "\n")
-            output.flush()
+    for name, case in cases:
+        gc.collect()
+        report(arguments.output_file, {"case": name, **case(), **settings, **provenance()}, {})
 
 
 if __name__ == "__main__":

@@ -11,17 +11,20 @@ and maximum of the ratios of the pairs. ``--output-file`` appends a JSON line fo
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from result_lines import report, script_parser
 from token_workloads import ALL
+
+if TYPE_CHECKING:
+    from radixkv.child_process import ChildProcess
 
 WORKLOADS: dict[str, dict[str, int]] = {
     "single": {},
@@ -37,47 +40,50 @@ SMALL_WORKLOADS: dict[str, dict[str, int]] = {
 
 
 class Tree:
-    """A worker process that runs workloads with the engine of one source tree."""
+    """A worker process that runs workloads with the engine of one source tree. Use ``start`` to create one."""
 
-    def __init__(self, path: Path, model: Path, arguments: argparse.Namespace) -> None:
+    def __init__(self, process: ChildProcess) -> None:
+        self._process = process
+        self.close = process.close
+
+    @classmethod
+    async def start(cls, path: Path, model: Path, arguments: argparse.Namespace) -> Tree:
+        """Starts the worker and loads the engine."""
+        from radixkv.child_process import (
+            ChildProcess,  # the worker imports this file too, and an older tree has none
+        )
+
         settings = {"device": arguments.device, "dtype": "bfloat16", "load_format": "dummy"}
         if arguments.device == "cuda":
             settings["kv_cache_memory_bytes"] = arguments.pool_gib << 30
         inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
         paths = [str(path.resolve()), str(Path(__file__).parent), *inherited]
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "--worker", str(model), json.dumps(settings)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        tree = cls(
+            await ChildProcess.start(
+                [sys.executable, __file__, "--worker", str(model), json.dumps(settings)],
+                environment=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            )
         )
-        self.package = self._receive()["package"]
-        if not Path(self.package).is_relative_to(path.resolve()):
-            raise SystemExit(f"{path} was to be measured, but Python imported {self.package}")
+        package = (await tree._receive())["package"]
+        if not Path(package).is_relative_to(path.resolve()):
+            raise SystemExit(f"{path} was to be measured, but Python imported {package}")
+        return tree
 
-    def run(self, workload: str, sizes: dict[str, int]) -> dict[str, Any]:
-        """Seconds of all phases, and a digest of the answers."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([workload, sizes]) + "\n")
-        self._process.stdin.flush()
-        return self._receive()
+    async def run(self, workload: str, sizes: dict[str, int]) -> dict[str, Any]:
+        """Returns the seconds of all phases, and a digest of the answers."""
+        self._process.send_line(json.dumps([workload, sizes]).encode())
+        return await self._receive()
 
-    def close(self) -> None:
-        """Ends the worker, which frees its memory."""
-        self._process.communicate()
-
-    def _receive(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+    async def _receive(self) -> dict[str, Any]:
+        line = await self._process.read_line()
         if not line:
-            raise SystemExit(f"a worker ended with code {self._process.wait()}; its error is above")
+            raise SystemExit(f"a worker ended with code {await self._process.wait()}; its error is above")
         received: dict[str, Any] = json.loads(line)
         return received
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+async def main() -> None:
+    parser = script_parser(__doc__)
     parser.add_argument("first", type=Path)
     parser.add_argument("second", type=Path)
     parser.add_argument("--commits", default="first,second", metavar="FIRST,SECOND", help="named in the JSON lines")
@@ -85,30 +91,32 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="a small model and small workloads")
     parser.add_argument("--pool-gib", type=int, default=24, help="KV pool of each engine on a GPU")
-    parser.add_argument("--output-file", type=Path)
     arguments = parser.parse_args()
 
     from shapes import LLAMA_8B, SMALL, write_model
 
+    from gpu import gpu_provenance
+
     workloads = SMALL_WORKLOADS if arguments.small else WORKLOADS
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(SMALL if arguments.small else LLAMA_8B, Path(folder))
-        trees = [Tree(path, model, arguments) for path in (arguments.first, arguments.second)]
+        trees = [await Tree.start(path, model, arguments) for path in (arguments.first, arguments.second)]
         for tree in trees:
             for name, sizes in workloads.items():
-                tree.run(name, sizes)
+                await tree.run(name, sizes)
         pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in workloads}
         digests: dict[str, list[set[str]]] = {name: [set(), set()] for name in workloads}
         for round_ in range(arguments.rounds):
             for name, sizes in workloads.items():
                 seconds = [0.0, 0.0]
                 for index in (0, 1) if round_ % 2 == 0 else (1, 0):
-                    result = trees[index].run(name, sizes)
+                    result = await trees[index].run(name, sizes)
                     seconds[index] = result["seconds"]
                     digests[name][index].add(result["outputs_sha256"])
                 pairs[name].append((seconds[0], seconds[1]))
         for tree in trees:
-            tree.close()
+            await tree.close()
+    about = {} if arguments.output_file is None else gpu_provenance(arguments.device)
     for name, times in pairs.items():
         line = {
             "benchmark": "two_trees",
@@ -119,15 +127,8 @@ def main() -> None:
             **ratios(times),
             "outputs_equal": digests[name][0] == digests[name][1],
             "pairs": [[round(first, 4), round(second, 4)] for first, second in times],
-            "date": date.today().isoformat(),
         }
-        print(json.dumps(line), flush=True)
-        if arguments.output_file is not None:
-            from gpu_environment import gpu_environment
-
-            line["environment"] = gpu_environment(arguments.device)
-            with arguments.output_file.open("a", encoding="utf-8") as output:
-                output.write(json.dumps(line) + "\n")
+        report(arguments.output_file, line, about)
 
 
 def ratios(times: list[tuple[float, float]]) -> dict[str, float]:
@@ -170,4 +171,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
         work(sys.argv[2], json.loads(sys.argv[3]))
     else:
-        main()
+        asyncio.run(main())
