@@ -7,7 +7,7 @@ from inspect import signature
 
 import pytest
 
-from radixkv.cli.arguments import Parser
+from radixkv.arguments import Parser
 from radixkv.cli.serve import add as add_serve
 from radixkv.compat import ALIASES, Place, Refusal, refusals
 from radixkv.compat.table import REFUSED
