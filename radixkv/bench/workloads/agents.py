@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from radixkv.bench.session import BenchRequest, Message, Session, Turns
 from radixkv.bench.workloads.base import FixedOutputParameters, Source, WorkloadSessions, bad_lines, check_enough
 from radixkv.bench.workloads.conversations import Conversation, read_conversations, replay_sessions
 from radixkv.bench.workloads.problems import answer_line, prefix_check, tool_call_check
+from radixkv.bench.workloads.templates import Gaps, draw_values
 from radixkv.bench.workloads.words import CORNERS, DAYS, FOODS, GOODS, NAMES, STREETS, THINGS, TOWNS
 from radixkv.errors import ConfigError
 
@@ -120,11 +121,37 @@ class ToolTask(msgspec.Struct, frozen=True):
 
 
 class Tool(NamedTuple):
-    """A tool and a generator of turns that need it."""
+    """A tool, and a template of turns that need it."""
 
-    line: str
-    """The tool's description in the system prompt."""
-    generate: Callable[[random.Random], ToolTurn]
+    name: str
+    parameters: tuple[str, ...]
+    """The gaps whose values are the arguments of a call."""
+    purpose: str
+    """What the tool does, for the system prompt."""
+    gaps: Gaps
+    users: tuple[str, str]
+    """Texts of the user, of which one is chosen."""
+    result: tuple[str, ...]
+    """The gaps whose values are the tool's result; none: the result is that it is done."""
+    answer: str
+    """The assistant's answer to the user."""
+
+    @property
+    def line(self) -> str:
+        """The tool's description in the system prompt."""
+        return f"{self.name}({', '.join(self.parameters)}): {self.purpose}"
+
+    def turn(self, rng: random.Random) -> ToolTurn:
+        """Returns a turn with random values in the gaps."""
+        values = draw_values(rng, {**self.gaps, "user": self.users})
+        arguments = {parameter: values[parameter] for parameter in self.parameters}
+        result: dict[str, str | int] = {gap: values[gap] for gap in self.result} or {"done": True}
+        return ToolTurn(
+            user=str(values["user"]),
+            call=json.dumps({"name": self.name, "arguments": arguments}),
+            result=json.dumps(result),
+            answer=self.answer.format_map(values),
+        )
 
 
 def generate_tool_tasks(seed: int, n_turns: int) -> Iterator[ToolTask]:
@@ -133,7 +160,7 @@ def generate_tool_tasks(seed: int, n_turns: int) -> Iterator[ToolTask]:
     while True:
         tools = rng.choice(_TOOL_SETS)
         system = "\n".join([_OPENING, *(f"- {tool.line}" for tool in tools)])
-        yield ToolTask(system, tuple(rng.choice(tools).generate(rng) for _ in range(n_turns)))
+        yield ToolTask(system, tuple(rng.choice(tools).turn(rng) for _ in range(n_turns)))
 
 
 def tool_task_messages(task: ToolTask) -> list[dict[str, str]]:
@@ -149,113 +176,107 @@ def tool_task_messages(task: ToolTask) -> list[dict[str, str]]:
     return messages
 
 
-def call_json(name: str, arguments: Mapping[str, str | int]) -> str:
-    """Returns a tool call as JSON, as the model writes it."""
-    return json.dumps({"name": name, "arguments": arguments})
-
-
-def _weather(rng: random.Random) -> ToolTurn:
-    town, day, degrees = rng.choice(TOWNS), rng.choice(DAYS), rng.randint(1, 39)
-    sky = rng.choice(("sunny", "cloudy", "rainy", "windy", "foggy"))
-    return ToolTurn(
-        rng.choice((f"What will the weather be in {town} on {day}?", f"How is the weather on {day} in {town}?")),
-        call_json("get_weather", {"town": town, "day": day}),
-        json.dumps({"sky": sky, "degrees": degrees}),
-        f"On {day} it will be {sky} in {town}, with {degrees} degrees.",
-    )
-
-
-def _alarm(rng: random.Random) -> ToolTurn:
-    time, day = f"{rng.randint(5, 12)}:{rng.choice(('00', '15', '30', '45'))}", rng.choice(DAYS)
-    number = rng.randint(10, 99)
-    return ToolTurn(
-        rng.choice((f"Wake me at {time} on {day}.", f"Please set an alarm for {day} at {time}.")),
-        call_json("set_alarm", {"day": day, "time": time}),
-        json.dumps({"alarm": number}),
-        f"Alarm {number} is set for {day} at {time}.",
-    )
-
-
-def _message(rng: random.Random) -> ToolTurn:
-    name, day = rng.choice(NAMES), rng.choice(DAYS)
-    text = rng.choice(
-        (f"See you on {day}", f"The {rng.choice(FOODS)} is ready", f"I have the {rng.choice(THINGS)}")
-    )
-    minute = rng.randint(10, 59)
-    return ToolTurn(
-        rng.choice((f'Send {name} the message "{text}".', f'Tell {name} "{text}", please.')),
-        call_json("send_message", {"to": name, "text": text}),
-        json.dumps({"sent": f"12:{minute}"}),
-        f"The message to {name} was sent at 12:{minute}.",
-    )
-
-
-def _stock(rng: random.Random) -> ToolTurn:
-    goods, street, count = rng.choice(GOODS), rng.choice(STREETS), rng.randint(2, 99)
-    return ToolTurn(
-        rng.choice(
-            (f"How many {goods} are in the shop in {street} Street?", f"Count the {goods} in {street} Street.")
-        ),
-        call_json("count_stock", {"item": goods, "street": street}),
-        json.dumps({"count": count}),
-        f"The shop in {street} Street has {count} {goods}.",
-    )
-
-
-def _order(rng: random.Random) -> ToolTurn:
-    goods, count, number = rng.choice(GOODS), rng.randint(2, 99), rng.randint(1000, 9999)
-    return ToolTurn(
-        rng.choice((f"Order {count} {goods}.", f"We need {count} {goods}, please order them.")),
-        call_json("order", {"item": goods, "count": count}),
-        json.dumps({"order": number}),
-        f"The {count} {goods} are ordered; the number of the order is {number}.",
-    )
-
-
-def _light(rng: random.Random) -> ToolTurn:
-    corner, state = rng.choice(CORNERS), rng.choice(("on", "off"))
-    return ToolTurn(
-        rng.choice((f"Turn the light in the {corner} {state}.", f"Light {state} in the {corner}, please.")),
-        call_json("set_light", {"room": corner, "state": state}),
-        json.dumps({"done": True}),
-        f"The light in the {corner} is {state} now.",
-    )
-
-
-def _heating(rng: random.Random) -> ToolTurn:
-    corner, degrees, minutes = rng.choice(CORNERS), rng.randint(12, 28), rng.randint(5, 60)
-    return ToolTurn(
-        rng.choice((f"Heat the {corner} to {degrees} degrees.", f"I want {degrees} degrees in the {corner}.")),
-        call_json("set_heating", {"room": corner, "degrees": degrees}),
-        json.dumps({"minutes": minutes}),
-        f"The {corner} will have {degrees} degrees in {minutes} minutes.",
-    )
-
-
-def _train(rng: random.Random) -> ToolTurn:
-    one, two = rng.sample(TOWNS, 2)
-    day, time, platform = rng.choice(DAYS), f"{rng.randint(6, 22)}:{rng.randint(10, 59)}", rng.randint(1, 12)
-    return ToolTurn(
-        rng.choice(
-            (
-                f"When does the first train from {one} to {two} leave on {day}?",
-                f"Find a train to {two} from {one} on {day}.",
-            )
-        ),
-        call_json("find_train", {"from": one, "to": two, "day": day}),
-        json.dumps({"time": time, "platform": platform}),
-        f"The train from {one} to {two} leaves at {time} from platform {platform}.",
-    )
-
-
-_WEATHER = Tool("get_weather(town, day): the weather of a day", _weather)
-_ALARM = Tool("set_alarm(day, time): wakes the user", _alarm)
-_MESSAGE = Tool("send_message(to, text): sends a message to a person", _message)
-_STOCK = Tool("count_stock(item, street): how many of an item a shop has", _stock)
-_ORDER = Tool("order(item, count): orders goods", _order)
-_LIGHT = Tool("set_light(room, state): turns a light on or off", _light)
-_HEATING = Tool("set_heating(room, degrees): heats a room", _heating)
-_TRAIN = Tool("find_train(from, to, day): the first train of a day", _train)
+_WEATHER = Tool(
+    "get_weather",
+    ("town", "day"),
+    "the weather of a day",
+    {
+        "town": TOWNS,
+        "day": DAYS,
+        "degrees": (1, 39),
+        "sky": ("sunny", "cloudy", "rainy", "windy", "foggy"),
+    },
+    ("What will the weather be in {town} on {day}?", "How is the weather on {day} in {town}?"),
+    ("sky", "degrees"),
+    "On {day} it will be {sky} in {town}, with {degrees} degrees.",
+)
+_ALARM = Tool(
+    "set_alarm",
+    ("day", "time"),
+    "wakes the user",
+    {
+        "hour": (5, 12),
+        "minute": ("00", "15", "30", "45"),
+        "day": DAYS,
+        "alarm": (10, 99),
+        "time": "{hour}:{minute}",
+    },
+    ("Wake me at {time} on {day}.", "Please set an alarm for {day} at {time}."),
+    ("alarm",),
+    "Alarm {alarm} is set for {day} at {time}.",
+)
+_MESSAGE = Tool(
+    "send_message",
+    ("to", "text"),
+    "sends a message to a person",
+    {
+        "to": NAMES,
+        "day": DAYS,
+        "food": FOODS,
+        "thing": THINGS,
+        "text": ("See you on {day}", "The {food} is ready", "I have the {thing}"),
+        "minute": (10, 59),
+        "sent": "12:{minute}",
+    },
+    ('Send {to} the message "{text}".', 'Tell {to} "{text}", please.'),
+    ("sent",),
+    "The message to {to} was sent at {sent}.",
+)
+_STOCK = Tool(
+    "count_stock",
+    ("item", "street"),
+    "how many of an item a shop has",
+    {"item": GOODS, "street": STREETS, "count": (2, 99)},
+    ("How many {item} are in the shop in {street} Street?", "Count the {item} in {street} Street."),
+    ("count",),
+    "The shop in {street} Street has {count} {item}.",
+)
+_ORDER = Tool(
+    "order",
+    ("item", "count"),
+    "orders goods",
+    {"item": GOODS, "count": (2, 99), "order": (1000, 9999)},
+    ("Order {count} {item}.", "We need {count} {item}, please order them."),
+    ("order",),
+    "The {count} {item} are ordered; the number of the order is {order}.",
+)
+_LIGHT = Tool(
+    "set_light",
+    ("room", "state"),
+    "turns a light on or off",
+    {"room": CORNERS, "state": ("on", "off")},
+    ("Turn the light in the {room} {state}.", "Light {state} in the {room}, please."),
+    (),
+    "The light in the {room} is {state} now.",
+)
+_HEATING = Tool(
+    "set_heating",
+    ("room", "degrees"),
+    "heats a room",
+    {"room": CORNERS, "degrees": (12, 28), "minutes": (5, 60)},
+    ("Heat the {room} to {degrees} degrees.", "I want {degrees} degrees in the {room}."),
+    ("minutes",),
+    "The {room} will have {degrees} degrees in {minutes} minutes.",
+)
+_TRAIN = Tool(
+    "find_train",
+    ("from", "to", "day"),
+    "the first train of a day",
+    {
+        ("from", "to"): TOWNS,
+        "day": DAYS,
+        "hour": (6, 22),
+        "minute": (10, 59),
+        "time": "{hour}:{minute}",
+        "platform": (1, 12),
+    },
+    (
+        "When does the first train from {from} to {to} leave on {day}?",
+        "Find a train to {to} from {from} on {day}.",
+    ),
+    ("time", "platform"),
+    "The train from {from} to {to} leaves at {time} from platform {platform}.",
+)
 
 _TOOL_SETS = (
     (_WEATHER, _ALARM, _MESSAGE),

@@ -19,10 +19,12 @@ import msgspec
 from radixkv.bench.workloads.base import Source, bad_lines, check_enough
 from radixkv.bench.workloads.datasets import PROBLEMS, Items, read_lines
 from radixkv.bench.workloads.problems import MARK, Problem
+from radixkv.bench.workloads.templates import Gaps, draw_values
 from radixkv.bench.workloads.words import DAYS, FRUITS, GOODS, NAMES, SPOTS
 
 _STEP = re.compile(r"\{(\w+)\} ([*/+-]) (\d|\{\w+\}) = \$?\{(\w+)\}")
 """A step's operation: a value's name, the operator, a digit or another value's gap, and the name of the result."""
+_WORDS: Gaps = {("name", "friend"): NAMES, "goods": GOODS, "fruit": FRUITS, "spot": SPOTS, "day": DAYS}
 _OPERATORS: Mapping[str, Callable[[int, int], int]] = {
     "*": operator.mul,
     "/": operator.floordiv,
@@ -38,7 +40,7 @@ class Template(NamedTuple):
     ``spot``, ``day`` or ``choice``.
     """
 
-    numbers: Mapping[str, tuple[int, int]]
+    numbers: Gaps
     """The range of each random number."""
     question: str
     steps: tuple[str, ...]
@@ -50,14 +52,7 @@ class Template(NamedTuple):
 
     def problem(self, rng: random.Random) -> Problem:
         """Returns a problem with random values in the gaps."""
-        name, friend = rng.sample(NAMES, 2)
-        values: dict[str, str | int] = {"name": name, "friend": friend}
-        for gap, words in (("goods", GOODS), ("fruit", FRUITS), ("spot", SPOTS), ("day", DAYS)):
-            values[gap] = rng.choice(words)
-        for gap, (minimum, maximum) in self.numbers.items():
-            values[gap] = rng.randint(minimum, maximum)
-        if self.choices:
-            values["choice"] = rng.choice(self.choices).format_map(values)
+        values = draw_values(rng, {**_WORDS, **self.numbers, **({"choice": self.choices} if self.choices else {})})
         result = 0
         for step in (*self.hidden, *self.steps):
             match = _STEP.match(step)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,6 +15,7 @@ from radixkv.bench.session import BenchRequest, Message, Session, Turns
 from radixkv.bench.workloads.base import FixedOutputParameters, Source, WorkloadSessions, bad_lines, check_enough
 from radixkv.bench.workloads.conversations import Conversation, read_conversations
 from radixkv.bench.workloads.problems import answer_line, prefix_check
+from radixkv.bench.workloads.templates import Gaps, draw_values
 from radixkv.bench.workloads.words import (
     ANIMALS,
     CLUBS,
@@ -143,6 +145,14 @@ class SmallTalk(msgspec.Struct, frozen=True):
     turns: tuple[Turn, ...]
 
 
+class _Statement(NamedTuple):
+    """A template of a fact that a user states and asks for later."""
+
+    gaps: Gaps
+    statement: Turn
+    recall: Turn
+
+
 class _User:
     """A user who states facts and asks for them later."""
 
@@ -150,17 +160,8 @@ class _User:
         self._rng = rng
         self._recalls: list[Turn] = []
         """For each stated fact the question for it."""
-        self._openers: list[Callable[[], tuple[Turn, Turn]]] = [
-            self._name,
-            self._town,
-            self._food,
-            self._job,
-            self._pet,
-            self._colour,
-            self._hobby,
-            self._lost,
-        ]
-        rng.shuffle(self._openers)
+        self._statements = list(_STATEMENTS)
+        rng.shuffle(self._statements)
 
     def turn(self, is_first: bool) -> Turn:
         """Returns the next turn; about half of the later turns ask for a stated fact."""
@@ -169,65 +170,12 @@ class _User:
             return _greeting(rng)
         if self._recalls and rng.random() < 0.5:
             return rng.choice(self._recalls)
-        if self._openers and rng.random() < 0.6:
-            statement, recall = self._openers.pop()()
-            self._recalls.append(recall)
-            return statement
+        if self._statements and rng.random() < 0.6:
+            gaps, statement, recall = self._statements.pop()
+            values = draw_values(rng, gaps)
+            self._recalls.append(_filled(recall, values))
+            return _filled(statement, values)
         return rng.choice((_sum, _difference, _next_day, _letter, _repeat, _who, _thanks, _more))(rng)
-
-    def _name(self) -> tuple[Turn, Turn]:
-        name = self._rng.choice(NAMES)
-        statement = self._rng.choice((f"My name is {name}.", f"I am {name}.", f"Call me {name}, please."))
-        return (statement, f"Nice to meet you, {name}."), ("What is my name?", f"Your name is {name}.")
-
-    def _town(self) -> tuple[Turn, Turn]:
-        town = self._rng.choice(TOWNS)
-        return (f"I live in {town}.", f"{town} sounds like a nice place."), (
-            "Where do I live?",
-            f"You live in {town}.",
-        )
-
-    def _food(self) -> tuple[Turn, Turn]:
-        food = self._rng.choice(FOODS)
-        return (
-            (f"My favourite food is {food}.", f"I have heard that {food} is very good."),
-            ("What is my favourite food?", f"Your favourite food is {food}."),
-        )
-
-    def _job(self) -> tuple[Turn, Turn]:
-        job = self._rng.choice(JOBS)
-        return (
-            (f"I work as a {job}.", f"The work of a {job} must be interesting."),
-            ("What is my job?", f"You work as a {job}."),
-        )
-
-    def _pet(self) -> tuple[Turn, Turn]:
-        animal, name = self._rng.choice(ANIMALS), self._rng.choice(PET_NAMES)
-        return (
-            (f"I have a {animal} called {name}.", f"{name} is a good name for a {animal}."),
-            (f"What is my {animal} called?", f"Your {animal} is called {name}."),
-        )
-
-    def _colour(self) -> tuple[Turn, Turn]:
-        colour = self._rng.choice(COLOURS)
-        return (
-            (f"The colour that I like most is {colour}.", f"Many people like {colour}."),
-            ("Which colour do I like most?", f"The colour that you like most is {colour}."),
-        )
-
-    def _hobby(self) -> tuple[Turn, Turn]:
-        club, day = self._rng.choice(CLUBS), self._rng.choice(DAYS)
-        return (
-            (f"I go to the {club} club on {day}.", f"Have fun at the {club} club."),
-            (f"On which day do I go to the {club} club?", f"You go to the {club} club on {day}."),
-        )
-
-    def _lost(self) -> tuple[Turn, Turn]:
-        thing, name = self._rng.choice(THINGS), self._rng.choice(NAMES)
-        return (
-            (f"I have lent my {thing} to {name}.", f"I hope that {name} gives the {thing} back."),
-            (f"Who has my {thing}?", f"You have lent your {thing} to {name}."),
-        )
 
 
 def generate_chats(seed: int, n_turns: int) -> Iterator[SmallTalk]:
@@ -281,3 +229,52 @@ def _thanks(rng: random.Random) -> Turn:
 def _more(rng: random.Random) -> Turn:
     said = rng.choice(("What can you do?", "Can you help me?", "What do you know?"))
     return said, "I can do small sums, look things up in a text and remember what you tell me."
+
+
+def _filled(turn: Turn, values: Mapping[str, str | int]) -> Turn:
+    user, answer = turn
+    return user.format_map(values), answer.format_map(values)
+
+
+_STATEMENTS = (
+    _Statement(
+        {"name": NAMES, "statement": ("My name is {name}.", "I am {name}.", "Call me {name}, please.")},
+        ("{statement}", "Nice to meet you, {name}."),
+        ("What is my name?", "Your name is {name}."),
+    ),
+    _Statement(
+        {"town": TOWNS},
+        ("I live in {town}.", "{town} sounds like a nice place."),
+        ("Where do I live?", "You live in {town}."),
+    ),
+    _Statement(
+        {"food": FOODS},
+        ("My favourite food is {food}.", "I have heard that {food} is very good."),
+        ("What is my favourite food?", "Your favourite food is {food}."),
+    ),
+    _Statement(
+        {"job": JOBS},
+        ("I work as a {job}.", "The work of a {job} must be interesting."),
+        ("What is my job?", "You work as a {job}."),
+    ),
+    _Statement(
+        {"animal": ANIMALS, "name": PET_NAMES},
+        ("I have a {animal} called {name}.", "{name} is a good name for a {animal}."),
+        ("What is my {animal} called?", "Your {animal} is called {name}."),
+    ),
+    _Statement(
+        {"colour": COLOURS},
+        ("The colour that I like most is {colour}.", "Many people like {colour}."),
+        ("Which colour do I like most?", "The colour that you like most is {colour}."),
+    ),
+    _Statement(
+        {"club": CLUBS, "day": DAYS},
+        ("I go to the {club} club on {day}.", "Have fun at the {club} club."),
+        ("On which day do I go to the {club} club?", "You go to the {club} club on {day}."),
+    ),
+    _Statement(
+        {"thing": THINGS, "name": NAMES},
+        ("I have lent my {thing} to {name}.", "I hope that {name} gives the {thing} back."),
+        ("Who has my {thing}?", "You have lent your {thing} to {name}."),
+    ),
+)

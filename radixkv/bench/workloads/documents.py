@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +13,7 @@ import msgspec
 from radixkv.bench.workloads.base import Source, bad_lines, check_enough
 from radixkv.bench.workloads.datasets import DOCUMENTS, Items, read_lines
 from radixkv.bench.workloads.problems import MARK, Problem
+from radixkv.bench.workloads.templates import Gaps, draw_values
 from radixkv.bench.workloads.words import (
     ANIMALS,
     CLOTHES,
@@ -46,7 +47,7 @@ class Document(msgspec.Struct, frozen=True):
 
 
 class Fact(NamedTuple):
-    """A statement and the question that it answers."""
+    """A statement and the question that it answers; in ``_TEMPLATES`` with gaps."""
 
     sentence: str
     question: str
@@ -55,6 +56,10 @@ class Fact(NamedTuple):
     def problem(self) -> Problem:
         """Returns the problem, whose answer is the statement followed by the result."""
         return Problem(self.question, f"{self.sentence}\n{MARK} {self.result}")
+
+    def filled(self, values: Mapping[str, str | int]) -> Fact:
+        """Returns the fact with values in its gaps."""
+        return Fact(*(text.format_map(values) for text in self))
 
 
 def generate_documents(seed: int, n_facts: int, n_problems: int) -> Iterator[Document]:
@@ -93,70 +98,63 @@ def _documents(rng: random.Random, n_facts: int, n_problems: int) -> Iterator[Do
 def _facts(rng: random.Random, n_facts: int) -> list[Fact]:
     facts: dict[str, Fact] = {}
     while len(facts) < n_facts:
-        fact = rng.choices(_TEMPLATES, _WEIGHTS)[0](rng)
+        template, gaps = rng.choices(_TEMPLATES, _WEIGHTS)[0]
+        fact = template.filled(draw_values(rng, gaps))
         facts.setdefault(fact.question, fact)
     return list(facts.values())
 
 
-def _location(rng: random.Random) -> Fact:
-    name, thing, corner = rng.choice(NAMES), f"{rng.choice(MATERIALS)} {rng.choice(THINGS)}", rng.choice(CORNERS)
-    return Fact(f"{name} keeps the {thing} in the {corner}.", f"Where does {name} keep the {thing}?", corner)
-
-
-def _clothing(rng: random.Random) -> Fact:
-    name, clothes, colour = rng.choice(NAMES), rng.choice(CLOTHES), rng.choice(COLOURS)
-    return Fact(f"The {clothes} of {name} is {colour}.", f"What colour is the {clothes} of {name}?", colour)
-
-
-def _pet(rng: random.Random) -> Fact:
-    name, animal, called = rng.choice(NAMES), rng.choice(ANIMALS), rng.choice(PET_NAMES)
-    return Fact(f"The {animal} of {name} is called {called}.", f"What is the {animal} of {name} called?", called)
-
-
-def _opening(rng: random.Random) -> Fact:
-    shop, street = rng.choice(SHOPS), rng.choice(STREETS)
-    hour = f"{rng.randint(6, 12)}:{rng.choice(('00', '15', '30', '45'))}"
-    return Fact(
-        f"The {shop} in {street} Street opens at {hour}.", f"When does the {shop} in {street} Street open?", hour
-    )
-
-
-def _code(rng: random.Random) -> Fact:
-    gate, code = f"{rng.choice(COLOURS)} {rng.choice(GATES)}", str(rng.randint(1000, 9999))
-    street = rng.choice(STREETS)
-    return Fact(
-        f"The code of the {gate} in {street} Street is {code}.",
-        f"What is the code of the {gate} in {street} Street?",
-        code,
-    )
-
-
-def _meeting(rng: random.Random) -> Fact:
-    club, town, day = rng.choice(CLUBS), rng.choice(TOWNS), rng.choice(DAYS)
-    return Fact(
-        f"The {club} club of {town} meets on {day}.", f"On which day does the {club} club of {town} meet?", day
-    )
-
-
-def _job(rng: random.Random) -> Fact:
-    name, town, job = rng.choice(NAMES), rng.choice(TOWNS), rng.choice(JOBS)
-    return Fact(f"In {town} {name} worked as a {job}.", f"What did {name} work as in {town}?", job)
-
-
-def _price(rng: random.Random) -> Fact:
-    thing, town, price = f"{rng.choice(MATERIALS)} {rng.choice(THINGS)}", rng.choice(TOWNS), rng.randint(11, 99)
-    return Fact(f"A {thing} costs ${price} in {town}.", f"How much does a {thing} cost in {town}?", f"${price}")
-
-
-_TEMPLATES: tuple[Callable[[random.Random], Fact], ...] = (
-    _location,
-    _clothing,
-    _pet,
-    _opening,
-    _code,
-    _meeting,
-    _job,
-    _price,
+_TEMPLATES: tuple[tuple[Fact, Gaps], ...] = (
+    (
+        Fact("{name} keeps the {thing} in the {corner}.", "Where does {name} keep the {thing}?", "{corner}"),
+        {"name": NAMES, "material": MATERIALS, "item": THINGS, "thing": "{material} {item}", "corner": CORNERS},
+    ),
+    (
+        Fact("The {clothes} of {name} is {colour}.", "What colour is the {clothes} of {name}?", "{colour}"),
+        {"name": NAMES, "clothes": CLOTHES, "colour": COLOURS},
+    ),
+    (
+        Fact("The {animal} of {name} is called {pet}.", "What is the {animal} of {name} called?", "{pet}"),
+        {"name": NAMES, "animal": ANIMALS, "pet": PET_NAMES},
+    ),
+    (
+        Fact(
+            "The {shop} in {street} Street opens at {time}.",
+            "When does the {shop} in {street} Street open?",
+            "{time}",
+        ),
+        {
+            "shop": SHOPS,
+            "street": STREETS,
+            "hour": (6, 12),
+            "minute": ("00", "15", "30", "45"),
+            "time": "{hour}:{minute}",
+        },
+    ),
+    (
+        Fact(
+            "The code of the {colour} {gate} in {street} Street is {code}.",
+            "What is the code of the {colour} {gate} in {street} Street?",
+            "{code}",
+        ),
+        {"colour": COLOURS, "gate": GATES, "code": (1000, 9999), "street": STREETS},
+    ),
+    (
+        Fact(
+            "The {club} club of {town} meets on {day}.",
+            "On which day does the {club} club of {town} meet?",
+            "{day}",
+        ),
+        {"club": CLUBS, "town": TOWNS, "day": DAYS},
+    ),
+    (
+        Fact("In {town} {name} worked as a {job}.", "What did {name} work as in {town}?", "{job}"),
+        {"name": NAMES, "town": TOWNS, "job": JOBS},
+    ),
+    (
+        Fact("A {thing} costs ${price} in {town}.", "How much does a {thing} cost in {town}?", "${price}"),
+        {"material": MATERIALS, "item": THINGS, "thing": "{material} {item}", "town": TOWNS, "price": (11, 99)},
+    ),
 )
 _WEIGHTS = (3, 1, 1, 1, 2, 1, 1, 2)
 """Weights of the templates: higher with more possible facts, so that long documents do not run out of them."""
