@@ -1,4 +1,4 @@
-"""``radixkv bench``: load tests of a server."""
+"""``radixkv bench``: load tests of a server, whose results ``radixkv bench compare`` compares."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from radixkv.arguments import Parser, add_engine_flags, engine_config, engine_flags
-from radixkv.bench import compare_command
 from radixkv.bench.flags import add_load_flags, check_load_ranges
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError
@@ -38,7 +37,7 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> argparse.
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subcommands = parser.add_subparsers(title="other measurements", metavar="COMMAND", parser_class=Parser)
-    compare_command.add(subcommands)
+    _add_compare(subcommands)
     add_load_flags(parser.add_argument_group("workload and load"))
     output = parser.add_argument_group("server and output")
     output.add_argument(
@@ -59,6 +58,27 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> argparse.
     add_engine_flags(parser)
     parser.set_defaults(parser=parser, run=run)
     return subcommands
+
+
+def _add_compare(commands: argparse._SubParsersAction[Parser]) -> None:
+    parser = commands.add_parser(
+        "compare",
+        help="compare result files with each other",
+        description="Print the runs of each file relative to those of the first file: a ratio above 1 is better, "
+        "also for times. Files with the same number of runs are compared run by run, in their order.",
+    )
+    parser.add_argument(
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="files written by --output-file; the first is the baseline",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="compare runs even if they differ in workload, model or load"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON line per comparison instead of tables")
+    parser.set_defaults(parser=parser, run=run_compare)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -88,6 +108,24 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         _plot(outcomes, args.plot)
     return code
+
+
+def run_compare(args: argparse.Namespace) -> int:
+    """Prints the comparisons and returns the exit code."""
+    parser: Parser = args.parser
+    if len(args.files) < 2:
+        parser.error("there is only one file; give two or more to compare")
+    import msgspec
+
+    from radixkv.bench.report.compare import compare, table
+
+    comparisons = compare(args.files, force=args.force)
+    if args.json:
+        for comparison in comparisons:
+            print(msgspec.json.encode(comparison).decode())
+    else:
+        print("\n\n".join(map(table, comparisons)))
+    return 0
 
 
 def _check_combination(args: argparse.Namespace, config: EngineConfig) -> None:
