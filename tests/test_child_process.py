@@ -11,21 +11,24 @@ import time
 from pathlib import Path
 
 from radixkv.child_process import ChildProcess
-from support.live import LIMIT_S
+
+END_LIMIT_S = 20.0
+"""Limit of the wait for the end of a process, which would end by itself in ``LIFETIME_S``."""
+LIFETIME_S = 90
 
 ECHO = "import sys\nfor line in sys.stdin: print(line.upper(), end='', flush=True)\nprint('end', flush=True)"
-STUBBORN = """
+STUBBORN = f"""
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep({LIFETIME_S})"])
 print(grandchild.pid, flush=True)
-time.sleep(600)
+time.sleep({LIFETIME_S})
 """
 
 
 def has_ended(pid: int) -> bool:
     """Returns whether the process has ended within the time limit."""
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + END_LIMIT_S
     while time.monotonic() < deadline:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -67,7 +70,8 @@ def test_a_process_that_ignores_sigterm_is_killed_with_its_group() -> None:
     async def run() -> tuple[int | None, int]:
         child = await ChildProcess.start([sys.executable, "-c", STUBBORN])
         grandchild = int(await child.read_line())
-        await child.stop(0.2)
+        async with asyncio.timeout(END_LIMIT_S):  # the grandchild holds the pipe of standard output
+            await child.stop(0.2)
         return child.return_code, grandchild
 
     code, grandchild = asyncio.run(run())
@@ -78,7 +82,7 @@ def test_a_process_that_ignores_sigterm_is_killed_with_its_group() -> None:
 def test_a_process_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     """The child ignores its standard input, so only the kernel's signal can end it."""
     log = tmp_path / "log"
-    child = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    child = f"import os, time; print(os.getpid(), flush=True); time.sleep({LIFETIME_S})"
     parent = f"""
 import asyncio, sys
 from radixkv.child_process import ChildProcess
