@@ -1,61 +1,92 @@
-"""A progress line on a terminal."""
+"""Progress of a command on standard error."""
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import Self, TextIO
 
-START_DELAY_S = 1.0
-"""Work that ends within this time shows no progress line."""
+START_DELAY_S = 0.5
+"""Work that ends within this time shows no progress."""
 REFRESH_S = 0.2
-"""Minimum time between two updates of the line."""
+"""Time between two updates of the live line on a terminal."""
+LINE_PERIOD_S = 10.0
+"""Time between two lines where the stream is not a terminal."""
 
 
 class Progress:
-    """A terminal line with the current progress; a context manager, which erases the line at the end.
+    """Shows what a command does and that it goes on; a context manager.
 
-    Writes nothing if the stream is not a terminal, or if the work ends within ``START_DELAY_S``.
+    On a terminal this is one live line, which is erased at the end. Elsewhere it is a line, repeated every
+    ``LINE_PERIOD_S``. Work that ends within ``START_DELAY_S`` shows nothing. A thread writes, so that work that
+    reports nothing meanwhile is also shown to go on.
 
     Args:
-        unit: what is counted, in the plural.
-        total: how many there are.
+        activity: what the command does, such as ``loading the model tiny``.
         enabled: False: never writes.
+        is_log: writes lines also on a terminal, the first one at once, because other processes write there too.
         stream: None: standard error.
     """
 
-    def __init__(self, unit: str, total: int, *, enabled: bool = True, stream: TextIO | None = None) -> None:
-        self._unit = unit
-        self._total = total
+    def __init__(
+        self, activity: str, *, enabled: bool = True, is_log: bool = False, stream: TextIO | None = None
+    ) -> None:
+        self._activity = activity
         self._stream = sys.stderr if stream is None else stream
-        self._enabled = enabled and self._stream.isatty()
+        self._enabled = enabled
+        self._is_log = is_log
+        self._is_live = not is_log and self._stream.isatty()
         self._started_at = time.monotonic()
-        self._next_refresh = self._started_at + START_DELAY_S
-        self._has_written = False
+        self._details: str | None = None
+        self._n_tokens: int | None = None
+        self._ended = threading.Event()
+        self._writer = threading.Thread(target=self._write_until_end, name="progress", daemon=True)
 
     def __enter__(self) -> Self:
+        if self._enabled:
+            self._writer.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._has_written:
-            self._write("")
+        self._ended.set()
+        if self._enabled:
+            self._writer.join()
 
-    def show(self, n_done: int, n_tokens: int, details: str = "") -> None:
-        """Shows what is done so far, and ``details`` behind it. Cheap: most calls write nothing."""
-        now = time.monotonic()
-        if self._enabled and now >= self._next_refresh:
-            self._next_refresh = now + REFRESH_S
-            seconds = now - self._started_at
-            rate = n_tokens / seconds
-            line = (
-                f"{n_done}/{self._total} {self._unit}, {n_tokens} new tokens, {seconds:.0f} s, {rate:.0f} tokens/s"
-            )
-            self._write(f"{line}, {details}" if details else line)
+    def show(self, details: str, n_tokens: int | None = None) -> None:
+        """Sets what the line says behind the activity, and the new tokens from which it computes a rate. Cheap."""
+        self._details = details
+        self._n_tokens = n_tokens
 
-    def _write(self, line: str) -> None:
-        self._stream.write(f"\r\x1b[K{line}")
+    def _write_until_end(self) -> None:
+        # The stream may be closed or a broken pipe: then the work goes on without progress.
+        with contextlib.suppress(OSError, ValueError):
+            if self._is_log:
+                self._write(f"radixkv: {self._activity}\n")
+            elif self._ended.wait(START_DELAY_S):
+                return
+            else:
+                self._write(self._line())
+            while not self._ended.wait(REFRESH_S if self._is_live else LINE_PERIOD_S):
+                self._write(self._line())
+            if self._is_live:
+                self._write("\r\x1b[K")
+
+    def _line(self) -> str:
+        seconds = time.monotonic() - self._started_at
+        parts = [self._activity if self._details is None else f"{self._activity}: {self._details}"]
+        if self._n_tokens is not None:
+            parts.append(f"{self._n_tokens / seconds:.0f} tokens/s")
+        line = f"{', '.join(parts)}, {seconds:.0f} s"
+        if self._is_live:  # a wrapped line could not be erased
+            return f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}"
+        return f"radixkv: {line}\n"
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
         self._stream.flush()
-        self._has_written = True

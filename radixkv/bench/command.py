@@ -13,6 +13,7 @@ from radixkv.arguments import Parser, add_engine_flags, engine_config, engine_fl
 from radixkv.bench.flags import add_load_flags, check_load_ranges
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError
+from radixkv.terminal_progress import Progress
 
 if TYPE_CHECKING:
     from radixkv.bench.load.requests import PromptEncoder
@@ -94,7 +95,8 @@ def run(args: argparse.Namespace) -> int:
     from radixkv.bench.output import check_outputs
 
     check_outputs(args.output_file, args.plot)
-    benchmark = _build_benchmark(args, config)
+    with Progress(f"preparing the workload {args.workload}"):
+        benchmark = _build_benchmark(args, config)
     code = 0
     outcomes: list[Outcome] = []
     for run_coroutine in _runs(args, benchmark, config):
@@ -277,5 +279,6 @@ def _plot(outcomes: Sequence[Outcome], folder: Path) -> None:
     from radixkv.bench.report.run_page import Run, plot
     from radixkv.bench.report.samples import samples_of
 
-    plot([Run(outcome.metrics, samples_of(outcome.measurement)) for outcome in outcomes], folder)
+    with Progress("drawing the plots"):
+        plot([Run(outcome.metrics, samples_of(outcome.measurement)) for outcome in outcomes], folder)
     print(f"plots: {folder / 'index.html'}")

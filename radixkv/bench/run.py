@@ -186,10 +186,11 @@ class Benchmark:
                 has_extensions=self.has_extensions,
             )
             generator = LoadGenerator(client, self.encoder)
-            await self._warm_up(generator, address, load)
+            with Progress("warming up"):
+                await self._warm_up(generator, address, load)
             flushed = await client.flush()
             before = await _read_server_counts(client)
-            measurement, is_interrupted = await self._measure(generator, load)
+            measurement, is_interrupted = await self._measure(generator, load, cache)
             counts = await _accounting(client, measurement, before)
         line = self._settings(load)
         line["server"] = None if server is None else [_encodable(flag) for flag in server]
@@ -220,9 +221,12 @@ class Benchmark:
         requests = next(self.sessions[0].turns(), ()) if self.sessions else ()
         return any(isinstance(request.prompt, list) for request in requests)
 
-    async def _measure(self, generator: LoadGenerator, load: Load) -> tuple[Measurement, bool]:
+    async def _measure(
+        self, generator: LoadGenerator, load: Load, cache: Literal["on", "off"] | None
+    ) -> tuple[Measurement, bool]:
         """Returns the measurement and whether it was interrupted."""
-        with Progress("requests", self.n_requests) as progress:
+        activity = "sending requests" if cache is None else f"sending requests, cache {cache}"
+        with Progress(activity) as progress:
             try:
                 return await generator.run(self.sessions, load, progress), False
             except RunInterrupted as interruption:

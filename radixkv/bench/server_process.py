@@ -16,6 +16,7 @@ from radixkv.child_process import ChildProcess
 from radixkv.client.errors import BadReply
 from radixkv.client.http import HTTPClient
 from radixkv.errors import RadixKVError
+from radixkv.terminal_progress import Progress
 
 START_LIMIT_S = 900.0
 """Time limit of a server's start; it may have to download a checkpoint."""
@@ -50,14 +51,17 @@ async def running_server(flags: Sequence[str], *, start_limit_s: float = START_L
     with tempfile.TemporaryFile() as log:
         process = await ChildProcess.start(serve, output=log, environment={**os.environ, "PYTHONUNBUFFERED": "1"})
         try:
-            yield await _wait_until_ready(process, log, start_limit_s)
+            with Progress("starting the server") as progress:
+                address = await _wait_until_ready(process, log, start_limit_s, progress)
+            yield address
             if process.return_code is not None:
                 raise ServerFailed(f"the server ended with status {process.return_code}: {_last_line(log)}")
         finally:
-            await process.stop(STOP_LIMIT_S)
+            with Progress("stopping the server"):
+                await process.stop(STOP_LIMIT_S)
 
 
-async def _wait_until_ready(process: ChildProcess, log: IO[bytes], limit_s: float) -> str:
+async def _wait_until_ready(process: ChildProcess, log: IO[bytes], limit_s: float, progress: Progress) -> str:
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         if process.return_code is not None:
@@ -65,6 +69,7 @@ async def _wait_until_ready(process: ChildProcess, log: IO[bytes], limit_s: floa
         match = _ADDRESS.search(_read_log(log, 0, HEAD_BYTES))
         if match and await _is_healthy(match[0].decode()):
             return match[0].decode()
+        progress.show(_last_line(log))
         await asyncio.sleep(0.05)
     raise ServerFailed(f"the server was not ready within {limit_s:g} s: {_last_line(log)}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from radixkv.arguments import Parser, number, whole_number
 from radixkv.config import EngineConfig
 from radixkv.errors import RadixKVError
 from radixkv.sampling import SamplingParams
+from radixkv.terminal_progress import Progress
 
 if TYPE_CHECKING:
     from radixkv.llm import LLM
@@ -68,10 +68,8 @@ def load_llm(config: EngineConfig, *, chat_template: str | None = None) -> LLM:
     Raises:
         RadixKVError: as in ``LLM``.
     """
-    if sys.stderr.isatty():
-        print(f"radixkv: loading the model {config.model.model}", file=sys.stderr)
     scheduler = {name: vars(config.scheduler)[name] for name in SCHEDULER_SETTINGS}
-    with _fatal_interrupts():
+    with _fatal_interrupts(), Progress(f"loading the model {config.model.model}"):
         from radixkv.llm import LLM
 
         return LLM(**asdict(config.model), **asdict(config.cache), **scheduler, chat_template=chat_template)

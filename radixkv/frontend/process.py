@@ -23,10 +23,11 @@ from radixkv.frontend.app import build_app
 from radixkv.frontend.file_limit import raise_file_limit
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.connection import Connection
-from radixkv.frontend.metrics.log import StatsLog, log_line, stage
+from radixkv.frontend.metrics.log import StatsLog, log_line
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.runtime_process import RuntimeProcess, preflight
 from radixkv.frontend.served_model import ServedModel
+from radixkv.terminal_progress import Progress
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
 
@@ -113,7 +114,7 @@ class _Signals:
 async def _serve(engine: EngineConfig, server: ServerConfig, listener: socket.socket) -> int:
     checkpoint, texts_folder, template = await _get_model(engine, server.chat_template)
     metrics = Metrics()
-    async with stage(f"loading {checkpoint.folder}"):
+    with Progress(f"loading {checkpoint.folder}", is_log=True):
         starting = asyncio.create_task(RuntimeProcess.start(engine, checkpoint.folder, metrics))
         try:
             tokenizer, longest = await asyncio.to_thread(_load_tokenizer, texts_folder)
@@ -155,17 +156,17 @@ async def _get_model(
     model = engine.model
     texts_folder = None
     if model.tokenizer is not None:
-        async with stage(f"getting the tokenizer {model.tokenizer}"):
+        with Progress(f"getting the tokenizer {model.tokenizer}", is_log=True):
             texts_folder = await asyncio.to_thread(resolve_tokenizer, model.tokenizer)
-    async with stage(f"getting the model {model.model}"):
+    with Progress(f"getting the model {model.model}", is_log=True):
         checkpoint = await asyncio.to_thread(resolve, model.model, model.revision, load_format="dummy")
     texts_folder = texts_folder or checkpoint.folder
     template = ChatTemplate.load(texts_folder, None if chat_template is None else Path(chat_template).expanduser())
     if model.load_format == "dummy" or checkpoint.has_weights:
         return checkpoint, texts_folder, template
-    async with stage("checking that machine, settings and model fit"):
+    with Progress("checking that machine, settings and model fit", is_log=True):
         await preflight(engine, checkpoint.folder)
-    async with stage(f"getting the weights of {model.model}"):
+    with Progress(f"getting the weights of {model.model}", is_log=True):
         return await asyncio.to_thread(resolve, model.model, model.revision), texts_folder, template
 
 

@@ -201,10 +201,10 @@ class LLM:
                 )
                 yield requests[position]
 
-        progress = Progress("prompts", len(prompt_list), enabled=use_tqdm)
+        progress = Progress("answering prompts", enabled=use_tqdm)
         with paused_collector(), progress, closing(self._run(by_priority())) as run:
             for n_done, n_tokens in run:
-                progress.show(n_done, n_tokens)
+                progress.show(f"{n_done}/{len(prompt_list)}, {n_tokens} new tokens", n_tokens)
         return [requests[position].output() for position in range(len(prompt_list))]
 
     @takes_other_names(_CHAT)

@@ -14,6 +14,7 @@ from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.simulator.replay import ReplayResult
 from radixkv.simulator.traffic import Traffic
+from radixkv.terminal_progress import Progress
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 
 _LOOKAHEAD = 1
@@ -75,8 +76,12 @@ class ConcurrentReplay:
         self._in_flight: dict[Request, int] = {}
         """Prompt index of each request in flight."""
 
-    def run(self) -> ReplayResult:
-        """Replays all prompts and flushes the pool. About 0.2 ms per prompt and step, plus O(pages)."""
+    def run(self, progress: Progress | None = None) -> ReplayResult:
+        """Replays all prompts and flushes the pool. About 0.2 ms per prompt and step, plus O(pages).
+
+        Args:
+            progress: shows how many prompts are sent.
+        """
         traffic = self._traffic
         cached = [0] * len(traffic.n_tokens)
         n_too_large = max_cached_pages = 0
@@ -85,6 +90,8 @@ class ConcurrentReplay:
         while self._in_flight or not all_sent:
             while len(self._in_flight) < self._concurrency and not all_sent:
                 index = next(unsent, None)
+                if progress is not None and index is not None:
+                    progress.show(f"{index}/{len(cached)} requests sent")
                 if index is None:
                     all_sent = True
                 elif traffic.n_tokens[index] > self.cache.n_pages * traffic.page_size:

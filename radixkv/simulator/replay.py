@@ -14,6 +14,7 @@ from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.result import StepResult
 from radixkv.simulator.next_use import NextUse, next_uses
 from radixkv.simulator.traffic import Traffic
+from radixkv.terminal_progress import Progress
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 
 Policy = Literal["lru", "oracle"]
@@ -63,11 +64,18 @@ class Replay:
         )
         self._namespace = Namespace()
 
-    def run(self) -> ReplayResult:
-        """Replays all prompts and flushes the pool. About 0.1 ms per prompt, plus O(pages)."""
+    def run(self, progress: Progress | None = None) -> ReplayResult:
+        """Replays all prompts and flushes the pool. About 0.1 ms per prompt, plus O(pages).
+
+        Args:
+            progress: shows how many prompts are replayed.
+        """
         cached: list[int] = []
         n_too_large = max_cached_pages = 0
-        for index in range(len(self._traffic.n_tokens)):
+        n_prompts = len(self._traffic.n_tokens)
+        for index in range(n_prompts):
+            if progress is not None:
+                progress.show(f"{index}/{n_prompts} requests")
             n_cached_tokens = self.replay(index)
             cached.append(n_cached_tokens or 0)
             n_too_large += n_cached_tokens is None

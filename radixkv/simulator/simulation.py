@@ -11,6 +11,7 @@ from radixkv.errors import ConfigError
 from radixkv.simulator.concurrent_replay import MAX_NUM_BATCHED_TOKENS, ConcurrentReplay, check_concurrent_replay
 from radixkv.simulator.recording import Recording
 from radixkv.simulator.replay import Policy, Replay, ReplayResult
+from radixkv.terminal_progress import Progress
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +67,7 @@ def simulate(
     *,
     concurrency: int = 1,
     max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS,
+    show_progress: bool = False,
 ) -> Iterator[Result]:
     """Replays a recording with each capacity and policy, and yields the infinite capacity last.
 
@@ -79,6 +81,7 @@ def simulate(
         concurrency: requests in flight.
         max_num_batched_tokens: maximum tokens per step; ignored with one request in flight, whose prompt takes one
             step.
+        show_progress: show the progress of each replay on standard error.
 
     Raises:
         ConfigError: a capacity is smaller than a page, the step size is not a multiple of the page size, there is
@@ -97,7 +100,7 @@ def simulate(
             raise ConfigError(f"capacity {capacity} holds no page of {page_size} tokens; give more")
     if concurrency > 1:
         check_concurrent_replay(recording.traffic, max_num_batched_tokens)
-    simulation = _Simulation(recording, kv_bytes_per_token, concurrency, max_num_batched_tokens)
+    simulation = _Simulation(recording, kv_bytes_per_token, concurrency, max_num_batched_tokens, show_progress)
     return simulation.results(capacities, policies)
 
 
@@ -108,8 +111,10 @@ class _Simulation:
         kv_bytes_per_token: int | None,
         concurrency: int,
         max_num_batched_tokens: int,
+        show_progress: bool,
     ) -> None:
         self._recording = recording
+        self._show_progress = show_progress
         self._kv_bytes_per_token = kv_bytes_per_token
         self._concurrency = concurrency
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -160,9 +165,13 @@ class _Simulation:
 
     def _replay(self, n_pages: int | None, policy: Policy) -> ReplayResult:
         traffic = self._recording.traffic
-        if self._concurrency == 1:
-            return Replay(traffic, n_pages, policy).run()
-        return ConcurrentReplay(traffic, n_pages, self._concurrency, self._max_num_batched_tokens).run()
+        capacity = "infinite" if n_pages is None else f"{n_pages * traffic.page_size:,} tokens"
+        activity = f"replaying {self._recording.name}, capacity {capacity}, policy {policy}"
+        with Progress(activity, enabled=self._show_progress) as progress:
+            if self._concurrency == 1:
+                return Replay(traffic, n_pages, policy).run(progress)
+            replay = ConcurrentReplay(traffic, n_pages, self._concurrency, self._max_num_batched_tokens)
+            return replay.run(progress)
 
     def _bytes(self, n_tokens: int) -> int | None:
         return None if self._kv_bytes_per_token is None else n_tokens * self._kv_bytes_per_token

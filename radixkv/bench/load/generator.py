@@ -77,7 +77,8 @@ class LoadGenerator:
             CheckpointError: a chat is to be encoded, and there is no chat template.
         """
         builder = RequestBuilder(load.model, self._encoder, load.has_extensions)
-        return await _Run(self._client, builder, sessions, load, RequestProgress(progress)).measure()
+        counts = RequestProgress(progress, sum(session.n_requests for session in sessions))
+        return await _Run(self._client, builder, sessions, load, counts).measure()
 
 
 class _Run:
@@ -111,7 +112,6 @@ class _Run:
         prefetcher = SessionPrefetcher([self._sessions[index] for index in order], self._builder)
         aborted: str | None = None
         start = self._last_end = self._last_success = time.perf_counter()
-        watch = asyncio.create_task(self._progress.watch())
         try:
             await prefetcher.fill()
             with _young_collections_only():
@@ -126,7 +126,6 @@ class _Run:
         except asyncio.CancelledError:
             raise RunInterrupted(self._measurement(start, "it was interrupted")) from None
         finally:
-            watch.cancel()
             prefetcher.close()
         return self._measurement(start, aborted)
 

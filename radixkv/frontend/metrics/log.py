@@ -1,4 +1,4 @@
-"""The server's log on standard error: stages of its start, and statistics while it works."""
+"""The server's log on standard error."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Protocol
 
 from radixkv.errors import RequestError
 from radixkv.frontend.http.errors import RuntimeSilent
 from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.wire import Stats
-
-REMINDER_S = 15.0
-"""How often a running stage is logged again."""
 
 
 class StatsSource(Protocol):
@@ -29,25 +26,6 @@ class StatsSource(Protocol):
 def log_line(text: str) -> None:
     """Prints one line to standard error."""
     print(f"radixkv: {text}", file=sys.stderr, flush=True)
-
-
-@contextlib.asynccontextmanager
-async def stage(text: str, *, reminder_s: float = REMINDER_S) -> AsyncIterator[None]:
-    """Logs the start of a stage and, every ``reminder_s``, that it is still running."""
-    log_line(text)
-    reminding = asyncio.create_task(_remind(text, reminder_s))
-    try:
-        yield
-    finally:
-        reminding.cancel()
-        await asyncio.gather(reminding, return_exceptions=True)
-
-
-async def _remind(text: str, reminder_s: float) -> None:
-    begun = time.monotonic()
-    while True:
-        await asyncio.sleep(reminder_s)
-        log_line(f"still {text}, for {time.monotonic() - begun:.0f} s")
 
 
 class StatsLog:

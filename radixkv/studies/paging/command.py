@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from radixkv.arguments import Parser, add_engine_flags, engine_config, engine_flags, whole_number
 from radixkv.config import EngineConfig
+from radixkv.terminal_progress import Progress
 
 if TYPE_CHECKING:
     from radixkv.studies.paging.study import ResultLine, StudySettings
@@ -106,13 +107,14 @@ def run(args: argparse.Namespace) -> int:
 
         check_gpu(config, args.workloads)
     model = config.model
-    recorded = recorded_lengths(
-        args.dataset_path,
-        model.tokenizer or model.model,
-        model.revision if model.tokenizer is None else None,
-        workloads=args.workloads,
-        skip_bad_lines=args.skip_bad_lines,
-    )
+    with Progress("reading the lengths of requests"):
+        recorded = recorded_lengths(
+            args.dataset_path,
+            model.tokenizer or model.model,
+            model.revision if model.tokenizer is None else None,
+            workloads=args.workloads,
+            skip_bad_lines=args.skip_bad_lines,
+        )
     if recorded.n_bad_lines:
         print(f"skipped in the data: {plural(recorded.n_bad_lines, 'bad line')}")
     settings = StudySettings(
@@ -131,7 +133,8 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         from radixkv.studies.paging.plots import plot
 
-        plot(by_scheme, by_page_size, remarks, args.plot)
+        with Progress("drawing the plots"):
+            plot(by_scheme, by_page_size, remarks, args.plot)
         print(f"\nplots: {args.plot / 'index.html'}")
     if args.measure:
         _measure(config, settings, save)
@@ -167,7 +170,11 @@ def _compare_schemes(settings: StudySettings, save: Save) -> list[ResultLine]:
     print(SCHEME_LEGEND)
     lines: list[ResultLine] = []
     for name in settings.workloads:
-        of_workload = list(compare_schemes(replace(settings, workloads=[name])))
+        of_workload: list[ResultLine] = []
+        with Progress(f"simulating {name}") as progress:
+            for line in compare_schemes(replace(settings, workloads=[name])):
+                of_workload.append(line)
+                progress.show(f"{line['scheme']} is done")
         print(f"\n{scheme_heading(of_workload)}")
         print(table(SCHEME_COLUMNS, [scheme_cells(line) for line in of_workload]))
         print("\n".join(target_lines(targets(of_workload))), flush=True)
@@ -177,6 +184,7 @@ def _compare_schemes(settings: StudySettings, save: Save) -> list[ResultLine]:
 
 
 def _compare_page_sizes(settings: StudySettings, save: Save) -> tuple[list[ResultLine], list[str]]:
+    from radixkv.bench.plural import plural
     from radixkv.studies.paging.study import compare_page_sizes
     from radixkv.studies.paging.tables import (
         COST_COLUMNS,
@@ -190,9 +198,11 @@ def _compare_page_sizes(settings: StudySettings, save: Save) -> tuple[list[Resul
     )
 
     lines: list[ResultLine] = []
-    for line in compare_page_sizes(settings):
-        save([line | {"study": "page_size"}])
-        lines.append(line)
+    with Progress("comparing page sizes") as progress:
+        for line in compare_page_sizes(settings):
+            save([line | {"study": "page_size"}])
+            lines.append(line)
+            progress.show(f"{line['workload']} with pages of {plural(line['page_size'], 'token')} is done")
     if lines:
         print(f"\n{LOST_LEGEND}")
         print(table(lost_columns(lines), lost_rows(lines)))
@@ -216,16 +226,18 @@ def _measure(config: EngineConfig, settings: StudySettings, save: Save) -> None:
     )
 
     lines: list[ResultLine] = []
-    for line in measure(
-        config,
-        settings.lengths,
-        settings.workloads,
-        max_model_len=settings.max_model_len,
-        n_conversations=settings.n_conversations,
-        seed=settings.seed,
-    ):
-        save([line | {"study": "measure"}])
-        lines.append(line)
+    with Progress("measuring the engine on the GPU") as progress:
+        for line in measure(
+            config,
+            settings.lengths,
+            settings.workloads,
+            max_model_len=settings.max_model_len,
+            n_conversations=settings.n_conversations,
+            seed=settings.seed,
+        ):
+            save([line | {"study": "measure"}])
+            lines.append(line)
+            progress.show(f"{line['workload']}, {line['scheme']} is done")
     print("\nThe engine on the GPU, all requests sent at once:")
     print(table(measured_columns(), [measured_cells(line) for line in lines]))
     half = len(lines) // 2

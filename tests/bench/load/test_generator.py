@@ -234,20 +234,23 @@ def test_the_cache_is_flushed_by_the_endpoint_that_the_server_has(fake, method, 
     assert ask(fake.address, OpenAIClient.flush) is None
 
 
-def test_progress_shows_requests_in_flight_cached_tokens_and_failures(fake):
+def test_progress_shows_requests_in_flight_cached_tokens_and_failures(fake, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     fake.delay, fake.fault = 0.12, "http_500"
     terminal = Terminal()
 
     async def go():
         async with OpenAIClient(fake.address) as client:
-            with Progress("requests", 22, stream=terminal) as progress:
+            with Progress("sending requests", stream=terminal) as progress:
                 sessions = sessions_of([BenchRequest(f"the same {n}", 1) for n in range(20)] + ["FAULT"] * 2)
                 await LoadGenerator(client).run(sessions, Load("fake-model", max_concurrency=2), progress)
 
     asyncio.run(go())
     lines = terminal.getvalue().split("\r\x1b[K")
     # When a request ends, the next one is not sent yet. A busy machine may show no answers at first.
-    pattern = r"\d+/22 requests, \d+ new tokens, \d+ s, \d+ tokens/s, [12] in flight, [789]\d% cached"
+    pattern = (
+        r"sending requests: \d+/22, [12] in flight, [789]\d% cached, \d+ new tokens, \d+ tokens/s, \d+ s"
+    )
     assert any(re.fullmatch(pattern, line) for line in lines[1:])
     assert lines[-1] == ""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Sequence
 
 import msgspec
@@ -11,7 +10,7 @@ import pytest
 
 from radixkv.errors import RequestError, RuntimeDied
 from radixkv.frontend.http.errors import RuntimeSilent
-from radixkv.frontend.metrics.log import StatsLog, stage
+from radixkv.frontend.metrics.log import StatsLog
 from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.wire import GetStats, Stats
 from support.scripted_runtime import ScriptedLoop
@@ -94,17 +93,3 @@ def test_without_prompts_there_is_no_hit_rate() -> None:
 def test_a_runtime_in_a_long_step_is_queried_again() -> None:
     written, deltas = lines([counters(), RuntimeSilent("busy"), counters(steps_total=10)])
     assert len(written) == len(deltas) == 1
-
-
-def test_a_stage_is_logged_at_once_and_again_while_it_lasts(capsys: pytest.CaptureFixture[str]) -> None:
-    async def work(seconds: float) -> None:
-        async with stage("building", reminder_s=0.02):
-            await asyncio.sleep(seconds)
-        await asyncio.sleep(0.05)
-
-    asyncio.run(work(0.0))
-    assert capsys.readouterr().err == "radixkv: building\n"
-    asyncio.run(work(0.2))
-    first, second, *_ = capsys.readouterr().err.splitlines()
-    assert first == "radixkv: building"
-    assert re.fullmatch(r"radixkv: still building, for \d+ s", second)
