@@ -237,7 +237,10 @@ class Explained(msgspec.Struct, frozen=True, tag=True):
     n_tokens: int
     """Length of the prompt."""
     n_cached: int
-    """Length of the longest cached prefix, in whole pages."""
+    """Prompt tokens that a request would not compute.
+
+    Whole pages, and at most ``n_tokens - 1``: the last token of a prompt is always computed.
+    """
     reason: str
     """``whole``, ``differs``, ``evicted``, ``never_seen`` or ``other_namespace``; see ``tree.explain``."""
     first_difference: int | None = None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from radixkv.arguments import Parser
 from radixkv.cli.offline import is_utf8
 from radixkv.errors import ConfigError
+from radixkv.terminal_progress import Progress
 
 if TYPE_CHECKING:
     from radixkv.cli.server_client import ServerClient
@@ -58,12 +59,16 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     prompt.add_argument(
         "prompt", nargs="?", metavar="PROMPT", help="the prompt's text (default: read standard input)"
     )
-    prompt.add_argument("--file", type=Path, metavar="FILE", help="file with the prompt's text")
+    prompt.add_argument(
+        "--file",
+        type=Path,
+        metavar="FILE",
+        help='file with the prompt\'s text, or with a chat as a client sends it: {"messages": [...]}',
+    )
     prompt.add_argument(
         "--cache-salt",
-        default="",
         metavar="SALT",
-        help="cache salt of the prompt, its cache namespace (default: none)",
+        help="cache salt of the prompt, its cache namespace (default: that of the chat in --file, or none)",
     )
     server = parser.add_argument_group("server")
     server.add_argument(
@@ -78,17 +83,20 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report and returns the exit code."""
-    prompt = _prompt(args)
+    request = _request(args)
+    salt = request.get("cache_salt") if args.cache_salt is None else args.cache_salt
     from radixkv.cli.server_client import ServerClient
 
-    with ServerClient(args.base_url, args.api_key) as client:
-        ids = client.post("/tokenize", {"prompt": prompt}, TokenizeResponse).tokens
-        explanation = client.post("/cache/explain", {"prompt": ids, "cache_salt": args.cache_salt}, ExplainResponse)
-        print("\n".join(_report(client, ids, explanation)))
+    with Progress(f"asking {args.base_url}"), ServerClient(args.base_url, args.api_key) as client:
+        ids = client.post("/tokenize", request, TokenizeResponse).tokens
+        explanation = client.post("/cache/explain", {"prompt": ids, "cache_salt": salt}, ExplainResponse)
+        lines = _report(client, ids, explanation)
+    print("\n".join(lines))
     return 0
 
 
-def _prompt(args: argparse.Namespace) -> str:
+def _request(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the body of ``/tokenize``: the chat of ``--file``, or the prompt's text."""
     parser: Parser = args.parser
     if args.prompt is not None and args.file is not None:
         parser.error("the prompt is given twice, as an argument and as --file; give it once")
@@ -105,7 +113,17 @@ def _prompt(args: argparse.Namespace) -> str:
         parser.error("the prompt is not UTF-8 text")
     if not text:
         parser.error("the prompt is empty")
-    return text
+    chat = None if args.file is None else _chat(text)
+    return {"prompt": text} if chat is None else chat
+
+
+def _chat(text: str) -> dict[str, Any] | None:
+    """Returns the chat that a file's text is; None: it is not a JSON object with ``messages``."""
+    try:
+        body = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return body if isinstance(body, dict) and "messages" in body else None
 
 
 def _report(client: ServerClient, ids: list[int], explanation: ExplainResponse) -> list[str]:

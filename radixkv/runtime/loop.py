@@ -225,13 +225,14 @@ class Loop:
         except RequestError as error:
             return Failed(message.id, error.code, str(error), error.param)
         explanation = self._cache.tree.explain(namespace, message.tokens, contents=message.contents)
+        n_tokens = len(message.tokens) // TOKEN_BYTES
         position, token = explanation.first_difference, None
         if position is not None:
             (token,) = unpack_tokens(message.tokens[position * TOKEN_BYTES : (position + 1) * TOKEN_BYTES])
         return Explained(
             id=message.id,
-            n_tokens=len(message.tokens) // TOKEN_BYTES,
-            n_cached=explanation.n_tokens,
+            n_tokens=n_tokens,
+            n_cached=min(explanation.n_tokens, n_tokens - 1),  # a request computes at least one prompt token
             reason=explanation.reason,
             first_difference=position,
             token=token,

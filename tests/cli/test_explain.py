@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,23 @@ def test_the_prompt_may_come_from_a_file_or_standard_input(
     explain(server)
     asked = [body["prompt"] for name, body, _ in server.requests if name == "/tokenize"]
     assert asked == ["from a file", "from a pipe"]
+
+
+def test_a_file_with_messages_is_a_chat_and_other_json_is_text(server: FakeServer, tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"a": 1}, "cache_salt": "s"}
+    path.write_text(json.dumps(chat, indent=1))
+    assert explain(server, "--file", str(path)) == 0
+    assert server.requests[0][:2] == ("/tokenize", chat)
+    assert server.requests[1][1]["cache_salt"] == "s"
+    assert explain(server, "--file", str(path), "--cache-salt", "mine") == 0
+    salts = [body["cache_salt"] for name, body, _ in server.requests if name == "/cache/explain"]
+    assert salts == ["s", "mine"]
+    for text in ('[{"role": "user", "content": "Hi"}]', '"messages"', '{"messages": '):
+        server.requests.clear()
+        path.write_text(text)
+        explain(server, "--file", str(path))
+        assert server.requests[0][1] == {"prompt": text}
 
 
 def error_line(capsys: pytest.CaptureFixture[str]) -> str:

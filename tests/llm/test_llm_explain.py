@@ -33,6 +33,15 @@ def test_it_explains_where_a_match_ends(llm: LLM) -> None:
         llm.explain([10**9])
 
 
+@pytest.mark.parametrize("n_tokens", [1, 15, 16, 17, 48])
+def test_it_counts_what_a_request_gets(llm: LLM, n_tokens: int) -> None:
+    prompt = list(range(3, 3 + n_tokens))
+    llm.generate(prompt, TOKEN)
+    explained = llm.explain(prompt)
+    (output,) = llm.generate(prompt, TOKEN)
+    assert explained.n_cached == output.num_cached_tokens
+
+
 def test_it_uses_the_prompts_own_salt_or_else_the_argument(llm: LLM) -> None:
     salted = {"prompt": TEXT, "cache_salt": "mine"}
     llm.generate(salted, TOKEN)

@@ -85,6 +85,8 @@ def _token(token: int | None, tokenizer: Tokenizer | None) -> dict[str, Any] | N
 def _summary(explained: Explained, tokenizer: Tokenizer | None, contents: bool) -> str:
     how_much = f"{explained.n_cached} of {explained.n_tokens} prompt tokens are cached"
     match explained.reason:
+        case "whole" if explained.n_cached == explained.n_tokens - 1:
+            why = "the last token of a prompt is always computed"
         case "whole":
             why = "these are all full pages of the prompt" if explained.n_cached else "the prompt has no full page"
         case "differs":

@@ -197,6 +197,7 @@ def test_a_shared_server_hides_cached_tokens_of_other_clients(
     [
         (Explained("e", 40, 32, "whole"), {}, ["32 of 40", "all full pages"]),
         (Explained("e", 9, 0, "whole"), {}, ["0 of 9", "no full page"]),
+        (Explained("e", 32, 31, "whole"), {}, ["31 of 32", "last token"]),
         (
             Explained("e", 40, 16, "differs", 20, 65, 66),
             {
