@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from radixkv.arguments import Parser, whole_number
+from radixkv.terminal_progress import Progress
 
 if TYPE_CHECKING:
     from radixkv.simulator.replay import Policy
@@ -22,8 +23,8 @@ _CAPACITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)([kmg]?)")
 EXAMPLES = """\
 examples:
   radixkv simulate --trace mooncake.jsonl --capacity 0.5M,5M,15M
-  radixkv simulate --trace chats.jsonl --tokenizer ./my-model --capacity 100k,1M --policy lru
-  radixkv simulate --trace requests.jsonl --capacity 1M --model ./my-model --plot pictures
+  radixkv simulate --trace requests.jsonl --tokenizer ./my-model --capacity 100k,1M --policy lru
+  radixkv simulate --trace token_ids.jsonl --capacity 1M --model ./my-model --plot pictures
 """
 
 
@@ -43,12 +44,13 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         type=_trace,
         required=True,
         metavar="FILE",
-        help="file of JSON lines: a Mooncake trace, prompt_token_ids, or conversations (OpenAI messages, ShareGPT)",
+        help="file of JSON lines: a Mooncake trace, a log of requests (prompt or messages), prompt_token_ids, or "
+        "conversations (OpenAI messages with answers, ShareGPT)",
     )
     traffic.add_argument(
         "--tokenizer",
         metavar="MODEL",
-        help="tokenizer with a chat template for a trace of conversations: a folder, a hub name or 'tiny'",
+        help="tokenizer of a trace with texts, for chats with a chat template: a folder, a hub name or 'tiny'",
     )
     traffic.add_argument(
         "--skip-bad-lines",
@@ -147,14 +149,15 @@ def run(args: argparse.Namespace) -> int:
 
     check_outputs(args.output_file, args.plot)
     n_bytes = args.kv_bytes_per_token if args.model is None else kv_bytes_per_token(args.model)
-    recording = read_recording(
-        args.trace,
-        page_size=args.page_size,
-        rule=args.rule if is_serial else args.rule or "engine",
-        tokenizer=args.tokenizer,
-        skip_bad_lines=args.skip_bad_lines,
-        compact_pages=is_serial,
-    )
+    with Progress(f"reading {args.trace}"):
+        recording = read_recording(
+            args.trace,
+            page_size=args.page_size,
+            rule=args.rule if is_serial else args.rule or "engine",
+            tokenizer=args.tokenizer,
+            skip_bad_lines=args.skip_bad_lines,
+            compact_pages=is_serial,
+        )
     replays = simulate(
         recording,
         args.capacity,
@@ -162,6 +165,7 @@ def run(args: argparse.Namespace) -> int:
         n_bytes,
         concurrency=args.concurrency,
         max_num_batched_tokens=args.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS,
+        show_progress=True,
     )
     provenance = _provenance(args)
     has_bytes = n_bytes is not None
@@ -177,7 +181,8 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         from radixkv.simulator.hit_rate_plot import plot
 
-        plot(results, recording, args.plot)
+        with Progress("drawing the plot"):
+            plot(results, recording, args.plot)
         print(f"plots: {args.plot / 'index.html'}")
     return 0
 

@@ -1,18 +1,16 @@
-"""Readers of recorded requests: traces, conversations or token ids."""
+"""Reader of recorded requests: traces, request logs, conversations or token ids."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
-from radixkv.bench.workloads.conversations import Conversation, read_conversations
-from radixkv.bench.workloads.datasets import Format, Items, read_lines
+from radixkv.bench.workloads.conversations import Line, answer_indices
+from radixkv.bench.workloads.datasets import MESSAGES, Format, read_lines
 from radixkv.bench.workloads.mooncake import BLOCK_LEN, read_trace
 from radixkv.checkpoints import resolve_tokenizer
 from radixkv.config import CacheConfig
@@ -26,6 +24,8 @@ from radixkv.wire import pack_tokens
 _HEAD_BYTES = 1 << 20
 """Bytes at the start of a file that are searched for a known field."""
 _KEY = re.compile(rb'"(hash_ids|prompt_token_ids|messages|conversations)"\s*:')
+_PROMPT_KEY = re.compile(rb'"(prompt)"\s*:')
+"""Searched for last, because lines of token ids may have the text, too."""
 
 TOKEN_IDS = Format(
     name="a file of token ids",
@@ -33,12 +33,33 @@ TOKEN_IDS = Format(
     fields=frozenset({"prompt_token_ids"}),
     workload="trace",
 )
+REQUESTS = MESSAGES._replace(
+    name="a log of requests", item_format=f'{{"prompt": text or token ids}} or {MESSAGES.item_format}'
+)
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+TokenIds = Annotated[list[TokenId], msgspec.Meta(min_length=1)]
 
 
 class _TokenRequest(msgspec.Struct, frozen=True):
-    prompt_token_ids: Annotated[list[TokenId], msgspec.Meta(min_length=1)]
+    prompt_token_ids: TokenIds
+
+
+class _LoggedRequest(Line, frozen=True):
+    """A line of a log: the fields of a request that determine its prompts; or a conversation."""
+
+    prompt: str | list[str | TokenId | TokenIds] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def is_one_request(self) -> bool:
+        """Returns whether the line's messages were sent as they are, not recorded with their answers."""
+        if not self.messages:
+            return False
+        return self.messages[-1]["role"] != "assistant" or bool(self.continue_final_message)
 
 
 @dataclass(frozen=True)
@@ -64,13 +85,16 @@ def read_recording(
     skip_bad_lines: bool = False,
     compact_pages: bool = True,
 ) -> Recording:
-    """Reads a Mooncake trace, lines of token ids, or conversations with one request per assistant answer.
+    """Reads a Mooncake trace, lines of token ids, or a log of requests or conversations.
+
+    A line with ``prompt``, or with ``messages`` of which the last is not an assistant's, is one request. Other
+    conversations have a request for each of the assistant's answers.
 
     Args:
         path: the file; the first known field in it determines the format.
         page_size: in tokens; None selects the trace's block size for the rule ``blocks`` and 16 for ``engine``.
         rule: None selects ``blocks`` for traces and ``engine`` for other files.
-        tokenizer: a folder, a hub name or ``tiny``; required for conversations and refused for other files.
+        tokenizer: a folder, a hub name or ``tiny``; required for texts and refused for files without.
         skip_bad_lines: skip and count malformed lines instead of refusing them.
         compact_pages: see ``BlockTraffic``.
 
@@ -80,7 +104,7 @@ def read_recording(
         CheckpointError: the tokenizer does not exist.
     """
     key = _find_first_key(path)
-    is_trace, is_text = key == "hash_ids", key in ("messages", "conversations")
+    is_trace, is_text = key == "hash_ids", key in ("messages", "conversations", "prompt")
     if tokenizer is not None and not is_text:
         raise ConfigError(f"{path} has no texts for tokenizer {tokenizer!r} to encode; leave it out")
     if rule == "blocks" and not is_trace:
@@ -94,16 +118,15 @@ def read_recording(
         block_traffic = BlockTraffic(trace.items, page_size, rule, compact_pages=compact_pages)
         return Recording(path.name, block_traffic, trace.n_bad_lines, None)
     if is_text:
-        if tokenizer is None:
-            raise ConfigError(f"{path} holds conversations; say which tokenizer encodes them (--tokenizer)")
-        conversations = read_conversations(path, skip_bad_lines=skip_bad_lines)
-        prompts = Items(list(_encode_prompts(path, conversations.items, tokenizer)), conversations.n_bad_lines)
-        if not prompts.items:
-            raise ConfigError(f"no conversation of {path} has an answer to a message; give another file")
+        decode = _LogDecoder(path, tokenizer).decode
+        lines = read_lines(path, decode, expected=REQUESTS, skip_bad_lines=skip_bad_lines)
     else:
-        prompts = read_lines(path, _decode_token_ids, expected=TOKEN_IDS, skip_bad_lines=skip_bad_lines)
-    traffic = TokenTraffic(prompts.items, page_size or CacheConfig.page_size)
-    return Recording(path.name, traffic, prompts.n_bad_lines, None if tokenizer is None else Path(tokenizer).name)
+        lines = read_lines(path, _decode_token_ids, expected=TOKEN_IDS, skip_bad_lines=skip_bad_lines)
+    prompts = [prompt for line in lines.items for prompt in line]
+    if not prompts:
+        raise ConfigError(f"no conversation of {path} has an answer to a message; give another file")
+    traffic = TokenTraffic(prompts, page_size or CacheConfig.page_size)
+    return Recording(path.name, traffic, lines.n_bad_lines, None if tokenizer is None else Path(tokenizer).name)
 
 
 def _find_first_key(path: Path) -> str:
@@ -117,33 +140,99 @@ def _find_first_key(path: Path) -> str:
             head = file.read(_HEAD_BYTES)
     except OSError as error:
         raise ConfigError(f"cannot read the trace {path}: {error.strerror}") from None
-    match = _KEY.search(head)
+    match = _KEY.search(head) or _PROMPT_KEY.search(head)
     if match is None:
         raise ConfigError(
             f"{path} is no trace: its first {len(head)} bytes have none of the fields hash_ids (Mooncake), "
-            "prompt_token_ids, messages (OpenAI) and conversations (ShareGPT); give JSON lines with one of them"
+            "prompt_token_ids, prompt or messages (OpenAI) and conversations (ShareGPT); give JSON lines with one "
+            "of them"
         )
     return match[1].decode()
 
 
-def _decode_token_ids(line: bytes) -> bytes:
-    return pack_tokens(msgspec.json.decode(line, type=_TokenRequest).prompt_token_ids)
+def _decode_token_ids(line: bytes) -> list[bytes]:
+    return [pack_tokens(msgspec.json.decode(line, type=_TokenRequest).prompt_token_ids)]
 
 
-def _encode_prompts(path: Path, conversations: list[Conversation], tokenizer: str) -> Iterator[bytes]:
-    """Yields the rendered, encoded messages before each answer; consecutive answers count as one."""
-    folder = resolve_tokenizer(tokenizer)
-    encoder, template = Tokenizer.load(folder), ChatTemplate.load(folder, None)
-    if template is None:
-        raise CheckpointError(f"tokenizer {tokenizer!r} has no chat template; give one that has a chat template")
-    for number, conversation in enumerate(conversations, 1):
-        messages = normalize_messages(conversation.messages)
-        n_before = 0
-        for is_answer, group in groupby(messages, lambda message: message["role"] == "assistant"):
-            if is_answer and n_before:
-                try:
-                    text = template.render(messages[:n_before])
-                except RequestError as error:
-                    raise ConfigError(f"conversation {number} of {path}: {error}") from None
-                yield encoder.encode(text, adds_special_tokens=False)
-            n_before += len(list(group))
+class _LogDecoder:
+    """Decodes the lines of a log to the token ids of their prompts.
+
+    Args:
+        path: the file, for error texts.
+        tokenizer: a folder, a hub name or ``tiny``; None: only token ids can be decoded.
+
+    Raises:
+        CheckpointError: the tokenizer does not exist.
+    """
+
+    def __init__(self, path: Path, tokenizer: str | None) -> None:
+        self._path = path
+        self._name = tokenizer
+        self._decoder = msgspec.json.Decoder(_LoggedRequest)
+        self._tokenizer: Tokenizer | None = None
+        self._template: ChatTemplate | None = None
+        if tokenizer is not None:
+            folder = resolve_tokenizer(tokenizer)
+            self._tokenizer, self._template = Tokenizer.load(folder), ChatTemplate.load(folder, None)
+
+    def decode(self, line: bytes) -> list[bytes]:
+        """Returns the prompts of a line, int32; none for a conversation without an answer.
+
+        Raises:
+            ValueError: the line is no request, or the chat template refuses it.
+            ConfigError: the line has a text, and there is no tokenizer.
+            CheckpointError: the line has messages, and the tokenizer no chat template.
+        """
+        request = self._decoder.decode(line)
+        if request.prompt is not None:
+            if request.messages is not None or request.conversations is not None:
+                raise ValueError("it must have one of prompt and messages")
+            return self._encode_prompt(request.prompt, adds_special_tokens=request.add_special_tokens is not False)
+        if request.messages == []:
+            raise ValueError("messages is empty")
+        messages = normalize_messages(request.conversation().messages)
+        try:
+            if request.is_one_request():
+                return [self._encode_request(request, messages)]
+            return [self._encode_messages(messages[:end]) for end in answer_indices(messages)]
+        except RequestError as error:
+            raise ValueError(str(error)) from None
+
+    def _encode_prompt(self, prompt: str | list[Any], *, adds_special_tokens: bool) -> list[bytes]:
+        parts: list[Any] = [prompt] if isinstance(prompt, str) else prompt
+        if {type(part) for part in parts} == {int}:
+            return [pack_tokens(parts)]
+        if {type(part) for part in parts} == {list}:
+            return [pack_tokens(part) for part in parts]
+        if {type(part) for part in parts} != {str}:
+            raise ValueError("prompt must be a text, token ids, or a list of texts or of token ids")
+        tokenizer = self._loaded_tokenizer()
+        prompts = [tokenizer.encode(part, adds_special_tokens=adds_special_tokens) for part in parts]
+        if not all(parts) or not all(prompts):
+            raise ValueError("prompt is empty")
+        return prompts
+
+    def _encode_request(self, request: _LoggedRequest, messages: list[dict[str, Any]]) -> bytes:
+        return self._encode_messages(
+            messages,
+            adds_special_tokens=bool(request.add_special_tokens),
+            add_generation_prompt=request.add_generation_prompt is not False,
+            continue_final_message=bool(request.continue_final_message),
+            **{"tools": request.tools} | (request.chat_template_kwargs or {}),
+        )
+
+    def _encode_messages(
+        self, messages: list[dict[str, Any]], *, adds_special_tokens: bool = False, **variables: Any
+    ) -> bytes:
+        tokenizer = self._loaded_tokenizer()
+        if self._template is None:
+            raise CheckpointError(
+                f"tokenizer {self._name!r} has no chat template; give one that has a chat template"
+            )
+        text = self._template.render(messages, **variables)
+        return tokenizer.encode(text, adds_special_tokens=adds_special_tokens)
+
+    def _loaded_tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise ConfigError(f"{self._path} holds texts; say which tokenizer encodes them (--tokenizer)")
+        return self._tokenizer

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from random import Random
 
 import pytest
 
 from radixkv import LLM, SamplingParams
+from radixkv.checkpoints import resolve_tokenizer
 from radixkv.errors import ContextLengthExceeded
 from radixkv.simulator.concurrent_replay import ConcurrentReplay
 from radixkv.simulator.recording import read_recording
 from radixkv.simulator.replay import Replay
 from radixkv.simulator.traffic import TokenTraffic
+from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import pack_tokens
 
 PAGE_SIZE = 16
@@ -90,7 +93,8 @@ def test_conversations_become_the_prompts_of_the_chat_api(tmp_path):
     ]
     second = [system, {"role": "user", "content": "Say red, please."}, {"role": "assistant", "content": "Red!"}]
     openai, sharegpt = tmp_path / "openai.jsonl", tmp_path / "sharegpt.json"
-    openai.write_text("\n".join(json.dumps({"id": 7, "messages": messages}) for messages in (first, second)))
+    answered = (first[:-1], second)
+    openai.write_text("\n".join(json.dumps({"id": 7, "messages": messages}) for messages in answered))
     speakers = {"system": "system", "user": "human", "assistant": "gpt"}
     sharegpt.write_text(
         json.dumps(
@@ -111,3 +115,47 @@ def test_conversations_become_the_prompts_of_the_chat_api(tmp_path):
         assert n_cached_tokens == [output.num_cached_tokens for output in outputs]
         assert n_cached_tokens[1] > 0
         assert n_cached_tokens[2] > 0
+
+
+SAID = [
+    {"role": "system", "content": "You are a patient teacher of mathematics who answers in short steps."},
+    {"role": "user", "content": "What is 41 plus 11?"},
+    {"role": "assistant", "content": "41 plus 11 is 52."},
+    {"role": "user", "content": "And what is 52 minus 20, written as a number and as a word?"},
+    {"role": "assistant", "content": "32, thirty-two."},
+    {"role": "user", "content": "Say it again in a whole sentence, please."},
+    {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "say", "arguments": "{}"}}]},
+    {"role": "tool", "content": "said"},
+]
+
+
+def test_each_line_of_a_log_is_one_request(tmp_path):
+    log = tmp_path / "requests.jsonl"
+    lines = [{"model": "m", "messages": SAID[:end], "temperature": 0} for end in (2, 4, 6, 8)]
+    ids = list(range(3, 40))
+    lines += [{"prompt": "41 plus 11 is"}, {"prompt": ids}, {"prompt": [ids, [5, 6]]}, {"messages": SAID[1:2]}]
+    lines += [{"messages": SAID[:3], "add_generation_prompt": False, "continue_final_message": True}]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    llm = LLM("tiny", device="cpu", page_size=PAGE_SIZE, max_total_tokens=4096)
+    prompts = [llm.chat_prompt(SAID[:end]) for end in (2, 4, 6, 8)]
+    prompts += ["41 plus 11 is", ids, ids, [5, 6], llm.chat_prompt(SAID[1:2])]
+    prompts += [llm.chat_prompt(SAID[:3], add_generation_prompt=False, continue_final_message=True)]
+    one_token = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    outputs = [llm.generate(prompt, one_token, use_tqdm=False)[0] for prompt in prompts]
+    recording = read_recording(log, page_size=PAGE_SIZE, tokenizer="tiny")
+    assert recording.traffic.n_tokens == [len(output.prompt_token_ids) for output in outputs]
+    n_cached_tokens = Replay(recording.traffic, 256, "lru").run().n_cached_tokens
+    assert n_cached_tokens == [output.num_cached_tokens for output in outputs]
+    assert all(n_cached_tokens[index] > 0 for index in (1, 2, 3, 6))
+
+
+def test_variables_of_a_logged_request_reach_the_template(tmp_path):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(resolve_tokenizer("tiny") / name, tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ tools | length }} {{ mood }} {{ messages[0].content }}")
+    log = tmp_path / "requests.jsonl"
+    chat = {"messages": SAID[1:2], "tools": [{}, {}, {}], "chat_template_kwargs": {"mood": "happy"}}
+    log.write_text(json.dumps(chat))
+    recording = read_recording(log, tokenizer=str(tmp_path))
+    expected = Tokenizer.load(tmp_path).encode("3 happy What is 41 plus 11?", adds_special_tokens=False)
+    assert recording.traffic.symbols(0) == expected

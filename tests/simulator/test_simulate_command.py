@@ -86,11 +86,11 @@ def test_a_result_is_saved_even_if_a_later_replay_is_interrupted(trace, tmp_path
     file, replays = tmp_path / "results.jsonl", []
     run = Replay.run
 
-    def interrupted_at_the_fourth(self):
+    def interrupted_at_the_fourth(self, progress):
         replays.append(self)
         if len(replays) == 4:
             raise KeyboardInterrupt
-        return run(self)
+        return run(self, progress)
 
     monkeypatch.setattr(Replay, "run", interrupted_at_the_fourth)
     assert simulate("--trace", trace, "--capacity", "5120,10240", "--output-file", file) == 130
@@ -210,6 +210,8 @@ def test_wrong_usage_is_reported_in_one_line(trace, flags, message, capsys):
 
 
 GOOD = mooncake(0, 700, [1, 2])
+HI = '{"messages": [{"role": "user", "content": "hi"}]'
+CHAT = HI + "}\n"
 REFUSED_FILES = [
     (GOOD + "{broken\n", [], "line 2 of "),
     (GOOD + mooncake(1, 700, [1, 2, 3]), [], "3 hash_ids"),
@@ -221,12 +223,20 @@ REFUSED_FILES = [
     ('{"prompt_token_ids": [1]}\n', ["--rule", "blocks"], "rule blocks "),
     ('{"prompt_token_ids": [1]}\n', ["--tokenizer", "tiny"], "tokenizer 'tiny'"),
     ('{"messages": [{"role": "user", "content": "hi"}]}\n', [], "--tokenizer"),
-    (
-        '{"messages": [{"role": "user", "content": "hi"}]}\n',
-        ["--tokenizer", "tiny"],
-        "no conversation of",
-    ),
+    ('{"conversations": [{"from": "human", "value": "hi"}]}\n', ["--tokenizer", "tiny"], "no conversation of"),
     ('{"messages": [{"content": "hi"}]}\n', ["--tokenizer", "tiny"], "line 1 of "),
+    ('{"messages": [{"role": "assistant"}]}\n', ["--tokenizer", "tiny"], "no conversation of"),
+    (CHAT + '{"messages": []}\n', ["--tokenizer", "tiny"], "line 2 of "),
+    (
+        CHAT + HI + ', "continue_final_message": true}\n',
+        ["--tokenizer", "tiny"],
+        "line 2 of ",
+    ),
+    (CHAT + '{"prompt": "hi", "messages": []}\n', ["--tokenizer", "tiny"], "line 2 of "),
+    (CHAT + '{"prompt": ""}\n', ["--tokenizer", "tiny"], "line 2 of "),
+    (CHAT + '{"prompt": ["hi", 3]}\n', ["--tokenizer", "tiny"], "line 2 of "),
+    (CHAT + '{"prompt": [[]]}\n', ["--tokenizer", "tiny"], "line 2 of "),
+    ('{"prompt": [7, 8]}\n{"prompt": "hi"}\n', [], "--tokenizer"),
     (GOOD, ["--page-size", "48"], "page_size 48 "),
     (GOOD, ["--capacity", "511"], "capacity 511 "),
     (GOOD, ["--model", "no/such/model"], "no/such/model"),

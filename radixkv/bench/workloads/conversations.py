@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -54,16 +54,22 @@ class _ShareGPTMessage(msgspec.Struct, frozen=True):
         return {"role": role, "content": self.value}
 
 
-class _Line(msgspec.Struct, frozen=True):
+class Line(msgspec.Struct, frozen=True):
+    """A line of a file of conversations."""
+
     messages: list[dict[str, Any]] | None = None
     conversations: list[_ShareGPTMessage] | None = None
 
     def conversation(self) -> Conversation:
+        """Returns the line's conversation. Raises ``ValueError`` if it has none or two, or invalid messages."""
         if (self.messages is None) == (self.conversations is None):
             raise ValueError("it must have one of messages and conversations")
-        if self.messages is not None:
-            return Conversation(self.messages)
-        return Conversation([message.message() for message in self.conversations or ()])
+        messages = self.messages or [message.message() for message in self.conversations or ()]
+        try:
+            normalize_messages(messages)
+        except RequestError as error:
+            raise ValueError(str(error)) from None
+        return Conversation(messages)
 
 
 def read_conversations(path: Path, *, skip_bad_lines: bool = False) -> Items[Conversation]:
@@ -72,17 +78,13 @@ def read_conversations(path: Path, *, skip_bad_lines: bool = False) -> Items[Con
     Raises:
         ConfigError: as ``read_lines``; a line is also bad if its messages are not valid OpenAI messages.
     """
-    decoder = msgspec.json.Decoder(_Line)
-
-    def convert(line: bytes) -> Conversation:
-        conversation = decoder.decode(line).conversation()
-        try:
-            normalize_messages(conversation.messages)
-        except RequestError as error:
-            raise ValueError(str(error)) from None
-        return conversation
-
-    return read_lines(path, convert, expected=MESSAGES, skip_bad_lines=skip_bad_lines)
+    decoder = msgspec.json.Decoder(Line)
+    return read_lines(
+        path,
+        lambda line: decoder.decode(line).conversation(),
+        expected=MESSAGES,
+        skip_bad_lines=skip_bad_lines,
+    )
 
 
 def replay_sessions(
@@ -106,7 +108,7 @@ def replay_sessions(
     counts = Counter[str]()
     sessions = []
     for conversation in conversations:
-        answers = _answer_indices(conversation)
+        answers = answer_indices(conversation.messages)
         fitting = [index for index in answers if _fits(conversation, index, max_characters)]
         counts["too_long"] += len(answers) - len(fitting)
         counts["never_answered"] += not answers
@@ -115,9 +117,9 @@ def replay_sessions(
     return WorkloadSessions(sessions, +counts)  # without zeros
 
 
-def _answer_indices(conversation: Conversation) -> list[int]:
+def answer_indices(messages: Sequence[dict[str, Any]]) -> list[int]:
     """Returns the indices of the assistant's messages that follow a message of another role."""
-    roles = [message["role"] for message in conversation.messages]
+    roles = [message["role"] for message in messages]
     return [index for index, (before, role) in enumerate(pairwise(roles), 1) if role == "assistant" != before]
 
 

@@ -140,7 +140,7 @@ def read_lines(
 def _check_format(path: Path, text: bytes, expected: Format) -> None:
     """Raises ``ConfigError`` if a bad item has another known format."""
     other = format_of(text)
-    if other is not None and other.item_format != expected.item_format:
+    if other is not None and other.workload != expected.workload:
         raise ConfigError(
             f"{path} is {other.name}; use --workload {other.workload}, "
             f"or give a file of {expected.item_format} a line"
