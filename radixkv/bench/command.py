@@ -276,8 +276,8 @@ def _compare(outcomes: Sequence[Outcome]) -> int:
 
 
 def _plot(outcomes: Sequence[Outcome], folder: Path) -> None:
+    from radixkv.bench.report.charts import samples_of
     from radixkv.bench.report.run_page import Run, plot
-    from radixkv.bench.report.samples import samples_of
 
     with Progress("drawing the plots"):
         plot([Run(outcome.metrics, samples_of(outcome.measurement)) for outcome in outcomes], folder)

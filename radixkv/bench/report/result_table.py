@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from radixkv.bench.report.compared_metrics import METRICS, ratio
-from radixkv.bench.report.run_metrics import Metrics
+from radixkv.bench.report.run_metrics import METRICS, Metrics, ratio
 
 WIDTH = 50
 MAX_REASONS = 10

@@ -1,4 +1,4 @@
-"""Metrics of a run, as written to its JSON line."""
+"""Metrics of a run, as its JSON line and the reports have them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import hashlib
 import math
 import statistics
 from array import array
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from radixkv.bench.load.record import Measurement, Record
-from radixkv.bench.report.optimum import optimum_cached_tokens
 
 Metrics = dict[str, Any]
 """A JSON line's object. A value is None if the server does not report it or nothing was measured."""
@@ -156,3 +157,88 @@ def _goodput(records: Sequence[Record], limits: Mapping[str, float], duration: f
 
 def _share(part: int | None, whole: int) -> float | None:
     return None if part is None or whole == 0 else 100.0 * part / whole
+
+
+RequestTokens = tuple[Sequence[int], Sequence[Sequence[int]]]
+"""A request's token ids: its prompt, and the answer of each of its choices."""
+
+
+def optimum_cached_tokens(requests: Sequence[RequestTokens]) -> list[int]:
+    """Returns for each request the prompt tokens that an infinite cache would have.
+
+    That is the longest common prefix of its prompt with an earlier request's prompt followed by one of its answers.
+    It is at most the prompt's length less one, since one token of each prompt must be computed. An answer's last
+    token is never computed and so never cached. The choices of a request share its prompt, which counts once.
+    Cost: O(n log n) comparisons of whole requests.
+
+    Args:
+        requests: the requests in the order in which they were sent. Each counts as computed when the next is sent,
+            so requests that were in flight together may share.
+    """
+    seen: list[bytes] = []
+    counts: list[int] = []
+    for prompt, answers in requests:
+        ids = array("i", prompt).tobytes()
+        index = bisect_left(seen, ids)
+        neighbours = seen[max(index - 1, 0) : index + 1]  # one of these has the longest common prefix
+        common = max((_common_bytes(ids, other) for other in neighbours), default=0) // 4
+        counts.append(max(min(common, len(prompt) - 1), 0))
+        for computed in {array("i", answer[:-1]).tobytes() for answer in answers} or {b""}:
+            insort(seen, ids + computed)
+    return counts
+
+
+def _common_bytes(one: bytes, other: bytes) -> int:
+    """Returns the length of the common prefix, by binary search."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric that is compared."""
+
+    label: str
+    key: str
+    more_is_better: bool
+    of_cache: bool = False
+    """Whether the key is in the line's ``cache_report``."""
+    is_main: bool = False
+    """Whether ``--compare-cache`` shows the metric."""
+
+    def of(self, run: Metrics) -> float | None:
+        """Returns the run's value; None: it is missing or was not measured."""
+        table = run.get("cache_report") or {} if self.of_cache else run
+        value: float | None = table.get(self.key)
+        return value
+
+    def better(self, before: float | None, after: float | None) -> float | None:
+        """Returns the improvement as a ratio; above 1 is better, also for times. None: as for ``ratio``."""
+        return ratio(after, before) if self.more_is_better else ratio(before, after)
+
+
+def ratio(more: float | None, less: float | None) -> float | None:
+    """Returns ``more / less``; None: a value is missing or ``less`` is 0."""
+    return None if more is None or not less else more / less
+
+
+METRICS = (
+    Metric("Request throughput (req/s)", "request_throughput", True, is_main=True),
+    Metric("Request goodput (req/s)", "request_goodput", True),
+    Metric("Output throughput (tok/s)", "output_throughput", True, is_main=True),
+    Metric("Mean TTFT (ms)", "mean_ttft_ms", False, is_main=True),
+    Metric("P99 TTFT (ms)", "p99_ttft_ms", False, is_main=True),
+    Metric("Mean TPOT (ms)", "mean_tpot_ms", False, is_main=True),
+    Metric("Mean ITL (ms)", "mean_itl_ms", False),
+    Metric("P99 ITL (ms)", "p99_itl_ms", False),
+    Metric("Mean E2E (ms)", "mean_e2e_latency_ms", False, is_main=True),
+    Metric("P99 E2E (ms)", "p99_e2e_latency_ms", False),
+    Metric("Cache hit rate (%)", "cache_hit_rate_pct", True, of_cache=True),
+    Metric("Accuracy (%)", "accuracy_pct", True, is_main=True),
+)

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from radixkv.bench.report.charts import Run, cache_comparison, hit_rate, itl, throughput, ttft
+from radixkv.bench.report.compare import parameters_of
 from radixkv.bench.report.html_page import Section, write_page
 from radixkv.bench.report.result_table import remarks, table_sections
-from radixkv.bench.report.results import parameters_of
 from radixkv.errors import ConfigError
 
 __all__ = ["Run", "plot"]

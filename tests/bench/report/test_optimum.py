@@ -1,7 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixkv.bench.report.optimum import optimum_cached_tokens
+from radixkv.bench.report.run_metrics import optimum_cached_tokens
 from support.fake_openai import common
 
 

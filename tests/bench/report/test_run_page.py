@@ -1,8 +1,7 @@
 import pytest
 
-from radixkv.bench.report.charts import cache_comparison
+from radixkv.bench.report.charts import cache_comparison, samples_of
 from radixkv.bench.report.run_page import Run, plot
-from radixkv.bench.report.samples import samples_of
 from radixkv.errors import ConfigError
 from support.report_page import PNG, Page
 from support.report_records import failed, line, measured, record
