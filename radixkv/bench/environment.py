@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import radixkv
@@ -35,6 +36,13 @@ def environment() -> dict[str, object]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         **_gpus(),
     }
+
+
+def machine(environment: Mapping[str, object]) -> str:
+    """Returns a few words on the machine of an ``environment``, for titles: its GPU, or its processor and cores."""
+    name = environment.get("gpu") or environment.get("processor") or "unknown machine"
+    cores = environment.get("cores")
+    return str(name) if environment.get("gpu") or not cores else f"{name}, {cores} cores"
 
 
 def commit_of(package: Path) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from radixkv.bench.report.html_page import (
     GREEN,
     ORANGE,
     Section,
+    entitle,
     label_ends,
     new_figure,
     save,
@@ -24,8 +26,8 @@ from radixkv.simulator.simulation import Result
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_STYLES = {"oracle": (ORANGE, 3.2, 8), "lru": (BLUE, 1.6, -15)}
-"""Colour, line width and label offset (points) of each policy. The narrow line is drawn last, on top."""
+_STYLES = {"oracle": (ORANGE, 3.2), "lru": (BLUE, 1.6)}
+"""Colour and line width of each policy. The narrow line is drawn last, on top."""
 
 
 def plot(results: Sequence[Result], recording: Recording, folder: Path) -> None:
@@ -39,54 +41,49 @@ def plot(results: Sequence[Result], recording: Recording, folder: Path) -> None:
     Raises:
         ConfigError: a file cannot be written, or matplotlib is not installed.
     """
-    figure = _draw_figure(results)
+    figure = _draw_figure(results, recording)
     save(figure, folder / "hit_rate_by_capacity.png")
     infinite = results[-1]
-    section = Section(
+    result = Section(
         "Hit rate by capacity",
-        "\n".join([title(recording, infinite.concurrency), *remarks(results, recording)]),
+        "\n".join(remarks(results, recording)),
         [column.title for column in columns(infinite.kv_bytes_per_token is not None)],
         [cells(result) for result in results],
         figure,
         f"Hit rate against capacity for each policy, and {infinite.hit_rate_pct:.1f}% of an infinite capacity.",
     )
-    write_page(folder / "index.html", f"radixkv simulate: {recording.name}", [section])
+    settings = Section("Recording and settings", title(recording, infinite.concurrency))
+    write_page(folder / "index.html", f"radixkv simulate: {recording.name}", [result, settings])
 
 
-def _draw_figure(results: Sequence[Result]) -> Figure:
+def _draw_figure(results: Sequence[Result], recording: Recording) -> Figure:
     *finite, infinite = results
-    figure = new_figure(8, 4.5)
+    figure = new_figure(9, 4.5)
     axes = figure.add_subplot()
-    style(
-        axes,
-        title="Prompt tokens served from the cache, by its capacity",
-        x_title="capacity (tokens, logarithmic)",
-        y_title="hit rate (%)",
-    )
+    style(axes, x_title="capacity of the cache (tokens, logarithmic)", y_title="prompt tokens from the cache (%)")
     capacities = sorted({result.capacity_tokens or 0 for result in finite})
     axes.set_xscale("log")
     axes.axhline(infinite.hit_rate_pct, color=GREEN, linewidth=1.2, linestyle=(0, (4, 3)))
     labels = [(capacities[-1], infinite.hit_rate_pct, f"infinite {infinite.hit_rate_pct:.1f}%", GREEN)]
-    for policy, (colour, width, offset) in _STYLES.items():
+    for policy, (colour, width) in _STYLES.items():
         points = sorted((r.capacity_tokens or 0, r.hit_rate_pct) for r in finite if r.policy == policy)
-        if not points:
-            continue
-        xs, ys = zip(*points, strict=True)
-        axes.plot(xs, ys, color=colour, linewidth=width, marker="o", markersize=3 * width, clip_on=False)
-        labels.append((xs[-1], ys[-1], f"{policy} {ys[-1]:.1f}%", colour))
-        for x, y in points[:-1]:
-            axes.annotate(
-                f"{y:.1f}",
-                (x, y),
-                xytext=(0, offset),
-                textcoords="offset points",
-                ha="center",
-                color=colour,
-                fontsize=9,
-            )
+        if points:
+            xs, ys = zip(*points, strict=True)
+            axes.plot(xs, ys, color=colour, linewidth=width, marker="o", markersize=3 * width, clip_on=False)
+            labels.append((xs[-1], ys[-1], f"{policy} {ys[-1]:.1f}%", colour))
     axes.set_xticks(capacities, [format_tokens(capacity) for capacity in capacities])
     axes.minorticks_off()
     axes.set_xlim(capacities[0] / 1.3, capacities[-1])  # leaves room for the labels at the right
     axes.set_ylim(0, max(1.0, 1.12 * max(result.hit_rate_pct for result in results)))
+    largest = max((r for r in finite if r.policy == infinite.policy), key=lambda r: r.capacity_tokens or 0)
+    n_tokens = format_tokens(largest.capacity_tokens or 0)
+    replayed = title(recording, infinite.concurrency).splitlines()[0]
+    today = datetime.datetime.now(datetime.UTC).date()  # and no machine, on which hit rates do not depend
+    entitle(
+        figure,
+        f"Hit rate: {largest.hit_rate_pct:.1f}% with {n_tokens} tokens ({largest.policy}), "
+        f"{infinite.hit_rate_pct:.1f}% with an infinite cache",
+        f"{replayed}; {today}",
+    )
     label_ends(axes, labels)
     return figure

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from radixkv.bench.environment import machine
 from radixkv.bench.load.record import Measurement, Record
 from radixkv.bench.report.html_page import (
     BLUE,
@@ -15,7 +16,8 @@ from radixkv.bench.report.html_page import (
     ORANGE,
     TEXT_COLOUR,
     Section,
-    label_ends,
+    entitle,
+    legend,
     new_figure,
     style,
 )
@@ -33,12 +35,12 @@ MIN_MS = 0.01
 """Shorter times are drawn at this value: pieces that arrive in one read have no time between them."""
 
 _BARS = (
-    ("Requests/s", "request_throughput", True),
-    ("Output tokens/s", "output_throughput", True),
-    ("Accuracy (%)", "accuracy_pct", True),
-    ("Mean TTFT (ms)", "mean_ttft_ms", False),
-    ("Mean TPOT (ms)", "mean_tpot_ms", False),
-    ("Mean E2E (ms)", "mean_e2e_latency_ms", False),
+    ("Requests per second", "request_throughput", True),
+    ("Output tokens per second", "output_throughput", True),
+    ("Correct answers (%)", "accuracy_pct", True),
+    ("Mean time to first token (ms)", "mean_ttft_ms", False),
+    ("Mean time per output token (ms)", "mean_tpot_ms", False),
+    ("Mean end-to-end latency (ms)", "mean_e2e_latency_ms", False),
 )
 """Label, key, and whether more is better."""
 
@@ -126,13 +128,21 @@ class Run:
         return "the server" if cache is None else f"cache {cache}"
 
     @property
+    def caption(self) -> str:
+        """The workload, the model, the machine and the day."""
+        environment = self.metrics.get("environment") or {}
+        day = str(self.metrics.get("date", ""))[:10]
+        parts = (self.metrics["workload"], self.metrics.get("model"), machine(environment), day)
+        return "; ".join(filter(None, parts))
+
+    @property
     def colour(self) -> str:
         return {"off": ORANGE, "on": BLUE}.get(self.metrics["cache"], GREEN)
 
 
 def cache_comparison(off: Run, on: Run) -> Section:
     """Draws the main metrics with the cache off and on as bars."""
-    figure = new_figure(9, 3.6)
+    figure = new_figure(10, 4.2)
     bars = [bar for bar in _BARS if off.metrics[bar[1]] is not None and on.metrics[bar[1]] is not None]
     n_columns = 3 if len(bars) > 4 else 2
     for number, (label, key, more_is_better) in enumerate(bars, 1):
@@ -140,7 +150,6 @@ def cache_comparison(off: Run, on: Run) -> Section:
         values = [off.metrics[key], on.metrics[key]]
         better = ratio(values[1], values[0]) if more_is_better else ratio(values[0], values[1])
         style(axes, title=label)
-        axes.title.set_fontsize(10)
         axes.barh([1, 0], values, height=0.8, color=[off.colour, on.colour])
         axes.set_yticks([1, 0], [off.name, on.name])
         axes.set_xticks([])
@@ -148,7 +157,8 @@ def cache_comparison(off: Run, on: Run) -> Section:
         axes.spines["bottom"].set_visible(False)
         axes.set_xlim(0, (2.5 if n_columns == 3 else 1.6) * max(*values, 1e-9))  # room for the labels
         for y, value in zip((1, 0), values, strict=True):
-            better_text = f"   {better:.2f}× as good" if y == 0 and better is not None else ""
+            is_compared = y == 0 and better is not None and values[0] != values[1]
+            better_text = f"   {better:.2f}× as good" if is_compared else ""
             axes.annotate(
                 f"{_short(value)}{better_text}",
                 (value, y),
@@ -160,7 +170,7 @@ def cache_comparison(off: Run, on: Run) -> Section:
             )
     speed = ratio(on.metrics["request_throughput"], off.metrics["request_throughput"])
     title = f"With the prefix cache on: {speed or 0:.2f} times the requests per second"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=TEXT_COLOUR)
+    entitle(figure, title, on.caption)
     return Section(
         "Cache off against on",
         "The same requests, one run each.",
@@ -173,8 +183,10 @@ def cache_comparison(off: Run, on: Run) -> Section:
 def ttft(runs: Sequence[Run]) -> Section:
     """Draws the distribution of times to first token."""
     values = [[1000 * value for value in run.samples.ttft_s] for run in runs]
-    title = f"First token: {_medians(runs, values)} in the median"
-    figure = _distribution(runs, values, title, "time to first token (ms, logarithmic)", "requests (%)")
+    title = f"Median time to first token: {_medians(runs, values)}"
+    figure = _distribution(
+        runs, values, title, "time to first token (milliseconds, logarithmic)", "requests within that time (%)"
+    )
     return Section(
         "Time to first token",
         "The share of requests whose first token arrived within the given time. The dots are the median and the "
@@ -188,8 +200,10 @@ def ttft(runs: Sequence[Run]) -> Section:
 def itl(runs: Sequence[Run]) -> Section:
     """Draws the distribution of times between pieces. Each run must have some."""
     values = [[1000 * value for value in run.samples.itl_s] for run in runs]
-    title = f"Between pieces: {_medians(runs, values)} in the median"
-    figure = _distribution(runs, values, title, "time between two pieces (ms, logarithmic)", "gaps (%)")
+    title = f"Median time between two pieces: {_medians(runs, values)}"
+    figure = _distribution(
+        runs, values, title, "time between two pieces (milliseconds, logarithmic)", "gaps within that time (%)"
+    )
     return Section(
         "Inter-token latency",
         "The share of gaps between two streamed pieces of one answer that were at most the given time. A piece has "
@@ -205,38 +219,28 @@ def _distribution(
 ) -> Figure:
     figure = new_figure(8, 4)
     axes = figure.subplots()
-    style(axes, title=title, x_title=x_title, y_title=y_title)
+    style(axes, x_title=x_title, y_title=y_title)
     axes.set_xscale("log")
-    leftmost = min(range(len(runs)), key=lambda index: percentile(values[index], 50) or 0.0)
-    for index, (run, ordered) in enumerate(zip(runs, values, strict=True)):
-        _draw_curve(axes, run, ordered, is_labelled_left=index == leftmost)
+    for run, ordered in zip(runs, values, strict=True):
+        _draw_curve(axes, run, ordered)
     tenths = [max(percentile(ordered, 10) or 0.0, MIN_MS) for ordered in values]
     axes.set_xlim(left=max(axes.get_xlim()[0], min(tenths) / 3))  # a few gaps near 0 would stretch the axis
     axes.set_ylim(0, 103)
     axes.set_yticks([0, 25, 50, 75, 99])
     _label_log_axis(axes)
+    legend(axes)
+    entitle(figure, title, runs[-1].caption)
     return figure
 
 
-def _draw_curve(axes: Axes, run: Run, ordered: Sequence[float], *, is_labelled_left: bool) -> None:
+def _draw_curve(axes: Axes, run: Run, ordered: Sequence[float]) -> None:
     n_points = min(len(ordered), MAX_POINTS)
     shares = [100 * (index + 1) / n_points for index in range(n_points)]
     xs = [ordered[math.ceil(share / 100 * len(ordered)) - 1] for share in shares]
     xs = [max(x, MIN_MS) for x in xs]
-    axes.plot([xs[0], *xs], [0, *shares], drawstyle="steps-post", color=run.colour, linewidth=1.8)
+    axes.plot([xs[0], *xs], [0, *shares], drawstyle="steps-post", color=run.colour, linewidth=1.8, label=run.name)
     for share in (50, 99):
         axes.plot([percentile(xs, share) or 0.0], [share], "o", color=run.colour, markersize=5)
-    share, offset, side = (62, -8, "right") if is_labelled_left else (38, 8, "left")
-    axes.annotate(
-        run.name,
-        (percentile(xs, share) or 0.0, share),
-        xytext=(offset, 0),
-        textcoords="offset points",
-        ha=side,
-        va="center",
-        color=run.colour,
-        fontsize=10,
-    )
 
 
 def _label_log_axis(axes: Axes) -> None:
@@ -260,17 +264,16 @@ def throughput(runs: Sequence[Run]) -> Section:
     figure = new_figure(8, 3.6)
     axes = figure.subplots()
     title = f"Output tokens per second: {_value_list(runs, [run.metrics['output_throughput'] for run in runs])}"
-    style(axes, title=title, x_title="seconds since the first request", y_title="output tokens per second")
-    ends = []
+    style(axes, x_title="time since the first request (seconds)", y_title="output tokens per second")
     for run in runs:
         series, width = run.samples.output_tokens_per_s, run.samples.interval_s
         edges = [width * index for index in range(len(series) + 1)]
-        axes.stairs(series, edges, color=run.colour, linewidth=1.8)
+        axes.stairs(series, edges, color=run.colour, linewidth=1.8, label=run.name)
         axes.stairs(series, edges, color=run.colour, fill=True, alpha=0.1)
-        ends.append((edges[-1], series[-1], run.name, run.colour))
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
-    label_ends(axes, ends)
+    legend(axes)
+    entitle(figure, title, runs[-1].caption)
     return Section(
         "Throughput over time",
         "Output tokens by arrival, in intervals of "
@@ -290,19 +293,18 @@ def hit_rate(run: Run) -> Section:
     title = f"{report['cache_hit_rate_pct']:.1f}% of prompt tokens came from the cache"
     if report["optimum_pct"] is not None:
         title += f"; {report['optimum_pct']:.1f}% were possible"
-    style(axes, title=title, x_title="when the request was sent (s)", y_title="prompt tokens from the cache (%)")
-    ends = []
+    style(axes, x_title="time when the request was sent (seconds)", y_title="prompt tokens from the cache (%)")
     for series, name, colour, dashes in (
         (samples.optimum_pct, "infinite cache", MUTED_COLOUR, "--"),
         (samples.hit_rate_pct, run.name, run.colour, "-"),
     ):
         known = [(samples.interval_s * (index + 0.5), y) for index, y in enumerate(series) if y is not None]
         if known:
-            axes.plot(*zip(*known, strict=True), dashes, color=colour, linewidth=1.8, marker="o", markersize=3.5)
-            ends.append((*known[-1], name, colour))
+            axes.plot(*zip(*known, strict=True), dashes, color=colour, linewidth=1.8, marker="o", label=name)
     axes.set_ylim(0, 103)
     axes.set_xlim(left=0)
-    label_ends(axes, ends)
+    legend(axes)
+    entitle(figure, title, run.caption)
     return Section(
         "Hit rate over time",
         "The share of the prompt tokens sent in each interval that came from the cache. Dashed: the share that an "

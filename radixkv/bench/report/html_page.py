@@ -87,9 +87,9 @@ def new_figure(width_in: float, height_in: float) -> Figure:
     return figure
 
 
-def style(axes: Axes, *, title: str, x_title: str = "", y_title: str = "") -> None:
+def style(axes: Axes, *, title: str = "", x_title: str = "", y_title: str = "") -> None:
     """Gives axes the style of the reports: a title, axis titles with units, a faint grid."""
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=TEXT_COLOUR, pad=10)
+    axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=TEXT_COLOUR)
     axes.set_xlabel(x_title, fontsize=9.5, color=MUTED_COLOUR)
     axes.set_ylabel(y_title, fontsize=9.5, color=MUTED_COLOUR)
     axes.set_facecolor("white")
@@ -99,6 +99,23 @@ def style(axes: Axes, *, title: str, x_title: str = "", y_title: str = "") -> No
     for name, spine in axes.spines.items():
         spine.set_visible(name == "bottom")
         spine.set_color(MUTED_COLOUR)
+
+
+def entitle(figure: Figure, title: str, caption: str) -> None:
+    """Gives a figure its title, the result, and below it a caption: what was measured, where and when."""
+    from matplotlib.text import Annotation
+
+    heading = figure.suptitle(
+        f"{title}\n", x=0.01, ha="left", fontsize=12, fontweight="bold", linespacing=1.3, color=TEXT_COLOUR
+    )
+    line = Annotation(caption, (0, 0.12), xycoords=heading, va="bottom", fontsize=9, color=MUTED_COLOUR)
+    line.set_in_layout(False)  # the title's empty second line has the room
+    figure.add_artist(line)
+
+
+def legend(axes: Axes) -> None:
+    """Names the curves above the axes, where no curve is."""
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, frameon=False, fontsize=9.5, borderaxespad=0.2)
 
 
 def label_ends(axes: Axes, labels: Sequence[tuple[float, float, str, str]]) -> None:

@@ -95,15 +95,22 @@ def outputs_equal(off: Metrics, on: Metrics) -> bool | None:
     return None if None in digests else digests[0] == digests[1]
 
 
-def comparison(off: Metrics, on: Metrics) -> str:
-    """Returns the table of two runs of the same requests with the cache off and on."""
-    lines = [" Prefix cache off and on ".center(WIDTH + 10, "="), f"{'':<30}{'off':>10}{'on':>10}{'better':>10}"]
+def main_rows(off: Metrics, on: Metrics) -> list[tuple[str, str, str, str]]:
+    """Returns the label, both values and the improvement of each main metric that a run has."""
+    rows = []
     for metric in METRICS:
         before, after = metric.of(off), metric.of(on)
         if metric.is_main and not (before is None and after is None):
             better = metric.better(before, after)
-            better_text = "n/a" if better is None else f"{better:.2f}x"
-            lines.append(f"{metric.label:<30}{_text(before):>10}{_text(after):>10}{better_text:>10}")
+            rows.append((metric.label, _text(before), _text(after), "n/a" if better is None else f"{better:.2f}x"))
+    return rows
+
+
+def comparison(off: Metrics, on: Metrics) -> str:
+    """Returns the table of two runs of the same requests with the cache off and on."""
+    lines = [" Prefix cache off and on ".center(WIDTH + 10, "="), f"{'':<30}{'off':>10}{'on':>10}{'better':>10}"]
+    for label, *values in main_rows(off, on):
+        lines.append(f"{label:<30}" + "".join(f"{value:>10}" for value in values))
     report = on["cache_report"]
     of_optimum = ratio(report["cache_hit_rate_pct"], report["optimum_pct"])
     lines.append(

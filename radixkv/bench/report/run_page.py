@@ -10,7 +10,7 @@ import msgspec
 from radixkv.bench.report.charts import Run, cache_comparison, hit_rate, itl, throughput, ttft
 from radixkv.bench.report.compare import parameters_of
 from radixkv.bench.report.html_page import Section, write_page
-from radixkv.bench.report.result_table import remarks, table_sections
+from radixkv.bench.report.result_table import main_rows, remarks, table_sections
 from radixkv.errors import ConfigError
 
 __all__ = ["Run", "plot"]
@@ -34,7 +34,8 @@ def plot(runs: Sequence[Run], folder: Path) -> None:
     _remove_charts(folder)
     drawn = [run for run in runs if run.metrics["completed"]]
     title = f"radixkv bench: {runs[0].metrics['workload']}"
-    write_page(folder / "index.html", title, [_parameters(runs), *_charts(drawn), _metrics_table(runs)])
+    sections = [_result(runs), *_charts(drawn), _metrics_table(runs), _parameters(runs)]
+    write_page(folder / "index.html", title, sections)
 
 
 def _remove_charts(folder: Path) -> None:
@@ -44,6 +45,19 @@ def _remove_charts(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot remove {folder / name}: {error.strerror}") from None
+
+
+def _result(runs: Sequence[Run]) -> Section:
+    """Returns the section with the main metrics, and with what limits their meaning."""
+    first, last = runs[0], runs[-1]
+    rows: list[tuple[str, ...]] = list(main_rows(first.metrics, last.metrics))
+    columns, paragraph = ["", first.name, last.name, "better"], [f"{last.caption}."]
+    if len(runs) == 1:
+        columns, rows = columns[:2], [row[:2] for row in rows]
+    else:
+        paragraph.append("The same requests with the prefix cache off and on. Better is above 1x, also for times.")
+    paragraph += [f"{run.name}: {remark}" for run in runs for remark in remarks(run.metrics)]
+    return Section("Result", "\n".join(paragraph), columns, rows)
 
 
 def _charts(runs: Sequence[Run]) -> Iterator[Section]:
@@ -66,8 +80,7 @@ def _has_hit_rate(run: Run) -> bool:
 
 
 def _parameters(runs: Sequence[Run]) -> Section:
-    """Returns the section of parameters, environment and remarks."""
-    paragraph = [f"{run.name}: {remark}" for run in runs for remark in remarks(run.metrics)]
+    """Returns the section of parameters and environment."""
     first = runs[0].metrics
     environment = first.get("environment") or {}
     values = {
@@ -76,7 +89,7 @@ def _parameters(runs: Sequence[Run]) -> Section:
         **{key: environment.get(key) for key in ("commit", "processor", "cores", "gpu")},
     }
     rows = [(key, _text(value)) for key, value in values.items() if key != "cache" and value not in (None, {}, [])]
-    return Section("What was measured", "\n".join(paragraph), rows=rows)
+    return Section("Settings and environment", rows=rows)
 
 
 def _metrics_table(runs: Sequence[Run]) -> Section:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from radixkv.bench.environment import environment, machine
 from radixkv.bench.report.html_page import (
     AMBER,
     BLUE,
@@ -17,13 +19,14 @@ from radixkv.bench.report.html_page import (
     SKY,
     TEXT_COLOUR,
     Section,
+    entitle,
     label_ends,
     new_figure,
     save,
     style,
     write_page,
 )
-from radixkv.studies.paging.study import ResultLine
+from radixkv.studies.paging.study import PAGED, ResultLine
 from radixkv.studies.paging.tables import (
     COST_COLUMNS,
     COST_LEGEND,
@@ -73,13 +76,16 @@ def plot(
     Raises:
         ConfigError: a file cannot be written, or matplotlib is not installed.
     """
-    slot_usage, utilisation = _draw_slot_usage(by_scheme), _draw_utilisation(by_scheme)
+    caption = _caption(by_scheme[0])
+    slot_usage, utilisation = _draw_slot_usage(by_scheme, caption), _draw_utilisation(by_scheme, caption)
     save(slot_usage, folder / "waste.png")
     save(utilisation, folder / "utilisation.png")
+    by_workload = _by_workload(by_scheme)
+    results = [(lines[0]["workload"], "; ".join(target_lines(targets(lines)))) for lines in by_workload]
     sections = [
+        Section("Result", f"{caption}.", rows=results),
         Section(
             "Memory usage",
-            SCHEME_LEGEND,
             figure=slot_usage,
             alt_text="Contents of the pool for each workload and scheme: KV, copies, and each kind of waste.",
         ),
@@ -90,16 +96,14 @@ def plot(
         ),
         *(
             Section(
-                lines[0]["workload"],
-                "\n".join([scheme_heading(lines), "Targets:", *target_lines(targets(lines))]),
-                SCHEME_COLUMNS,
-                [scheme_cells(line) for line in lines],
+                lines[0]["workload"], scheme_heading(lines), SCHEME_COLUMNS, [scheme_cells(line) for line in lines]
             )
-            for lines in _by_workload(by_scheme)
+            for lines in by_workload
         ),
+        Section("What the columns mean", SCHEME_LEGEND),
     ]
     if by_page_size:
-        curve = _draw_page_sizes(by_page_size)
+        curve = _draw_page_sizes(by_page_size, caption)
         save(curve, folder / "page_size.png")
         sections += [
             Section(
@@ -115,7 +119,14 @@ def plot(
     write_page(folder / "index.html", "radixkv bench paging: memory by pages and by reservation", sections)
 
 
-def _draw_slot_usage(lines: Sequence[ResultLine]) -> Figure:
+def _caption(line: ResultLine) -> str:
+    """Returns what is the same in all charts: the sizes, the machine and the day."""
+    sizes = f"pool of {line['pool_tokens']:,} tokens, at most {line['max_model_len']:,} tokens a sequence"
+    today = datetime.datetime.now(datetime.UTC).date()
+    return f"simulated without a model; {sizes}; {machine(environment())}; {today}"
+
+
+def _draw_slot_usage(lines: Sequence[ResultLine], caption: str) -> Figure:
     workloads = _by_workload(lines)
     figure = new_figure(9, 0.9 + 1.55 * len(workloads))
     rows = figure.subplots(len(workloads), 1, sharex=True, squeeze=False)
@@ -144,7 +155,11 @@ def _draw_slot_usage(lines: Sequence[ResultLine]) -> Figure:
         axes.set_xlim(0, 100)
     rows[-1, 0].set_xlabel("token slots of the pool, while requests wait (%)", fontsize=9.5, color=MUTED_COLOUR)
     handles, labels = rows[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=4, frameon=False, fontsize=9)
+    figure.legend(handles, labels, loc="outside lower left", ncols=4, frameon=False, fontsize=9)
+    paged = [line for line in lines if line["scheme"] == PAGED]
+    n_workloads = "1 workload" if len(paged) == 1 else f"{len(paged)} workloads"
+    lost = max(line["lost_pct"] for line in paged)
+    entitle(figure, f"Pages lose at most {lost:.1f}% of the allocated slots in {n_workloads}", caption)
     return figure
 
 
@@ -154,13 +169,13 @@ def _slot_shares(line: ResultLine) -> list[float]:
     return [line["occupied_pct"] - copies, copies, *(line[name] for name in names)]
 
 
-def _draw_utilisation(lines: Sequence[ResultLine]) -> Figure:
+def _draw_utilisation(lines: Sequence[ResultLine], caption: str) -> Figure:
     workloads = _by_workload(lines)
     values = [[line["utilisation_pct"] for line in lines_of_workload] for lines_of_workload in workloads]
     schemes = [line["scheme"] for line in workloads[0]]
     figure = new_figure(8, 1.4 + 0.5 * len(schemes))
     axes = figure.add_subplot()
-    style(axes, title="Slots that hold KV or a copy, of the allocated slots (%)")
+    style(axes)
     axes.grid(False)
     columns = list(zip(*values, strict=True))
     axes.imshow(columns, cmap="Blues", vmin=0, vmax=140, aspect="auto")
@@ -171,10 +186,11 @@ def _draw_utilisation(lines: Sequence[ResultLine]) -> Figure:
     axes.set_xticks(range(len(workloads)), [lines_of_workload[0]["workload"] for lines_of_workload in workloads])
     axes.set_yticks(range(len(schemes)), schemes)
     axes.spines["bottom"].set_visible(False)
+    entitle(figure, "Allocated slots that hold KV or a copy (%)", caption)
     return figure
 
 
-def _draw_page_sizes(lines: Sequence[ResultLine]) -> Figure:
+def _draw_page_sizes(lines: Sequence[ResultLine], caption: str) -> Figure:
     sizes = sorted({line["page_size"] for line in lines})
     figure = new_figure(9.5, 4.6)
     lost, cost = figure.subplots(1, 2, width_ratios=(1.7, 1))
@@ -182,7 +198,7 @@ def _draw_page_sizes(lines: Sequence[ResultLine]) -> Figure:
         lost,
         title="Slots that are empty or hold a copy",
         x_title="page size (tokens)",
-        y_title="of the allocated slots (%)",
+        y_title="share of the allocated slots (%)",
     )
     labels = []
     for colour, lines_of_workload in zip(COLOURS, _by_workload(lines), strict=False):
@@ -190,7 +206,12 @@ def _draw_page_sizes(lines: Sequence[ResultLine]) -> Figure:
         page_sizes = [line["page_size"] for line in lines_of_workload]
         lost.plot(page_sizes, losses, color=colour, linewidth=2, marker="o", markersize=4, clip_on=False)
         labels.append((page_sizes[-1], losses[-1], lines_of_workload[0]["workload"], colour))
-    style(cost, title="Host time per token", x_title="page size (tokens)", y_title="scheduler, cache and tree (µs)")
+    style(
+        cost,
+        title="Host time per token",
+        x_title="page size (tokens)",
+        y_title="scheduler, cache and tree (microseconds)",
+    )
     times = [(size, host_us(size_lines)) for size, size_lines in complete_page_sizes(lines)]
     cost.plot(
         [size for size, _ in times],
@@ -206,6 +227,7 @@ def _draw_page_sizes(lines: Sequence[ResultLine]) -> Figure:
         axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
+    entitle(figure, "Slots lost and host time by page size", caption)
     label_ends(lost, labels)
     return figure
 

@@ -1,6 +1,7 @@
 import pytest
+from matplotlib.text import Text
 
-from radixkv.bench.report.charts import cache_comparison, samples_of
+from radixkv.bench.report.charts import cache_comparison, hit_rate, itl, samples_of, throughput, ttft
 from radixkv.bench.report.run_page import Run, plot
 from radixkv.errors import ConfigError
 from support.report_page import PNG, Page
@@ -44,8 +45,11 @@ def test_cache_off_and_on_give_every_chart_with_alt_text_and_all_metrics(tmp_pat
         ("Optimum, infinite cache (%)", "58.00", "58.00"),
         ("Accuracy (%)", "100.00", "100.00"),
     ):
-        column = cells.index(label)
+        column = len(cells) - 1 - cells[::-1].index(label)
         assert cells[column + 1 : column + 3] == values
+    throughput = cells.index("Request throughput (req/s)")
+    assert cells[:4] == ["", "cache off", "cache on", "better"], "the page opens with the result"
+    assert cells[throughput + 1 : throughput + 4] == ["1.50", "6.00", "4.00x"]
     for key, value in (
         ("workload", "fewshot"),
         ("max_concurrency", "8"),
@@ -55,9 +59,31 @@ def test_cache_off_and_on_give_every_chart_with_alt_text_and_all_metrics(tmp_pat
         assert cells[cells.index(key) + 1] == value
     text = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert 'alt="With the prefix cache on: 4.00 times the requests per second"' in text
-    assert 'alt="First token: 800 ms (cache off), 200 ms (cache on) in the median"' in text
+    assert 'alt="Median time to first token: 800 ms (cache off), 200 ms (cache on)"' in text
     assert 'alt="Output tokens per second: 4.5 (cache off), 18 (cache on)"' in text
     assert 'alt="60.0% of prompt tokens came from the cache; 58.0% were possible"' in text
+
+
+def test_charts_say_what_was_measured_where_and_when_and_name_curves_beside_them():
+    facts = {"model": "tiny", "date": "2026-11-22T10:00:00", "environment": {"processor": "EPYC", "cores": 2}}
+    off = run_of(*answers(0.4, 0), cache="off", duration=20.0, **facts)
+    on = run_of(*answers(0.1, 3), duration=5.0, **facts)
+    for section in (
+        cache_comparison(off, on),
+        ttft([off, on]),
+        itl([off, on]),
+        throughput([off, on]),
+        hit_rate(on),
+    ):
+        section.figure.draw_without_rendering()
+        texts = [text.get_text() for text in section.figure.findobj(Text)]
+        assert "fewshot; tiny; EPYC, 2 cores; 2026-11-22" in texts
+        assert section.figure.get_suptitle().strip() == section.alt_text
+        for axes in section.figure.axes:
+            if legend := axes.get_legend():
+                assert legend.get_window_extent().y0 >= axes.get_window_extent().y1
+    gpu = run_of(*answers(0.1, 3), environment={"gpu": "NVIDIA H200", "processor": "EPYC", "cores": 2})
+    assert gpu.caption == "fewshot; NVIDIA H200"
 
 
 @pytest.mark.parametrize("right", [True, None])  # six charts, or five
