@@ -41,7 +41,7 @@ class Progress:
         self._is_log = is_log
         self._is_live = not is_log and self._stream.isatty()
         self._started_at = time.monotonic()
-        self._details: str | None = None
+        self._details = ""
         self._n_tokens: int | None = None
         self._ended = threading.Event()
         self._writer = threading.Thread(target=self._write_until_end, name="progress", daemon=True)
@@ -79,7 +79,7 @@ class Progress:
 
     def _line(self) -> str:
         seconds = time.monotonic() - self._started_at
-        parts = [self._activity if self._details is None else f"{self._activity}: {self._details}"]
+        parts = [f"{self._activity}: {self._details}" if self._details else self._activity]
         if self._n_tokens is not None:
             parts.append(f"{self._n_tokens / seconds:.0f} tokens/s")
         line = f"{', '.join(parts)}, {seconds:.0f} s"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
+from radixkv import terminal_progress
 from support.sensitive_checkpoint import save_sensitive
 
 
@@ -38,6 +40,12 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} was skipped; only tests marked gpu may be"
     return report
+
+
+@pytest.fixture(autouse=True)
+def no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands in the tests' own process show no progress, which depends on time."""
+    monkeypatch.setattr(terminal_progress, "START_DELAY_S", threading.TIMEOUT_MAX)
 
 
 @pytest.fixture(scope="session")

@@ -69,7 +69,7 @@ async def _wait_until_ready(process: ChildProcess, log: IO[bytes], limit_s: floa
         match = _ADDRESS.search(_read_log(log, 0, HEAD_BYTES))
         if match and await _is_healthy(match[0].decode()):
             return match[0].decode()
-        progress.show(_last_line(log))
+        progress.show(_last_line(log, "").removeprefix("radixkv: "))
         await asyncio.sleep(0.05)
     raise ServerFailed(f"the server was not ready within {limit_s:g} s: {_last_line(log)}")
 
@@ -83,10 +83,10 @@ async def _is_healthy(address: str) -> bool:
     return True
 
 
-def _last_line(log: IO[bytes]) -> str:
+def _last_line(log: IO[bytes], if_empty: str = "it wrote nothing") -> str:
     offset = max(os.fstat(log.fileno()).st_size - TAIL_BYTES, 0)
     lines = _read_log(log, offset, TAIL_BYTES).decode("utf-8", "replace").strip().splitlines()
-    return lines[-1] if lines else "it wrote nothing"
+    return lines[-1] if lines else if_empty
 
 
 def _read_log(log: IO[bytes], offset: int, size: int) -> bytes:

@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run_command(sys.argv[1:] if argv is None else list(argv))
     except KeyboardInterrupt:
+        print("radixkv: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of the output closed the pipe
         _discard_output()

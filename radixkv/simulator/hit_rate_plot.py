@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from radixkv.bench.formatting import format_tokens
 from radixkv.bench.report.html_page import (
     BLUE,
     GREEN,
@@ -20,7 +21,7 @@ from radixkv.bench.report.html_page import (
     write_page,
 )
 from radixkv.simulator.recording import Recording
-from radixkv.simulator.result_table import cells, columns, format_tokens, remarks, title
+from radixkv.simulator.result_table import cells, columns, remarks, title
 from radixkv.simulator.simulation import Result
 
 if TYPE_CHECKING:

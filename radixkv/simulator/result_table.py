@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from radixkv.bench.plural import plural
+from radixkv.bench.formatting import format_tokens, plural, three_digits
 from radixkv.simulator.recording import Recording
 from radixkv.simulator.simulation import Result
 
@@ -65,7 +65,7 @@ def cells(result: Result) -> list[str]:
     ]
     if result.kv_bytes_per_token is not None:
         pool = result.most_cached_bytes if result.capacity_bytes is None else result.capacity_bytes
-        texts += [_gib(n_bytes or 0) for n_bytes in (pool, result.evicted_bytes)]
+        texts += [_format_gib(n_bytes or 0) for n_bytes in (pool, result.evicted_bytes)]
     return texts
 
 
@@ -87,15 +87,5 @@ def remarks(results: Sequence[Result], recording: Recording) -> list[str]:
     ]
 
 
-def format_tokens(n_tokens: int) -> str:
-    """Formats a token count such as 0.5M, 512k or 17 with at most four digits; round capacities stay exact."""
-    for unit, name in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
-        if n_tokens >= unit or (unit == 10**6 and n_tokens >= unit // 2):
-            return f"{n_tokens / unit:.4g}{name}"
-    return str(n_tokens)
-
-
-def _gib(n_bytes: int) -> str:
-    """Formats bytes in GiB with at least three significant digits, because small models have small caches."""
-    gib = n_bytes / _GIB
-    return f"{gib:,.0f}" if gib >= 100 else f"{gib:.3g}"
+def _format_gib(n_bytes: int) -> str:
+    return three_digits(n_bytes / _GIB)  # small models have small caches

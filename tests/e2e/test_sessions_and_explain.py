@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.live import LIMIT_S, LiveServer
+from support.live import LIMIT_S, LiveServer, complaints
 
 
 def radixkv(*flags: object, lines: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -21,7 +21,7 @@ def test_chats_with_the_cache_off_and_on_give_the_same_tokens(tmp_path: Path) ->
     flags = ["--num-sessions", 3, "--num-turns", 3, "--num-shots", 1, "--output-len", 6, "--warmup-requests", 1]
     flags += ["--max-total-tokens", 8192, "--output-file", path]
     done = radixkv("bench", "--workload", "multiturn", "--compare-cache", *flags)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, complaints(done.stderr)) == (0, "")
     assert "Outputs equal: yes" in done.stdout
     off, on = map(json.loads, path.read_text().splitlines())
     assert off["cache_report"]["total_cached_tokens"] == 0
@@ -34,7 +34,7 @@ def test_unshared_prompts_have_no_cache_hits(server: LiveServer, tmp_path: Path)
     path = tmp_path / "lines.jsonl"
     flags = ["--num-prompts", 4, "--num-shots", 1, "--output-len", 4, "--output-file", path]
     done = radixkv("bench", "--workload", "unshared", "--base-url", server.base_url, *flags)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, complaints(done.stderr)) == (0, "")
     report = json.loads(path.read_text())["cache_report"]
     assert report["total_cached_tokens"] == 0
     assert report["optimum_pct"] < 5
@@ -46,7 +46,7 @@ def test_explain_shows_where_the_match_ends(server: LiveServer) -> None:
     text += "Show the whole calculation, and write the result alone on the last line of your answer."
     server.complete(prompt=text, max_tokens=1)
     done = radixkv("explain", text.replace("12 hens", "7 cows"), "--base-url", server.base_url)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, complaints(done.stderr)) == (0, "")
     sentence, before, after = done.stdout.splitlines()
     assert "16 of " in sentence
     assert "differs" in sentence
@@ -62,7 +62,7 @@ def test_a_chat_reuses_its_earlier_turns(server: LiveServer) -> None:
     flags = ["--system", "You are a patient teacher of mathematics.", "--max-tokens", 6, "--temperature", 0]
     lines = "How many legs have 12 hens?\nAnd how many legs have 7 cows?\n"
     done = radixkv("chat", "--base-url", server.base_url, *flags, lines=lines)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, complaints(done.stderr)) == (0, "")
     turns = re.findall(r"\[(\d+) of (\d+) prompt tokens from the cache, 6 new tokens", done.stdout)
     (_, first), (cached, second) = ((int(a), int(b)) for a, b in turns)
     assert first - 16 < cached < second

@@ -37,6 +37,11 @@ CANARY = {
 }
 
 
+def complaints(stderr: str) -> str:
+    """Returns what a command wrote to standard error apart from its progress, which depends on time."""
+    return "".join(line for line in stderr.splitlines(keepends=True) if not line.startswith("radixkv: "))
+
+
 def wait_for(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
     """Waits until ``condition`` is true; fails with ``what`` after ``limit_s``."""
     deadline = time.monotonic() + limit_s

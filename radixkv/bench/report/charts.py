@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from radixkv.bench.environment import machine
+from radixkv.bench.formatting import three_digits
 from radixkv.bench.load.record import Measurement, Record
 from radixkv.bench.report.html_page import (
     BLUE,
@@ -160,7 +161,7 @@ def cache_comparison(off: Run, on: Run) -> Section:
             is_compared = y == 0 and better is not None and values[0] != values[1]
             better_text = f"   {better:.2f}× as good" if is_compared else ""
             axes.annotate(
-                f"{_short(value)}{better_text}",
+                f"{three_digits(value)}{better_text}",
                 (value, y),
                 xytext=(4, 0),
                 textcoords="offset points",
@@ -277,7 +278,7 @@ def throughput(runs: Sequence[Run]) -> Section:
     return Section(
         "Throughput over time",
         "Output tokens by arrival, in intervals of "
-        + " and ".join(f"{_short(run.samples.interval_s)} s" for run in runs)
+        + " and ".join(f"{three_digits(run.samples.interval_s)} s" for run in runs)
         + ". A request's tokens are spread evenly over its pieces.",
         figure=figure,
         file="throughput.png",
@@ -323,10 +324,5 @@ def _medians(runs: Sequence[Run], values: Sequence[Sequence[float]]) -> str:
 def _value_list(runs: Sequence[Run], values: Sequence[float], unit: str = "") -> str:
     """Formats one value for each run, with the runs' names if there are several."""
     if len(runs) == 1:
-        return f"{_short(values[0])}{unit}"
-    return ", ".join(f"{_short(value)}{unit} ({run.name})" for run, value in zip(runs, values, strict=True))
-
-
-def _short(value: float) -> str:
-    """Formats a value with three significant digits, or more before the decimal point."""
-    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
+        return f"{three_digits(values[0])}{unit}"
+    return ", ".join(f"{three_digits(value)}{unit} ({run.name})" for run, value in zip(runs, values, strict=True))

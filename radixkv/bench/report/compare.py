@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from radixkv.bench.formatting import cell, plural
 from radixkv.bench.load.record import Measurement
 from radixkv.bench.report.run_metrics import METRICS, Metric, Metrics, run_metrics
 from radixkv.errors import ConfigError, shortened
@@ -80,7 +81,7 @@ def table(comparison: Comparison) -> str:
     """Returns a comparison as a text table."""
     caches = [cache or "as the server has it" for cache in (comparison.first_cache, comparison.cache)]
     cache = caches[0] if caches[0] == caches[1] else " / ".join(caches)
-    pairs = f"{comparison.n_pairs} pair{'s' if comparison.n_pairs > 1 else ''}"
+    pairs = plural(comparison.n_pairs, "pair")
     if not comparison.is_paired:
         pairs += ", every run with every run"
     lines = [
@@ -92,7 +93,7 @@ def table(comparison: Comparison) -> str:
         if ratio.first is not None or ratio.this is not None:
             better = "n/a" if ratio.better is None else f"{ratio.better:.2f}x"
             spread = "" if ratio.least is None else f"{ratio.least:.2f} to {ratio.most:.2f}"
-            values = f"{_text(ratio.first):>10}{_text(ratio.this):>10}"
+            values = f"{cell(ratio.first):>10}{cell(ratio.this):>10}"
             lines.append(f"{metric.label:<28}{values}{better:>9}  {spread:<16}{ratio.verdict}")
     return "\n".join([*lines, *(f"note: {note}" for note in comparison.notes)])
 
@@ -240,10 +241,6 @@ def _describe_server(flags: Sequence[str] | None) -> str:
 
 def _join(values: set[Any]) -> str:
     return " / ".join(sorted(map(str, values)))
-
-
-def _text(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.2f}"
 
 
 INFORMATIVE_KEYS = frozenset({"date", "request_timeout_s", "cache_flushed", "accounting", "environment"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from radixkv.bench.formatting import cell
 from radixkv.bench.report.run_metrics import METRICS, Metrics, ratio
 
 WIDTH = 50
@@ -102,7 +103,7 @@ def main_rows(off: Metrics, on: Metrics) -> list[tuple[str, str, str, str]]:
         before, after = metric.of(off), metric.of(on)
         if metric.is_main and not (before is None and after is None):
             better = metric.better(before, after)
-            rows.append((metric.label, _text(before), _text(after), "n/a" if better is None else f"{better:.2f}x"))
+            rows.append((metric.label, cell(before), cell(after), "n/a" if better is None else f"{better:.2f}x"))
     return rows
 
 
@@ -114,8 +115,8 @@ def comparison(off: Metrics, on: Metrics) -> str:
     report = on["cache_report"]
     of_optimum = ratio(report["cache_hit_rate_pct"], report["optimum_pct"])
     lines.append(
-        f"Cache hit rate {_text(report['cache_hit_rate_pct'])}%, optimum {_text(report['optimum_pct'])}%: "
-        f"{_text(None if of_optimum is None else 100 * of_optimum)}% of it"
+        f"Cache hit rate {cell(report['cache_hit_rate_pct'])}%, optimum {cell(report['optimum_pct'])}%: "
+        f"{cell(None if of_optimum is None else 100 * of_optimum)}% of it"
     )
     lines.append(f"Outputs equal: {_EQUAL[outputs_equal(off, on)]}")
     lines.append("=" * (WIDTH + 10))
@@ -151,10 +152,4 @@ def _counts(metrics: Metrics) -> Rows:
 
 
 def _row(label: str, value: object) -> tuple[str, str]:
-    return label, _text(value)
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return "n/a"
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
+    return label, cell(value)

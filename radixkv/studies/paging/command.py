@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     from radixkv.bench.output import check_outputs
 
     check_outputs(args.output_file, args.plot)
-    from radixkv.bench.plural import plural
+    from radixkv.bench.formatting import plural
     from radixkv.studies.paging.recorded_lengths import recorded_lengths
     from radixkv.studies.paging.study import StudySettings
 
@@ -184,7 +184,7 @@ def _compare_schemes(settings: StudySettings, save: Save) -> list[ResultLine]:
 
 
 def _compare_page_sizes(settings: StudySettings, save: Save) -> tuple[list[ResultLine], list[str]]:
-    from radixkv.bench.plural import plural
+    from radixkv.bench.formatting import plural
     from radixkv.studies.paging.study import compare_page_sizes
     from radixkv.studies.paging.tables import (
         COST_COLUMNS,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import accumulate, count
 from typing import NamedTuple
 
-from radixkv.bench.plural import plural
+from radixkv.bench.formatting import plural
 from radixkv.errors import ConfigError
 from radixkv.studies.paging.memory import SlotShares, SlotUsage, average_shares
 from radixkv.studies.paging.scheme import Scheme

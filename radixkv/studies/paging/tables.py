@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from radixkv.bench.plural import plural
+from radixkv.bench.formatting import plural
 from radixkv.studies.paging.study import PAGED, RESERVE_MAXIMUM, ResultLine
 
 Cells = list[str]

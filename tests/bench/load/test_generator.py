@@ -10,6 +10,7 @@ from array import array
 
 import pytest
 
+from radixkv import terminal_progress
 from radixkv.bench.load.arrivals import Load
 from radixkv.bench.load.client import OpenAIClient
 from radixkv.bench.load.generator import LoadGenerator
@@ -236,6 +237,7 @@ def test_the_cache_is_flushed_by_the_endpoint_that_the_server_has(fake, method, 
 
 def test_progress_shows_requests_in_flight_cached_tokens_and_failures(fake, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(terminal_progress, "START_DELAY_S", 0.1)
     fake.delay, fake.fault = 0.12, "http_500"
     terminal = Terminal()
 
@@ -248,9 +250,7 @@ def test_progress_shows_requests_in_flight_cached_tokens_and_failures(fake, monk
     asyncio.run(go())
     lines = terminal.getvalue().split("\r\x1b[K")
     # When a request ends, the next one is not sent yet. A busy machine may show no answers at first.
-    pattern = (
-        r"sending requests: \d+/22, [12] in flight, [789]\d% cached, \d+ new tokens, \d+ tokens/s, \d+ s"
-    )
+    pattern = r"sending requests: \d+/22, [12] in flight, [789]\d% cached, \d+ new tokens, \d+ tokens/s, \d+ s"
     assert any(re.fullmatch(pattern, line) for line in lines[1:])
     assert lines[-1] == ""
 
