@@ -179,7 +179,7 @@ class LLM:
             prompts: texts, lists of token ids, or dictionaries with ``prompt`` or ``prompt_token_ids`` and
                 optionally ``cache_salt``; they may be mixed. A single prompt counts as a list of one.
             sampling_params: one for all prompts, or one for each; None takes ``get_default_sampling_params``.
-            use_tqdm: whether to show progress on the terminal.
+            use_tqdm: whether to show progress on standard error; see ``Progress``.
             priority: one number for each prompt; waiting prompts start in order of priority, lowest first.
             settings: settings that only vLLM has, as in ``LLM``.
 
