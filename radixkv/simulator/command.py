@@ -53,6 +53,12 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         help="tokenizer of a trace with texts, for chats with a chat template: a folder, a hub name or 'tiny'",
     )
     traffic.add_argument(
+        "--conversations",
+        action="store_true",
+        help="take every line with messages as a recorded conversation, in which each answer was a request; "
+        "without this flag, a line whose last message is not the assistant's is one request",
+    )
+    traffic.add_argument(
         "--skip-bad-lines",
         action="store_true",
         help="skip and count malformed lines of the trace instead of failing",
@@ -155,6 +161,7 @@ def run(args: argparse.Namespace) -> int:
             page_size=args.page_size,
             rule=args.rule if is_serial else args.rule or "engine",
             tokenizer=args.tokenizer,
+            conversations=args.conversations,
             skip_bad_lines=args.skip_bad_lines,
             compact_pages=is_serial,
         )

@@ -82,6 +82,7 @@ def read_recording(
     page_size: int | None = None,
     rule: Rule | None = None,
     tokenizer: str | None = None,
+    conversations: bool = False,
     skip_bad_lines: bool = False,
     compact_pages: bool = True,
 ) -> Recording:
@@ -95,6 +96,7 @@ def read_recording(
         page_size: in tokens; None selects the trace's block size for the rule ``blocks`` and 16 for ``engine``.
         rule: None selects ``blocks`` for traces and ``engine`` for other files.
         tokenizer: a folder, a hub name or ``tiny``; required for texts and refused for files without.
+        conversations: take every line as a conversation, also if its last message has no answer.
         skip_bad_lines: skip and count malformed lines instead of refusing them.
         compact_pages: see ``BlockTraffic``.
 
@@ -107,6 +109,8 @@ def read_recording(
     is_trace, is_text = key == "hash_ids", key in ("messages", "conversations", "prompt")
     if tokenizer is not None and not is_text:
         raise ConfigError(f"{path} has no texts for tokenizer {tokenizer!r} to encode; leave it out")
+    if conversations and not is_text:
+        raise ConfigError(f"{path} has no conversations; leave --conversations out")
     if rule == "blocks" and not is_trace:
         raise ConfigError(f"rule blocks is only for traces of blocks, not for {path}; use engine, or leave it out")
     if page_size is not None and page_size < 1:
@@ -118,7 +122,7 @@ def read_recording(
         block_traffic = BlockTraffic(trace.items, page_size, rule, compact_pages=compact_pages)
         return Recording(path.name, block_traffic, trace.n_bad_lines, None)
     if is_text:
-        decode = _LogDecoder(path, tokenizer).decode
+        decode = _LogDecoder(path, tokenizer, conversations=conversations).decode
         lines = read_lines(path, decode, expected=REQUESTS, skip_bad_lines=skip_bad_lines)
     else:
         lines = read_lines(path, _decode_token_ids, expected=TOKEN_IDS, skip_bad_lines=skip_bad_lines)
@@ -160,14 +164,16 @@ class _LogDecoder:
     Args:
         path: the file, for error texts.
         tokenizer: a folder, a hub name or ``tiny``; None: only token ids can be decoded.
+        conversations: take every line as a conversation.
 
     Raises:
         CheckpointError: the tokenizer does not exist.
     """
 
-    def __init__(self, path: Path, tokenizer: str | None) -> None:
+    def __init__(self, path: Path, tokenizer: str | None, *, conversations: bool) -> None:
         self._path = path
         self._name = tokenizer
+        self._conversations = conversations
         self._decoder = msgspec.json.Decoder(_LoggedRequest)
         self._tokenizer: Tokenizer | None = None
         self._template: ChatTemplate | None = None
@@ -187,12 +193,14 @@ class _LogDecoder:
         if request.prompt is not None:
             if request.messages is not None or request.conversations is not None:
                 raise ValueError("it must have one of prompt and messages")
+            if self._conversations:
+                raise ValueError("it is a prompt, not a conversation")
             return self._encode_prompt(request.prompt, adds_special_tokens=request.add_special_tokens is not False)
         if request.messages == []:
             raise ValueError("messages is empty")
         messages = normalize_messages(request.conversation().messages)
         try:
-            if request.is_one_request():
+            if not self._conversations and request.is_one_request():
                 return [self._encode_request(request, messages)]
             return [self._encode_messages(messages[:end]) for end in answer_indices(messages)]
         except RequestError as error:

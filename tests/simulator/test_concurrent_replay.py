@@ -93,8 +93,7 @@ def test_conversations_become_the_prompts_of_the_chat_api(tmp_path):
     ]
     second = [system, {"role": "user", "content": "Say red, please."}, {"role": "assistant", "content": "Red!"}]
     openai, sharegpt = tmp_path / "openai.jsonl", tmp_path / "sharegpt.json"
-    answered = (first[:-1], second)
-    openai.write_text("\n".join(json.dumps({"id": 7, "messages": messages}) for messages in answered))
+    openai.write_text("\n".join(json.dumps({"id": 7, "messages": messages}) for messages in (first, second)))
     speakers = {"system": "system", "user": "human", "assistant": "gpt"}
     sharegpt.write_text(
         json.dumps(
@@ -108,8 +107,10 @@ def test_conversations_become_the_prompts_of_the_chat_api(tmp_path):
     llm = LLM("tiny", device="cpu", page_size=PAGE_SIZE, max_total_tokens=4096)
     one_token = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     outputs = [llm.chat(messages, one_token, use_tqdm=False)[0] for messages in (first[:2], first[:4], second[:2])]
-    for file in (openai, sharegpt):
-        recording = read_recording(file, page_size=PAGE_SIZE, tokenizer="tiny")
+    answered = tmp_path / "answered.jsonl"
+    answered.write_text("\n".join(json.dumps({"messages": messages}) for messages in (first[:-1], second)))
+    for file, conversations in ((openai, True), (answered, False), (sharegpt, False)):
+        recording = read_recording(file, page_size=PAGE_SIZE, tokenizer="tiny", conversations=conversations)
         assert recording.traffic.n_tokens == [len(output.prompt_token_ids) for output in outputs]
         n_cached_tokens = Replay(recording.traffic, 256, "lru").run().n_cached_tokens
         assert n_cached_tokens == [output.num_cached_tokens for output in outputs]

@@ -237,6 +237,8 @@ REFUSED_FILES = [
     (CHAT + '{"prompt": ["hi", 3]}\n', ["--tokenizer", "tiny"], "line 2 of "),
     (CHAT + '{"prompt": [[]]}\n', ["--tokenizer", "tiny"], "line 2 of "),
     ('{"prompt": [7, 8]}\n{"prompt": "hi"}\n', [], "--tokenizer"),
+    ('{"prompt": [7, 8]}\n', ["--conversations"], "line 1 of "),
+    (GOOD, ["--conversations"], "--conversations"),
     (GOOD, ["--page-size", "48"], "page_size 48 "),
     (GOOD, ["--capacity", "511"], "capacity 511 "),
     (GOOD, ["--model", "no/such/model"], "no/such/model"),
