@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from matplotlib.text import Text
 
@@ -48,7 +50,7 @@ def test_cache_off_and_on_give_every_chart_with_alt_text_and_all_metrics(tmp_pat
         column = len(cells) - 1 - cells[::-1].index(label)
         assert cells[column + 1 : column + 3] == values
     throughput = cells.index("Request throughput (req/s)")
-    assert cells[:4] == ["", "cache off", "cache on", "better"], "the page opens with the result"
+    assert cells[:4] == ["", "cache off", "cache on", "better"]
     assert cells[throughput + 1 : throughput + 4] == ["1.50", "6.00", "4.00x"]
     for key, value in (
         ("workload", "fewshot"),
@@ -58,6 +60,8 @@ def test_cache_off_and_on_give_every_chart_with_alt_text_and_all_metrics(tmp_pat
     ):
         assert cells[cells.index(key) + 1] == value
     text = (tmp_path / "index.html").read_text(encoding="utf-8")
+    headings = re.findall("<h2>(.*?)</h2>", text)
+    assert (headings[0], headings[-1]) == ("Result", "Settings and environment")
     assert 'alt="With the prefix cache on: 4.00 times the requests per second"' in text
     assert 'alt="Median time to first token: 800 ms (cache off), 200 ms (cache on)"' in text
     assert 'alt="Output tokens per second: 4.5 (cache off), 18 (cache on)"' in text
