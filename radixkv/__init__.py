@@ -15,11 +15,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from radixkv.version import __version__
+
 if TYPE_CHECKING:
     from radixkv.llm import LLM, CompletionOutput, RequestOutput
     from radixkv.sampling import SamplingParams
 
-__version__ = "0.1.0"
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Sequence
 from functools import partial
 
@@ -32,6 +31,7 @@ from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.served_model import ServedModel
+from radixkv.version import __version__
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that left; nobody reads it."""
@@ -56,7 +56,7 @@ def build_app(
     aliases = None if compat is None else MetricAliases(compat, served_model.name, served_model.ready.page_size)
     app = DocumentedApp(
         title="radixkv",
-        version=importlib.metadata.version("radixkv"),
+        version=__version__,
         description="A server with an API key needs the header Authorization: Bearer KEY.",
         redirect_slashes=False,
         middleware=[access_check],

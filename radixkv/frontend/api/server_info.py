@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -17,6 +16,7 @@ from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.served_model import ServedModel
+from radixkv.version import __version__
 from radixkv.wire import Stats
 
 
@@ -32,13 +32,11 @@ def add_server_info_routes(
 
     The second and third also exist with the prefix ``get_``.
     """
-    # Not ``radixkv.__version__``: for the import contracts, ``radixkv`` imports the engine, and with it torch.
-    version = importlib.metadata.version("radixkv")
 
     @app.get("/version")
     async def show_version(request: Request) -> Response:
         """The version of radixkv."""
-        return JSONResponse({"version": version})
+        return JSONResponse({"version": __version__})
 
     @app.get("/get_server_info")
     @app.get("/server_info")
@@ -57,7 +55,7 @@ def add_server_info_routes(
             "priority_range": server.allowed_priorities,
             "device": served_model.ready.device,
             "dtype": served_model.ready.dtype,
-            "version": version,
+            "version": __version__,
             "internal_states": [state],
         }
         return JSONResponse(info)
@@ -88,7 +86,7 @@ def add_server_info_routes(
         return JSONResponse(
             {
                 "timestamp": datetime.now(UTC).isoformat(),
-                "version": version,
+                "version": __version__,
                 "dp_rank_count": 1,
                 "loads": [load],
                 "aggregate": {
