@@ -1,4 +1,4 @@
-"""Reading the JSON files of a checkpoint."""
+"""Reading the text and JSON files of a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,14 +9,31 @@ from typing import Any, TypeGuard
 from radixkv.errors import CheckpointError
 
 
-def read_object(path: Path) -> dict[str, Any] | None:
-    """Returns the object in a JSON file; None if there is no such file. Raises ``CheckpointError``."""
+def read_text(path: Path) -> str | None:
+    """Returns the text of a file; None if there is no such file.
+
+    Raises:
+        CheckpointError: the file is not UTF-8, cannot be read, or is no regular file: reading a pipe may never end.
+    """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        if path.exists() and not path.is_file():
+            raise CheckpointError(f"{path} cannot be read: it is not a regular file; fetch the checkpoint again")
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}; fetch the checkpoint again") from error
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Returns the object in a JSON file; None if there is no such file. Raises ``CheckpointError``."""
+    text = read_text(path)
+    if text is None:
+        return None
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}; fetch the checkpoint again") from error
     if not isinstance(content, dict):
         raise CheckpointError(
             f"{path} contains a JSON {type(content).__name__}, not an object; fetch the checkpoint again"

@@ -16,6 +16,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from radixkv.checkpoints.files import read_object, read_text
 from radixkv.errors import CheckpointError, InvalidRequest, context_length_exceeded
 
 MAX_RENDERED_CHARACTERS = 1 << 24
@@ -69,15 +70,15 @@ class ChatTemplate:
         Raises:
             CheckpointError: a file cannot be read, or is not a valid template.
         """
-        config = _read_json(folder / "tokenizer_config.json")
+        config = read_object(folder / "tokenizer_config.json") or {}
         tokens = _special_tokens(config, folder)
         if override is not None:
-            return cls(_read_text(override), tokens, str(override))
+            return cls(_read_override(override), tokens, str(override))
         path = folder / "chat_template.jinja"
-        if path.exists():
-            return cls(_read_text(path), tokens, str(path))
+        if (source := read_text(path)) is not None:
+            return cls(source, tokens, str(path))
         for name, content in (
-            ("chat_template.json", _read_json(folder / "chat_template.json")),
+            ("chat_template.json", read_object(folder / "chat_template.json") or {}),
             ("tokenizer_config.json", config),
         ):
             path = folder / name
@@ -285,6 +286,14 @@ def _cut_at_marker(text: str, final: str) -> str:
     return text[:mark] if is_kept else text[:mark].rstrip()
 
 
+def _read_override(path: Path) -> str:
+    """Returns the text of the file that the user named, which may be a pipe such as ``<(command)``."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; check the file") from error
+
+
 def _default_template(value: object, path: Path) -> str:
     """Returns the only template, or the one named ``default`` of several."""
     if isinstance(value, str):
@@ -304,30 +313,10 @@ def _default_template(value: object, path: Path) -> str:
 def _special_tokens(config: Mapping[str, Any], folder: Path) -> dict[str, str]:
     """Returns the special tokens by name; a file has them as strings or as objects with ``content``."""
     # In older checkpoints, without ``added_tokens_decoder``, special_tokens_map.json has the right ones.
-    older = {} if "added_tokens_decoder" in config else _read_json(folder / "special_tokens_map.json")
+    older = {} if "added_tokens_decoder" in config else read_object(folder / "special_tokens_map.json") or {}
     tokens = {}
     for name, value in {**config, **older}.items():
         text = value.get("content") if isinstance(value, dict) else value
         if name.endswith("_token") and isinstance(text, str):
             tokens[name] = text
     return tokens
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Returns the JSON object of a file; an empty one if there is no file."""
-    if not path.exists():
-        return {}
-    try:
-        content = json.loads(_read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}; fetch the checkpoint again") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} contains a JSON {type(content).__name__}, not an object; fetch it again")
-    return content
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}; check the file") from error

@@ -11,6 +11,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, pre_tokenizers
 
+from radixkv.checkpoints.files import read_text
 from radixkv.errors import CheckpointError, ContextLengthExceeded, InvalidRequest, context_length_exceeded
 from radixkv.text.segment_cache import SegmentCache, pack_ids
 
@@ -45,14 +46,10 @@ class Tokenizer:
     def load(cls, folder: Path) -> Tokenizer:
         """Reads ``tokenizer.json``. Raises ``CheckpointError`` if it is missing or corrupt."""
         path = folder / "tokenizer.json"
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
+        if (text := read_text(path)) is None:
             raise CheckpointError(
                 f"{path} is missing; give a checkpoint with a tokenizer, or send prompts as token ids"
-            ) from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}; fetch the checkpoint again") from error
+            )
         try:
             return cls(tokenizers.Tokenizer.from_str(text))
         except Exception as error:  # the package raises nothing narrower

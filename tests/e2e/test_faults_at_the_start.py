@@ -38,6 +38,16 @@ def truncated(name: str, size: int) -> Callable[[Path], None]:
     return lambda folder: os.truncate(folder / name, size)
 
 
+def pipe(name: str) -> Callable[[Path], None]:
+    """Replaces a file by a pipe that nobody writes to, so that reading it would never end."""
+
+    def change(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return change
+
+
 def overwritten(name: str, content: bytes) -> Callable[[Path], int]:
     return lambda folder: (folder / name).write_bytes(content)
 
@@ -49,8 +59,11 @@ def overwritten(name: str, content: bytes) -> Callable[[Path], int]:
         (with_config(num_hidden_layers=5), "num_hidden_layers"),
         (truncated("model.safetensors", 1_000_000), "model.safetensors"),
         (overwritten("tokenizer.json", b'{"version": "1.0"}'), "tokenizer.json"),
+        (pipe("config.json"), "config.json cannot be read: it is not a regular file"),
+        (pipe("tokenizer.json"), "tokenizer.json cannot be read: it is not a regular file"),
+        (pipe("chat_template.jinja"), "chat_template.jinja cannot be read: it is not a regular file"),
     ],
-    ids=["config", "layers", "weights", "tokenizer"],
+    ids=["config", "layers", "weights", "tokenizer", "config pipe", "tokenizer pipe", "template pipe"],
 )
 def test_a_corrupt_checkpoint_is_reported(
     checkpoint: Path, scratch: Path, corrupt: Callable[[Path], object], message: str
