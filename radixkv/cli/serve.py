@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -135,9 +134,6 @@ def run(args: argparse.Namespace) -> int:
     server = server_config(args)
     from radixkv.frontend.process import serve  # imported here because other commands need no web server
 
-    # Until the server installs its own handlers, SIGTERM ends the start in order, as Ctrl-C does.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     return serve(engine, server)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import signal
 import socket
 import time
@@ -46,10 +47,13 @@ Requests leave almost no cycles. At Python's default of 700 the collector took 5
 """
 DEATH_NOTICE_PERIOD_S = 2.0
 """How long ``/health`` answers 503 after the runtime died, before the server exits."""
+_END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def serve(engine: EngineConfig, server: ServerConfig) -> int:
     """Serves until a signal or the runtime's death; returns the process's exit code.
+
+    A signal before the server is ready ends the process with 128 plus the signal's number.
 
     Raises:
         ConfigError: the port is taken, or the settings do not fit the checkpoint.
@@ -96,54 +100,99 @@ class _Uvicorn(uvicorn.Server):
 
 @dataclass
 class _Signals:
-    """SIGTERM and SIGINT as events: the first signal drains, the second ends at once."""
+    """SIGTERM and SIGINT as events: the first signal ends the start or drains, the second ends at once."""
 
     first: asyncio.Event = field(default_factory=asyncio.Event)
     second: asyncio.Event = field(default_factory=asyncio.Event)
+    first_number: signal.Signals = signal.SIGTERM
+    """The first signal, once there is one."""
 
     def install(self) -> None:
         """Installs the handlers in the running loop."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._count)
+        for number in _END_SIGNALS:
+            loop.add_signal_handler(number, self._count, number)
 
-    def _count(self) -> None:
-        (self.second if self.first.is_set() else self.first).set()
+    def _count(self, number: signal.Signals) -> None:
+        if self.first.is_set():
+            self.second.set()
+        else:
+            self.first_number = number
+            self.first.set()
+
+    @contextlib.contextmanager
+    def left_to_kernel(self) -> Iterator[None]:
+        """Lets the kernel end the process at a signal while a thread may hold the GIL, so that no handler can run.
+
+        The runtime notices the end, removes its socket and ends, too. The kernel spares a container's first
+        process: there the handlers stay, and run after the block.
+        """
+        if os.getpid() == 1:
+            yield
+            return
+        handlers = {number: signal.signal(number, signal.SIG_DFL) for number in _END_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 async def _serve(engine: EngineConfig, server: ServerConfig, listener: socket.socket) -> int:
-    checkpoint, texts_folder, template = await _get_model(engine, server.chat_template)
+    signals = _Signals()
+    signals.install()
     metrics = Metrics()
+    starting = asyncio.create_task(_start(engine, server, metrics, signals))
+    signalled = asyncio.create_task(signals.first.wait())
+    await asyncio.wait({starting, signalled}, return_when=asyncio.FIRST_COMPLETED)
+    signalled.cancel()
+    if not starting.done():
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        log_line(f"{signals.first_number.name} ended the start")
+        # A thread may wait for the hub without end, and the interpreter would wait for the thread.
+        os._exit(128 + signals.first_number)
+    runtime, served_model = starting.result()
+    try:
+        body_reader = BodyReader(server.max_body_bytes, log=log_line)
+        app = build_app(runtime.client, served_model, metrics, body_reader, engine, server)
+        async with _logging_stats(runtime, metrics, server.stats_interval_s):
+            return await _serve_until_end(
+                runtime, served_model, body_reader, _uvicorn(app), listener, server.heartbeat_timeout_s, signals
+            )
+    finally:
+        await runtime.stop()
+
+
+async def _start(
+    engine: EngineConfig, server: ServerConfig, metrics: Metrics, signals: _Signals
+) -> tuple[RuntimeProcess, ServedModel]:
+    """Gets the model and starts the runtime with it. If cancelled, leaves no process and no folder."""
+    checkpoint, texts_folder, template = await _get_model(engine, server.chat_template)
     with Progress(f"loading {checkpoint.folder}", is_log=True):
         starting = asyncio.create_task(RuntimeProcess.start(engine, checkpoint.folder, metrics))
         try:
-            tokenizer, longest = await asyncio.to_thread(_load_tokenizer, texts_folder)
+            # The tokenizers package holds the GIL while it reads a file: seconds for millions of tokens.
+            with signals.left_to_kernel():
+                tokenizer, longest = await asyncio.to_thread(_load_tokenizer, texts_folder)
         except BaseException:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
             raise
         runtime = await starting
-    try:
-        served_model = ServedModel(
-            name=server.served_model_name or checkpoint.name,
-            root=checkpoint.name,
-            ready=runtime.ready,
-            tokenizer=tokenizer,
-            eos_token_ids=checkpoint.eos_token_ids,
-            created=int(time.time()),
-            max_token_characters=longest,
-            chat_template=template,
-            default_sampling=checkpoint.default_sampling,
-            priority_range=server.allowed_priorities,
-        )
-        body_reader = BodyReader(server.max_body_bytes, log=log_line)
-        app = build_app(runtime.client, served_model, metrics, body_reader, engine, server)
-        async with _logging_stats(runtime, metrics, server.stats_interval_s):
-            return await _serve_until_end(
-                runtime, served_model, body_reader, _uvicorn(app), listener, server.heartbeat_timeout_s
-            )
-    finally:
-        await runtime.stop()
+    served_model = ServedModel(
+        name=server.served_model_name or checkpoint.name,
+        root=checkpoint.name,
+        ready=runtime.ready,
+        tokenizer=tokenizer,
+        eos_token_ids=checkpoint.eos_token_ids,
+        created=int(time.time()),
+        max_token_characters=longest,
+        chat_template=template,
+        default_sampling=checkpoint.default_sampling,
+        priority_range=server.allowed_priorities,
+    )
+    return runtime, served_model
 
 
 async def _get_model(
@@ -161,7 +210,8 @@ async def _get_model(
     with Progress(f"getting the model {model.model}", is_log=True):
         checkpoint = await asyncio.to_thread(resolve, model.model, model.revision, load_format="dummy")
     texts_folder = texts_folder or checkpoint.folder
-    template = ChatTemplate.load(texts_folder, None if chat_template is None else Path(chat_template).expanduser())
+    override = None if chat_template is None else Path(chat_template).expanduser()
+    template = await asyncio.to_thread(ChatTemplate.load, texts_folder, override)
     if model.load_format == "dummy" or checkpoint.has_weights:
         return checkpoint, texts_folder, template
     with Progress("checking that machine, settings and model fit", is_log=True):
@@ -217,10 +267,9 @@ async def _serve_until_end(
     http: uvicorn.Server,
     listener: socket.socket,
     heartbeat_timeout_s: float,
+    signals: _Signals,
 ) -> int:
     """Serves HTTP until a signal or the runtime's death; returns the exit code."""
-    signals = _Signals()
-    signals.install()
     death = asyncio.create_task(runtime.watch(heartbeat_timeout_s))
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     signalled = asyncio.create_task(signals.first.wait())
