@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
@@ -11,11 +12,14 @@ import msgspec
 from radixkv.errors import InvalidRequest, context_length_exceeded
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.prompts import render_chat
+from radixkv.text.template_sandbox import BudgetExceeded, OperationBudget
 
 MAX_MESSAGES = 4096
 """Most messages of a conversation: a template may loop over all messages for each of them."""
 _MAX_INLINE_MESSAGES, _MAX_INLINE_CHARACTERS = 32, 1 << 15
-"""Up to these sizes, render on the event loop: it takes less than a millisecond."""
+"""Up to these sizes, render on the event loop: it takes less than a millisecond with an ordinary template."""
+_MAX_INLINE_OPERATIONS, _MAX_INLINE_S = 1 << 14, 0.02
+"""A template that takes longer is rendered again, in a thread."""
 
 
 class TextRequest(msgspec.Struct, kw_only=True):
@@ -100,7 +104,8 @@ async def conversation_text(
         variables=variables,
     )
     if len(messages) <= _MAX_INLINE_MESSAGES and _n_characters(messages) <= _MAX_INLINE_CHARACTERS:
-        return render()
+        with contextlib.suppress(BudgetExceeded):
+            return render(budget=OperationBudget(_MAX_INLINE_OPERATIONS, _MAX_INLINE_S))
     return await served_model.serial.run(render)
 
 

@@ -9,6 +9,7 @@ from radixkv.errors import InvalidRequest, shortened
 from radixkv.generation.models import GenerationModel
 from radixkv.limits import check_ids
 from radixkv.text.messages import normalize_messages
+from radixkv.text.template_sandbox import OperationBudget
 from radixkv.wire import pack_tokens
 
 _NOT_VARIABLES = ("messages", "add_generation_prompt", "continue_final_message")
@@ -36,6 +37,7 @@ def render_chat(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     variables: Mapping[str, Any] | None = None,
+    budget: OperationBudget | None = None,
 ) -> str:
     """Renders messages with the checkpoint's chat template.
 
@@ -47,9 +49,11 @@ def render_chat(
         add_generation_prompt: whether the text ends with the start of the assistant's message.
         continue_final_message: whether the text ends within the last message, for the model to continue it.
         variables: further variables for the template.
+        budget: as ``ChatTemplate.render`` takes it.
 
     Raises:
         InvalidRequest: the template cannot render the messages with these options.
+        BudgetExceeded: rendering takes more than its budget.
     """
     if model.chat_template is None:
         raise InvalidRequest(
@@ -69,6 +73,7 @@ def render_chat(
             )
     return model.chat_template.render(
         normalize_messages(messages),
+        budget,
         **(variables or {}),
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,

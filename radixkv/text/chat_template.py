@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import datetime
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 
 from radixkv.checkpoints.files import read_object, read_text
 from radixkv.errors import CheckpointError, InvalidRequest, context_length_exceeded
+from radixkv.text.template_sandbox import (
+    BUDGET,
+    MAX_OPERATIONS,
+    MAX_RENDER_S,
+    OperationBudget,
+    SandboxedEnvironment,
+    TemplateRaised,
+)
 
 MAX_RENDERED_CHARACTERS = 1 << 24
 """Rendering stops with an error at a longer text."""
-MAX_OPERATIONS = 1 << 22
-"""Most loop iterations and calls of one rendering: enough for work linear in the number of messages, not
-quadratic."""
-_OPERATIONS = "operations left"
-"""The template variable with the operation budget. No template can name it, because of the space."""
 
 _END_MARKER = "CONTINUE_FINAL_MESSAGE_TAG "
 """Marks the end of the final message. Its trailing space shows whether the template strips the content."""
@@ -46,7 +41,7 @@ class ChatTemplate:
     def __init__(self, source: str, tokens: Mapping[str, str], origin: str) -> None:
         self._tokens = dict(tokens)
         try:
-            self._template = _environment().from_string(source)
+            self._template = SandboxedEnvironment().from_string(source)
         except jinja2.TemplateError as error:
             raise CheckpointError(
                 f"{origin} is not a chat template: {error}; give another with --chat-template"
@@ -89,6 +84,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        budget: OperationBudget | None = None,
         /,
         *,
         add_generation_prompt: bool = True,
@@ -99,6 +95,7 @@ class ChatTemplate:
 
         Args:
             messages: dictionaries of JSON types with ``role``, ``content`` and whatever else the template reads.
+            budget: None for ``MAX_OPERATIONS`` and ``MAX_RENDER_S``.
             add_generation_prompt: whether the text ends with the header of the assistant's answer.
             continue_final_message: whether the text ends with the last message's content, for the model to
                 continue.
@@ -106,7 +103,8 @@ class ChatTemplate:
 
         Raises:
             InvalidRequest: the template rejects the messages.
-            ContextLengthExceeded: rendering takes more than ``MAX_RENDERED_CHARACTERS`` or ``MAX_OPERATIONS``.
+            ContextLengthExceeded: the text has more than ``MAX_RENDERED_CHARACTERS``.
+            BudgetExceeded: rendering takes more than its budget.
 
         Cost: depends on the template; usually O(length of the messages).
         """
@@ -122,7 +120,7 @@ class ChatTemplate:
         context |= {
             "messages": messages,
             "add_generation_prompt": add_generation_prompt,
-            _OPERATIONS: _OperationBudget(MAX_OPERATIONS),
+            BUDGET: budget or OperationBudget(MAX_OPERATIONS, MAX_RENDER_S),
         }
         text = self._render(context)
         return _cut_at_marker(text, final) if continue_final_message else text
@@ -140,7 +138,7 @@ class ChatTemplate:
                         None,
                         param="messages",
                     )
-        except _TemplateRaised as error:
+        except TemplateRaised as error:
             raise InvalidRequest(f"the chat template refuses the messages: {error}", param="messages") from error
         except InvalidRequest:
             raise
@@ -151,117 +149,6 @@ class ChatTemplate:
                 param="messages",
             ) from error
         return "".join(pieces)
-
-
-class _TemplateRaised(jinja2.TemplateError):
-    """An error that the template itself raises."""
-
-
-class _OperationBudget:
-    """Counts down the operations that a rendering may still take."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def take(self) -> None:
-        """Takes one operation. Raises ``ContextLengthExceeded`` if none is left."""
-        self._count -= 1
-        if self._count < 0:
-            raise context_length_exceeded(
-                f"rendering the messages takes more than {MAX_OPERATIONS} loop iterations and calls",
-                None,
-                param="messages",
-            )
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """A sandbox that bounds the run time of templates by counting loop iterations and calls."""
-
-    def _generate(self, source: nodes.Template, *arguments: Any, **options: Any) -> str:
-        for loop in source.find_all(nodes.For):
-            loop.iter = nodes.Filter(loop.iter, _OPERATIONS, [], [], None, None, lineno=loop.lineno)
-        return super()._generate(source, *arguments, **options)
-
-    def call(__self, __context: Context, __obj: Any, *arguments: Any, **values: Any) -> Any:  # noqa: N805
-        """Makes a call of the template, if the sandbox allows it, and counts it."""
-        # The underscored names are jinja2's: a template may pass keyword arguments of any other name.
-        __context[_OPERATIONS].take()
-        return super().call(__context, __obj, *arguments, **values)
-
-
-@jinja2.pass_context
-def _count_iterations(context: Context, items: Iterable[Any]) -> Iterator[Any]:
-    """Yields the items of a loop and counts each as an operation."""
-    operations: _OperationBudget = context[_OPERATIONS]
-    for item in items:
-        operations.take()
-        yield item
-
-
-class _GenerationExtension(Extension):
-    """Ignores ``{% generation %}``, which marks the assistant's text for training and renders to nothing."""
-
-    tags = {"generation"}  # noqa: RUF012  jinja2 declares it so
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Returns the statements inside the block."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _SafeNamespace(Namespace):
-    """A Jinja namespace that rejects attribute names with a leading underscore."""
-
-    def __init__(*arguments: Any, **values: Any) -> None:
-        # ``self`` is not a named parameter here, so that a template may set a value of that name.
-        self, *pairs = arguments
-        named = dict(*pairs, **values)
-        for name in named:
-            _check_name(name)
-        Namespace.__init__(self, named)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_name(name)
-        super().__setitem__(name, value)
-
-
-def _check_name(name: str) -> None:
-    if name.startswith("_"):
-        raise _TemplateRaised("it sets a name that begins with an underscore")
-
-
-def _environment() -> _Environment:
-    environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationExtension, loopcontrols]
-    )
-    environment.filters[_OPERATIONS] = _count_iterations
-    environment.filters["tojson"] = _to_json
-    names: dict[str, Callable[..., Any]] = {
-        "raise_exception": _raise_exception,
-        "strftime_now": _strftime_now,
-        "namespace": _SafeNamespace,
-    }
-    environment.globals |= names
-    return environment
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Unlike Jinja's own filter, which escapes HTML characters.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise _TemplateRaised(message)
-
-
-def _strftime_now(layout: str) -> str:
-    return datetime.datetime.now().strftime(layout)
 
 
 def _with_end_marker(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:

@@ -13,6 +13,7 @@ from tokenizers import models, processors
 from radixkv.errors import CheckpointError, ContextLengthExceeded, InvalidRequest
 from radixkv.text import chat_template
 from radixkv.text.chat_template import ChatTemplate
+from radixkv.text.template_sandbox import BUDGET, MAX_OPERATIONS, BudgetExceeded, OperationBudget
 from radixkv.text.tokenizer import Tokenizer
 from support.chat_templates import CHATML, LLAMA_3, MISTRAL, QWEN_3, TEMPLATES
 
@@ -205,11 +206,80 @@ def test_a_template_is_sandboxed_and_its_errors_are_request_errors(source: str) 
         "{% endmacro %}{% set x = f() %}",
     ],
 )
-def test_a_template_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    monkeypatch.setattr(chat_template, "MAX_OPERATIONS", 100_000)
+def test_a_template_that_does_not_end_is_stopped(source: str) -> None:
     with pytest.raises(InvalidRequest, match="the chat template") as found:
-        ChatTemplate(source, {}, "here").render([USER], **{chat_template._OPERATIONS: None})
+        ChatTemplate(source, {}, "here").render([USER], OperationBudget(100_000, 3600.0), **{BUDGET: None})
     assert found.value.param == "messages"
+
+
+LONG = "{% set long = 'a' * 1000000 %}"
+DOUBLING = "{% set ns = namespace(x=start) %}{% for i in range(60) %}{% set ns.x = STEP %}{% endfor %}{{ ns.x }}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 10**10 }}",
+        "{{ 10**10 * 'a' + 'b' }}",
+        "{{ ([0] * 10**10)|length }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{{ 'a'.center(10**10) }}",
+        "{{ 'a'|center(10**10) }}",
+        "{{ ['a', 'b']|map('center', 10**10)|list }}",
+        "{{ 'a'.ljust(10**10) }}{{ 'a'.zfill(10**10) }}",
+        "{{ '\t'.expandtabs(10**9) }}",
+        "{{ '%99999999d'|format(1)|length }}{{ '%999999999d'|format(1)|length }}",
+        "{{ '%0*d' % (10**9, 1) }}",
+        "{{ '{:1000000000}'.format(1) }}",
+        "{{ '{x:{n}}'.format_map({'x': 1, 'n': 10**9}) }}",
+        "{{ ('%(a)s' * 10000) % {'a': 'b' * 100000} }}",
+        "{{ ('a\n' * 1000000)|indent(100000) }}",
+        "{{ messages|tojson(indent=10**9) }}",
+        "{{ [1]|batch(10**10, 0)|list }}{{ [1]|slice(10**10)|list }}",
+        "{{ 1|round(-10**9) }}",
+        LONG + "{{ long|replace('a', long) }}",
+        LONG + "{{ long.replace('a', long) }}",
+        LONG + "{{ long|join(long) }}",
+        "{{ ''.join(['a' * 1000000] * 1000000) }}",
+        "{{ (['a' * 1000000] * 1000000)|map('upper')|join }}",
+        "{{ ([[1] * 1000] * 1000 * 1000)|tojson }}",
+        LONG + "{{ (long * 2).encode('punycode') }}",
+        LONG + "{{ strftime_now(long * 9) }}",
+        "{% set x = 'a' * 1000 %}" + "{% set x = x + x %}" * 60,
+        "{% set x = 'a' * 1000 %}" + "{% set x %}{{ x }}{{ x }}{% endset %}" * 60,
+        "{% macro f(x) %}{{ x }}{{ x }}{% endmacro %}{{ " + "f(" * 60 + "'a' * 1000" + ")" * 60 + " }}",
+        *(
+            DOUBLING.replace("STEP", step)
+            for step in ("ns.x + ns.x", "ns.x ~ ns.x", "[ns.x, ns.x]", "{1: ns.x, 2: ns.x}", "(ns.x, ns.x)|list")
+        ),
+        DOUBLING.replace("STEP", "(ns.x * 2)|batch(2)|list").replace("start", "[1]"),
+        DOUBLING.replace("STEP", "ns.x * ns.x").replace("start", "3"),
+    ],
+)
+def test_a_value_that_would_be_too_long_is_not_made(source: str) -> None:
+    with pytest.raises(InvalidRequest) as found:
+        ChatTemplate(source, {}, "here").render([USER], OperationBudget(1 << 20, 3600.0), start="aaaaaaaa")
+    assert "MemoryError" not in str(found.value)
+
+
+@pytest.mark.parametrize("step", ["long|upper", "long[1:]", "long|sort|join", "'b' in long"])
+def test_a_template_that_takes_too_long_is_stopped(step: str) -> None:
+    """Each operation is short, and there are few enough of them."""
+    source = LONG + "{% for i in range(99999) %}{% set x = STEP %}{% endfor %}".replace("STEP", step)
+    with pytest.raises(BudgetExceeded, match="or 0.1 s"):
+        ChatTemplate(source, {}, "here").render([USER], OperationBudget(MAX_OPERATIONS, 0.1))
+
+
+def test_a_long_message_and_ordinary_work_are_within_the_budget() -> None:
+    source = (
+        "{% for key, value in messages[0]|dictsort %}{{ '%s: ' % key }}{{ loop.index % 2 }}{% endfor %}"
+        "{% for m in messages %}{{ m.content|trim|replace('<b>', '') + ('a' ~ 2 ** 3) }}"
+        "{{ m.content.replace('a', 'b')|indent(2) }}{{ ['x', m.content]|join('-') }}{{ m|tojson(indent=1) }}"
+        "{{ '%s %5.1f'|format(m.content, 2) }}{{ 'id {}'.format(1700000000) }}{% endfor %}"
+    )
+    message = {"role": "user", "content": "abc " * 50_000, "time": 1_700_000_000, "id": 10**17}
+    text = ChatTemplate(source, {}, "here").render([message] * 10)
+    assert len(text) > 10 * 5 * 200_000
 
 
 def test_loop_variables_work_in_counted_loops() -> None:

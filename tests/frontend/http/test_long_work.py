@@ -6,6 +6,8 @@ import asyncio
 import json
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +20,12 @@ from radixkv.frontend.api.openai.completion_format import CompletionFormat
 from radixkv.frontend.api.openai.prompt_logprobs import PromptWithLogprobs
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.body_decoder import MAX_KEYS
+from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.output import OutputDelta
+from radixkv.text.chat_template import ChatTemplate
 from radixkv.wire import TokenLogprobs
 from support.live import LIMIT_S
+from support.running_site import running_site
 from support.scripted_runtime import Site
 
 
@@ -113,6 +118,30 @@ def test_many_prompt_logprobs_are_rendered_in_a_thread(site: Site, monkeypatch: 
         reply = site.http.post("/v1/completions", json=body)
         assert len(reply.json()["choices"][0]["prompt_logprobs"]) == 21
         assert set(in_loop) == {is_inline}
+
+
+def test_a_slow_template_does_not_hold_up_the_event_loop(
+    served_model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    render = ChatTemplate.render
+    in_loop: list[bool] = []
+
+    def recorded(template: ChatTemplate, *arguments: Any, **options: Any) -> str:
+        in_loop.append(_is_in_a_loop())
+        return render(template, *arguments, **options)
+
+    monkeypatch.setattr(ChatTemplate, "render", recorded)
+    template = ChatTemplate("{% for i in range(n) %}{% endfor %}{{ 'a' * n * size }}", {}, "the test")
+    with running_site(replace(served_model, chat_template=template), tmp_path) as site:
+        for variables, status, expected in (
+            ({"n": 1, "size": 1}, 200, [True]),
+            ({"n": 50_000, "size": 0.0}, 400, [True, False]),
+            ({"n": 1, "size": 10**10}, 400, [True, False]),
+        ):
+            in_loop.clear()
+            body = {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": variables}
+            assert site.http.post("/v1/chat/completions", json=body).status_code == status
+            assert in_loop == expected
 
 
 def _is_in_a_loop() -> bool:

@@ -1,0 +1,381 @@
+"""A Jinja sandbox for chat templates that bounds the time and the memory of a rendering.
+
+A rendering has a budget of operations and a time limit. An iteration of a loop and a call each take one operation.
+What can make a long value from short ones is paid for by an upper bound of the result's size, before it is made.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from types import BuiltinMethodType, MethodType
+from typing import Any, NoReturn, Self, cast
+
+import jinja2
+from jinja2 import filters, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+from radixkv.errors import ContextLengthExceeded, context_length_exceeded
+
+MAX_OPERATIONS = 1 << 22
+"""Most operations of a rendering: enough for work linear in the number of messages, not quadratic."""
+MAX_RENDER_S = 5.0
+"""Most seconds of a rendering."""
+BUDGET = "operations left"
+"""The template variable with the ``OperationBudget``. No template can name it, because of the space."""
+
+_OPERATIONS_PER_CHECK = 16
+"""The clock is read once in so many operations."""
+_SIZE_PER_OPERATION = 32
+"""Characters, items or bytes of a long value that count as one operation."""
+_MAX_FREE_TERMS = 8
+"""An output adds up to this many values without paying: the sum is little longer than they are, and is not kept."""
+_CHEAP_FILTERS = frozenset(
+    "abs attr capitalize count d default e escape first float int items last length list lower map reject "
+    "rejectattr reverse safe select selectattr title trim upper".split()
+)
+"""Filters whose results are no larger than their arguments; all others pay before they run."""
+_CHEAP_METHODS = frozenset(
+    "capitalize casefold copy count endswith find get index isalnum isalpha isdecimal isdigit islower isnumeric "
+    "isspace istitle isupper items keys lower lstrip partition removeprefix removesuffix rfind rindex rpartition "
+    "rsplit rstrip split splitlines startswith strip swapcase title upper values".split()
+)
+"""Methods of texts and containers whose results are no larger than their arguments."""
+_WIDTHS = frozenset("batch center expandtabs indent ljust rjust round slice to_bytes tojson wordwrap zfill".split())
+"""Filters and methods that make a value as large as the number that they get."""
+_MAX_DATE_FORMAT_CHARACTERS = 1000
+_METHODS = (BuiltinMethodType, MethodType)
+_NUMBER = re.compile(r"\d+")
+
+
+class TemplateRaised(jinja2.TemplateError):
+    """An error that the template itself raises."""
+
+
+class BudgetExceeded(ContextLengthExceeded):
+    """A rendering took more operations or more time than it may."""
+
+    @classmethod
+    def of(cls, max_operations: int, max_s: float) -> Self:
+        """Returns the error of a budget."""
+        found = f"the chat template takes more than {max_operations} operations or {max_s:g} s to render it"
+        return cls(str(context_length_exceeded(found, None, param="messages")), param="messages")
+
+
+class OperationBudget:
+    """The operations and the time that a rendering may still take, from now on.
+
+    Args:
+        max_operations: most operations.
+        max_s: most seconds.
+    """
+
+    def __init__(self, max_operations: int, max_s: float) -> None:
+        self._max_operations = self._n_left = max_operations
+        self._max_s = max_s
+        self._deadline = time.monotonic() + max_s
+        self._next_check = max_operations - _OPERATIONS_PER_CHECK
+
+    def take(self, n_operations: int = 1) -> None:
+        """Takes operations. Raises ``BudgetExceeded`` if too few are left, or the time is over."""
+        self._n_left -= n_operations
+        if self._n_left > self._next_check:
+            return
+        self._next_check = max(self._n_left - _OPERATIONS_PER_CHECK, -1)
+        if self._n_left < 0 or time.monotonic() > self._deadline:
+            raise BudgetExceeded.of(self._max_operations, self._max_s)
+
+    def pay_for(self, *sizes: int) -> None:
+        """Takes the operations of making a value with the product of these sizes."""
+        self.take(1 + math.prod(max(size, 1) for size in sizes) // _SIZE_PER_OPERATION)
+
+    def size(self, value: object, *, counts_numbers: bool = False) -> int:
+        """Returns the characters of a text, or those in a container with its items. Takes an operation an item.
+
+        Args:
+            value: anything.
+            counts_numbers: whether an integer's size is its value; otherwise it is its length in bytes.
+        """
+        match value:
+            case str() | bytes():
+                return len(value)
+            case int():
+                return abs(value) if counts_numbers else value.bit_length() // 8
+            case list() | tuple():
+                self.take(len(value))
+                return sum([self.size(item, counts_numbers=counts_numbers) + 1 for item in value]) + 1
+            case range():
+                return len(value)
+            case Mapping():
+                self.take(len(value))
+                return sum([self.size(key) + self.size(item) for key, item in value.items()]) + 1
+            case Collection():
+                self.take(len(value))
+                return sum([self.size(item) + 1 for item in value]) + 1
+            case _:
+                return 1
+
+
+class SandboxedEnvironment(ImmutableSandboxedEnvironment):
+    """A sandbox with the filters and functions of Transformers, whose renderings pay from their budget."""
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationExtension, loopcontrols])
+        self.filters |= {"tojson": _to_json, "sum": _sum}
+        self.filters |= {
+            name: _paid(name, function) for name, function in self.filters.items() if name not in _CHEAP_FILTERS
+        }
+        self.filters |= {node.__name__: function for node, function in _GUARDS.items()}
+        del self.globals["lipsum"]
+        self.globals |= {
+            "raise_exception": _raise_exception,
+            "strftime_now": _strftime_now,
+            "namespace": _SafeNamespace,
+        }
+
+    def _generate(self, source: nodes.Template, *arguments: Any, **options: Any) -> str:
+        return super()._generate(_Guard().visit(source), *arguments, **options)
+
+    def call(__self, __context: Context, __obj: Any, *arguments: Any, **values: Any) -> Any:  # noqa: N805
+        """Makes a call of the template, if the sandbox allows it, and takes its operations."""
+        # The underscored names are jinja2's: a template may pass keyword arguments of any other name.
+        budget: OperationBudget = __context[BUDGET]
+        budget.take()
+        if isinstance(__obj, Macro):
+            return _check_size(__context, super().call(__context, __obj, *arguments, **values))
+        if not (isinstance(__obj, BuiltinMethodType) and __obj.__name__ in _CHEAP_METHODS):
+            arguments = tuple(map(_finite, arguments))
+            _pay(budget, __obj, arguments, values)
+        return super().call(__context, __obj, *arguments, **values)
+
+
+def _pay(budget: OperationBudget, function: Any, arguments: tuple[Any, ...], values: Mapping[str, Any]) -> None:
+    """Pays for a call of a function, or of a method of a value."""
+    # Formatting is a Python function around the method, which the sandbox wraps at each access.
+    method = getattr(function, "__wrapped__", function)
+    sizes = []
+    if isinstance(method, _METHODS) and isinstance(method.__self__, str | bytes | int):
+        sizes = [
+            _format_size(method.__self__) if method.__name__.startswith("format") else budget.size(method.__self__)
+        ]
+    name = getattr(method, "__name__", "")
+    if name == "encode":  # some codecs take quadratic time
+        sizes *= 2
+    counts_numbers = name in _WIDTHS
+    sizes += [budget.size(value, counts_numbers=counts_numbers) for value in (*arguments, *values.values())]
+    budget.pay_for(*sizes)
+
+
+def _paid(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a filter that pays before it runs."""
+
+    @jinja2.pass_context
+    def filter_(context: Context, value: Any, *arguments: Any, **values: Any) -> Any:
+        budget: OperationBudget = context[BUDGET]
+        value, arguments = _finite(value), tuple(map(_finite, arguments))
+        counts_numbers = name in _WIDTHS
+        budget.pay_for(
+            _format_size(value) if name == "format" else budget.size(value),
+            *(budget.size(item, counts_numbers=counts_numbers) for item in (*arguments, *values.values())),
+        )
+        return context.call(function, value, *arguments, **values)
+
+    return filter_
+
+
+def _finite(value: Any) -> Any:
+    """Returns the value, or a list of what it yields: an iterator does not tell its size."""
+    return list(value) if isinstance(value, Iterator) else value
+
+
+def _format_size(text: object) -> int:
+    """Returns the size of a format with its widths, such as 9 of ``%9d``."""
+    text = str(text)
+    return len(text) + sum(int(number[:20]) for number in _NUMBER.findall(text))
+
+
+class _Guard(NodeTransformer):
+    """Puts guards around what can take long or make a long value."""
+
+    def get_visitor(self, node: nodes.Node) -> Callable[..., nodes.Node] | None:
+        """Returns the method that replaces the node; None leaves it as it is."""
+        match node:
+            case nodes.For():
+                return self._guard_loop
+            case nodes.Output():
+                return self._guard_output
+            case nodes.AssignBlock():
+                return self._guard_block
+            case nodes.Mul() | nodes.Mod() | nodes.Pow():
+                return self._guard_operator
+            case nodes.Add() | nodes.Concat():
+                return self._guard_result
+            case nodes.List(items=[_, *_]) | nodes.Dict(items=[_, *_]) | nodes.Tuple(items=[_, *_], ctx="load"):
+                return self._guard_result  # nesting the same values again and again makes a long text
+        return None
+
+    def _guard_loop(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        node.iter = _guarded(nodes.For, cast("nodes.Expr", node.iter))
+        return node
+
+    def _guard_output(self, node: nodes.Output) -> nodes.Node:
+        # Short sums, the most frequent expressions of templates, need no guard.
+        node.nodes = [
+            self._guard_terms(child) if _n_terms(child) <= _MAX_FREE_TERMS else self.visit(child)
+            for child in node.nodes
+        ]
+        return node
+
+    def _guard_terms(self, node: nodes.Expr) -> nodes.Expr:
+        if not isinstance(node, nodes.Add):
+            return cast("nodes.Expr", self.visit(node))
+        node.left, node.right = self._guard_terms(node.left), self._guard_terms(node.right)
+        return node
+
+    def _guard_block(self, node: nodes.AssignBlock) -> nodes.Node:
+        self.generic_visit(node)
+        node.filter = _guarded(nodes.Add, node.filter)
+        return node
+
+    def _guard_result(self, node: nodes.Expr) -> nodes.Node:
+        self.generic_visit(node)
+        return _guarded(nodes.Add, node)
+
+    def _guard_operator(self, node: nodes.BinExpr) -> nodes.Node:
+        self.generic_visit(node)
+        return _guarded(type(node), node.left, node.right)
+
+
+def _guarded(guard: type[nodes.Node], value: nodes.Expr | None, *arguments: nodes.Expr) -> nodes.Filter:
+    """Returns the expression that applies the guard to a value; None is the text of a block."""
+    lineno = 0 if value is None else value.lineno
+    return nodes.Filter(value, guard.__name__, list(arguments), [], None, None, lineno=lineno)
+
+
+def _n_terms(node: nodes.Expr) -> int:
+    return _n_terms(node.left) + _n_terms(node.right) if isinstance(node, nodes.Add) else 1
+
+
+@jinja2.pass_context
+def _count_iterations(context: Context, items: Iterable[Any]) -> Iterator[Any]:
+    """Yields the items of a loop and counts each as an operation."""
+    budget: OperationBudget = context[BUDGET]
+    for item in items:
+        budget.take()
+        yield item
+
+
+@jinja2.pass_context
+def _check_size(context: Context, value: Any) -> Any:
+    """Pays for a value that an operator, a literal, a macro or a block has made."""
+    if not isinstance(value, str):
+        context[BUDGET].pay_for(context[BUDGET].size(value))
+    elif len(value) >= _SIZE_PER_OPERATION:
+        context[BUDGET].pay_for(len(value))
+    return value
+
+
+@jinja2.pass_context
+def _multiply(context: Context, left: Any, right: Any) -> Any:
+    budget: OperationBudget = context[BUDGET]
+    has_sequence = hasattr(left, "__len__") or hasattr(right, "__len__")
+    budget.pay_for(*(budget.size(value, counts_numbers=has_sequence) for value in (left, right)))
+    return left * right
+
+
+@jinja2.pass_context
+def _modulo(context: Context, left: Any, right: Any) -> Any:
+    if isinstance(left, str):
+        budget: OperationBudget = context[BUDGET]
+        budget.pay_for(_format_size(left), budget.size(right, counts_numbers="*" in left))
+    return left % right
+
+
+@jinja2.pass_context
+def _power(context: Context, left: Any, right: Any) -> Any:
+    if isinstance(left, int) and isinstance(right, int):
+        n_bits = left.bit_length() * abs(right)
+        context[BUDGET].pay_for(n_bits, n_bits)  # multiplying takes time quadratic in the length
+    return left**right
+
+
+_GUARDS: Mapping[type[nodes.Node], Callable[..., Any]] = {
+    nodes.For: _count_iterations,
+    nodes.Add: _check_size,
+    nodes.Mul: _multiply,
+    nodes.Mod: _modulo,
+    nodes.Pow: _power,
+}
+"""Filters that guard nodes of this type, under its name."""
+
+
+class _GenerationExtension(Extension):
+    """Ignores ``{% generation %}``, which marks the assistant's text for training and renders to nothing."""
+
+    tags = {"generation"}  # noqa: RUF012  jinja2 declares it so
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Returns the statements inside the block."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _SafeNamespace(Namespace):
+    """A Jinja namespace that rejects attribute names with a leading underscore."""
+
+    def __init__(*arguments: Any, **values: Any) -> None:
+        # ``self`` is not a named parameter here, so that a template may set a value of that name.
+        self, *pairs = arguments
+        named = dict(*pairs, **values)
+        for name in named:
+            _check_name(name)
+        Namespace.__init__(self, named)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: str) -> None:
+    if name.startswith("_"):
+        raise TemplateRaised("it sets a name that begins with an underscore")
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Unlike Jinja's own filter, which escapes HTML characters.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+@jinja2.pass_environment
+def _sum(
+    environment: jinja2.Environment, items: Iterable[Any], attribute: str | int | None = None, start: float = 0
+) -> Any:
+    if not isinstance(start, int | float):
+        raise TemplateRaised("it sums other values than numbers")  # adding lists takes quadratic time
+    return filters.do_sum(environment, items, attribute, start)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateRaised(message)
+
+
+def _strftime_now(layout: str) -> str:
+    if len(layout) > _MAX_DATE_FORMAT_CHARACTERS:
+        raise TemplateRaised(f"its date format has {len(layout)} characters")
+    return datetime.datetime.now().strftime(layout)
