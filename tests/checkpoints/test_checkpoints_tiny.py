@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from radixkv.bench.workloads.problems.chat import generate_chats
 from radixkv.checkpoints import resolve
 from radixkv.checkpoints.embedded import check_complete
 from radixkv.errors import CheckpointError
@@ -86,8 +90,19 @@ def test_chat_prompts_equal_those_of_transformers(llm: LLM, folder: Path) -> Non
     assert llm.chat_prompt(CHAT) == oracle.encode(text, add_special_tokens=False)
 
 
-def test_no_sampling_defaults() -> None:
-    assert resolve("tiny").default_sampling == {}
+def test_chats_end_after_the_answer_with_the_default_sampling(llm: LLM) -> None:
+    """Sampled from the whole distribution, one chat in eight continues with a role's name after its answer."""
+    questions = [chat.turns[0][0] for chat in islice(generate_chats(5, 1), 48)]
+    default = msgspec.structs.replace(llm.get_default_sampling_params(), max_tokens=64)
+    outputs = llm.chat(
+        [[{"role": "user", "content": question}] for question in questions],
+        [msgspec.structs.replace(default, seed=seed) for seed in range(len(questions))],
+    )
+    texts = [output.outputs[0].text for output in outputs]
+    assert [text for text in texts if re.search(r"\S(user|assistant|system)", text)] == []
+    assert {output.outputs[0].finish_reason for output in outputs} == {"stop"}
+    assert default.temperature == 1.0
+    assert len(set(texts)) > len(set(questions)) / 2
 
 
 def test_logprobs_equal_those_of_transformers_in_float32(llm: LLM, folder: Path) -> None:

@@ -35,12 +35,14 @@ def generate(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 
 def test_the_flags_are_those_of_sampling_params(generate: Callable[..., str]) -> None:
-    flags = ["--seed", "3", "--max-tokens", "9", "--min-tokens", "4", "--min-p", "0.02", "--presence-penalty", "1"]
+    flags = ["--seed", "3", "--max-tokens", "9", "--min-tokens", "4", "--top-p", "0.9", "--min-p", "0.02"]
+    flags += ["--presence-penalty", "1"]
     shown = generate(*flags, "--frequency-penalty", "0.5", "--repetition-penalty", "1.2", "-n", "2")
     sampling = SamplingParams(
         seed=3,
         max_tokens=9,
         min_tokens=4,
+        top_p=0.9,
         min_p=0.02,
         presence_penalty=1.0,
         frequency_penalty=0.5,
