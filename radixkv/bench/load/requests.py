@@ -70,6 +70,8 @@ class RequestBuilder:
         }
         if self.has_extensions:
             body |= {"ignore_eos": True, "return_token_ids": True}
+        if request.temperature > 0:
+            body["top_p"] = 1.0  # otherwise the default is that of the checkpoint's generation_config.json
         if request.n != 1:
             body["n"] = request.n
         if request.seed is not None:

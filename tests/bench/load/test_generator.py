@@ -79,7 +79,7 @@ def test_choices_that_stream_concurrently_are_separated(fake):
     fake.delay = 0.05
     [record] = send(fake.address, [BenchRequest("one", 4, n=3, temperature=0.7, seed=11)]).records
     body = fake.bodies[0]
-    assert (body["n"], body["temperature"], body["seed"]) == (3, 0.7, 11)
+    assert (body["n"], body["temperature"], body["top_p"], body["seed"]) == (3, 0.7, 1.0, 11)
     assert answers_of(record) == expected("one", n=3)
     assert record.n_output_tokens == 12
     assert len(record.itl) == 9
