@@ -10,7 +10,7 @@ from support.bench_command import SMALL
     [
         (["--base-url", "URL", "--compare-cache"], 2, "--compare-cache "),
         (["--base-url", "URL", "--page-size", "32"], 2, "--page-size=32 "),
-        (["--compare-cache", "--disable-radix-cache"], 2, "--no-enable-prefix-caching"),
+        (["--compare-cache", "--disable-radix-cache"], 2, "--disable-radix-cache"),
         (["--api-key", "secret"], 2, "--api-key "),
         (["--base-url", "URL", "--workload", "multiturn", "--num-prompts", "4"], 2, "has no num_prompts"),
         (["--base-url", "localhost:1"], 1, "'localhost:1'"),

@@ -182,14 +182,6 @@ def test_pages_are_copied_before_anything_is_written(executor: CpuExecutor) -> N
         assert torch.equal(cache[:, 61], cache[:, TABLE[0]])
 
 
-def test_all_sources_are_read_before_any_copy_is_written(executor: CpuExecutor) -> None:
-    for page in (20, 21):
-        executor.pool.k[:, page] = executor.pool.v[:, page] = float(page)
-    executor.launch(StepPlan(0, (prompt(),), copies=((20, 21), (21, 20)))).result()
-    assert (executor.pool.k[:, 20] == 21.0).all()
-    assert (executor.pool.v[:, 21] == 20.0).all()
-
-
 HISTORY = History(tokens_of(IDS), 3)
 
 
