@@ -83,7 +83,7 @@ class OperationBudget:
         self._max_operations = self._n_left = max_operations
         self._max_s = max_s
         self._deadline = time.monotonic() + max_s
-        self._next_check = max_operations - _OPERATIONS_PER_CHECK
+        self._next_check = max(max_operations - _OPERATIONS_PER_CHECK, -1)
 
     def take(self, n_operations: int = 1) -> None:
         """Takes operations. Raises ``BudgetExceeded`` if too few are left, or the time is over."""

@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from radixkv.bench.workloads.problems.chat import generate_chats
 from safetensors import safe_open
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from radixkv.bench.workloads.chat import generate_chats
 from radixkv.checkpoints import resolve
 from radixkv.checkpoints.embedded import check_complete
 from radixkv.errors import CheckpointError

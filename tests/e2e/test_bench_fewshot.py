@@ -75,7 +75,8 @@ def test_a_signal_to_a_run_also_ends_its_server(number):
             servers = children(bench.pid)
             runtimes = [runtime for server in servers for runtime in children(server)]
             bench.send_signal(number)
-            assert bench.communicate(timeout=LIMIT_S) == ("", "")
+            output, errors = bench.communicate(timeout=LIMIT_S)
+            assert (output, complaints(errors)) == ("", "")
         finally:
             bench.kill()
         assert bench.returncode == (-number if number == signal.SIGKILL else 130)
@@ -96,7 +97,7 @@ def test_a_run_whose_server_is_killed_saves_its_partial_result(tmp_path):
             output, errors = bench.communicate(timeout=LIMIT_S)
         finally:
             bench.kill()
-    assert (bench.returncode, errors) == (1, "")
+    assert (bench.returncode, complaints(errors)) == (1, "")
     assert "The run ended early: " in output
     line = json.loads(path.read_text())
     assert line["aborted"] is not None
