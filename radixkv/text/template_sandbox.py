@@ -10,6 +10,7 @@ import datetime
 import json
 import math
 import re
+import string
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import BuiltinMethodType, MethodType
@@ -19,7 +20,7 @@ import jinja2
 from jinja2 import filters, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context, Macro
+from jinja2.runtime import BlockReference, Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
@@ -150,7 +151,9 @@ class SandboxedEnvironment(ImmutableSandboxedEnvironment):
         # The underscored names are jinja2's: a template may pass keyword arguments of any other name.
         budget: OperationBudget = __context[BUDGET]
         budget.take()
-        if isinstance(__obj, Macro):
+        if isinstance(__obj, Macro) and (__obj.catch_varargs or __obj.catch_kwargs):
+            _check_size(__context, [*arguments, *values.values()])  # they become one value, varargs or kwargs
+        if isinstance(__obj, Macro | BlockReference):
             return _check_size(__context, super().call(__context, __obj, *arguments, **values))
         if not (isinstance(__obj, BuiltinMethodType) and __obj.__name__ in _CHEAP_METHODS):
             arguments = tuple(map(_finite, arguments))
@@ -163,11 +166,13 @@ def _pay(budget: OperationBudget, function: Any, arguments: tuple[Any, ...], val
     # Formatting is a Python function around the method, which the sandbox wraps at each access.
     method = getattr(function, "__wrapped__", function)
     sizes = []
-    if isinstance(method, _METHODS) and isinstance(method.__self__, str | bytes | int):
-        sizes = [
-            _format_size(method.__self__) if method.__name__.startswith("format") else budget.size(method.__self__)
-        ]
     name = getattr(method, "__name__", "")
+    if isinstance(method, _METHODS) and isinstance(method.__self__, str | bytes | int):
+        if name.startswith("format"):
+            _check_widths(str(method.__self__))
+            sizes = [_format_size(method.__self__)]
+        else:
+            sizes = [budget.size(method.__self__)]
     if name == "encode":  # some codecs take quadratic time
         sizes *= 2
     counts_numbers = name in _WIDTHS
@@ -182,7 +187,7 @@ def _paid(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def filter_(context: Context, value: Any, *arguments: Any, **values: Any) -> Any:
         budget: OperationBudget = context[BUDGET]
         value, arguments = _finite(value), tuple(map(_finite, arguments))
-        counts_numbers = name in _WIDTHS
+        counts_numbers = name in _WIDTHS or (name == "format" and _has_star(value))
         budget.pay_for(
             _format_size(value) if name == "format" else budget.size(value),
             *(budget.size(item, counts_numbers=counts_numbers) for item in (*arguments, *values.values())),
@@ -201,6 +206,17 @@ def _format_size(text: object) -> int:
     """Returns the size of a format with its widths, such as 9 of ``%9d``."""
     text = str(text)
     return len(text) + sum(int(number[:20]) for number in _NUMBER.findall(text))
+
+
+def _has_star(text: object) -> bool:
+    """Returns whether a format for ``%`` may take a width from its arguments, as ``%*d`` does."""
+    return "*" in str(text)
+
+
+def _check_widths(text: str) -> None:
+    """Refuses a format whose width is an argument: it may lie anywhere inside the arguments."""
+    if any("{" in (layout or "") for _, _, layout, _ in string.Formatter().parse(text)):
+        raise TemplateRaised("it formats a value with a width that is itself a field")
 
 
 class _Guard(NodeTransformer):
@@ -277,7 +293,7 @@ def _count_iterations(context: Context, items: Iterable[Any]) -> Iterator[Any]:
 
 @jinja2.pass_context
 def _check_size(context: Context, value: Any) -> Any:
-    """Pays for a value that an operator, a literal, a macro or a block has made."""
+    """Pays for a value that an operator, a literal, a call of a macro or a block has made."""
     if not isinstance(value, str):
         context[BUDGET].pay_for(context[BUDGET].size(value))
     elif len(value) >= _SIZE_PER_OPERATION:
@@ -295,9 +311,9 @@ def _multiply(context: Context, left: Any, right: Any) -> Any:
 
 @jinja2.pass_context
 def _modulo(context: Context, left: Any, right: Any) -> Any:
-    if isinstance(left, str):
+    if isinstance(left, str | bytes):
         budget: OperationBudget = context[BUDGET]
-        budget.pay_for(_format_size(left), budget.size(right, counts_numbers="*" in left))
+        budget.pay_for(_format_size(left), budget.size(right, counts_numbers=_has_star(left)))
     return left % right
 
 
@@ -344,6 +360,10 @@ class _SafeNamespace(Namespace):
     def __setitem__(self, name: str, value: Any) -> None:
         _check_name(name)
         super().__setitem__(name, value)
+
+    def __repr__(self) -> str:
+        # Without its values: namespaces within namespaces would make an endless text.
+        return "<Namespace>"
 
 
 def _check_name(name: str) -> None:

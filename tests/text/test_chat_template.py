@@ -231,7 +231,12 @@ DOUBLING = "{% set ns = namespace(x=start) %}{% for i in range(60) %}{% set ns.x
         "{{ '%99999999d'|format(1)|length }}{{ '%999999999d'|format(1)|length }}",
         "{{ '%0*d' % (10**9, 1) }}",
         "{{ '{:1000000000}'.format(1) }}",
-        "{{ '{x:{n}}'.format_map({'x': 1, 'n': 10**9}) }}",
+        "{{ '{x:{n}}'.format_map({'x': 1, 'n': 10**8})|length }}",
+        "{{ '{:{}}'.format(1, 10**8)|length }}",
+        "{{ '{0.n:{0.n}}'.format(namespace(n=10**8))|length }}",
+        "{{ ('%*d'|format(10**8, 1))|length }}",
+        "{{ ['%*d']|map('format', 10**8, 1)|first|length }}",
+        "{{ ('%100000000d'.encode() % 1)|length }}",
         "{{ ('%(a)s' * 10000) % {'a': 'b' * 100000} }}",
         "{{ ('a\n' * 1000000)|indent(100000) }}",
         "{{ messages|tojson(indent=10**9) }}",
@@ -252,6 +257,12 @@ DOUBLING = "{% set ns = namespace(x=start) %}{% for i in range(60) %}{% set ns.x
             DOUBLING.replace("STEP", step)
             for step in ("ns.x + ns.x", "ns.x ~ ns.x", "[ns.x, ns.x]", "{1: ns.x, 2: ns.x}", "(ns.x, ns.x)|list")
         ),
+        "{% macro pair() %}{% set ns.x = varargs %}{% endmacro %}"
+        + DOUBLING.replace("{% set ns.x = STEP %}", "{{ pair(ns.x, ns.x) }}"),
+        "{% macro pair() %}{% set ns.x = kwargs %}{% endmacro %}"
+        + DOUBLING.replace("{% set ns.x = STEP %}", "{{ pair(a=ns.x, b=ns.x) }}"),
+        "{% set ns = namespace(x='aaaaaaaa') %}{% block twice %}{{ ns.x }}{{ ns.x }}{% endblock %}"
+        "{% for i in range(22) %}{% set ns.x = self.twice() %}{% endfor %}",
         DOUBLING.replace("STEP", "(ns.x * 2)|batch(2)|list").replace("start", "[1]"),
         DOUBLING.replace("STEP", "ns.x * ns.x").replace("start", "3"),
     ],
@@ -260,6 +271,11 @@ def test_a_value_that_would_be_too_long_is_not_made(source: str) -> None:
     with pytest.raises(InvalidRequest) as found:
         ChatTemplate(source, {}, "here").render([USER], OperationBudget(1 << 20, 3600.0), start="aaaaaaaa")
     assert "MemoryError" not in str(found.value)
+
+
+def test_namespaces_within_namespaces_are_a_short_text() -> None:
+    source = DOUBLING.replace("STEP", "namespace(a=ns.x, b=ns.x)")
+    assert len(ChatTemplate(source, {}, "here").render([USER])) < 1000
 
 
 @pytest.mark.parametrize("step", ["long|upper", "long[1:]", "long|sort|join", "'b' in long"])
