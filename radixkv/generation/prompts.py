@@ -61,6 +61,18 @@ def render_chat(
             "text",
             param="messages",
         )
+    check_template_variables(variables)
+    return model.chat_template.render(
+        normalize_messages(messages),
+        budget,
+        **(variables or {}),
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+    )
+
+
+def check_template_variables(variables: Mapping[str, Any] | None) -> None:
+    """Raises ``InvalidRequest`` if a request's ``chat_template_kwargs`` is no dictionary or sets another field."""
     if not isinstance(variables, Mapping | None):
         raise InvalidRequest(
             f"chat_template_kwargs is {shortened(variables)}; it must be a dictionary", param="chat_template_kwargs"
@@ -71,10 +83,3 @@ def render_chat(
                 f"chat_template_kwargs is not the place for {name}, which is a field of its own",
                 param="chat_template_kwargs",
             )
-    return model.chat_template.render(
-        normalize_messages(messages),
-        budget,
-        **(variables or {}),
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
-    )

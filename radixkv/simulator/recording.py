@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import msgspec
@@ -15,6 +17,7 @@ from radixkv.bench.workloads.mooncake import BLOCK_LEN, read_trace
 from radixkv.checkpoints import resolve_tokenizer
 from radixkv.config import CacheConfig
 from radixkv.errors import CheckpointError, ConfigError, RequestError
+from radixkv.generation.prompts import check_template_variables
 from radixkv.simulator.traffic import BlockTraffic, Rule, TokenTraffic, Traffic
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.messages import normalize_messages
@@ -221,23 +224,37 @@ class _LogDecoder:
         return prompts
 
     def _encode_request(self, request: _LoggedRequest, messages: list[dict[str, Any]]) -> bytes:
+        check_template_variables(request.chat_template_kwargs)
+        continues = bool(request.continue_final_message)
+        begins = request.add_generation_prompt
         return self._encode_messages(
             messages,
             adds_special_tokens=bool(request.add_special_tokens),
-            add_generation_prompt=request.add_generation_prompt is not False,
-            continue_final_message=bool(request.continue_final_message),
-            **{"tools": request.tools} | (request.chat_template_kwargs or {}),
+            add_generation_prompt=not continues if begins is None else begins,
+            continue_final_message=continues,
+            variables={"tools": request.tools, **(request.chat_template_kwargs or {})},
         )
 
     def _encode_messages(
-        self, messages: list[dict[str, Any]], *, adds_special_tokens: bool = False, **variables: Any
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        adds_special_tokens: bool = False,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> bytes:
         tokenizer = self._loaded_tokenizer()
         if self._template is None:
             raise CheckpointError(
                 f"tokenizer {self._name!r} has no chat template; give one that has a chat template"
             )
-        text = self._template.render(messages, **variables)
+        text = self._template.render(
+            messages,
+            **variables,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
         return tokenizer.encode(text, adds_special_tokens=adds_special_tokens)
 
     def _loaded_tokenizer(self) -> Tokenizer:

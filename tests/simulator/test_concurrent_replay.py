@@ -135,7 +135,7 @@ def test_each_line_of_a_log_is_one_request(tmp_path):
     lines = [{"model": "m", "messages": SAID[:end], "temperature": 0} for end in (2, 4, 6, 8)]
     ids = list(range(3, 40))
     lines += [{"prompt": "41 plus 11 is"}, {"prompt": ids}, {"prompt": [ids, [5, 6]]}, {"messages": SAID[1:2]}]
-    lines += [{"messages": SAID[:3], "add_generation_prompt": False, "continue_final_message": True}]
+    lines += [{"messages": SAID[:3], "continue_final_message": True}]
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     llm = LLM("tiny", device="cpu", page_size=PAGE_SIZE, max_total_tokens=4096)
     prompts = [llm.chat_prompt(SAID[:end]) for end in (2, 4, 6, 8)]
@@ -153,10 +153,10 @@ def test_each_line_of_a_log_is_one_request(tmp_path):
 def test_variables_of_a_logged_request_reach_the_template(tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(resolve_tokenizer("tiny") / name, tmp_path)
-    (tmp_path / "chat_template.jinja").write_text("{{ tools | length }} {{ mood }} {{ messages[0].content }}")
+    (tmp_path / "chat_template.jinja").write_text("{{ tools | length }} {{ adds_special_tokens }} {{ messages[0].content }}")
     log = tmp_path / "requests.jsonl"
-    chat = {"messages": SAID[1:2], "tools": [{}, {}, {}], "chat_template_kwargs": {"mood": "happy"}}
+    chat = {"messages": SAID[1:2], "tools": [{}, {}, {}], "chat_template_kwargs": {"adds_special_tokens": "all"}}
     log.write_text(json.dumps(chat))
     recording = read_recording(log, tokenizer=str(tmp_path))
-    expected = Tokenizer.load(tmp_path).encode("3 happy What is 41 plus 11?", adds_special_tokens=False)
+    expected = Tokenizer.load(tmp_path).encode("3 all What is 41 plus 11?", adds_special_tokens=False)
     assert recording.traffic.symbols(0) == expected

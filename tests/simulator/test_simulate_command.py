@@ -228,7 +228,12 @@ REFUSED_FILES = [
     ('{"messages": [{"role": "assistant"}]}\n', ["--tokenizer", "tiny"], "no conversation of"),
     (CHAT + '{"messages": []}\n', ["--tokenizer", "tiny"], "line 2 of "),
     (
-        CHAT + HI + ', "continue_final_message": true}\n',
+        CHAT + HI + ', "continue_final_message": true, "add_generation_prompt": true}\n',
+        ["--tokenizer", "tiny"],
+        "line 2 of ",
+    ),
+    (
+        CHAT + HI + ', "chat_template_kwargs": {"add_generation_prompt": false}}\n',
         ["--tokenizer", "tiny"],
         "line 2 of ",
     ),
