@@ -71,11 +71,11 @@ class TokenTraffic:
         self.page_size = self.symbols_per_page = page_size
         self.n_tokens = [len(prompt) // TOKEN_BYTES for prompt in prompts]
         self.n_distinct_pages = sum(-(-n_tokens // page_size) for n_tokens in self.n_tokens)
-        self._encode_prompts = prompts
+        self._prompts = prompts
 
     def symbols(self, index: int) -> bytes:
         """Returns a prompt's token ids, little-endian int32. O(1)."""
-        return self._encode_prompts[index]
+        return self._prompts[index]
 
     def n_cached_tokens(self, index: int, n_symbols: int) -> int:
         """Returns ``n_symbols``, because each symbol is a token."""
