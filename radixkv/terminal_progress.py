@@ -29,7 +29,7 @@ class Progress:
         activity: what the command does, such as ``loading the model tiny``.
         enabled: False: never writes.
         is_log: writes lines also on a terminal, the first one at once, because other processes write there too.
-        stream: None: standard error.
+        stream: None: standard error, if there is one.
     """
 
     def __init__(
@@ -37,9 +37,10 @@ class Progress:
     ) -> None:
         self._activity = activity
         self._stream = sys.stderr if stream is None else stream
-        self._enabled = enabled
+        # Python has no standard error if the command was started with the descriptor closed.
+        self._enabled = enabled and self._stream is not None
         self._is_log = is_log
-        self._is_live = not is_log and self._stream.isatty()
+        self._is_live = self._enabled and not is_log and self._stream.isatty()
         self._started_at = time.monotonic()
         self._details = ""
         self._n_tokens: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 import time
 from collections.abc import Callable
 
@@ -89,3 +90,10 @@ def test_a_closed_stream_does_not_end_the_work() -> None:
     with Progress("replaying", stream=stream):
         wait_for(lambda: bool(stream.getvalue()))
         stream.close()
+
+
+def test_without_standard_error_the_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with Progress("replaying") as progress:
+        progress.show("4/9 requests")
+        time.sleep(0.05)
