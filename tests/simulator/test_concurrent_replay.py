@@ -153,7 +153,9 @@ def test_each_line_of_a_log_is_one_request(tmp_path):
 def test_variables_of_a_logged_request_reach_the_template(tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(resolve_tokenizer("tiny") / name, tmp_path)
-    (tmp_path / "chat_template.jinja").write_text("{{ tools | length }} {{ adds_special_tokens }} {{ messages[0].content }}")
+    (tmp_path / "chat_template.jinja").write_text(
+        "{{ tools | length }} {{ adds_special_tokens }} {{ messages[0].content }}"
+    )
     log = tmp_path / "requests.jsonl"
     chat = {"messages": SAID[1:2], "tools": [{}, {}, {}], "chat_template_kwargs": {"adds_special_tokens": "all"}}
     log.write_text(json.dumps(chat))
