@@ -102,7 +102,10 @@ def style(axes: Axes, *, title: str = "", x_title: str = "", y_title: str = "") 
 
 
 def entitle(figure: Figure, title: str, caption: str) -> None:
-    """Gives a figure its title, the result, and below it a caption: what was measured, where and when."""
+    """Gives a figure its title, the result, and below it a caption: what was measured, where and when.
+
+    Both are plain text: dollar signs in the name of a file or a model are no formulas.
+    """
     from matplotlib.text import Annotation
 
     heading = figure.suptitle(
@@ -110,6 +113,8 @@ def entitle(figure: Figure, title: str, caption: str) -> None:
     )
     line = Annotation(caption, (0, 0.12), xycoords=heading, va="bottom", fontsize=9, color=MUTED_COLOUR)
     line.set_in_layout(False)  # the title's empty second line has the room
+    for text in (heading, line):
+        text.set_parse_math(False)
     figure.add_artist(line)
 
 

@@ -69,7 +69,8 @@ def test_cache_off_and_on_give_every_chart_with_alt_text_and_all_metrics(tmp_pat
 
 
 def test_charts_say_what_was_measured_where_and_when_and_name_curves_beside_them():
-    facts = {"model": "tiny", "date": "2026-11-22T10:00:00", "environment": {"processor": "EPYC", "cores": 2}}
+    model = r"a$\bad$name"  # would be a formula
+    facts = {"model": model, "date": "2026-11-22T10:00:00", "environment": {"processor": "EPYC", "cores": 2}}
     off = run_of(*answers(0.4, 0), cache="off", duration=20.0, **facts)
     on = run_of(*answers(0.1, 3), duration=5.0, **facts)
     for section in (
@@ -81,7 +82,7 @@ def test_charts_say_what_was_measured_where_and_when_and_name_curves_beside_them
     ):
         section.figure.draw_without_rendering()
         texts = [text.get_text() for text in section.figure.findobj(Text)]
-        assert "fewshot; tiny; EPYC, 2 cores; 2026-11-22" in texts
+        assert f"fewshot; {model}; EPYC, 2 cores; 2026-11-22" in texts
         assert section.figure.get_suptitle().strip() == section.alt_text
         for axes in section.figure.axes:
             if legend := axes.get_legend():
