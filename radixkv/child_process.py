@@ -94,12 +94,14 @@ class ChildProcess:
                 os.killpg(self.pid, signal.SIGKILL)
 
     async def stop(self, limit_s: float) -> None:
-        """Sends SIGTERM, waits up to ``limit_s`` for the end, and then closes."""
+        """Sends SIGTERM, waits up to ``limit_s`` for the end, and then closes; at once if it is cancelled."""
         self.send_signal(signal.SIGTERM)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                await self.wait()
-        await self.close()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self.wait()
+        finally:
+            await self.close()
 
     async def close(self) -> None:
         """Ends standard input, kills the process if it has not ended, and frees its pipes."""

@@ -79,6 +79,23 @@ def test_a_process_that_ignores_sigterm_is_killed_with_its_group() -> None:
     assert has_ended(grandchild)
 
 
+def test_a_stop_that_is_cancelled_kills_at_once() -> None:
+    async def run() -> tuple[int | None, int]:
+        child = await ChildProcess.start([sys.executable, "-c", STUBBORN])
+        grandchild = int(await child.read_line())
+        stopping = asyncio.create_task(child.stop(LIFETIME_S))
+        await asyncio.sleep(0)
+        stopping.cancel()
+        await asyncio.wait([stopping], timeout=END_LIMIT_S)
+        code = child.return_code
+        await child.close()
+        return code, grandchild
+
+    code, grandchild = asyncio.run(run())
+    assert code == -signal.SIGKILL
+    assert has_ended(grandchild)
+
+
 def test_a_process_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     """The child ignores its standard input, so only the kernel's signal can end it."""
     log = tmp_path / "log"
