@@ -9,10 +9,10 @@ seconds of wall time and in seconds of processor time after the first turn.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import time
+
+from result_lines import report, script_parser
 
 from radixkv.bench.environment import provenance
 from radixkv.checkpoints import resolve
@@ -23,7 +23,7 @@ from radixkv.wire import Submit, Tokens, pack_tokens
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--prompt-tokens", type=int, default=7000)
@@ -60,7 +60,8 @@ def main() -> None:
         "end_s": now,
         "turns": n_turns,
     }
-    print(json.dumps(vars(arguments) | result | provenance()))
+    settings = {name: value for name, value in vars(arguments).items() if name != "output_file"}
+    report(arguments.output_file, settings | result, provenance())
 
 
 if __name__ == "__main__":

@@ -8,18 +8,16 @@ of the server's thread. Its app has the layers of the real one.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import socket
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from pathlib import Path
 from statistics import median
 
 import uvicorn
 import uvloop
+from result_lines import report, script_parser
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -72,8 +70,7 @@ class AsgiStream(Response):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output-file", type=Path, required=True)
+    parser = script_parser(__doc__, requires_output_file=True)
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--parts", type=int, default=20_000, help="per stream")
     arguments = parser.parse_args()
@@ -90,9 +87,7 @@ def main() -> None:
         "ratio_max": round(max(ratios), 3),
         "pairs": [[round(direct, 2), round(asgi, 2)] for direct, asgi in pairs],
     }
-    print(json.dumps(line), flush=True)
-    with arguments.output_file.open("a", encoding="utf-8") as output:
-        output.write(json.dumps(line | provenance()) + "\n")
+    report(arguments.output_file, line, provenance())
 
 
 async def measure(n_pairs: int, n_parts: int) -> list[tuple[float, float]]:
