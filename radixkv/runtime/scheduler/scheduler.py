@@ -310,7 +310,7 @@ class Scheduler:
             admitted = self._admit(self._candidates(), budget - _n_tokens(chunks))
             rows = chunks + admitted
         else:
-            share = _fair_share(n_left, budget)
+            share = min(_fair_share(n_left, budget), budget - self.cache.page_size)  # a chunk is at least a page
             unfinished = [one for one in prefilling if one.n_known - one.n_scheduled > share]
             shortest = min(one.n_known - one.n_scheduled for one in unfinished)
             max_priority = min(one.priority for one in unfinished)
@@ -374,7 +374,8 @@ class Scheduler:
             n_left = request.n_known - request.blocks.n_leased * self.cache.page_size
             if n_left > budget and not request.is_retried:  # a retried request stays alone
                 overtaking = self._overtaking(n_left // 2, request.priority)
-                short = self._admit(overtaking, budget // 2, [*prefilling, request])
+                share = min(budget // 2, budget - self.cache.page_size)  # a chunk is at least a page
+                short = self._admit(overtaking, share, [*prefilling, request])
                 admitted += short
                 budget -= _n_tokens(short)
                 prefilling = self.running.prefilling()
@@ -404,11 +405,8 @@ class Scheduler:
         if self._blocked is None:
             return False
         n_available, n_running, version = self._blocked
-        return (
-            self.cache.n_available <= n_available
-            and len(self.running) >= n_running
-            and self.waiting.version == version
-        )
+        has_changed = self.cache.n_available > n_available or len(self.running) < n_running
+        return not has_changed and self.waiting.version == version
 
     def _prefill_row(self, request: Request, budget: int) -> Row | None:
         """Makes the row of a prompt's next chunk and commits its pages; None if budget or pages do not suffice.

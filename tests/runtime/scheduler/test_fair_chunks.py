@@ -106,6 +106,19 @@ def test_a_long_prompt_goes_on_beside_short_ones_that_never_end() -> None:
     engine.run_steps()
 
 
+@pytest.mark.parametrize("n_before", [0, 1])
+def test_a_long_prompt_gets_its_page_of_a_small_budget_beside_short_ones_that_never_end(n_before: int) -> None:
+    engine = FairEngine(max_num_seqs=3, budget=6)
+    long = engine.add_prompt(40, 0)
+    for _ in range(n_before):
+        engine.step()
+    for i in range(40):
+        engine.add_prompt(2, 1 + i)
+        engine.step()
+    assert long in engine.first_token_at
+    engine.run_steps()
+
+
 def test_a_short_prompt_is_found_behind_more_long_ones_than_the_window_holds() -> None:
     engine = FairEngine(lpm_window=2)
     for i in range(6):
