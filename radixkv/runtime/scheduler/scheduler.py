@@ -82,6 +82,7 @@ class Scheduler:
         self._queue_timeout_s = config.queue_timeout_s
         self._launched: deque[LaunchedPlan] = deque()
         self._retried = RetryQueue()
+        self._refused: Request | None = None  # the retried request that last did not fit
         self._blocked: tuple[int, int, int] | None = None
         """(available pages, running requests, queue version) when a waiting request last did not fit.
 
@@ -140,10 +141,9 @@ class Scheduler:
 
         A request that has run never times out. O(1) if none times out.
         """
-        updates: list[Update] = []
         if self._queue_timeout_s is None:
-            return updates
-        now = self._clock()
+            return []
+        updates, now = list[Update](), self._clock()
         while oldest := self.waiting.oldest_unstarted():
             waited_s = now - oldest.received_at
             if waited_s <= self._queue_timeout_s:
@@ -240,7 +240,9 @@ class Scheduler:
     def _plan_alone(self, request: Request) -> StepPlan | None:
         """Plans a step of a retried request; None if it does not fit, or still releases its pages."""
         if request.phase is Phase.WAITING:
-            return self._make_plan([], lambda budget: self._admit([request], budget))
+            plan = self._make_plan([], lambda budget: self._admit([request], budget))
+            self._refused = request if plan is None else None
+            return plan
         if request.phase is not Phase.RUNNING:
             return None
         if request.is_decoding:
@@ -399,9 +401,10 @@ class Scheduler:
         """Whether a waiting request did not fit, and nothing has changed since that could let one in.
 
         Such changes are: more available pages, fewer running requests, a prompt that is fully planned, another
-        queue. Without them the queue is not ranked again. Rarely a change of the tree would let a request in; that
-        is missed.
+        queue. Without them the queue is not ranked again. A change of the tree that would let one in is missed.
         """
+        if self._refused is not None and self._refused.phase is Phase.WAITING:
+            return True  # others would take each page that becomes free, and it would never start
         if self._blocked is None:
             return False
         n_available, n_running, version = self._blocked

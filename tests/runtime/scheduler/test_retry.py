@@ -159,6 +159,22 @@ def test_each_request_of_a_failed_step_is_retried_alone_while_the_others_go_on_i
     engine.check_outputs()
 
 
+def test_a_retried_request_starts_beside_short_ones_that_never_end() -> None:
+    engine = Engine(32, 4, SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=128))
+    retried = engine.add(prompt(100), max_tokens=4)
+    engine.launch()
+    engine.device.fail_steps = {0}
+    engine.collect()
+    for i in range(60):
+        for first in (i, 100 + i):
+            engine.add([i, first, *prompt(11, first=first)], max_tokens=8)
+        engine.turn()
+    assert retried.n_outputs, "others do not take the pages that it waits for"
+    engine.run()
+    engine.check_outputs()
+    engine.check_idle()
+
+
 @pytest.mark.parametrize("choice", [0, 2])
 def test_a_choice_that_breaks_its_steps_fails_only_its_own_request(choice: int) -> None:
     engine, requests = engine_with_requests(6, n=3)
