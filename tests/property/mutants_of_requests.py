@@ -135,7 +135,13 @@ def admit_a_retried_request_among_others(patch: Patch) -> None:
 
 
 def time_out_what_has_run(patch: Patch) -> None:
-    patch.setattr(WaitingQueue, "oldest_unstarted", lambda self: min(self, key=lambda r: r.serial, default=None))
+    def take_received_before(self, time_s):
+        taken = [request for request in self if request.received_at < time_s]
+        for request in taken:
+            self.remove(request)
+        return taken
+
+    patch.setattr(WaitingQueue, "take_received_before", take_received_before)
 
 
 def keep_shared_runs_while_the_rows_are_as_many(patch: Patch) -> None:

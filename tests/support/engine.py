@@ -149,7 +149,9 @@ class Engine:
             if any(request.is_retried for request in launched.requests):
                 assert len(plan.rows) == 1, "a retried request is not alone in its step"
             before = [one for earlier in self.scheduler.launched_plans[:-1] for one in earlier.requests]
-            assert not any(request.is_retried for request in (*before, *(launched.requests if before else ()))), (
+            beside = [*before, *(launched.requests if before else ())]
+            # An aborted request is no longer retried: if its step fails, it is not blamed.
+            assert not any(request.is_retried and request.phase is not Phase.FINISHED for request in beside), (
                 "a step is in flight beside that of a retried request"
             )
             for row in plan.rows:

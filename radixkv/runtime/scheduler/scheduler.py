@@ -82,7 +82,8 @@ class Scheduler:
         self._queue_timeout_s = config.queue_timeout_s
         self._launched: deque[LaunchedPlan] = deque()
         self._retried = RetryQueue()
-        self._refused: Request | None = None  # the retried request that last did not fit
+        self._refused: Request | None = None
+        """The retried request that last did not fit; no other is admitted before it."""
         self._blocked: tuple[int, int, int] | None = None
         """(available pages, running requests, queue version) when a waiting request last did not fit.
 
@@ -143,18 +144,15 @@ class Scheduler:
         """
         if self._queue_timeout_s is None:
             return []
-        updates, now = list[Update](), self._clock()
-        while oldest := self.waiting.oldest_unstarted():
-            waited_s = now - oldest.received_at
-            if waited_s <= self._queue_timeout_s:
-                break
-            self.waiting.remove(oldest)
-            oldest.phase = Phase.FINISHED
+        updates: list[Update] = []
+        now = self._clock()
+        for request in self.waiting.take_received_before(now - self._queue_timeout_s):
+            request.phase = Phase.FINISHED
             error = QueueTimeout(
-                f"the request waited {waited_s:.1f} s for its first step, longer than this server's limit of "
-                f"{self._queue_timeout_s:g} s; try later"
+                f"the request waited {now - request.received_at:.1f} s for its first step, longer than this "
+                f"server's limit of {self._queue_timeout_s:g} s; try later"
             )
-            updates.append(Update(oldest, error=error))
+            updates.append(Update(request, error=error))
         return updates
 
     def schedule(self) -> StepPlan | None:

@@ -50,9 +50,16 @@ class WaitingQueue:
         """Requests that wait for their first step; the others were preempted, or are forks. O(1)."""
         return len(self._unstarted)
 
-    def oldest_unstarted(self) -> Request | None:
-        """The request that has waited longest for its first step. O(1)."""
-        return self._unstarted.peekitem(0)[1] if self._unstarted else None
+    def take_received_before(self, time_s: float) -> list[Request]:
+        """Removes and returns the requests that have not started and were received before that time, oldest first.
+
+        O(1), and O(log n) a request.
+        """
+        taken: list[Request] = []
+        while self._unstarted and self._unstarted.peekitem(0)[1].received_at < time_s:
+            taken.append(self._unstarted.peekitem(0)[1])
+            self.remove(taken[-1])
+        return taken
 
     def add(self, request: Request) -> None:
         """Queues a request by its priority and age. O(log n + tokens)."""
