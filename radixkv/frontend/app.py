@@ -23,7 +23,7 @@ from radixkv.frontend.api.sglang.routes import add_generate_route
 from radixkv.frontend.api.tokenize import add_tokenize_routes
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.auth import ApiKeyRequired, LocalOnly
-from radixkv.frontend.http.body import BodyReader
+from radixkv.frontend.http.body import BodyReader, name_misspelt_fields
 from radixkv.frontend.http.disconnect import ClientDisconnected
 from radixkv.frontend.http.error_response import error_response
 from radixkv.frontend.http.errors import MethodNotAllowed, RouteNotFound
@@ -96,15 +96,15 @@ async def _refuse_route(request: Request) -> Response:
 
 async def _render_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return error_response(error)
+    return name_misspelt_fields(request, error_response(error))
 
 
 async def _render_too_long(served_model: ServedModel, request: Request, error: Exception) -> Response:
     """Adds that the pool is the limit, where it is: code that raises the error knows only the number."""
     assert isinstance(error, ContextLengthExceeded)
-    if served_model.ready.pool_limit is None:
-        return error_response(error)
-    return error_response(ContextLengthExceeded(f"{error} ({served_model.ready.pool_limit})", param=error.param))
+    if served_model.ready.pool_limit is not None:
+        error = ContextLengthExceeded(f"{error} ({served_model.ready.pool_limit})", param=error.param)
+    return name_misspelt_fields(request, error_response(error))
 
 
 async def _render_http_exception(request: Request, error: Exception) -> Response:

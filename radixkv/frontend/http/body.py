@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from radixkv.errors import InvalidRequest, RequestError, UnsupportedFeature
 from radixkv.frontend.http.disconnect import ClientDisconnected
@@ -22,13 +23,16 @@ _MAX_INLINE_BYTES = 1 << 16
 """Up to this many bytes, parse on the event loop. In a thread, the loop can run between the passes over a body."""
 MAX_LOGGED_FIELDS = 1000
 """Most misspelt fields that are logged, so that clients cannot fill the log."""
+UNKNOWN_FIELD_HEADER = "X-RadixKV-Unknown-Field"
 _MISSPELT = "misspelt_fields"
 
 
-def misspelt_fields(request: Request) -> Sequence[str]:
-    """Returns the unknown fields of the body that was read which are one letter from a known one."""
-    fields: Sequence[str] = request.scope["state"].get(_MISSPELT, ())
-    return fields
+def name_misspelt_fields(request: Request, response: Response) -> Response:
+    """Returns the response, with a header that names unknown fields of the body one letter from a known one."""
+    misspelt: Sequence[str] = request.scope["state"].get(_MISSPELT, ())
+    if misspelt:
+        response.headers[UNKNOWN_FIELD_HEADER] = ", ".join(misspelt)
+    return response
 
 
 class BodyReader:
@@ -53,7 +57,7 @@ class BodyReader:
     async def read(self, request: Request, parse: Parse[RequestT], max_size: int) -> RequestT:
         """Reads a JSON body and returns ``parse(body, max_size, misspelt)``.
 
-        The fields that ``parse`` adds to ``misspelt`` are logged and kept for ``misspelt_fields``.
+        The fields that ``parse`` adds to ``misspelt`` are logged and kept for ``name_misspelt_fields``.
 
         Raises:
             InvalidRequest: Content-Type is not JSON. Web pages can send other types without a CORS preflight.
@@ -64,14 +68,14 @@ class BodyReader:
         """
         body = await self._read_in_time(request)
         misspelt: dict[str, str] = {}
-        if len(body) <= _MAX_INLINE_BYTES:
-            result = parse(body, max_size, misspelt)
-        else:
-            result = await asyncio.to_thread(parse, body, max_size, misspelt)
-        if misspelt:
-            request.scope["state"][_MISSPELT] = list(misspelt)
-            self._report(misspelt)
-        return result
+        try:
+            if len(body) <= _MAX_INLINE_BYTES:
+                return parse(body, max_size, misspelt)
+            return await asyncio.to_thread(parse, body, max_size, misspelt)
+        finally:
+            if misspelt:
+                request.scope["state"][_MISSPELT] = list(misspelt)
+                self._report(misspelt)
 
     def refuse(self, error: RequestError) -> None:
         """Ends running and later reads with ``error``."""

@@ -116,14 +116,14 @@ class BodyDecoder(Generic[RequestT]):
             raise InvalidRequest("the body is not valid JSON in UTF-8") from None
 
     def _check_others(self, fields: Mapping[str, msgspec.Raw], misspelt: dict[str, str]) -> None:
-        """Raises the error of the first refused field that asks for something; adds misspelt fields."""
-        for name, raw in fields.items():
-            if name in self._refused:
-                self._check_refused(self._refused[name], bytes(raw), fields)
+        """Adds misspelt fields; raises the error of the first refused field that asks for something."""
         unknown = (name for name in fields if name not in self._known and name not in self._refused)
         for name in islice(unknown, MAX_UNKNOWN_FIELDS):
             if (meant := self._spelling.nearest(name)) is not None:
                 misspelt[name] = meant
+        for name, raw in fields.items():
+            if name in self._refused:
+                self._check_refused(self._refused[name], bytes(raw), fields)
 
     def _check_refused(self, refusal: Refusal, raw: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
         if len(raw) > MAX_FIELD_BYTES:

@@ -15,9 +15,8 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from radixkv.frontend.http.body import misspelt_fields
+from radixkv.frontend.http.body import name_misspelt_fields
 
-UNKNOWN_FIELD_HEADER = "X-RadixKV-Unknown-Field"
 _SCHEMAS = "#/components/schemas/"
 
 
@@ -79,10 +78,7 @@ class _RequestRoute(APIRoute):
         """Returns the handler."""
 
         async def answered(request: Request) -> Response:
-            response: Response = await self.endpoint(request)
-            if misspelt := misspelt_fields(request):
-                response.headers[UNKNOWN_FIELD_HEADER] = ", ".join(misspelt)
-            return response
+            return name_misspelt_fields(request, await self.endpoint(request))
 
         return answered
 

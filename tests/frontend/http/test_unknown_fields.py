@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
+from starlette.responses import Response
 
 from radixkv.frontend.api.openai.schema import parse_completion
 from radixkv.frontend.http import body
-from radixkv.frontend.http.body import BodyReader, misspelt_fields
+from radixkv.frontend.http.body import BodyReader, name_misspelt_fields
 from radixkv.frontend.http.body_decoder import MAX_UNKNOWN_FIELDS
 from radixkv.frontend.http.unknown_fields import KnownFields
 from support.scripted_runtime import Site
@@ -45,6 +46,20 @@ def test_a_misspelt_field_is_named_in_the_response(
     assert reply.headers.get(HEADER) == named
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": "a", "temprature": 0.5, "top_p": 2.0},
+        {"prompt": "a", "temprature": 0.5, "tools": [{}]},
+        {"prompt": "a", "temprature": 0.5, "max_tokens": 1 << 20},
+    ],
+    ids=["invalid", "unsupported", "too-long"],
+)
+def test_a_misspelt_field_is_named_beside_an_error(site: Site, fields: dict[str, Any]) -> None:
+    reply = site.http.post("/v1/completions", json=fields)
+    assert (reply.status_code, reply.headers.get(HEADER)) == (400, "temprature")
+
+
 def read(reader: BodyReader, **fields: object) -> list[str]:
     """Returns the misspelt fields of a body that ``reader`` reads."""
 
@@ -54,7 +69,8 @@ def read(reader: BodyReader, **fields: object) -> list[str]:
     headers = [(b"content-type", b"application/json")]
     request = Request({"type": "http", "headers": headers, "state": {}}, receive)
     asyncio.run(reader.read(request, parse_completion, 100))
-    return list(misspelt_fields(request))
+    named = name_misspelt_fields(request, Response()).headers.get(HEADER)
+    return [] if named is None else named.split(", ")
 
 
 def test_a_misspelt_field_is_logged_once() -> None:
