@@ -440,8 +440,8 @@ class Scheduler:
             return True
         n_pages = self.cache.pages_for(n_tokens)
         while not self.cache.reserve(blocks, n_pages):
-            if self.running.is_releasing or len(self.running) < 2:
-                return False
+            if request.phase is not Phase.RUNNING or self.running.is_releasing or len(self.running) < 2:
+                return False  # an admission preempts nothing
             victim = max(self.running, key=lambda running: running.order)
             self.n_preemptions += 1
             self.running.preempt(victim, discards_results=False)
