@@ -303,6 +303,7 @@ async def _drain(
     runtime: RuntimeProcess, body_reader: BodyReader, signals: _Signals, death: asyncio.Task[RuntimeDied]
 ) -> None:
     """Refuses new requests and waits for running ones, up to ``DRAIN_TIMEOUT_S`` or a second signal."""
+    log_line(f"{signals.first_number.name} ends the server")
     client = runtime.client
     client.refusal = Draining("the server is shutting down; send the request elsewhere")
     body_reader.refuse(client.refusal)

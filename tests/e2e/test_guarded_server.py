@@ -46,6 +46,7 @@ def test_a_guarded_server_from_its_start_to_its_end(sensitive: Path, tmp_path: P
         assert KEY not in live.http.get("/server_info").text
         live.process.send_signal(signal.SIGTERM)
         assert live.process.wait(timeout=LIMIT_S) == 0
+        assert "radixkv: SIGTERM ends the server\n" in log.read_text()
     lines = log.read_text().splitlines()
     assert KEY not in log.read_text()
     assert all(line.startswith("radixkv: ") for line in lines), lines
