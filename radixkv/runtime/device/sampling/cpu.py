@@ -185,15 +185,15 @@ class _SeenTokens:
 
     def __init__(self, history: History, vocab_size: int) -> None:
         prompt, output = split_history(history, vocab_size)
-        self._ids, places = torch.from_numpy(np.concatenate((prompt, output))).unique(return_inverse=True)
-        self._n_outputs = torch.bincount(places[len(prompt) :], minlength=len(self._ids))
+        self._ids, indices = torch.from_numpy(np.concatenate((prompt, output))).unique(return_inverse=True)
+        self._n_outputs = torch.bincount(indices[len(prompt) :], minlength=len(self._ids))
         """[ids]: occurrences of each token in the output."""
 
     def add(self, token: int) -> None:
         """Counts an output token. O(tokens seen)."""
-        place = (self._ids == token).nonzero()
-        if len(place):
-            self._n_outputs[place] += 1
+        index = (self._ids == token).nonzero()
+        if len(index):
+            self._n_outputs[index] += 1
         else:
             self._ids = torch.cat((self._ids, torch.tensor([token])))
             self._n_outputs = torch.cat((self._n_outputs, torch.tensor([1])))
@@ -344,8 +344,8 @@ def _largest(values: Tensor, n: int) -> Tensor:
         return _order(values, n)
     chosen = _order(blocks.amax(-1), n).sort(-1).values
     candidates = blocks[torch.arange(len(values))[:, None], chosen].flatten(1)
-    places = _order(candidates, n)
-    return chosen.gather(1, places // _BLOCK) * _BLOCK + places % _BLOCK
+    indices = _order(candidates, n)
+    return chosen.gather(1, indices // _BLOCK) * _BLOCK + indices % _BLOCK
 
 
 def _order(values: Tensor, n: int) -> Tensor:
