@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import sys
 import time
@@ -158,7 +159,7 @@ def _lines() -> Iterator[str]:
     if not sys.stdin.isatty():
         yield from (line.strip() for line in sys.stdin)
         return
-    import readline  # noqa: F401  # gives input() line editing
+    importlib.import_module("readline")  # gives input() line editing
 
     while True:
         try:

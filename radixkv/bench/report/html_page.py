@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import html
+import importlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class Section:
 def require_matplotlib() -> None:
     """Raises ``ConfigError`` if matplotlib is missing; called before a long run whose results are to be plotted."""
     try:
-        import matplotlib.figure  # noqa: F401
+        importlib.import_module("matplotlib.figure")
     except ImportError as error:
         raise ConfigError(f"plots need matplotlib ({error}); pip install 'radixkv[plot]'") from None
 

@@ -63,7 +63,7 @@ def add_tokenize_routes(app: DocumentedApp, served_model: ServedModel, body_read
 
 
 def _check_text(raw: bytes, maximum: int) -> None:
-    # JSON has at most six bytes per character, as \uXXXX.
+    # JSON has at most six bytes per character: a backslash, a u and four hexadecimal digits.
     if len(raw) > 6 * maximum + 2:
         raise InvalidRequest(f"prompt is longer than {maximum} characters; send it in parts", param="prompt")
 
