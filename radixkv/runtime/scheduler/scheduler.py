@@ -64,7 +64,7 @@ class Scheduler:
         min_shared_tokens: int = MIN_SHARED_TOKENS,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        # ``with_defaults`` has filled in the settings that depend on the device.
+        # ``ResolvedConfig`` has the settings that depend on the device filled in.
         assert config.max_num_seqs is not None
         assert config.max_num_batched_tokens is not None
         self.cache = cache
