@@ -49,8 +49,6 @@ PREFIX_TOKENS = 2048
 QUESTION_TOKENS = 96
 N_PROMPT = 512
 N_OUTPUT = 128
-VOCAB_SIZE = 4096
-"""Vocabulary size of the tiny model."""
 H200_PAGES = 55_357
 """Pages of an H200's pool beside the weights of an 8B model."""
 
@@ -124,13 +122,14 @@ CASES: dict[str, Callable[[int, int], Scheduler]] = {
 def generate(n_rows: int) -> tuple[list[float], float]:
     """Returns the milliseconds of each turn in which every row gained a token, and the total seconds."""
     llm = LLM("tiny", device="cpu", max_num_seqs=n_rows, max_num_batched_tokens=8192, max_total_tokens=1024)
-    device = NullDevice(n_pages=n_rows * (N_PROMPT + N_OUTPUT) // PAGE_SIZE + 1)
+    vocab_size = llm._open_loop.ready.vocab_size
+    device = NullDevice(n_rows * (N_PROMPT + N_OUTPUT) // PAGE_SIZE + 1, vocab_size)
     config = SchedulerConfig(max_num_seqs=n_rows, max_num_batched_tokens=8192)
     cache = TimedPageCache(device.n_pages, PAGE_SIZE)
     scheduler = Scheduler(cache, config, finds_shared_runs=True)
     llm._loop = loop = TimedLoop(cache, scheduler, device, max_model_len=N_PROMPT + N_OUTPUT)
     rng = Random(1)
-    prompts = [[rng.randrange(10, VOCAB_SIZE) for _ in range(N_PROMPT)] for _ in range(n_rows)]
+    prompts = [[rng.randrange(10, vocab_size) for _ in range(N_PROMPT)] for _ in range(n_rows)]
     started = time.perf_counter()
     outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=N_OUTPUT), use_tqdm=False)
     wall_s = time.perf_counter() - started
@@ -160,15 +159,15 @@ class NullDevice:
     """A device that computes nothing and returns random tokens at once."""
 
     device = dtype = "none"
-    vocab_size = VOCAB_SIZE
     uses_shared_runs = True
 
-    def __init__(self, n_pages: int) -> None:
+    def __init__(self, n_pages: int, vocab_size: int) -> None:
         self.n_pages = n_pages
+        self.vocab_size = vocab_size
         self.n_rows = 0
         """Rows of the last plan that sample a token."""
         self._rng = Random(2)
-        self._tokens = [self._rng.randrange(10, VOCAB_SIZE) for _ in range(1 << 16)]
+        self._tokens = [self._rng.randrange(10, vocab_size) for _ in range(1 << 16)]
 
     def close(self) -> None:
         """Does nothing: there is no memory to free."""
