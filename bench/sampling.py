@@ -102,7 +102,7 @@ def build_cases(logits: Tensor, n_history: int, n_steps: int) -> dict[str, Calla
         for _ in range(n_rows)
     ]
     penalised = {"repetition_penalty": 1.1, "frequency_penalty": 0.1, "presence_penalty": 0.1}
-    everything = replace(DRAWN, top_k=50, top_p=0.9, min_p=0.02, banned=(2, 3, 4), n_logprobs=20, **penalised)
+    everything = replace(DRAWN, top_k=50, top_p=0.9, min_p=0.05, banned=(2, 3, 4), n_logprobs=20, **penalised)
     plans = {
         "greedy": [GREEDY] * n_rows,
         "temperature": [DRAWN] * n_rows,
