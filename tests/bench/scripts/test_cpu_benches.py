@@ -1,0 +1,46 @@
+"""The benchmarks of scheduler and sampler run in small, so that failures show."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from support.paths import ROOT
+
+WORKLOADS = "ALL = {'same': lambda: [[([7] * 40, 3)] * 2] * 2}"
+
+
+def run(script: str, tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
+    output = tmp_path / "lines.jsonl"
+    command = [sys.executable, str(ROOT / "bench" / script), "--output-file", str(output), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+
+
+def test_each_case_of_the_schedule_writes_a_line(tmp_path: Path) -> None:
+    lines = run("schedule.py", tmp_path, "--rows", "4", "--waiting", "8", "--steps", "5")
+    assert [line["case"] for line in lines] == ["decode_only", "admit_by_prefix", "blocked_by_memory", "generate"]
+    assert all(line["ms_per_step"] > 0 and line["steps"] > 0 for line in lines)
+
+
+def test_the_schedule_of_a_file_of_workloads(tmp_path: Path) -> None:
+    path = tmp_path / "workloads.py"
+    path.write_text(WORKLOADS, encoding="utf-8")
+    (line,) = run("schedule.py", tmp_path, "--workloads-file", str(path))
+    assert (line["case"], line["steps"]) == ("same", 6)
+    assert line["schedule_ms"] >= line["cache_ms"] > 0
+
+
+def test_a_short_prompt_has_its_first_token_before_the_long_ones(tmp_path: Path) -> None:
+    (line,) = run("fair_chunks.py", tmp_path, "--prompts", "2", "--prompt-tokens", "2500", "--new-tokens", "2")
+    assert line["short_first_token_s"] < line["last_long_first_token_s"] <= line["end_s"]
+
+
+def test_the_sampler_writes_a_line_for_each_case_and_distribution(tmp_path: Path) -> None:
+    lines = run("sampling.py", tmp_path, "--rows", "2", "--vocab", "1000", "--history", "20", "--rounds", "1")
+    assert {line["logits"] for line in lines} == {"peaked", "spread", "flat"}
+    assert len({(line["logits"], line["case"]) for line in lines}) == len(lines) == 3 * 10
