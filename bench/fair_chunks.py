@@ -1,8 +1,8 @@
 """Measures how long a short prompt waits behind long ones that came just before it.
 
 Sends long prompts of random token ids to the loop, without a server, and one step later a short prompt. Prints one
-JSON line: when the short prompt and the last long one had their first tokens, and when all requests had ended, in
-seconds of wall time and in seconds of processor time after the first turn.
+JSON line: when the short prompt and the last long one had their first tokens, and when all requests had ended. Each
+time is a pair, seconds of wall time and of processor time, since the long prompts were sent.
 
     python bench/fair_chunks.py --prompts 12 --prompt-tokens 7000 --short-tokens 24
 """
