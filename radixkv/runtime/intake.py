@@ -1,7 +1,7 @@
 """Makes requests of ``Submit`` messages.
 
-Their edge has checked every message already. The checks of ``radixkv.limits`` are repeated here because another
-program may be at the other end of the socket.
+Server and ``LLM`` check every message before they send it. The checks of ``radixkv.limits`` are repeated here:
+another program may be at the other end of the socket.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class Intake:
     def _row_sampling(self, sampling: SamplingParams, seed: int) -> RowSampling:
         """Returns the sampling settings that all tokens of a choice share.
 
-        ``banned`` lists the stop tokens; they apply only before ``min_tokens``.
+        ``banned`` lists all tokens that can end an output, those of the model also with ``ignore_eos``; they are
+        banned only before ``min_tokens``.
         """
         stop_token_ids = self._eos_token_ids.union(sampling.stop_token_ids)
         return RowSampling(

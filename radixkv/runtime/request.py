@@ -252,15 +252,14 @@ class Request:
         new_leader.scheduled_at = self.scheduled_at
         return new_leader
 
-    def count_cached(self) -> int:
-        """Computes ``n_cached`` from the computed ranges and returns it. O(chunks · log chunks), once a request."""
+    def count_cached(self) -> None:
+        """Sets ``n_cached`` from the computed ranges. O(chunks · log chunks), once a request."""
         n_computed = end = 0
         for first, last in sorted(self.computed_ranges):
             n_computed += max(0, last - max(first, end))
             end = max(end, last)
         self.computed_ranges.clear()
         self.n_cached = self.n_prompt - n_computed
-        return self.n_cached
 
 
 class Update(msgspec.Struct, frozen=True):

@@ -97,7 +97,7 @@ class RadixTree:
     def lease(self, namespace: Namespace, tokens: bytes) -> Lease:
         """Pins the longest cached prefix of the tokens, in whole pages, and marks it as used now.
 
-        The prefix may be empty. Splits at most one node. O(edges), and O(pages of the split node).
+        The prefix may be empty. Splits at most one node. O(edges + log leaves), and O(pages of the split node).
         """
         root = self._forest.root(namespace)
         lease = Lease(root, 0)
@@ -119,7 +119,9 @@ class RadixTree:
         return _pages(reversed(path))
 
     def extend(self, lease: Lease, tokens: bytes) -> list[int]:
-        """Extends the lease over pages that others have committed after its end. O(new edges + new pages).
+        """Extends the lease over pages that others have committed after its end.
+
+        Splits at most one node. O(new edges + new pages + log leaves), and O(pages of the split node).
 
         Args:
             lease: an open lease.
@@ -132,7 +134,10 @@ class RadixTree:
         return _pages(self._advance(lease, tokens))
 
     def commit(self, lease: Lease, tokens: bytes | bytearray, pages: Sequence[int]) -> list[int]:
-        """Inserts pages after the end of the lease, and extends the lease over them. O(new pages) amortised.
+        """Inserts pages after the end of the lease, and extends the lease over them.
+
+        O(new pages) amortised; where the tree has leading pages already, O(log leaves + pages of the split node)
+        more.
 
         Commits before the KV is written: other requests find the pages at once, and may read them in the step that
         writes them. A detached lease takes no pages and stays as it is.

@@ -90,7 +90,9 @@ class PageCache:
     def open(
         self, namespace: Namespace, tokens: bytes, reads: bool = True, bypasses_tree: bool = False
     ) -> BlockTable:
-        """Returns a block table that leases the longest cached prefix of the tokens. O(pages leased).
+        """Returns a block table that leases the longest cached prefix of the tokens.
+
+        O(pages leased), and ``RadixTree.lease``.
 
         Args:
             namespace: namespace of the request.
@@ -107,7 +109,7 @@ class PageCache:
     def extend(self, blocks: BlockTable, tokens: bytearray) -> None:
         """Extends the lease over pages that other requests have committed since. Does nothing if there is a tail.
 
-        O(new edges + new pages), and one copy of the tokens after the lease.
+        ``RadixTree.extend``, and one copy of the tokens after the lease.
 
         Args:
             blocks: the block table to extend.

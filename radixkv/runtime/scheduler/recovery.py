@@ -12,7 +12,7 @@ from radixkv.runtime.scheduler.running import RunningRequests
 
 
 class RetryQueue:
-    """The requests that are retried alone, in the order in which they are."""
+    """The requests to retry alone, first those of the earliest failure, then by priority and age."""
 
     def __init__(self) -> None:
         self._requests: deque[Request] = deque()

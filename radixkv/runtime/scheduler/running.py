@@ -66,8 +66,8 @@ class RunningRequests:
         tokens.
 
         Room means available pages beyond those that the ``prefilling`` requests ahead of it still need and the
-        headroom of the active ones. A preempted request needs room for its known tokens only, not for
-        ``max_tokens``, which says little about the length of an output: the whole queue would wait behind it.
+        headroom of the active ones. No room is kept for ``max_tokens``, which says little about the length of an
+        output: the whole queue would wait behind it.
 
         O(prefilling), and ``PageCache.open``.
         """

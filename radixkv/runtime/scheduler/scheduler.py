@@ -174,7 +174,7 @@ class Scheduler:
 
     def complete(self, plan: StepPlan, result: StepResult) -> list[Update]:
         """Takes the oldest launched plan's result: marks pages as computed, appends tokens, finishes requests.
-        O(rows)."""
+        O(rows + new pages), and O(running) for each row that is not finite and each leader with followers."""
         launched = self._launched.popleft()
         assert launched.plan is plan, "results come in the order of the plans"
         updates: list[Update] = []

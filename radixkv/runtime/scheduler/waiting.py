@@ -142,7 +142,7 @@ class WaitingQueue:
         self.add(oldest)
 
     def _match(self, requests: Iterable[Request]) -> None:
-        """Matches those requests against the tree whose last match is of another version of it."""
+        """Matches the requests against the tree, except those that were matched at its current version."""
         version = self._cache.tree.version
         stale = [request for request in requests if request.match_version != version]
         matches = self._cache.matches((request.namespace, request.key) for request in stale)
