@@ -241,7 +241,7 @@ class Engine:
         """Checks every invariant of scheduler and cache; tells the device which pages are free."""
         self.scheduler.check()
         self.check_requests()
-        self.device.free_pages = set(self.cache.free_pages())
+        self.device.free_pages = set(self.free_pages)
 
     def check_requests(self) -> None:
         live = [r for name, r in self.requests.items() if name not in self.ended]
@@ -261,7 +261,7 @@ class Engine:
             n_committed = blocks.n_leased * self.page_size
             assert n_committed <= request.n_known, "more KV is committed than tokens are known"
             assert request.n_scheduled <= len(blocks.pages) * self.page_size, "scheduled KV has no page"
-            free = set(self.cache.free_pages())
+            free = set(self.free_pages)
             assert not free & set(blocks.pages), "a live table points at a free page"
 
     def check_outputs(self) -> None:

@@ -6,7 +6,7 @@ in the tree, detached from the tree but leased, or private to one block table (i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -299,10 +299,6 @@ class PageCache:
             raise InvariantError(f"{n_private} pages are private, but {self._n_private} were counted")
         if owners.keys() != set(range(self.n_pages)):
             raise InvariantError(f"pages without an owner: {sorted(set(range(self.n_pages)) - owners.keys())[:8]}")
-
-    def free_pages(self) -> Iterator[int]:
-        """Returns an iterator over the free pages. O(free pages)."""
-        return iter(self._free)
 
     def _commit(self, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_step: int) -> int:
         first, last = blocks.n_leased, n_tokens // self.page_size

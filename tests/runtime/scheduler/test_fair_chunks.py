@@ -30,7 +30,7 @@ class FairEngine(Engine):
         """Most prompt tokens of requests that were being prefilled at once."""
 
     def check_invariants(self) -> None:
-        self.device.free_pages = set(self.cache.free_pages())
+        self.device.free_pages = set(self.free_pages)
 
     def add_prompt(self, n_tokens: int, first: int, priority: int = 0) -> Request:
         request = self.add([first % 89, first // 89, *prompt(n_tokens - 2, first=first)], 2, priority=priority)

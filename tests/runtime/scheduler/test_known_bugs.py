@@ -24,7 +24,7 @@ def test_bug_01_duplicate_pages_freed_while_a_live_table_points_at_them() -> Non
         for request in (first, second):
             if request.block_table is not None:
                 n_duplicates += len(request.block_table.replaced)
-                assert not set(request.block_table.pages) & set(engine.cache.free_pages())
+                assert not set(request.block_table.pages) & set(engine.free_pages)
     assert n_duplicates > 0, "two requests committed the same tokens"
     engine.check_outputs()
     engine.check_idle()
@@ -80,7 +80,7 @@ def test_bug_06_abort_or_finish_frees_pages_that_a_launched_step_uses() -> None:
     engine.turn()
     assert engine.ended[stopping.id].reason == "stop"
     in_flight = {r for launched in engine.scheduler.launched_plans for r in launched.requests}
-    free = set(engine.cache.free_pages())
+    free = set(engine.free_pages)
     for request, table in zip((aborted, stopping), tables, strict=True):
         assert request not in in_flight or not table & free
     assert stopping in in_flight, "the step after the last token was launched already"

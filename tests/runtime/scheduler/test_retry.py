@@ -81,7 +81,7 @@ class RarelyCheckedEngine(Engine):
 
     def check_invariants(self) -> None:
         self.n_half_steps += 1
-        self.device.free_pages = set(self.cache.free_pages())
+        self.device.free_pages = set(self.free_pages)
         if self.n_half_steps % 64 == 1:
             super().check_invariants()
 
