@@ -117,7 +117,8 @@ class Packer:
         ends, table_ends = step.lengths, step.table_starts + step.update_counts
         require(ends <= self._max_model_len, f"a position beyond max_model_len {self._max_model_len}")
         require((step.table_starts >= 0) & (table_ends <= self._width), f"table entries beyond {self._width}")
-        require((step.updates >= 0) & (step.updates < self._n_pages), f"a page beyond the pool's {self._n_pages}")
+        is_page = (step.updates >= 0) & (step.updates < self._n_pages)
+        require(np.all(is_page), f"pages {step.updates[~is_page].tolist()} of a pool of {self._n_pages}")
         known = self._table_ends[step.batch_slots]
         require(
             (step.update_counts == 0) | (step.table_starts <= known), "an update leaves a hole in the block table"
