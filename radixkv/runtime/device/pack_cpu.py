@@ -182,13 +182,6 @@ class Packer:
         known = self._tables[row.batch_slot, : -(-end // self._page_size)] >= 0
         known[row.table_start : table_end] = True
         require(bool(known.all()), f"some positions below {end} have no page in the block table")
-        if row.scoring is not None:
-            n_targets = len(row.scoring.targets) / _TOKEN.itemsize
-            require(
-                n_targets in (row.n_tokens, row.n_tokens - 1),
-                f"prompt logprobs of {n_targets:g} tokens in a row of {row.n_tokens}",
-            )
-            require(row.scoring.n_logprobs >= 0, f"n_logprobs {row.scoring.n_logprobs}")
         if row.sampling is not None:
             self._check_sampling(row.batch_slot, row.sampling, require)
 

@@ -10,7 +10,7 @@ import pytest
 
 from radixkv.errors import DeviceError
 from radixkv.runtime.device.pack_cuda import Packer
-from radixkv.runtime.step.plan import Row, StepPlan
+from radixkv.runtime.step.plan import Row, Scoring, StepPlan
 from radixkv.wire import pack_tokens
 
 
@@ -81,6 +81,9 @@ def test_a_row_of_one_token_after_a_longer_one_is_no_decode_row() -> None:
         ({"table_pages": (1,)}, "row 1: no page is known"),
         ({"table_start": 1}, "a hole"),
         ({"table_pages": ()}, "no page is known"),
+        ({"scoring": Scoring(pack_tokens([1] * 3), 1)}, "batch slot 0: prompt logprobs of 3 tokens .* 5"),
+        ({"scoring": Scoring(pack_tokens([1] * 6), 1)}, "batch slot 0: prompt logprobs of 6 tokens .* 5"),
+        ({"scoring": Scoring(pack_tokens([1] * 5), -1)}, "n_logprobs -1"),
     ],
 )
 def test_a_row_that_does_not_fit_is_refused(changes: dict[str, object], problem: str) -> None:
