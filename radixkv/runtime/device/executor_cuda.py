@@ -198,11 +198,11 @@ class CudaStep:
         times, argmax_result = np.split(self._report.numpy(), [N_TIMES])
         tokens, are_finite = argmax_result.reshape(2, -1)[:, : len(rows)]
         finite = are_finite.astype(np.bool_)
-        prompt: dict[int, list[TokenLogprobs]] = {}
+        prompt: dict[int, list[TokenLogprobs]] = {i: [] for i, row in enumerate(rows) if row.scoring is not None}
         for row, chunk in self._prompt_logprobs:
             logprobs = chunk.collect()
             finite[row] &= logprobs is not None
-            prompt.setdefault(row, []).extend(logprobs or ())
+            prompt[row] += logprobs or ()
         samples = np.array([row.sampling is not None for row in rows])
         return StepResult(
             tokens=tuple(np.where(finite & samples, tokens, -1).tolist()),
