@@ -47,7 +47,6 @@ class KVPool:
             self.k = torch.empty(shape, dtype=page.dtype).zero_()
             self.v = torch.empty(shape, dtype=page.dtype).zero_()
         self.n_pages = n_pages
-        self.page_size = page.page_size
 
     @property
     def zero_page(self) -> int:
