@@ -45,7 +45,7 @@ def code(reply: httpx.Response) -> tuple[int, str]:
     return reply.status_code, reply.json()["error"]["code"]
 
 
-def test_a_step_without_memory_is_retried_in_halves(checked_server: LiveServer) -> None:
+def test_the_requests_of_a_step_without_memory_are_retried_alone(checked_server: LiveServer) -> None:
     healthy = {"prompt": prompts(6), "max_tokens": 12}
     (alone,) = send_all(checked_server, healthy)
     unlucky = {"prompt": prompts(6, with_pair=NO_MEMORY_ONCE), "max_tokens": 12}

@@ -79,7 +79,7 @@ def memory_limited_to(n_bytes: int) -> Iterator[None]:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def test_an_out_of_memory_step_is_retried_in_halves_until_one_request_fails(folder: Path) -> None:
+def test_the_requests_of_an_out_of_memory_step_are_retried_alone_until_one_fails(folder: Path) -> None:
     prompts = [random_ids(2000, seed) for seed in range(4)]
     with opened(folder, max_num_batched_tokens=8192) as llm:
         expected = [llm.generate([prompt], greedy(8))[0].outputs[0].token_ids for prompt in prompts]
