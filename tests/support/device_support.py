@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.runtime.device.attention.cpu.reference import ReferenceAttention
+from radixkv.runtime.device.attention.cpu.paged import PagedAttention
 from radixkv.runtime.device.kv_pool_cpu import KVPool, PageShape
 from radixkv.runtime.device.model.decoder_cpu import Decoder
 from radixkv.runtime.device.pack_cpu import PackedStep, Packer
@@ -130,7 +130,7 @@ class OpenDevice:
             self.model = Decoder(weights, 1024)
         page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, dtype)
         self.pool = KVPool(page, n_pages)
-        self.attention = ReferenceAttention(
+        self.attention = PagedAttention(
             self.pool, n_heads=config.n_heads, windows=config.windows, block_tokens=block_tokens
         )
         self._packer = Packer(page_size=page_size, max_rows=512, max_model_len=1024, n_pages=n_pages)

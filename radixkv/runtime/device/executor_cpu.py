@@ -14,7 +14,7 @@ from radixkv.checkpoints import Checkpoint
 from radixkv.config import LoadFormat
 from radixkv.errors import ConfigError, DeviceError
 from radixkv.runtime.device.attention.cpu.base import Attention
-from radixkv.runtime.device.attention.cpu.reference import ReferenceAttention
+from radixkv.runtime.device.attention.cpu.paged import PagedAttention
 from radixkv.runtime.device.kv_pool_cpu import KVPool, PageShape, count_pages
 from radixkv.runtime.device.memory_check import require_memory
 from radixkv.runtime.device.model.decoder_cpu import Decoder
@@ -86,7 +86,7 @@ class CpuExecutor:
             self.model = Decoder(weights, max_model_len)
         self.pool = KVPool(page, n_pages)
         windows = [window if window and window < max_model_len else None for window in config.windows]
-        self.attention: Attention = ReferenceAttention(self.pool, n_heads=config.n_heads, windows=windows)
+        self.attention: Attention = PagedAttention(self.pool, n_heads=config.n_heads, windows=windows)
         self._packer = Packer(page_size=page_size, max_rows=max_rows, max_model_len=max_model_len, n_pages=n_pages)
         self._vocab_size = config.vocab_size
         self._sampler = Sampler(max_rows, config.vocab_size)

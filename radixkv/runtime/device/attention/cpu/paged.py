@@ -1,4 +1,4 @@
-"""The CPU's attention backend in plain torch, which is also the oracle of the other backends' tests."""
+"""Attention over the paged KV pool on the CPU, in plain torch."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _MAX_GATHERED_VALUES = 1 << 23
 """Maximum values of K copied for one group of short rows."""
 
 
-class ReferenceAttention:
+class PagedAttention:
     """Causal attention over the paged KV pool, computed in float32 and batch-invariant.
 
-    Cost per layer: a group of short rows copies each block that one of its rows reads once. Each long row copies
-    its own blocks once.
+    Cost per layer: a group of short rows copies each block once, however many of its rows read it. A long row
+    copies each of its blocks once.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class ReferenceAttention:
         pool: KVPool,
         *,
         n_heads: int,
-        windows: Sequence[int | None] | None = None,
+        windows: Sequence[int | None],
         block_tokens: int = 256,
     ) -> None:
         """Determines which tile sizes give bit-equal products on this machine.
@@ -47,7 +47,7 @@ class ReferenceAttention:
             windows: [layers], sliding window in positions, the token's own included; None for full attention.
             block_tokens: positions per partial sum, rounded down to whole pages, at least one page.
         """
-        n_layers, _, n_kv_heads, page_size, head_dim = pool.k.shape
+        _, _, n_kv_heads, page_size, head_dim = pool.k.shape
         layout = BlockLayout(
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
@@ -56,7 +56,7 @@ class ReferenceAttention:
             block_tokens=max(1, block_tokens // page_size) * page_size,
         )
         self._pool = pool
-        self._windows = tuple(windows or [None] * n_layers)
+        self._windows = tuple(windows)
         self._layouts = {window: replace(layout, window=window) for window in self._windows}
         self._tiles = _token_tiles(layout)
         self._scale = head_dim**-0.5
