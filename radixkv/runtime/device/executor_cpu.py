@@ -85,7 +85,7 @@ class CpuExecutor:
             config = weights.config
             self.model = Decoder(weights, max_model_len)
         self.pool = KVPool(page, n_pages)
-        windows = [window if window and window < max_model_len else None for window in config.windows]
+        windows = config.windows_within(max_model_len)
         self.attention: Attention = PagedAttention(self.pool, n_heads=config.n_heads, windows=windows)
         self._packer = Packer(page_size=page_size, max_rows=max_rows, max_model_len=max_model_len, n_pages=n_pages)
         self._vocab_size = config.vocab_size

@@ -101,6 +101,10 @@ class DecoderConfig:
         """Names of the checkpoint's tensors."""
         return ARCHITECTURES[self.architecture].names
 
+    def windows_within(self, max_model_len: int) -> tuple[int | None, ...]:
+        """Returns ``windows`` with None for those that no sequence of ``max_model_len`` tokens exceeds."""
+        return tuple(window if window and window < max_model_len else None for window in self.windows)
+
     def experts_of(self, layer: int) -> ExpertConfig | None:
         """Returns the configuration of the layer's experts, None if the layer has a plain MLP."""
         experts = self.experts

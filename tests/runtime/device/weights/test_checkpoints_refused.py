@@ -332,6 +332,11 @@ def test_windows_by_layer(changes: dict[str, Any], windows: tuple[int | None, ..
     assert parse(BASE | changes).windows == windows
 
 
+def test_a_window_that_no_sequence_exceeds_counts_as_none() -> None:
+    config = parse(BASE | QWEN3 | {"sliding_window": 9, "max_window_layers": 1})
+    assert (config.windows_within(10), config.windows_within(9)) == ((None, 9), (None, None))
+
+
 @pytest.mark.parametrize("n_experts", ["num_experts", "num_local_experts"])
 def test_layers_with_experts(n_experts: str) -> None:
     changes = {n_experts: 4, "num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
