@@ -77,7 +77,6 @@ class CpuExecutor:
         """
         # Must come before any computation: which tile sizes give equal bits depends on the number of threads.
         torch.set_num_threads(max(1, _n_cores() // 2))
-        _check_max_model_len(max_model_len, checkpoint)
         if page_size < 1 or max_rows < 1:
             raise ConfigError(f"page_size {page_size} and max_rows {max_rows} must be at least 1")
         with open_weights(checkpoint, load_format=load_format, dtype=_dtype(dtype)) as weights:
@@ -245,7 +244,6 @@ def check_for_cpu(
     checkpoint: Checkpoint,
     *,
     page_size: int,
-    max_model_len: int,
     kv_cache_memory_bytes: int,
     max_total_tokens: int | None,
     dtype: str,
@@ -256,15 +254,8 @@ def check_for_cpu(
         CheckpointError: ``config.json`` is invalid or not supported.
         ConfigError: a size does not fit the checkpoint or the memory.
     """
-    _check_max_model_len(max_model_len, checkpoint)
     with open_weights(checkpoint, load_format="dummy", dtype=_dtype(dtype)) as weights:
         _plan_pool(weights, page_size, kv_cache_memory_bytes, max_total_tokens)
-
-
-def _check_max_model_len(max_model_len: int, checkpoint: Checkpoint) -> None:
-    limit = checkpoint.max_position_embeddings
-    if not 1 <= max_model_len <= limit:
-        raise ConfigError(f"max_model_len {max_model_len} must be between 1 and the checkpoint's {limit}")
 
 
 def _dtype(name: str) -> torch.dtype:

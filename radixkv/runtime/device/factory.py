@@ -85,7 +85,10 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
         ConfigError: the settings do not fit the checkpoint or the machine.
     """
     device = choose_device(config.model.device, checkpoint, machine)
-    resolved = with_defaults(config, device, checkpoint.max_position_embeddings, machine)
+    limit = checkpoint.max_position_embeddings
+    resolved = with_defaults(config, device, limit, machine)
+    if resolved.max_model_len > limit:
+        raise ConfigError(f"max_model_len {resolved.max_model_len} must be between 1 and the checkpoint's {limit}")
     if device == "cuda":
         assert machine is not None
         check_for_cuda(
@@ -106,7 +109,6 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
         check_for_cpu(
             checkpoint,
             page_size=resolved.page_size,
-            max_model_len=resolved.max_model_len,
             kv_cache_memory_bytes=resolved.kv_cache_memory_bytes,
             max_total_tokens=resolved.max_total_tokens,
             dtype=resolved.dtype,

@@ -172,12 +172,6 @@ def check_compiled(missing: Sequence[str], machine: Machine) -> None:
         logger.info("FlashInfer compiles %d of its kernels, once; that takes minutes", len(missing))
 
 
-def check_max_model_len(max_model_len: int, limit: int) -> None:
-    """Raises ``ConfigError`` for a context longer than ``limit``, the checkpoint's own."""
-    if not 1 <= max_model_len <= limit:
-        raise ConfigError(f"max_model_len {max_model_len} must be between 1 and the checkpoint's {limit}")
-
-
 def check_page_size(page_size: int) -> None:
     """Raises ``ConfigError`` for a page size that attention does not support."""
     if page_size not in PAGE_SIZES:

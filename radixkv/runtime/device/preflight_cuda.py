@@ -41,7 +41,6 @@ def check_for_cuda(
     machine_cuda.check_page_size(page_size)
     machine_cuda.check_max_num_seqs(max_rows)
     machine_cuda.check_block_tables(max_rows, max_model_len, page_size)
-    machine_cuda.check_max_model_len(max_model_len, checkpoint.max_position_embeddings)
     torch_dtype = machine_cuda.choose_dtype(dtype, checkpoint.config)
     with open_weights(checkpoint, load_format="dummy", dtype=torch_dtype) as weights:
         config, n_bytes = weights.config, weights.n_bytes

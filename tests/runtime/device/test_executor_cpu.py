@@ -217,8 +217,6 @@ def test_the_pool_is_sized_by_tokens_or_bytes(checkpoint: Get) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_model_len": 1025}, "max_model_len 1025 .* checkpoint's 1024"),
-        ({"max_model_len": 0}, "max_model_len 0"),
         ({"max_total_tokens": 3}, "max_total_tokens 3 is less than one page of 4"),
         (
             {"max_total_tokens": None, "kv_cache_memory_bytes": 100},

@@ -108,6 +108,7 @@ def test_the_cpu_executor_is_opened_with_its_defaults(small: Checkpoint) -> None
     ("config", "message"),
     [
         (EngineConfig(ModelConfig(device="cpu", dtype="float16")), "dtype 'float16' .*CPU"),
+        (EngineConfig(ModelConfig(device="cpu", max_model_len=1025)), "max_model_len 1025 .* checkpoint's 1024"),
     ],
 )
 def test_settings_not_supported_on_the_cpu(small: Checkpoint, config: EngineConfig, message: str) -> None:

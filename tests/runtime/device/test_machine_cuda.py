@@ -23,7 +23,6 @@ from radixkv.runtime.device.machine_cuda import (
     check_block_tables,
     check_compiled,
     check_machine,
-    check_max_model_len,
     check_max_num_seqs,
     check_model,
     check_page_size,
@@ -182,14 +181,6 @@ def test_page_sizes(page_size: int) -> None:
         check_page_size(known)
     with pytest.raises(ConfigError, match=f"page_size {page_size} .*1, 16, 32 or 64"):
         check_page_size(page_size)
-
-
-@pytest.mark.parametrize("max_model_len", [0, 8193])
-def test_a_context_that_the_checkpoint_does_not_have(max_model_len: int) -> None:
-    check_max_model_len(1, 8192)
-    check_max_model_len(8192, 8192)
-    with pytest.raises(ConfigError, match=f"max_model_len {max_model_len} .*8192"):
-        check_max_model_len(max_model_len, 8192)
 
 
 def test_models_that_only_the_cpu_runs() -> None:
