@@ -15,7 +15,7 @@ from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.runtime.cache.block_table import BlockTable
-from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.device.pack_cpu import PackedStep, Packer
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.step.plan import StepPlan
@@ -171,16 +171,16 @@ def test_salted(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
 
 
 def swap_the_first_two_pages(patch: pytest.MonkeyPatch) -> None:
-    original = PageCache.open
+    original = TimedPageCache.open
 
     def mutant(
-        self: PageCache, namespace: Namespace, tokens: bytes, reads: bool = True, bypasses_tree: bool = False
+        self: TimedPageCache, namespace: Namespace, tokens: bytes, reads: bool = True, bypasses_tree: bool = False
     ) -> BlockTable:
         blocks = original(self, namespace, tokens, reads, bypasses_tree)
         blocks.pages[:2] = blocks.pages[:2][::-1]
         return blocks
 
-    patch.setattr(PageCache, "open", mutant)
+    patch.setattr(TimedPageCache, "open", mutant)
     patch.setattr(Loop, "check", lambda self: None)
 
 
@@ -197,14 +197,14 @@ def shift_positions_by_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def swap_the_last_two_pages(patch: pytest.MonkeyPatch) -> None:
-    original = PageCache.commit
+    original = TimedPageCache.commit
 
-    def mutant(self: PageCache, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_step: int) -> int:
+    def mutant(self: TimedPageCache, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_step: int) -> int:
         if n_tokens % self.page_size and n_tokens == len(tokens) // 4 and len(blocks.pages) > 1:
             blocks.pages[-1], blocks.pages[-2] = blocks.pages[-2], blocks.pages[-1]
         return original(self, blocks, tokens, n_tokens, last_step)
 
-    patch.setattr(PageCache, "commit", mutant)
+    patch.setattr(TimedPageCache, "commit", mutant)
     patch.setattr(Loop, "check", lambda self: None)
 
 
