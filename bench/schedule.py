@@ -31,7 +31,6 @@ from result_lines import report, script_parser
 from token_workloads import Phases, load_workloads
 
 from radixkv.bench.environment import provenance
-from radixkv.config import SchedulerConfig
 from radixkv.llm import LLM
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.timed import TimedPageCache
@@ -124,9 +123,8 @@ def generate(n_rows: int) -> tuple[list[float], float]:
     llm = LLM("tiny", device="cpu", max_num_seqs=n_rows, max_num_batched_tokens=8192, max_total_tokens=1024)
     vocab_size = llm._open_loop.ready.vocab_size
     device = NullDevice(n_rows * (N_PROMPT + N_OUTPUT) // PAGE_SIZE + 1, vocab_size)
-    config = SchedulerConfig(max_num_seqs=n_rows, max_num_batched_tokens=8192)
     cache = TimedPageCache(device.n_pages, PAGE_SIZE)
-    scheduler = Scheduler(cache, config, finds_shared_runs=True)
+    scheduler = Scheduler(cache, max_num_seqs=n_rows, max_num_batched_tokens=8192, finds_shared_runs=True)
     llm._loop = loop = TimedLoop(cache, scheduler, device, max_model_len=N_PROMPT + N_OUTPUT)
     rng = Random(1)
     prompts = [[rng.randrange(10, vocab_size) for _ in range(N_PROMPT)] for _ in range(n_rows)]
@@ -208,9 +206,8 @@ def run_workload(phases: Phases) -> tuple[float, float, int]:
     All requests of a phase wait at its start. As in the runtime's loop, a step is launched before the previous
     step's result is taken.
     """
-    config = SchedulerConfig(max_num_seqs=512, max_num_batched_tokens=8192)
     cache = TimedPageCache(H200_PAGES, PAGE_SIZE)
-    scheduler = Scheduler(cache, config, finds_shared_runs=True)
+    scheduler = Scheduler(cache, max_num_seqs=512, max_num_batched_tokens=8192, finds_shared_runs=True)
     seconds, n_steps = 0.0, 0
     launched: deque[StepPlan] = deque()
     gc.collect()
@@ -247,10 +244,12 @@ def _scheduler_with_requests(
 ) -> Scheduler:
     rng = Random(1)
     prefixes = [[rng.randrange(10, 30_000) for _ in range(PREFIX_TOKENS)] for _ in range(8)]
-    config = SchedulerConfig(
-        max_num_seqs=n_batch_slots or n_rows, max_num_batched_tokens=2048, max_queued_requests=n_rows + n_waiting
+    scheduler = Scheduler(
+        PageCache(n_pages, PAGE_SIZE),
+        max_num_seqs=n_batch_slots or n_rows,
+        max_num_batched_tokens=2048,
+        max_queued_requests=n_rows + n_waiting,
     )
-    scheduler = Scheduler(PageCache(n_pages, PAGE_SIZE), config)
     for number in range(n_rows + n_waiting):
         prompt = prefixes[number % 8] + [rng.randrange(10, 30_000) for _ in range(QUESTION_TOKENS)]
         n_output = 1 + number % max_tokens if staggered else max_tokens

@@ -368,9 +368,20 @@ def open_loop(resolved: ResolvedConfig, checkpoint: Checkpoint) -> Loop:
     executor = open_executor(resolved, checkpoint)
     try:
         cache = TimedPageCache(executor.n_pages, resolved.page_size, shares=resolved.enable_prefix_caching)
+        scheduler = Scheduler(
+            cache,
+            max_num_seqs=resolved.max_num_seqs,
+            max_num_batched_tokens=resolved.max_num_batched_tokens,
+            schedule_policy=resolved.schedule_policy,
+            lpm_window=resolved.lpm_window,
+            lpm_max_passes=resolved.lpm_max_passes,
+            max_queued_requests=resolved.max_queued_requests,
+            queue_timeout_s=resolved.queue_timeout_s,
+            finds_shared_runs=executor.uses_shared_runs,
+        )
         return Loop(
             cache,
-            Scheduler(cache, resolved.scheduler, finds_shared_runs=executor.uses_shared_runs),
+            scheduler,
             executor,
             max_model_len=resolved.max_model_len,
             eos_token_ids=checkpoint.eos_token_ids,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from heapq import nlargest
 
-from radixkv.config import SchedulerConfig
 from radixkv.errors import ConfigError
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
@@ -65,11 +64,9 @@ class ConcurrentReplay:
         self.cache = PageCache(n_pages, traffic.symbols_per_page)
         self._scheduler = Scheduler(
             self.cache,
-            SchedulerConfig(
-                max_num_seqs=concurrency,
-                max_num_batched_tokens=max_num_batched_tokens // traffic.page_size * traffic.symbols_per_page,
-                max_queued_requests=concurrency,
-            ),
+            max_num_seqs=concurrency,
+            max_num_batched_tokens=max_num_batched_tokens // traffic.page_size * traffic.symbols_per_page,
+            max_queued_requests=concurrency,
         )
         self._namespace = Namespace()
         self._launched: deque[StepPlan] = deque()

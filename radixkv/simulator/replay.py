@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from radixkv.config import SchedulerConfig
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
@@ -59,8 +58,7 @@ class Replay:
         next_tick: Callable[[], int] | None = None if self._next_uses is None else lambda: self._tick
         self.cache = PageCache(n_pages, traffic.symbols_per_page, next_tick=next_tick)
         self._scheduler = Scheduler(
-            self.cache,
-            SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=largest * traffic.symbols_per_page),
+            self.cache, max_num_seqs=1, max_num_batched_tokens=largest * traffic.symbols_per_page
         )
         self._namespace = Namespace()
 

@@ -10,7 +10,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from radixkv.bench.workloads.mooncake import TraceRequest
-from radixkv.config import SchedulerConfig
 from radixkv.simulator.concurrent_replay import ConcurrentReplay
 from radixkv.simulator.replay import Replay
 from radixkv.simulator.traffic import BlockTraffic, TokenTraffic
@@ -163,8 +162,7 @@ def test_token_ids_equal_a_list_of_pages(prompts, capacity, knows_future):
 @settings(max_examples=60, deadline=None)
 @given(token_prompts, st.integers(3, 12))
 def test_the_scheduler_on_a_fake_device_finds_the_same(prompts, capacity):
-    config = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=64)
-    engine = Engine(n_pages=capacity, page_size=4, config=config)
+    engine = Engine(n_pages=capacity, page_size=4, max_num_seqs=1)
     cached = []
     for prompt in prompts:
         if len(prompt) > 4 * capacity:  # the intake refuses it

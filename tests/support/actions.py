@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from radixkv.config import SchedulerConfig
 from radixkv.errors import QueueFull
 from radixkv.runtime.request import GREEDY, Phase, Request
 from radixkv.runtime.step.plan import RowSampling
@@ -41,15 +40,17 @@ class Actions:
     """An engine with a small pool, and the token sequences that it has seen."""
 
     def __init__(self, n_pages: int = 24, page_size: int = 4, *, policy: str = "lpm", shares: bool = True) -> None:
-        config = SchedulerConfig(
+        self.engine = Engine(
+            n_pages,
+            page_size,
+            shares=shares,
             max_num_seqs=4,
             max_num_batched_tokens=24,
-            schedule_policy="lpm" if policy == "lpm" else "fcfs",
+            schedule_policy=policy,
             max_queued_requests=16,
             lpm_max_passes=3,
             queue_timeout_s=QUEUE_TIMEOUT_S,
         )
-        self.engine = Engine(n_pages, page_size, config, shares=shares)
         self.known: list[list[int]] = [list(range(1, 30))]
 
     @property

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from radixkv import wire
 from radixkv.checkpoints import Checkpoint
-from radixkv.config import SchedulerConfig
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
@@ -94,8 +93,7 @@ class CpuServer:
             max_total_tokens=n_pages * page_size,
         )
         self.cache = TimedPageCache(n_pages, page_size, shares=shares, free_pages=PoisonedPages(self.executor))
-        config = SchedulerConfig(max_num_seqs=max_rows, max_num_batched_tokens=budget)
-        self.scheduler = Scheduler(self.cache, config)
+        self.scheduler = Scheduler(self.cache, max_num_seqs=max_rows, max_num_batched_tokens=budget)
         self.loop = Loop(self.cache, self.scheduler, self.executor, max_model_len=max_model_len)
         self.outputs: dict[int, Output] = {}
         self.prompt_logprobs: dict[int, list[wire.TokenLogprobs]] = {}

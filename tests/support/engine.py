@@ -5,12 +5,12 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 from msgspec.structs import replace
 
-from radixkv.config import SchedulerConfig
 from radixkv.errors import DeviceError
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import GREEDY, Phase, Request, Update
@@ -60,25 +60,26 @@ def prompt(n_tokens: int, first: int = 1) -> list[int]:
     return [(first * 7919 + i * 31) % 97 for i in range(n_tokens)]
 
 
-@dataclass
 class Engine:
-    """Runs steps by hand: ``launch`` and ``collect`` are separate, and every invariant is checked after each."""
+    """Runs steps by hand: ``launch`` and ``collect`` are separate, and every invariant is checked after each.
 
-    n_pages: int = 64
-    page_size: int = 4
-    config: SchedulerConfig = field(
-        default_factory=lambda: SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64)
-    )
-    shares: bool = True
+    ``settings`` are those of ``Scheduler``.
+    """
 
-    def __post_init__(self) -> None:
-        self.device = FakeDevice(self.n_pages, self.page_size)
+    def __init__(self, n_pages: int = 64, page_size: int = 4, *, shares: bool = True, **settings: Any) -> None:
+        self.n_pages = n_pages
+        self.page_size = page_size
+        self.device = FakeDevice(n_pages, page_size)
         self.free_pages = PoisoningList(self.device)
-        self.cache = PageCache(self.n_pages, self.page_size, shares=self.shares, free_pages=self.free_pages)
+        self.cache = PageCache(n_pages, page_size, shares=shares, free_pages=self.free_pages)
         self.now = 0.0
-        self.scheduler = Scheduler(
-            self.cache, self.config, finds_shared_runs=True, min_shared_tokens=1, clock=lambda: self.now
-        )
+        defaults = {
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 64,
+            "finds_shared_runs": True,
+            "min_shared_tokens": 1,
+        }
+        self.scheduler = Scheduler(self.cache, **(defaults | settings), clock=lambda: self.now)
         self.requests: dict[str, Request] = {}
         """Every choice, by ``name_of``."""
         self.siblings: dict[str, list[Request]] = {}

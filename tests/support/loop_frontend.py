@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from radixkv import wire
-from radixkv.config import SchedulerConfig
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.scheduler.scheduler import Scheduler
@@ -51,12 +51,12 @@ class ReceivedMessages:
 class Frontend:
     """Drives a loop with a fake device, and collects its messages by request."""
 
-    def __init__(self, *, n_pages: int = 64, **settings: float) -> None:
+    def __init__(self, *, n_pages: int = 64, **settings: Any) -> None:
         self.device = OneNamespaceDevice(n_pages, 4)
         self.now = 0.0
         cache = TimedPageCache(n_pages, 4, free_pages=PoisoningList(self.device))
-        config = SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 64, **settings})  # type: ignore[arg-type]
-        self.scheduler = Scheduler(cache, config, clock=lambda: self.now)
+        defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
+        self.scheduler = Scheduler(cache, **(defaults | settings), clock=lambda: self.now)
         self.loop = Loop(cache, self.scheduler, self.device, max_model_len=100, clock=lambda: self.now)
         self.received: dict[str, ReceivedMessages] = {}
 

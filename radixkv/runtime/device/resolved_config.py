@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from radixkv.config import CacheConfig, Device, EngineConfig, LoadFormat, SchedulerConfig
+from radixkv.config import CacheConfig, Device, EngineConfig, LoadFormat, SchedulePolicy
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.machine_cuda import Machine
 
@@ -35,8 +35,12 @@ class ResolvedConfig:
     """No effect on the CPU."""
     max_num_seqs: int
     max_num_batched_tokens: int
-    scheduler: SchedulerConfig
-    """With ``max_num_seqs`` and ``max_num_batched_tokens`` set."""
+    schedule_policy: SchedulePolicy
+    lpm_window: int
+    lpm_max_passes: int
+    max_queued_requests: int
+    queue_timeout_s: float | None
+    """None: no limit."""
     seed: int
 
 
@@ -78,7 +82,11 @@ def with_defaults(
         gpu_memory_utilization=_GPU_MEMORY_UTILIZATION if utilization is None else utilization,
         max_num_seqs=n_rows,
         max_num_batched_tokens=n_tokens,
-        scheduler=replace(scheduler, max_num_seqs=n_rows, max_num_batched_tokens=n_tokens),
+        schedule_policy=scheduler.schedule_policy,
+        lpm_window=scheduler.lpm_window,
+        lpm_max_passes=scheduler.lpm_max_passes,
+        max_queued_requests=scheduler.max_queued_requests,
+        queue_timeout_s=scheduler.queue_timeout_s,
         seed=config.seed,
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import monotonic
 from typing import NamedTuple
 
-from radixkv.config import SchedulerConfig
+from radixkv.config import SchedulePolicy, SchedulerConfig
 from radixkv.errors import InvariantError, QueueFull, QueueTimeout
 from radixkv.runtime.cache.cache import ComputedRow, PageCache
 from radixkv.runtime.request import Phase, Request, Update
@@ -49,7 +49,10 @@ class Scheduler:
 
     Args:
         cache: the page cache over the device's pool.
-        config: limits of steps and queue.
+        max_num_seqs: maximum rows of a step.
+        max_num_batched_tokens: maximum tokens of a step.
+        schedule_policy, lpm_window, lpm_max_passes: the order of admission, as in ``SchedulerConfig``.
+        max_queued_requests, queue_timeout_s: the limits of the queue, as in ``SchedulerConfig``.
         finds_shared_runs: whether plans list the pages that decode rows share.
         min_shared_tokens: length of the shortest run of shared pages that plans list.
         clock: seconds, monotonic.
@@ -58,28 +61,29 @@ class Scheduler:
     def __init__(
         self,
         cache: PageCache,
-        config: SchedulerConfig,
         *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        schedule_policy: SchedulePolicy = SchedulerConfig.schedule_policy,
+        lpm_window: int = SchedulerConfig.lpm_window,
+        lpm_max_passes: int = SchedulerConfig.lpm_max_passes,
+        max_queued_requests: int = SchedulerConfig.max_queued_requests,
+        queue_timeout_s: float | None = None,
         finds_shared_runs: bool = False,
         min_shared_tokens: int = MIN_SHARED_TOKENS,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        # ``ResolvedConfig`` has the settings that depend on the device filled in.
-        assert config.max_num_seqs is not None
-        assert config.max_num_batched_tokens is not None
         self.cache = cache
-        self.waiting = WaitingQueue(
-            cache, policy=config.schedule_policy, window=config.lpm_window, max_passes=config.lpm_max_passes
-        )
-        self.max_num_seqs = config.max_num_seqs
-        self.max_num_batched_tokens = config.max_num_batched_tokens
-        self.running = RunningRequests(cache, self.waiting, config.max_num_seqs)
+        self.waiting = WaitingQueue(cache, policy=schedule_policy, window=lpm_window, max_passes=lpm_max_passes)
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.running = RunningRequests(cache, self.waiting, max_num_seqs)
         self.n_preemptions = 0
         """Preemptions for lack of pages since the start; those for retries do not count."""
         self._shared_prefixes = SharedPrefixes(cache, min_tokens=min_shared_tokens) if finds_shared_runs else None
         self._clock = clock
-        self._max_waiting = config.max_queued_requests
-        self._queue_timeout_s = config.queue_timeout_s
+        self._max_queued_requests = max_queued_requests
+        self._queue_timeout_s = queue_timeout_s
         self._launched: deque[LaunchedPlan] = deque()
         self._retried = RetryQueue()
         self._refused: Request | None = None
@@ -108,10 +112,8 @@ class Scheduler:
             QueueFull: ``max_queued_requests`` requests wait for their first step. Followers and preempted requests
                 do not count.
         """
-        if self.waiting.n_unstarted >= self._max_waiting:
-            raise QueueFull(
-                f"the queue is full: {self.waiting.n_unstarted} requests wait for their first step; try later"
-            )
+        if (n_waiting := self.waiting.n_unstarted) >= self._max_queued_requests:
+            raise QueueFull(f"the queue is full: {n_waiting} requests wait for their first step; try later")
         leader.set_followers(followers)
         for choice in (leader, *followers):
             choice.serial = self._n_requests
@@ -493,7 +495,6 @@ def _take_copies(requests: list[Request]) -> tuple[tuple[int, int], ...]:
     copies: list[tuple[int, int]] = []
     for request in requests:
         if request.leader is not None:
-            blocks = request.blocks
-            copies += blocks.copies
-            blocks.copies = []
+            copies += request.blocks.copies
+            request.blocks.copies = []
     return tuple(copies)

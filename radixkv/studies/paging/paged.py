@@ -7,7 +7,6 @@ from time import thread_time
 
 from msgspec.structs import replace
 
-from radixkv.config import SchedulerConfig
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import GREEDY, Phase, Request
 from radixkv.runtime.scheduler.scheduler import Scheduler
@@ -30,13 +29,13 @@ class PagedScheme:
 
     def __init__(self, n_slots: int, page_size: int) -> None:
         self.cache = PageCache(n_slots // page_size, page_size)
-        config = SchedulerConfig(
+        self._scheduler = Scheduler(
+            self.cache,
             max_num_seqs=n_slots,
             max_num_batched_tokens=2 * n_slots,
             schedule_policy="fcfs",
             max_queued_requests=1 << 31,
         )
-        self._scheduler = Scheduler(self.cache, config)
         self._ids = (str(number) for number in count())
         self._sequences: list[SimulatedSequence] = []
         """All sequences; the sampling seed of a request is its index here."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +16,15 @@ import torch
 from radixkv.checkpoints import Checkpoint
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.errors import ConfigError
+from radixkv.runtime import loop
+from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.device import factory
 from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.device.factory import choose_device, open_executor, resolve_config
 from radixkv.runtime.device.machine_cuda import PACKAGES, Gpu, Machine
 from radixkv.runtime.device.resolved_config import with_defaults
 from radixkv.runtime.loop import build_loop
+from radixkv.runtime.scheduler.scheduler import Scheduler
 
 Get = Callable[[str], Checkpoint]
 
@@ -136,6 +139,21 @@ def test_gpu_memory_utilization_on_the_cpu_gives_one_warning(
 def test_the_loop_reports_max_num_seqs(small: Checkpoint) -> None:
     config = EngineConfig(ModelConfig(device="cpu"), CacheConfig(max_total_tokens=160))
     assert build_loop(config, small).ready.max_num_seqs == 256
+
+
+def test_each_setting_of_the_scheduler_reaches_it(small: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings_used: dict[str, Any] = {}
+
+    def make_scheduler(cache: PageCache, **settings: Any) -> Scheduler:
+        settings_used.update(settings)
+        return Scheduler(cache, **settings)
+
+    monkeypatch.setattr(loop, "Scheduler", make_scheduler)
+    settings = SchedulerConfig(
+        3, 99, "fcfs", max_queued_requests=5, lpm_window=6, lpm_max_passes=7, queue_timeout_s=8
+    )
+    build_loop(EngineConfig(ModelConfig(device="cpu"), CacheConfig(max_total_tokens=160), settings), small).close()
+    assert settings_used.items() >= asdict(settings).items()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from radixkv.config import MIN_PRIORITY, SchedulerConfig
+from radixkv.config import MIN_PRIORITY
 from radixkv.runtime.request import Phase, Request
 from support.engine import Engine, prompt
 
@@ -23,10 +23,7 @@ def flood(engine: Engine, victim: Request, n_requests: int) -> int:
 
 @pytest.mark.parametrize("policy", ["lpm", "fcfs"])
 def test_a_request_ends_although_others_always_have_a_better_priority(policy: str) -> None:
-    config = SchedulerConfig(
-        max_num_seqs=2, max_num_batched_tokens=32, schedule_policy=policy, max_queued_requests=64
-    )
-    engine = Engine(64, 4, config)
+    engine = Engine(max_num_seqs=2, max_num_batched_tokens=32, schedule_policy=policy, max_queued_requests=64)
     victim = engine.add(prompt(20, first=5), max_tokens=6, n=2)
     n_before = flood(engine, victim, 400)
     assert 60 <= n_before <= 140, "once in 64 admissions, and under lpm after at most 64 passes"
@@ -36,7 +33,7 @@ def test_a_request_ends_although_others_always_have_a_better_priority(policy: st
 
 
 def test_few_requests_start_in_the_order_of_their_priorities() -> None:
-    engine = Engine(64, 4, SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=32))
+    engine = Engine(64, 4, max_num_seqs=1, max_num_batched_tokens=32)
     requests = [engine.add(prompt(8, first=i), max_tokens=1, priority=-i) for i in range(40)]
     engine.run()
     assert list(engine.ended) == [request.id for request in reversed(requests)]

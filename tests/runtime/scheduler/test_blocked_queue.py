@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from radixkv.config import SchedulerConfig
 from radixkv.runtime.request import Request
 from support.engine import Engine, prompt
 
 
 def make_engine(n_pages: int) -> Engine:
-    return Engine(n_pages, 4, SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64))
+    return Engine(n_pages, 4, max_num_seqs=4, max_num_batched_tokens=64)
 
 
 def turns_until_admitted(engine: Engine, request: Request) -> int:
@@ -75,7 +74,7 @@ def test_the_queue_unblocks_once_a_releasing_request_frees_its_pages() -> None:
 
 def test_a_request_is_tried_again_once_a_running_one_has_computed_their_common_prompt() -> None:
     """The pool cannot hold the document twice: the second request does not fit between the first one's chunks."""
-    engine = Engine(40, 4, SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=19))
+    engine = Engine(40, 4, max_num_seqs=4, max_num_batched_tokens=19)
     document = prompt(100)
     first = engine.add([*document, 1], max_tokens=30)
     engine.turn()

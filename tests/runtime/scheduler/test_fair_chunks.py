@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixkv.config import SchedulerConfig
 from radixkv.runtime.request import Request
 from support.engine import Engine, prompt
 
@@ -20,8 +19,7 @@ class FairEngine(Engine):
     """An engine with a large pool that records the step in which each request is added and gets its first token."""
 
     def __init__(self, *, n_pages: int = 2048, budget: int = BUDGET, **options: object) -> None:
-        config = SchedulerConfig(**{"max_num_seqs": 64, "max_num_batched_tokens": budget, **options})
-        super().__init__(n_pages, 4, config)
+        super().__init__(n_pages, **{"max_num_seqs": 64, "max_num_batched_tokens": budget, **options})
         self.n_steps = 0
         self.added_at: dict[Request, int] = {}
         self.first_token_at: dict[Request, int] = {}

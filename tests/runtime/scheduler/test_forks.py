@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from radixkv.config import SchedulerConfig
 from radixkv.runtime.request import GREEDY, Phase, Request, Update
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import StepPlan
@@ -20,11 +19,6 @@ SAMPLED = replace(GREEDY, temperature=1.0, seed=5)
 
 def prompt(n_tokens: int, first: int = 1) -> list[int]:
     return [(first * 7919 + i * 31) % 97 for i in range(n_tokens)]
-
-
-def make(n_pages: int = 64, *, shares: bool = True, **changes: int) -> Engine:
-    settings = {"max_num_seqs": 8, "max_num_batched_tokens": 64, **changes}
-    return Engine(n_pages, 4, SchedulerConfig(**settings), shares=shares)
 
 
 def run_to_the_end(engine: Engine) -> None:
@@ -52,7 +46,7 @@ def forked(engine: Engine, n_prompt: int = 11, **settings: object) -> list[Reque
     ids=["0 over", "1 over", "2 over", "3 over"],
 )
 def test_forks_compute_the_last_prompt_token_and_copy_its_partial_page(n_prompt: int, n_copied: int) -> None:
-    engine = make()
+    engine = Engine()
     leader, *forks = forked(engine, n_prompt)
     plan = engine.launch()
     assert plan is not None
@@ -69,7 +63,7 @@ def test_forks_compute_the_last_prompt_token_and_copy_its_partial_page(n_prompt:
 
 
 def test_each_choice_equals_a_single_request_with_its_seed() -> None:
-    engine = make()
+    engine = Engine()
     leader = engine.add(prompt(10), 8, n=4, sampling=SAMPLED)
     singles = [engine.add(prompt(10), 8, sampling=replace(SAMPLED, seed=5 + i)) for i in range(4)]
     run_to_the_end(engine)
@@ -94,7 +88,7 @@ def n_computed(engine: Engine) -> int:
 )
 def test_choices_of_a_request_that_bypasses_the_cache_compute_the_prompt_once(bypass: dict[str, Any]) -> None:
     """Choices that wait for a slot find the prompt in the tree."""
-    engine = make(max_num_seqs=2)
+    engine = Engine(max_num_seqs=2)
     leader = engine.add(prompt(60), 4, n=5, sampling=SAMPLED, **bypass)
     assert n_computed(engine) <= 60 + 4 * (1 + 3) + 5 * 3
     assert leader.n_cached == 0
@@ -103,7 +97,7 @@ def test_choices_of_a_request_that_bypasses_the_cache_compute_the_prompt_once(by
 
 
 def test_a_leader_that_finishes_at_its_first_token_keeps_its_tail_until_the_copies_are_done() -> None:
-    engine = make()
+    engine = Engine()
     leader = engine.add(prompt(10), 1, n=2, sampling=SAMPLED)
     engine.launch()
     engine.collect()
@@ -124,7 +118,7 @@ def test_a_leader_that_finishes_at_its_first_token_keeps_its_tail_until_the_copi
 @pytest.mark.parametrize("event", ["abort", "preempt", "recompute_without_tree"])
 @pytest.mark.parametrize("shares", [True, False])
 def test_a_leader_that_stops_before_the_copies_are_done_keeps_their_source_pages(event: str, shares: bool) -> None:
-    engine = make(shares=shares)
+    engine = Engine(shares=shares)
     leader, *forks = forked(engine)
     assert leader.block_table is not None
     if event == "abort":
@@ -150,7 +144,7 @@ def test_a_leader_that_stops_before_the_copies_are_done_keeps_their_source_pages
 
 
 def test_a_failed_step_with_the_copies_sends_the_forks_to_the_queue() -> None:
-    engine = make()
+    engine = Engine()
     _, *forks = forked(engine)
     plan = engine.launch()
     assert plan is not None
@@ -164,7 +158,7 @@ def test_a_failed_step_with_the_copies_sends_the_forks_to_the_queue() -> None:
 
 
 def test_aborting_forks_before_their_first_row_frees_the_leader() -> None:
-    engine = make()
+    engine = Engine()
     leader, *forks = forked(engine)
     engine.abort(leader)
     engine.collect()
@@ -176,7 +170,7 @@ def test_aborting_forks_before_their_first_row_frees_the_leader() -> None:
 
 
 def test_a_source_page_that_is_replaced_as_a_duplicate_is_freed_after_the_copy() -> None:
-    engine = make()
+    engine = Engine()
     engine.add(prompt(11), 4)
     engine.run()
     leader = engine.add(prompt(11), 8, n=2)
@@ -200,7 +194,7 @@ def test_a_source_page_that_is_replaced_as_a_duplicate_is_freed_after_the_copy()
 
 
 def test_without_a_cache_all_pages_are_copied() -> None:
-    engine = make(shares=False)
+    engine = Engine(shares=False)
     forked(engine)
     plan = engine.launch()
     assert plan is not None
@@ -209,7 +203,7 @@ def test_without_a_cache_all_pages_are_copied() -> None:
 
 
 def test_forks_lease_the_leaders_path_even_after_a_flush() -> None:
-    engine = make()
+    engine = Engine()
     leader = engine.add(prompt(11), 8, n=3, sampling=SAMPLED)
     engine.launch()
     engine.cache.flush()
@@ -227,7 +221,7 @@ def test_forks_lease_the_leaders_path_even_after_a_flush() -> None:
     ("settings", "n_pages"), [({"max_num_seqs": 2}, 64), ({}, 6)], ids=["batch_slots", "pages"]
 )
 def test_forks_without_a_slot_or_pages_wait_and_then_hit_the_prompt(settings: dict[str, int], n_pages: int) -> None:
-    engine = make(n_pages, **settings)
+    engine = Engine(n_pages, **settings)
     leader = engine.add(prompt(11), 12, n=5, sampling=SAMPLED)
     engine.launch()
     engine.collect()
@@ -240,7 +234,7 @@ def test_forks_without_a_slot_or_pages_wait_and_then_hit_the_prompt(settings: di
 
 @pytest.mark.parametrize("is_running", [False, True])
 def test_the_next_choice_leads_when_the_leader_is_cancelled(is_running: bool) -> None:
-    engine = make(max_num_batched_tokens=11)
+    engine = Engine(max_num_batched_tokens=11)
     leader = engine.add(prompt(30), 4, n=3, sampling=SAMPLED, n_prompt_logprobs=0)
     if is_running:
         engine.launch()
@@ -256,7 +250,7 @@ def test_the_next_choice_leads_when_the_leader_is_cancelled(is_running: bool) ->
 
 
 def test_a_non_finite_row_of_a_fork_does_not_affect_its_leader() -> None:
-    engine = make()
+    engine = Engine()
     leader, *forks = forked(engine)
     engine.launch()
     engine.device.nan_logits_slots.add(forks[0].batch_slot)

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from radixkv.config import SchedulerConfig
 from radixkv.runtime.request import Phase
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt
 
 
-def config(**changes: int) -> SchedulerConfig:
-    return SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 64, **changes})
-
-
 def test_bug_01_duplicate_pages_freed_while_a_live_table_points_at_them() -> None:
-    engine = Engine(64, 4, config())
+    engine = Engine(64, 4)
     first = engine.add(prompt(16), max_tokens=12)
     second = engine.add(prompt(16), max_tokens=12, reads_cache=False)
     n_duplicates = 0
@@ -31,7 +26,7 @@ def test_bug_01_duplicate_pages_freed_while_a_live_table_points_at_them() -> Non
 
 
 def test_bug_02_the_lock_skipped_the_handles_own_node() -> None:
-    engine = Engine(16, 4, config())
+    engine = Engine(16, 4)
     request = engine.add(prompt(16), max_tokens=30)
     engine.turn()
     assert engine.cache.tree.evict(16) == []
@@ -41,7 +36,7 @@ def test_bug_02_the_lock_skipped_the_handles_own_node() -> None:
 
 
 def test_bug_03_a_node_stored_a_view_of_a_table_that_was_overwritten() -> None:
-    engine = Engine(64, 4, config())
+    engine = Engine(64, 4)
     first = engine.add(prompt(17), max_tokens=1)
     engine.launch()
     assert first.block_table is not None
@@ -56,7 +51,7 @@ def test_bug_03_a_node_stored_a_view_of_a_table_that_was_overwritten() -> None:
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_bug_04_eviction_asked_in_pages_counted_in_tokens(page_size: int) -> None:
-    engine = Engine(32, page_size, config())
+    engine = Engine(32, page_size)
     engine.add(prompt(8 * page_size), max_tokens=1)
     engine.run()
     n_reachable = engine.cache.tree.n_pages_reachable
@@ -67,7 +62,7 @@ def test_bug_04_eviction_asked_in_pages_counted_in_tokens(page_size: int) -> Non
 
 
 def test_bug_06_abort_or_finish_frees_pages_that_a_launched_step_uses() -> None:
-    engine = Engine(64, 4, config())
+    engine = Engine(64, 4)
     aborted = engine.add(prompt(15), max_tokens=20)
     stopping = engine.add(prompt(15, first=2), max_tokens=20)
     engine.turn()
@@ -89,7 +84,7 @@ def test_bug_06_abort_or_finish_frees_pages_that_a_launched_step_uses() -> None:
 
 
 def test_bug_08_a_full_hit_leaves_nothing_to_compute() -> None:
-    engine = Engine(64, 4, config())
+    engine = Engine(64, 4)
     engine.add(prompt(16), max_tokens=1)
     engine.run()
     waiting = engine.add(prompt(16), max_tokens=3)
@@ -103,7 +98,7 @@ def test_bug_08_a_full_hit_leaves_nothing_to_compute() -> None:
 
 
 def test_bug_09_counts_are_stale_after_preemption_or_failed_admission() -> None:
-    engine = Engine(20, 4, config(max_num_seqs=4))
+    engine = Engine(20, 4, max_num_seqs=4)
     requests = [engine.add(prompt(9, first=i), max_tokens=30) for i in range(4)]
     while engine.scheduler.n_preemptions == 0:
         engine.turn()
@@ -123,7 +118,7 @@ def test_bug_09_counts_are_stale_after_preemption_or_failed_admission() -> None:
 
 def test_bug_12_overlap_lets_a_decode_step_see_other_slots() -> None:
     def trace(*, overlap: bool) -> dict[str, list[tuple[int, int, list[int]]]]:
-        engine = Engine(64, 4, config())
+        engine = Engine(64, 4)
         for i in range(6):
             engine.add(prompt(9 + i, first=i % 2), max_tokens=10)
         rows: dict[str, list[tuple[int, int, list[int]]]] = {}
@@ -143,7 +138,7 @@ def test_bug_12_overlap_lets_a_decode_step_see_other_slots() -> None:
 
 
 def test_bug_13_committed_kv_leads_the_known_tokens_by_one() -> None:
-    engine = Engine(64, 4, config())
+    engine = Engine(64, 4)
     request = engine.add(prompt(8), max_tokens=9)
     while not engine.scheduler.is_idle:
         engine.turn()
@@ -154,7 +149,7 @@ def test_bug_13_committed_kv_leads_the_known_tokens_by_one() -> None:
 
 
 def test_bug_13_an_abort_commits_an_unknown_token() -> None:
-    engine = Engine(64, 1, config())
+    engine = Engine(64, 1)
     request = engine.add(prompt(8), max_tokens=9)
     engine.launch()
     engine.launch()
@@ -165,7 +160,7 @@ def test_bug_13_an_abort_commits_an_unknown_token() -> None:
 
 
 def test_bug_14_evictable_counted_shared_pages_twice() -> None:
-    engine = Engine(64, 4, config())
+    engine = Engine(64, 4)
     for i in range(4):
         engine.add(prompt(16) + prompt(8, first=i + 2), max_tokens=6)
     while not engine.scheduler.is_idle:
@@ -180,7 +175,7 @@ def test_bug_14_evictable_counted_shared_pages_twice() -> None:
 
 @pytest.mark.parametrize("namespace", [Namespace(salt="a"), Namespace(adapter="a"), Namespace(tenant="a")])
 def test_bug_16_a_salt_equal_to_an_adapters_name_cross_reuses(namespace: Namespace) -> None:
-    engine = Engine(64, 4, config())
+    engine = Engine(64, 4)
     for other in (Namespace(), Namespace(salt="a"), Namespace(adapter="a"), Namespace(tenant="a")):
         if other != namespace:
             engine.add(prompt(17), max_tokens=2, namespace=other)
@@ -192,7 +187,7 @@ def test_bug_16_a_salt_equal_to_an_adapters_name_cross_reuses(namespace: Namespa
 
 
 def test_bug_17_new_weights_reuse_old_kv() -> None:
-    engine = Engine(64, 4, config())
+    engine = Engine(64, 4)
     for epoch in (0, 1, 0):
         engine.add(prompt(17), max_tokens=2, namespace=Namespace(epoch=epoch))
         engine.run()
@@ -202,7 +197,7 @@ def test_bug_17_new_weights_reuse_old_kv() -> None:
 
 @pytest.mark.parametrize("budget", [9, 64])
 def test_bug_20_prompt_logprobs_crash_or_are_stale_on_a_hit(budget: int) -> None:
-    engine = Engine(64, 4, config(max_num_batched_tokens=budget, max_num_seqs=4))
+    engine = Engine(64, 4, max_num_batched_tokens=budget, max_num_seqs=4)
     engine.add(prompt(18), max_tokens=4)
     engine.run()
     with_logprobs = engine.add(prompt(18), max_tokens=4, n_prompt_logprobs=1)
@@ -219,7 +214,7 @@ def test_bug_20_prompt_logprobs_crash_or_are_stale_on_a_hit(budget: int) -> None
 
 
 def test_bug_20_a_request_that_must_not_read_is_computed_whole() -> None:
-    engine = Engine(64, 4, config())
+    engine = Engine(64, 4)
     engine.add(prompt(18), max_tokens=4)
     engine.run()
     uncached = engine.add(prompt(18), max_tokens=4, reads_cache=False)
@@ -232,7 +227,7 @@ def test_bug_20_a_request_that_must_not_read_is_computed_whole() -> None:
 
 
 def test_bug_21_the_hit_rate_counts_retried_lookups() -> None:
-    engine = Engine(20, 4, config(max_num_seqs=4))
+    engine = Engine(20, 4, max_num_seqs=4)
     requests = [engine.add(prompt(9, first=i), max_tokens=30) for i in range(4)]
     engine.run()
     assert engine.scheduler.n_preemptions > 0
@@ -240,7 +235,7 @@ def test_bug_21_the_hit_rate_counts_retried_lookups() -> None:
 
 
 def test_bug_21_the_hit_rate_counts_the_prompt_once_for_each_choice() -> None:
-    engine = Engine(64, 4, config(max_num_seqs=2))
+    engine = Engine(64, 4, max_num_seqs=2)
     engine.add(prompt(17), max_tokens=2)
     engine.run()
     leader = engine.add(prompt(17), max_tokens=4, n=4)
@@ -249,7 +244,7 @@ def test_bug_21_the_hit_rate_counts_the_prompt_once_for_each_choice() -> None:
 
 
 def test_bug_22_longest_prefix_order_starves() -> None:
-    engine = Engine(256, 4, config(max_num_seqs=1, lpm_max_passes=5))
+    engine = Engine(256, 4, max_num_seqs=1, lpm_max_passes=5)
     engine.add(prompt(40), max_tokens=1)
     engine.run()
     unlucky = engine.add(prompt(40, first=9), max_tokens=1)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from radixkv.config import SchedulerConfig
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.result import PendingStep
@@ -87,8 +86,7 @@ class RarelyCheckedEngine(Engine):
 
 
 def engine_with_requests(n_rows: int, **options: Any) -> tuple[Engine, list[Request]]:
-    config = SchedulerConfig(max_num_seqs=n_rows + 4, max_num_batched_tokens=32 * n_rows)
-    engine = RarelyCheckedEngine(16 * n_rows, 4, config)
+    engine = RarelyCheckedEngine(16 * n_rows, max_num_seqs=n_rows + 4, max_num_batched_tokens=32 * n_rows)
     return engine, [engine.add(prompt(9 + i % 5, first=i), max_tokens=20, **options) for i in range(n_rows)]
 
 
@@ -160,7 +158,7 @@ def test_each_request_of_a_failed_step_is_retried_alone_while_the_others_go_on_i
 
 
 def test_a_retried_request_starts_beside_short_ones_that_never_end() -> None:
-    engine = Engine(32, 4, SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=128))
+    engine = Engine(32, 4, max_num_seqs=8, max_num_batched_tokens=128)
     retried = engine.add(prompt(100), max_tokens=4)
     engine.launch()
     engine.device.fail_steps = {0}
@@ -235,7 +233,7 @@ def test_requests_that_are_aborted_during_retries_leave_nothing_behind(n_turns: 
 
 
 def test_a_prompt_chunk_of_one_token_does_not_end_a_retry() -> None:
-    engine = Engine(64, 1, SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=1), shares=False)
+    engine = Engine(64, 1, max_num_seqs=1, max_num_batched_tokens=1, shares=False)
     request = engine.add(prompt(30), max_tokens=4)
     engine.device.fail_steps = set(range(20, 1000, 20))
     engine.run(400)
@@ -247,8 +245,7 @@ def test_a_prompt_chunk_of_one_token_does_not_end_a_retry() -> None:
 def test_every_request_finishes_on_a_device_that_fails_overlapping_steps(shares: bool) -> None:
     """No request causes the failures, so none may fail: a retried request runs in steps that do not overlap, and
     gains at least one token before it joins the others again."""
-    config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=16)
-    engine = Engine(64, 4, config, shares=shares)
+    engine = Engine(max_num_batched_tokens=16, shares=shares)
     for i in range(4):
         engine.add(prompt(9 + 15 * i, first=i), max_tokens=6, n=1 + i % 2)
     launch, n_failures = engine.device.launch, 0

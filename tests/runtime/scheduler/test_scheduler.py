@@ -7,18 +7,12 @@ from typing import Any
 
 import pytest
 
-from radixkv.config import SchedulerConfig
 from radixkv.errors import InvariantError, QueueFull
 from radixkv.runtime.request import Phase, Request
-from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.scheduler.shared_prefixes import MIN_SHARED_TOKENS
 from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt
-
-
-def settings(**changes: object) -> SchedulerConfig:
-    return SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 64, **changes})
 
 
 def n_computed(engine: Engine) -> int:
@@ -60,7 +54,7 @@ def test_a_stop_token_ends_the_output_and_is_part_of_it() -> None:
 @pytest.mark.parametrize("policy", ["lpm", "fcfs"])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_many_requests_share_prefixes_and_get_their_own_outputs(policy: str, page_size: int) -> None:
-    engine = Engine(256, page_size, settings(schedule_policy=policy))
+    engine = Engine(256, page_size, schedule_policy=policy)
     for i in range(24):
         engine.add(prompt(33, first=i % 3) + prompt(i, first=i), max_tokens=1 + i % 7)
     engine.run()
@@ -70,7 +64,7 @@ def test_many_requests_share_prefixes_and_get_their_own_outputs(policy: str, pag
 
 
 def test_decode_rows_and_prompt_chunks_share_a_step_within_the_budget() -> None:
-    engine = Engine(256, 4, settings(max_num_batched_tokens=20))
+    engine = Engine(256, 4, max_num_batched_tokens=20)
     engine.add(prompt(6), max_tokens=30)
     engine.turn()
     engine.add(prompt(50, first=2), max_tokens=2)
@@ -87,7 +81,7 @@ def test_decode_rows_and_prompt_chunks_share_a_step_within_the_budget() -> None:
 
 
 def test_chunks_but_the_last_end_on_a_page_boundary() -> None:
-    engine = Engine(256, 4, settings(max_num_batched_tokens=23, max_num_seqs=4))
+    engine = Engine(256, 4, max_num_batched_tokens=23, max_num_seqs=4)
     engine.add(prompt(70), max_tokens=1)
     engine.run()
     ends = [(row.start + row.n_tokens) for plan in engine.device.executed for row in plan.rows]
@@ -95,7 +89,7 @@ def test_chunks_but_the_last_end_on_a_page_boundary() -> None:
 
 
 def test_a_plan_lists_the_pages_that_its_rows_share() -> None:
-    engine = Engine(256, 4, settings(max_num_batched_tokens=256))
+    engine = Engine(256, 4, max_num_batched_tokens=256)
     common, first, second = prompt(24), [7] * 8, [8] * 8
     for tokens in (common + first + [1], prompt(30, first=3), common + second, common + first, common):
         engine.add(tokens, max_tokens=6)
@@ -114,8 +108,9 @@ def test_a_plan_lists_no_short_runs_and_none_if_disabled() -> None:
         (True, MIN_SHARED_TOKENS - 4, 0),
         (False, 80, 0),
     ):
-        engine = Engine(256, 4, settings(max_num_batched_tokens=256))
-        engine.scheduler = Scheduler(engine.cache, engine.config, finds_shared_runs=enabled, clock=lambda: 0.0)
+        engine = Engine(
+            256, max_num_batched_tokens=256, finds_shared_runs=enabled, min_shared_tokens=MIN_SHARED_TOKENS
+        )
         for suffix in (1, 2):
             engine.add([*prompt(n_common), suffix], max_tokens=3)
         engine.turn()
@@ -137,7 +132,7 @@ def test_two_new_requests_with_one_prefix_compute_it_once_in_the_same_step() -> 
 
 
 def test_a_chunked_prompt_uses_pages_that_another_commits_meanwhile() -> None:
-    engine = Engine(256, 4, settings(max_num_batched_tokens=16))
+    engine = Engine(256, 4, max_num_batched_tokens=16)
     first = engine.add(prompt(60), max_tokens=2)
     second = engine.add(prompt(60), max_tokens=2)
     engine.run()
@@ -149,7 +144,7 @@ def test_a_chunked_prompt_uses_pages_that_another_commits_meanwhile() -> None:
 
 def test_fcfs_admits_in_order_of_arrival_and_lpm_by_cached_prefix() -> None:
     for policy, order in (("fcfs", ["r1", "r2", "r3"]), ("lpm", ["r3", "r2", "r1"])):
-        engine = Engine(256, 4, settings(schedule_policy=policy, max_num_seqs=1))
+        engine = Engine(256, 4, schedule_policy=policy, max_num_seqs=1)
         engine.add(prompt(40), max_tokens=1)
         engine.run()
         engine.add(prompt(40, first=9), max_tokens=1)
@@ -161,7 +156,7 @@ def test_fcfs_admits_in_order_of_arrival_and_lpm_by_cached_prefix() -> None:
 
 @pytest.mark.parametrize("policy", ["lpm", "fcfs"])
 def test_a_lower_priority_number_goes_first_whatever_is_cached(policy: str) -> None:
-    engine = Engine(256, 4, settings(schedule_policy=policy, max_num_seqs=1))
+    engine = Engine(256, 4, schedule_policy=policy, max_num_seqs=1)
     engine.add(prompt(40), max_tokens=1)
     engine.run()
     for first, priority in ((1, 1), (9, 0), (1, 0), (8, -1)):
@@ -172,7 +167,7 @@ def test_a_lower_priority_number_goes_first_whatever_is_cached(policy: str) -> N
 
 
 def test_max_passes_bounds_waiting_within_a_priority() -> None:
-    engine = Engine(256, 4, settings(max_num_seqs=1, lpm_max_passes=5))
+    engine = Engine(256, 4, max_num_seqs=1, lpm_max_passes=5)
     engine.add(prompt(40), max_tokens=1)
     engine.run()
     unlucky = engine.add(prompt(40, first=9), max_tokens=1)
@@ -186,7 +181,7 @@ def test_max_passes_bounds_waiting_within_a_priority() -> None:
 
 
 def test_out_of_pages_preempts_the_last_arrival_of_the_lowest_priority() -> None:
-    engine = Engine(20, 4, settings(max_num_seqs=4))
+    engine = Engine(20, 4, max_num_seqs=4)
     for i, priority in enumerate((1, 0, 1, 0)):
         engine.add(prompt(9, first=i), max_tokens=30, priority=priority)
     order = run_and_list_preempted(engine)
@@ -204,7 +199,7 @@ def test_a_preemption_that_ignores_priority_is_found(monkeypatch: pytest.MonkeyP
 
 
 def test_only_requests_that_wait_for_their_first_step_count_for_a_full_queue() -> None:
-    engine = Engine(20, 4, settings(max_num_seqs=2, max_queued_requests=1))
+    engine = Engine(20, 4, max_num_seqs=2, max_queued_requests=1)
     for i in range(2):
         engine.add(prompt(9, first=i), max_tokens=40)
         engine.turn()
@@ -218,7 +213,7 @@ def test_only_requests_that_wait_for_their_first_step_count_for_a_full_queue() -
 
 
 def test_lpm_ranks_only_its_window() -> None:
-    engine = Engine(256, 4, settings(max_num_seqs=1, lpm_window=2))
+    engine = Engine(256, 4, max_num_seqs=1, lpm_window=2)
     engine.add(prompt(40), max_tokens=1)
     engine.run()
     engine.add(prompt(40, first=9), max_tokens=1)
@@ -229,7 +224,7 @@ def test_lpm_ranks_only_its_window() -> None:
 
 
 def test_a_full_queue_refuses() -> None:
-    engine = Engine(config=settings(max_queued_requests=2))
+    engine = Engine(max_queued_requests=2)
     engine.add(prompt(5))
     engine.add(prompt(5))
     with pytest.raises(QueueFull, match="2 requests wait"):
@@ -242,7 +237,7 @@ def test_a_full_queue_refuses() -> None:
 def test_admission_leaves_headroom_for_running_requests(n_running: int, n_headroom: int) -> None:
     """The headroom is 16 tokens, or 4 pages, for each running request, up to 1/24 of the pool."""
     for n_excess in (0, 1):
-        engine = Engine(240, 4, settings(max_num_batched_tokens=1024))
+        engine = Engine(240, 4, max_num_batched_tokens=1024)
         for i in range(n_running):
             engine.add([i, *prompt(12)], max_tokens=8)
         engine.turn()
@@ -257,7 +252,7 @@ def test_admission_leaves_headroom_for_running_requests(n_running: int, n_headro
 
 def test_many_requests_in_a_small_pool_are_rarely_preempted() -> None:
     """All prompts and outputs have one length, so all rows need their pages in the same steps: the worst case."""
-    engine = Engine(96, 4, settings(max_num_seqs=64, max_num_batched_tokens=512))
+    engine = Engine(96, 4, max_num_seqs=64, max_num_batched_tokens=512)
     requests = [engine.add([i, *prompt(7, first=i)], max_tokens=24) for i in range(60)]
     n_preempted = dict.fromkeys(requests, 0)
     while not engine.scheduler.is_idle:
@@ -272,7 +267,7 @@ def test_many_requests_in_a_small_pool_are_rarely_preempted() -> None:
 
 
 def test_out_of_pages_preempts_the_last_arrival_and_never_the_oldest() -> None:
-    engine = Engine(20, 4, settings(max_num_seqs=4))
+    engine = Engine(20, 4, max_num_seqs=4)
     for i in range(4):
         engine.add(prompt(9, first=i), max_tokens=30)
     preempted = run_and_list_preempted(engine)
@@ -285,7 +280,7 @@ def test_out_of_pages_preempts_the_last_arrival_and_never_the_oldest() -> None:
 
 
 def test_a_preempted_request_reuses_its_own_pages() -> None:
-    engine = Engine(20, 4, settings(max_num_seqs=2))
+    engine = Engine(20, 4, max_num_seqs=2)
     engine.add(prompt(9), max_tokens=40)
     engine.add(prompt(9, first=3), max_tokens=40)
     engine.run()
@@ -296,7 +291,7 @@ def test_a_preempted_request_reuses_its_own_pages() -> None:
 
 
 def test_abort_while_waiting_running_and_in_flight() -> None:
-    engine = Engine(64, 4, settings(max_num_seqs=1))
+    engine = Engine(64, 4, max_num_seqs=1)
     running = engine.add(prompt(9), max_tokens=30)
     waiting = engine.add(prompt(9, first=2), max_tokens=30)
     engine.turn()
@@ -319,7 +314,7 @@ def test_a_leaked_lease_is_found_when_idle() -> None:
 
 
 def test_the_queue_is_not_ranked_again_while_no_request_can_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(24, 4, settings(max_num_seqs=4))
+    engine = Engine(24, 4, max_num_seqs=4)
     engine.add(prompt(40), max_tokens=50)
     engine.turn()
     for i in range(5):

@@ -23,15 +23,17 @@ class RandomClients:
     def __init__(self, random: Random, page_size: int) -> None:
         n_pages, n_rows = random.choice((1, 2, 3, 5, 8)), random.choice((1, 2, 4))
         self.budget = n_rows - 1 + page_size + random.choice((0, 1, page_size))
-        config = SchedulerConfig(
+        limits = SchedulerConfig(max_num_seqs=n_rows, max_num_batched_tokens=self.budget)
+        EngineConfig(cache=CacheConfig(page_size=page_size), scheduler=limits)  # raises if the settings are invalid
+        self.engine = Engine(
+            n_pages,
+            page_size,
             max_num_seqs=n_rows,
             max_num_batched_tokens=self.budget,
             schedule_policy=random.choice(("lpm", "fcfs")),
             lpm_window=random.choice((1, 3, 256)),
             lpm_max_passes=random.choice((1, 64)),
         )
-        EngineConfig(cache=CacheConfig(page_size=page_size), scheduler=config)  # raises if the settings are invalid
-        self.engine = Engine(n_pages, page_size, config)
         self.room = min(n_pages * page_size + 1, MAX_TOKENS)
         """Maximum of prompt and output: the last token's KV is never computed."""
         self.random = random
@@ -86,7 +88,7 @@ def test_unknown_output_lengths_cost_few_steps(shares: bool) -> None:
     and the requests do not preempt each other over and over."""
     n_steps = []
     for length_is_known in (True, False):
-        engine = Engine(60, 4, SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=64), shares=shares)
+        engine = Engine(60, 4, max_num_seqs=16, max_num_batched_tokens=64, shares=shares)
         min_computed = 0
         for i in range(40):
             text, stop = prompt(9, first=i), range(100, 1000, 48)
@@ -106,8 +108,7 @@ def test_unknown_output_lengths_cost_few_steps(shares: bool) -> None:
 def test_a_chunked_prompt_finishes_beside_a_stream_of_younger_requests_that_hit(policy: SchedulePolicy) -> None:
     """Younger requests do not get the pages that it still needs."""
     page_size = 4
-    config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=261, schedule_policy=policy, lpm_max_passes=2)
-    engine = Engine(192, page_size, config)
+    engine = Engine(192, page_size, max_num_batched_tokens=261, schedule_policy=policy, lpm_max_passes=2)
     document = prompt(77 * page_size, first=5)
     engine.add(document, max_tokens=1)
     engine.run()
@@ -126,7 +127,7 @@ def test_a_chunked_prompt_finishes_beside_a_stream_of_younger_requests_that_hit(
 
 
 def test_no_pages_are_reserved_for_a_prompt_preempted_between_two_chunks() -> None:
-    engine = Engine(8, 4, SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=5))
+    engine = Engine(8, 4, max_num_seqs=3, max_num_batched_tokens=5)
     engine.add(prompt(3, first=1), max_tokens=9)
     engine.add(prompt(21, first=2), max_tokens=7)
     while not engine.scheduler.is_idle:
@@ -140,7 +141,7 @@ def test_no_pages_are_reserved_for_a_prompt_preempted_between_two_chunks() -> No
 def test_no_pages_are_reserved_for_a_preempted_prompt_when_a_younger_request_is_tried_first() -> None:
     """Its pages become free in the same plan, and ``lpm`` tries the younger request first: its cached prefix is
     longer."""
-    engine = Engine(22, 4, SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=6, schedule_policy="lpm"))
+    engine = Engine(22, 4, max_num_seqs=3, max_num_batched_tokens=6, schedule_policy="lpm")
     document = prompt(40, first=1)
     engine.add(document, max_tokens=40)
     while not engine.requests["r0"].n_outputs:
@@ -163,7 +164,7 @@ def test_no_pages_are_reserved_for_a_preempted_prompt_when_a_younger_request_is_
 
 def test_forks_leave_an_older_prompt_the_pages_it_still_needs() -> None:
     """The leader's prompt is cached, so it gets its first token while the older prompt is still in chunks."""
-    engine = Engine(80, 4, SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=35))
+    engine = Engine(80, 4, max_num_seqs=16, max_num_batched_tokens=35)
     document = prompt(40, first=9)
     engine.add(document, max_tokens=1)
     engine.run()
@@ -180,7 +181,7 @@ def test_forks_leave_an_older_prompt_the_pages_it_still_needs() -> None:
 
 
 def test_a_request_with_precedence_is_admitted_into_pages_that_a_later_prompt_still_needs() -> None:
-    engine = Engine(256, 4, SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=66, schedule_policy="fcfs"))
+    engine = Engine(256, 4, max_num_seqs=8, max_num_batched_tokens=66, schedule_policy="fcfs")
     document = prompt(160, first=5)
     engine.add(document, max_tokens=1)
     engine.run()
