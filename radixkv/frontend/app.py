@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -13,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from radixkv.compat import Place, refusals
-from radixkv.config import EngineConfig, ServerConfig
+from radixkv.config import MetricsCompat
 from radixkv.errors import ContextLengthExceeded, InvalidRequest, RequestError
 from radixkv.frontend.api.admin import add_admin_routes
 from radixkv.frontend.api.explain import add_explain_route
@@ -44,16 +45,32 @@ def build_app(
     served_model: ServedModel,
     metrics: Metrics,
     body_reader: BodyReader,
-    engine: EngineConfig,
-    server: ServerConfig,
+    *,
+    api_key: str | None,
+    allowed_origins: Sequence[str],
+    metrics_compat: MetricsCompat | None,
+    explain_contents: bool,
+    settings: Mapping[str, Any],
 ) -> ASGIApp:
-    """Builds the app with all routes on one runtime client, behind the key check or the local-only check."""
-    if server.api_key is None:
-        access_check = Middleware(LocalOnly, origins=server.allowed_origins)
+    """Builds the app with all routes on one runtime client, behind the key check or the local-only check.
+
+    Args:
+        client: sends the requests.
+        served_model: the one model.
+        metrics: what ``/metrics`` and ``/v1/loads`` show.
+        body_reader: reads all request bodies.
+        api_key: the key that clients must send; None admits only programs of this machine.
+        allowed_origins: web sites whose pages may use the server.
+        metrics_compat: the engine under whose names metrics are exported in addition.
+        explain_contents: whether ``/cache/explain`` reveals which tokens are cached.
+        settings: what ``/server_info`` shows, as ``public_settings`` returns it.
+    """
+    if api_key is None:
+        access_check = Middleware(LocalOnly, origins=allowed_origins)
     else:
-        access_check = Middleware(ApiKeyRequired, key=server.api_key)
-    compat = server.metrics_compat
-    aliases = None if compat is None else MetricAliases(compat, served_model.name, served_model.ready.page_size)
+        access_check = Middleware(ApiKeyRequired, key=api_key)
+    page_size = served_model.ready.page_size
+    aliases = None if metrics_compat is None else MetricAliases(metrics_compat, served_model.name, page_size)
     app = DocumentedApp(
         title="radixkv",
         version=__version__,
@@ -72,11 +89,11 @@ def build_app(
     add_generate_route(app, client, served_model, body_reader)
     add_admin_routes(app, client, metrics, aliases)
     add_tokenize_routes(app, served_model, body_reader)
-    add_explain_route(app, client, served_model, body_reader, explain_contents=server.may_explain_contents)
-    add_server_info_routes(app, client, served_model, metrics, engine, server)
+    add_explain_route(app, client, served_model, body_reader, explain_contents=explain_contents)
+    add_server_info_routes(app, client, served_model, metrics, settings)
     for path in _REFUSED_ROUTES:
         app.add_api_route(path, _refuse_route, methods=["GET", "POST"], include_in_schema=False)
-    return _with_cors(app, server.allowed_origins) if server.allowed_origins else app
+    return _with_cors(app, allowed_origins) if allowed_origins else app
 
 
 def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

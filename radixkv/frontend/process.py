@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from radixkv.checkpoints import Checkpoint, resolve, resolve_tokenizer
 from radixkv.config import EngineConfig, ServerConfig
 from radixkv.errors import ConfigError, Draining, RuntimeDied
+from radixkv.frontend.api.server_info import public_settings
 from radixkv.frontend.app import build_app
 from radixkv.frontend.file_limit import raise_file_limit
 from radixkv.frontend.http.body import BodyReader
@@ -60,7 +61,7 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
         CheckpointError: the model does not exist or is corrupt.
         RadixKVError: the runtime ended before it was ready.
     """
-    raise_file_limit(engine.scheduler)
+    raise_file_limit(engine.scheduler.max_queued_requests, engine.scheduler.max_num_seqs)
     with (
         open_listener(server.host, server.port) as listener,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
@@ -155,7 +156,17 @@ async def _serve(engine: EngineConfig, server: ServerConfig, listener: socket.so
     runtime, served_model = starting.result()
     try:
         body_reader = BodyReader(server.max_body_bytes, log=log_line)
-        app = build_app(runtime.client, served_model, metrics, body_reader, engine, server)
+        app = build_app(
+            runtime.client,
+            served_model,
+            metrics,
+            body_reader,
+            api_key=server.api_key,
+            allowed_origins=server.allowed_origins,
+            metrics_compat=server.metrics_compat,
+            explain_contents=server.may_explain_contents,
+            settings=public_settings(engine, server),
+        )
         async with _logging_stats(runtime, metrics, server.stats_interval_s):
             return await _serve_until_end(
                 runtime, served_model, body_reader, _uvicorn(app), listener, server.heartbeat_timeout_s, signals

@@ -11,11 +11,10 @@ from support.live import LIMIT_S
 
 CODE = """
 import resource
-from radixkv.config import SchedulerConfig
 from radixkv.frontend.file_limit import raise_file_limit
 
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
-raise_file_limit(SchedulerConfig(max_num_seqs={n_rows}, max_queued_requests=400))
+raise_file_limit(max_queued_requests=400, max_num_seqs={n_rows})
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 

@@ -10,16 +10,13 @@ from starlette.routing import Route
 from radixkv.arguments import Parser
 from radixkv.cli.serve import add as add_serve
 from radixkv.compat import Place, refusals
-from radixkv.config import EngineConfig, SchedulerConfig, ServerConfig
+from radixkv.config import SchedulerConfig, ServerConfig
 from radixkv.errors import RequestError
 from radixkv.frontend.api.openai.schema import ChatRequest, CompletionRequest, StreamOptions
 from radixkv.frontend.api.sglang.schema import DEFAULT_MAX_NEW_TOKENS, GenerateRequest, SamplingFields
-from radixkv.frontend.app import build_app
 from radixkv.frontend.chat_text import MAX_MESSAGES
 from radixkv.frontend.http import errors as failure
-from radixkv.frontend.http.body import BODY_TIMEOUT_S, BodyReader
 from radixkv.frontend.http.body_decoder import MAX_KEYS, MAX_MARKS, MAX_PROMPTS
-from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.served_model import ServedModel
 from radixkv.limits import MAX_SALT_BYTES
 from radixkv.sampling import (
@@ -32,6 +29,7 @@ from radixkv.sampling import (
     SamplingParams,
 )
 from support.paths import ROOT
+from support.running_site import make_app
 from support.scripted_runtime import Site
 
 TEXT = (ROOT / "docs" / "server.md").read_text()
@@ -46,9 +44,7 @@ def names(text: str) -> set[str]:
 
 
 def test_every_path_is_documented_with_its_methods(site: Site, served_model: ServedModel) -> None:
-    app = build_app(
-        site.client, served_model, Metrics(), BodyReader(1, BODY_TIMEOUT_S), EngineConfig(), ServerConfig()
-    )
+    app = make_app(site.client, served_model)
     assert isinstance(app, FastAPI)
     routes = {route.path: route.methods for route in app.routes if isinstance(route, Route)}
     supported = {

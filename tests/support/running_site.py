@@ -12,8 +12,10 @@ from pathlib import Path
 import httpx
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp
 
 from radixkv.config import EngineConfig, ServerConfig
+from radixkv.frontend.api.server_info import public_settings
 from radixkv.frontend.app import build_app
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.body import BODY_TIMEOUT_S, BodyReader
@@ -26,6 +28,28 @@ from support.live import KEEPALIVE_S, LIMIT_S
 from support.scripted_runtime import ScriptedLoop, Site
 
 
+def make_app(
+    client: RuntimeClient,
+    served_model: ServedModel,
+    server: ServerConfig | None = None,
+    metrics: Metrics | None = None,
+    body_limit_s: float = BODY_TIMEOUT_S,
+) -> ASGIApp:
+    """Returns the app with the settings of the server and the default ones of the engine."""
+    server = server or ServerConfig()
+    return build_app(
+        client,
+        served_model,
+        metrics or Metrics(),
+        BodyReader(100_000, body_limit_s),
+        api_key=server.api_key,
+        allowed_origins=server.allowed_origins,
+        metrics_compat=server.metrics_compat,
+        explain_contents=server.may_explain_contents,
+        settings=public_settings(EngineConfig(), server),
+    )
+
+
 @contextmanager
 def running_site(
     served_model: ServedModel,
@@ -35,7 +59,6 @@ def running_site(
     body_limit_s: float = BODY_TIMEOUT_S,
 ) -> Iterator[Site]:
     """Runs a site in its own threads until the end of the context."""
-    settings = ServerConfig() if server is None else server
     scripted = ScriptedLoop()
     started: Future[tuple[RuntimeClient, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
     path = folder / "runtime.sock"
@@ -48,7 +71,7 @@ def running_site(
         metrics, stop = Metrics(), asyncio.Event()
         client = RuntimeClient(str(path), metrics)
         await client.handshake()
-        app = build_app(client, served_model, metrics, BodyReader(100_000, body_limit_s), EngineConfig(), settings)
+        app = make_app(client, served_model, server, metrics, body_limit_s)
         config = uvicorn.Config(app, http=connection, ws="none", lifespan="off", log_config=None, log_level="error")
         http = _Uvicorn(config)
         serving = asyncio.create_task(http.serve(sockets=[listener]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -20,17 +21,25 @@ from radixkv.version import __version__
 from radixkv.wire import Stats
 
 
+def public_settings(engine: EngineConfig, server: ServerConfig) -> dict[str, Any]:
+    """Returns all settings that clients may see, by their names in ``config``: not the API key."""
+    settings = {"model_path": engine.model.model, "seed": engine.seed, "needs_api_key": server.api_key is not None}
+    for part in (engine.model, engine.cache, engine.scheduler, server):
+        settings |= asdict(part)
+    del settings["model"], settings["api_key"]
+    return settings | {"explain_contents": server.may_explain_contents, "priority_range": server.allowed_priorities}
+
+
 def add_server_info_routes(
     app: DocumentedApp,
     client: RuntimeClient,
     served_model: ServedModel,
     metrics: Metrics,
-    engine: EngineConfig,
-    server: ServerConfig,
+    settings: Mapping[str, Any],
 ) -> None:
     """Adds the routes ``/version``, ``/server_info``, ``/model_info`` and ``/v1/loads``.
 
-    The second and third also exist with the prefix ``get_``.
+    The second and third also exist with the prefix ``get_``. ``settings`` are those of ``public_settings``.
     """
 
     @app.get("/version")
@@ -44,15 +53,14 @@ def add_server_info_routes(
         """Settings and counters."""
         state = msgspec.structs.asdict(await client.stats()) | _rates(metrics)
         del state["id"]
-        info = _settings(engine, server) | {
+        info = {
+            **settings,
             "served_model_name": served_model.name,
             "max_model_len": served_model.ready.max_model_len,
             "max_req_len": served_model.max_prompt_and_answer,
             "max_total_num_tokens": served_model.ready.n_pages * served_model.ready.page_size,
             "max_num_seqs": served_model.ready.max_num_seqs,
             "max_num_batched_tokens": served_model.ready.max_num_batched_tokens,
-            "explain_contents": server.may_explain_contents,
-            "priority_range": server.allowed_priorities,
             "device": served_model.ready.device,
             "dtype": served_model.ready.dtype,
             "version": __version__,
@@ -67,7 +75,7 @@ def add_server_info_routes(
         return JSONResponse(
             {
                 "model_path": served_model.root,
-                "tokenizer_path": engine.model.tokenizer or served_model.root,
+                "tokenizer_path": settings["tokenizer"] or served_model.root,
                 "is_generation": True,
                 "preferred_sampling_params": dict(served_model.default_sampling) or None,
                 "max_model_len": served_model.max_prompt_and_answer,
@@ -99,15 +107,6 @@ def add_server_info_routes(
                 },
             }
         )
-
-
-def _settings(engine: EngineConfig, server: ServerConfig) -> dict[str, Any]:
-    """Returns all settings by their names in ``config``, without the API key."""
-    settings = {"model_path": engine.model.model, "seed": engine.seed, "needs_api_key": server.api_key is not None}
-    for part in (engine.model, engine.cache, engine.scheduler, server):
-        settings |= asdict(part)
-    del settings["model"], settings["api_key"]
-    return settings
 
 
 def _rates(metrics: Metrics) -> dict[str, float]:

@@ -13,15 +13,12 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from radixkv.compat import Place, refusals
-from radixkv.config import EngineConfig, ServerConfig
 from radixkv.frontend.api.explain import ExplainRequest
 from radixkv.frontend.api.openai.schema import ChatRequest, CompletionRequest
 from radixkv.frontend.api.sglang.schema import GenerateRequest, SamplingFields
 from radixkv.frontend.api.tokenize import DetokenizeRequest, TokenizeRequest
-from radixkv.frontend.app import build_app
-from radixkv.frontend.http.body import BodyReader
-from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.served_model import ServedModel
+from support.running_site import make_app
 from support.scripted_runtime import Site
 
 BODIES: list[tuple[str, type[msgspec.Struct], dict[str, Any]]] = [
@@ -53,7 +50,7 @@ def references(value: Any) -> Iterator[str]:
 
 
 def test_every_route_is_in_the_document(site: Site, served_model: ServedModel, document: dict[str, Any]) -> None:
-    app = build_app(site.client, served_model, Metrics(), BodyReader(1), EngineConfig(), ServerConfig())
+    app = make_app(site.client, served_model)
     assert isinstance(app, FastAPI)
     routes = {
         route.path_format: {method.lower() for method in route.methods}
