@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_outputs(args.output_file, args.plot)
     with Progress(f"preparing the workload {args.workload}"):
-        benchmark = _build_benchmark(args, config)
+        benchmark = _build_benchmark(args, config.model.model)
     code = 0
     outcomes: list[Outcome] = []
     for run_coroutine in _runs(args, benchmark, config):
@@ -155,7 +155,7 @@ def _check_combination(args: argparse.Namespace, config: EngineConfig) -> None:
         parser.error("--skip-bad-lines needs a data set; give --dataset-path, or leave it out")
 
 
-def _build_benchmark(args: argparse.Namespace, config: EngineConfig) -> Benchmark:
+def _build_benchmark(args: argparse.Namespace, model: str) -> Benchmark:
     """Builds the benchmark; a flag that the workload does not support ends as wrong usage."""
     parser: Parser = args.parser
     from radixkv.bench.run import Benchmark
@@ -177,21 +177,20 @@ def _build_benchmark(args: argparse.Namespace, config: EngineConfig) -> Benchmar
         speed=args.speed,
         warmup_requests=args.warmup_requests,
         goodput=dict(args.goodput),
-        encoder=_prompt_encoder(config) if args.prompt_form == "tokens" else None,
+        encoder=_prompt_encoder(model, args.revision, args.tokenizer) if args.prompt_form == "tokens" else None,
         has_extensions=not args.plain_requests,
         request_timeout_s=args.request_timeout,
     )
 
 
-def _prompt_encoder(config: EngineConfig) -> PromptEncoder:
+def _prompt_encoder(model: str, revision: str | None, tokenizer: str | None) -> PromptEncoder:
     """Returns an encoder with the server's tokenizer."""
     from radixkv.bench.load.requests import PromptEncoder
     from radixkv.checkpoints.resolve import resolve_tokenizer
 
-    model = config.model
-    if model.tokenizer is not None:
-        return PromptEncoder(resolve_tokenizer(model.tokenizer))  # --revision is the model's, not the tokenizer's
-    return PromptEncoder(resolve_tokenizer(model.model, model.revision))
+    if tokenizer is not None:
+        return PromptEncoder(resolve_tokenizer(tokenizer))  # --revision is the model's, not the tokenizer's
+    return PromptEncoder(resolve_tokenizer(model, revision))
 
 
 def _runs(

@@ -105,7 +105,9 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
     else:
         assert resolved.kv_cache_memory_bytes is not None
         if config.cache.gpu_memory_utilization is not None:
-            _warn_of_ignored_utilization(resolved)
+            _warn_of_ignored_utilization(
+                resolved.gpu_memory_utilization, resolved.kv_cache_memory_bytes, resolved.max_total_tokens
+            )
         check_for_cpu(
             checkpoint,
             page_size=resolved.page_size,
@@ -178,13 +180,11 @@ def _release_gpu_memory(error: BaseException) -> None:
         torch.cuda.empty_cache()
 
 
-def _warn_of_ignored_utilization(resolved: ResolvedConfig) -> None:
+def _warn_of_ignored_utilization(utilization: float, n_bytes: int, n_tokens: int | None) -> None:
     logger.warning(
         "gpu_memory_utilization %g has no effect on the CPU, the device in use: there %s bounds the KV pool",
-        resolved.gpu_memory_utilization,
-        f"kv_cache_memory_bytes, {resolved.kv_cache_memory_bytes},"
-        if resolved.max_total_tokens is None
-        else f"max_total_tokens, {resolved.max_total_tokens},",
+        utilization,
+        f"kv_cache_memory_bytes, {n_bytes}," if n_tokens is None else f"max_total_tokens, {n_tokens},",
     )
 
 

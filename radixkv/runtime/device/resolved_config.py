@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from radixkv.config import CacheConfig, Device, EngineConfig, LoadFormat, SchedulePolicy
+from radixkv.config import Device, EngineConfig, LoadFormat, SchedulePolicy
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.machine_cuda import Machine
 
@@ -59,7 +59,7 @@ def with_defaults(
         ConfigError: the pool's size is set twice.
     """
     model, cache, scheduler = config.model, config.cache, config.scheduler
-    _check_pool_size(cache)
+    _check_pool_size(cache.kv_cache_memory_bytes, cache.max_total_tokens)
     n_rows, n_tokens = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
     if n_rows is None:
         n_rows = _MAX_NUM_SEQS[device]
@@ -91,8 +91,7 @@ def with_defaults(
     )
 
 
-def _check_pool_size(cache: CacheConfig) -> None:
-    n_bytes, n_tokens = cache.kv_cache_memory_bytes, cache.max_total_tokens
+def _check_pool_size(n_bytes: int | None, n_tokens: int | None) -> None:
     if n_tokens is not None and n_bytes is not None:
         raise ConfigError(
             f"kv_cache_memory_bytes {n_bytes} and max_total_tokens {n_tokens} both set the size of the KV pool; "

@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     if args.measure:
         from radixkv.studies.paging.measure import check_gpu
 
-        check_gpu(config, args.workloads)
+        check_gpu(config.model.device, args.workloads)
     model = config.model
     with Progress("reading the lengths of requests"):
         recorded = recorded_lengths(

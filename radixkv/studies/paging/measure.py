@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
+from typing import Literal
 
-from radixkv.config import EngineConfig
+from radixkv.config import Device, EngineConfig
 from radixkv.errors import ConfigError
 from radixkv.llm import LLM
 from radixkv.runtime.device.factory import look_at_machine
@@ -33,9 +34,9 @@ N_WARM_UP = 8
 """Requests before the measurement."""
 
 
-def check_gpu(config: EngineConfig, workloads: Sequence[str]) -> None:
+def check_gpu(device: Device | Literal["auto"], workloads: Sequence[str]) -> None:
     """Raises ``ConfigError`` if there is no GPU or no measurable workload; to be called before anything runs."""
-    if config.model.device == "cpu":
+    if device == "cpu":
         raise ConfigError("--measure runs the engine on a GPU; leave out --device cpu, or --measure")
     try:
         look_at_machine("cuda")

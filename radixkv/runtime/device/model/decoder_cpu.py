@@ -92,4 +92,4 @@ def _mlp(config: DecoderConfig, index: int, weights: LayerWeights, tiles: RowTil
         return Mlp(weights.mlp, tiles)
     experts = config.experts_of(index)
     assert experts is not None
-    return Experts(experts, weights.mlp, tiles)
+    return Experts(weights.mlp, tiles, n_active=experts.n_active, normalizes=experts.normalizes)

@@ -11,7 +11,6 @@ from torch import Tensor
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.attention.cuda.base import LayerAttention
 from radixkv.runtime.device.kv_pool_cuda import CudaPool
-from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
 from radixkv.runtime.device.ops.cuda.linear import gated_linear, linear
@@ -75,7 +74,9 @@ class CudaDecoder:
         self._config = config
         self._cosine_sine = _angles(config.rope, config.head_dim, max_positions).to(device)
         self._embedding = weights.embedding()
-        self._layers = [_layer(config, index, weights.layer(index)) for index in range(config.n_layers)]
+        self._layers = [
+            _layer(config.architecture, index, weights.layer(index)) for index in range(config.n_layers)
+        ]
         self._final_norm = weights.final_norm()
         self._head = self._embedding if config.tied_head else weights.head()
 
@@ -208,10 +209,10 @@ class _Layer:
     down: LinearWeights
 
 
-def _layer(config: DecoderConfig, index: int, weights: LayerWeights) -> _Layer:
+def _layer(architecture: str, index: int, weights: LayerWeights) -> _Layer:
     if not isinstance(weights.mlp, MlpWeights):
         raise ConfigError(
-            f"layer {index} of this {config.architecture} has experts, which this release does not run on CUDA; "
+            f"layer {index} of this {architecture} has experts, which this release does not run on CUDA; "
             "use --device cpu"
         )
     return _Layer(

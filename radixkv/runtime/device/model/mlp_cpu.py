@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.model_config.config import ExpertConfig
 from radixkv.runtime.device.ops.cpu.layers import Linear, RowTiles, swiglu
 from radixkv.runtime.device.weights.weights import ExpertsWeights, MlpWeights
 
@@ -35,9 +34,9 @@ class Experts:
     chunk_rows = 2048
     """Rows to pass at once, more than for a dense MLP because they are divided among the experts."""
 
-    def __init__(self, config: ExpertConfig, weights: ExpertsWeights, tiles: RowTiles) -> None:
-        self._n_active = config.n_active
-        self._normalizes = config.normalizes
+    def __init__(self, weights: ExpertsWeights, tiles: RowTiles, *, n_active: int, normalizes: bool) -> None:
+        self._n_active = n_active
+        self._normalizes = normalizes
         self._router = Linear(weights.router, tiles)
         self._experts = [Mlp(expert, tiles) for expert in weights.experts]
 
