@@ -469,8 +469,9 @@ def test_errors_of_the_engines_start_name_the_alias_that_was_typed(capsys):
     assert "radixkv generate: error: --context-length 100000 " in capsys.readouterr().err
 
 
-def test_a_model_that_is_given_twice_is_refused(capsys):
-    args = command(add_serve, "serve", "one", "--model", "two")
+@pytest.mark.parametrize("flag", ["--model", "--model-path"])
+def test_a_model_that_is_given_twice_is_refused(capsys, flag):
+    args = command(add_serve, "serve", "one", flag, "two")
     text = refused(capsys, lambda: engine_config(args, model=args.positional_model))
     assert "'one'" in text
-    assert "'two'" in text
+    assert f" {flag} 'two'" in text
