@@ -34,7 +34,7 @@ MAX_KEYS = 1 << 16
 MAX_MARKS = 1 << 19
 """Most brackets and commas in ``messages``; each may stand for a value to decode."""
 MAX_UNKNOWN_FIELDS = 64
-"""Most unknown fields of a body that are compared with the known ones."""
+"""Most unknown fields of an object that are compared with the known ones, and most that are named in all."""
 _FREE_MARKS, _MARKS_PER_TOKEN = 1 << 14, 4
 """Brackets and commas of a conversation that fits the context: at most the first plus the second per token."""
 
@@ -118,7 +118,7 @@ class BodyDecoder(Generic[RequestT]):
     def _check_others(self, fields: Mapping[str, msgspec.Raw], misspelt: dict[str, str]) -> None:
         """Adds misspelt fields; raises the error of the first refused field that asks for something."""
         unknown = (name for name in fields if name not in self._known and name not in self._refused)
-        for name in islice(unknown, MAX_UNKNOWN_FIELDS):
+        for name in islice(unknown, MAX_UNKNOWN_FIELDS - len(misspelt)):
             if (meant := self._spelling.nearest(name)) is not None:
                 misspelt[name] = meant
         for name, raw in fields.items():

@@ -32,6 +32,17 @@ CHAT = {"messages": [{"role": "user", "content": "a"}]}
         ("/v1/chat/completions", {**CHAT, "max_tokenz": 5}, "max_tokenz"),
         ("/v1/chat/completions", {**CHAT, "response_formats": {"type": "json_object"}}, "response_formats"),
         ("/generate", {"text": "a", "return_logprobs": True}, "return_logprobs"),
+        ("/generate", {"text": "a", "sampling_params": {"temprature": 0.5, "top_p": 0.5, "x": 1}}, "temprature"),
+        (
+            "/generate",
+            {"text": ["a", "b"], "sampling_params": [{"max_new_token": 5}, {"max_new_token": 6, "stops": "a"}]},
+            "max_new_token, stops",
+        ),
+        (
+            "/generate",
+            {"text": "a", "return_logprobs": True, "sampling_params": {"sead": 1}},
+            "return_logprobs, sead",
+        ),
         ("/tokenize", {"prompt": "a", "return_token_str": True}, "return_token_str"),
         ("/v1/completions", {"prompt": "a", "user": "me", "store": True, "metadata": {}, "x": 1}, None),
         ("/v1/completions", {"prompt": "a", "tempe\nrature": 1, "temperaturé": 1}, None),
@@ -47,16 +58,20 @@ def test_a_misspelt_field_is_named_in_the_response(
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("path", "fields"),
     [
-        {"prompt": "a", "temprature": 0.5, "top_p": 2.0},
-        {"prompt": "a", "temprature": 0.5, "tools": [{}]},
-        {"prompt": "a", "temprature": 0.5, "max_tokens": 1 << 20},
+        ("/v1/completions", {"prompt": "a", "temprature": 0.5, "top_p": 2.0}),
+        ("/v1/completions", {"prompt": "a", "temprature": 0.5, "tools": [{}]}),
+        ("/v1/completions", {"prompt": "a", "temprature": 0.5, "max_tokens": 1 << 20}),
+        ("/generate", {"text": "a", "sampling_params": {"temprature": 0.5, "top_p": 2.0}}),
+        ("/generate", {"text": "a", "sampling_params": {"temprature": 0.5, "top_p": "high"}}),
+        ("/generate", {"text": "a", "sampling_params": {"temprature": 0.5, "regex": "a"}}),
+        ("/generate", {"text": "a", "sampling_params": [{"temprature": 0.5}, {}]}),
     ],
-    ids=["invalid", "unsupported", "too-long"],
+    ids=lambda value: str(value)[:80],
 )
-def test_a_misspelt_field_is_named_beside_an_error(site: Site, fields: dict[str, Any]) -> None:
-    reply = site.http.post("/v1/completions", json=fields)
+def test_a_misspelt_field_is_named_beside_an_error(site: Site, path: str, fields: dict[str, Any]) -> None:
+    reply = site.http.post(path, json=fields)
     assert (reply.status_code, reply.headers.get(HEADER)) == (400, "temprature")
 
 
@@ -92,6 +107,14 @@ def test_only_some_fields_of_a_body_are_compared_and_the_next_body_again() -> No
     assert misspelt == {}
     parse_completion(b'{"prompt":"a","temprature":1}', 100, misspelt)
     assert misspelt == {"temprature": "temperature"}
+
+
+def test_the_named_fields_of_a_list_of_objects_are_bounded(site: Site) -> None:
+    name = "temperature"
+    misspellings = [{name[:at] + letter + name[at:]: 1} for at in range(len(name)) for letter in "qvwxyz_"]
+    assert len(misspellings) > MAX_UNKNOWN_FIELDS
+    reply = site.http.post("/generate", json={"text": "a", "sampling_params": misspellings})
+    assert (reply.status_code, len(reply.headers[HEADER].split(", "))) == (400, MAX_UNKNOWN_FIELDS)
 
 
 def test_the_log_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

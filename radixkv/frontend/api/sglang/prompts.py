@@ -11,13 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from radixkv.errors import InvalidRequest
-from radixkv.frontend.api.sglang.schema import (
-    DEFAULT_MAX_NEW_TOKENS,
-    GenerateRequest,
-    SamplingFields,
-    for_each,
-    parse_sampling,
-)
+from radixkv.frontend.api.sglang.schema import DEFAULT_MAX_NEW_TOKENS, GenerateRequest, SamplingFields, for_each
 from radixkv.frontend.prompt_encoding import encode_prompts, split_prompts
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.models import GenerationModel
@@ -56,8 +50,15 @@ class GeneratePrompt:
     """False if the prompt is only computed, for the cache or for its logprobs."""
 
 
-async def generate_prompts(request: GenerateRequest, served_model: ServedModel) -> list[GeneratePrompt]:
+async def generate_prompts(
+    request: GenerateRequest, sampling: SamplingFields | list[SamplingFields], served_model: ServedModel
+) -> list[GeneratePrompt]:
     """Checks the request and encodes its prompts, long ones in a thread.
+
+    Args:
+        request: the body.
+        sampling: its ``sampling_params``, one for all prompts or a list.
+        served_model: the model of the request.
 
     Raises:
         InvalidRequest: a field cannot be served; ``param`` is SGLang's name of it.
@@ -70,7 +71,7 @@ async def generate_prompts(request: GenerateRequest, served_model: ServedModel) 
     served_model.check_priority(request.priority)
     n_prompts = len(prompts)
     logprob_options = _logprob_options(request, n_prompts)
-    settings = parse_sampling(bytes(request.sampling_params), n_prompts)
+    settings = for_each(sampling, SamplingFields(), n_prompts, "sampling_params")
     samplings = [
         _sampling(fields, *options, served_model) for fields, options in zip(settings, logprob_options, strict=True)
     ]

@@ -46,8 +46,8 @@ def add_generate_route(
     async def generate(request: Request) -> Response:
         """SGLang's generation; each event of a stream has all text so far."""
         arrived = time.monotonic()
-        body = await body_reader.read(request, parse_generate, served_model.max_prompt_and_answer)
-        prompts = await cancel_on_disconnect(request.receive, generate_prompts(body, served_model))
+        body, sampling = await body_reader.read(request, parse_generate, served_model.max_prompt_and_answer)
+        prompts = await cancel_on_disconnect(request.receive, generate_prompts(body, sampling, served_model))
         writer = GenerateWriter(body, prompts, served_model, arrived=arrived)
         if body.stream:
             return EventStream(writer.events(client))

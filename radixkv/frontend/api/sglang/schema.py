@@ -78,21 +78,22 @@ _FIXED_DEFAULTS: Mapping[str, object] = {
 """Sampling fields whose default does not depend on the checkpoint."""
 
 
-def parse_generate(body: bytes, max_prompt_tokens: int, misspelt: dict[str, str] | None = None) -> GenerateRequest:
-    """Parses a request. Raises ``InvalidRequest``, whose text never repeats a part of the body."""
+def parse_generate(
+    body: bytes, max_prompt_tokens: int, misspelt: dict[str, str]
+) -> tuple[GenerateRequest, SamplingFields | list[SamplingFields]]:
+    """Parses a request and its ``sampling_params``: one for all prompts, or a list.
+
+    Raises:
+        InvalidRequest: the body is not valid; the text never repeats a part of it.
+    """
     request = _requests.decode(body, max_prompt_tokens, misspelt)
     if (request.text is None) == (request.input_ids is None):
         raise InvalidRequest("give either text or input_ids", param="text")
-    return request
-
-
-def parse_sampling(raw: bytes, n_prompts: int) -> list[SamplingFields]:
-    """Parses the sampling settings of each prompt. Raises ``InvalidRequest`` for a field in ``sampling_params``."""
-    if not raw.lstrip().startswith(b"["):
-        return [_sampling_fields(raw)] * n_prompts
-    items = msgspec.json.decode(raw, type=list[msgspec.Raw])
-    fields = [_sampling_fields(bytes(item)) for item in items]
-    return for_each(fields, SamplingFields(), n_prompts, "sampling_params")
+    sampling = bytes(request.sampling_params)
+    if not sampling.lstrip().startswith(b"["):
+        return request, _sampling_fields(sampling, misspelt)
+    items = msgspec.json.decode(sampling, type=list[msgspec.Raw])
+    return request, [_sampling_fields(bytes(item), misspelt) for item in items]
 
 
 def for_each(value: ValueT | list[ValueT] | None, default: ValueT, n_prompts: int, name: str) -> list[ValueT]:
@@ -104,12 +105,12 @@ def for_each(value: ValueT | list[ValueT] | None, default: ValueT, n_prompts: in
     return value
 
 
-def _sampling_fields(raw: bytes) -> SamplingFields:
+def _sampling_fields(raw: bytes, misspelt: dict[str, str]) -> SamplingFields:
     if raw.strip() == b"null":
         return SamplingFields()
     if not raw.lstrip().startswith(b"{"):
         raise InvalidRequest("sampling_params must be an object or a list of them", param="sampling_params")
-    return _sampling.decode(raw, 0)
+    return _sampling.decode(raw, 0, misspelt)
 
 
 def _prompt_check(name: str) -> Callable[[bytes, int], None]:
