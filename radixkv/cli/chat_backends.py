@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from radixkv.client.chunks import Usage
 from radixkv.errors import ConfigError, context_length_exceeded
 
 if TYPE_CHECKING:
@@ -96,40 +97,6 @@ class ModelList(msgspec.Struct):
     data: list[ModelEntry]
 
 
-class ChunkDelta(msgspec.Struct):
-    """The text that a chunk adds to an answer."""
-
-    content: str | None = None
-
-
-class ChunkChoice(msgspec.Struct):
-    """A chunk's part of one answer."""
-
-    delta: ChunkDelta | None = None
-    finish_reason: str | None = None
-
-
-class PromptTokensDetails(msgspec.Struct):
-    """Details of ``Usage.prompt_tokens``."""
-
-    cached_tokens: int | None = None
-
-
-class Usage(msgspec.Struct):
-    """The server's token counts."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: PromptTokensDetails | None = None
-
-
-class ChatChunk(msgspec.Struct):
-    """A streamed event of ``/v1/chat/completions``."""
-
-    choices: list[ChunkChoice] = []
-    usage: Usage | None = None
-
-
 class ServerBackend:
     """Answers with a server's ``/v1/chat/completions``.
 
@@ -157,10 +124,10 @@ class ServerBackend:
         }
         usage = Usage()
         finish_reason = ""
-        for chunk in self._server.stream("/v1/chat/completions", body | self._settings, ChatChunk):
+        for chunk in self._server.stream("/v1/chat/completions", body | self._settings):
             usage = chunk.usage or usage
             for choice in chunk.choices:
-                yield (choice.delta.content if choice.delta is not None else None) or ""
+                yield choice.content
                 finish_reason = choice.finish_reason or finish_reason
         cached = None if usage.prompt_tokens_details is None else usage.prompt_tokens_details.cached_tokens
         yield TurnStats(usage.prompt_tokens or 0, cached, usage.completion_tokens or 0, finish_reason)

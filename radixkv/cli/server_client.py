@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from radixkv.client.chunks import Chunk, read_chunk
 from radixkv.client.errors import BadReply, StatusError
 from radixkv.client.events import EventReader
 from radixkv.client.http import HTTPClient
@@ -56,8 +57,8 @@ class ServerClient:
         reply = self._run(path, self._http.request("POST", path, msgspec.json.encode(body)))
         return self._decode(path, reply, response_type)
 
-    def stream(self, path: str, body: dict[str, Any], response_type: type[ReplyT]) -> Generator[ReplyT, None, None]:
-        """Yields the events of a streamed response, without the final ``[DONE]``. Closing it disconnects."""
+    def stream(self, path: str, body: dict[str, Any]) -> Generator[Chunk, None, None]:
+        """Yields the events of a streamed completion, without the final ``[DONE]``. Closing it disconnects."""
         reader = EventReader()
         pieces = self._http.stream(path, msgspec.json.encode(body))
 
@@ -69,7 +70,11 @@ class ServerClient:
                 for data in reader.push(piece):
                     if data == b"[DONE]":
                         return
-                    yield self._decode(path, data, response_type)
+                    try:
+                        chunk = read_chunk(data)
+                    except BadReply as error:
+                        raise ServerError(f"{self._http.address}{path}: {error}") from None
+                    yield chunk
         finally:
             self._loop.run(pieces.aclose())
         raise ServerError(f"{self._http.address}{path}: the stream ended early")

@@ -23,8 +23,10 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    prompt_tokens: Count
-    completion_tokens: Count = 0
+    """The server's token counts; None: it does not report them."""
+
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
     prompt_tokens_details: PromptTokensDetails | None = None
 
 

@@ -46,9 +46,9 @@ class FakeServer:
         self.fault = None
         """Fault of requests whose prompt contains ``FAULT``.
 
-        ``http_500``, ``http_503``, ``http_429``, ``truncated``, ``error_event``, ``no_usage``, ``no_output``,
-        ``not_json``, ``cut``, ``cut_early``, ``silent`` (after a token), ``mute``, ``bad_prompt_ids`` or
-        ``one_choice`` (for any ``n``).
+        ``http_500``, ``http_503``, ``http_429``, ``truncated``, ``error_event``, ``no_usage``, ``null_usage``,
+        ``no_output``, ``not_json``, ``cut``, ``cut_early``, ``silent`` (after a token), ``mute``,
+        ``bad_prompt_ids`` or ``one_choice`` (for any ``n``).
         """
         self.sends_done = True
         """Whether streams end with ``[DONE]``."""
@@ -294,6 +294,8 @@ class Stream:
             usage["prompt_tokens_details"] = {"cached_tokens": self.cached}
         for name, count in (("prompt", len(self.prompt)), ("generated", n_generated), ("cached", self.cached)):
             fake.counts[name] += count
+        if self.fault == "null_usage":
+            usage["prompt_tokens"] = None
         if self.fault != "no_usage":
             self.event({"choices": [], "usage": usage})
         self.event({"choices": [], "usage": None})

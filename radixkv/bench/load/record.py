@@ -99,12 +99,12 @@ class Record:
 
     @property
     def n_prompt_tokens(self) -> int:
-        return self.usage.prompt_tokens if self.usage else 0
+        return (self.usage and self.usage.prompt_tokens) or 0
 
     @property
     def n_output_tokens(self) -> int:
         """Output tokens of all choices."""
-        return self.usage.completion_tokens if self.usage else 0
+        return (self.usage and self.usage.completion_tokens) or 0
 
     @property
     def n_cached_tokens(self) -> int | None:
@@ -155,7 +155,7 @@ class Record:
             raise BadReply("stream", "the stream brought no output")
         if len(self.choices) != n_choices:
             raise BadReply("stream", f"the stream brought {len(self.choices)} of {n_choices} choices (n)")
-        if self.usage is None:
+        if self.usage is None or self.usage.prompt_tokens is None:
             raise BadReply(
                 "stream", "the stream brought no usage; the server must support stream_options.include_usage"
             )

@@ -29,6 +29,7 @@ SILENCE_S = 2.0
         ("truncated", "stream", "the stream ended early"),
         ("error_event", "server", "the server reported .*the runtime died"),
         ("no_usage", "stream", "brought no usage"),
+        ("null_usage", "stream", "brought no usage"),
         ("no_output", "stream", "brought no output"),
         ("not_json", "stream", "not a completion chunk"),
         ("cut", "disconnect", "ClientPayloadError"),
