@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
+import itertools
 import sys
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from radixkv.arguments import Parser, add_engine_flags, engine_config, engine_flags
 from radixkv.cli.offline import add_sampling_flags, is_utf8, load_llm, sampling_settings
 from radixkv.errors import RadixKVError
+from radixkv.terminal_progress import Progress
 
 if TYPE_CHECKING:
     from radixkv.cli.chat_backends import ChatBackend, Message, TurnStats
@@ -126,7 +128,10 @@ class Conversation:
         turn: TurnStats | None = None
         try:
             with closing(self._backend.answer(messages)) as answer:
-                for piece in answer:
+                nonempty = filter(None, answer)
+                with Progress("waiting for the first token", enabled=sys.stdout.isatty(), stream=sys.stdout):
+                    first = next(nonempty)
+                for piece in itertools.chain([first], nonempty):
                     if isinstance(piece, str):
                         pieces.append(piece)
                         print(piece, end="", flush=True)

@@ -10,11 +10,13 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from radixkv import terminal_progress
 from radixkv.cli import main
 from support.fake_openai import FakeServer
 from support.live import LIMIT_S
@@ -182,6 +184,56 @@ class Terminal:
         self.process.kill()
         self.process.wait()
         os.close(self._near)
+
+
+def test_a_terminal_shows_that_the_chat_waits_for_the_first_token(fake: FakeServer) -> None:
+    may_answer = threading.Event()
+
+    def answer(_: object) -> list[object]:
+        assert may_answer.wait(LIMIT_S)
+        texts = ["", "Good ", "day"]
+        return [{"choices": [{"delta": {"content": text}}]} for text in texts]
+
+    fake.responses = {"/v1/chat/completions": answer}
+    session = Terminal("--base-url", fake.address, "--model", "m")
+    try:
+        session.wait_for("> ")
+        session.type("hello\n")
+        session.wait_for("waiting for the first token, ")
+        may_answer.set()
+        shown = session.wait_for(r"\[.*\]\r\n")
+        assert re.search(r"\r\x1b\[KGood day\r\n\[an unknown part", shown)
+    finally:
+        may_answer.set()
+        session.close()
+
+
+def test_ctrl_c_ends_the_wait_for_the_first_token(fake: FakeServer) -> None:
+    may_answer = threading.Event()
+    fake.responses = {"/v1/chat/completions": lambda _: [may_answer.wait(LIMIT_S)]}
+    session = Terminal("--base-url", fake.address, "--model", "m")
+    try:
+        session.wait_for("> ")
+        session.type("hello\n")
+        session.wait_for("waiting for the first token, ")
+        session.process.send_signal(signal.SIGINT)
+        session.wait_for(r"\r\x1b\[K\r\n\[interrupted after \d+\.\d s\]\r\n> ")
+    finally:
+        may_answer.set()
+        session.close()
+
+
+def test_without_a_terminal_the_chat_waits_silently(
+    fake: FakeServer, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal_progress, "START_DELAY_S", 0.0)
+
+    def answer(_: object) -> list[object]:
+        time.sleep(0.05)
+        return [{"choices": [{"delta": {"content": "Fine"}}]}]
+
+    fake.responses = {"/v1/chat/completions": answer}
+    assert chat("hello\n", "--base-url", fake.address, "--model", "m").startswith("Fine\n[")
 
 
 @pytest.fixture
