@@ -57,6 +57,7 @@ class _LoggedRequest(Line, frozen=True):
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
 
     def is_one_request(self) -> bool:
         """Returns whether the line's messages were sent as they are, not recorded with their answers."""
@@ -227,12 +228,13 @@ class _LogDecoder:
         check_template_variables(request.chat_template_kwargs)
         continues = bool(request.continue_final_message)
         begins = request.add_generation_prompt
+        effort = {} if request.reasoning_effort is None else {"reasoning_effort": request.reasoning_effort}
         return self._encode_messages(
             messages,
             adds_special_tokens=bool(request.add_special_tokens),
             add_generation_prompt=not continues if begins is None else begins,
             continue_final_message=continues,
-            variables={"tools": request.tools, **(request.chat_template_kwargs or {})},
+            variables={"tools": request.tools, **effort, **(request.chat_template_kwargs or {})},
         )
 
     def _encode_messages(

@@ -150,15 +150,25 @@ def test_each_line_of_a_log_is_one_request(tmp_path):
     assert all(n_cached_tokens[index] > 0 for index in (1, 2, 3, 6))
 
 
-def test_variables_of_a_logged_request_reach_the_template(tmp_path):
+@pytest.mark.parametrize(
+    ("fields", "effort"),
+    [
+        ({}, ""),
+        ({"reasoning_effort": None}, ""),
+        ({"reasoning_effort": "low"}, "low"),
+        ({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}, "high"),
+    ],
+)
+def test_variables_of_a_logged_request_reach_the_template(tmp_path, fields, effort):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(resolve_tokenizer("tiny") / name, tmp_path)
     (tmp_path / "chat_template.jinja").write_text(
-        "{{ tools | length }} {{ adds_special_tokens }} {{ messages[0].content }}"
+        "{{ tools | length }} {{ adds_special_tokens }} {{ reasoning_effort }} {{ messages[0].content }}"
     )
     log = tmp_path / "requests.jsonl"
-    chat = {"messages": SAID[1:2], "tools": [{}, {}, {}], "chat_template_kwargs": {"adds_special_tokens": "all"}}
+    variables = {"adds_special_tokens": "all"} | fields.get("chat_template_kwargs", {})
+    chat = {"messages": SAID[1:2], "tools": [{}, {}, {}], **fields, "chat_template_kwargs": variables}
     log.write_text(json.dumps(chat))
     recording = read_recording(log, tokenizer=str(tmp_path))
-    expected = Tokenizer.load(tmp_path).encode("3 all What is 41 plus 11?", adds_special_tokens=False)
+    expected = Tokenizer.load(tmp_path).encode(f"3 all {effort} What is 41 plus 11?", adds_special_tokens=False)
     assert recording.traffic.symbols(0) == expected

@@ -237,6 +237,7 @@ REFUSED_FILES = [
         ["--tokenizer", "tiny"],
         "line 2 of ",
     ),
+    (CHAT + HI + ', "reasoning_effort": 3}\n', ["--tokenizer", "tiny"], "line 2 of "),
     (CHAT + '{"prompt": "hi", "messages": []}\n', ["--tokenizer", "tiny"], "line 2 of "),
     (CHAT + '{"prompt": ""}\n', ["--tokenizer", "tiny"], "line 2 of "),
     (CHAT + '{"prompt": ["hi", 3]}\n', ["--tokenizer", "tiny"], "line 2 of "),
