@@ -128,7 +128,7 @@ class Conversation:
         turn: TurnStats | None = None
         try:
             with closing(self._backend.answer(messages)) as answer:
-                nonempty = filter(None, answer)
+                nonempty = (piece for piece in answer if piece)
                 with Progress("waiting for the first token", enabled=sys.stdout.isatty(), stream=sys.stdout):
                     first = next(nonempty)
                 for piece in itertools.chain([first], nonempty):
