@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -41,13 +41,11 @@ _IGNORED_PATTERNS = ("*/*", "consolidated*.safetensors")
 """Files to skip: subfolders contain other formats, and ``consolidated`` files contain the same weights again."""
 
 
-class _TerminalProgress(tqdm):
-    """A progress bar that is shown only on a terminal."""
+_BYTES_BAR = "huggingface_hub.snapshot_download"
+"""The client's name of the bar that counts the bytes of all files.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if not sys.stderr.isatty():
-            kwargs["disable"] = True
-        super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]  # the client does not annotate it
+Older clients, such as 1.0, have none: they draw a bar for each file, and only on a terminal.
+"""
 
 
 def download(
@@ -58,10 +56,11 @@ def download(
     role: str,
     cache_folder: Path | None,
     endpoint: str | None,
+    show_download: Callable[[str], None],
 ) -> Path:
     """Downloads files of a hub repository and returns their folder. Pickled files are never downloaded.
 
-    Cached files are not downloaded again, and are used without a network. Progress is shown only on a terminal.
+    Cached files are not downloaded again, and are used without a network.
 
     Args:
         name: the repository, such as ``org/name``.
@@ -70,6 +69,8 @@ def download(
         role: "model" or "tokenizer", for error messages.
         cache_folder: None takes huggingface_hub's own (``HF_HOME``).
         endpoint: None takes ``HF_ENDPOINT`` or the public hub.
+        show_download: gets a text with the downloaded bytes whenever there are more, from several threads; at the
+            end an empty one.
 
     Raises:
         CheckpointError: no such repository or revision, no access, or no network and nothing cached.
@@ -82,11 +83,33 @@ def download(
             endpoint=endpoint,
             allow_patterns=[pattern for group in file_groups for pattern in _FILES[group]],
             ignore_patterns=list(_IGNORED_PATTERNS),
-            tqdm_class=_TerminalProgress,
+            tqdm_class=_progress_bars(show_download),
         )
     except Exception as error:  # includes errors of the HTTP library, which differs between releases of the client
         raise CheckpointError(f"{role} {name!r}: {_failure_reason(error, revision)}") from error
+    show_download("")
     return Path(folder)
+
+
+def _progress_bars(show: Callable[[str], None]) -> type[tqdm]:
+    """Returns the class of the client's progress bars: they draw nothing and give ``show`` the downloaded bytes."""
+
+    class ProgressBar(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._counts_bytes = kwargs.get("name") == _BYTES_BAR
+            # A disabled bar, as all are without a terminal, does not count. The endless delay keeps notebooks from
+            # drawing the bar when it is made.
+            super().__init__(*args, **kwargs | {"disable": False, "delay": math.inf})  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> None:
+            super().update(n)
+            if self._counts_bytes and not self.disable:
+                show(f"downloaded {self.n / 1e9:.2f} of {self.total / 1e9:.2f} GB")
+
+        def display(self, *args: object, **kwargs: object) -> None:
+            pass
+
+    return ProgressBar
 
 
 def _failure_reason(error: Exception, revision: str | None) -> str:

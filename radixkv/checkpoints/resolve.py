@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,6 +90,7 @@ def resolve(
     load_format: LoadFormat = "auto",
     cache_folder: Path | None = None,
     hub_endpoint: str | None = None,
+    show_download: Callable[[str], None] = lambda details: None,
 ) -> Checkpoint:
     """Finds or downloads the checkpoint that ``model`` names.
 
@@ -100,6 +101,8 @@ def resolve(
         load_format: ``dummy`` neither needs nor downloads weights; it also serves to check all other files first.
         cache_folder: the folder for downloaded files; None takes huggingface_hub's own (``HF_HOME``).
         hub_endpoint: the hub's address; None takes huggingface_hub's (``HF_ENDPOINT``).
+        show_download: gets a text with the downloaded bytes whenever there are more, from several threads; at the
+            end an empty one.
 
     Raises:
         CheckpointError: there is no such checkpoint, or its files are missing or corrupt.
@@ -109,7 +112,7 @@ def resolve(
     file_groups: tuple[FileGroup, ...] = (
         ("weights", "config", "tokenizer") if load_format == "auto" else ("config", "tokenizer")
     )
-    folder = _locate("model", model, revision, file_groups, cache_folder, hub_endpoint)
+    folder = _locate("model", model, revision, file_groups, cache_folder, hub_endpoint, show_download)
     config = read_object(folder / "config.json")
     if config is None:
         raise CheckpointError(f"{folder} has no config.json; give the folder of a Hugging Face checkpoint")
@@ -127,6 +130,7 @@ def resolve_tokenizer(
     *,
     cache_folder: Path | None = None,
     hub_endpoint: str | None = None,
+    show_download: Callable[[str], None] = lambda details: None,
 ) -> Path:
     """Finds or downloads a tokenizer and its chat template and returns their folder; see ``resolve``.
 
@@ -135,7 +139,7 @@ def resolve_tokenizer(
     Raises:
         CheckpointError: there is no such folder or repository, or it has no ``tokenizer.json``.
     """
-    folder = _locate("tokenizer", tokenizer, revision, ("tokenizer",), cache_folder, hub_endpoint)
+    folder = _locate("tokenizer", tokenizer, revision, ("tokenizer",), cache_folder, hub_endpoint, show_download)
     if not (folder / "tokenizer.json").is_file():
         raise CheckpointError(
             f"tokenizer {tokenizer!r}: {folder} has no tokenizer.json; other formats are not supported"
@@ -150,6 +154,7 @@ def _locate(
     file_groups: tuple[FileGroup, ...],
     cache_folder: Path | None,
     hub_endpoint: str | None,
+    show_download: Callable[[str], None],
 ) -> Path:
     path = Path(os.path.expanduser(name))
     if name == TINY or (name and path.is_dir()):
@@ -168,5 +173,11 @@ def _locate(
     from radixkv.checkpoints.hub import download
 
     return download(
-        name, revision, file_groups=file_groups, role=role, cache_folder=cache_folder, endpoint=hub_endpoint
+        name,
+        revision,
+        file_groups=file_groups,
+        role=role,
+        cache_folder=cache_folder,
+        endpoint=hub_endpoint,
+        show_download=show_download,
     )

@@ -69,10 +69,16 @@ def load_llm(config: EngineConfig, *, chat_template: str | None = None) -> LLM:
         RadixKVError: as in ``LLM``.
     """
     scheduler = {name: vars(config.scheduler)[name] for name in SCHEDULER_SETTINGS}
-    with _fatal_interrupts(), Progress(f"loading the model {config.model.model}"):
+    with _fatal_interrupts(), Progress(f"loading the model {config.model.model}") as progress:
         from radixkv.llm import LLM
 
-        return LLM(**asdict(config.model), **asdict(config.cache), **scheduler, chat_template=chat_template)
+        return LLM(
+            **asdict(config.model),
+            **asdict(config.cache),
+            **scheduler,
+            chat_template=chat_template,
+            show_download=progress.show,
+        )
 
 
 @contextmanager

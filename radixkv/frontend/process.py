@@ -216,10 +216,12 @@ async def _get_model(
     model = engine.model
     texts_folder = None
     if model.tokenizer is not None:
-        with Progress(f"getting the tokenizer {model.tokenizer}", is_log=True):
-            texts_folder = await asyncio.to_thread(resolve_tokenizer, model.tokenizer)
-    with Progress(f"getting the model {model.model}", is_log=True):
-        checkpoint = await asyncio.to_thread(resolve, model.model, model.revision, load_format="dummy")
+        with Progress(f"getting the tokenizer {model.tokenizer}", is_log=True) as progress:
+            texts_folder = await asyncio.to_thread(resolve_tokenizer, model.tokenizer, show_download=progress.show)
+    with Progress(f"getting the model {model.model}", is_log=True) as progress:
+        checkpoint = await asyncio.to_thread(
+            resolve, model.model, model.revision, load_format="dummy", show_download=progress.show
+        )
     texts_folder = texts_folder or checkpoint.folder
     override = None if chat_template is None else Path(chat_template).expanduser()
     template = await asyncio.to_thread(ChatTemplate.load, texts_folder, override)
@@ -227,8 +229,9 @@ async def _get_model(
         return checkpoint, texts_folder, template
     with Progress("checking that machine, settings and model fit", is_log=True):
         await preflight(engine, checkpoint.folder)
-    with Progress(f"getting the weights of {model.model}", is_log=True):
-        return await asyncio.to_thread(resolve, model.model, model.revision), texts_folder, template
+    with Progress(f"getting the weights of {model.model}", is_log=True) as progress:
+        checkpoint = await asyncio.to_thread(resolve, model.model, model.revision, show_download=progress.show)
+    return checkpoint, texts_folder, template
 
 
 def _uvicorn(app: ASGIApp) -> uvicorn.Server:

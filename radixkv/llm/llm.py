@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -88,6 +88,8 @@ class LLM:
         enable_prefix_caching: whether prompts share the pages of common prefixes.
         schedule_policy: ``lpm`` (longest cached prefix first) or ``fcfs`` (first come, first served).
         seed: determines the seeds of requests without a seed of their own.
+        show_download: gets a text with the downloaded bytes whenever there are more, from several threads. None
+            shows it on standard error; see ``Progress``.
         settings: the settings above under the names of vLLM or SGLang, such as ``block_size``, and settings that
             only they have. Of those, a value that changes nothing is accepted; any other value is refused with an
             error that names the setting.
@@ -120,6 +122,7 @@ class LLM:
         enable_prefix_caching: bool = True,
         schedule_policy: SchedulePolicy = "lpm",
         seed: int = 0,
+        show_download: Callable[[str], None] | None = None,
         **settings: object,
     ) -> None:
         model, tokenizer = _as_name(model), _as_name(tokenizer)
@@ -141,14 +144,16 @@ class LLM:
             seed,
         )
         machine = look_at_machine(config.model.device)
-        tokenizer_folder = None if tokenizer is None else resolve_tokenizer(tokenizer)
-        checkpoint = resolve(model, revision, load_format="dummy")
+        with _shown_download(model, show_download) as show:
+            tokenizer_folder = None if tokenizer is None else resolve_tokenizer(tokenizer, show_download=show)
+            checkpoint = resolve(model, revision, load_format="dummy", show_download=show)
         resolved = resolve_config(config, checkpoint, machine)
         folder = tokenizer_folder or checkpoint.folder
         template = ChatTemplate.load(folder, None if chat_template is None else Path(chat_template))
         loaded_tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
         if load_format == "auto" and not checkpoint.has_weights:
-            checkpoint = resolve(model, revision)  # downloads the weights, so only after all checks
+            with _shown_download(model, show_download) as show:
+                checkpoint = resolve(model, revision, show_download=show)  # the weights, so only after all checks
         self._max_queued = config.scheduler.max_queued_requests
         loop = open_loop(resolved, checkpoint)
         self._loop: Loop | None = loop
@@ -405,6 +410,13 @@ class LLM:
                 case _:
                     raise AssertionError(f"the loop does not send {message!r} unasked")
         return n_done
+
+
+@contextmanager
+def _shown_download(model: str, show: Callable[[str], None] | None) -> Iterator[Callable[[str], None]]:
+    """Yields ``show``, or without it a function that shows its texts in a line on standard error."""
+    with Progress(f"getting the model {model}", enabled=show is None) as progress:
+        yield show or progress.show
 
 
 def _as_name(name: NameT | Path) -> NameT | str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -110,11 +113,25 @@ def test_named_revision_is_asked_for(served: Any, tmp_path: Path) -> None:
     assert ("GET", "/api/models/org/model/revision/v1") in served.requests
 
 
-def test_no_progress_bar_without_a_terminal(served: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_the_client_draws_no_progress_bar(
+    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(written, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(sys, "stderr", written)
+    monkeypatch.setattr(sys, "stdout", written)
     resolve("org/model", cache_folder=tmp_path, hub_endpoint=served.endpoint)
-    captured = capfd.readouterr()
-    assert "%|" not in captured.err + captured.out
-    assert "Fetching" not in captured.err
+    assert written.getvalue() == ""
+
+
+def test_the_downloaded_bytes_are_shown_until_the_end(served: Any, tmp_path: Path) -> None:
+    served.repositories["org/model"]["model.safetensors"] = bytes(25_000_000)
+    shown: list[str] = []
+    resolve("org/model", cache_folder=tmp_path, hub_endpoint=served.endpoint, show_download=shown.append)
+    *during, whole, end = shown
+    assert all(re.fullmatch(r"downloaded 0\.0[0-3] of 0\.0[0-3] GB", text) for text in during)
+    assert (whole, end) == ("downloaded 0.03 of 0.03 GB", "")
 
 
 @pytest.mark.parametrize(

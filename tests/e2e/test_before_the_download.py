@@ -93,3 +93,12 @@ def test_a_model_that_fits_is_downloaded_once_and_served(hub: Hub, tmp_path: Pat
     llm = LLM("org/model", device="cpu")
     llm.shutdown()
     assert hub.downloaded().count(WEIGHTS) == 1
+
+
+def test_an_engine_shows_the_download(hub: Hub) -> None:
+    shown: list[str] = []
+    llm = LLM("org/model", device="cpu", show_download=shown.append)
+    llm.shutdown()
+    assert shown.count("") == 2  # small files first, then the weights
+    assert all(text.startswith("downloaded ") for text in shown if text)
+    assert len(shown) > 3
