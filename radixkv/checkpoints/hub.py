@@ -109,6 +109,9 @@ def _progress_bars(show: Callable[[str], None]) -> type[tqdm]:
         def display(self, *args: object, **kwargs: object) -> None:
             pass
 
+        def clear(self, *args: object, **kwargs: object) -> None:
+            pass
+
     return ProgressBar
 
 
