@@ -30,14 +30,14 @@ def test_rms_norm(n_rows: int, size: int, dtype: torch.dtype) -> None:
     x, weight = normal(n_rows, size, dtype=dtype, scale=3), normal(size, dtype=dtype)
     out = poisoned(n_rows, size, dtype=dtype)
     rms_norm(x, weight, EPS, out)
-    check_close(out, normed(x, weight))
+    check_close(out, normed(x, weight), n_roundings=2)
 
 
 def test_rms_norm_of_strided_rows_in_place() -> None:
     wide, weight = normal(6, 3000, dtype=torch.bfloat16), normal(1000, dtype=torch.bfloat16)
     x, before = wide[:, 1000:2000], wide.clone()
     rms_norm(x, weight, EPS, x)
-    check_close(x, normed(before[:, 1000:2000], weight))
+    check_close(x, normed(before[:, 1000:2000], weight), n_roundings=2)
     assert torch.equal(wide[:, :1000], before[:, :1000])
     assert torch.equal(wide[:, 2000:], before[:, 2000:])
 
@@ -49,7 +49,7 @@ def test_add_rms_norm(n_rows: int, size: int, dtype: torch.dtype) -> None:
     out, total = poisoned(n_rows, size, dtype=dtype), x + residual
     add_rms_norm(x, residual, weight, EPS, out)
     check_close(residual, total)
-    check_close(out, normed(total, weight))
+    check_close(out, normed(total, weight), n_roundings=2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
