@@ -92,14 +92,16 @@ class Lease:
     Read-only outside the tree.
     """
 
-    __slots__ = ("n_tokens", "namespace", "node", "released")
+    __slots__ = ("is_use", "n_tokens", "namespace", "node", "released")
 
-    def __init__(self, node: Node, n_tokens: int) -> None:
+    def __init__(self, node: Node, n_tokens: int, *, is_use: bool = True) -> None:
         self.namespace = node.namespace
         self.node = node
         """The last node of the path. The lease covers all of it; a split keeps this true."""
         self.n_tokens = n_tokens
         """Length of the path in tokens, a multiple of the page size."""
+        self.is_use = is_use
+        """Whether the lease counts as a use of its path, which sets the nodes' ticks."""
         self.released = False
 
     @property

@@ -94,17 +94,25 @@ class RadixTree:
         root = self._forest.roots.get(namespace)
         return 0 if root is None else n_matching_bytes(root, tokens, self._page_bytes) // TOKEN_BYTES
 
-    def lease(self, namespace: Namespace, tokens: bytes) -> Lease:
+    def lease(self, namespace: Namespace, tokens: bytes, *, is_use: bool = True) -> Lease:
         """Pins the longest cached prefix of the tokens, in whole pages, and marks it as used now.
 
         The prefix may be empty. Splits at most one node. O(edges + log leaves), and O(pages of the split node).
+
+        Args:
+            namespace: namespace of the tokens.
+            tokens: the tokens to look up.
+            is_use: False leaves the order of eviction as it is, now and at the release: for a copy of the pages,
+                which does not make another request for them more likely.
         """
         root = self._forest.root(namespace)
-        lease = Lease(root, 0)
+        lease = Lease(root, 0, is_use=is_use)
         self._forest.pin(root)
-        tick = root.tick = self._forest.tick()
-        for node in self._advance(lease, tokens):
-            node.tick = tick
+        path = self._advance(lease, tokens)
+        if is_use:
+            tick = root.tick = self._forest.tick()
+            for node in path:
+                node.tick = tick
         self._leases.add(lease)
         return lease
 
@@ -180,12 +188,12 @@ class RadixTree:
         while node is not None:
             node.n_leases += 1
             node = node.parent
-        second = Lease(lease.node, lease.n_tokens)
+        second = Lease(lease.node, lease.n_tokens, is_use=lease.is_use)
         self._leases.add(second)
         return second
 
     def release(self, lease: Lease) -> list[int]:
-        """Unpins the path and marks it as used now. O(edges + log leaves).
+        """Unpins the path and, if the lease is a use, marks it as used now. O(edges + log leaves).
 
         Returns:
             The pages to free: those that no other lease holds and that are detached or not computed, because no
@@ -198,12 +206,13 @@ class RadixTree:
             self._require_open(lease)
         lease.released = True
         self._leases.remove(lease)
-        tick = self._forest.tick()
+        tick = self._forest.tick() if lease.is_use else None
         freed: list[int] = []
         node: Node | None = lease.node
         while node is not None:
             parent = node.parent
-            node.tick = tick
+            if tick is not None:
+                node.tick = tick
             freed += self._forest.unpin(node)
             node = parent
         return freed
@@ -222,6 +231,16 @@ class RadixTree:
             node.n_computed = n_pages if n_beyond <= 0 else max(node.n_computed, n_pages - n_beyond)
             n_beyond -= n_pages
             node = node.parent
+
+    def n_computed(self, lease: Lease) -> int:
+        """Returns the length of the path's computed part, in tokens of whole pages. O(edges not computed)."""
+        self._require_open(lease)
+        n_pages = lease.n_tokens // self._page_size
+        node = lease.node
+        while node.parent is not None and node.n_computed < len(node.pages):
+            n_pages -= len(node.pages) - node.n_computed
+            node = node.parent
+        return n_pages * self._page_size
 
     def first_uncomputed(self, lease: Lease) -> Node | None:
         """Returns the path's first node with a page that is not computed, or None. O(edges not computed)."""

@@ -20,7 +20,7 @@ Patch = pytest.MonkeyPatch
 
 def ignore_the_namespace(patch: Patch) -> None:
     lease = RadixTree.lease
-    patch.setattr(RadixTree, "lease", lambda self, _, tokens: lease(self, Namespace(), tokens))
+    patch.setattr(RadixTree, "lease", lambda self, _, tokens, **how: lease(self, Namespace(), tokens, **how))
 
 
 def evict_a_leased_or_inner_node(patch: Patch) -> None:
