@@ -15,6 +15,8 @@ from radixkv.config import LoadFormat
 from radixkv.errors import ConfigError, DeviceError
 from radixkv.runtime.device.attention.cpu.base import Attention
 from radixkv.runtime.device.attention.cpu.paged import PagedAttention
+from radixkv.runtime.device.copy_threads import CopyThreads
+from radixkv.runtime.device.host_slots_cpu import CpuHostSlots
 from radixkv.runtime.device.kv_pool_cpu import KVPool, PageShape, count_pages
 from radixkv.runtime.device.memory_check import require_memory
 from radixkv.runtime.device.model.decoder_cpu import Decoder
@@ -122,6 +124,10 @@ class CpuExecutor:
         step = _Step(self, plan.step, self._packer.pack(plan))
         self._queue.append(step)
         return step
+
+    def open_copier(self, host_memory_bytes: int) -> CopyThreads:
+        """Returns a copier between the pool and host memory. Raises ``ConfigError`` if that memory does not fit."""
+        return CopyThreads(CpuHostSlots(self.pool, host_memory_bytes))
 
     def close(self) -> None:
         """Drops the queued steps. They refer back to this executor, so its memory is freed with them."""

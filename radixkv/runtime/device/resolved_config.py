@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from radixkv.config import Device, EngineConfig, LoadFormat, SchedulePolicy
+from radixkv.config import Device, EngineConfig, LoadFormat, LoadPolicy, SchedulePolicy, WritePolicy
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.machine_cuda import Machine
 
@@ -31,6 +31,10 @@ class ResolvedConfig:
     """Size of the KV pool; None if ``gpu_memory_utilization`` decides. Never None on the CPU."""
     max_total_tokens: int | None
     """Size of the KV pool in tokens, instead of ``kv_cache_memory_bytes``; None if that one decides."""
+    host_memory_bytes: int | None
+    """Size of the host tier; None: no host tier."""
+    write_policy: WritePolicy
+    load_policy: LoadPolicy
     gpu_memory_utilization: float
     """No effect on the CPU."""
     max_num_seqs: int
@@ -79,6 +83,9 @@ def with_defaults(
         enable_prefix_caching=cache.enable_prefix_caching,
         kv_cache_memory_bytes=_CPU_POOL_BYTES if n_bytes is None and device == "cpu" else n_bytes,
         max_total_tokens=cache.max_total_tokens,
+        host_memory_bytes=cache.host_memory_bytes,
+        write_policy=cache.write_policy,
+        load_policy=cache.load_policy,
         gpu_memory_utilization=_GPU_MEMORY_UTILIZATION if utilization is None else utilization,
         max_num_seqs=n_rows,
         max_num_batched_tokens=n_tokens,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from radixkv.runtime.step.page_copier import PageCopier
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import PendingStep
 
@@ -38,6 +39,14 @@ class Executor(Protocol):
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Launches a step without waiting for earlier ones. Raises ``DeviceError`` or ``DeviceLost``."""
+        ...
+
+    def open_copier(self, host_memory_bytes: int) -> PageCopier:
+        """Returns a copier between the KV pool and new host memory. At most once; closed before the executor.
+
+        Raises:
+            ConfigError: the host memory does not fit, or holds not even one page.
+        """
         ...
 
     def close(self) -> None:

@@ -1,0 +1,164 @@
+"""The host slots of a device, and the threads that copy pages between them and its KV pool."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from time import perf_counter
+from typing import Protocol
+
+from radixkv.errors import ConfigError
+from radixkv.runtime.step.page_copier import FinishedCopy
+
+logger = logging.getLogger(__name__)
+
+_Job = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""Ticket, slots and pages of a copy."""
+
+
+class HostSlots(Protocol):
+    """Host memory for pages, and the two blocking copies between it and a device's pool.
+
+    ``load`` and ``store`` may run at the same time, each in one thread. They release the interpreter's lock while
+    they wait.
+    """
+
+    @property
+    def n_slots(self) -> int:
+        """Slots in all."""
+        ...
+
+    @property
+    def n_usable(self) -> int:
+        """Leading slots whose memory is ready; grows up to ``n_slots``."""
+        ...
+
+    @property
+    def page_bytes(self) -> int:
+        """Size of a slot in bytes."""
+        ...
+
+    def load(self, slots: Sequence[int], pages: Sequence[int]) -> None:
+        """Copies slots to pages; returns when the device has the data."""
+        ...
+
+    def store(self, pages: Sequence[int], slots: Sequence[int]) -> None:
+        """Copies pages to slots; returns when the host has the data."""
+        ...
+
+    def close(self) -> None:
+        """Frees the memory."""
+        ...
+
+
+def count_slots(n_bytes: int, page_bytes: int) -> int:
+    """Returns how many host slots of ``page_bytes`` fit into ``n_bytes``.
+
+    Raises:
+        ConfigError: not even one fits.
+    """
+    if n_bytes < page_bytes:
+        raise ConfigError(
+            f"host_memory_bytes {n_bytes} is less than one page, which takes {page_bytes}; set it to at least "
+            f"{page_bytes}, or leave it out"
+        )
+    return n_bytes // page_bytes
+
+
+class CopyThreads:
+    """A ``runtime.step.page_copier.PageCopier`` over ``HostSlots``: loads and stores have a thread each.
+
+    Args:
+        slots: the host memory and its copies; closed with this object.
+    """
+
+    def __init__(self, slots: HostSlots) -> None:
+        self._slots = slots
+        self._n_taken = 0
+        self._tickets = itertools.count()
+        self._finished: deque[FinishedCopy] = deque()
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._loads: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._stores: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._is_closing = False
+        self._threads = [
+            threading.Thread(target=self._run, args=(jobs, is_load), name=name, daemon=True)
+            for jobs, is_load, name in ((self._loads, True, "page-loads"), (self._stores, False, "page-stores"))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def n_slots(self) -> int:
+        """Host slots in all."""
+        return self._slots.n_slots
+
+    @property
+    def page_bytes(self) -> int:
+        """Size of a page and of a slot in bytes."""
+        return self._slots.page_bytes
+
+    def take_new_slots(self) -> range:
+        """Returns the slots that have become usable since the last call. O(1)."""
+        first, self._n_taken = self._n_taken, self._slots.n_usable
+        return range(first, self._n_taken)
+
+    def load(self, slots: Sequence[int], pages: Sequence[int]) -> int:
+        """Queues a copy of slots to pages; returns its ticket. O(pages)."""
+        ticket = next(self._tickets)
+        self._loads.put((ticket, tuple(slots), tuple(pages)))
+        return ticket
+
+    def store(self, pages: Sequence[int], slots: Sequence[int]) -> int:
+        """Queues a copy of pages to slots; returns its ticket. O(pages)."""
+        ticket = next(self._tickets)
+        self._stores.put((ticket, tuple(slots), tuple(pages)))
+        return ticket
+
+    def take_finished(self) -> list[FinishedCopy]:
+        """Returns the copies that have finished since the last call. O(1) if there is none."""
+        if not self._finished:
+            return []
+        # The event is reset before the deque is emptied: a copy that finishes in between sets it again.
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._event)
+        finished: list[FinishedCopy] = []
+        while self._finished:
+            finished.append(self._finished.popleft())
+        return finished
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while ``take_finished`` has something to return."""
+        return self._event
+
+    def close(self) -> None:
+        """Waits for the copies that have begun, drops the others, and frees the host memory."""
+        self._is_closing = True
+        self._loads.put(None)
+        self._stores.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._slots.close()
+        os.close(self._event)
+
+    def _run(self, jobs: queue.SimpleQueue[_Job | None], is_load: bool) -> None:
+        while (job := jobs.get()) is not None and not self._is_closing:
+            ticket, slots, pages = job
+            error = None
+            started = perf_counter()
+            try:
+                if is_load:
+                    self._slots.load(slots, pages)
+                else:
+                    self._slots.store(pages, slots)
+            except Exception as problem:  # any exception fails this copy; the cache treats it as a miss
+                error = f"{type(problem).__name__}: {problem}"
+                logger.exception("a copy of %d pages failed", len(pages))
+            self._finished.append(FinishedCopy(ticket, perf_counter() - started, error))
+            os.eventfd_write(self._event, 1)

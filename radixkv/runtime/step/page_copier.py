@@ -1,0 +1,60 @@
+"""Contract between cache and device for the host tier: copies of pages between the KV pool and host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+
+class FinishedCopy(NamedTuple):
+    """The outcome of one ``load`` or ``store``."""
+
+    ticket: int
+    """What ``load`` or ``store`` returned."""
+    seconds: float
+    """How long the copy itself took, without its time in the queue."""
+    error: str | None
+    """Why the copy failed, so that its destination has undefined contents; None if it succeeded."""
+
+
+class PageCopier(Protocol):
+    """Copies pages between the device's KV pool and slots in host memory, beside the steps.
+
+    A host slot holds one page: K and V of all layers, contiguous. Loads and stores run in the background, each kind
+    in the order of its calls. The copier orders nothing against the steps: the caller must copy only pages whose
+    steps' results it has taken, and must leave a copy's pages and slots alone until the copy has finished.
+    """
+
+    @property
+    def n_slots(self) -> int:
+        """Host slots in all."""
+        ...
+
+    @property
+    def page_bytes(self) -> int:
+        """Size of a page and of a slot in bytes."""
+        ...
+
+    def take_new_slots(self) -> range:
+        """Returns the slots that have become usable since the last call; their memory is ready. O(1)."""
+        ...
+
+    def load(self, slots: Sequence[int], pages: Sequence[int]) -> int:
+        """Starts to copy each slot to the page at the same index; returns a ticket. O(pages)."""
+        ...
+
+    def store(self, pages: Sequence[int], slots: Sequence[int]) -> int:
+        """Starts to copy each page to the slot at the same index; returns a ticket. O(pages)."""
+        ...
+
+    def take_finished(self) -> list[FinishedCopy]:
+        """Returns the copies that have finished since the last call, in any order. O(1) if there is none."""
+        ...
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while ``take_finished`` has something to return."""
+        ...
+
+    def close(self) -> None:
+        """Waits for the copies that have begun, drops the others, and frees the host memory."""
+        ...
