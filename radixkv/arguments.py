@@ -83,6 +83,20 @@ def number(text: str) -> float:
     return value
 
 
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(|[KMGT]i?B?|B)", re.IGNORECASE)
+_SIZE_STEPS = " KMGT"
+
+
+def byte_size(text: str) -> int:
+    """Parses a size in bytes, such as ``64GiB``, ``500MB`` or ``1048576``. ``GiB`` and ``G`` are 2**30 bytes."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{shortened(text)} is not a size; give one such as 64GiB")
+    value, unit = float(match[1]), match[2].upper()
+    base = 1000 if unit.endswith("B") and "I" not in unit else 1024
+    return int(value * base ** _SIZE_STEPS.index(unit[0] if unit not in ("", "B") else " "))
+
+
 def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
     """Adds the flags of the model, the page pool and the scheduler, which ``engine_config`` reads.
 
@@ -170,6 +184,9 @@ def engine_config(args: argparse.Namespace, *, model: str | None = None, seed: i
                 max_total_tokens=args.max_total_tokens,
                 enable_prefix_caching=args.enable_prefix_caching,
                 gpu_memory_utilization=args.gpu_memory_utilization,
+                host_memory_bytes=args.host_memory,
+                write_policy=args.write_policy,
+                load_policy=args.load_policy,
             ),
             scheduler=SchedulerConfig(
                 max_num_seqs=args.max_num_seqs,
@@ -199,6 +216,9 @@ def engine_flags(config: EngineConfig) -> list[str]:
         ("--kv-cache-memory-bytes", cache.kv_cache_memory_bytes, defaults.cache.kv_cache_memory_bytes),
         ("--max-total-tokens", cache.max_total_tokens, defaults.cache.max_total_tokens),
         ("--gpu-memory-utilization", cache.gpu_memory_utilization, defaults.cache.gpu_memory_utilization),
+        ("--host-memory", cache.host_memory_bytes, defaults.cache.host_memory_bytes),
+        ("--write-policy", cache.write_policy, defaults.cache.write_policy),
+        ("--load-policy", cache.load_policy, defaults.cache.load_policy),
         ("--max-num-seqs", scheduler.max_num_seqs, defaults.scheduler.max_num_seqs),
         ("--max-num-batched-tokens", scheduler.max_num_batched_tokens, defaults.scheduler.max_num_batched_tokens),
         ("--schedule-policy", scheduler.schedule_policy, defaults.scheduler.schedule_policy),
@@ -253,6 +273,26 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
         dest="enable_prefix_caching",
         action="store_false",
         help="compute every prompt in full, without the prefix cache",
+    )
+    group.add_argument(
+        "--host-memory",
+        type=byte_size,
+        metavar="SIZE",
+        help="size of the host tier, such as 64GiB: host memory that keeps KV which no longer fits (default: none)",
+    )
+    group.add_argument(
+        "--write-policy",
+        default=defaults.write_policy,
+        metavar="POLICY",
+        help="what the host tier gets: through for all that is computed, or selective for what a second request "
+        "has used (default: %(default)s)",
+    )
+    group.add_argument(
+        "--load-policy",
+        default=defaults.load_policy,
+        metavar="POLICY",
+        help="for prompts whose KV the host tier has: auto for loading or computing, whichever is faster by "
+        "measured rates, always load, or never (default: %(default)s)",
     )
 
 

@@ -23,6 +23,8 @@ _ORIGIN_PATTERN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._\[\]:-]+")
 Device = Literal["cpu", "cuda"]
 SchedulePolicy = Literal["lpm", "fcfs"]
 LoadFormat = Literal["auto", "dummy"]
+WritePolicy = Literal["through", "selective"]
+LoadPolicy = Literal["auto", "always", "never"]
 MetricsCompat = Literal["vllm", "sglang"]
 
 
@@ -115,6 +117,14 @@ class CacheConfig:
     gpu_memory_utilization: float | None = None
     """The fraction of the GPU's memory for weights, pool and workspace together. None: 0.9. No effect on the
     CPU. A pool whose size is set may exceed it."""
+    host_memory_bytes: int | None = None
+    """Size of the host tier, which keeps copies of pages in host memory; None: no host tier."""
+    write_policy: WritePolicy = "through"
+    """Which pages the host tier gets: ``through``: all computed ones; ``selective``: those that a second request
+    has used."""
+    load_policy: LoadPolicy = "auto"
+    """What to do for a prompt whose pages are in the host tier: ``always`` load them, ``never``, or ``auto``: what
+    is faster by measured rates, loading or computing."""
 
     def __post_init__(self) -> None:
         _check_at_least(1, "page_size", self.page_size)
@@ -126,6 +136,20 @@ class CacheConfig:
         share = self.gpu_memory_utilization
         if share is not None and not (_is_number(share) and 0 < share <= 1):  # also catches NaN
             raise ConfigError(f"gpu_memory_utilization {shortened(share)} must be above 0 and at most 1")
+        if self.host_memory_bytes is not None:
+            _check_at_least(1, "host_memory_bytes", self.host_memory_bytes)
+            if not self.enable_prefix_caching:
+                raise ConfigError(
+                    "host_memory_bytes needs enable_prefix_caching: the host tier keeps pages of the prefix cache"
+                )
+        if self.write_policy not in ("through", "selective"):
+            raise ConfigError(
+                f"write_policy {shortened(self.write_policy)} is unknown; use 'through' or 'selective'"
+            )
+        if self.load_policy not in ("auto", "always", "never"):
+            raise ConfigError(
+                f"load_policy {shortened(self.load_policy)} is unknown; use 'auto', 'always' or 'never'"
+            )
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from radixkv.config import EngineConfig
 from radixkv.errors import CheckpointError, ConfigError, RadixKVError, WireError
 from radixkv.sampling import SamplingParams
 
-WIRE_VERSION = 6
+WIRE_VERSION = 7
 """Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -205,6 +205,8 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """Sum over all choices."""
     n_cached_tokens: int
     """Prompt tokens that were not computed."""
+    n_loaded_tokens: int
+    """The part of ``n_cached_tokens`` that was loaded from the host tier for this request."""
     queue_time_s: float
     """Time from receipt until the first row was scheduled."""
 
@@ -251,6 +253,35 @@ class Explained(msgspec.Struct, frozen=True, tag=True):
     """The token at ``first_difference`` in the cached sequence with the longest match."""
     n_cached_elsewhere: int | None = None
     """For ``other_namespace``: the longest cached prefix in any other namespace."""
+    n_in_host: int = 0
+    """Prompt tokens after those on the device that the host tier has. Part of ``n_cached`` if ``is_loaded``."""
+    is_loaded: bool = False
+    """Whether a request would load the tokens that the host tier has; else it would compute them."""
+    min_loaded_tokens: float | None = None
+    """Length above which a load is faster than computing, by measured rates; None without a host tier, or if its
+    setting decides. Infinite: computing is always faster."""
+
+
+class HostStats(msgspec.Struct, frozen=True):
+    """Counters and gauges of the host tier."""
+
+    n_slots: int
+    """Pages that the tier can hold by now; its memory is prepared in the background."""
+    n_slots_free: int
+    n_loading: int
+    """Requests that wait for pages from the tier."""
+    pages_loaded_total: int
+    pages_stored_total: int
+    pages_evicted_total: int
+    load_seconds: float
+    """Time of the copies to the device, each alone: bytes by it are the rate of the link."""
+    store_seconds: float
+    copies_failed_total: int
+    hits_computed_total: int
+    """Admissions of prompts that compute tokens which the tier has, because loading them would take longer."""
+    load_seconds_per_token: float | None
+    """Moving average; None before the first copy. As ``compute_seconds_per_token``."""
+    compute_seconds_per_token: float | None
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True):
@@ -282,6 +313,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     """Attention time on the device, concurrent with the host times: ``cache_seconds / attention_seconds`` is the
     relative cost of memory management."""
     frames_dropped_total: int
+    host: HostStats | None = None
+    """None without a host tier."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):

@@ -15,9 +15,11 @@ from radixkv.config import (
     Device,
     EngineConfig,
     LoadFormat,
+    LoadPolicy,
     ModelConfig,
     SchedulePolicy,
     SchedulerConfig,
+    WritePolicy,
 )
 from radixkv.errors import ConfigError, request_error
 from radixkv.generation.models import GenerationModel
@@ -58,6 +60,8 @@ _LLM = SettingNames(Place.LLM, "LLM", ConfigError, typo_cutoff=0.8)  # other eng
 _GENERATE = SettingNames(Place.LLM_GENERATE, "LLM.generate", ConfigError, hints=_SAMPLING_HINTS)
 _CHAT = SettingNames(Place.LLM_CHAT, "LLM.chat", ConfigError, hints=_SAMPLING_HINTS)
 
+_MAX_COPY_WAIT_S = 0.1
+"""How long to wait at a time for pages from the host tier: between waits, Ctrl-C is noticed."""
 _MAX_SUBMITS_PER_TURN = 128
 """Most prompts encoded and submitted between two steps: about 10 ms of work for long prompts, and as many requests
 as a step can start."""
@@ -86,6 +90,11 @@ class LLM:
         gpu_memory_utilization: share of the GPU's memory for weights, pool and workspace together; None takes 0.9.
             On the CPU it has no effect.
         enable_prefix_caching: whether prompts share the pages of common prefixes.
+        host_memory_bytes: size of the host tier, host memory that keeps copies of pages; None: no host tier.
+        write_policy: what the host tier gets: ``through`` (all computed pages) or ``selective`` (those that a
+            second request has used).
+        load_policy: for prompts whose pages the host tier has: ``always`` load them, ``never``, or ``auto``: load
+            or compute, whichever is faster by measured rates.
         schedule_policy: ``lpm`` (longest cached prefix first) or ``fcfs`` (first come, first served).
         seed: determines the seeds of requests without a seed of their own.
         show_download: gets a text with the downloaded bytes whenever there are more, from several threads. None
@@ -120,6 +129,9 @@ class LLM:
         max_total_tokens: int | None = None,
         gpu_memory_utilization: float | None = None,
         enable_prefix_caching: bool = True,
+        host_memory_bytes: int | None = None,
+        write_policy: WritePolicy = "through",
+        load_policy: LoadPolicy = "auto",
         schedule_policy: SchedulePolicy = "lpm",
         seed: int = 0,
         show_download: Callable[[str], None] | None = None,
@@ -138,7 +150,14 @@ class LLM:
                 enforce_eager,
             ),
             CacheConfig(
-                page_size, kv_cache_memory_bytes, max_total_tokens, enable_prefix_caching, gpu_memory_utilization
+                page_size,
+                kv_cache_memory_bytes,
+                max_total_tokens,
+                enable_prefix_caching,
+                gpu_memory_utilization,
+                host_memory_bytes,
+                write_policy,
+                load_policy,
             ),
             SchedulerConfig(max_num_seqs, max_num_batched_tokens, schedule_policy),
             seed,
@@ -380,6 +399,8 @@ class LLM:
                             by_id[request.submit.id] = request
                             n_done += self._apply(loop.receive(request.submit), by_id)
                     if loop.has_work:
+                        if loop.is_waiting_for_copies:
+                            loop.wait_for_copies(_MAX_COPY_WAIT_S)
                         messages = loop.turn()
                         n_done += self._apply(messages, by_id)
                         n_tokens += sum(len(one.items) for one in messages if isinstance(one, Tokens))

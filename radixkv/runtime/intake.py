@@ -77,13 +77,14 @@ class Intake:
                 min_tokens=sampling.min_tokens,
                 stop_token_ids=stop_token_ids if sampling.ignore_eos else stop_token_ids | self._eos_token_ids,
                 reads_cache=message.reads_cache,
+                uses_tiers=message.reads_cache,
                 priority=message.priority,
                 received_at=received_at,
             )
             for choice in range(sampling.n)
         ]
         if sampling.prompt_logprobs is not None:
-            choices[0].reads_cache = False
+            choices[0].reads_cache = choices[0].uses_tiers = False
             choices[0].n_prompt_logprobs = sampling.prompt_logprobs
         return choices
 

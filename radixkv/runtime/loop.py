@@ -6,15 +6,19 @@ The runtime process drives it with messages from a socket, ``LLM`` with messages
 
 from __future__ import annotations
 
+import select
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic, perf_counter
+from typing import NamedTuple
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.config import EngineConfig
 from radixkv.errors import DeviceError, Draining, InvariantError, RequestError
+from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.timed import TimedPageCache
+from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.device.factory import look_at_machine, open_executor, resolve_config
 from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.intake import Intake
@@ -23,7 +27,7 @@ from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import PendingStep
-from radixkv.tree.node import TOKEN_BYTES
+from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire import (
     WIRE_VERSION,
     Cancel,
@@ -36,6 +40,7 @@ from radixkv.wire import (
     Flushed,
     FromRuntime,
     GetStats,
+    HostStats,
     NewTokens,
     PromptLogprobs,
     Ready,
@@ -61,6 +66,13 @@ class _Counters:
     attention_seconds: float = 0.0
 
 
+class _LaunchedStep(NamedTuple):
+    plan: StepPlan
+    pending: PendingStep
+    launched_at: float
+    """Time of ``perf_counter``."""
+
+
 @dataclass(slots=True)
 class _LiveRequest:
     """A request without a terminal message yet."""
@@ -76,6 +88,10 @@ class _LiveRequest:
         return sum(choice.n_cached or 0 for choice in self.choices)
 
     @property
+    def n_loaded(self) -> int:
+        return min(self.n_cached, sum(choice.n_loaded for choice in self.choices))
+
+    @property
     def n_outputs(self) -> int:
         return sum(choice.n_outputs for choice in self.choices)
 
@@ -87,6 +103,7 @@ class Loop:
         cache: the scheduler's cache, with as many pages as the executor's pool.
         scheduler: plans the steps.
         executor: the device.
+        transfers: the scheduler's, which copy pages to and from the host tier; None without one.
         max_model_len: maximum of prompt and output together, in tokens.
         eos_token_ids: tokens that end an output, unless its request has ``ignore_eos``.
         seed: seed of the generator that draws seeds for requests without one.
@@ -99,6 +116,7 @@ class Loop:
         scheduler: Scheduler,
         executor: Executor,
         *,
+        transfers: Transfers | None = None,
         max_model_len: int,
         eos_token_ids: frozenset[int] = frozenset(),
         seed: int = 0,
@@ -109,6 +127,7 @@ class Loop:
         self._cache = cache
         self._scheduler = scheduler
         self._executor = executor
+        self._transfers = transfers
         self._clock = clock
         self.ready = Ready(
             version=WIRE_VERSION,
@@ -124,13 +143,35 @@ class Loop:
         """The message that tells a frontend the sizes of model, pool and steps."""
         self._intake = Intake(self.ready, eos_token_ids=eos_token_ids, seed=seed, clock=clock)
         self._live: dict[str, _LiveRequest] = {}
-        self._launched: deque[tuple[StepPlan, PendingStep]] = deque()
+        self._launched: deque[_LaunchedStep] = deque()
+        self._last_result_at = 0.0
+        self.is_waiting_for_copies = False
+        """Whether the last turn had nothing to plan, launch or collect before pages are copied from the host tier.
+
+        The caller should wait until ``copies_fileno`` is readable, or a message comes, before the next turn."""
         self._counters = _Counters()
 
     @property
     def has_work(self) -> bool:
         """Whether any request is waiting, running or releasing."""
         return not self._scheduler.is_idle
+
+    @property
+    def copies_fileno(self) -> int | None:
+        """A descriptor that is readable when pages have been copied to or from the host tier; None without one.
+
+        Call ``turn`` then, or ``advance_copies`` if there is no work."""
+        return None if self._transfers is None else self._transfers.copier.fileno()
+
+    def advance_copies(self) -> None:
+        """Takes finished copies of pages and starts those that were offered. For a loop without work. O(pages)."""
+        if self._transfers is not None:
+            self._scheduler.loading.advance()
+
+    def wait_for_copies(self, timeout_s: float) -> None:
+        """Waits until pages have been copied, at most ``timeout_s``."""
+        if self._transfers is not None:
+            select.select([self._transfers.copier.fileno()], [], [], timeout_s)
 
     def receive(self, message: Submit | Cancel | Flush | Explain | GetStats | Drain) -> list[FromRuntime]:
         """Takes a message; returns its immediate answers. O(tokens) for ``Submit`` and ``Explain``."""
@@ -140,6 +181,8 @@ class Loop:
             case Cancel():
                 return self._cancel(message)
             case Flush():
+                if self._transfers is not None:
+                    self._transfers.flush()
                 n_freed, n_leased = self._cache.flush()
                 return [Flushed(message.id, n_freed, n_leased)]
             case Explain():
@@ -165,24 +208,31 @@ class Loop:
         if plan is not None:
             self._counters.steps += 1
             try:
-                self._launched.append((plan, self._executor.launch(plan)))
+                self._launched.append(_LaunchedStep(plan, self._executor.launch(plan), perf_counter()))
             except DeviceError:
                 while self._launched:
                     messages += self._collect_result()
                 messages += self._to_messages(self._scheduler.fail())
+        self.is_waiting_for_copies = False
         if len(self._launched) > LOOKAHEAD or (plan is None and self._launched):
             messages += self._collect_result()
         elif plan is None and self.has_work:
-            raise InvariantError(
-                f"{len(self._scheduler.running)} requests are running and {len(self._scheduler.waiting)} waiting, "
-                "but none of them fits into a step"
-            )
+            if not self._scheduler.is_copying:
+                raise InvariantError(
+                    f"{len(self._scheduler.running)} requests are running, {len(self._scheduler.loading)} loading "
+                    f"and {len(self._scheduler.waiting)} waiting, but none of them fits into a step"
+                )
+            self.is_waiting_for_copies = True
+        if not self.has_work:
+            self.advance_copies()
         self._counters.step_seconds += perf_counter() - started
         return messages
 
     def close(self) -> None:
         """Frees the device's memory, even with steps in flight. Call once; the loop is unusable afterwards."""
         self._launched.clear()
+        if self._transfers is not None:
+            self._transfers.close()
         self._executor.close()
 
     def check(self) -> None:
@@ -226,28 +276,44 @@ class Loop:
             return Failed(message.id, error.code, str(error), error.param)
         explanation = self._cache.tree.explain(namespace, message.tokens, contents=message.contents)
         n_tokens = len(message.tokens) // TOKEN_BYTES
+        n_in_host, is_loaded, min_loaded = self._explain_host(namespace, message.tokens)
+        n_cached = explanation.n_tokens + (n_in_host if is_loaded else 0)
         position, token = explanation.first_difference, None
         if position is not None:
             (token,) = unpack_tokens(message.tokens[position * TOKEN_BYTES : (position + 1) * TOKEN_BYTES])
         return Explained(
             id=message.id,
             n_tokens=n_tokens,
-            n_cached=min(explanation.n_tokens, n_tokens - 1),  # a request computes at least one prompt token
+            n_cached=min(n_cached, n_tokens - 1),  # a request computes at least one prompt token
             reason=explanation.reason,
             first_difference=position,
             token=token,
             cached_token=explanation.cached_token,
             n_cached_elsewhere=explanation.n_tokens_elsewhere,
+            n_in_host=n_in_host,
+            is_loaded=is_loaded,
+            min_loaded_tokens=min_loaded,
         )
+
+    def _explain_host(self, namespace: Namespace, tokens: bytes) -> tuple[int, bool, float | None]:
+        """Returns ``n_in_host``, ``is_loaded`` and ``min_loaded_tokens`` of ``Explained``. O(edges)."""
+        transfers = self._transfers
+        if transfers is None:
+            return 0, False, None
+        n_device, n_host = transfers.n_loadable(namespace, tokens)
+        min_tokens = transfers.cost.min_tokens if transfers.load_policy == "auto" else None
+        return n_host - n_device, transfers.should_load(n_device, n_host), min_tokens
 
     def _collect_result(self) -> list[FromRuntime]:
         """Takes the oldest launched step's result. If it failed, so have all steps launched after it."""
-        plan, pending = self._launched.popleft()
+        plan, pending, launched_at = self._launched.popleft()
         try:
             result = pending.result()
         except DeviceError:
             self._discard_launched()
             return self._to_messages(self._scheduler.fail())
+        if self._transfers is not None:
+            self._measure_step(self._transfers, plan, launched_at)
         self._counters.attention_seconds += result.attention_seconds
         started = perf_counter()
         updates = self._scheduler.complete(plan, result)
@@ -255,10 +321,18 @@ class Loop:
         self._counters.schedule_seconds += perf_counter() - started
         return self._to_messages(updates)
 
+    def _measure_step(self, transfers: Transfers, plan: StepPlan, launched_at: float) -> None:
+        """Tells the estimate of a load's gain how long a step took, from its launch or the result before it."""
+        now = perf_counter()
+        seconds = now - max(launched_at, self._last_result_at)
+        self._last_result_at = now
+        n_prompt_tokens = sum(row.n_tokens for row in plan.rows if row.n_tokens > 1)
+        transfers.cost.add_step(n_prompt_tokens, plan.n_tokens, seconds)
+
     def _discard_launched(self) -> None:
         """Waits for all launched steps and discards their results."""
         while self._launched:
-            _, pending = self._launched.popleft()
+            pending = self._launched.popleft().pending
             try:
                 pending.result()
             except DeviceError:
@@ -315,6 +389,7 @@ class Loop:
             n_prompt_tokens=first.n_prompt,
             n_output_tokens=live.n_outputs,
             n_cached_tokens=live.n_cached,
+            n_loaded_tokens=live.n_loaded,
             queue_time_s=scheduled_at - first.received_at,
         )
 
@@ -323,7 +398,7 @@ class Loop:
         return Stats(
             id=stats_id,
             n_running=len(scheduler.running),
-            n_waiting=len(scheduler.waiting),
+            n_waiting=len(scheduler.waiting) + len(scheduler.loading),
             n_pages=cache.n_pages,
             n_pages_free=cache.n_free,
             n_pages_evictable=cache.n_available - cache.n_free,
@@ -339,6 +414,24 @@ class Loop:
             cache_seconds=cache.seconds,
             attention_seconds=counters.attention_seconds,
             frames_dropped_total=0,
+            host=None if self._transfers is None else self._host_stats(self._transfers),
+        )
+
+    def _host_stats(self, transfers: Transfers) -> HostStats:
+        counters, host, cost = transfers.counters, transfers.host, transfers.cost
+        return HostStats(
+            n_slots=host.n_pages,
+            n_slots_free=host.n_free,
+            n_loading=len(self._scheduler.loading),
+            pages_loaded_total=counters.n_pages_loaded,
+            pages_stored_total=counters.n_pages_stored,
+            pages_evicted_total=host.n_evicted,
+            load_seconds=counters.load_seconds,
+            store_seconds=counters.store_seconds,
+            copies_failed_total=counters.n_failed,
+            hits_computed_total=counters.n_computed,
+            load_seconds_per_token=cost.load_s_per_token,
+            compute_seconds_per_token=cost.compute_s_per_token,
         )
 
 
@@ -368,6 +461,15 @@ def open_loop(resolved: ResolvedConfig, checkpoint: Checkpoint) -> Loop:
     executor = open_executor(resolved, checkpoint)
     try:
         cache = TimedPageCache(executor.n_pages, resolved.page_size, shares=resolved.enable_prefix_caching)
+        transfers = None
+        if resolved.host_memory_bytes is not None:
+            transfers = Transfers(
+                cache,
+                PageCache(0, resolved.page_size),
+                executor.open_copier(resolved.host_memory_bytes),
+                load_policy=resolved.load_policy,
+                write_policy=resolved.write_policy,
+            )
         scheduler = Scheduler(
             cache,
             max_num_seqs=resolved.max_num_seqs,
@@ -377,12 +479,14 @@ def open_loop(resolved: ResolvedConfig, checkpoint: Checkpoint) -> Loop:
             lpm_max_passes=resolved.lpm_max_passes,
             max_queued_requests=resolved.max_queued_requests,
             queue_timeout_s=resolved.queue_timeout_s,
+            transfers=transfers,
             finds_shared_runs=executor.uses_shared_runs,
         )
         return Loop(
             cache,
             scheduler,
             executor,
+            transfers=transfers,
             max_model_len=resolved.max_model_len,
             eos_token_ids=checkpoint.eos_token_ids,
             seed=resolved.seed,

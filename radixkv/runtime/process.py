@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -217,6 +217,12 @@ class RuntimeServer:
     """Whether every invariant was checked since the last step."""
     _next_check: float = 0.0
     """Earliest time of the next check, on ``time.monotonic``."""
+    _poller: zmq.Poller = field(default_factory=zmq.Poller)
+
+    def __post_init__(self) -> None:
+        self._poller.register(self.socket, zmq.POLLIN)
+        if self.loop.copies_fileno is not None:
+            self._poller.register(self.loop.copies_fileno, zmq.POLLIN)
 
     def run(self) -> None:
         """Serves until a ``Drain`` has come and no work is left.
@@ -229,8 +235,11 @@ class RuntimeServer:
         """
         silent_since = time.monotonic()
         while self.loop.has_work or not self._is_draining:
-            self._receive(0 if self.loop.has_work else int(HEARTBEAT_S * 1000))
+            can_turn = self.loop.has_work and not self.loop.is_waiting_for_copies
+            self._receive(0 if can_turn else int(HEARTBEAT_S * 1000))
             has_turned = self.loop.has_work
+            if not has_turned:
+                self.loop.advance_copies()
             if has_turned and self._send(self.loop.turn()):
                 silent_since = time.monotonic()
             elif time.monotonic() - silent_since >= HEARTBEAT_S:
@@ -243,8 +252,8 @@ class RuntimeServer:
             self._is_checked = self._is_checked and not has_turned
 
     def _receive(self, wait_ms: int) -> None:
-        """Takes all messages that have arrived, after waiting at most ``wait_ms`` for the first."""
-        if not self.socket.poll(wait_ms):
+        """Takes all messages that have arrived, after waiting at most ``wait_ms`` for one or for copied pages."""
+        if self.socket not in dict(self._poller.poll(wait_ms)):
             return
         while True:
             try:

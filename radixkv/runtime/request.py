@@ -33,6 +33,8 @@ class Phase(Enum):
     """Its leader computes the prompt; it has neither a batch slot nor pages."""
     WAITING = "waiting"
     """In the waiting queue, without a batch slot or pages."""
+    LOADING = "loading"
+    """Out of the waiting queue until pages of its prompt are copied from the host tier; without a batch slot."""
     RUNNING = "running"
     """Has a batch slot and a block table."""
     PREEMPTED = "preempted"
@@ -66,6 +68,8 @@ class Request:
     """False computes every prompt token once, without the cache; its pages are still added to the tree."""
     priority: int = 0
     """Scheduling priority; a lower value goes first. It falls when a request ages in the waiting queue."""
+    uses_tiers: bool = True
+    """Whether its pages may be stored in the host tier and loaded from it; False after a load has failed."""
     n_prompt_logprobs: int | None = None
     """How many of the most likely tokens to report with each prompt token; None reports no prompt logprobs."""
     received_at: float = 0.0
@@ -113,6 +117,10 @@ class Request:
     """Prompt positions computed before the first output token, as half-open ranges."""
     n_cached: int | None = None
     """Prompt tokens taken from the cache; None until the first output token, 0 in a follower."""
+    n_offered: int = 0
+    """Leading tokens that were offered to the host tier."""
+    n_loaded: int = 0
+    """Prompt tokens loaded from the host tier before the first output token."""
     prompt_logprobs_end: int = 1
     """First prompt position whose logprobs were not reported yet; the first token has none."""
     scheduled_at: float | None = None

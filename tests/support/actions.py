@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from radixkv.config import WritePolicy
 from radixkv.errors import QueueFull
+from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import GREEDY, Phase, Request
 from radixkv.runtime.step.plan import RowSampling
 from radixkv.tree.node import Namespace
@@ -39,11 +41,23 @@ class RequestOptions:
 class Actions:
     """An engine with a small pool, and the token sequences that it has seen."""
 
-    def __init__(self, n_pages: int = 24, page_size: int = 4, *, policy: str = "lpm", shares: bool = True) -> None:
+    def __init__(
+        self,
+        n_pages: int = 24,
+        page_size: int = 4,
+        *,
+        policy: str = "lpm",
+        shares: bool = True,
+        n_slots: int = 0,
+        write_policy: WritePolicy = "through",
+    ) -> None:
         self.engine = Engine(
             n_pages,
             page_size,
             shares=shares,
+            n_slots=n_slots if shares else 0,
+            write_policy=write_policy,
+            finishes_copies=False,
             max_num_seqs=4,
             max_num_batched_tokens=24,
             schedule_policy=policy,
@@ -127,15 +141,26 @@ class Actions:
 
     def evict(self, n_pages: int) -> None:
         """Takes all free pages and evicts up to ``n_pages`` more, then gives them back."""
-        cache = self.engine.cache
+        self._evict(self.engine.cache, n_pages)
+
+    def evict_slots(self, n_slots: int) -> None:
+        """Does the same in the host tier."""
+        self._evict(self.engine.host, n_slots)
+
+    def _evict(self, cache: PageCache, n_pages: int) -> None:
         n_pages = min(n_pages, cache.tree.n_pages_evictable)
         blocks = cache.open(Namespace(), b"", bypasses_tree=True)
         assert cache.reserve(blocks, cache.n_free + n_pages)
         cache.close(blocks)
         self.engine.check_invariants()
 
+    def finish_copy(self, which: int, *, fails: bool = False) -> None:
+        """Finishes one of the copies in flight."""
+        self.engine.copier.finish(which, fails=fails)
+
     def flush(self) -> None:
         self.engine.cache.flush()
+        self.engine.transfers.flush()
         self.engine.check_invariants()
 
     def detach(self, base: int, cut: int, namespace: int) -> None:
@@ -161,6 +186,7 @@ class Actions:
     def finish(self) -> None:
         """Runs to the end, then checks everything."""
         self.engine.device.fail_steps.clear()
+        self.engine.finishes_copies = True
         self.engine.run()
         self.engine.check_outputs()
         self.engine.check_bypasses()

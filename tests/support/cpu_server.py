@@ -14,7 +14,10 @@ from torch import Tensor
 
 from radixkv import wire
 from radixkv.checkpoints import Checkpoint
+from radixkv.config import LoadPolicy
+from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.timed import TimedPageCache
+from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
 from radixkv.runtime.loop import Loop
@@ -67,6 +70,7 @@ class Output:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[wire.TokenLogprobs] = field(default_factory=list)
     n_cached: int = -1
+    n_loaded: int = -1
     end_reason: str = ""
 
 
@@ -83,6 +87,8 @@ class CpuServer:
         page_size: int = PAGE_SIZE,
         shares: bool = True,
         max_model_len: int = 512,
+        host_memory_bytes: int | None = None,
+        load_policy: LoadPolicy = "always",
     ) -> None:
         self.executor = CpuExecutor(
             checkpoint,
@@ -93,8 +99,16 @@ class CpuServer:
             max_total_tokens=n_pages * page_size,
         )
         self.cache = TimedPageCache(n_pages, page_size, shares=shares, free_pages=PoisonedPages(self.executor))
-        self.scheduler = Scheduler(self.cache, max_num_seqs=max_rows, max_num_batched_tokens=budget)
-        self.loop = Loop(self.cache, self.scheduler, self.executor, max_model_len=max_model_len)
+        self.transfers: Transfers | None = None
+        if host_memory_bytes is not None:
+            copier = self.executor.open_copier(host_memory_bytes)
+            self.transfers = Transfers(self.cache, PageCache(0, page_size), copier, load_policy=load_policy)
+        self.scheduler = Scheduler(
+            self.cache, transfers=self.transfers, max_num_seqs=max_rows, max_num_batched_tokens=budget
+        )
+        self.loop = Loop(
+            self.cache, self.scheduler, self.executor, transfers=self.transfers, max_model_len=max_model_len
+        )
         self.outputs: dict[int, Output] = {}
         self.prompt_logprobs: dict[int, list[wire.TokenLogprobs]] = {}
 
@@ -117,6 +131,8 @@ class CpuServer:
 
     def run(self) -> None:
         while self.loop.has_work:
+            if self.loop.is_waiting_for_copies:
+                self.loop.wait_for_copies(1.0)
             for message in self.loop.turn():
                 match message:
                     case wire.Tokens(items, prompts):
@@ -133,11 +149,20 @@ class CpuServer:
                             logprobs += item_range.items
                     case wire.Done():
                         self.outputs[int(message.id)].n_cached = message.n_cached_tokens
+                        self.outputs[int(message.id)].n_loaded = message.n_loaded_tokens
                     case wire.Failed():
                         self.outputs[int(message.id)].end_reason = message.code
             self.loop.check()
             choices = (*self.scheduler.waiting, *self.scheduler.running, *self.scheduler.running.releasing)
             assert not any(choice.bypasses_tree for choice in choices), "a row read or computed NaN"
+
+    def finish_copies(self) -> None:
+        """Waits until everything that was offered to the host tier is in it."""
+        assert self.transfers is not None
+        while self.transfers.is_busy or self.transfers.n_offers:
+            self.loop.advance_copies()
+            if self.transfers.is_busy:
+                self.loop.wait_for_copies(1.0)
 
     def stored(self, tokens: list[int], salt: str = "") -> Tensor:
         """Returns the cached K and V of a sequence: [2, layers, pages, kv_heads, page_size, dim]."""

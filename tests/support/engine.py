@@ -11,14 +11,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from radixkv.config import LoadPolicy, WritePolicy
 from radixkv.errors import DeviceError
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.request import GREEDY, Phase, Request, Update
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import RowSampling, StepPlan
 from radixkv.runtime.step.result import PendingStep
 from radixkv.tree.node import Namespace
 from radixkv.wire import TokenLogprobs
+from support.fake_copier import FakeCopier
 from support.fake_device import FakeDevice, chain, expected_output, expected_prompt_logprobs, logprobs_of, unpack
 
 
@@ -63,19 +66,44 @@ def prompt(n_tokens: int, first: int = 1) -> list[int]:
 class Engine:
     """Runs steps by hand: ``launch`` and ``collect`` are separate, and every invariant is checked after each.
 
-    ``settings`` are those of ``Scheduler``.
+    Args:
+        n_pages: pages of the pool.
+        page_size: tokens of a page.
+        shares: whether requests share pages.
+        n_slots: slots of the host tier; 0: no host tier.
+        write_policy: the host tier's, as ``load_policy``.
+        finishes_copies: whether each turn finishes all copies in flight; else the test does.
+        settings: those of ``Scheduler``.
     """
 
-    def __init__(self, n_pages: int = 64, page_size: int = 4, *, shares: bool = True, **settings: Any) -> None:
+    def __init__(
+        self,
+        n_pages: int = 64,
+        page_size: int = 4,
+        *,
+        shares: bool = True,
+        n_slots: int = 0,
+        write_policy: WritePolicy = "through",
+        load_policy: LoadPolicy = "always",
+        finishes_copies: bool = True,
+        **settings: Any,
+    ) -> None:
         self.n_pages = n_pages
         self.page_size = page_size
         self.device = FakeDevice(n_pages, page_size)
         self.free_pages = PoisoningList(self.device)
         self.cache = PageCache(n_pages, page_size, shares=shares, free_pages=self.free_pages)
+        self.copier = FakeCopier(self.device, n_slots)
+        self.host = PageCache(0, page_size)
+        self.transfers = Transfers(
+            self.cache, self.host, self.copier, load_policy=load_policy, write_policy=write_policy
+        )
+        self.finishes_copies = finishes_copies
         self.now = 0.0
         defaults = {
             "max_num_seqs": 8,
             "max_num_batched_tokens": 64,
+            "transfers": self.transfers if n_slots else None,
             "finds_shared_runs": True,
             "min_shared_tokens": 1,
         }
@@ -106,6 +134,7 @@ class Engine:
         *,
         namespace: Namespace = Namespace(),
         reads_cache: bool = True,
+        uses_tiers: bool = True,
         stop: Sequence[int] = (),
         n: int = 1,
         sampling: RowSampling = GREEDY,
@@ -127,6 +156,7 @@ class Engine:
                 min_tokens=min_tokens,
                 stop_token_ids=frozenset(stop),
                 reads_cache=reads_cache,
+                uses_tiers=uses_tiers and reads_cache,
                 priority=priority,
                 received_at=self.now,
             )
@@ -134,7 +164,7 @@ class Engine:
         ]
         leader, *followers = choices
         if n_prompt_logprobs is not None:
-            leader.n_prompt_logprobs, leader.reads_cache = n_prompt_logprobs, False
+            leader.n_prompt_logprobs, leader.reads_cache, leader.uses_tiers = n_prompt_logprobs, False, False
         self.scheduler.add(leader, followers)
         if n_prompt_logprobs is not None:
             self.wants_prompt_logprobs.add(request_id)
@@ -191,8 +221,12 @@ class Engine:
     def turn(self) -> None:
         """Launches the next step, then takes the previous one's result, as the loop does."""
         plan = self.launch()
+        if self.finishes_copies:
+            self.copier.finish_all()
         if len(self.pending) > 1 or (plan is None and self.pending):
             self.collect()
+        elif plan is None:
+            assert self.scheduler.is_idle or self.scheduler.is_copying, "nothing to plan or copy"
 
     def run(self, n_turns: int = 10_000) -> None:
         """Runs until the scheduler is idle."""
@@ -249,7 +283,9 @@ class Engine:
         waiting, running = list(self.scheduler.waiting), list(self.scheduler.running)
         preempted = [r for r in self.scheduler.running.releasing if r.phase is Phase.PREEMPTED]
         following = [follower for r in live for follower in r.followers]
-        placed = (*waiting, *running, *preempted, *following)
+        loading = self.scheduler.loading.requests()
+        assert all(r.phase is Phase.LOADING for r in loading)
+        placed = (*waiting, *loading, *running, *preempted, *following)
         assert sorted(r.serial for r in live) == sorted(r.serial for r in placed)
         assert all(r.phase is Phase.FOLLOWING for r in following)
         assert [r.order for r in waiting] == sorted(r.order for r in waiting)
@@ -310,6 +346,11 @@ class Engine:
     def check_idle(self) -> None:
         """Checks that no request and no lease is left, and that all pages are available."""
         assert self.scheduler.is_idle
+        while self.scheduler.is_copying:
+            self.copier.finish_all()
+            self.scheduler.schedule()
+        assert self.scheduler.loading.n_promised == 0
+        assert self.host.n_available == self.host.n_pages
         assert self.cache.n_available == self.n_pages
         assert self.cache.tree.n_pages_leased == 0
         assert self.cache.tree.n_pages_detached == 0

@@ -7,6 +7,7 @@ import sys
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from radixkv.config import WritePolicy
 from radixkv.runtime.request import GREEDY
 from support.actions import PENALISED, PLAIN, Actions, RequestOptions
 
@@ -34,9 +35,15 @@ class EngineMachine(RuleBasedStateMachine):
         n_pages=st.sampled_from((40, 80)),
         policy=st.sampled_from(("lpm", "fcfs")),
         shares=st.sampled_from((True, True, True, False)),
+        n_slots=st.sampled_from((0, 30, 150)),
+        write_policy=st.sampled_from(("through", "through", "selective")),
     )
-    def start(self, page_size: int, n_pages: int, policy: str, shares: bool) -> None:
-        self.actions = Actions(n_pages, page_size, policy=policy, shares=shares)
+    def start(
+        self, page_size: int, n_pages: int, policy: str, shares: bool, n_slots: int, write_policy: WritePolicy
+    ) -> None:
+        self.actions = Actions(
+            n_pages, page_size, policy=policy, shares=shares, n_slots=n_slots, write_policy=write_policy
+        )
 
     @rule(
         base=small,
@@ -81,6 +88,19 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(which=small, kv=st.booleans())
     def make_nan(self, which: int, kv: bool) -> None:
         self.actions.make_nan(which, kv=kv)
+
+    @rule(n_copies=st.integers(1, 4), which=small)
+    def finish_copies(self, n_copies: int, which: int) -> None:
+        for _ in range(n_copies):
+            self.actions.finish_copy(which)
+
+    @rule(which=small)
+    def fail_copy(self, which: int) -> None:
+        self.actions.finish_copy(which, fails=True)
+
+    @rule(n_slots=st.integers(1, 12))
+    def evict_slots(self, n_slots: int) -> None:
+        self.actions.evict_slots(n_slots)
 
     @rule(n_pages=st.integers(1, 6))
     def evict(self, n_pages: int) -> None:

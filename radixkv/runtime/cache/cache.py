@@ -1,7 +1,8 @@
-"""Page cache: the allocator of the KV pool's pages, which shares them through the radix tree.
+"""Page cache: the allocator of a pool's pages, which shares them through the radix tree.
 
 No other module allocates or frees a page. Every page is in exactly one of four places: on the free list, reachable
 in the tree, detached from the tree but leased, or private to one block table (its tail and replaced duplicates).
+The device's KV pool has one page cache, and the host tier another, whose pages are slots in host memory.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from radixkv.runtime.cache.block_table import BlockTable, ReplacedPage
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node
 from radixkv.tree.radix_tree import RadixTree
 from radixkv.tree.shared_runs import SharedLeases
+
+_NO_STEP = -1
+"""Number of no step: pages with it were used by none."""
 
 
 class ComputedRow(NamedTuple):
@@ -36,7 +40,7 @@ class PageCache:
     computed, and ``close`` frees what does not stay.
 
     Args:
-        n_pages: pages in the pool.
+        n_pages: pages in the pool; ``add_pages`` adds to them.
         page_size: tokens per page.
         shares: whether requests share pages; False bypasses the tree for every request.
         next_tick: gives the ticks of the tree, which order evictions; None evicts the least recently used pages.
@@ -60,9 +64,6 @@ class PageCache:
         self.n_evicted = 0
         """Pages evicted since the creation of the cache."""
         self._free = list(range(n_pages - 1, -1, -1)) if free_pages is None else free_pages
-        self._min_evicted = n_pages >> 8
-        """Minimum of pages to evict at a time, 1/256 of the pool. Evicting pages one by one takes several times as
-        long per page, and losing this few cached pages of a large pool hardly matters."""
         self._n_private = 0
         """Pages in tails and replaced duplicates."""
 
@@ -76,6 +77,12 @@ class PageCache:
         """Pages that can be allocated now: free or evictable. O(1)."""
         return len(self._free) + self.tree.n_pages_evictable
 
+    def add_pages(self, pages: range) -> None:
+        """Adds pages to the pool, whose indices continue those that it has. O(new pages)."""
+        assert pages.start == self.n_pages, "new pages continue the pool's"
+        self.n_pages = pages.stop
+        self._free += reversed(pages)
+
     def pages_for(self, n_tokens: int) -> int:
         """Returns the number of pages that ``n_tokens`` tokens need."""
         return -(-n_tokens // self.page_size)
@@ -88,7 +95,12 @@ class PageCache:
         return [match(namespace, tokens) for namespace, tokens in prompts]
 
     def open(
-        self, namespace: Namespace, tokens: bytes, reads: bool = True, bypasses_tree: bool = False
+        self,
+        namespace: Namespace,
+        tokens: bytes,
+        reads: bool = True,
+        bypasses_tree: bool = False,
+        is_use: bool = True,
     ) -> BlockTable:
         """Returns a block table that leases the longest cached prefix of the tokens.
 
@@ -99,10 +111,11 @@ class PageCache:
             tokens: the tokens to look up.
             reads: False leases nothing, so that every token is computed; commits still add to the tree.
             bypasses_tree: True makes all pages private; the request neither reads from the tree nor adds to it.
+            is_use: False leaves the order of eviction as it is.
         """
         if bypasses_tree or not self.shares:
             return BlockTable(None, [], 0)
-        lease = self.tree.lease(namespace, tokens if reads else b"")
+        lease = self.tree.lease(namespace, tokens if reads else b"", is_use=is_use)
         pages = self.tree.pages(lease)
         return BlockTable(lease, pages, len(pages))
 
@@ -203,6 +216,23 @@ class PageCache:
         for blocks, tokens, n_tokens, last_step in rows:
             self._commit(blocks, tokens, n_tokens, last_step)
             self._mark_computed(blocks, n_tokens, step)
+
+    def commit_copied(self, blocks: BlockTable, tokens: bytearray, n_tokens: int) -> None:
+        """Moves pages of the tail that were copied from another tier into the tree, up to ``n_tokens``.
+
+        No step has used them. They count as computed, unless the pages before them do not: then a finished row must
+        show that those are right. Frees the duplicates of pages that the tree has by now. Does nothing if the lease
+        is detached. O(new pages).
+        """
+        was_computed = blocks.is_computed
+        self._commit(blocks, tokens, n_tokens, last_step=_NO_STEP)
+        if was_computed:
+            self._mark_computed(blocks, n_tokens, _NO_STEP)
+        self.free_replaced(blocks, _NO_STEP)
+
+    def n_computed(self, blocks: BlockTable) -> int:
+        """Returns how many leading tokens of the leased pages are computed. O(edges not computed)."""
+        return 0 if blocks.lease is None else self.tree.n_computed(blocks.lease)
 
     def free_replaced(self, blocks: BlockTable, step: int) -> None:
         """Frees the replaced duplicates that no step after ``step`` reads. O(replaced pages)."""
@@ -330,7 +360,9 @@ class PageCache:
     def _evict_if_short(self, n_pages: int) -> None:
         n_short = n_pages - len(self._free)
         if n_short > 0:
-            for run in self.tree.evict(max(n_short, self._min_evicted)):
+            # Evicting pages one by one takes several times as long per page, and losing 1/256 of the pages hardly
+            # matters.
+            for run in self.tree.evict(max(n_short, self.n_pages >> 8)):
                 self.n_evicted += len(run.pages)
                 self._free += run.pages
         assert len(self._free) >= n_pages, "the tree evicted fewer pages than it counts as evictable"

@@ -6,8 +6,11 @@ from collections.abc import Iterable, Iterator
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.request import Phase, Request
+from radixkv.runtime.scheduler.loading import LoadingRequests
 from radixkv.runtime.scheduler.waiting import WaitingQueue
+from radixkv.tree.node import TOKEN_BYTES
 
 _HEADROOM_TOKENS = 16
 """Tokens that an admission leaves free for each running request, so that it does not cause a preemption at once."""
@@ -24,12 +27,23 @@ class RunningRequests:
     forks that copy their tail have copied it.
     """
 
-    def __init__(self, cache: PageCache, waiting: WaitingQueue, n_batch_slots: int) -> None:
+    def __init__(
+        self,
+        cache: PageCache,
+        waiting: WaitingQueue,
+        loading: LoadingRequests,
+        n_batch_slots: int,
+        transfers: Transfers | None,
+    ) -> None:
         self._cache = cache
         self._waiting = waiting
+        self._loading = loading
+        self._transfers = transfers
         self._free_batch_slots = list(range(n_batch_slots - 1, -1, -1))
         self._active: dict[Request, None] = {}
         self._releasing: dict[Request, None] = {}
+        self.n_preemptions = 0
+        """Preemptions for lack of pages since the start; those for retries do not count."""
         self._max_headroom_pages = -(-cache.n_pages // _HEADROOM_DIVISOR)
 
     def __len__(self) -> int:
@@ -62,22 +76,38 @@ class RunningRequests:
         return [request.blocks for request in (*self._active, *self._releasing)]
 
     def allocate(self, request: Request, prefilling: Iterable[Request]) -> bool:
-        """Gives a waiting request a batch slot and a lease on its cached prefix, if there is room for all its known
-        tokens.
-
-        Room means available pages beyond those that the ``prefilling`` requests ahead of it still need and the
-        headroom of the active ones. No room is kept for ``max_tokens``, which says little about the length of an
-        output: the whole queue would wait behind it.
+        """Gives a waiting or loaded request a batch slot and a lease on its cached prefix, if there is room for all
+        its known tokens: ``n_room`` of pages beyond the prefix.
 
         O(prefilling), and ``PageCache.open``.
         """
-        blocks = self._cache.open(request.namespace, request.key, request.reads_cache, request.bypasses_tree)
-        n_missing = self._cache.pages_for(request.n_known) - blocks.n_leased
-        if not self._has_room(self._n_needed_ahead(request, prefilling) + n_missing):
-            self._cache.close(blocks)
+        is_loaded = request.phase is Phase.LOADING
+        if is_loaded:
+            blocks = self._loading.blocks(request)
+            self._cache.extend(blocks, request.tokens)
+        else:
+            blocks = self._cache.open(request.namespace, request.key, request.reads_cache, request.bypasses_tree)
+        if self._cache.pages_for(request.n_known) - len(blocks.pages) > self.n_room(request, prefilling):
+            if not is_loaded:
+                self._cache.close(blocks)
             return False
+        if is_loaded:
+            self._loading.take(request)
+        elif self._transfers is not None and request.uses_tiers and blocks.n_leased:
+            n_bytes = blocks.n_leased * self._cache.page_size * TOKEN_BYTES
+            self._transfers.offer_used(request.namespace, request.key[:n_bytes])
         self._assign(request, blocks)
         return True
+
+    def n_room(self, request: Request, prefilling: Iterable[Request]) -> int:
+        """Returns how many pages a request may take at its admission; negative if others need more than there are.
+
+        These are the available pages beyond those that the ``prefilling`` requests ahead of it still need, the
+        headroom of the active ones, and those promised to loading requests. No room is kept for ``max_tokens``,
+        which says little about the length of an output: the whole queue would wait behind it. O(prefilling).
+        """
+        n_promised = self._loading.n_promised_to_others(request)
+        return self._n_room(self._n_needed_ahead(request, prefilling) + n_promised)
 
     def start(self, request: Request) -> None:
         """Makes an allocated request active."""
@@ -85,8 +115,14 @@ class RunningRequests:
         self._active[request] = None
 
     def free(self, request: Request) -> None:
-        """Frees the request's batch slot and pages; no launched step may still use them."""
+        """Frees the request's batch slot and pages; no launched step may still use them.
+
+        What is computed of it is offered to the host tier.
+        """
         self.copies_done(request)
+        if self._transfers is not None and request.uses_tiers and request.blocks.can_commit:
+            self._transfers.offer_computed(request.namespace, bytes(request.tokens))
+            request.n_offered = 0
         self._cache.close(request.blocks)
         request.block_table = None
         self._free_batch_slots.append(request.batch_slot)
@@ -101,7 +137,7 @@ class RunningRequests:
 
         O(running), and ``PageCache.fork`` for each follower.
         """
-        n_needed_ahead = self._n_needed_ahead(leader, self.prefilling())
+        n_needed_ahead = self._n_needed_ahead(leader, self.prefilling()) + self._loading.n_promised
         for follower in leader.followers:
             follower.scheduled_at = leader.scheduled_at
             follower.leader = None
@@ -118,6 +154,31 @@ class RunningRequests:
         if fork.leader is not None:
             fork.leader.n_pending_copies -= 1
             fork.leader = None
+
+    def make_room(self, request: Request, n_tokens: int) -> bool:
+        """Gives the request pages for ``n_tokens``; False if it cannot.
+
+        Evicts from the tree first, then takes the pages of loaded requests, then preempts running requests from the
+        last in order on. The first in order is never preempted, so one request always makes progress.
+        """
+        blocks = request.blocks
+        if n_tokens <= len(blocks.pages) * self._cache.page_size:
+            return True
+        n_pages = self._cache.pages_for(n_tokens)
+        while not self._cache.reserve(blocks, n_pages):
+            if request.phase is not Phase.RUNNING or self.is_releasing:
+                return False  # an admission preempts nothing
+            if self._loading.retract_last():
+                continue
+            if len(self) < 2:
+                return False
+            victim = max(self, key=lambda running: running.order)
+            self.n_preemptions += 1
+            self.preempt(victim, discards_results=False)
+            self.release()
+            if victim is request:
+                return False
+        return True
 
     def finish(self, request: Request) -> None:
         """Finishes an active or releasing request; ``release`` frees it."""
@@ -157,7 +218,7 @@ class RunningRequests:
         """Whether a follower can start now, beside the pages that prefilling requests ahead still need. O(1)."""
         n_pages = self._cache.pages_for(leader.n_prompt) - leader.blocks.n_leased
         return (
-            leader.phase is Phase.RUNNING and self.has_free_batch_slot and self._has_room(n_needed_ahead + n_pages)
+            leader.phase is Phase.RUNNING and self.has_free_batch_slot and n_pages <= self._n_room(n_needed_ahead)
         )
 
     def _fork(self, leader: Request, follower: Request) -> None:
@@ -175,7 +236,7 @@ class RunningRequests:
         request.batch_slot = self._free_batch_slots.pop()
         request.needs_history = request.sampling.has_penalties
 
-    def _has_room(self, n_pages: int) -> bool:
-        """Whether ``n_pages`` are available beside the headroom of the active requests. O(1)."""
+    def _n_room(self, n_needed: int) -> int:
+        """Returns the available pages beyond ``n_needed`` and the headroom of the active requests. O(1)."""
         n_headroom = min(self._cache.pages_for(_HEADROOM_TOKENS * len(self._active)), self._max_headroom_pages)
-        return n_pages + n_headroom <= self._cache.n_available
+        return self._cache.n_available - n_headroom - n_needed

@@ -8,14 +8,17 @@ on the device.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import NamedTuple
 
 from radixkv.config import SchedulePolicy, SchedulerConfig
 from radixkv.errors import InvariantError, QueueFull, QueueTimeout
 from radixkv.runtime.cache.cache import ComputedRow, PageCache
+from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.request import Phase, Request, Update
+from radixkv.runtime.scheduler.loading import LoadingRequests
+from radixkv.runtime.scheduler.prompts import PlannedRow, PromptRows
 from radixkv.runtime.scheduler.recovery import RetryQueue, recompute_without_tree, undo_steps
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.scheduler.shared_prefixes import MIN_SHARED_TOKENS, SharedPrefixes
@@ -25,12 +28,8 @@ from radixkv.runtime.step.result import StepResult
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire import TokenLogprobs
 
-
-class PlannedRow(NamedTuple):
-    """A prompt's row of the next plan, and its request."""
-
-    request: Request
-    row: Row
+_OFFERED_TOKENS = 256
+"""A decoding request offers its new pages to the host tier after so many tokens. A preemption loses fewer."""
 
 
 class LaunchedPlan(NamedTuple):
@@ -53,6 +52,7 @@ class Scheduler:
         max_num_batched_tokens: maximum tokens of a step.
         schedule_policy, lpm_window, lpm_max_passes: the order of admission, as in ``SchedulerConfig``.
         max_queued_requests, queue_timeout_s: the limits of the queue, as in ``SchedulerConfig``.
+        transfers: copies pages to and from the host tier; None without one.
         finds_shared_runs: whether plans list the pages that decode rows share.
         min_shared_tokens: length of the shortest run of shared pages that plans list.
         clock: seconds, monotonic.
@@ -69,6 +69,7 @@ class Scheduler:
         lpm_max_passes: int = SchedulerConfig.lpm_max_passes,
         max_queued_requests: int = SchedulerConfig.max_queued_requests,
         queue_timeout_s: float | None = None,
+        transfers: Transfers | None = None,
         finds_shared_runs: bool = False,
         min_shared_tokens: int = MIN_SHARED_TOKENS,
         clock: Callable[[], float] = monotonic,
@@ -77,28 +78,33 @@ class Scheduler:
         self.waiting = WaitingQueue(cache, policy=schedule_policy, window=lpm_window, max_passes=lpm_max_passes)
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.running = RunningRequests(cache, self.waiting, max_num_seqs)
-        self.n_preemptions = 0
-        """Preemptions for lack of pages since the start; those for retries do not count."""
+        self.loading = LoadingRequests(cache, self.waiting, transfers)
+        self.running = RunningRequests(cache, self.waiting, self.loading, max_num_seqs, transfers)
         self._shared_prefixes = SharedPrefixes(cache, min_tokens=min_shared_tokens) if finds_shared_runs else None
+        self._transfers = transfers
         self._clock = clock
         self._max_queued_requests = max_queued_requests
         self._queue_timeout_s = queue_timeout_s
         self._launched: deque[LaunchedPlan] = deque()
         self._retried = RetryQueue()
-        self._refused: Request | None = None
-        """The retried request that last did not fit; no other is admitted before it."""
-        self._blocked: tuple[int, int, int] | None = None
-        """(available pages, running requests, queue version) when a waiting request last did not fit.
-
-        None if no request was refused since a prompt's last chunk was planned."""
+        self._prompts = PromptRows(cache, self.waiting, self.loading, self.running, clock)
         self._n_requests = 0
         self._n_steps = 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is waiting, running or releasing."""
-        return not (self.waiting or self.running or self.running.is_releasing)
+        """Whether no request is waiting, loading, running or releasing."""
+        return not (self.waiting or self.loading or self.running or self.running.is_releasing)
+
+    @property
+    def n_preemptions(self) -> int:
+        """Preemptions for lack of pages since the start; those for retries do not count."""
+        return self.running.n_preemptions
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether pages are being copied to or from the host tier: there may be more to schedule when they are."""
+        return self._transfers is not None and self._transfers.is_busy
 
     @property
     def launched_plans(self) -> tuple[LaunchedPlan, ...]:
@@ -133,6 +139,9 @@ class Scheduler:
         elif request.phase is Phase.WAITING:
             self.waiting.remove(request)
             request.phase = Phase.FINISHED
+        elif request.phase is Phase.LOADING:
+            self.loading.leave(request)
+            request.phase = Phase.FINISHED
         else:
             self.running.finish(request)
             self.running.release()
@@ -163,8 +172,12 @@ class Scheduler:
         While requests are retried after a failed step, every second plan is of one of them alone, and no two plans
         are in flight at once: if its step fails, the request is the cause.
 
+        Takes the finished copies of the host tier, and starts new ones.
+
         O(running + admissions), and ``WaitingQueue.candidates`` where a request may be admitted.
         """
+        if self.loading.advance():
+            self._prompts.unblock()
         retried = self._retried.next()
         if retried is None:
             return self._plan_together()
@@ -192,6 +205,8 @@ class Scheduler:
                 elif fills_page or not blocks.is_computed:
                     computed.append(ComputedRow(blocks, request.tokens, end, request.last_step))
         self.cache.commit_computed(computed, plan.step)
+        if self._transfers is not None:
+            self._offer(self._transfers, launched)
         if not all(result.finite):
             for _, request, _, finite in rows:
                 if not finite:
@@ -232,22 +247,21 @@ class Scheduler:
         Raises:
             InvariantError: a bug in radixkv.
         """
-        self.cache.check(self.running.block_tables())
+        copied = [] if self._transfers is None else list(self._transfers.block_tables())
+        self.cache.check([*self.running.block_tables(), *self.loading.block_tables(), *copied])
+        if self._transfers is not None:
+            self._transfers.check()
         n_held = self.cache.n_pages - self.cache.n_available
-        if self.is_idle and n_held:
+        if self.is_idle and n_held and not copied:
             raise InvariantError(f"no request is left, but {n_held} pages are leased, detached or in a tail")
 
     def _plan_alone(self, request: Request) -> StepPlan | None:
         """Plans a step of a retried request; None if it does not fit, or still releases its pages."""
-        if request.phase is Phase.WAITING:
-            plan = self._make_plan([], lambda budget: self._admit([request], budget))
-            self._refused = request if plan is None else None
-            return plan
-        if request.phase is not Phase.RUNNING:
+        if request.phase not in (Phase.WAITING, Phase.RUNNING):
             return None
-        if request.is_decoding:
+        if request.is_decoding and request.phase is Phase.RUNNING:
             return self._make_plan([request], lambda _: [])
-        return self._make_plan([], lambda budget: self._chunks([request], budget))
+        return self._make_plan([], lambda budget: self._prompts.alone(request, budget, self._n_steps))
 
     def _plan_together(self) -> StepPlan | None:
         """Plans a step of all requests that are not retried alone; None if it would have no rows."""
@@ -256,7 +270,7 @@ class Scheduler:
         for request in self.running:
             if not (request.reaches_max_tokens or request.is_retried):
                 (decoding if request.is_decoding else prefilling).append(request)
-        return self._make_plan(decoding, lambda budget: self._prompt_rows(prefilling, budget))
+        return self._make_plan(decoding, lambda budget: self._prompts.together(prefilling, budget, self._n_steps))
 
     def _make_plan(
         self, decoding: list[Request], prompt_rows: Callable[[int], list[PlannedRow]]
@@ -292,165 +306,20 @@ class Scheduler:
         rows: list[Row] = []
         for request in decoding:
             start = request.n_scheduled
-            if has_pages or (request.phase is Phase.RUNNING and self._make_room(request, start + 1)):
+            if has_pages or (request.phase is Phase.RUNNING and self.running.make_room(request, start + 1)):
                 requests.append(request)
                 rows.append(request.make_row(start, start + 1, start, self._n_steps))
         return requests, rows
 
-    def _prompt_rows(self, prefilling: list[Request], budget: int) -> list[PlannedRow]:
-        """Makes the rows of prompts: of those that are prefilling, and of waiting ones that are admitted.
-
-        Prompts start in order, but none holds back shorter ones: where a step does not finish a prompt, a fair
-        share of its budget goes to waiting prompts that have at most half as much to compute. So all prompts that
-        are prefilled at once have together at most twice as much to compute as the longest. See
-        docs/decisions/0019-fair-chunks.md.
-        """
-        prefilling = [one for one in prefilling if one.phase is Phase.RUNNING]  # not preempted by a decode row
-        n_left = sorted(one.n_known - one.n_scheduled for one in prefilling)
-        if sum(n_left) <= budget:
-            chunks = self._chunks(prefilling, budget)
-            admitted = self._admit(self._candidates(), budget - _n_tokens(chunks))
-            rows = chunks + admitted
-        else:
-            share = min(_fair_share(n_left, budget), budget - self.cache.page_size)  # a chunk is at least a page
-            unfinished = [one for one in prefilling if one.n_known - one.n_scheduled > share]
-            shortest = min(one.n_known - one.n_scheduled for one in unfinished)
-            max_priority = min(one.priority for one in unfinished)
-            admitted = self._admit(self._overtaking(shortest // 2, max_priority), share)
-            rows = admitted + self._chunks(prefilling, budget - _n_tokens(admitted))
-        if admitted:
-            self.waiting.count_passes([request for request, _ in admitted])
-        return rows
-
-    def _chunks(self, prefilling: list[Request], budget: int) -> list[PlannedRow]:
-        """Makes the rows of prefilling prompts, which share the budget fairly: others get what one cannot use."""
-        rows: list[PlannedRow] = []
-        shortest_first = sorted(prefilling, key=lambda request: request.n_known - request.n_scheduled)
-        for n_done, request in enumerate(shortest_first):
-            if request.phase is not Phase.RUNNING:
-                continue
-            if request.reads_cache:
-                self.cache.extend(request.blocks, request.tokens)
-            share = max(budget // (len(prefilling) - n_done), min(budget, self.cache.page_size))
-            row = self._prefill_row(request, share)
-            if row is not None:
-                rows.append(PlannedRow(request, row))
-                budget -= row.n_tokens
-                if request.n_scheduled == request.n_known:
-                    self._blocked = None  # waiting requests with the same prompt need no pages for it any more
-        return rows
-
-    def _candidates(self) -> Iterator[Request]:
-        """Yields waiting requests in the order in which to try to admit them; none while the queue is blocked."""
-        if self.waiting and not self._is_blocked():
-            yield from self.waiting.candidates()
-
-    def _overtaking(self, n_tokens: int, max_priority: int) -> Iterator[Request]:
-        """Yields waiting requests that have at most ``n_tokens`` to compute; none while the queue is blocked."""
-        if self.waiting and not self._is_blocked():
-            yield from self.waiting.short(n_tokens, max_priority)
-
-    def _admit(
-        self, candidates: Iterable[Request], budget: int, prefilling: list[Request] | None = None
-    ) -> list[PlannedRow]:
-        """Admits candidates in order until one does not fit, beside what prefilling requests still need.
-
-        Half of what is left of the budget for a prompt that it does not finish goes to shorter prompts.
-
-        Args:
-            candidates: not started if nothing can be admitted, because ranking the queue takes long.
-            budget: maximum tokens of the rows.
-            prefilling: the prefilling requests; None for those that are running.
-        """
-        admitted: list[PlannedRow] = []
-        if budget <= 0 or not self.running.has_free_batch_slot:
-            return admitted
-        if prefilling is None:
-            prefilling = self.running.prefilling()
-        for request in candidates:
-            if request.block_table is not None:
-                continue  # it has overtaken a candidate, or is the one that others overtake
-            if not self.running.allocate(request, prefilling):
-                self._blocked = (self.cache.n_available, len(self.running), self.waiting.version)
-                break
-            n_left = request.n_known - request.blocks.n_leased * self.cache.page_size
-            if n_left > budget and not request.is_retried:  # a retried request stays alone
-                overtaking = self._overtaking(n_left // 2, request.priority)
-                share = min(budget // 2, budget - self.cache.page_size)  # a chunk is at least a page
-                short = self._admit(overtaking, share, [*prefilling, request])
-                admitted += short
-                budget -= _n_tokens(short)
-                prefilling = self.running.prefilling()
-                if short and request.reads_cache:
-                    self.cache.extend(request.blocks, request.tokens)
-            row = self._prefill_row(request, budget)
-            if row is None:
-                self.running.free(request)
-                break
-            self.waiting.remove(request)
-            self.running.start(request)
-            budget -= row.n_tokens
-            if request.n_scheduled < request.n_known:
-                prefilling.append(request)
-            admitted.append(PlannedRow(request, row))
-            if budget <= 0 or not self.running.has_free_batch_slot:
-                break
-        return admitted
-
-    def _is_blocked(self) -> bool:
-        """Whether a waiting request did not fit, and nothing has changed since that could let one in.
-
-        Such changes are: more available pages, fewer running requests, a prompt that is fully planned, another
-        queue. Without them the queue is not ranked again. A change of the tree that would let one in is missed.
-        """
-        if self._refused is not None and self._refused.phase is Phase.WAITING:
-            return True  # others would take each page that becomes free, and it would never start
-        if self._blocked is None:
-            return False
-        n_available, n_running, version = self._blocked
-        has_changed = self.cache.n_available > n_available or len(self.running) < n_running
-        return not has_changed and self.waiting.version == version
-
-    def _prefill_row(self, request: Request, budget: int) -> Row | None:
-        """Makes the row of a prompt's next chunk and commits its pages; None if budget or pages do not suffice.
-
-        Every chunk but the last ends on a page boundary.
-        """
-        blocks, page_size = request.blocks, self.cache.page_size
-        if request.reads_cache:
-            n_cached = min(blocks.n_leased * page_size, request.n_known - 1)
-            request.n_scheduled = max(request.n_scheduled, n_cached)
-        end = min(request.n_known, request.n_scheduled + budget)
-        if end < request.n_known:
-            end -= end % page_size
-        if end <= request.n_scheduled or not self._make_room(request, end):
-            return None
-        n_in_tree = self.cache.commit(blocks, request.tokens, end, request.last_step)
-        write_start = min(end, max(request.n_scheduled, n_in_tree * page_size))
-        if request.scheduled_at is None:
-            request.scheduled_at = self._clock()
-        return request.make_row(request.n_scheduled, end, write_start, self._n_steps)
-
-    def _make_room(self, request: Request, n_tokens: int) -> bool:
-        """Gives the request pages for ``n_tokens``; False if it cannot.
-
-        Evicts from the tree first, then preempts running requests from the last in order on. The first in order is
-        never preempted, so one request always makes progress.
-        """
-        blocks = request.blocks
-        if n_tokens <= len(blocks.pages) * self.cache.page_size:
-            return True
-        n_pages = self.cache.pages_for(n_tokens)
-        while not self.cache.reserve(blocks, n_pages):
-            if request.phase is not Phase.RUNNING or self.running.is_releasing or len(self.running) < 2:
-                return False  # an admission preempts nothing
-            victim = max(self.running, key=lambda running: running.order)
-            self.n_preemptions += 1
-            self.running.preempt(victim, discards_results=False)
-            self.running.release()
-            if victim is request:
-                return False
-        return True
+    def _offer(self, transfers: Transfers, launched: LaunchedPlan) -> None:
+        """Offers what requests of a finished step have computed to the host tier: each chunk of a prompt, and pages
+        of the output once there are ``_OFFERED_TOKENS``. O(rows), and the tokens of those that are offered."""
+        for row, request in zip(launched.plan.rows, launched.requests, strict=True):
+            end = row.start + row.n_tokens
+            is_due = row.n_tokens > 1 or end >= request.n_offered + _OFFERED_TOKENS
+            if is_due and request.uses_tiers and request.phase is Phase.RUNNING:
+                request.n_offered = end
+                transfers.offer_computed(request.namespace, bytes(request.tokens[: end * TOKEN_BYTES]))
 
     def _row_done(self, request: Request, row: Row) -> None:
         """Notes that a launched row is done or has failed, and with it the page copies before it."""
@@ -474,20 +343,6 @@ class Scheduler:
         if reason is not None:
             self.running.finish(request)
         return Update(request, token, reason, logprobs=logprobs)
-
-
-def _n_tokens(rows: Iterable[PlannedRow]) -> int:
-    return sum(planned.row.n_tokens for planned in rows)
-
-
-def _fair_share(demands: Sequence[int], budget: int) -> int:
-    """Returns the fair share of one more prompt in a budget; ``demands`` are those of the others, ascending."""
-    for n_done, demand in enumerate(demands):
-        share = budget // (len(demands) - n_done + 1)
-        if demand > share:
-            return share
-        budget -= demand
-    return budget
 
 
 def _take_copies(requests: list[Request]) -> tuple[tuple[int, int], ...]:

@@ -1,0 +1,69 @@
+"""Estimate of what is faster for pages in the host tier: to load them or to compute them again."""
+
+from __future__ import annotations
+
+_MIN_WEIGHT = 0.1
+"""Weight of a new measurement in a moving average, after the first ten."""
+_MIN_MEASURED_TOKENS = 64
+"""Steps that compute fewer prompt tokens say little about the time of a token: most of theirs is fixed."""
+_TURNS_S = 0.001
+"""Time of a load beside its copy: the turns of the loop in which it is begun and noticed."""
+
+
+class _Average:
+    """A moving average of seconds per token; None before the first measurement."""
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+        self._n = 0
+
+    def add(self, measured: float) -> None:
+        self._n += 1
+        weight = max(_MIN_WEIGHT, 1 / self._n)
+        self.value = measured if self.value is None else self.value + weight * (measured - self.value)
+
+
+class LoadCost:
+    """Compares the time of a load with that of computing the same tokens, both from rates measured while serving.
+
+    A page is computed and stored before it can be loaded. So the rate of computing and that of a store, which
+    stands in for that of loads before the first one, are known when the first decision is made. Without them, as
+    after a restart with a disk cache, loading counts as faster.
+
+    A load of n tokens takes a fixed time and n times ``load_s_per_token``. Computing them takes n times
+    ``compute_s_per_token``: the prompt's other tokens are computed in any case, and with them what is fixed.
+    """
+
+    def __init__(self) -> None:
+        self._load, self._store, self._compute = _Average(), _Average(), _Average()
+
+    @property
+    def load_s_per_token(self) -> float | None:
+        """Time of a copy from the host tier per token, in seconds."""
+        return self._store.value if self._load.value is None else self._load.value
+
+    @property
+    def compute_s_per_token(self) -> float | None:
+        """Time of a prompt's step per token, in seconds."""
+        return self._compute.value
+
+    @property
+    def min_tokens(self) -> float:
+        """Length in tokens above which a load is faster than computing; infinite if it never is."""
+        load, compute = self.load_s_per_token, self.compute_s_per_token
+        if load is None or compute is None:
+            return 0.0
+        return _TURNS_S / (compute - load) if compute > load else float("inf")
+
+    def add_load(self, n_tokens: int, seconds: float) -> None:
+        """Takes the measured time of a load into account. O(1)."""
+        self._load.add(seconds / n_tokens)
+
+    def add_store(self, n_tokens: int, seconds: float) -> None:
+        """Takes the measured time of a store into account. O(1)."""
+        self._store.add(seconds / n_tokens)
+
+    def add_step(self, n_prompt_tokens: int, n_tokens: int, seconds: float) -> None:
+        """Takes the measured time of a step into account, if it mostly computed prompts. O(1)."""
+        if n_prompt_tokens >= max(_MIN_MEASURED_TOKENS, n_tokens // 2):
+            self._compute.add(seconds / n_tokens)

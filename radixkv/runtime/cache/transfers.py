@@ -1,0 +1,313 @@
+"""Transfers between the device's page cache and the host tier's: which pages are copied, when, and for whom."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from radixkv.config import LoadPolicy, WritePolicy
+from radixkv.runtime.cache.block_table import BlockTable
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.load_cost import LoadCost
+from radixkv.runtime.step.page_copier import FinishedCopy, PageCopier
+from radixkv.tree.node import TOKEN_BYTES, Namespace
+
+MAX_STORED_BYTES = 512 << 20
+"""Bytes of stores in flight at a time, and at most 1/8 of the pool: their pages cannot be evicted meanwhile. They
+take a hundredth of a second on a GPU."""
+MAX_OFFERS = 4096
+"""Offers that wait for their copy; beyond them the oldest is dropped. A later request for the same tokens offers
+them again."""
+
+
+class Offer(NamedTuple):
+    """A sequence whose cached pages are worth a copy in the host tier."""
+
+    namespace: Namespace
+    tokens: bytes
+    """Whole pages of tokens, little-endian int32."""
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """A copy of a sequence's pages from the host tier to the device, for one request and those that join it."""
+
+    tokens: bytearray
+    """Tokens of the pages that the device will have, from the start of the sequence."""
+    blocks: BlockTable
+    """The request's block table. Its pages after the leased ones belong to the copy until it has finished."""
+    source: BlockTable
+    """Lease on the host tier's pages of the same tokens."""
+    n_pages: int
+    """Pages to copy."""
+    is_done: bool = False
+    """Whether the copy has finished; ``source`` is closed then."""
+    has_failed: bool = False
+    """Whether the copy has failed. The device then has only the pages before it."""
+    is_wanted: bool = True
+    """Whether the request still waits for it. If not, ``blocks`` is closed when the copy has finished."""
+
+
+@dataclass(slots=True, eq=False)
+class _Store:
+    """A copy of a sequence's pages from the device to the host tier."""
+
+    tokens: bytearray
+    source: BlockTable
+    """Lease on the device's pages."""
+    blocks: BlockTable
+    """Host slots: a lease on those that the tier had, then those to fill."""
+    pages: frozenset[int]
+    """The device's pages that are copied."""
+
+
+@dataclass(slots=True)
+class TransferCounters:
+    """What the transfers have done since the start."""
+
+    n_loads: int = 0
+    n_pages_loaded: int = 0
+    load_seconds: float = 0.0
+    """Time of the copies themselves, as of ``store_seconds``."""
+    n_stores: int = 0
+    n_pages_stored: int = 0
+    store_seconds: float = 0.0
+    n_failed: int = 0
+    """Loads and stores whose copy failed."""
+    n_computed: int = 0
+    """Admissions that compute tokens which the host tier has, because loading them would take longer."""
+
+
+@dataclass(slots=True, eq=False)
+class Transfers:
+    """Keeps a copy of computed pages in the host tier, and copies them back to the device when a prompt needs them.
+
+    The host tier is a ``PageCache`` of its own, whose pages are host slots. So neither tree ever has a page without
+    its KV: the pages of a copy are private to a block table until the copy has finished, and only then are they
+    committed to the tree. A flush detaches what both trees have, also the leases of copies in flight, which then
+    commit nothing. See docs/decisions/0023-tiers-are-trees.md.
+
+    Copies take place beside the steps. The host has taken the result of every step that used their pages: pages are
+    stored once they are computed, and loaded into free pages.
+
+    Args:
+        device: the cache of the KV pool.
+        host: the cache of the host slots, without a slot at first; they are added as the copier has them.
+        copier: copies the pages.
+        load_policy: whether to load (``always``), to compute (``never``), or to do what is faster (``auto``).
+        write_policy: whether to store all computed pages (``through``), or those that a second request has used
+            (``selective``).
+        cost: estimates whether loading or computing is faster.
+    """
+
+    device: PageCache
+    host: PageCache
+    copier: PageCopier
+    load_policy: LoadPolicy = "auto"
+    write_policy: WritePolicy = "through"
+    cost: LoadCost = field(default_factory=LoadCost)
+    counters: TransferCounters = field(default_factory=TransferCounters)
+    _offers: deque[Offer] = field(default_factory=deque)
+    _loads: dict[int, Load] = field(default_factory=dict)
+    """Loads in flight, by ticket."""
+    _stores: dict[int, _Store] = field(default_factory=dict)
+    """Stores in flight, by ticket."""
+    _pages_in_store: set[int] = field(default_factory=set)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a copy is in flight."""
+        return bool(self._loads or self._stores)
+
+    @property
+    def n_offers(self) -> int:
+        """Offers that wait for their copy."""
+        return len(self._offers)
+
+    def block_tables(self) -> Iterator[BlockTable]:
+        """Yields the device's block tables that belong to copies in flight and to no waiting request."""
+        for load in self._loads.values():
+            if not load.is_wanted:
+                yield load.blocks
+        for store in self._stores.values():
+            yield store.source
+
+    def host_block_tables(self) -> Iterator[BlockTable]:
+        """Yields the host tier's block tables of all copies in flight."""
+        for load in self._loads.values():
+            yield load.source
+        for store in self._stores.values():
+            yield store.blocks
+
+    def offer_computed(self, namespace: Namespace, tokens: bytes) -> None:
+        """Offers a sequence with newly computed pages: they are stored if ``write_policy`` is ``through``. O(1)."""
+        if self.write_policy == "through":
+            self.offer(namespace, tokens)
+
+    def offer_used(self, namespace: Namespace, tokens: bytes) -> None:
+        """Offers a prefix that another request uses: it is stored if ``write_policy`` is ``selective``. O(1)."""
+        if self.write_policy == "selective":
+            self.offer(namespace, tokens)
+
+    def offer(self, namespace: Namespace, tokens: bytes) -> None:
+        """Queues a sequence, so that its computed pages are copied to the host tier. O(1) beside the tokens' copy.
+
+        Args:
+            namespace: namespace of the sequence.
+            tokens: the sequence; a last page that they do not fill is left out.
+        """
+        if len(self._offers) == MAX_OFFERS:
+            self._offers.popleft()
+        self._offers.append(Offer(namespace, tokens))
+
+    def n_loadable(self, namespace: Namespace, tokens: bytes) -> tuple[int, int]:
+        """Returns the lengths of the prompt's prefixes on the device and on device and host, in tokens.
+
+        Changes nothing. O(edges).
+        """
+        (n_device,) = self.device.matches([(namespace, tokens)])
+        (n_host,) = self.host.matches([(namespace, tokens)])
+        return n_device, max(n_device, n_host)
+
+    def should_load(self, n_device: int, n_host: int) -> bool:
+        """Returns whether to load the tokens from ``n_device`` up to ``n_host`` rather than compute them. O(1)."""
+        if n_host <= n_device or self.load_policy == "never":
+            return False
+        return self.load_policy == "always" or n_host - n_device > self.cost.min_tokens
+
+    def find_load(self, namespace: Namespace, tokens: bytes) -> Load | None:
+        """Returns a load in flight that copies the page of the prompt after those on the device, if there is one.
+
+        O(edges + loads in flight), and a comparison of the tokens.
+        """
+        if not self._loads:
+            return None
+        (n_device,) = self.device.matches([(namespace, tokens)])
+        n_bytes = (n_device + self.device.page_size) * TOKEN_BYTES
+        for load in self._loads.values():
+            lease = load.source.lease
+            is_same_namespace = lease is not None and lease.namespace == namespace and not lease.detached
+            if is_same_namespace and n_bytes <= len(load.tokens) and tokens[:n_bytes] == load.tokens[:n_bytes]:
+                return load
+        return None
+
+    def begin_load(self, namespace: Namespace, tokens: bytes) -> Load | None:
+        """Starts to copy what the host tier has of a prompt beyond the device's cached prefix.
+
+        O(pages), and O(log leaves) a leaf evicted.
+
+        Returns:
+            None, without any change, if too few pages are available or there is nothing to copy.
+        """
+        source = self.host.open(namespace, tokens)
+        blocks = self.device.open(namespace, tokens)
+        first, last = blocks.n_leased, source.n_leased
+        if last <= first or not self.device.reserve(blocks, last):
+            self.host.close(source)
+            self.device.close(blocks)
+            return None
+        n_bytes = last * self.device.page_size * TOKEN_BYTES
+        load = Load(bytearray(tokens[:n_bytes]), blocks, source, last - first)
+        self._loads[self.copier.load(source.pages[first:last], blocks.pages[first:last])] = load
+        return load
+
+    def leave(self, load: Load) -> None:
+        """Gives up a load. Its pages stay cached if the copy succeeds; if not, they are free then. O(pages)."""
+        load.is_wanted = False
+        if load.is_done:
+            self.device.close(load.blocks)
+
+    def advance(self) -> list[Load]:
+        """Takes the copies that have finished, then starts stores of offered sequences.
+
+        O(1) if nothing was offered and nothing has finished, else O(pages).
+
+        Returns:
+            The loads that have finished since the last call.
+        """
+        if new_slots := self.copier.take_new_slots():
+            self.host.add_pages(new_slots)
+        loads: list[Load] = []
+        if self._loads or self._stores:
+            for finished in self.copier.take_finished():
+                if (load := self._loads.pop(finished.ticket, None)) is not None:
+                    self._end_load(load, finished)
+                    loads.append(load)
+                else:
+                    self._end_store(self._stores.pop(finished.ticket), finished)
+        if self._offers:
+            self._start_stores()
+        return loads
+
+    def flush(self) -> None:
+        """Detaches everything that the host tier has, and drops the offers. O(nodes · log leaves + slots freed)."""
+        self._offers.clear()
+        self.host.flush()
+
+    def check(self) -> None:
+        """Checks that every host slot is in exactly one place. O(slots). Raises ``InvariantError``."""
+        self.host.check(self.host_block_tables())
+
+    def close(self) -> None:
+        """Waits for the copies that have begun, and frees the host memory."""
+        self.copier.close()
+
+    def _end_load(self, load: Load, finished: FinishedCopy) -> None:
+        load.is_done, load.has_failed = True, finished.error is not None
+        self.counters.load_seconds += finished.seconds
+        if load.has_failed:
+            self.counters.n_failed += 1
+        else:
+            self.counters.n_loads += 1
+            self.counters.n_pages_loaded += load.n_pages
+            self.cost.add_load(load.n_pages * self.device.page_size, finished.seconds)
+            self.device.commit_copied(load.blocks, load.tokens, len(load.tokens) // TOKEN_BYTES)
+        self.host.close(load.source)
+        if not load.is_wanted:
+            self.device.close(load.blocks)
+
+    def _end_store(self, store: _Store, finished: FinishedCopy) -> None:
+        self.counters.store_seconds += finished.seconds
+        if finished.error is None:
+            self.counters.n_stores += 1
+            self.counters.n_pages_stored += len(store.pages)
+            self.cost.add_store(len(store.pages) * self.device.page_size, finished.seconds)
+            self.host.commit_copied(store.blocks, store.tokens, len(store.tokens) // TOKEN_BYTES)
+        else:
+            self.counters.n_failed += 1
+        self._pages_in_store -= store.pages
+        self.host.close(store.blocks)
+        self.device.close(store.source)
+
+    def _start_stores(self) -> None:
+        """Starts stores of offers, oldest first, as long as few enough pages are in flight.
+
+        An offer whose first page to store is being stored for another one waits for that.
+        """
+        max_pages = max(1, min(MAX_STORED_BYTES // self.copier.page_bytes, self.device.n_pages // 8))
+        postponed: list[Offer] = []
+        while self._offers and len(self._pages_in_store) < max_pages:
+            offer = self._offers.popleft()
+            if not self._start_store(offer):
+                postponed.append(offer)
+        self._offers.extendleft(reversed(postponed))
+
+    def _start_store(self, offer: Offer) -> bool:
+        """Starts the store of an offer if anything of it is missing in the host tier; False if it has to wait."""
+        source = self.device.open(offer.namespace, offer.tokens, is_use=False)
+        blocks = self.host.open(offer.namespace, offer.tokens)
+        first, last = blocks.n_leased, self.device.n_computed(source) // self.device.page_size
+        is_being_stored = first < last and source.pages[first] in self._pages_in_store
+        if first >= last or is_being_stored or not self.host.reserve(blocks, last):
+            self.host.close(blocks)
+            self.device.close(source)
+            return not is_being_stored
+        pages = source.pages[first:last]
+        store = _Store(
+            bytearray(offer.tokens[: last * self.device.page_size * TOKEN_BYTES]), source, blocks, frozenset(pages)
+        )
+        self._pages_in_store |= store.pages
+        self._stores[self.copier.store(pages, blocks.pages[first:last])] = store
+        return True

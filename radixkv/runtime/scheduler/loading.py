@@ -1,0 +1,169 @@
+"""The waiting requests whose cached prefix is copied from the host tier to the device before they are admitted."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from radixkv.runtime.cache.block_table import BlockTable
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.transfers import Load, Transfers
+from radixkv.runtime.request import Phase, Request
+from radixkv.runtime.scheduler.waiting import WaitingQueue
+
+
+class _Loading(NamedTuple):
+    load: Load
+    n_missing: int
+    """Pages that the request needs beside the loaded ones."""
+
+
+class LoadingRequests:
+    """The requests in phase ``LOADING``: out of the waiting queue, without a batch slot.
+
+    A *loading* request has a load in flight. Once the copy is done it is *loaded*: it keeps the pages, and is
+    admitted before all waiting requests. A request that needs pages which are being loaded for another one *joins*
+    that load, and returns to the waiting queue when the copy is done.
+
+    The pages that loading and loaded requests still need beside the loaded ones are *promised*: nobody else is
+    admitted into them, so that a load is not for nothing.
+
+    Args:
+        cache: the page cache of the device.
+        waiting: where the requests come from.
+        transfers: makes the copies; None: no request is ever loaded.
+    """
+
+    def __init__(self, cache: PageCache, waiting: WaitingQueue, transfers: Transfers | None) -> None:
+        self._cache = cache
+        self._waiting = waiting
+        self._transfers = transfers
+        self._loads: dict[Request, _Loading] = {}
+        """Of the loading and loaded requests, in the order in which their loads began."""
+        self._joined: dict[Request, Load] = {}
+        self.n_promised = 0
+        """Pages that the loading and loaded requests still need."""
+
+    def __len__(self) -> int:
+        return len(self._loads) + len(self._joined)
+
+    def __contains__(self, request: Request) -> bool:
+        return request in self._loads or request in self._joined
+
+    def requests(self) -> list[Request]:
+        """All requests in phase ``LOADING``. O(requests)."""
+        return [*self._loads, *self._joined]
+
+    def block_tables(self) -> list[BlockTable]:
+        """The block tables of the loading and loaded requests. O(requests)."""
+        return [load.blocks for load, _ in self._loads.values()]
+
+    def loaded(self) -> list[Request]:
+        """The loaded requests, the first to be admitted first. O(requests · log requests).
+
+        Those whose pages were detached meanwhile return to the waiting queue: a flush has dropped the pages, or the
+        step that was to compute the pages before them has failed.
+        """
+        loaded: list[Request] = []
+        for request, (load, _) in list(self._loads.items()):
+            if load.is_done:
+                if load.blocks.can_commit:
+                    loaded.append(request)
+                else:
+                    self.retract(request)
+        return sorted(loaded, key=lambda request: request.order)
+
+    def blocks(self, request: Request) -> BlockTable:
+        """The block table of a loaded request, with its loaded pages. O(1)."""
+        return self._loads[request].load.blocks
+
+    def begin(self, request: Request, n_available: int) -> bool:
+        """Starts to load what a waiting request needs from the host tier, or joins such a load.
+
+        O(pages), and O(edges) if there is nothing to load.
+
+        Args:
+            request: a waiting request.
+            n_available: pages that the request may take.
+
+        Returns:
+            Whether the request has left the waiting queue. If not, it is to be computed from what the device has,
+            or there are too few pages for it.
+        """
+        transfers = self._transfers
+        if transfers is None or not request.uses_tiers or request.is_retried or request.bypasses_tree:
+            return False
+        joined = transfers.find_load(request.namespace, request.key)
+        if joined is not None:
+            self._take(request)
+            self._joined[request] = joined
+            return True
+        n_device, n_host = transfers.n_loadable(request.namespace, request.key)
+        n_missing = self._cache.pages_for(request.n_known) - n_device // self._cache.page_size
+        if n_missing > n_available or not transfers.should_load(n_device, n_host):
+            return False
+        load = transfers.begin_load(request.namespace, request.key)
+        if load is None:
+            return False
+        self._take(request)
+        loading = _Loading(load, self._cache.pages_for(request.n_known) - len(load.blocks.pages))
+        self._loads[request] = loading
+        self.n_promised += loading.n_missing
+        return True
+
+    def advance(self) -> bool:
+        """Takes finished copies: their requests are loaded, and those that joined wait again.
+
+        Returns:
+            Whether a load has finished.
+        """
+        if self._transfers is None:
+            return False
+        finished = self._transfers.advance()
+        if not finished:
+            return False
+        for request, load in list(self._joined.items()):
+            if load.is_done:
+                self.retract(request)
+        for request, (load, _) in list(self._loads.items()):
+            if load.has_failed:
+                request.uses_tiers = False
+                self.retract(request)
+        return True
+
+    def take(self, request: Request) -> None:
+        """Removes a loaded request, which is admitted with its block table. O(1)."""
+        load, n_missing = self._loads.pop(request)
+        self.n_promised -= n_missing
+        if request.n_cached is None:
+            request.n_loaded += load.n_pages * self._cache.page_size
+
+    def n_promised_to_others(self, request: Request) -> int:
+        """Pages promised to other requests. O(1)."""
+        loading = self._loads.get(request)
+        return self.n_promised - (0 if loading is None else loading.n_missing)
+
+    def retract_last(self) -> bool:
+        """Returns the last loaded request in order to the waiting queue; False if there is none. O(loads)."""
+        loaded = [request for request, (load, _) in self._loads.items() if load.is_done]
+        if not loaded:
+            return False
+        self.retract(max(loaded, key=lambda request: request.order))
+        return True
+
+    def retract(self, request: Request) -> None:
+        """Returns a request to the waiting queue; its loaded pages stay cached. O(pages)."""
+        self.leave(request)
+        request.phase = Phase.WAITING
+        self._waiting.add(request)
+
+    def leave(self, request: Request) -> None:
+        """Forgets a request, which is aborted or retracted. O(pages)."""
+        if self._joined.pop(request, None) is None:
+            load, n_missing = self._loads.pop(request)
+            self.n_promised -= n_missing
+            assert self._transfers is not None, "only transfers make loads"
+            self._transfers.leave(load)
+
+    def _take(self, request: Request) -> None:
+        self._waiting.remove(request)
+        request.phase = Phase.LOADING

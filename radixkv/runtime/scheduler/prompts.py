@@ -1,0 +1,227 @@
+"""The rows of prompts in a step: chunks of those that are being prefilled, and of those that are admitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.request import Phase, Request
+from radixkv.runtime.scheduler.loading import LoadingRequests
+from radixkv.runtime.scheduler.running import RunningRequests
+from radixkv.runtime.scheduler.waiting import WaitingQueue
+from radixkv.runtime.step.plan import Row
+
+
+class PlannedRow(NamedTuple):
+    """A prompt's row of the next plan, and its request."""
+
+    request: Request
+    row: Row
+
+
+class PromptRows:
+    """Plans the rows of prompts, and with them which waiting requests are admitted.
+
+    Args:
+        cache: the page cache of the device.
+        waiting: the waiting requests.
+        loading: the requests whose pages are loaded from the host tier.
+        running: the requests with pages.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        cache: PageCache,
+        waiting: WaitingQueue,
+        loading: LoadingRequests,
+        running: RunningRequests,
+        clock: Callable[[], float],
+    ) -> None:
+        self._cache = cache
+        self._waiting = waiting
+        self._loading = loading
+        self._running = running
+        self._clock = clock
+        self._refused: Request | None = None
+        """The retried request that last did not fit; no other is admitted before it."""
+        self._blocked: tuple[int, int, int] | None = None
+        """(available pages, running requests, queue version) when a waiting request last did not fit.
+
+        None if no request was refused since a prompt's last chunk was planned, or a load has finished."""
+
+    def alone(self, request: Request, budget: int, step: int) -> list[PlannedRow]:
+        """Makes the row of a request that is retried alone; none if it does not fit. O(tokens + new pages)."""
+        if request.phase is Phase.RUNNING:
+            return self.chunks([request], budget, step)
+        rows = self._admit([request], budget, step)
+        self._refused = None if rows else request
+        return rows
+
+    def unblock(self) -> None:
+        """Notes that a waiting request may fit now, though neither pages nor requests have become fewer."""
+        self._blocked = None
+
+    def together(self, prefilling: list[Request], budget: int, step: int) -> list[PlannedRow]:
+        """Makes the rows of prompts: of those that are prefilling, and of waiting ones that are admitted.
+
+        Prompts start in order, but none holds back shorter ones: where a step does not finish a prompt, a fair
+        share of its budget goes to waiting prompts that have at most half as much to compute. So all prompts that
+        are prefilled at once have together at most twice as much to compute as the longest. See
+        docs/decisions/0019-fair-chunks.md.
+        """
+        prefilling = [one for one in prefilling if one.phase is Phase.RUNNING]  # not preempted by a decode row
+        n_left = sorted(one.n_known - one.n_scheduled for one in prefilling)
+        if sum(n_left) <= budget:
+            chunks = self.chunks(prefilling, budget, step)
+            admitted = self._admit(self._candidates(), budget - _n_tokens(chunks), step)
+            rows = chunks + admitted
+        else:
+            share = min(_fair_share(n_left, budget), budget - self._cache.page_size)  # a chunk is at least a page
+            unfinished = [one for one in prefilling if one.n_known - one.n_scheduled > share]
+            shortest = min(one.n_known - one.n_scheduled for one in unfinished)
+            max_priority = min(one.priority for one in unfinished)
+            admitted = self._admit(self._overtaking(shortest // 2, max_priority), share, step)
+            rows = admitted + self.chunks(prefilling, budget - _n_tokens(admitted), step)
+        if admitted:
+            self._waiting.count_passes([request for request, _ in admitted])
+        return rows
+
+    def chunks(self, prefilling: list[Request], budget: int, step: int) -> list[PlannedRow]:
+        """Makes the rows of prefilling prompts, which share the budget fairly: others get what one cannot use."""
+        rows: list[PlannedRow] = []
+        shortest_first = sorted(prefilling, key=lambda request: request.n_known - request.n_scheduled)
+        for n_done, request in enumerate(shortest_first):
+            if request.phase is not Phase.RUNNING:
+                continue
+            if request.reads_cache:
+                self._cache.extend(request.blocks, request.tokens)
+            share = max(budget // (len(prefilling) - n_done), min(budget, self._cache.page_size))
+            row = self._prefill_row(request, share, step)
+            if row is not None:
+                rows.append(PlannedRow(request, row))
+                budget -= row.n_tokens
+                if request.n_scheduled == request.n_known:
+                    self._blocked = None  # waiting requests with the same prompt need no pages for it any more
+        return rows
+
+    def _candidates(self) -> Iterator[Request]:
+        """Yields requests in the order in which to try to admit them.
+
+        First come the loaded ones, whose pages are promised. Waiting ones follow, but none while the queue is
+        blocked.
+        """
+        if self._loading:
+            yield from self._loading.loaded()
+        if self._waiting and not self._is_blocked():
+            yield from self._waiting.candidates()
+
+    def _overtaking(self, n_tokens: int, max_priority: int) -> Iterator[Request]:
+        """Yields waiting requests that have at most ``n_tokens`` to compute; none while the queue is blocked."""
+        if self._waiting and not self._is_blocked():
+            yield from self._waiting.short(n_tokens, max_priority)
+
+    def _admit(
+        self, candidates: Iterable[Request], budget: int, step: int, prefilling: list[Request] | None = None
+    ) -> list[PlannedRow]:
+        """Admits candidates in order until one does not fit, beside what prefilling requests still need.
+
+        Half of what is left of the budget for a prompt that it does not finish goes to shorter prompts.
+
+        Args:
+            candidates: not started if nothing can be admitted, because ranking the queue takes long.
+            budget: maximum tokens of the rows.
+            step: number of the step.
+            prefilling: the prefilling requests; None for those that are running.
+        """
+        admitted: list[PlannedRow] = []
+        if budget <= 0 or not self._running.has_free_batch_slot:
+            return admitted
+        if prefilling is None:
+            prefilling = self._running.prefilling()
+        for request in candidates:
+            if request.block_table is not None:
+                continue  # it has overtaken a candidate, or is the one that others overtake
+            if request.phase is Phase.WAITING and self._loading.begin(
+                request, self._running.n_room(request, prefilling)
+            ):
+                continue
+            if not self._running.allocate(request, prefilling):
+                self._blocked = (self._cache.n_available, len(self._running), self._waiting.version)
+                break
+            n_left = request.n_known - request.blocks.n_leased * self._cache.page_size
+            if n_left > budget and not request.is_retried:  # a retried request stays alone
+                overtaking = self._overtaking(n_left // 2, request.priority)
+                share = min(budget // 2, budget - self._cache.page_size)  # a chunk is at least a page
+                short = self._admit(overtaking, share, step, [*prefilling, request])
+                admitted += short
+                budget -= _n_tokens(short)
+                prefilling = self._running.prefilling()
+                if short and request.reads_cache:
+                    self._cache.extend(request.blocks, request.tokens)
+            row = self._prefill_row(request, budget, step)
+            if row is None:
+                self._running.free(request)
+                if request.phase is Phase.LOADING:
+                    self._waiting.add(request)
+                    request.phase = Phase.WAITING
+                break
+            if request.phase is Phase.WAITING:
+                self._waiting.remove(request)
+            self._running.start(request)
+            budget -= row.n_tokens
+            if request.n_scheduled < request.n_known:
+                prefilling.append(request)
+            admitted.append(PlannedRow(request, row))
+            if budget <= 0 or not self._running.has_free_batch_slot:
+                break
+        return admitted
+
+    def _is_blocked(self) -> bool:
+        """Whether a waiting request did not fit, and nothing has changed since that could let one in.
+
+        Such changes are: more available pages, fewer running requests, a prompt that is fully planned, another
+        queue. Without them the queue is not ranked again. A change of the tree that would let one in is missed.
+        """
+        if self._refused is not None and self._refused.phase is Phase.WAITING:
+            return True  # others would take each page that becomes free, and it would never start
+        if self._blocked is None:
+            return False
+        n_available, n_running, version = self._blocked
+        has_changed = self._cache.n_available > n_available or len(self._running) < n_running
+        return not has_changed and self._waiting.version == version
+
+    def _prefill_row(self, request: Request, budget: int, step: int) -> Row | None:
+        """Makes the row of a prompt's next chunk and commits its pages; None if budget or pages do not suffice.
+
+        Every chunk but the last ends on a page boundary.
+        """
+        blocks, page_size = request.blocks, self._cache.page_size
+        if request.reads_cache:
+            n_cached = min(blocks.n_leased * page_size, request.n_known - 1)
+            request.n_scheduled = max(request.n_scheduled, n_cached)
+        end = min(request.n_known, request.n_scheduled + budget)
+        if end < request.n_known:
+            end -= end % page_size
+        if end <= request.n_scheduled or not self._running.make_room(request, end):
+            return None
+        n_in_tree = self._cache.commit(blocks, request.tokens, end, request.last_step)
+        write_start = min(end, max(request.n_scheduled, n_in_tree * page_size))
+        if request.scheduled_at is None:
+            request.scheduled_at = self._clock()
+        return request.make_row(request.n_scheduled, end, write_start, step)
+
+
+def _n_tokens(rows: Iterable[PlannedRow]) -> int:
+    return sum(planned.row.n_tokens for planned in rows)
+
+
+def _fair_share(demands: Sequence[int], budget: int) -> int:
+    """Returns the fair share of one more prompt in a budget; ``demands`` are those of the others, ascending."""
+    for n_done, demand in enumerate(demands):
+        share = budget // (len(demands) - n_done + 1)
+        if demand > share:
+            return share
+        budget -= demand
+    return budget

@@ -1,0 +1,236 @@
+"""Pages that have been in the host tier give the same bits as computed ones, with the real loop and CPU device.
+
+The copies run in threads beside the steps. Free pages are filled with NaN, so a copy that is too early or too late
+turns every logit into NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from radixkv import wire
+from radixkv.checkpoints import Checkpoint, resolve
+from radixkv.runtime.cache.transfers import Load, Transfers
+from radixkv.runtime.device.copy_threads import CopyThreads
+from radixkv.runtime.device.host_slots_cpu import CpuHostSlots
+from radixkv.tree.node import Namespace
+from support.checkpoints import save_checkpoint
+from support.cpu_server import CpuServer, Logits, ids, recorded_logits
+
+MODELS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "windowed experts": {
+        "model_type": "mixtral",
+        "sliding_window": 9,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+}
+SHARED = ids(41, seed=0)
+PROMPTS = {10 * seed: SHARED[: 12 + 7 * seed] + ids(3 + 5 * seed, seed) for seed in range(1, 5)}
+N_TOKENS = 9
+HOST_BYTES = 4 << 20
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Checkpoint:
+    path = tmp_path_factory.mktemp("model")
+    save_checkpoint(path, **MODELS[request.param])
+    return resolve(str(path))
+
+
+@pytest.fixture
+def logits() -> Iterator[Logits]:
+    with recorded_logits() as seen:
+        yield seen
+
+
+class Cold:
+    """The tokens, logits and stored KV of every prompt alone, with nothing cached."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.tokens: dict[int, list[int]] = {}
+        self.stored: dict[int, torch.Tensor] = {}
+        with recorded_logits() as self.logits:
+            for seed, prompt in PROMPTS.items():
+                server = CpuServer(checkpoint)
+                server.add(seed, prompt, N_TOKENS)
+                server.run()
+                self.tokens[seed] = server.outputs[seed].tokens
+                self.stored[seed] = server.stored(prompt + self.tokens[seed])
+
+    def check(self, server: CpuServer, logits: Logits, seeds: Iterable[int] = PROMPTS, salt: str = "") -> None:
+        for seed in seeds:
+            assert server.outputs[seed].tokens == self.tokens[seed]
+            for index in range(N_TOKENS):
+                assert torch.equal(logits[seed, index], self.logits[seed, index]), (seed, index)
+            stored = server.stored(PROMPTS[seed] + self.tokens[seed], salt)
+            assert torch.equal(stored, self.stored[seed][:, :, : stored.shape[2]]), seed
+
+
+@pytest.fixture(scope="module")
+def cold(checkpoint: Checkpoint) -> Cold:
+    return Cold(checkpoint)
+
+
+def tiered(checkpoint: Checkpoint, **settings: Any) -> CpuServer:
+    """Returns a server whose pool holds about one prompt, and whose host tier holds all."""
+    return CpuServer(checkpoint, host_memory_bytes=HOST_BYTES, **{"n_pages": 22, **settings})
+
+
+def serve_in_turn(server: CpuServer, seeds: Iterable[int] = PROMPTS, **settings: Any) -> None:
+    """Serves the prompts one after the other, so that each one evicts the one before."""
+    for seed in seeds:
+        server.add(seed, PROMPTS[seed], N_TOKENS, **settings)
+        server.run()
+        server.finish_copies()
+
+
+def evict_all(server: CpuServer) -> None:
+    blocks = server.cache.open(Namespace(), b"", bypasses_tree=True)
+    assert server.cache.reserve(blocks, server.cache.n_pages)
+    server.cache.close(blocks)
+
+
+def test_a_full_hit_in_the_host_tier(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+    server = tiered(checkpoint)
+    serve_in_turn(server)
+    for seed in PROMPTS:
+        evict_all(server)
+        serve_in_turn(server, [seed])
+        assert server.outputs[seed].n_loaded >= len(PROMPTS[seed]) // 4 * 4 - 4
+        cold.check(server, logits, [seed])
+
+
+def test_a_partial_hit_in_the_host_tier(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+    server = tiered(checkpoint)
+    server.add(99, SHARED)
+    server.run()
+    server.finish_copies()
+    for seed in PROMPTS:
+        evict_all(server)
+        serve_in_turn(server, [seed])
+        assert server.outputs[seed].n_loaded >= 12
+        cold.check(server, logits, [seed])
+
+
+@pytest.mark.parametrize("budget", [4, 7, 16])
+def test_many_requests_in_chunks_under_pressure(
+    checkpoint: Checkpoint, cold: Cold, logits: Logits, budget: int
+) -> None:
+    server = tiered(checkpoint, n_pages=40, budget=budget + 3, max_rows=4)
+    for _ in range(3):
+        for seed, prompt in PROMPTS.items():
+            server.add(seed, prompt, N_TOKENS)
+        server.run()
+        cold.check(server, logits, [seed for seed in PROMPTS if server.outputs[seed].tokens])
+        server.finish_copies()
+        evict_all(server)
+    assert any(output.n_loaded > 0 for output in server.outputs.values())
+
+
+def test_a_preempted_request_resumes_from_the_host_tier(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+    server = tiered(checkpoint, n_pages=34)
+    server.add(98, ids(8, 98), 80)
+    server.add(97, ids(8, 97), 80)
+    for seed, prompt in PROMPTS.items():
+        server.add(seed, prompt, N_TOKENS)
+    server.run()
+    assert server.scheduler.n_preemptions > 0
+    assert server.transfers is not None
+    assert server.transfers.counters.n_loads > 0
+    cold.check(server, logits)
+
+
+def test_two_requests_join_one_load(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+    server = tiered(checkpoint, n_pages=60)
+    serve_in_turn(server, [40])
+    evict_all(server)
+    server.add(40, PROMPTS[40], N_TOKENS)
+    server.add(41, PROMPTS[40], N_TOKENS)
+    server.run()
+    assert server.transfers is not None
+    assert server.transfers.counters.n_loads == 1
+    cold.check(server, logits, [40])
+
+
+def test_salts_and_forks(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+    server = tiered(checkpoint, n_pages=60)
+    serve_in_turn(server, [30])
+    evict_all(server)
+    serve_in_turn(server, [30], salt="a")
+    assert server.outputs[30].n_loaded == 0, "another salt's pages were loaded"
+    evict_all(server)
+    serve_in_turn(server, [30], salt="a", n=3)
+    assert server.outputs[30].n_loaded > 0
+    cold.check(server, logits, [30], "a")
+
+
+def test_an_abort_and_a_flush_during_a_load(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+    server = tiered(checkpoint, n_pages=60)
+    serve_in_turn(server)
+    for message in (wire.Cancel("10"), wire.Flush("f")):
+        evict_all(server)
+        server.add(10, PROMPTS[10], N_TOKENS)
+        server.loop.turn()
+        assert len(server.scheduler.loading) == 1
+        server.loop.receive(message)
+        server.run()
+        server.finish_copies()
+        serve_in_turn(server)
+        cold.check(server, logits)
+
+
+def load_another_slot(patch: pytest.MonkeyPatch) -> None:
+    load = CpuHostSlots.load
+
+    def mutant(self: CpuHostSlots, slots: Sequence[int], pages: Sequence[int]) -> None:
+        load(self, [*slots[1:], slots[0]], pages)
+
+    patch.setattr(CpuHostSlots, "load", mutant)
+
+
+def read_before_the_copy_is_done(patch: pytest.MonkeyPatch) -> None:
+    begin = Transfers.begin_load
+
+    def mutant(self: Transfers, namespace: Any, tokens: bytes) -> Load | None:
+        load = begin(self, namespace, tokens)
+        if load is not None:
+            self.device.commit_copied(load.blocks, load.tokens, len(load.tokens) // 4)
+            self.device.close(load.blocks)
+            load.blocks = self.device.open(namespace, tokens)
+        return load
+
+    patch.setattr(Transfers, "begin_load", mutant)
+    load_pages = CpuHostSlots.load
+    patch.setattr(CpuHostSlots, "load", lambda self, slots, pages: load_pages(self, slots[:0], pages[:0]))
+
+
+def believe_a_failed_copy(patch: pytest.MonkeyPatch) -> None:
+    take = CopyThreads.take_finished
+    patch.setattr(CpuHostSlots, "load", lambda self, slots, pages: 1 / 0)
+    patch.setattr(CopyThreads, "take_finished", lambda self: [one._replace(error=None) for one in take(self)])
+
+
+MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
+    load_another_slot,
+    read_before_the_copy_is_done,
+    believe_a_failed_copy,
+)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_the_comparison_fails_for_each_mutant(
+    checkpoint: Checkpoint,
+    cold: Cold,
+    logits: Logits,
+    monkeypatch: pytest.MonkeyPatch,
+    mutant: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    mutant(monkeypatch)
+    with pytest.raises(AssertionError):
+        test_a_full_hit_in_the_host_tier(checkpoint, cold, logits)

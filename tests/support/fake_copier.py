@@ -1,0 +1,97 @@
+"""A fake page copier over the fake device: copies finish when a test says so, in any order, and may fail.
+
+A copy reads its source and writes its destination only when it finishes. So a page or slot that is used by
+something else before that shows up: as another prefix, as a freed page, or as an overwritten one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from radixkv.runtime.step.page_copier import FinishedCopy
+from support.fake_device import NAN, POISON, FakeDevice
+
+PAGE_BYTES = 1 << 10
+COPY_S = 0.25
+
+
+class Copy(NamedTuple):
+    ticket: int
+    is_load: bool
+    pages: tuple[int, ...]
+    slots: tuple[int, ...]
+
+
+@dataclass
+class FakeCopier:
+    """A ``PageCopier`` with slots in a dict."""
+
+    device: FakeDevice
+    n_slots: int
+    page_bytes: int = PAGE_BYTES
+    in_flight: list[Copy] = field(default_factory=list)
+    slots: dict[int, list[tuple[int, int] | str | None]] = field(default_factory=dict)
+    n_closed: int = 0
+    _finished: list[FinishedCopy] = field(default_factory=list)
+    _n_taken: int = 0
+    _n_tickets: int = 0
+
+    def take_new_slots(self) -> range:
+        first, self._n_taken = self._n_taken, self.n_slots
+        return range(first, self.n_slots)
+
+    def load(self, slots: Sequence[int], pages: Sequence[int]) -> int:
+        return self._begin(True, pages, slots)
+
+    def store(self, pages: Sequence[int], slots: Sequence[int]) -> int:
+        return self._begin(False, pages, slots)
+
+    def take_finished(self) -> list[FinishedCopy]:
+        finished, self._finished = self._finished, []
+        return finished
+
+    def fileno(self) -> int:
+        raise NotImplementedError("tests do not wait for copies; they finish them")
+
+    def close(self) -> None:
+        self.n_closed += 1
+
+    def finish(self, which: int = 0, *, fails: bool = False) -> None:
+        """Finishes a copy in flight; a failed one leaves half of its destination written."""
+        if not self.in_flight:
+            return
+        copy = self.in_flight.pop(which % len(self.in_flight))
+        pairs = list(zip(copy.pages, copy.slots, strict=True))
+        for page, slot in pairs[: len(pairs) // 2] if fails else pairs:
+            if copy.is_load:
+                self._write_page(page, self.slots[slot])
+            else:
+                self.slots[slot] = self._read_page(page)
+        self._finished.append(FinishedCopy(copy.ticket, COPY_S, "the copy failed" if fails else None))
+
+    def finish_all(self) -> None:
+        while self.in_flight:
+            self.finish()
+
+    def _begin(self, is_load: bool, pages: Sequence[int], slots: Sequence[int]) -> int:
+        assert len(pages) == len(slots) > 0, "a copy of no page, or of unlike numbers"
+        assert len(set(slots)) == len(slots), "a slot twice in one copy"
+        assert max(slots) < self.n_slots, "no such slot"
+        self._n_tickets += 1
+        self.in_flight.append(Copy(self._n_tickets, is_load, tuple(pages), tuple(slots)))
+        return self._n_tickets
+
+    def _read_page(self, page: int) -> list[tuple[int, int] | str | None]:
+        assert page not in self.device.free_pages, f"page {page} is stored, and free"
+        values = [self.device.kv.get((page, offset)) for offset in range(self.device.page_size)]
+        assert not {None, POISON, NAN} & set(values), f"page {page} is stored, and not computed"
+        return values
+
+    def _write_page(self, page: int, values: list[tuple[int, int] | str | None]) -> None:
+        assert page not in self.device.free_pages, f"page {page} is loaded, and free"
+        for offset, value in enumerate(values):
+            assert self.device.kv.get((page, offset)) in (None, POISON), "a load overwrites live KV"
+            assert value is not None
+            self.device.kv[page, offset] = value
