@@ -10,12 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis.stateful import RuleBasedStateMachine
 from mutants_of_pages import OF_PAGES
 from mutants_of_requests import OF_REQUESTS
+from mutants_of_tiers import OF_TIERS
 from mutants_of_verbs import OF_VERBS
 
 from radixkv.errors import InvariantError
-from support.engine_machine import EngineMachine
+from support.engine_machine import EngineMachine, TieredEngineMachine
 from support.histories import FIRST_FAILURE, run_histories
 
 Patch = pytest.MonkeyPatch
@@ -28,15 +30,17 @@ N_HISTORIES = 3000
 def test_the_readme_lists_the_mutants_with_their_targets() -> None:
     table = (Path(__file__).parent / "README.md").read_text(encoding="utf-8").partition("**`tests/tree/")[0]
     listed = set(re.findall(r"^\| `(\w+)` \| .* \| `([^`]*)` \|$", table, re.MULTILINE))
-    targets = {"make test": OF_VERBS, "make test-nightly": OF_PAGES + OF_REQUESTS}
+    targets = {"make test": OF_VERBS, "make test-nightly": OF_PAGES + OF_REQUESTS + OF_TIERS}
     assert listed == {(mutant.__name__, target) for target, mutants in targets.items() for mutant in mutants}
 
 
-def check_that_it_is_found(mutant: Mutant, patch: Patch) -> None:
+def check_that_it_is_found(
+    mutant: Mutant, patch: Patch, machine: type[RuleBasedStateMachine] = EngineMachine
+) -> None:
     mutant(patch)
     # KeyError and IndexError come from the fake device, when a plan refers to something that does not exist.
     with pytest.raises((AssertionError, InvariantError, KeyError, IndexError)):
-        run_histories(EngineMachine, 1, N_HISTORIES, phases=FIRST_FAILURE)
+        run_histories(machine, 1, N_HISTORIES, phases=FIRST_FAILURE)
 
 
 @pytest.mark.parametrize("mutant", OF_VERBS, ids=lambda mutant: mutant.__name__)
@@ -48,3 +52,9 @@ def test_a_mutant_of_a_public_verb_is_found(mutant: Mutant, monkeypatch: Patch) 
 @pytest.mark.parametrize("mutant", OF_PAGES + OF_REQUESTS, ids=lambda mutant: mutant.__name__)
 def test_every_other_mutant_is_found(mutant: Mutant, monkeypatch: Patch) -> None:
     check_that_it_is_found(mutant, monkeypatch)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutant", OF_TIERS, ids=lambda mutant: mutant.__name__)
+def test_a_mutant_of_the_host_tier_is_found(mutant: Mutant, monkeypatch: Patch) -> None:
+    check_that_it_is_found(mutant, monkeypatch, TieredEngineMachine)

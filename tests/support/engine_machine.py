@@ -35,7 +35,7 @@ class EngineMachine(RuleBasedStateMachine):
         n_pages=st.sampled_from((40, 80)),
         policy=st.sampled_from(("lpm", "fcfs")),
         shares=st.sampled_from((True, True, True, False)),
-        n_slots=st.sampled_from((0, 30, 150)),
+        n_slots=st.sampled_from((0, 0, 30, 150)),
         write_policy=st.sampled_from(("through", "through", "selective")),
     )
     def start(
@@ -126,3 +126,15 @@ class EngineMachine(RuleBasedStateMachine):
         # Not after a failed rule: another error of the broken engine would hide the failure.
         if hasattr(self, "actions") and sys.exc_info()[1] is self.caught_before:
             self.actions.finish()
+
+
+class TieredEngineMachine(EngineMachine):
+    """An engine that always has a host tier, for mutants of the tier."""
+
+    @initialize(
+        page_size=st.sampled_from((1, 2, 4)),
+        n_pages=st.sampled_from((40, 60)),
+        write_policy=st.sampled_from(("through", "through", "selective")),
+    )
+    def start(self, page_size: int, n_pages: int, write_policy: WritePolicy) -> None:  # type: ignore[override]
+        self.actions = Actions(n_pages, page_size, n_slots=150, write_policy=write_policy)

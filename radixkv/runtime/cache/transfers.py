@@ -20,6 +20,8 @@ take a hundredth of a second on a GPU."""
 MAX_OFFERS = 4096
 """Offers that wait for their copy; beyond them the oldest is dropped. A later request for the same tokens offers
 them again."""
+_MAX_OFFERS_PER_TURN = 32
+"""Offers looked at in one turn, which bounds its length: a batch of requests may offer all its prompts at once."""
 
 
 class Offer(NamedTuple):
@@ -110,6 +112,8 @@ class Transfers:
     cost: LoadCost = field(default_factory=LoadCost)
     counters: TransferCounters = field(default_factory=TransferCounters)
     _offers: deque[Offer] = field(default_factory=deque)
+    _postponed: list[Offer] = field(default_factory=list)
+    """Offers whose next page is being stored for another one."""
     _loads: dict[int, Load] = field(default_factory=dict)
     """Loads in flight, by ticket."""
     _stores: dict[int, _Store] = field(default_factory=dict)
@@ -124,7 +128,7 @@ class Transfers:
     @property
     def n_offers(self) -> int:
         """Offers that wait for their copy."""
-        return len(self._offers)
+        return len(self._offers) + len(self._postponed)
 
     def block_tables(self) -> Iterator[BlockTable]:
         """Yields the device's block tables that belong to copies in flight and to no waiting request."""
@@ -222,7 +226,7 @@ class Transfers:
     def advance(self) -> list[Load]:
         """Takes the copies that have finished, then starts stores of offered sequences.
 
-        O(1) if nothing was offered and nothing has finished, else O(pages).
+        O(1) if nothing was offered and nothing has finished, else O(pages of a bounded number of offers).
 
         Returns:
             The loads that have finished since the last call.
@@ -244,6 +248,7 @@ class Transfers:
     def flush(self) -> None:
         """Detaches everything that the host tier has, and drops the offers. O(nodes · log leaves + slots freed)."""
         self._offers.clear()
+        self._postponed.clear()
         self.host.flush()
 
     def check(self) -> None:
@@ -278,36 +283,37 @@ class Transfers:
         else:
             self.counters.n_failed += 1
         self._pages_in_store -= store.pages
+        self._offers.extendleft(reversed(self._postponed))
+        self._postponed.clear()
         self.host.close(store.blocks)
         self.device.close(store.source)
 
     def _start_stores(self) -> None:
-        """Starts stores of offers, oldest first, as long as few enough pages are in flight.
-
-        An offer whose first page to store is being stored for another one waits for that.
-        """
+        """Starts stores of offers, oldest first, as long as few enough pages are in flight."""
         max_pages = max(1, min(MAX_STORED_BYTES // self.copier.page_bytes, self.device.n_pages // 8))
-        postponed: list[Offer] = []
-        while self._offers and len(self._pages_in_store) < max_pages:
-            offer = self._offers.popleft()
-            if not self._start_store(offer):
-                postponed.append(offer)
-        self._offers.extendleft(reversed(postponed))
+        for _ in range(min(_MAX_OFFERS_PER_TURN, len(self._offers))):
+            if len(self._pages_in_store) >= max_pages:
+                break
+            self._start_store(self._offers.popleft())
 
-    def _start_store(self, offer: Offer) -> bool:
-        """Starts the store of an offer if anything of it is missing in the host tier; False if it has to wait."""
+    def _start_store(self, offer: Offer) -> None:
+        """Starts the store of an offer if anything of it is missing in the host tier.
+
+        An offer whose first missing page is being stored for another one is postponed until a store has finished.
+        """
         source = self.device.open(offer.namespace, offer.tokens, is_use=False)
         blocks = self.host.open(offer.namespace, offer.tokens)
         first, last = blocks.n_leased, self.device.n_computed(source) // self.device.page_size
         is_being_stored = first < last and source.pages[first] in self._pages_in_store
+        if is_being_stored:
+            self._postponed.append(offer)
         if first >= last or is_being_stored or not self.host.reserve(blocks, last):
             self.host.close(blocks)
             self.device.close(source)
-            return not is_being_stored
+            return
         pages = source.pages[first:last]
         store = _Store(
             bytearray(offer.tokens[: last * self.device.page_size * TOKEN_BYTES]), source, blocks, frozenset(pages)
         )
         self._pages_in_store |= store.pages
         self._stores[self.copier.store(pages, blocks.pages[first:last])] = store
-        return True

@@ -99,7 +99,10 @@ class LoadingRequests:
             return True
         n_device, n_host = transfers.n_loadable(request.namespace, request.key)
         n_missing = self._cache.pages_for(request.n_known) - n_device // self._cache.page_size
-        if n_missing > n_available or not transfers.should_load(n_device, n_host):
+        if n_missing > n_available:
+            return False
+        if not transfers.should_load(n_device, n_host):
+            transfers.counters.n_computed += n_host > n_device
             return False
         load = transfers.begin_load(request.namespace, request.key)
         if load is None:

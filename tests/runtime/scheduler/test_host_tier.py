@@ -2,24 +2,277 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
+from radixkv.runtime.request import Phase, Request
+from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt
 
 
-def tight_engine(**settings: object) -> Engine:
+def small_engine(**settings: Any) -> Engine:
     """Returns an engine whose pool holds one long request, and whose host tier holds many."""
-    return Engine(n_pages=16, page_size=4, n_slots=200, **settings)  # type: ignore[arg-type]
+    return Engine(**{"n_pages": 16, "page_size": 4, "n_slots": 200, **settings})
 
 
-def test_an_evicted_prompt_is_loaded() -> None:
-    engine = tight_engine()
-    first = engine.add(prompt(40))
+def serve(engine: Engine, n_tokens: int = 40, first: int = 1, **options: Any) -> Request:
+    request = engine.add(prompt(n_tokens, first), **options)
     engine.run()
-    engine.add(prompt(40, first=2))
-    engine.run()
-    again = engine.add(prompt(40))
+    return request
+
+
+def finish(engine: Engine) -> None:
     engine.run()
     engine.check_outputs()
     engine.check_idle()
+
+
+def test_an_evicted_prompt_is_loaded() -> None:
+    engine = small_engine()
+    first = serve(engine)
+    serve(engine, first=2)
+    again = serve(engine)
+    finish(engine)
     assert first.n_cached == 0
     assert again.n_cached == 39
     assert again.n_loaded == 20, "half of the prompt was evicted from the device"
+
+
+def test_a_longer_prompt_loads_what_the_tier_has_and_computes_the_rest() -> None:
+    engine = small_engine()
+    serve(engine, 20)
+    serve(engine, 48, first=2)
+    longer = serve(engine, 44)
+    finish(engine)
+    assert (longer.n_cached, longer.n_loaded) == (20, 8)
+
+
+def test_nothing_is_loaded_without_need() -> None:
+    engine = small_engine()
+    serve(engine)
+    again = serve(engine)
+    finish(engine)
+    assert (again.n_cached, again.n_loaded) == (39, 0)
+    assert engine.transfers.counters.n_loads == 0
+
+
+def test_pages_are_stored_once() -> None:
+    engine = small_engine(n_pages=64)
+    for _ in range(3):
+        for n_tokens in (40, 44, 30):
+            serve(engine, n_tokens)
+    finish(engine)
+    assert engine.transfers.counters.n_pages_stored == engine.host.tree.n_pages_reachable
+
+
+def test_a_prefix_that_a_batch_shares_is_stored_once() -> None:
+    engine = small_engine(n_pages=64, finishes_copies=False)
+    for last in range(6):
+        engine.add([*prompt(32), last])
+    for _ in range(20):
+        engine.turn()
+    assert len(engine.copier.in_flight) == 1
+    engine.finishes_copies = True
+    finish(engine)
+    assert engine.transfers.counters.n_pages_stored == engine.host.tree.n_pages_reachable
+
+
+def test_a_running_request_is_stored_while_it_decodes() -> None:
+    engine = small_engine(n_pages=200, max_num_batched_tokens=64)
+    request = engine.add(prompt(10), max_tokens=600)
+    while request.n_known < 400:
+        engine.turn()
+    assert engine.host.tree.n_pages_reachable * 4 >= 256
+    finish(engine)
+
+
+def test_the_request_waits_without_a_batch_slot_while_others_run() -> None:
+    engine = small_engine(n_pages=32, finishes_copies=False)
+    serve_and_store(engine)
+    other = engine.add(prompt(8, first=5), max_tokens=30)
+    engine.turn()
+    request = engine.add(prompt(40))
+    for _ in range(5):
+        engine.turn()
+    assert request.phase is Phase.LOADING
+    assert request.batch_slot == -1
+    assert len(engine.output(other)) > 3
+    engine.copier.finish()
+    engine.turn()
+    assert request.phase is Phase.RUNNING
+    engine.finishes_copies = True
+    finish(engine)
+
+
+def serve_and_store(engine: Engine, n_evicted: int = 16) -> None:
+    """Serves a prompt of 40 tokens, stores it, and evicts pages from the device."""
+    engine.add(prompt(40))
+    for _ in range(10):
+        engine.turn()
+        engine.copier.finish_all()
+    engine.scheduler.schedule()
+    assert engine.scheduler.is_idle
+    blocks = engine.cache.open(Namespace(), b"", bypasses_tree=True)
+    assert engine.cache.reserve(blocks, engine.cache.n_available)
+    engine.cache.close(blocks)
+
+
+def test_a_second_request_joins_the_load() -> None:
+    engine = small_engine(n_pages=40, finishes_copies=False)
+    serve_and_store(engine)
+    first, second = engine.add(prompt(40)), engine.add([*prompt(36), 1, 2, 3])
+    engine.turn()
+    assert (first.phase, second.phase) == (Phase.LOADING, Phase.LOADING)
+    assert len(engine.copier.in_flight) == 1
+    engine.finishes_copies = True
+    finish(engine)
+    assert engine.transfers.counters.n_loads == 1
+    assert (first.n_cached, second.n_cached) == (39, 36)
+
+
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_an_abort_leaves_the_load_and_its_pages_stay_cached(is_joined: bool) -> None:
+    engine = small_engine(n_pages=40, finishes_copies=False)
+    serve_and_store(engine)
+    first = engine.add(prompt(40))
+    second = engine.add(prompt(40)) if is_joined else None
+    engine.turn()
+    engine.abort(first)
+    engine.finishes_copies = True
+    engine.turn()
+    finish(engine)
+    third = serve(engine)
+    assert (third.n_cached, third.n_loaded) == (39, 0)
+    assert second is None or second.n_cached == 39
+
+
+def test_a_flush_during_a_load_drops_what_was_loaded() -> None:
+    engine = small_engine(n_pages=40, finishes_copies=False)
+    serve_and_store(engine)
+    request = engine.add(prompt(40))
+    engine.turn()
+    engine.cache.flush()
+    engine.transfers.flush()
+    engine.finishes_copies = True
+    finish(engine)
+    assert (request.n_cached, request.n_loaded) == (0, 0)
+
+
+def test_a_failed_load_is_computed() -> None:
+    engine = small_engine(n_pages=40, finishes_copies=False)
+    serve_and_store(engine)
+    request = engine.add(prompt(40))
+    engine.turn()
+    engine.copier.finish(fails=True)
+    engine.finishes_copies = True
+    finish(engine)
+    assert (request.n_cached, request.n_loaded) == (0, 0)
+    assert engine.transfers.counters.n_failed == 1
+
+
+def test_a_failed_store_is_a_miss_later() -> None:
+    engine = small_engine(finishes_copies=False)
+    engine.add(prompt(40))
+    for _ in range(8):
+        engine.turn()
+        engine.copier.finish(fails=True)
+    engine.finishes_copies = True
+    serve(engine, 40, first=2)
+    again = serve(engine)
+    finish(engine)
+    assert again.n_loaded == 0
+
+
+def test_a_preempted_request_loads_what_it_had_computed() -> None:
+    engine = small_engine(n_pages=40, max_num_seqs=2)
+    first = engine.add(prompt(60), max_tokens=60)
+    second = engine.add(prompt(60, first=2), max_tokens=60)
+    finish(engine)
+    assert engine.scheduler.n_preemptions > 0
+    n_computed = sum(n_tokens for _, _, n_tokens in engine.device.computed)
+    n_needed = sum(request.n_known - 1 for request in (first, second))
+    assert n_computed < n_needed + 20, "a preempted request was computed again"
+
+
+@pytest.mark.parametrize(
+    ("load_policy", "n_loaded"), [("always", 20), ("never", 0), ("auto", 20)], ids=lambda value: str(value)
+)
+def test_load_policies(load_policy: str, n_loaded: int) -> None:
+    engine = small_engine(load_policy=load_policy)
+    serve(engine)
+    serve(engine, first=2)
+    # The fake copier takes 0.25 s for each copy, some 6 ms a token.
+    engine.transfers.cost.add_step(100, 100, 100 * (0.1 if n_loaded else 0.001))
+    again = serve(engine)
+    finish(engine)
+    assert again.n_loaded == n_loaded
+
+
+def test_auto_computes_where_the_link_is_slow() -> None:
+    engine = small_engine(load_policy="auto")
+    serve(engine)
+    serve(engine, first=2)
+    engine.transfers.cost.add_step(100, 100, 0.01)
+    again = serve(engine)
+    finish(engine)
+    assert again.n_loaded == 0
+    assert engine.transfers.counters.n_computed == 1
+
+
+def test_selective_stores_what_a_second_request_has_used() -> None:
+    engine = small_engine(n_pages=64, write_policy="selective")
+    serve(engine, 24)
+    assert engine.host.tree.n_pages_reachable == 0
+    serve(engine, 40)
+    assert engine.host.tree.n_pages_reachable == 6, "only the prefix of the first request was used twice"
+    finish(engine)
+
+
+def test_salts_share_nothing_in_the_tier() -> None:
+    engine = small_engine()
+    serve(engine, namespace=Namespace(salt="a"))
+    serve(engine, first=2)
+    other = serve(engine, namespace=Namespace(salt="b"))
+    finish(engine)
+    assert (other.n_cached, other.n_loaded) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "options", [{"reads_cache": False}, {"n_prompt_logprobs": 1}], ids=lambda one: next(iter(one))
+)
+def test_requests_that_must_not_read_the_cache_touch_no_tier(options: dict[str, Any]) -> None:
+    engine = small_engine()
+    serve(engine, **options)
+    assert engine.host.tree.n_pages_reachable == 0
+    serve(engine)
+    serve(engine, first=2)
+    again = serve(engine, **options)
+    finish(engine)
+    assert again.n_loaded == 0
+
+
+def test_the_tier_evicts_what_was_used_least_recently() -> None:
+    engine = small_engine(n_slots=24)
+    for first in (1, 2, 1, 3):
+        serve(engine, first=first)
+    kept, lost = serve(engine), serve(engine, first=2)
+    finish(engine)
+    assert engine.host.n_evicted > 0
+    assert kept.n_cached == 39
+    assert lost.n_cached < 39
+
+
+def test_loading_requests_yield_to_the_running_one() -> None:
+    engine = small_engine(n_pages=24, finishes_copies=False)
+    serve_and_store(engine)
+    running = engine.add(prompt(20, first=4), max_tokens=70)
+    engine.turn()
+    engine.add(prompt(40))
+    for turn in range(300):
+        engine.turn()
+        if turn % 3 == 0:
+            engine.copier.finish()
+    assert len(engine.output(running)) == 70
+    engine.finishes_copies = True
+    finish(engine)

@@ -1,0 +1,102 @@
+"""Mutants of the host tier: each breaks one rule of the copies between device and host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from radixkv.runtime.cache.block_table import BlockTable
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.transfers import Load, Transfers
+from radixkv.runtime.scheduler.loading import LoadingRequests
+from radixkv.tree.node import TOKEN_BYTES, Namespace
+
+Patch = pytest.MonkeyPatch
+
+
+def store_what_is_not_computed(patch: Patch) -> None:
+    patch.setattr(PageCache, "n_computed", lambda self, blocks: blocks.n_leased * self.page_size)
+
+
+def free_the_pages_of_a_load_in_flight(patch: Patch) -> None:
+    leave = Transfers.leave
+
+    def mutant(self: Transfers, load: Load) -> None:
+        leave(self, load)
+        if not load.is_done:
+            self.device.close(load.blocks)
+            load.blocks = self.device.open(Namespace(), b"", bypasses_tree=True)
+
+    patch.setattr(Transfers, "leave", mutant)
+
+
+def store_pages_without_a_pin(patch: Patch) -> None:
+    open_blocks = PageCache.open
+
+    def mutant(self: PageCache, *args: Any, is_use: bool = True, **settings: Any) -> BlockTable:
+        blocks = open_blocks(self, *args, is_use=is_use, **settings)
+        if not is_use and blocks.lease is not None:
+            self._free += self.tree.release(blocks.lease)
+            blocks.lease = self.tree.lease(blocks.lease.namespace, b"", is_use=False)
+        return blocks
+
+    patch.setattr(PageCache, "open", mutant)
+    patch.setattr(PageCache, "n_computed", lambda self, blocks: blocks.n_leased * self.page_size)
+    patch.setattr(PageCache, "check", lambda self, block_tables: None)
+
+
+def commit_before_the_copy_is_done(patch: Patch) -> None:
+    begin_load = Transfers.begin_load
+
+    def mutant(self: Transfers, namespace: Namespace, tokens: bytes) -> Load | None:
+        load = begin_load(self, namespace, tokens)
+        if load is not None:
+            self.device.commit_copied(load.blocks, load.tokens, len(load.tokens) // TOKEN_BYTES)
+        return load
+
+    patch.setattr(Transfers, "begin_load", mutant)
+
+
+def forget_those_who_joined(patch: Patch) -> None:
+    advance = LoadingRequests.advance
+
+    def mutant(self: LoadingRequests) -> bool:
+        for request in list(self._joined):
+            del self._joined[request]
+        return advance(self)
+
+    patch.setattr(LoadingRequests, "advance", mutant)
+
+
+def promise_pages_for_ever(patch: Patch) -> None:
+    leave = LoadingRequests.leave
+
+    def mutant(self: LoadingRequests, request: object) -> None:
+        before = self.n_promised
+        leave(self, request)  # type: ignore[arg-type]
+        self.n_promised = before
+
+    patch.setattr(LoadingRequests, "leave", mutant)
+
+
+def lose_the_last_page_of_a_copy(patch: Patch) -> None:
+    commit_copied = PageCache.commit_copied
+
+    def mutant(self: PageCache, blocks: BlockTable, tokens: bytearray, n_tokens: int) -> None:
+        commit_copied(self, blocks, tokens, max(0, n_tokens - self.page_size))
+        blocks.pages = blocks.pages[: blocks.n_leased]
+
+    patch.setattr(PageCache, "commit_copied", mutant)
+
+
+OF_TIERS: tuple[Callable[[Patch], None], ...] = (
+    store_what_is_not_computed,
+    free_the_pages_of_a_load_in_flight,
+    store_pages_without_a_pin,
+    commit_before_the_copy_is_done,
+    forget_those_who_joined,
+    promise_pages_for_ever,
+    lose_the_last_page_of_a_copy,
+)
