@@ -6,7 +6,6 @@ The runtime process drives it with messages from a socket, ``LLM`` with messages
 
 from __future__ import annotations
 
-import select
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,6 +51,10 @@ from radixkv.wire import (
 
 LOOKAHEAD = 1
 """Steps that stay launched when a turn ends: the device computes them while the host prepares the next one."""
+
+
+_MAX_CLOSE_S = 5.0
+"""How long ``Loop.close`` may write pages to disk."""
 
 
 @dataclass(slots=True)
@@ -148,7 +151,7 @@ class Loop:
         self.is_waiting_for_copies = False
         """Whether the last turn had nothing to plan, launch or collect before pages are copied from the host tier.
 
-        The caller should wait until ``copies_fileno`` is readable, or a message comes, before the next turn."""
+        The caller should wait until one of ``copy_descriptors`` is readable, or a message comes, before the next turn."""
         self._counters = _Counters()
 
     @property
@@ -157,11 +160,11 @@ class Loop:
         return not self._scheduler.is_idle
 
     @property
-    def copies_fileno(self) -> int | None:
-        """A descriptor that is readable when pages have been copied to or from the host tier; None without one.
+    def copy_descriptors(self) -> list[int]:
+        """Descriptors of which one is readable when pages have been copied between tiers; none without tiers.
 
         Call ``turn`` then, or ``advance_copies`` if there is no work."""
-        return None if self._transfers is None else self._transfers.copier.fileno()
+        return [] if self._transfers is None else self._transfers.descriptors()
 
     def advance_copies(self) -> None:
         """Takes finished copies of pages and starts those that were offered. For a loop without work. O(pages)."""
@@ -171,7 +174,7 @@ class Loop:
     def wait_for_copies(self, timeout_s: float) -> None:
         """Waits until pages have been copied, at most ``timeout_s``."""
         if self._transfers is not None:
-            select.select([self._transfers.copier.fileno()], [], [], timeout_s)
+            self._transfers.wait(timeout_s)
 
     def receive(self, message: Submit | Cancel | Flush | Explain | GetStats | Drain) -> list[FromRuntime]:
         """Takes a message; returns its immediate answers. O(tokens) for ``Submit`` and ``Explain``."""
@@ -232,7 +235,7 @@ class Loop:
         """Frees the device's memory, even with steps in flight. Call once; the loop is unusable afterwards."""
         self._launched.clear()
         if self._transfers is not None:
-            self._transfers.close()
+            self._transfers.close(_MAX_CLOSE_S)
         self._executor.close()
 
     def check(self) -> None:

@@ -221,8 +221,8 @@ class RuntimeServer:
 
     def __post_init__(self) -> None:
         self._poller.register(self.socket, zmq.POLLIN)
-        if self.loop.copies_fileno is not None:
-            self._poller.register(self.loop.copies_fileno, zmq.POLLIN)
+        for descriptor in self.loop.copy_descriptors:
+            self._poller.register(descriptor, zmq.POLLIN)
 
     def run(self) -> None:
         """Serves until a ``Drain`` has come and no work is left.

@@ -1,4 +1,4 @@
-"""Estimate of what is faster for pages in the host tier: to load them or to compute them again."""
+"""Estimate of what is faster for pages in another tier: to load them or to compute them again."""
 
 from __future__ import annotations
 
@@ -30,17 +30,23 @@ class LoadCost:
     stands in for that of loads before the first one, are known when the first decision is made. Without them, as
     after a restart with a disk cache, loading counts as faster.
 
-    A load of n tokens takes a fixed time and n times ``load_s_per_token``. Computing them takes n times
-    ``compute_s_per_token``: the prompt's other tokens are computed in any case, and with them what is fixed.
+    A load of n tokens takes a fixed time and n times ``load_s_per_token``, and for those on disk
+    ``fetch_s_per_token`` in addition. Computing them takes n times ``compute_s_per_token``: the prompt's other tokens
+    are computed in any case, and with them what is fixed.
     """
 
     def __init__(self) -> None:
-        self._load, self._store, self._compute = _Average(), _Average(), _Average()
+        self._load, self._store, self._fetch, self._compute = _Average(), _Average(), _Average(), _Average()
 
     @property
     def load_s_per_token(self) -> float | None:
         """Time of a copy from the host tier per token, in seconds."""
         return self._store.value if self._load.value is None else self._load.value
+
+    @property
+    def fetch_s_per_token(self) -> float | None:
+        """Time of a copy from disk to the host tier per token, in seconds."""
+        return self._fetch.value
 
     @property
     def compute_s_per_token(self) -> float | None:
@@ -49,11 +55,24 @@ class LoadCost:
 
     @property
     def min_tokens(self) -> float:
-        """Length in tokens above which a load is faster than computing; infinite if it never is."""
+        """Length in tokens above which a load from the host tier is faster than computing; infinite if it never is."""
         load, compute = self.load_s_per_token, self.compute_s_per_token
         if load is None or compute is None:
             return 0.0
         return _TURNS_S / (compute - load) if compute > load else float("inf")
+
+    def is_load_faster(self, n_host: int, n_disk: int = 0) -> bool:
+        """Returns whether loading is faster than computing. O(1).
+
+        Args:
+            n_host: tokens to load from the host tier.
+            n_disk: tokens to fetch from disk before, and to load then.
+        """
+        load, fetch, compute = self.load_s_per_token, self.fetch_s_per_token, self.compute_s_per_token
+        if load is None or compute is None:
+            return True
+        n_tokens = n_host + n_disk
+        return _TURNS_S + n_tokens * load + n_disk * (fetch or 0.0) < n_tokens * compute
 
     def add_load(self, n_tokens: int, seconds: float) -> None:
         """Takes the measured time of a load into account. O(1)."""
@@ -62,6 +81,10 @@ class LoadCost:
     def add_store(self, n_tokens: int, seconds: float) -> None:
         """Takes the measured time of a store into account. O(1)."""
         self._store.add(seconds / n_tokens)
+
+    def add_fetch(self, n_tokens: int, seconds: float) -> None:
+        """Takes the measured time of a fetch into account. O(1)."""
+        self._fetch.add(seconds / n_tokens)
 
     def add_step(self, n_prompt_tokens: int, n_tokens: int, seconds: float) -> None:
         """Takes the measured time of a step into account, if it mostly computed prompts. O(1)."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import select
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import NamedTuple
 
 from radixkv.config import LoadPolicy, WritePolicy
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.load_cost import LoadCost
+from radixkv.runtime.cache.tiers.disk_tier import DiskTier, Fetch
 from radixkv.runtime.step.page_copier import FinishedCopy, PageCopier
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 
@@ -56,6 +59,7 @@ class Load:
 class _Store:
     """A copy of a sequence's pages from the device to the host tier."""
 
+    namespace: Namespace
     tokens: bytearray
     source: BlockTable
     """Lease on the device's pages."""
@@ -98,6 +102,7 @@ class Transfers:
         device: the cache of the KV pool.
         host: the cache of the host slots, without a slot at first; they are added as the copier has them.
         copier: copies the pages.
+        disk: keeps what enters the host tier, also over restarts; None without one.
         load_policy: whether to load (``always``), to compute (``never``), or to do what is faster (``auto``).
         write_policy: whether to store all computed pages (``through``), or those that a second request has used
             (``selective``).
@@ -107,6 +112,7 @@ class Transfers:
     device: PageCache
     host: PageCache
     copier: PageCopier
+    disk: DiskTier | None = None
     load_policy: LoadPolicy = "auto"
     write_policy: WritePolicy = "through"
     cost: LoadCost = field(default_factory=LoadCost)
@@ -123,7 +129,7 @@ class Transfers:
     @property
     def is_busy(self) -> bool:
         """Whether a copy is in flight."""
-        return bool(self._loads or self._stores)
+        return bool(self._loads or self._stores) or (self.disk is not None and self.disk.is_busy)
 
     @property
     def n_offers(self) -> int:
@@ -140,6 +146,8 @@ class Transfers:
 
     def host_block_tables(self) -> Iterator[BlockTable]:
         """Yields the host tier's block tables of all copies in flight."""
+        if self.disk is not None:
+            yield from self.disk.block_tables()
         for load in self._loads.values():
             yield load.source
         for store in self._stores.values():
@@ -175,11 +183,39 @@ class Transfers:
         (n_host,) = self.host.matches([(namespace, tokens)])
         return n_device, max(n_device, n_host)
 
-    def should_load(self, n_device: int, n_host: int) -> bool:
-        """Returns whether to load the tokens from ``n_device`` up to ``n_host`` rather than compute them. O(1)."""
-        if n_host <= n_device or self.load_policy == "never":
+    def should_load(self, n_device: int, n_host: int, n_disk: int = 0) -> bool:
+        """Returns whether to load what follows the first ``n_device`` tokens rather than compute it. O(1).
+
+        Args:
+            n_device: length of the prompt's prefix on the device.
+            n_host: length of its prefix on device and host tier.
+            n_disk: length of its prefix on device, host tier and disk; not counted if it is less than ``n_host``.
+        """
+        n_host, n_disk = max(0, n_host - n_device), max(0, n_disk - max(n_host, n_device))
+        if not n_host + n_disk or self.load_policy == "never":
             return False
-        return self.load_policy == "always" or n_host - n_device > self.cost.min_tokens
+        return self.load_policy == "always" or self.cost.is_load_faster(n_host, n_disk)
+
+    def find_fetch(self, namespace: Namespace, tokens: bytes, n_device: int, n_host: int) -> Fetch | None:
+        """Returns a fetch from disk that the prompt should wait for: one in flight, or a new one.
+
+        O(1) without a disk tier or if it has no page, else O(tokens).
+
+        Args:
+            namespace: the prompt's.
+            tokens: the prompt.
+            n_device: length of its prefix on the device.
+            n_host: length of its prefix on device and host tier.
+        """
+        if self.disk is None:
+            return None
+        (n_in_host,) = self.host.matches([(namespace, tokens)])
+        if (fetch := self.disk.find_fetch(namespace, tokens, n_in_host)) is not None:
+            return fetch
+        n_disk = self.disk.n_fetchable(namespace, tokens, n_in_host)
+        if n_disk <= n_host or not self.should_load(n_device, n_host, n_disk):
+            return None
+        return self.disk.begin_fetch(namespace, tokens, n_disk)
 
     def find_load(self, namespace: Namespace, tokens: bytes) -> Load | None:
         """Returns a load in flight that copies the page of the prompt after those on the device, if there is one.
@@ -223,40 +259,64 @@ class Transfers:
         if load.is_done:
             self.device.close(load.blocks)
 
-    def advance(self) -> list[Load]:
+    def advance(self) -> bool:
         """Takes the copies that have finished, then starts stores of offered sequences.
 
         O(1) if nothing was offered and nothing has finished, else O(pages of a bounded number of offers).
 
         Returns:
-            The loads that have finished since the last call.
+            Whether a load or a fetch has finished.
         """
         if new_slots := self.copier.take_new_slots():
             self.host.add_pages(new_slots)
-        loads: list[Load] = []
+        has_loaded = self.disk is not None and self.disk.advance()
         if self._loads or self._stores:
             for finished in self.copier.take_finished():
                 if (load := self._loads.pop(finished.ticket, None)) is not None:
                     self._end_load(load, finished)
-                    loads.append(load)
+                    has_loaded = True
                 else:
                     self._end_store(self._stores.pop(finished.ticket), finished)
         if self._offers:
             self._start_stores()
-        return loads
+        return has_loaded
 
     def flush(self) -> None:
-        """Detaches everything that the host tier has, and drops the offers. O(nodes · log leaves + slots freed)."""
+        """Detaches everything that the host tier has, empties the disk tier, and drops the offers.
+
+        O(nodes · log leaves + slots freed + pages on disk).
+        """
         self._offers.clear()
         self._postponed.clear()
+        if self.disk is not None:
+            self.disk.flush()
         self.host.flush()
 
     def check(self) -> None:
         """Checks that every host slot is in exactly one place. O(slots). Raises ``InvariantError``."""
         self.host.check(self.host_block_tables())
 
-    def close(self) -> None:
-        """Waits for the copies that have begun, and frees the host memory."""
+    def descriptors(self) -> list[int]:
+        """Descriptors of which one is readable when a copy has finished."""
+        store = [] if self.disk is None else [self.disk.store.fileno()]
+        return [self.copier.fileno(), *store]
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits until a copy has finished, at most ``timeout_s``."""
+        select.select(self.descriptors(), [], [], timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Ends the copies, and frees the host memory.
+
+        With a disk tier, what was offered is written first, as far as ``timeout_s`` allows.
+        """
+        if self.disk is not None:
+            end = monotonic() + timeout_s
+            while (self.is_busy or self.n_offers or self.disk.n_offers) and (left := end - monotonic()) > 0:
+                self.advance()
+                if self.is_busy:
+                    self.wait(left)
+            self.disk.close(max(0.0, end - monotonic()))
         self.copier.close()
 
     def _end_load(self, load: Load, finished: FinishedCopy) -> None:
@@ -280,6 +340,8 @@ class Transfers:
             self.counters.n_pages_stored += len(store.pages)
             self.cost.add_store(len(store.pages) * self.device.page_size, finished.seconds)
             self.host.commit_copied(store.blocks, store.tokens, len(store.tokens) // TOKEN_BYTES)
+            if self.disk is not None and store.blocks.can_commit:
+                self.disk.offer(store.namespace, bytes(store.tokens))
         else:
             self.counters.n_failed += 1
         self._pages_in_store -= store.pages
@@ -313,7 +375,11 @@ class Transfers:
             return
         pages = source.pages[first:last]
         store = _Store(
-            bytearray(offer.tokens[: last * self.device.page_size * TOKEN_BYTES]), source, blocks, frozenset(pages)
+            offer.namespace,
+            bytearray(offer.tokens[: last * self.device.page_size * TOKEN_BYTES]),
+            source,
+            blocks,
+            frozenset(pages),
         )
         self._pages_in_store |= store.pages
         self._stores[self.copier.store(pages, blocks.pages[first:last])] = store

@@ -1,4 +1,4 @@
-"""The waiting requests whose cached prefix is copied from the host tier to the device before they are admitted."""
+"""The waiting requests whose cached prefix is copied from another tier to the device before they are admitted."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.tiers.disk_tier import Fetch
 from radixkv.runtime.cache.transfers import Load, Transfers
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.scheduler.waiting import WaitingQueue
@@ -22,7 +23,8 @@ class LoadingRequests:
 
     A *loading* request has a load in flight. Once the copy is done it is *loaded*: it keeps the pages, and is
     admitted before all waiting requests. A request that needs pages which are being loaded for another one *joins*
-    that load, and returns to the waiting queue when the copy is done.
+    that load, and returns to the waiting queue when the copy is done. So does a request whose pages are fetched from
+    disk into the host tier; it is loaded from there then.
 
     The pages that loading and loaded requests still need beside the loaded ones are *promised*: nobody else is
     admitted into them, so that a load is not for nothing.
@@ -39,7 +41,8 @@ class LoadingRequests:
         self._transfers = transfers
         self._loads: dict[Request, _Loading] = {}
         """Of the loading and loaded requests, in the order in which their loads began."""
-        self._joined: dict[Request, Load] = {}
+        self._joined: dict[Request, Load | Fetch] = {}
+        """Of the requests that wait for a load of another one, or for pages from disk."""
         self.n_promised = 0
         """Pages that the loading and loaded requests still need."""
 
@@ -101,6 +104,11 @@ class LoadingRequests:
         n_missing = self._cache.pages_for(request.n_known) - n_device // self._cache.page_size
         if n_missing > n_available:
             return False
+        fetch = transfers.find_fetch(request.namespace, request.key, n_device, n_host)
+        if fetch is not None:
+            self._take(request)
+            self._joined[request] = fetch
+            return True
         if not transfers.should_load(n_device, n_host):
             transfers.counters.n_computed += n_host > n_device
             return False
@@ -121,8 +129,7 @@ class LoadingRequests:
         """
         if self._transfers is None:
             return False
-        finished = self._transfers.advance()
-        if not finished:
+        if not self._transfers.advance():
             return False
         for request, load in list(self._joined.items()):
             if load.is_done:

@@ -1,0 +1,217 @@
+"""The disk tier: pages of the host tier that a page store keeps, and that come back through the host tier."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from radixkv.runtime.cache.block_table import BlockTable
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.tiers.page_keys import chain, namespace_key
+from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, PageStore
+from radixkv.tree.node import TOKEN_BYTES, Namespace
+
+_MAX_WRITTEN_BYTES = 256 << 20
+"""Bytes of writes in flight at a time, and at most 1/4 of the host tier: their slots cannot be evicted meanwhile."""
+_MAX_OFFERS = 4096
+"""Offers that wait to be written; beyond them the oldest is dropped."""
+
+
+class _Offer(NamedTuple):
+    namespace: Namespace
+    tokens: bytes
+    """Whole pages, from the start of the sequence."""
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """A copy of a sequence's pages from the store to the host tier."""
+
+    namespace: Namespace
+    tokens: bytearray
+    """Tokens of the pages that the host tier will have, from the start of the sequence."""
+    blocks: BlockTable
+    """The host tier's slots; those after the leased ones are being filled."""
+    is_done: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Write:
+    source: BlockTable
+    """Lease on the host tier's slots."""
+    n_pages: int
+
+
+@dataclass(slots=True)
+class DiskCounters:
+    """What the disk tier has done since the start."""
+
+    n_pages_fetched: int = 0
+    n_pages_lost: int = 0
+    """Pages that the store listed but could not give."""
+    n_pages_written: int = 0
+    fetch_seconds: float = 0.0
+    write_seconds: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class DiskTier:
+    """Writes the pages that enter the host tier to a page store, and fetches them into free slots.
+
+    The store knows pages by keys, which chain over everything that a page's KV depends on. So what it holds after a
+    restart matches only the same model on the same kind of device.
+
+    Args:
+        host: the cache of the host slots.
+        store: keeps the pages.
+        root: the key of this engine, from ``page_keys.root_key``.
+        slot_buffer: returns the memory of a host slot.
+    """
+
+    host: PageCache
+    store: PageStore
+    root: bytes
+    slot_buffer: Callable[[int], memoryview]
+    counters: DiskCounters = field(default_factory=DiskCounters)
+    _offers: deque[_Offer] = field(default_factory=deque)
+    _fetches: dict[int, Fetch] = field(default_factory=dict)
+    _writes: dict[int, _Write] = field(default_factory=dict)
+    _n_pages_in_write: int = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a fetch or a write is in flight."""
+        return bool(self._fetches or self._writes)
+
+    @property
+    def n_offers(self) -> int:
+        """Offers that wait to be written."""
+        return len(self._offers)
+
+    def block_tables(self) -> Iterator[BlockTable]:
+        """Yields the host tier's block tables of fetches and writes in flight."""
+        for fetch in self._fetches.values():
+            yield fetch.blocks
+        for write in self._writes.values():
+            yield write.source
+
+    def offer(self, namespace: Namespace, tokens: bytes) -> None:
+        """Queues a sequence of the host tier, so that its pages are written. O(1) beside the tokens' copy."""
+        if len(self._offers) == _MAX_OFFERS:
+            self._offers.popleft()
+        self._offers.append(_Offer(namespace, tokens))
+
+    def n_fetchable(self, namespace: Namespace, tokens: bytes, n_host: int) -> int:
+        """Returns the length of the prompt's prefix in host tier and store together, in tokens. O(tokens).
+
+        Args:
+            namespace: the prompt's.
+            tokens: the prompt.
+            n_host: length of its prefix in the host tier, in tokens of whole pages.
+        """
+        if not self.store.n_pages:
+            return n_host
+        first = n_host // self.host.page_size
+        return n_host + self.store.run(self._keys(namespace, tokens)[first:]) * self.host.page_size
+
+    def find_fetch(self, namespace: Namespace, tokens: bytes, n_host: int) -> Fetch | None:
+        """Returns a fetch in flight of the page after the first ``n_host`` tokens of the prompt, if there is one."""
+        n_bytes = (n_host + self.host.page_size) * TOKEN_BYTES
+        for fetch in self._fetches.values():
+            is_same = fetch.namespace == namespace and fetch.blocks.can_commit and n_bytes <= len(fetch.tokens)
+            if is_same and tokens[:n_bytes] == fetch.tokens[:n_bytes]:
+                return fetch
+        return None
+
+    def begin_fetch(self, namespace: Namespace, tokens: bytes, n_tokens: int) -> Fetch | None:
+        """Starts to read the pages of a prompt's first ``n_tokens`` that the host tier does not have. O(tokens).
+
+        Returns:
+            None, without any change, if too few slots are available.
+        """
+        page_size = self.host.page_size
+        blocks = self.host.open(namespace, tokens[: n_tokens * TOKEN_BYTES])
+        first, last = blocks.n_leased, n_tokens // page_size
+        if first >= last or not self.host.reserve(blocks, last):
+            self.host.close(blocks)
+            return None
+        keys = self._keys(namespace, tokens[: n_tokens * TOKEN_BYTES])[first:]
+        missing = tokens[first * page_size * TOKEN_BYTES : n_tokens * TOKEN_BYTES]
+        ticket = self.store.load(keys, missing, self._buffers(blocks.pages[first:last]))
+        fetch = Fetch(namespace, bytearray(tokens[: n_tokens * TOKEN_BYTES]), blocks)
+        self._fetches[ticket] = fetch
+        return fetch
+
+    def advance(self) -> bool:
+        """Takes the transfers that have finished, then starts writes of offered sequences.
+
+        O(1) if nothing was offered and nothing has finished, else O(tokens of a bounded number of offers).
+
+        Returns:
+            Whether a fetch has finished.
+        """
+        has_fetched = False
+        if self.is_busy:
+            for finished in self.store.take_finished():
+                if (fetch := self._fetches.pop(finished.ticket, None)) is not None:
+                    self._end_fetch(fetch, finished)
+                    has_fetched = True
+                elif (write := self._writes.pop(finished.ticket, None)) is not None:
+                    self._end_write(write, finished)
+        if self._offers:
+            self._start_writes()
+        return has_fetched
+
+    def flush(self) -> None:
+        """Removes all pages from the store, also those of other models. O(pages in the store)."""
+        self._offers.clear()
+        self.store.clear()
+
+    def close(self, timeout_s: float) -> None:
+        """Finishes the writes that were offered as far as ``timeout_s`` allows, and drops the rest."""
+        self.store.close(timeout_s)
+
+    def _end_fetch(self, fetch: Fetch, finished: FinishedTransfer) -> None:
+        page_size, first = self.host.page_size, fetch.blocks.n_leased
+        n_missing = len(fetch.blocks.pages) - first
+        self.counters.n_pages_fetched += finished.n_pages
+        self.counters.n_pages_lost += n_missing - finished.n_pages
+        self.counters.fetch_seconds += finished.seconds
+        fetch.is_done = True
+        self.host.commit_copied(fetch.blocks, fetch.tokens, (first + finished.n_pages) * page_size)
+        self.host.close(fetch.blocks)
+
+    def _end_write(self, write: _Write, finished: FinishedTransfer) -> None:
+        self.counters.n_pages_written += finished.n_pages
+        self.counters.write_seconds += finished.seconds
+        self._n_pages_in_write -= write.n_pages
+        self.host.close(write.source)
+
+    def _start_writes(self) -> None:
+        max_pages = max(1, min(_MAX_WRITTEN_BYTES // self.store.page_bytes, self.host.n_pages // 4))
+        while self._offers and self._n_pages_in_write < max_pages:
+            self._start_write(self._offers.popleft())
+
+    def _start_write(self, offer: _Offer) -> None:
+        """Starts to write what the store does not have of an offer and the host tier still has."""
+        page_size = self.host.page_size
+        source = self.host.open(offer.namespace, offer.tokens, is_use=False)
+        last = source.n_leased
+        tokens = offer.tokens[: last * page_size * TOKEN_BYTES]
+        keys = self._keys(offer.namespace, tokens)
+        first = self.store.run(keys)
+        if first >= last:
+            self.host.close(source)
+            return
+        missing = tokens[first * page_size * TOKEN_BYTES :]
+        ticket = self.store.store(keys[first:], missing, self._buffers(source.pages[first:last]))
+        self._writes[ticket] = _Write(source, last - first)
+        self._n_pages_in_write += last - first
+
+    def _keys(self, namespace: Namespace, tokens: bytes) -> list[bytes]:
+        return chain(namespace_key(self.root, namespace), tokens, self.host.page_size * TOKEN_BYTES)
+
+    def _buffers(self, slots: Sequence[int]) -> list[memoryview]:
+        return [self.slot_buffer(slot) for slot in slots]
