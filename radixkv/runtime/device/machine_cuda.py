@@ -222,6 +222,24 @@ def check_model(config: DecoderConfig) -> None:
         )
 
 
+def local_cpus(bus_id: str, root: Path = Path("/")) -> set[int] | None:
+    """Returns the CPUs near a PCI device that this process may use; None if there are none, or they are not known.
+
+    Args:
+        bus_id: such as ``0000:1b:00.0``.
+        root: where ``sys`` is.
+    """
+    try:
+        text = (root / "sys/bus/pci/devices" / bus_id / "local_cpulist").read_text("ascii").strip()
+    except OSError:
+        return None
+    near: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        near.update(range(int(first), int(last or first) + 1))
+    return near & os.sched_getaffinity(0) or None
+
+
 def choose_dtype(setting: str, config: Mapping[str, Any]) -> torch.dtype:
     """Returns the dtype to compute in; ``auto`` takes the checkpoint's own if it has 16 bits, else bfloat16.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import sysconfig
 import tomllib
@@ -29,6 +30,7 @@ from radixkv.runtime.device.machine_cuda import (
     check_weights_fit,
     choose_dtype,
     inspect_machine,
+    local_cpus,
     version,
 )
 from radixkv.runtime.device.model_config.config import DecoderConfig
@@ -282,3 +284,19 @@ def test_python_headers_are_found_where_triton_looks(tmp_path: Path, monkeypatch
     monkeypatch.setattr(sysconfig, "get_default_scheme", lambda: "posix_local")
     monkeypatch.setattr(sysconfig, "get_path", lambda _, scheme="posix_local": str(folders[scheme]))
     assert inspect_machine().has_python_headers
+
+
+def test_cpus_near_a_gpu(tmp_path: Path) -> None:
+    allowed = os.sched_getaffinity(0)
+    device = tmp_path / "sys/bus/pci/devices/0000:1b:00.0"
+    device.mkdir(parents=True)
+    for text, expected in (
+        ("0-4095\n", allowed),
+        (f"{min(allowed)},5000-5003\n", {min(allowed)}),
+        ("5000-5003\n", None),
+        ("\n", None),
+    ):
+        (device / "local_cpulist").write_text(text)
+        assert local_cpus("0000:1b:00.0", tmp_path) == expected
+    assert local_cpus("0000:1c:00.0", tmp_path) is None
+    assert local_cpus("", tmp_path) is None

@@ -1,0 +1,107 @@
+"""Page-locked host memory that becomes usable piece by piece, in a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import mmap
+import os
+import threading
+from collections.abc import Callable, Collection
+
+import numpy as np
+
+from radixkv.errors import ConfigError
+from radixkv.runtime.device.memory_check import available_bytes
+
+logger = logging.getLogger(__name__)
+
+_GIB = 1 << 30
+
+
+class PinnedMemory:
+    """Memory that a thread allocates and pins from its start on; the constructor returns at once.
+
+    If a piece cannot be had, a warning says why, and the memory stays as large as it is by then.
+
+    Args:
+        n_bytes: size.
+        piece_bytes: bytes that are pinned at a time; a device's copy must not cross two pieces.
+        pin: pins (address, bytes) for the device; raises ``RuntimeError``.
+        unpin: undoes ``pin`` of an address.
+        cpus: where the thread runs, so that the memory is allocated near them; None: anywhere.
+
+    Raises:
+        ConfigError: the address space has no such range.
+    """
+
+    def __init__(
+        self,
+        n_bytes: int,
+        piece_bytes: int,
+        pin: Callable[[int, int], None],
+        unpin: Callable[[int], None],
+        cpus: Collection[int] | None = None,
+    ) -> None:
+        try:
+            self._memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, ValueError, OverflowError) as error:
+            raise ConfigError(
+                f"host memory of {n_bytes / _GIB:.1f} GiB cannot be allocated: {error}; set host_memory lower"
+            ) from error
+        self._memory.madvise(mmap.MADV_DONTFORK)  # copy-on-write would move pages away from the device
+        with contextlib.suppress(OSError):  # a kernel without huge pages; small ones only take longer to pin
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self.address = np.frombuffer(self._memory, np.uint8).ctypes.data
+        self._n_bytes = n_bytes
+        self._piece_bytes = piece_bytes
+        self._pin = pin
+        self._unpin = unpin
+        self._cpus = cpus
+        self._n_ready_bytes = 0
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._pin_all, name="pin-memory", daemon=True)
+        self._thread.start()
+
+    @property
+    def n_ready_bytes(self) -> int:
+        """Leading bytes that are pinned; grows up to the size, and is 0 after ``close``."""
+        return self._n_ready_bytes
+
+    def close(self) -> None:
+        """Frees the memory, which nothing may use any more. Waits for the piece that is being pinned; may be called
+        again."""
+        self._is_closing = True
+        self._thread.join()
+        for first in range(0, self._n_ready_bytes, self._piece_bytes):
+            self._unpin(self.address + first)
+        self._n_ready_bytes = 0
+        self._memory.close()
+
+    def _pin_all(self) -> None:
+        if self._cpus is not None:
+            os.sched_setaffinity(0, self._cpus)
+        for first in range(0, self._n_bytes, self._piece_bytes):
+            if self._is_closing:
+                return
+            n_bytes = min(self._piece_bytes, self._n_bytes - first)
+            try:
+                _require(n_bytes)
+                ctypes.memset(self.address + first, 0, n_bytes)  # the first access allocates; releases the lock
+                self._pin(self.address + first, n_bytes)
+            except RuntimeError as error:
+                logger.warning(
+                    "host memory ends at %.1f of %.1f GiB: %s; set host_memory lower",
+                    first / _GIB,
+                    self._n_bytes / _GIB,
+                    error,
+                )
+                return
+            self._n_ready_bytes = first + n_bytes
+
+
+def _require(n_bytes: int) -> None:
+    """Raises ``RuntimeError`` if the machine has too little memory: the kernel would kill the process."""
+    if (available := available_bytes()) < n_bytes:
+        raise RuntimeError(f"the machine has {available / _GIB:.1f} GiB left")
