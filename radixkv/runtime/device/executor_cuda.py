@@ -12,7 +12,9 @@ from torch import Tensor
 
 from radixkv.errors import DeviceError
 from radixkv.runtime.device.attention_timer_cuda import AttentionTimer
+from radixkv.runtime.device.copy_threads import CopyThreads
 from radixkv.runtime.device.errors_cuda import CudaErrorConverter
+from radixkv.runtime.device.host_slots_cuda import CudaHostSlots
 from radixkv.runtime.device.model_runner_cuda import N_TIMES, ModelRunner, StepOutputs
 from radixkv.runtime.device.pack_cuda import PackedStep, Packer
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler, PromptLogprobs, SampledRows
@@ -100,6 +102,16 @@ class CudaExecutor:
             return CudaStep(
                 plan, outputs.report, self._runner.timer, sampled, prompt_logprobs, self._stream, self._errors
             )
+
+    def open_copier(self, host_memory_bytes: int) -> CopyThreads:
+        """Returns a copier between the pool and pinned host memory, which becomes usable in the background.
+
+        Takes 32 MiB of the GPU's memory, or four pages if that is more.
+
+        Raises:
+            ConfigError: the memory is less than a page, or more than can be allocated.
+        """
+        return CopyThreads(CudaHostSlots(self._runner.pool, host_memory_bytes))
 
     def close(self) -> None:
         """Frees weights, pool and graphs for this process and others, after waiting for launched steps. The memory

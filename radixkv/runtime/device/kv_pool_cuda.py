@@ -32,6 +32,7 @@ class CudaPool:
         self.v = torch.zeros(shape, dtype=page.dtype, device=device)
         self.n_pages = n_pages
         self._n_copied_at_once = max(1, COPIED_AT_ONCE_BYTES // (page.n_bytes // 2))
+        self.page_bytes = page.n_bytes
 
     @property
     def zero_page(self) -> int:

@@ -1,0 +1,152 @@
+"""Copies between the pool and pinned memory, against torch's indexing: the same bytes, and no others change."""
+
+from __future__ import annotations
+
+import random
+import select
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+
+import pytest
+import torch
+from kernel_support import DEVICE
+from torch import Tensor
+
+from radixkv.errors import ConfigError
+from radixkv.runtime.device.copy_threads import CopyThreads
+from radixkv.runtime.device.host_slots_cuda import CudaHostSlots
+from radixkv.runtime.device.kv_pool_cpu import PageShape
+from radixkv.runtime.device.kv_pool_cuda import CudaPool
+
+LLAMA_8B = PageShape(32, 8, 16, 128, torch.bfloat16)
+SMALL = PageShape(3, 1, 1, 64, torch.float16)
+LARGER_THAN_STAGING = PageShape(48, 8, 64, 256, torch.bfloat16)
+
+
+@contextmanager
+def opened(page: PageShape, n_pages: int, n_slots: int) -> Iterator[tuple[CudaPool, CudaHostSlots]]:
+    """Yields a pool of random values and host slots that are all usable."""
+    pool = CudaPool(page, n_pages, torch.device(DEVICE, torch.cuda.current_device()))
+    pool.k[:, :n_pages].normal_()
+    pool.v[:, :n_pages].normal_()
+    torch.cuda.synchronize()
+    slots = CudaHostSlots(pool, n_slots * page.n_bytes + 5)
+    try:
+        while slots.n_usable < n_slots:
+            time.sleep(0.01)
+        yield pool, slots
+    finally:
+        slots.close()
+
+
+def contents(pool: CudaPool) -> list[Tensor]:
+    copies = [pool.k.clone(), pool.v.clone()]
+    torch.cuda.synchronize()  # nothing orders the copies of host slots behind this stream
+    return copies
+
+
+def move(expected: list[Tensor], sources: Sequence[int], destinations: Sequence[int]) -> None:
+    for cache in expected:
+        cache[:, list(destinations)] = cache[:, list(sources)]
+
+
+def check(pool: CudaPool, expected: list[Tensor]) -> None:
+    for cache, values in zip((pool.k, pool.v), expected, strict=True):
+        assert torch.equal(cache, values)
+
+
+@pytest.mark.parametrize(
+    ("page", "n_copied"),
+    [(LLAMA_8B, 1), (LLAMA_8B, 8), (LLAMA_8B, 27), (SMALL, 333), (LARGER_THAN_STAGING, 3)],
+)
+def test_pages_come_back_with_the_same_bytes(page: PageShape, n_copied: int) -> None:
+    n_pages = 2 * n_copied + 3
+    with opened(page, n_pages, n_copied + 10) as (pool, host):
+        rng = random.Random(n_copied)
+        for _ in range(3):
+            pages, slots = rng.sample(range(n_pages), 2 * n_copied), rng.sample(range(n_copied + 10), n_copied)
+            sources, destinations = pages[:n_copied], pages[n_copied:]
+            expected = contents(pool)
+            move(expected, sources, destinations)
+            host.store(sources, slots)
+            host.load(slots, destinations)
+            check(pool, expected)
+
+
+def test_consecutive_slots_of_two_pinned_pieces() -> None:
+    n_slots = (3 << 29) // LLAMA_8B.n_bytes
+    with opened(LLAMA_8B, 32, n_slots) as (pool, host):
+        edge = (1 << 30) // LLAMA_8B.n_bytes
+        sources, destinations = range(16), range(16, 32)
+        expected = contents(pool)
+        move(expected, sources, destinations)
+        slots = range(edge - 8, edge + 8)
+        host.store(sources, slots)
+        host.load(slots, destinations)
+        check(pool, expected)
+
+
+def test_loads_and_stores_at_the_same_time() -> None:
+    """Each direction has pages and slots of its own; steps of other streams run meanwhile."""
+    n, n_rounds = 40, 30
+    with opened(LLAMA_8B, 4 * n, 2 * n) as (pool, host):
+        host.store(range(n), range(n))
+        expected = contents(pool)
+        load_from = [random.Random(i).sample(range(n), n) for i in range(n_rounds)]
+        for slots in load_from:
+            for cache in expected:
+                cache[:, n : 2 * n] = cache[:, slots]
+        failures: list[BaseException] = []
+
+        def run(copy: str) -> None:
+            try:
+                for i in range(n_rounds):
+                    if copy == "load":
+                        host.load(load_from[i], range(n, 2 * n))
+                    else:
+                        host.store(range(2 * n, 3 * n), range(n, 2 * n))
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=run, args=(copy,)) for copy in ("load", "store")]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            torch.randn(2048, 2048, device=DEVICE) @ torch.randn(2048, 2048, device=DEVICE)
+            torch.cuda.synchronize()
+        assert not failures
+        host.load(range(n, 2 * n), range(3 * n, 4 * n))
+        move(expected, range(2 * n, 3 * n), range(3 * n, 4 * n))
+        check(pool, expected)
+
+
+def test_copies_through_their_threads() -> None:
+    with opened(LLAMA_8B, 64, 64) as (pool, host), closing(CopyThreads(host)) as copies:
+        expected = contents(pool)
+        assert copies.take_new_slots() == range(64)
+        sources, slots, destinations = range(20), range(30, 50), range(40, 60)
+        move(expected, sources, destinations)
+        for start in (lambda: copies.store(sources, slots), lambda: copies.load(slots, destinations)):
+            ticket = start()
+            select.select([copies], [], [])
+            (finished,) = copies.take_finished()
+            assert (finished.ticket, finished.error) == (ticket, None)
+        check(pool, expected)
+
+
+def test_sizes_that_cannot_be() -> None:
+    pool = CudaPool(LLAMA_8B, 2, torch.device(DEVICE, torch.cuda.current_device()))
+    for n_bytes in (0, LLAMA_8B.n_bytes - 1, 1 << 60):
+        with pytest.raises(ConfigError, match="host_memory"):
+            CudaHostSlots(pool, n_bytes)
+
+
+def test_closing_while_memory_is_pinned_gives_it_back() -> None:
+    pool = CudaPool(LLAMA_8B, 2, torch.device(DEVICE, torch.cuda.current_device()))
+    for _ in range(3):
+        host = CudaHostSlots(pool, 30 << 30)
+        assert host.n_slots == (30 << 30) // LLAMA_8B.n_bytes
+        host.close()
+        assert host.n_usable < host.n_slots
