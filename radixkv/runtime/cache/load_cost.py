@@ -31,8 +31,8 @@ class LoadCost:
     after a restart with a disk cache, loading counts as faster.
 
     A load of n tokens takes a fixed time and n times ``load_s_per_token``, and for those on disk
-    ``fetch_s_per_token`` in addition. Computing them takes n times ``compute_s_per_token``: the prompt's other tokens
-    are computed in any case, and with them what is fixed.
+    ``fetch_s_per_token`` in addition. Computing them takes n times ``compute_s_per_token``: the prompt's other
+    tokens are computed in any case, and with them what is fixed.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class LoadCost:
 
     @property
     def min_tokens(self) -> float:
-        """Length in tokens above which a load from the host tier is faster than computing; infinite if it never is."""
+        """Length in tokens above which a load from the host tier is faster than computing; infinite if none is."""
         load, compute = self.load_s_per_token, self.compute_s_per_token
         if load is None or compute is None:
             return 0.0

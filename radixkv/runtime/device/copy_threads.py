@@ -65,8 +65,8 @@ def count_slots(n_bytes: int, page_bytes: int) -> int:
     """
     if n_bytes < page_bytes:
         raise ConfigError(
-            f"host_memory_bytes {n_bytes} is less than one page, which takes {page_bytes}; set it to at least "
-            f"{page_bytes}, or leave it out"
+            f"a host tier of {n_bytes} bytes is less than one page, which takes {page_bytes}; set --host-memory to "
+            "at least that, or leave it out"
         )
     return n_bytes // page_bytes
 

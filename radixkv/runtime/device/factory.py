@@ -22,6 +22,7 @@ from radixkv.runtime.device.machine_cuda import (
     check_machine,
     inspect_machine,
 )
+from radixkv.runtime.device.memory_check import require_host_memory
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.preflight_cuda import check_for_cuda
 from radixkv.runtime.device.resolved_config import ResolvedConfig, with_defaults
@@ -89,6 +90,8 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
     resolved = with_defaults(config, device, limit, machine)
     if resolved.max_model_len > limit:
         raise ConfigError(f"max_model_len {resolved.max_model_len} must be between 1 and the checkpoint's {limit}")
+    if resolved.host_memory_bytes is not None:
+        require_host_memory(resolved.host_memory_bytes)
     if device == "cuda":
         assert machine is not None
         check_for_cuda(

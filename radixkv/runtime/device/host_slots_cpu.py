@@ -8,7 +8,7 @@ import torch
 
 from radixkv.runtime.device.copy_threads import count_slots
 from radixkv.runtime.device.kv_pool_cpu import KVPool
-from radixkv.runtime.device.memory_check import check_allocation
+from radixkv.runtime.device.memory_check import require_host_memory
 
 
 class CpuHostSlots:
@@ -30,8 +30,8 @@ class CpuHostSlots:
         shape = (2, n_layers, n_kv_heads, page_size, head_dim)
         self.page_bytes = torch.Size(shape).numel() * pool.k.dtype.itemsize
         self.n_slots = count_slots(n_bytes, self.page_bytes)
-        with check_allocation(self.n_slots * self.page_bytes, "a host tier", "set host_memory_bytes lower"):
-            self._slots = torch.empty((self.n_slots, *shape), dtype=pool.k.dtype)
+        require_host_memory(n_bytes)
+        self._slots = torch.empty((self.n_slots, *shape), dtype=pool.k.dtype)
         self._pool = pool
 
     @property

@@ -55,8 +55,22 @@ def available_bytes(root: Path = Path("/")) -> int:
     available = _kernel_estimate(root / "proc/meminfo")
     if available is None:
         available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([available, *_container_limits(root)])
+
+
+def require_host_memory(n_bytes: int, root: Path = Path("/")) -> None:
+    """Raises ``ConfigError`` if a host tier of ``n_bytes`` cannot fit, now or later.
+
+    A container's limit decides where there is one: a virtual machine may show less memory than it can get.
+    """
+    limit = min(_container_limits(root), default=None) or available_bytes(root)
+    if n_bytes > limit:
+        raise ConfigError(_problem(n_bytes, limit, "a host tier", "set --host-memory lower"))
+
+
+def _container_limits(root: Path) -> list[int]:
     limits = [_read(root / path).strip() for path in _CONTAINER_LIMITS]
-    return min([available, *(int(limit) for limit in limits if limit.isdecimal())])
+    return [int(limit) for limit in limits if limit.isdecimal()]
 
 
 def _problem(n_bytes: int, available: int, purpose: str, remedy: str) -> str:

@@ -48,7 +48,7 @@ class PinnedMemory:
             self._memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, ValueError, OverflowError) as error:
             raise ConfigError(
-                f"host memory of {n_bytes / _GIB:.1f} GiB cannot be allocated: {error}; set host_memory lower"
+                f"host memory of {n_bytes / _GIB:.1f} GiB cannot be allocated: {error}; set --host-memory lower"
             ) from error
         self._memory.madvise(mmap.MADV_DONTFORK)  # copy-on-write would move pages away from the device
         with contextlib.suppress(OSError):  # a kernel without huge pages; small ones only take longer to pin
@@ -92,7 +92,7 @@ class PinnedMemory:
                 self._pin(self.address + first, n_bytes)
             except RuntimeError as error:
                 logger.warning(
-                    "host memory ends at %.1f of %.1f GiB: %s; set host_memory lower",
+                    "host memory ends at %.1f of %.1f GiB: %s; set --host-memory lower",
                     first / _GIB,
                     self._n_bytes / _GIB,
                     error,

@@ -23,8 +23,8 @@ class LoadingRequests:
 
     A *loading* request has a load in flight. Once the copy is done it is *loaded*: it keeps the pages, and is
     admitted before all waiting requests. A request that needs pages which are being loaded for another one *joins*
-    that load, and returns to the waiting queue when the copy is done. So does a request whose pages are fetched from
-    disk into the host tier; it is loaded from there then.
+    that load, and returns to the waiting queue when the copy is done. So does a request whose pages are fetched
+    from disk into the host tier; it is loaded from there then.
 
     The pages that loading and loaded requests still need beside the loaded ones are *promised*: nobody else is
     admitted into them, so that a load is not for nothing.

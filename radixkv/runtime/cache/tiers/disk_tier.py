@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from radixkv.runtime.cache.block_table import BlockTable
-from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.tiers.page_keys import chain, namespace_key
 from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, PageStore
+
+from radixkv.runtime.cache.block_table import BlockTable
+from radixkv.runtime.cache.cache import PageCache
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 
 _MAX_WRITTEN_BYTES = 256 << 20
-"""Bytes of writes in flight at a time, and at most 1/4 of the host tier: their slots cannot be evicted meanwhile."""
+"""Bytes of writes in flight at a time, and at most 1/4 of the host tier: they pin their slots."""
 _MAX_OFFERS = 4096
 """Offers that wait to be written; beyond them the oldest is dropped."""
 
@@ -117,7 +118,7 @@ class DiskTier:
         return n_host + self.store.run(self._keys(namespace, tokens)[first:]) * self.host.page_size
 
     def find_fetch(self, namespace: Namespace, tokens: bytes, n_host: int) -> Fetch | None:
-        """Returns a fetch in flight of the page after the first ``n_host`` tokens of the prompt, if there is one."""
+        """Returns a fetch in flight of the page after the prompt's first ``n_host`` tokens, if there is one."""
         n_bytes = (n_host + self.host.page_size) * TOKEN_BYTES
         for fetch in self._fetches.values():
             is_same = fetch.namespace == namespace and fetch.blocks.can_commit and n_bytes <= len(fetch.tokens)
