@@ -51,14 +51,16 @@ class Session:
     """Returns a fresh generator at each call, so that the same session can be sent to several servers."""
     n_requests: int
     """Number of requests in all turns."""
+    first_turn: int = 0
+    """Index of the first turn in its chat; above 0 if other sessions have the chat's earlier turns."""
     arrival_s: float | None = None
     """Arrival time from the data set, in seconds after the start of the run; None: the data set has no times."""
 
 
-def single_request_session(request: BenchRequest, arrival_s: float | None = None) -> Session:
-    """Returns a session that sends one request."""
+def single_request_session(request: BenchRequest, arrival_s: float | None = None, *, turn: int = 0) -> Session:
+    """Returns a session that sends one request, the turn of this index in its chat."""
 
     def turns() -> Turns:
         yield (request,)
 
-    return Session(turns, n_requests=1, arrival_s=arrival_s)
+    return Session(turns, n_requests=1, first_turn=turn, arrival_s=arrival_s)

@@ -142,7 +142,7 @@ class _Run:
     async def _run_session(self, index: int, session: PreparedSession, due: float | None) -> None:
         prepared = session.requests
         try:
-            for turn in itertools.count():
+            for turn in itertools.count(self._sessions[index].first_turn):
                 records = [Record(session=index, turn=turn, scheduled=due) for _ in prepared]
                 self._records[index] += records  # before they are answered, since the run may end meanwhile
                 await self._send_all(prepared, records)
@@ -225,7 +225,7 @@ class _Run:
         """Adds a failed record for every request that was not sent."""
         reason = "the run ended before" if is_aborted else "an earlier turn of its session failed"
         for index, (session, records) in enumerate(zip(self._sessions, self._records, strict=True)):
-            turn = records[-1].turn + 1 if records else 0
+            turn = records[-1].turn + 1 if records else session.first_turn
             is_cut_short = is_aborted or any(record.error is not None for record in records)
             records += [
                 Record(session=index, turn=turn, error=f"not sent: {reason}", error_kind="not_sent")

@@ -33,7 +33,7 @@ class Record:
     session: int = 0
     """Index of the request's session in the run."""
     turn: int = 0
-    """Index of the request's turn in its session."""
+    """Index of the request's turn in its chat."""
     started: float = 0.0
     """When the request was sent. 0: it was not sent."""
     scheduled: float | None = None

@@ -58,6 +58,8 @@ def table_sections(metrics: Metrics) -> list[tuple[str, Rows]]:
         (title, [_row(f"{label} {short} (ms):", metrics[f"{key}_{name}_ms"]) for label, key in _STATISTICS])
         for title, short, name in _TIMES
     ]
+    if metrics["mean_returning_ttft_ms"] is not None:
+        times[0][1].append(_row("Mean TTFT, returning turns (ms):", metrics["mean_returning_ttft_ms"]))
     report = metrics["cache_report"]
     cache = [
         _row("Cache:", metrics["cache"] or "as the server has it"),

@@ -25,7 +25,7 @@ def run_metrics(measurement: Measurement, goodput: Mapping[str, float] | None = 
     the run ended early, ``aborted`` has the reason and the other metrics cover the requests until then.
 
     In an open loop, latencies count from when a request should have been sent, and ``lateness`` is how much later
-    it was sent.
+    it was sent. ``returning_ttft`` is the ``ttft`` of the turns after the first of their chat.
 
     Args:
         measurement: the records of the run.
@@ -56,6 +56,7 @@ def run_metrics(measurement: Measurement, goodput: Mapping[str, float] | None = 
         "n_checked": len(checked),
     }
     result |= summary("ttft", [record.ttft for record in good])
+    result |= summary("returning_ttft", [record.ttft for record in good if record.turn > 0])
     result |= summary("tpot", [record.tpot for record in good if record.tpot is not None])
     result |= summary("itl", [gap for record in good for gap in record.itl])
     result |= summary("e2e_latency", [record.latency for record in good])
@@ -234,6 +235,7 @@ METRICS = (
     Metric("Output throughput (tok/s)", "output_throughput", True, is_main=True),
     Metric("Mean TTFT (ms)", "mean_ttft_ms", False, is_main=True),
     Metric("P99 TTFT (ms)", "p99_ttft_ms", False, is_main=True),
+    Metric("Mean returning TTFT (ms)", "mean_returning_ttft_ms", False, is_main=True),
     Metric("Mean TPOT (ms)", "mean_tpot_ms", False, is_main=True),
     Metric("Mean ITL (ms)", "mean_itl_ms", False),
     Metric("P99 ITL (ms)", "p99_itl_ms", False),

@@ -7,6 +7,7 @@ import re
 import statistics
 import sys
 from array import array
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,7 @@ from radixkv import terminal_progress
 from radixkv.bench.load.arrivals import Load
 from radixkv.bench.load.client import OpenAIClient
 from radixkv.bench.load.generator import LoadGenerator
-from radixkv.bench.session import BenchRequest, Session
+from radixkv.bench.session import BenchRequest, Session, single_request_session
 from radixkv.errors import ConfigError
 from radixkv.terminal_progress import Progress
 from support.fake_openai import output_ids, output_text, prompt_ids
@@ -181,6 +182,18 @@ def test_the_requests_of_a_turn_are_sent_together_and_get_all_replies(fake):
     assert received == [tuple(text for text, _ in expected(f"branch {n}", n=2, count=2)) for n in range(3)]
     assert [record.turn for record in measurement.records] == [0, 0, 0, 1]
     assert fake.bodies[-1]["prompt"] == "the end"
+
+
+def test_a_session_may_begin_with_a_later_turn_of_its_chat(fake):
+    sessions = [
+        single_request_session(BenchRequest("one: two:", 2), turn=4),
+        replace(chat("uno:", " due:"), first_turn=1),
+    ]
+    records = send(fake.address, sessions).records
+    assert [(record.session, record.turn) for record in records] == [(0, 4), (1, 1), (1, 2)]
+    fake.dies_at = len(fake.bodies) + 1
+    *_, unsent = send(fake.address, ["alpha", sessions[0]], max_concurrency=1).records
+    assert (unsent.session, unsent.turn, unsent.error_kind) == (1, 4, "not_sent")
 
 
 def test_max_concurrency_limits_requests_of_one_turn(fake):

@@ -65,6 +65,18 @@ def test_metrics_count_successful_requests_over_the_whole_duration():
     assert result["mean_lateness_ms"] is None
 
 
+def test_the_time_to_first_token_of_returning_turns_is_that_of_turns_after_the_first():
+    records = [record([0.9]), record([0.1]), record([0.3]), failed("timeout")]
+    for turn, each in enumerate(records):
+        each.turn = turn
+    result = run_metrics(measured(*records))
+    assert result["mean_returning_ttft_ms"] == pytest.approx(200)
+    assert re.search(r"^Mean TTFT, returning turns \(ms\): +200\.00$", result_table(line(measured(*records))), re.M)
+    single_turns = measured(record([0.9]))
+    assert run_metrics(single_turns)["mean_returning_ttft_ms"] is None
+    assert "returning" not in result_table(line(single_turns))
+
+
 def test_in_an_open_loop_latencies_count_from_when_a_request_should_have_been_sent():
     result = run_metrics(measured(record([0.1, 0.3], late=0.05), record([0.1, 0.3], late=0.15)))
     assert (result["mean_ttft_ms"], result["mean_e2e_latency_ms"]) == (pytest.approx(200), pytest.approx(400))
