@@ -21,6 +21,7 @@ from radixkv.bench.workloads.fewshot import FewShot
 from radixkv.bench.workloads.judge import Judge
 from radixkv.bench.workloads.long_document_qa import LongDocumentQA
 from radixkv.bench.workloads.multiturn import MultiTurn
+from radixkv.bench.workloads.pressure import Pressure
 from radixkv.bench.workloads.self_consistency import SelfConsistency
 from radixkv.bench.workloads.trace import Trace
 from radixkv.bench.workloads.tree_of_thought import TreeOfThought
@@ -30,6 +31,7 @@ from radixkv.errors import ConfigError, shortened
 Workload = (
     FewShot
     | MultiTurn
+    | Pressure
     | Unshared
     | Chat
     | Agents

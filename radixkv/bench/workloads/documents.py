@@ -203,7 +203,9 @@ class Documents(NamedTuple):
     """As ``WorkloadSessions.counts``; ``missing_questions``: questions that documents of a data set lack."""
 
 
-def documents_from(source: Source, count: int, n_questions: int, n_facts: int) -> Documents:
+def documents_from(
+    source: Source, count: int, n_questions: int, n_facts: int, *, settings: str = "num_documents"
+) -> Documents:
     """Generates documents from the seed, or takes the first of the data set.
 
     Args:
@@ -211,6 +213,7 @@ def documents_from(source: Source, count: int, n_questions: int, n_facts: int) -
         count: number of documents.
         n_questions: questions about each document; those of a data set may have fewer.
         n_facts: facts in each generated document.
+        settings: the workload's parameter that is ``count``, for the error's text.
 
     Raises:
         ConfigError: the data set cannot be read or is too short.
@@ -218,7 +221,7 @@ def documents_from(source: Source, count: int, n_questions: int, n_facts: int) -
     if source.dataset is None:
         return Documents(list(islice(generate_documents(source.seed, n_facts, n_questions), count)), {})
     read = read_documents(source.dataset, skip_bad_lines=source.skip_bad_lines)
-    check_enough(source, "documents", len(read.items), count, settings="num_documents")
+    check_enough(source, "documents", len(read.items), count, settings=settings)
     documents = [Document(document.text, document.problems[:n_questions]) for document in read.items[:count]]
     counts = bad_lines(read.n_bad_lines)
     if n_missing := sum(n_questions - len(document.problems) for document in documents):

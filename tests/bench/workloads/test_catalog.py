@@ -12,6 +12,7 @@ NAMES = [
     "judge",
     "long-document-qa",
     "multiturn",
+    "pressure",
     "self-consistency",
     "trace",
     "tree-of-thought",

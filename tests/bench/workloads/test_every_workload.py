@@ -93,7 +93,8 @@ def test_any_parameters_and_any_answers_give_sessions_with_n_requests(data):
     sessions = loaded.sessions
     expected = msgspec.structs.asdict(workload)
     groups = expected.get("num_sessions") or expected.get("num_documents") or expected["num_prompts"]
-    assert len(sessions) == groups * (expected["num_questions"] if name == "long-document-qa" else 1)
+    split = {"long-document-qa": "num_questions", "pressure": "num_turns"}
+    assert len(sessions) == groups * (expected[split[name]] if name in split else 1)
     for session in sessions:
         answers = data.draw(st.lists(st.text(), min_size=1, max_size=5))
         turns = collect_turns(session, lambda request, answers=answers: (answers * 8)[: request.n])
