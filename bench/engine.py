@@ -1,4 +1,4 @@
-"""Runs the six token workloads through the offline ``LLM``, with dummy weights of the shape of Llama 3.1 8B.
+"""Runs token workloads through the offline ``LLM``, with dummy weights of the shape of Llama 3.1 8B.
 
 Prints a table row for each workload, and appends a JSON line for each to ``--output-file``. The workloads are
 functions in ``--workloads-file``: ``token_workloads.py``, or another Python file with ``ALL``, which maps names to
@@ -14,6 +14,7 @@ that work, as a share of the device's time in attention.
     python bench/engine.py --output-file bench/results/engine.jsonl
     python bench/engine.py --workloads decode,agents --cache off
     python bench/engine.py --workloads none --profile fewshot
+    python bench/engine.py --workloads pressure --setting kv_cache_memory_bytes=17179869184
     python bench/engine.py --small --device cpu      # tries the code
 """
 
@@ -35,7 +36,7 @@ from peers import GEMM_MS, GEMM_OF, PEERS
 from result_lines import add_gpu_flags, append, script_parser
 from roof import measure
 from shapes import LLAMA_8B, SMALL, write_model
-from token_workloads import Phases, Workloads, load_workloads
+from token_workloads import Phases, Workloads, load_workloads, pressure
 from traces import record_trace, table
 
 from gpu import gpu_provenance, watched_power
@@ -50,6 +51,7 @@ SMALL_SIZES: Mapping[str, Mapping[str, int]] = {
     "fewshot": {"requests": 8, "shared": 48, "question": 8, "output": 4},
     "multiturn": {"sessions": 3, "turns": 2, "system": 32, "user": 8, "output": 4},
     "agents": {"tasks": 2, "width": 2, "depth": 2, "system": 48, "step": 16, "output": 4},
+    "pressure": {"sessions": 8, "turns": 2, "first": 80, "user": 8, "output": 4, "in_flight": 2},
 }
 """Sizes of the workloads with ``--small``."""
 
@@ -121,7 +123,9 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workloads-file", type=Path, metavar="FILE", help="Python file with ALL (default: token_workloads.py)"
     )
-    parser.add_argument("--workloads", default="all", metavar="NAMES", help="comma-separated, all or none")
+    parser.add_argument(
+        "--workloads", default="all", metavar="NAMES", help="comma-separated, all (without pressure) or none"
+    )
     parser.add_argument("--cache", choices=("on", "off"), default="on")
     parser.add_argument("--watch-power", action="store_true", help="record the GPU's clock and power too")
     parser.add_argument(
@@ -141,8 +145,11 @@ def setting(text: str) -> tuple[str, Any]:
 
 
 def select_workloads(text: str, known: Workloads) -> list[str]:
-    if text in ("all", "none"):
-        return list(known) if text == "all" else []
+    """Returns the names in ``text``; ``all`` has no ``pressure``, which needs a pool that is too small for it."""
+    if text == "all":
+        return [name for name, workload in known.items() if workload is not pressure]
+    if text == "none":
+        return []
     names = text.split(",")
     unknown = [name for name in names if name not in known]
     if unknown:

@@ -41,15 +41,24 @@ Cache = Literal["on", "off"]
 WORKLOADS: Mapping[str, Mapping[str, int]] = {
     "fewshot": {"num_prompts": 768, "num_shots": 9, "output_len": 32, "max_concurrency": 256},
     "multiturn": {"num_sessions": 256, "num_turns": 3, "num_shots": 3, "output_len": 64, "max_concurrency": 256},
+    "pressure": {
+        "num_sessions": 160,
+        "num_facts": 220,
+        "num_questions": 6,
+        "output_len": 64,
+        "max_concurrency": 32,
+    },
 }
-"""Prompts of about 980 tokens, 910 of them shared; and chats of about 460 tokens."""
+"""Prompts of about 980 tokens, 910 of them shared; chats of about 460 tokens; and chats that grow to 3,000 tokens,
+480,000 together, for a pool of 131,072 (``--flag=--max-total-tokens=131072``)."""
 SMALL_WORKLOADS: Mapping[str, Mapping[str, int]] = {
     "fewshot": {"num_prompts": 12, "num_shots": 2, "output_len": 4, "max_concurrency": 4},
     "multiturn": {"num_sessions": 4, "num_turns": 2, "num_shots": 1, "output_len": 4, "max_concurrency": 4},
+    "pressure": {"num_sessions": 6, "num_turns": 2, "num_facts": 8, "output_len": 4, "max_concurrency": 4},
 }
 HEADER = (
     f"{'workload':<10} {'cache':<5} {'seconds':>8} {'req/s':>7} {'out tok/s':>9} {'TTFT ms':>8} {'p99':>8} "
-    f"{'ITL ms':>7} {'p99':>7} {'hits %':>6} {'optimum':>7}"
+    f"{'return':>8} {'ITL ms':>7} {'p99':>7} {'hits %':>6} {'optimum':>7}"
 )
 
 
@@ -152,6 +161,7 @@ def row(line: Mapping[str, Any]) -> str:
     return (
         f"{line['workload']:<10} {line['cache']:<5} {line['duration']:>8.2f} {line['request_throughput']:>7.1f} "
         f"{line['output_throughput']:>9.0f} {number(line['mean_ttft_ms']):>8} {number(line['p99_ttft_ms']):>8} "
+        f"{number(line['mean_returning_ttft_ms']):>8} "
         f"{number(line['mean_itl_ms']):>7} {number(line['p99_itl_ms']):>7} "
         f"{number(report['cache_hit_rate_pct']):>6} {number(report['optimum_pct']):>7}"
     )

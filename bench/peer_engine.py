@@ -1,4 +1,4 @@
-"""Runs the six token workloads through another engine's offline API, as ``engine.py`` does through radixkv's.
+"""Runs token workloads through another engine's offline API, as ``engine.py`` does through radixkv's.
 
 Model, prompts, phases, warm-up and clock are the same: dummy bf16 weights of the shape of Llama 3.1 8B, token ids
 as prompts, greedy answers of fixed length, and one call of ``generate`` for each phase. The prefix cache is flushed

@@ -1,7 +1,14 @@
-"""Models that consist of a ``config.json`` only, for random weights (``load_format="dummy"``)."""
+"""Models that consist of a ``config.json`` only, for random weights (``load_format="dummy"``).
+
+As a script, writes one with a tokenizer, which servers of all engines need. Its tokens are words, one for each id:
+
+    python bench/shapes.py FOLDER
+    python bench/shapes.py FOLDER --small      # to try a benchmark without a GPU
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -55,9 +62,35 @@ def write_model(config: Config, folder: Path) -> Path:
     return folder
 
 
+def write_tokenizer(n_tokens: int, folder: Path) -> None:
+    """Writes a tokenizer whose token ``i`` is the word ``ti``, so that every id of the vocabulary has a text."""
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "model": {"type": "WordLevel", "vocab": {f"t{i}": i for i in range(n_tokens)}, "unk_token": "t0"},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
+
+
 def layer_matrices(config: Config) -> list[tuple[int, int]]:
     """Returns the shapes of a layer's fused matrices, [out, in]: query-key-value, output, gate-up, down."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     query = config["num_attention_heads"] * config["head_dim"]
     key = config["num_key_value_heads"] * config["head_dim"]
     return [(query + 2 * key, hidden), (hidden, query), (2 * inner, hidden), (hidden, inner)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--small", action="store_true", help="a small model")
+    arguments = parser.parse_args()
+    config = SMALL if arguments.small else LLAMA_8B
+    write_tokenizer(config["vocab_size"], write_model(config, arguments.folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Workloads of token ids: six for comparing engines, or those of another Python file.
+"""Workloads of token ids: seven for comparing engines, or those of another Python file.
 
 Each function of ``ALL`` returns phases in order; the requests of a phase are sent to the engine together. Equal
 arguments give equal ids. Answers must be greedy and ignore the end of sequence, and each workload starts with an
@@ -102,6 +102,32 @@ def agents(
     return phases
 
 
+def pressure(
+    sessions: int = 160,
+    turns: int = 4,
+    first: int = 2444,
+    user: int = 100,
+    output: int = 64,
+    in_flight: int = 32,
+    seed: int = 107,
+) -> Phases:
+    """Generates chats that return after all others: 480k tokens, for a pool of 128k.
+
+    A phase is one turn of ``in_flight`` chats; all chats take a turn before the first takes its next. A pool that
+    holds all of them is under no pressure. Random ids stand for the model's answers, as in ``multiturn``.
+    """
+    rng = random.Random(seed)
+    chats = [_ids(rng, first) for _ in range(sessions)]
+    phases = []
+    for turn in range(turns):
+        if turn:
+            for chat in chats:
+                chat += _ids(rng, output + _around(rng, user))
+        requests = [(list(chat), output) for chat in chats]
+        phases += [requests[start : start + in_flight] for start in range(0, sessions, in_flight)]
+    return phases
+
+
 def _ids(rng: random.Random, n: int) -> list[int]:
     return [rng.randrange(10, VOCAB) for _ in range(n)]
 
@@ -125,5 +151,5 @@ def load_workloads(path: Path | None) -> Workloads:
 
 
 ALL: Workloads = {
-    workload.__name__: workload for workload in (single, decode, unshared, fewshot, multiturn, agents)
+    workload.__name__: workload for workload in (single, decode, unshared, fewshot, multiturn, agents, pressure)
 }

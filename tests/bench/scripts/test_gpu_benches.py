@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -58,11 +59,21 @@ def test_engine_counts_the_tokens_of_the_workloads(tmp_path: Path, workloads: st
     assert (off["cache"], off["hit_rate_pct"]) == ("off", 0.0)
 
 
+def test_pressure_runs_only_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (line,) = run("engine.py", tmp_path, "--small", "--workloads", "pressure", "--setting", "max_total_tokens=320")
+    assert (line["requests"], line["output_tokens"], line["pages"]) == (16, 16 * 4, 20)
+    assert line["hit_rate_pct"] == 0.0
+    monkeypatch.syspath_prepend(BENCH)
+    engine, known = importlib.import_module("engine"), importlib.import_module("token_workloads").ALL
+    assert known.keys() - engine.select_workloads("all", known) == {"pressure"}
+    assert engine.select_workloads("none", known) == []
+
+
 def test_engine_names_an_unknown_workload() -> None:
     command = [sys.executable, str(BENCH / "engine.py"), "--small", "--device", "cpu", "--workloads", "chess"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    known = "single, decode, unshared, fewshot, multiturn, agents, all and none"
+    known = "single, decode, unshared, fewshot, multiturn, agents, pressure, all and none"
     assert done.stderr.strip() == f"no workload chess; there are {known}"
 
 

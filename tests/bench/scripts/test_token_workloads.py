@@ -16,6 +16,7 @@ DIGESTS = {
     "fewshot": "4f267c55e97f5462",
     "multiturn": "4a2c0bb988200ca3",
     "agents": "613422df67c318a9",
+    "pressure": "703fd9abd4d60b3a",
 }
 
 
@@ -33,3 +34,20 @@ def test_the_token_ids_have_not_changed(workloads, name):
 
 def test_no_workload_is_unpinned(workloads):
     assert list(workloads) == list(DIGESTS)
+
+
+def test_a_chat_of_pressure_returns_when_the_pool_has_forgotten_it(workloads):
+    pool, last = 131_072, {}
+    n_tokens = 0
+    for phase in workloads["pressure"]():
+        assert len(phase) <= 32
+        for prompt, n_new in phase:
+            chat = tuple(prompt[:16])
+            if chat in last:
+                before, computed = last[chat]
+                assert prompt[: len(before)] == before
+                assert n_tokens - computed > 2 * pool
+            n_tokens += len(prompt) + n_new
+            last[chat] = prompt, n_tokens
+    assert len(last) == 160
+    assert 3.5 * pool < sum(len(prompt) + 64 for prompt, _ in last.values()) < 4 * pool
