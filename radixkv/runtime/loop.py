@@ -151,7 +151,7 @@ class Loop:
         self.is_waiting_for_copies = False
         """Whether the last turn had nothing to plan, launch or collect before pages are copied from the host tier.
 
-        Before the next turn the caller should wait for a message, or until one of ``copy_descriptors`` is readable."""
+        Wait for a message, or until one of ``copy_descriptors`` is readable, then call ``turn``."""
         self._counters = _Counters()
 
     @property

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -217,12 +217,6 @@ class RuntimeServer:
     """Whether every invariant was checked since the last step."""
     _next_check: float = 0.0
     """Earliest time of the next check, on ``time.monotonic``."""
-    _poller: zmq.Poller = field(default_factory=zmq.Poller)
-
-    def __post_init__(self) -> None:
-        self._poller.register(self.socket, zmq.POLLIN)
-        for descriptor in self.loop.copy_descriptors:
-            self._poller.register(descriptor, zmq.POLLIN)
 
     def run(self) -> None:
         """Serves until a ``Drain`` has come and no work is left.
@@ -253,7 +247,7 @@ class RuntimeServer:
 
     def _receive(self, wait_ms: int) -> None:
         """Takes all messages that have arrived, after waiting at most ``wait_ms`` for one or for copied pages."""
-        if self.socket not in dict(self._poller.poll(wait_ms)):
+        if not self._has_message(wait_ms):
             return
         while True:
             try:
@@ -269,6 +263,17 @@ class RuntimeServer:
                 case _:
                     self._is_draining = self._is_draining or isinstance(message, Drain)
                     self._send(self.loop.receive(message))
+
+    def _has_message(self, wait_ms: int) -> bool:
+        """Waits until a message has arrived or pages are copied; returns whether a message has."""
+        descriptors = self.loop.copy_descriptors if wait_ms else []
+        if not descriptors:
+            return bool(self.socket.poll(wait_ms))
+        poller = zmq.Poller()
+        poller.register(self.socket, zmq.POLLIN)
+        for descriptor in descriptors:
+            poller.register(descriptor, zmq.POLLIN)
+        return self.socket in dict(poller.poll(wait_ms))
 
     def _decode(self, parts: list[bytes]) -> ToRuntime | None:
         """Decodes a message; None if it is malformed, from another peer, or out of order around the handshake."""

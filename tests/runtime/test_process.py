@@ -48,6 +48,11 @@ class Loop:
     has_work = False
     ready = Ready(1, 100, 200, 16, 10, 8, 64, "cpu", "float32")
     step = staticmethod(lambda: None)
+    is_waiting_for_copies = False
+    copy_descriptors = []
+
+    def advance_copies(self):
+        pass
 
     def receive(self, message):
         if isinstance(message, GetStats) and message.id == "work":

@@ -102,6 +102,11 @@ class ScriptedLoop:
     submitted: list[Submit] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     explained: list[Explain] = field(default_factory=list)
+    is_waiting_for_copies: bool = False
+    copy_descriptors: tuple[int, ...] = ()
+
+    def advance_copies(self) -> None:
+        """Nothing: there is no other tier."""
 
     @property
     def ready(self) -> Ready:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from radixkv.runtime.cache.tiers.page_keys import chain, namespace_key
-from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, PageStore
-
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.tiers.page_keys import chain, namespace_key
+from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, PageStore
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 
 _MAX_WRITTEN_BYTES = 256 << 20
