@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from radixkv.compat import Place, dtype_name, renamed
-from radixkv.compat_flags import add_always_on_flags, add_refused_flags, spellings
+from radixkv.compat import UNITS, Place, dtype_name, in_bytes, renamed, write_policy_name
+from radixkv.compat_flags import add_always_on_flags, add_refused_flags, check_implied_flags, spellings
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.errors import RadixKVError, shortened
 
@@ -97,6 +97,24 @@ def byte_size(text: str) -> int:
     return int(value * base ** _SIZE_STEPS.index(unit[0] if unit not in ("", "B") else " "))
 
 
+class _ByteSize(argparse.Action):
+    """Takes a size such as ``64GiB``, or under another engine's flag a number in its unit."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        alias = str(option_string).removeprefix("--").replace("-", "_")
+        try:
+            size = in_bytes(alias, number(values)) if alias in UNITS else byte_size(values)
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentError(self, str(error)) from None
+        setattr(namespace, self.dest, size)
+
+
 def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
     """Adds the flags of the model, the page pool and the scheduler, which ``engine_config`` reads.
 
@@ -166,6 +184,8 @@ def engine_config(args: argparse.Namespace, *, model: str | None = None, seed: i
     if model is not None and args.model is not None:
         parser.error(f"the model is given twice, as {model!r} and as --model {args.model!r}; give it once")
     given = model if model is not None else args.model
+    if args.host_memory is None:
+        check_implied_flags(parser, args, "host_memory_bytes")
     try:
         return EngineConfig(
             model=ModelConfig(
@@ -276,12 +296,16 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--host-memory",
-        type=byte_size,
+        *spellings("host_memory_bytes"),
+        dest="host_memory",
+        action=_ByteSize,
         metavar="SIZE",
-        help="size of the host tier, such as 64GiB: host memory that keeps KV which no longer fits (default: none)",
+        help="size of the host tier, such as 64GiB: host memory that keeps KV which no longer fits; "
+        "--kv-offloading-size takes a number of GiB, --hicache-size of GB (default: none)",
     )
     group.add_argument(
-        "--write-policy",
+        *spellings("write_policy"),
+        type=write_policy_name,
         default=defaults.write_policy,
         metavar="POLICY",
         help="what the host tier gets: through for all that is computed, or selective for what a second request "

@@ -28,7 +28,17 @@ def add_always_on_flags(parser: argparse.ArgumentParser, place: Place) -> None:
 def add_refused_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of features that radixkv lacks, which are refused by name unless they ask for nothing."""
     for name, refusal in refusals(Place.FLAG).items():
-        parser.add_argument(_flag(name), action=_RefusedFlag, refusal=refusal)
+        if refusal.implied_by is None:
+            parser.add_argument(_flag(name), action=_RefusedFlag, refusal=refusal)
+        else:
+            parser.add_argument(_flag(name), action="store_true", help=argparse.SUPPRESS)
+
+
+def check_implied_flags(parser: argparse.ArgumentParser, args: argparse.Namespace, setting: str) -> None:
+    """Refuses flags that ask for what one of our settings does. For when that setting is not given."""
+    for name, refusal in refusals(Place.FLAG).items():
+        if refusal.implied_by == setting and vars(args)[name]:
+            parser.error(str(refusal.error(name=_flag(name))))
 
 
 def _flag(name: str) -> str:

@@ -61,6 +61,9 @@ def read(config, path):
         (("--page-size", "--block-size"), "8", "cache.page_size", 8),
         (("--kv-cache-memory-bytes",), "4096", "cache.kv_cache_memory_bytes", 4096),
         (("--max-total-tokens",), "640", "cache.max_total_tokens", 640),
+        (("--host-memory",), "4096", "cache.host_memory_bytes", 4096),
+        (("--write-policy", "--hicache-write-policy"), "selective", "cache.write_policy", "selective"),
+        (("--load-policy",), "never", "cache.load_policy", "never"),
         (("--gpu-memory-utilization", "--mem-fraction-static"), "0.85", "cache.gpu_memory_utilization", 0.85),
         (("--max-num-seqs", "--max-running-requests"), "9", "scheduler.max_num_seqs", 9),
         (("--max-num-batched-tokens", "--chunked-prefill-size"), "999", "scheduler.max_num_batched_tokens", 999),
@@ -141,7 +144,10 @@ engines = st.builds(
         max_total_tokens=st.none() | positive,
         enable_prefix_caching=st.booleans(),
         gpu_memory_utilization=st.none() | st.floats(1e-3, 1.0),
-    ),
+        write_policy=st.sampled_from(["through", "selective"]),
+        load_policy=st.sampled_from(["auto", "always", "never"]),
+    )
+    | st.builds(CacheConfig, host_memory_bytes=positive),
     scheduler=st.builds(
         SchedulerConfig,
         max_num_seqs=st.none() | st.integers(1, 64),
@@ -165,7 +171,7 @@ def test_every_setting_has_a_flag():
     """A new field of a configuration must appear in ``engines`` above, and so in ``engine_flags``."""
     assert {field.name for field in fields(EngineConfig)} == {"model", "cache", "scheduler", "seed"}
     assert len(fields(ModelConfig)) == 8
-    assert len(fields(CacheConfig)) == 5
+    assert len(fields(CacheConfig)) == 8
     assert len(fields(SchedulerConfig)) == 7
     assert len(fields(ServerConfig)) == 12
 
@@ -359,7 +365,11 @@ def test_generate_reads_its_sampling_flags():
     assert args.prompt == "text"
 
 
-REFUSED_FLAGS = [name if name.startswith("-") else f"--{name.replace('_', '-')}" for name in refusals(Place.FLAG)]
+REFUSED_FLAGS = [
+    name if name.startswith("-") else f"--{name.replace('_', '-')}"
+    for name, refusal in refusals(Place.FLAG).items()
+    if refusal.implied_by is None
+]
 
 
 @pytest.mark.parametrize("flag", REFUSED_FLAGS)
@@ -475,3 +485,51 @@ def test_a_model_that_is_given_twice_is_refused(capsys, flag):
     text = refused(capsys, lambda: engine_config(args, model=args.positional_model))
     assert "'one'" in text
     assert f" {flag} 'two'" in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "n_bytes"),
+    [
+        (("--host-memory", "64GiB"), 64 << 30),
+        (("--host-memory", "500MB"), 500_000_000),
+        (("--host-memory=1.5 gib",), 3 << 29),
+        (("--kv-offloading-size", "0.5"), 1 << 29),
+        (("--kv-offloading-size", "4", "--kv-offloading-backend", "native"), 4 << 30),
+        (("--hicache-size", "2"), 2 * 10**9),
+        (("--enable-hierarchical-cache", "--hicache-size=2"), 2 * 10**9),
+        (("--host-memory", "1KiB", "--enable-hierarchical-cache"), 1024),
+    ],
+)
+def test_the_host_tiers_size_has_the_unit_of_its_flag(flags, n_bytes):
+    assert parse(*flags).cache.host_memory_bytes == n_bytes
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("write_through", "through"), ("write_through_selective", "selective")]
+)
+def test_sglangs_write_policies_have_its_names(theirs, ours):
+    assert parse("--hicache-write-policy", theirs).cache.write_policy == ours
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (("--host-memory", "lots"), ["--host-memory", "'lots'", "64GiB"]),
+        (("--host-memory", "5XB"), ["'5XB'"]),
+        (("--host-memory", "0"), ["host_memory_bytes 0"]),
+        (("--hicache-size", "x"), ["--hicache-size", "'x'"]),
+        (("--hicache-size", "inf"), ["inf"]),
+        (("--hicache-size", "1", "--host-memory", "1GB"), ["--hicache-size", "--host-memory", "same setting"]),
+        (("--host-memory", "1GiB", "--no-enable-prefix-caching"), ["host_memory_bytes", "enable_prefix_caching"]),
+        (("--host-memory", "1GiB", "--hicache-write-policy", "write_back"), ["--hicache-write-policy", "through"]),
+        (("--host-memory", "1GiB", "--load-policy", "fast"), ["load_policy 'fast'", "auto"]),
+        (("--enable-hierarchical-cache",), ["--enable-hierarchical-cache", "--host-memory"]),
+        (("--hicache-ratio", "2"), ["--hicache-ratio", "--host-memory"]),
+        (("--swap-space", "4"), ["--swap-space", "--host-memory"]),
+        (("--cpu-offload-gb", "4"), ["--cpu-offload-gb", "weights"]),
+        (("--kv-offloading-size", "1", "--kv-offloading-backend", "lmcache"), ["--kv-offloading-backend"]),
+    ],
+)
+def test_a_wrong_host_tier_is_one_line(capsys, flags, parts):
+    text = refused(capsys, parse, *flags)
+    assert all(part in text for part in parts), text

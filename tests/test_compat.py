@@ -9,8 +9,9 @@ import pytest
 
 from radixkv.arguments import Parser
 from radixkv.cli.serve import add as add_serve
-from radixkv.compat import ALIASES, Place, Refusal, refusals
+from radixkv.compat import ALIASES, Place, Refusal, SettingNames, refusals
 from radixkv.compat.table import REFUSED
+from radixkv.errors import ConfigError, UnsupportedFeature
 from radixkv.frontend.api.openai.schema import ChatRequest, CompletionRequest
 from radixkv.frontend.api.sglang.schema import GenerateRequest, SamplingFields
 from radixkv.llm import LLM
@@ -87,3 +88,34 @@ def test_empty_values_and_accepted_ones_ask_for_nothing(value: object, asks_for_
 
 def test_an_empty_schema_asks_for_any_json() -> None:
     assert not refusals(Place.CHATS)["json_schema"].asks_for_nothing({})
+
+
+def resolve(**settings: object) -> tuple[dict[str, object], dict[str, str]]:
+    return SettingNames(Place.LLM, "LLM", ConfigError).resolve(settings, OURS[Place.LLM])
+
+
+def test_the_host_tiers_size_has_the_unit_of_its_name() -> None:
+    assert resolve(host_memory_bytes=5)[0] == {"host_memory_bytes": 5}
+    assert resolve(kv_offloading_size=0.5, kv_offloading_backend="native")[0] == {"host_memory_bytes": 1 << 29}
+    for order in (1, -1):
+        settings = {"enable_hierarchical_cache": True, "hicache_size": 2, "hicache_write_policy": "write_through"}
+        assert resolve(**dict(list(settings.items())[::order]))[0] == {
+            "host_memory_bytes": 2 * 10**9,
+            "write_policy": "write_through",
+        }
+    assert resolve(hicache_size="2")[0] == {"host_memory_bytes": "2"}, "refused as any text is"
+
+
+def test_errors_name_a_size_in_bytes_as_ours() -> None:
+    assert resolve(hicache_size=2)[1] == {}
+    assert resolve(block_size=8)[1] == {"page_size": "block_size"}
+
+
+def test_a_host_tier_is_refused_without_its_size() -> None:
+    with pytest.raises(UnsupportedFeature, match="enable_hierarchical_cache True .*host_memory_bytes"):
+        resolve(enable_hierarchical_cache=True)
+    assert resolve(enable_hierarchical_cache=False) == ({}, {})
+    with pytest.raises(UnsupportedFeature, match="hicache_ratio 2.0 .*host_memory_bytes"):
+        resolve(hicache_ratio=2.0, hicache_size=4)
+    with pytest.raises(ConfigError, match="hicache_size and kv_offloading_size are the same"):
+        resolve(hicache_size=4, kv_offloading_size=4)

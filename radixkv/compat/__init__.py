@@ -1,18 +1,29 @@
 """What other engines have: taken as an alias, accepted because it asks for nothing, or refused with what to do."""
 
 from radixkv.compat.refusals import Refusal, refusals
-from radixkv.compat.settings import SettingNames, dtype_name, naming, renamed, takes_other_names
-from radixkv.compat.table import ALIASES, ALWAYS_ON_FLAGS, Place
+from radixkv.compat.settings import (
+    SettingNames,
+    dtype_name,
+    in_bytes,
+    naming,
+    renamed,
+    takes_other_names,
+    write_policy_name,
+)
+from radixkv.compat.table import ALIASES, ALWAYS_ON_FLAGS, UNITS, Place
 
 __all__ = [
     "ALIASES",
     "ALWAYS_ON_FLAGS",
+    "UNITS",
     "Place",
     "Refusal",
     "SettingNames",
     "dtype_name",
+    "in_bytes",
     "naming",
     "refusals",
     "renamed",
     "takes_other_names",
+    "write_policy_name",
 ]

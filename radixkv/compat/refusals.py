@@ -22,6 +22,8 @@ class Refusal:
     """Values that ask for nothing, besides None and empty ones."""
     same_as: str | None = None
     """The field of the same body whose value also asks for nothing."""
+    implied_by: str | None = None
+    """Our setting besides which the name asks for nothing."""
     kind: type[InvalidRequest] = UnsupportedFeature
     shows_value: bool = True
 
@@ -54,7 +56,7 @@ def refusals(place: Place) -> dict[str, Refusal]:
         for each in " ".join(names for places, names in refused.names.items() if place in places).split():
             name, has_values, values = each.partition("=")
             accepts = tuple(json.loads(value) for value in values.split("|")) if has_values else ()
-            found[name] = Refusal(name, reason, accepts, refused.same_as)
+            found[name] = Refusal(name, reason, accepts, refused.same_as, refused.implied_by)
     return found
 
 

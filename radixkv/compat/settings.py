@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import wraps
 from inspect import signature
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from radixkv.compat.refusals import refusals
-from radixkv.compat.table import ALIASES, Place
+from radixkv.compat.table import ALIASES, UNITS, Place
 from radixkv.errors import RadixKVError, RequestError, UnsupportedFeature, shortened
 
 ParametersT = ParamSpec("ParametersT")
@@ -50,7 +51,7 @@ class SettingNames:
     def resolve(
         self, settings: Mapping[str, object], known: Collection[str], *, by_position: Collection[str] = ()
     ) -> tuple[dict[str, object], dict[str, str]]:
-        """Returns the settings under our names, and by our name each alias that was used.
+        """Returns the settings under our names, and by our name each alias that was used, unless its unit differs.
 
         Args:
             settings: names and values as given.
@@ -64,6 +65,7 @@ class SettingNames:
         resolved: dict[str, object] = {}
         used: dict[str, str] = {}
         unknown: list[str] = []
+        refused: list[str] = []
         for name, value in settings.items():
             if name in known:
                 resolved[name] = value
@@ -72,14 +74,17 @@ class SettingNames:
                 if ours in settings or ours in used or ours in by_position:
                     raise self._error(f"{used.get(ours, ours)} and {name} are the same setting; give one of them")
                 is_opposite = ours != self._aliases[name] and isinstance(value, bool)
-                resolved[ours], used[ours] = (not value if is_opposite else value), name
+                resolved[ours], used[ours] = (not value if is_opposite else in_bytes(name, value)), name
             elif name not in self._refusals:
                 unknown.append(name)
             elif not self._refusals[name].asks_for_nothing(value):
-                raise self._refusals[name].error(shortened(value))
+                refused.append(name)
+        for name in refused:
+            if resolved.get(self._refusals[name].implied_by or "") is None:
+                raise self._refusals[name].error(shortened(settings[name]))
         if unknown:
             raise self._unknown(sorted(unknown), known)
-        return resolved, used
+        return resolved, {ours: name for ours, name in used.items() if name not in UNITS}
 
     def _unknown(self, names: list[str], known: Collection[str]) -> UnsupportedFeature:
         for name in names:
@@ -139,3 +144,15 @@ def dtype_name(dtype: object) -> str:
     """Returns the canonical name of a dtype: ``float16`` for ``half`` and for ``torch.float16``."""
     name = str(dtype).removeprefix("torch.")
     return {"half": "float16", "float": "float32"}.get(name, name)
+
+
+def write_policy_name(policy: Any) -> Any:
+    """Returns our name of a write policy of SGLang; other values as they are."""
+    return {"write_through": "through", "write_through_selective": "selective"}.get(str(policy), policy)
+
+
+def in_bytes(alias: str, value: object) -> object:
+    """Returns a size in bytes that is given under an alias with another unit; other values as they are."""
+    if alias not in UNITS or isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return int(value * UNITS[alias]) if math.isfinite(value) else value

@@ -51,6 +51,8 @@ class Refused:
     """What to do; empty if the name is to be left out, or another path used."""
     same_as: str | None = None
     """The field of a body whose value also asks for nothing here: some clients send both."""
+    implied_by: str | None = None
+    """Our setting that does what the name asks for; besides it, the name asks for nothing."""
 
 
 ALIASES: Mapping[Place, Mapping[str, str]] = {
@@ -66,6 +68,9 @@ ALIASES: Mapping[Place, Mapping[str, str]] = {
         "random_seed": "seed",
         "disable_radix_cache": "no_enable_prefix_caching",
         "disable_cuda_graph": "enforce_eager",
+        "kv_offloading_size": "host_memory_bytes",
+        "hicache_size": "host_memory_bytes",
+        "hicache_write_policy": "write_policy",
     },
     Place.SAMPLING: {
         "max_new_tokens": "max_tokens",
@@ -76,6 +81,9 @@ ALIASES: Mapping[Place, Mapping[str, str]] = {
     },
 }
 """By place: other engines' names of our settings. ``no_`` before ours means that the values are opposite."""
+
+UNITS: Mapping[str, int] = {"kv_offloading_size": 1 << 30, "hicache_size": 10**9}
+"""Bytes of one unit of those aliases that are not in bytes: vLLM's are GiB, SGLang's GB."""
 
 ALWAYS_ON_FLAGS: Mapping[Place, str] = {
     Place.FLAG: "enable_chunked_prefill async_scheduling",
@@ -98,11 +106,26 @@ REFUSED = (
         {ENGINE: 'disaggregation_mode="null"', BODIES: "bootstrap_host bootstrap_port bootstrap_room"},
     ),
     Refused(
-        "the cache is only in the device's memory",
-        {
-            ENGINE: "kv_transfer_config enable_hierarchical_cache=false swap_space=0 cpu_offload_gb=0",
-            OPENAI: "kv_transfer_params ec_transfer_params",
-        },
+        "servers do not exchange KV",
+        {ENGINE: "kv_transfer_config", OPENAI: "kv_transfer_params ec_transfer_params"},
+    ),
+    Refused(
+        "a size turns the host tier on",
+        {ENGINE: "enable_hierarchical_cache=false"},
+        "give hicache_size or host_memory_bytes (--host-memory)",
+        implied_by="host_memory_bytes",
+    ),
+    Refused(
+        "what no longer fits on the device goes to a host tier with a size in bytes",
+        {ENGINE: "hicache_ratio swap_space=0"},
+        "use host_memory_bytes (--host-memory)",
+    ),
+    Refused("the only tier beside the device is host memory", {ENGINE: "hicache_storage_backend"}),
+    Refused("pages are copied in one way", {ENGINE: 'kv_offloading_backend="native"'}),
+    Refused(
+        "weights stay on the device",
+        {ENGINE: "cpu_offload_gb=0"},
+        "leave it out (KV in host memory: host_memory_bytes, --host-memory)",
     ),
     Refused("this release does not publish cache events", {ENGINE: "kv_events_config"}),
     Refused(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from radixkv.checkpoints import resolve, resolve_tokenizer
-from radixkv.compat import Place, SettingNames, dtype_name, takes_other_names
+from radixkv.compat import Place, SettingNames, dtype_name, takes_other_names, write_policy_name
 from radixkv.config import (
     CacheConfig,
     Device,
@@ -156,7 +156,7 @@ class LLM:
                 enable_prefix_caching,
                 gpu_memory_utilization,
                 host_memory_bytes,
-                write_policy,
+                write_policy_name(write_policy),
                 load_policy,
             ),
             SchedulerConfig(max_num_seqs, max_num_batched_tokens, schedule_policy),
