@@ -135,6 +135,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """``cpu``, or the GPU's name."""
     dtype: str
     """The dtype of activations and KV."""
+    n_host_slots: int | None = None
+    """Pages that the host tier will hold once its memory is prepared; None without a host tier."""
 
     @property
     def max_prompt_and_answer(self) -> int:
@@ -268,13 +270,17 @@ class HostStats(msgspec.Struct, frozen=True):
     n_slots: int
     """Pages that the tier can hold by now; its memory is prepared in the background."""
     n_slots_free: int
+    page_bytes: int
+    """Size of a page."""
     n_loading: int
     """Requests that wait for pages from the tier."""
+    prefix_hits_total: int
+    """The part of ``Stats.prefix_hits_total`` that was loaded from the tier."""
     pages_loaded_total: int
     pages_stored_total: int
     pages_evicted_total: int
     load_seconds: float
-    """Time of the copies to the device, each alone: bytes by it are the rate of the link."""
+    """Time of the copies to the device, each alone: ``pages_loaded_total * page_bytes`` by it is the rate."""
     store_seconds: float
     copies_failed_total: int
     hits_computed_total: int

@@ -59,8 +59,8 @@ _MAX_CLOSE_S = 5.0
 
 @dataclass(slots=True)
 class _Counters:
-    prefix_queries: int = 0
     prefix_hits: int = 0
+    prefix_hits_loaded: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
     steps: int = 0
@@ -142,6 +142,7 @@ class Loop:
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
             device=executor.device,
             dtype=executor.dtype,
+            n_host_slots=None if transfers is None else transfers.copier.n_slots,
         )
         """The message that tells a frontend the sizes of model, pool and steps."""
         self._intake = Intake(self.ready, eos_token_ids=eos_token_ids, seed=seed, clock=clock)
@@ -277,17 +278,17 @@ class Loop:
             namespace = self._intake.namespace(message.cache_salt)
         except RequestError as error:
             return Failed(message.id, error.code, str(error), error.param)
-        explanation = self._cache.tree.explain(namespace, message.tokens, contents=message.contents)
         n_tokens = len(message.tokens) // TOKEN_BYTES
         n_in_host, is_loaded, min_loaded = self._explain_host(namespace, message.tokens)
-        n_cached = explanation.n_tokens + (n_in_host if is_loaded else 0)
+        cache = self._transfers.host if self._transfers is not None and is_loaded else self._cache
+        explanation = cache.tree.explain(namespace, message.tokens, contents=message.contents)
         position, token = explanation.first_difference, None
         if position is not None:
             (token,) = unpack_tokens(message.tokens[position * TOKEN_BYTES : (position + 1) * TOKEN_BYTES])
         return Explained(
             id=message.id,
             n_tokens=n_tokens,
-            n_cached=min(n_cached, n_tokens - 1),  # a request computes at least one prompt token
+            n_cached=min(explanation.n_tokens, n_tokens - 1),  # a request computes at least one prompt token
             reason=explanation.reason,
             first_difference=position,
             token=token,
@@ -305,7 +306,8 @@ class Loop:
             return 0, False, None
         n_device, n_host = transfers.n_loadable(namespace, tokens)
         min_tokens = transfers.cost.min_tokens if transfers.load_policy == "auto" else None
-        return n_host - n_device, transfers.should_load(n_device, n_host), min_tokens
+        n_in_host = max(0, min(n_host, len(tokens) // TOKEN_BYTES - 1) - n_device)
+        return n_in_host, n_in_host > 0 and transfers.should_load(n_device, n_host), min_tokens
 
     def _collect_result(self) -> list[FromRuntime]:
         """Takes the oldest launched step's result. If it failed, so have all steps launched after it."""
@@ -369,8 +371,8 @@ class Loop:
     def _count_prompt(self, live: _LiveRequest, request: Request) -> None:
         live.is_counted = True
         self._counters.prompt_tokens += request.n_prompt
-        self._counters.prefix_queries += request.n_prompt
         self._counters.prefix_hits += live.n_cached
+        self._counters.prefix_hits_loaded += live.n_loaded
 
     def _abort_rest(self, live: _LiveRequest) -> None:
         """Aborts the unfinished choices of a request and forgets it.
@@ -405,7 +407,7 @@ class Loop:
             n_pages=cache.n_pages,
             n_pages_free=cache.n_free,
             n_pages_evictable=cache.n_available - cache.n_free,
-            prefix_queries_total=counters.prefix_queries,
+            prefix_queries_total=counters.prompt_tokens,
             prefix_hits_total=counters.prefix_hits,
             prompt_tokens_total=counters.prompt_tokens,
             generation_tokens_total=counters.generation_tokens,
@@ -425,7 +427,9 @@ class Loop:
         return HostStats(
             n_slots=host.n_pages,
             n_slots_free=host.n_free,
+            page_bytes=transfers.copier.page_bytes,
             n_loading=len(self._scheduler.loading),
+            prefix_hits_total=self._counters.prefix_hits_loaded,
             pages_loaded_total=counters.n_pages_loaded,
             pages_stored_total=counters.n_pages_stored,
             pages_evicted_total=host.n_evicted,

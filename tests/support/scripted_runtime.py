@@ -30,6 +30,7 @@ from radixkv.wire import (
     Flushed,
     FromRuntime,
     GetStats,
+    HostStats,
     NewTokens,
     PromptLogprobs,
     Ready,
@@ -40,6 +41,23 @@ from radixkv.wire import (
     pack_tokens,
 )
 
+HOST = HostStats(
+    n_slots=200,
+    n_slots_free=150,
+    page_bytes=1000,
+    n_loading=2,
+    prefix_hits_total=30,
+    pages_loaded_total=6,
+    pages_stored_total=9,
+    pages_evicted_total=3,
+    load_seconds=0.5,
+    store_seconds=0.75,
+    copies_failed_total=1,
+    hits_computed_total=4,
+    load_seconds_per_token=0.001,
+    compute_seconds_per_token=0.005,
+)
+"""Counters of a host tier."""
 EOS = 256
 VOCAB_SIZE = 300
 MAX_MODEL_LEN = 512
@@ -102,6 +120,8 @@ class ScriptedLoop:
     submitted: list[Submit] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     explained: list[Explain] = field(default_factory=list)
+    host: HostStats | None = None
+    """Counters of a host tier, from which every request has loaded one token; None: there is no host tier."""
     is_waiting_for_copies: bool = False
     copy_descriptors: tuple[int, ...] = ()
 
@@ -110,7 +130,9 @@ class ScriptedLoop:
 
     @property
     def ready(self) -> Ready:
-        return Ready(WIRE_VERSION, VOCAB_SIZE, MAX_MODEL_LEN, 16, 64, 256, 8192, "NVIDIA H200", "bfloat16")
+        sizes = WIRE_VERSION, VOCAB_SIZE, MAX_MODEL_LEN, 16, 64, 256, 8192
+        n_host_slots = None if self.host is None else self.host.n_slots
+        return Ready(*sizes, "NVIDIA H200", "bfloat16", n_host_slots)
 
     @property
     def has_work(self) -> bool:
@@ -211,13 +233,16 @@ class ScriptedLoop:
         del self.running[message.id]
         return [end, self._done(request)]
 
+    def advance_copies(self) -> None:
+        """Does nothing: there are no copies."""
+
     def check(self) -> None:
         assert all(request.n >= 0 for request in self.running.values())
 
     def _done(self, request: _Running) -> Done:
         n_prompt = len(request.prompt)
         reason = request.choices[-1].finish_reason or "abort"
-        return Done(request.submit.id, reason, n_prompt, request.n, n_prompt // 2, 0.25)
+        return Done(request.submit.id, reason, n_prompt, request.n, n_prompt // 2, int(self.host is not None), 0.25)
 
     def _stats(self, stats_id: str) -> Stats:
         return Stats(
@@ -239,6 +264,7 @@ class ScriptedLoop:
             cache_seconds=0.25,
             attention_seconds=0.75,
             frames_dropped_total=0,
+            host=self.host,
         )
 
 

@@ -51,8 +51,8 @@ def add_server_info_routes(
     @app.get("/server_info")
     async def server_info(request: Request) -> Response:
         """Settings and counters."""
-        state = msgspec.structs.asdict(await client.stats()) | _rates(metrics)
-        del state["id"]
+        state = msgspec.to_builtins(await client.stats()) | _rates(metrics)
+        del state["id"], state["type"]
         info = {
             **settings,
             "served_model_name": served_model.name,

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from radixkv.config import MetricsCompat
 from radixkv.frontend.metrics.stats_delta import StatsDelta
-from radixkv.wire import Stats
+from radixkv.wire import HostStats, Stats
 
 _VLLM: Mapping[str, tuple[str, ...]] = {
     "num_requests_running": ("num_requests_running",),
     "num_requests_waiting": ("num_requests_waiting",),
     "kv_cache_usage_perc": ("kv_cache_usage_perc", "gpu_cache_usage_perc"),
     "prefix_cache_queries": ("prefix_cache_queries",),
-    "prefix_cache_hits": ("prefix_cache_hits",),
     "prompt_tokens": ("prompt_tokens",),
     "generation_tokens": ("generation_tokens",),
     "num_preemptions": ("num_preemptions",),
@@ -32,7 +31,6 @@ _SGLANG: Mapping[str, tuple[str, ...]] = {
     "num_requests_running": ("num_running_reqs",),
     "num_requests_waiting": ("num_queue_reqs",),
     "kv_cache_usage_perc": ("token_usage",),
-    "prefix_cache_hits": ("cached_tokens",),
     "prompt_tokens": ("prompt_tokens",),
     "generation_tokens": ("generation_tokens",),
     "time_to_first_token_seconds": ("time_to_first_token_seconds",),
@@ -67,10 +65,56 @@ class MetricAliases:
                     renamed.add_sample(renamed.name + suffix, self._labels | labels, sample.value)
                 yield renamed
 
-    def derived_gauges(self, stats: Stats, stats_delta: StatsDelta | None) -> Iterator[Metric]:
-        """Yields the gauges that SGLang computes from counters; rates only with a ``stats_delta``."""
-        if self.engine != "sglang":
-            return
+    def derived(self, stats: Stats, stats_delta: StatsDelta | None) -> Iterator[Metric]:
+        """Yields what the other engine counts in other units; rates only with a ``stats_delta``."""
+        if self.engine == "vllm":
+            yield from self._vllm_hits(stats)
+            if stats.host is not None:
+                yield from self._vllm_offloading(stats.host)
+        else:
+            yield from self._sglang_gauges(stats, stats_delta)
+            yield self._sglang_hits(stats)
+            if stats.host is not None:
+                yield from self._sglang_hierarchical_cache(stats, stats.host)
+
+    def _vllm_hits(self, stats: Stats) -> Iterator[Metric]:
+        n_loaded = 0 if stats.host is None else stats.host.prefix_hits_total
+        n_hits = stats.prefix_hits_total - n_loaded
+        yield self._counter("prefix_cache_hits", "Prompt tokens that the device had.", n_hits)
+        if stats.host is not None:
+            n_missed = stats.prefix_queries_total - n_hits
+            yield self._counter("external_prefix_cache_queries", "Prompt tokens that the device lacked.", n_missed)
+            yield self._counter("external_prefix_cache_hits", "Prompt tokens loaded from the host.", n_loaded)
+
+    def _vllm_offloading(self, host: HostStats) -> Iterator[Metric]:
+        n_loaded, n_stored = (n * host.page_bytes for n in (host.pages_loaded_total, host.pages_stored_total))
+        yield self._counter("kv_offload_load_bytes", "Bytes copied to the device.", n_loaded)
+        yield self._counter("kv_offload_load_time", "Seconds of these copies.", host.load_seconds)
+        yield self._counter("kv_offload_store_bytes", "Bytes copied to the host.", n_stored)
+        yield self._counter("kv_offload_store_time", "Seconds of these copies.", host.store_seconds)
+
+    def _sglang_hits(self, stats: Stats) -> Metric:
+        text = "Prompt tokens that were not computed."
+        if stats.host is None:
+            return self._counter("cached_tokens", text, stats.prefix_hits_total)
+        n_loaded = stats.host.prefix_hits_total
+        by_source = {"device": stats.prefix_hits_total - n_loaded, "host": n_loaded}
+        hits = CounterMetricFamily("sglang:cached_tokens", text, labels=[*self._labels, "cache_source"])
+        for source, value in by_source.items():
+            hits.add_metric([*self._labels.values(), source], value)
+        return hits
+
+    def _sglang_hierarchical_cache(self, stats: Stats, host: HostStats) -> Iterator[Metric]:
+        n_total, n_used = host.n_slots * self.page_size, (host.n_slots - host.n_slots_free) * self.page_size
+        yield self._gauge("hicache_host_total_tokens", "Tokens that the host tier holds.", n_total)
+        yield self._gauge("hicache_host_used_tokens", "Tokens in the host tier.", n_used)
+        n_loaded, n_stored = (n * self.page_size for n in (host.pages_loaded_total, host.pages_stored_total))
+        yield self._counter("load_back_tokens", "Tokens copied to the device.", n_loaded)
+        yield self._counter("hicache_backup_tokens", "Tokens copied to the host.", n_stored)
+        n_evicted = stats.pages_evicted_total * self.page_size
+        yield self._counter("evicted_tokens", "Tokens evicted from the device.", n_evicted)
+
+    def _sglang_gauges(self, stats: Stats, stats_delta: StatsDelta | None) -> Iterator[Metric]:
         n_used = stats.n_pages - stats.n_pages_free - stats.n_pages_evictable
         yield self._gauge("num_used_tokens", "Tokens in pages neither free nor evictable.", n_used * self.page_size)
         yield self._gauge("max_total_num_tokens", "Tokens that the pool holds.", stats.n_pages * self.page_size)
@@ -87,3 +131,8 @@ class MetricAliases:
         gauge = GaugeMetricFamily(f"{self.engine}:{name}", text, labels=list(self._labels))
         gauge.add_metric(list(self._labels.values()), value)
         return gauge
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        counter = CounterMetricFamily(f"{self.engine}:{name}", text, labels=list(self._labels))
+        counter.add_metric(list(self._labels.values()), value)
+        return counter

@@ -78,7 +78,15 @@ def _line(stats_delta: StatsDelta) -> str:
     )
     return (
         f"{stats.n_running} running, {stats.n_waiting} waiting, "
-        f"pool {used:.1%} in use and {cached:.1%} cached, {hits}, "
+        f"pool {used:.1%} in use and {cached:.1%} cached, {_host_tier(stats_delta)}{hits}, "
         f"{stats_delta.prompt_tokens_per_s:.1f} prompt tokens/s, "
         f"{stats_delta.generation_tokens_per_s:.1f} generated tokens/s"
     )
+
+
+def _host_tier(stats_delta: StatsDelta) -> str:
+    before, after = stats_delta.before.host, stats_delta.after.host
+    if before is None or after is None:
+        return ""
+    used = 1 - after.n_slots_free / after.n_slots if after.n_slots else 0.0
+    return f"host tier {used:.1%} used, {after.pages_loaded_total - before.pages_loaded_total} pages loaded, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -16,7 +16,7 @@ from prometheus_client.utils import floatToGoString
 
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.stats_delta import StatsDelta
-from radixkv.wire import Stats
+from radixkv.wire import HostStats, Stats
 
 PREFIX = "radixkv:"
 FINISH_REASONS = ("stop", "length", "abort", "error")
@@ -24,6 +24,9 @@ FINISH_REASONS = ("stop", "length", "abort", "error")
 
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+_Values = Mapping[str, tuple[float, str]]
+"""Values of metrics with their descriptions, by name."""
 
 
 class Metrics:
@@ -64,7 +67,7 @@ class Metrics:
         durations = (self._first_token, self._next_token, self._whole, self._queue)
         families = [*(each.family() for each in durations), self._ended_family(), *_families(stats)]
         if aliases is not None:
-            families += [*aliases.families(families), *aliases.derived_gauges(stats, self.stats_delta)]
+            families += [*aliases.families(families), *aliases.derived(stats, self.stats_delta)]
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Collected(families))
         return generate_latest(registry)
@@ -121,8 +124,6 @@ def _families(stats: Stats) -> Iterator[Metric]:
         "kv_pages_free": (stats.n_pages_free, "Pages that hold nothing."),
         "kv_pages_evictable": (stats.n_pages_evictable, "Cached pages that no request holds."),
     }
-    for name, (value, text) in gauges.items():
-        yield GaugeMetricFamily(PREFIX + name, text, value=value)
     counters = {
         "prefix_cache_queries": (stats.prefix_queries_total, "Prompt tokens looked up in the cache."),
         "prefix_cache_hits": (stats.prefix_hits_total, "Prompt tokens that were not computed."),
@@ -140,5 +141,41 @@ def _families(stats: Stats) -> Iterator[Metric]:
         ),
         "frames_dropped": (stats.frames_dropped_total, "Received frames that were not a valid message."),
     }
+    yield from _numbers(gauges, counters)
+    if stats.host is not None:
+        yield from _host_families(stats.host)
+
+
+def _host_families(host: HostStats) -> Iterator[Metric]:
+    gauges: dict[str, tuple[float, str]] = {
+        "num_requests_loading": (host.n_loading, "Part of num_requests_waiting: wait for pages of the host tier."),
+        "host_slots": (host.n_slots, "Pages that the host tier can hold; grows while its memory is prepared."),
+        "host_slots_free": (host.n_slots_free, "Pages that the host tier could take without evicting."),
+        "host_page_bytes": (host.page_bytes, "Size of a page."),
+    }
+    if host.load_seconds_per_token is not None:
+        gauges["load_seconds_per_token"] = (host.load_seconds_per_token, "Loading a token from the host tier.")
+    if host.compute_seconds_per_token is not None:
+        gauges["compute_seconds_per_token"] = (host.compute_seconds_per_token, "Computing a token of a prompt.")
+    counters = {
+        "host_prefix_cache_hits": (host.prefix_hits_total, "Part of prefix_cache_hits: loaded from the host tier."),
+        "host_hits_computed": (
+            host.hits_computed_total,
+            "Hits in the host tier that were faster to compute.",
+        ),
+        "host_pages_loaded": (host.pages_loaded_total, "Pages copied from the host tier to the device."),
+        "host_pages_stored": (host.pages_stored_total, "Pages copied from the device to the host tier."),
+        "host_pages_evicted": (host.pages_evicted_total, "Pages evicted from the host tier."),
+        "host_load_seconds": (host.load_seconds, "Time of the copies to the device."),
+        "host_store_seconds": (host.store_seconds, "Time of the copies to the host tier."),
+        "host_copies_failed": (host.copies_failed_total, "Copies that failed, in either direction."),
+    }
+    yield from _numbers(gauges, counters)
+
+
+def _numbers(gauges: _Values, counters: _Values) -> Iterator[Metric]:
+    """Yields a family for each value and its description, by name."""
+    for name, (value, text) in gauges.items():
+        yield GaugeMetricFamily(PREFIX + name, text, value=value)
     for name, (value, text) in counters.items():
         yield CounterMetricFamily(PREFIX + name, text, value=value)

@@ -13,7 +13,7 @@ from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.wire import GetStats, Stats
-from support.scripted_runtime import ScriptedLoop
+from support.scripted_runtime import HOST, ScriptedLoop
 
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -116,6 +116,39 @@ def test_sglang(metrics: Metrics, stats: Stats) -> None:
     }
     for name, value in expected.items():
         assert read(values, f"sglang:{name}", model_name="some/model") == pytest.approx(value), name
+
+
+def test_vllm_with_a_host_tier(metrics: Metrics, stats: Stats) -> None:
+    stats = msgspec.structs.replace(stats, host=HOST)
+    values = samples(metrics.render(stats, MetricAliases("vllm", "m", 16)), "vllm:")
+    expected = {
+        "prefix_cache_queries_total": 100,
+        "prefix_cache_hits_total": 10,
+        "external_prefix_cache_queries_total": 90,
+        "external_prefix_cache_hits_total": 30,
+        "kv_offload_load_bytes_total": 6000,
+        "kv_offload_load_time_total": 0.5,
+        "kv_offload_store_bytes_total": 9000,
+        "kv_offload_store_time_total": 0.75,
+    }
+    for name, value in expected.items():
+        assert read(values, f"vllm:{name}", model_name="m", engine="0") == value, name
+
+
+def test_sglang_with_a_host_tier(metrics: Metrics, stats: Stats) -> None:
+    stats = msgspec.structs.replace(stats, host=HOST)
+    values = samples(metrics.render(stats, MetricAliases("sglang", "m", 16)), "sglang:")
+    expected = {
+        "hicache_host_total_tokens": 200 * 16,
+        "hicache_host_used_tokens": 50 * 16,
+        "load_back_tokens_total": 6 * 16,
+        "hicache_backup_tokens_total": 9 * 16,
+        "evicted_tokens_total": 2 * 16,
+    }
+    for name, value in expected.items():
+        assert read(values, f"sglang:{name}", model_name="m") == value, name
+    for source, value in {"device": 10, "host": 30}.items():
+        assert read(values, "sglang:cached_tokens_total", model_name="m", cache_source=source) == value
 
 
 def test_rates_are_missing_without_a_stats_delta(metrics: Metrics, stats: Stats) -> None:

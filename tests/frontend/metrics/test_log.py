@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,10 +14,10 @@ from radixkv.frontend.http.errors import RuntimeSilent
 from radixkv.frontend.metrics.log import StatsLog
 from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.wire import GetStats, Stats
-from support.scripted_runtime import ScriptedLoop
+from support.scripted_runtime import HOST, ScriptedLoop
 
 
-def counters(**changes: int) -> Stats:
+def counters(**changes: Any) -> Stats:
     (stats,) = ScriptedLoop().receive(GetStats(id="g"))
     assert isinstance(stats, Stats)
     return msgspec.structs.replace(stats, **{"n_running": 0, "n_waiting": 0, **changes})
@@ -83,6 +84,14 @@ def test_a_line_has_the_statistics_of_its_interval() -> None:
     assert interval.prompt_tokens_per_s * interval.seconds == pytest.approx(40)
     assert interval.generation_tokens_per_s * interval.seconds == pytest.approx(40)
     assert f"{interval.generation_tokens_per_s:.1f} generated tokens/s" in line
+
+
+def test_a_line_says_what_the_host_tier_gave() -> None:
+    later = msgspec.structs.replace(HOST, n_slots_free=100, pages_loaded_total=HOST.pages_loaded_total + 12)
+    (line,), _ = lines([counters(host=HOST), counters(steps_total=10, host=later)])
+    assert "host tier 50.0% used, 12 pages loaded" in line
+    (line,), _ = lines([counters(), counters(steps_total=10)])
+    assert "host tier" not in line
 
 
 def test_without_prompts_there_is_no_hit_rate() -> None:

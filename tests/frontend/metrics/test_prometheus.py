@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from radixkv.frontend.metrics.prometheus import Metrics
-from radixkv.wire import GetStats, Stats
-from support.scripted_runtime import ScriptedLoop
+from radixkv.wire import GetStats, HostStats, Stats
+from support.scripted_runtime import HOST, ScriptedLoop
 
 
-def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
-    (stats,) = ScriptedLoop().receive(GetStats(id="g"))
+def samples(metrics: Metrics, host: HostStats | None = None) -> dict[tuple[str, str], float]:
+    (stats,) = ScriptedLoop(host=host).receive(GetStats(id="g"))
     assert isinstance(stats, Stats)
     families = list(text_string_to_metric_families(metrics.render(stats).decode()))
     return {(s.name, s.labels.get("le", "")): s.value for family in families for s in family.samples}
@@ -38,6 +39,35 @@ def test_stats_have_the_names_that_dashboards_know() -> None:
     }
     for name, value in expected.items():
         assert values[f"radixkv:{name}", ""] == value, name
+
+
+def test_a_host_tier_adds_its_own() -> None:
+    values = samples(Metrics(), HOST)
+    expected = {
+        "num_requests_loading": 2,
+        "host_slots": 200,
+        "host_slots_free": 150,
+        "host_page_bytes": 1000,
+        "load_seconds_per_token": 0.001,
+        "compute_seconds_per_token": 0.005,
+        "host_prefix_cache_hits_total": 30,
+        "host_hits_computed_total": 4,
+        "host_pages_loaded_total": 6,
+        "host_pages_stored_total": 9,
+        "host_pages_evicted_total": 3,
+        "host_load_seconds_total": 0.5,
+        "host_store_seconds_total": 0.75,
+        "host_copies_failed_total": 1,
+    }
+    without = samples(Metrics())
+    assert {name: values[name, ""] for name, _ in values.keys() - without.keys()} == {
+        f"radixkv:{name}": value for name, value in expected.items()
+    }
+
+
+def test_rates_are_missing_until_they_are_measured() -> None:
+    host = msgspec.structs.replace(HOST, load_seconds_per_token=None, compute_seconds_per_token=None)
+    assert not [name for name, _ in samples(Metrics(), host) if name.endswith("seconds_per_token")]
 
 
 def test_latencies_are_counted_by_token_and_by_request() -> None:
