@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -73,6 +74,10 @@ def explanation(explained: Explained, tokenizer: Tokenizer | None, *, contents: 
         }
     if explained.n_cached_elsewhere is not None:
         fields["cached_elsewhere_tokens"] = explained.n_cached_elsewhere
+    if explained.n_in_host:
+        fields["host"] = {"tokens": explained.n_in_host, "is_loaded": explained.is_loaded}
+        if explained.min_loaded_tokens is not None:
+            fields["host"]["min_loaded_tokens"] = explained.min_loaded_tokens  # JSON has null for infinite
     return fields
 
 
@@ -84,6 +89,12 @@ def _token(token: int | None, tokenizer: Tokenizer | None) -> dict[str, Any] | N
 
 def _summary(explained: Explained, tokenizer: Tokenizer | None, contents: bool) -> str:
     how_much = f"{explained.n_cached} of {explained.n_tokens} prompt tokens are cached"
+    if explained.is_loaded:
+        how_much += f", {explained.n_in_host} of them in the host tier, from which a request loads them"
+    elif explained.n_in_host:
+        how_much += (
+            f"; the host tier has {explained.n_in_host} more, which a request computes: {_why_computed(explained)}"
+        )
     match explained.reason:
         case "whole" if explained.n_cached == explained.n_tokens - 1:
             why = "the last token of a prompt is always computed"
@@ -105,6 +116,14 @@ def _summary(explained: Explained, tokenizer: Tokenizer | None, contents: bool) 
         case _:
             why = "no earlier request with this cache_salt continued from there"
     return f"{how_much}; {why}."
+
+
+def _why_computed(explained: Explained) -> str:
+    if explained.min_loaded_tokens is None:
+        return "the load policy is never"
+    if math.isinf(explained.min_loaded_tokens):
+        return "computing is faster here"
+    return f"loading is faster only above {explained.min_loaded_tokens:.0f} tokens"
 
 
 def _describe(token: int | None, tokenizer: Tokenizer | None) -> str:

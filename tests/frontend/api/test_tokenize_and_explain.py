@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -214,6 +215,26 @@ def test_a_shared_server_hides_cached_tokens_of_other_clients(
             Explained("e", 40, 0, "other_namespace", n_cached_elsewhere=32),
             {"cached_elsewhere_tokens": 32},
             ["0 of 40", "32 ", "another cache_salt"],
+        ),
+        (
+            Explained("e", 40, 32, "whole", n_in_host=16, is_loaded=True, min_loaded_tokens=4.5),
+            {"host": {"tokens": 16, "is_loaded": True, "min_loaded_tokens": 4.5}},
+            ["32 of 40", "16 of them in the host tier", "loads them", "all full pages"],
+        ),
+        (
+            Explained("e", 40, 16, "evicted", n_in_host=16, min_loaded_tokens=100.0),
+            {"host": {"tokens": 16, "is_loaded": False, "min_loaded_tokens": 100.0}},
+            ["16 of 40", "16 more", "computes", "above 100 tokens", "evicted"],
+        ),
+        (
+            Explained("e", 40, 16, "evicted", n_in_host=16, min_loaded_tokens=math.inf),
+            {"host": {"tokens": 16, "is_loaded": False, "min_loaded_tokens": math.inf}},
+            ["16 of 40", "16 more", "computing is faster"],
+        ),
+        (
+            Explained("e", 40, 16, "evicted", n_in_host=16),
+            {"host": {"tokens": 16, "is_loaded": False}},
+            ["16 of 40", "16 more", "never"],
         ),
     ],
     ids=lambda value: getattr(value, "reason", None),
