@@ -84,7 +84,7 @@ class OfflineRequest:
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if sampling.prompt_logprobs is not None:
             self._prompt_logprobs = [None] * len(self._prompt_ids)
-        self._n_cached = 0
+        self._n_cached, self._n_loaded = 0, 0
 
     def add(self, item: NewTokens) -> bool:
         """Adds new tokens of one answer; returns whether a stop string ended it."""
@@ -101,7 +101,7 @@ class OfflineRequest:
     def finish(self, done: Done) -> None:
         """Marks the request as done; all its answers have ended."""
         self.is_done = True
-        self._n_cached = done.n_cached_tokens
+        self._n_cached, self._n_loaded = done.n_cached_tokens, done.n_loaded_tokens
 
     def output(self) -> RequestOutput:
         """Returns the request's output so far; deferred answers are empty before their end. O(its size)."""
@@ -113,6 +113,7 @@ class OfflineRequest:
             outputs=[choice.output(index) for index, choice in enumerate(self._choices)],
             prompt_logprobs=self._prompt_logprobs,
             finished=self.is_done,
+            num_loaded_tokens=self._n_loaded,
         )
 
 

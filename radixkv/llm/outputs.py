@@ -51,3 +51,5 @@ class RequestOutput:
     None if the request did not ask for prompt logprobs."""
     finished: bool = True
     """Whether all answers have ended."""
+    num_loaded_tokens: int = 0
+    """The part of ``num_cached_tokens`` that was loaded from the host tier."""

@@ -58,3 +58,23 @@ def test_it_uses_the_prompts_own_salt_or_else_the_argument(llm: LLM) -> None:
 def test_a_salt_that_is_not_a_string_is_rejected(llm: LLM, salt: object) -> None:
     with pytest.raises(InvalidRequest, match=f"cache_salt is {salt}"):
         llm.explain(TEXT, cache_salt=salt)
+
+
+def test_it_says_what_a_request_gets_from_the_host_tier(sensitive: Path) -> None:
+    llm = LLM(sensitive, max_total_tokens=160, max_model_len=100, hicache_size=0.01, load_policy="always")
+    greedy = SamplingParams(temperature=0, max_tokens=1)
+    (first,) = llm.generate(TEXT, greedy)
+    while llm.get_metrics().host.n_slots_free == llm.get_metrics().host.n_slots:
+        llm.generate([5], TOKEN)  # the store ends beside the steps
+    llm.generate([list(range(10 * n + 3, 10 * n + 83)) for n in range(4)], TOKEN)
+    explained = llm.explain(TEXT)
+    assert explained.is_loaded
+    (again,) = llm.generate(TEXT, greedy)
+    assert again.outputs == first.outputs
+    assert (again.num_cached_tokens, again.num_loaded_tokens) == (explained.n_cached, explained.n_in_host)
+    assert again.num_loaded_tokens > 0 == first.num_loaded_tokens
+    other = llm.explain([*first.prompt_token_ids[:20], 7, *first.prompt_token_ids[21:]])
+    assert (other.n_cached, other.reason, other.first_difference) == (16, "differs", 20)
+    llm.flush_cache()
+    assert llm.explain(TEXT).n_in_host == 0
+    llm.shutdown()

@@ -103,7 +103,8 @@ class ResponseWriter:
         self._arrived = arrived
         self._n = request.n_choices
         self._n_prompt = sum(len(prompt.tokens) // 4 for prompt in prompts)
-        self._n_cached, self._n_done = 0, 0
+        self._n_cached, self._n_loaded, self._n_done = 0, 0, 0
+        self._has_host_tier = model.ready.n_host_slots is not None
         render_token = response_format.render_token if prompts[0].sampling.logprobs is not None else None
         self._prompts = [
             PromptWithLogprobs(
@@ -188,6 +189,7 @@ class ResponseWriter:
     def _convert(self, delta: TokenDelta, choice: ChoiceStream[RenderedToken]) -> OutputDelta[RenderedToken]:
         if delta.done is not None:
             self._n_cached += delta.done.n_cached_tokens
+            self._n_loaded += delta.done.n_loaded_tokens
             self._n_done += 1
         if delta.prompt_logprobs:
             self._prompts[delta.prompt].absorb(delta.prompt_logprobs)
@@ -205,6 +207,8 @@ class ResponseWriter:
         }
         if self._n_done == len(self._prompts):
             usage["prompt_tokens_details"] = {"cached_tokens": self._n_cached}
+            if self._has_host_tier:
+                usage["prompt_tokens_details"] |= self._cached_tokens_details()
         return usage
 
     def _usage_of_chunk(self) -> dict[str, Any]:
@@ -216,4 +220,8 @@ class ResponseWriter:
         """Returns SGLang's extension fields, if the request asks for them."""
         if not self._request.return_cached_tokens_details:
             return {}
-        return {"sglext": {"cached_tokens_details": {"device": self._n_cached, "host": 0, "storage": 0}}}
+        return {"sglext": self._cached_tokens_details()}
+
+    def _cached_tokens_details(self) -> dict[str, Any]:
+        """Returns SGLang's field: where the cached tokens came from."""
+        return {"cached_tokens_details": {"device": self._n_cached - self._n_loaded, "host": self._n_loaded}}

@@ -34,6 +34,7 @@ from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.logprobs import TokenRenderer
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import ChoiceStream, OutputDelta
+from radixkv.wire import Done
 
 
 def add_generate_route(
@@ -114,6 +115,7 @@ class GenerateWriter:
     ) -> None:
         self._arrived = arrived
         self._prompts = prompts
+        self._has_host_tier = model.ready.n_host_slots is not None
         self._input_logprobs = [InputLogprobs(prompt, model.tokenizer) for prompt in prompts]
         indices = itertools.count()
         self._choices = [
@@ -160,7 +162,7 @@ class GenerateWriter:
                     yield choice, self._object(delta.prompt, choice, None)
                 if delta.done is not None:
                     for each in choices:
-                        yield each, self._object(delta.prompt, each, delta.done.n_cached_tokens)
+                        yield each, self._object(delta.prompt, each, delta.done)
 
     async def _absorb(self, delta: TokenDelta, choice: _ChoiceState, group: RequestGroup) -> bool:
         was_ended = choice.stream.is_ended
@@ -176,16 +178,19 @@ class GenerateWriter:
         self._input_logprobs[delta.prompt].absorb(delta.prompt_logprobs)
         return choice.absorb(delta if choice.prompt.generates else without_output(delta))
 
-    def _object(self, prompt_index: int, choice: _ChoiceState, n_cached: int | None) -> dict[str, Any]:
-        """Returns the JSON object of a choice; the number of cached tokens is known only at the end."""
+    def _object(self, prompt_index: int, choice: _ChoiceState, done: Done | None) -> dict[str, Any]:
+        """Returns the JSON object of a choice; the number of cached tokens is known only when all are ``done``."""
         meta: dict[str, Any] = {
             "id": choice.id,
-            "finish_reason": choice.finish if n_cached is not None else None,
+            "finish_reason": choice.finish if done is not None else None,
             "prompt_tokens": len(choice.prompt.prompt.tokens) // 4,
             "completion_tokens": choice.stream.n_tokens,
         }
-        if n_cached is not None:
+        if done is not None:
+            n_cached, n_loaded = done.n_cached_tokens, done.n_loaded_tokens
             meta |= {"cached_tokens": n_cached, "e2e_latency": time.monotonic() - self._arrived}
+            if self._has_host_tier:
+                meta["cached_tokens_details"] = {"device": n_cached - n_loaded, "host": n_loaded}
         if choice.logprobs is not None:
             meta |= self._input_logprobs[prompt_index].fields() | choice.logprobs.fields()
         return {"text": choice.output.text, "output_ids": choice.output.token_ids, "meta_info": meta}

@@ -136,7 +136,7 @@ def test_cached_tokens_are_left_out_until_they_are_known(site: Site) -> None:
 
 
 def test_cached_tokens_details_are_those_of_sglang(site: Site) -> None:
-    details = {"cached_tokens_details": {"device": 2, "host": 0, "storage": 0}}
+    details = {"cached_tokens_details": {"device": 2, "host": 0}}
     body = {"prompt": "hello", "max_tokens": 2, "return_cached_tokens_details": True}
     assert complete(site, **body)["sglext"] == details
     events = stream(site, **body)

@@ -1,0 +1,66 @@
+"""What clients see of a host tier: usage, metrics and settings of a server whose runtime has one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from radixkv.frontend.served_model import ServedModel
+from support.running_site import running_site
+from support.scripted_runtime import HOST, Site
+
+DETAILS = {"cached_tokens_details": {"device": 1, "host": 1}}
+
+
+@pytest.fixture(scope="module")
+def tiered(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    ready = msgspec.structs.replace(served_model.ready, n_host_slots=HOST.n_slots)
+    with running_site(replace(served_model, ready=ready), tmp_path_factory.mktemp("s")) as site:
+        site.loop.host = HOST
+        yield site
+
+
+def post(site: Site, path: str, **body: Any) -> Any:
+    reply = site.http.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/completions", {"prompt": "hello"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}),
+    ],
+)
+def test_usage_says_which_tier_the_cached_tokens_came_from(tiered: Site, path: str, prompt: dict[str, Any]) -> None:
+    usage = post(tiered, path, **prompt, max_tokens=2).json()["usage"]["prompt_tokens_details"]
+    n_cached = usage["cached_tokens"]
+    assert usage["cached_tokens_details"] == {"device": n_cached - 1, "host": 1}
+    body = {**prompt, "max_tokens": 2, "stream": True, "stream_options": {"include_usage": True}}
+    lines = post(tiered, path, **body).text.split("\n\n")
+    chunks = [msgspec.json.decode(line.removeprefix("data: ")) for line in lines[:-2]]
+    assert chunks[-1]["usage"]["prompt_tokens_details"] == usage
+
+
+def test_usage_of_several_prompts_is_their_sum(tiered: Site) -> None:
+    usage = post(tiered, "/v1/completions", prompt=["hello", "good bye"], max_tokens=2).json()["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 6, "cached_tokens_details": {"device": 4, "host": 2}}
+
+
+def test_sglangs_fields_are_those_of_usage(tiered: Site) -> None:
+    body = {"prompt": "hello", "max_tokens": 2, "return_cached_tokens_details": True}
+    assert post(tiered, "/v1/completions", **body).json()["sglext"] == DETAILS
+    meta = post(tiered, "/generate", text="hello", sampling_params={"max_new_tokens": 2}).json()["meta_info"]
+    assert meta["cached_tokens"] == 2
+    assert {"cached_tokens_details": meta["cached_tokens_details"]} == DETAILS
+
+
+def test_server_info_has_the_tiers_counters(tiered: Site) -> None:
+    (state,) = tiered.http.get("/server_info").json()["internal_states"]
+    assert state["host"] == msgspec.to_builtins(HOST)
+    assert not {"id", "type"} & state.keys()
