@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from fastapi import FastAPI
 from starlette.routing import Route
 
@@ -30,7 +31,7 @@ from radixkv.sampling import (
 )
 from support.paths import ROOT
 from support.running_site import make_app
-from support.scripted_runtime import Site
+from support.scripted_runtime import HOST, Site
 
 TEXT = (ROOT / "docs" / "server.md").read_text()
 
@@ -111,7 +112,8 @@ def _below(kind: type[RequestError]) -> list[type[RequestError]]:
     return [each for direct in kind.__subclasses__() for each in (direct, *_below(direct))]
 
 
-def test_every_metric_is_documented(site: Site) -> None:
+def test_every_metric_is_documented(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site.loop, "host", HOST)
     types = re.findall(r"^# TYPE radixkv:(\w+) (\w+)$", site.http.get("/metrics").text, re.M)
     shown = {name for name, _ in types if not name.endswith("_created")}
     assert names(section("Metrics")) - {"sglang"} == shown

@@ -233,9 +233,6 @@ class ScriptedLoop:
         del self.running[message.id]
         return [end, self._done(request)]
 
-    def advance_copies(self) -> None:
-        """Does nothing: there are no copies."""
-
     def check(self) -> None:
         assert all(request.n >= 0 for request in self.running.values())
 
