@@ -1,0 +1,1 @@
+"""Tiers behind the device's pages."""

@@ -1,0 +1,97 @@
+"""Contract between the host tier and what keeps pages behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+
+class FinishedTransfer(NamedTuple):
+    """The outcome of one ``load``, ``store``, ``remove`` or ``clear``."""
+
+    ticket: int
+    """What the call returned."""
+    n_pages: int
+    """Leading pages that a load has read correctly, or that are in the store after a ``store``; for ``remove`` and
+    ``clear``, pages that were removed."""
+    seconds: float
+    """Time from the start of the first page to the end of the last, without the time in the queue."""
+
+
+class PageStore(Protocol):
+    """Keeps pages of KV by key, outside the process's memory.
+
+    The value of a key is one page: K and V of all layers, contiguous, ``page_bytes`` long. ``page_keys`` makes the
+    keys. A store compares the page's tokens and a checksum of all bytes, so that it gives the right page or none.
+    It may lose any page at any time. Its errors are misses and warnings in the log, never exceptions.
+
+    All methods belong to one thread; transfers run in the background, in any order, loads before stores. The caller
+    leaves a transfer's buffers alone until the transfer has finished.
+    """
+
+    @property
+    def page_bytes(self) -> int:
+        """Size of a page in bytes."""
+        ...
+
+    @property
+    def n_pages(self) -> int:
+        """Pages in the store, with those of other models."""
+        ...
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that these pages occupy."""
+        ...
+
+    def run(self, keys: Sequence[bytes]) -> int:
+        """Returns the number of leading keys that the store has. Reads nothing; O(that number)."""
+        ...
+
+    def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
+        """Starts to read pages; returns a ticket. O(pages).
+
+        Args:
+            keys: the pages' keys.
+            tokens: the tokens of these pages, little-endian int32.
+            buffers: where the pages go: writable, ``page_bytes`` each. Buffers after the ``n_pages`` that were read
+                correctly have undefined contents.
+        """
+        ...
+
+    def store(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
+        """Starts to write the pages that the store does not have; returns a ticket. O(pages).
+
+        The arguments are those of ``load``. Stores that are more than the store can take are dropped.
+        """
+        ...
+
+    def remove(self, key: bytes) -> int:
+        """Removes all pages of a namespace, or a page and those that continue it; returns a ticket.
+
+        ``run`` finds none of them any more, and stores that have not finished are dropped, whatever their keys. A
+        restart finds none of them once the ticket has finished. O(pages in the store).
+
+        Args:
+            key: the namespace's key, or the page's.
+        """
+        ...
+
+    def clear(self) -> int:
+        """Removes all pages, also those of other models, as ``remove`` does; returns a ticket."""
+        ...
+
+    def take_finished(self) -> list[FinishedTransfer]:
+        """Returns the transfers that have finished since the last call, in any order. O(1) if there is none."""
+        ...
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while ``take_finished`` has something to return."""
+        ...
+
+    def close(self, timeout_s: float) -> None:
+        """Drops the loads that have not begun, finishes the stores within a limit, and drops those left then.
+
+        No other method may be called afterwards.
+        """
+        ...
