@@ -7,6 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from radixkv.checkpoints.files import read_header
 from radixkv.errors import CheckpointError
 
 _INDEX = "model.safetensors.index.json"
@@ -48,7 +49,7 @@ def check_complete(folder: Path) -> None:
     if n_bytes < min_bytes:
         raise _damaged(folder, f"{', '.join(shards)} have {n_bytes} bytes, but the weights take {min_bytes}")
     for name in shards:
-        _parse_object(folder / name, _read_header(folder / name))
+        _parse_object(folder / name, read_header(folder / name))
 
 
 def _parse_object(path: Path, content: bytes) -> dict[str, Any]:
@@ -60,13 +61,6 @@ def _parse_object(path: Path, content: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _damaged(path.parent, f"{path.name} contains a JSON {type(value).__name__}, not an object")
     return value
-
-
-def _read_header(path: Path) -> bytes:
-    """Returns the JSON header of a safetensors file, which follows 8 bytes with its length."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        return file.read(min(length, path.stat().st_size))
 
 
 def _damaged(folder: Path, reason: str) -> CheckpointError:

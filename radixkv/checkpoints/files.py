@@ -1,4 +1,4 @@
-"""Reading the text and JSON files of a checkpoint."""
+"""Reading the text and JSON files of a checkpoint, and the headers of its weight files."""
 
 from __future__ import annotations
 
@@ -39,6 +39,13 @@ def read_object(path: Path) -> dict[str, Any] | None:
             f"{path} contains a JSON {type(content).__name__}, not an object; fetch the checkpoint again"
         )
     return content
+
+
+def read_header(path: Path) -> bytes:
+    """Returns the JSON header of a safetensors file, which follows 8 bytes with its length. Raises ``OSError``."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        return file.read(min(length, path.stat().st_size))
 
 
 def is_integer(value: object) -> TypeGuard[int]:
