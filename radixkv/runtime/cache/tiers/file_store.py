@@ -1,0 +1,295 @@
+"""A page store of plain files, one a page."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from radixkv.errors import ConfigError
+from radixkv.runtime.cache.tiers.file_index import FileIndex, IndexedFile
+from radixkv.runtime.cache.tiers.page_file import DamagedPage, PageFormat, file_bytes
+from radixkv.runtime.cache.tiers.page_folder import (
+    TEMPORARY_SUFFIX,
+    PageFolder,
+    name_of,
+    unusable,
+)
+from radixkv.runtime.cache.tiers.page_store import FinishedTransfer
+from radixkv.runtime.cache.tiers.transfer_threads import TransferThreads, Urgency
+
+logger = logging.getLogger(__name__)
+
+N_THREADS = 4
+MAX_PENDING_BYTES = 2**30
+"""Bytes of pages that may wait to be written at once."""
+MAX_WRITE_FAILURES = 3
+"""After this many failed writes in a row, nothing is written for ``PAUSE_S``."""
+FILES_PER_REMOVAL = 1024
+"""Files that one step deletes; ``close`` may wait for it."""
+PAUSE_S = 60.0
+"""Also the shortest time between two warnings of one kind."""
+
+_LOST = (errno.EIO, errno.ENOENT, errno.ELOOP)
+"""Errors of a page that no later attempt will read. ELOOP: a symbolic link in place of the file."""
+
+
+class FileStore:
+    """A ``PageStore`` of plain files in a folder that no other server uses at the same time.
+
+    A file is written under a temporary name, then renamed. Nothing is synchronised: if a crash of the machine
+    damages a page, its checksum is wrong. A file that is not the page that its name promises is removed, with a
+    warning.
+
+    Args:
+        path: the folder; made if there is none, with mode 0700.
+        page_bytes: size of a page.
+        page_token_bytes: bytes of one page's tokens.
+        max_bytes: bound of what the files occupy, with those of other models. ``FileIndex`` says which goes first.
+
+    Raises:
+        ConfigError: the folder cannot be used, or the bound is less than one page.
+
+    Cost: reads the names and attributes of all files in the folder.
+    """
+
+    def __init__(self, path: Path, *, page_bytes: int, page_token_bytes: int, max_bytes: int) -> None:
+        self._file_bytes = file_bytes(page_bytes, page_token_bytes)
+        if max_bytes < self._file_bytes:
+            raise ConfigError(
+                f"the cache folder may take {max_bytes} bytes, but a page takes {self._file_bytes}; allow more"
+            )
+        self._page_bytes = page_bytes
+        self._page_token_bytes = page_token_bytes
+        self._max_bytes = max_bytes
+        self._max_waiting_stores = max(N_THREADS, MAX_PENDING_BYTES // page_bytes)
+        self._reserved_bytes = 0
+        """Bytes of pages that are being written or removed, so that the index does not have them."""
+        self._n_removals = 0
+        """Calls of ``remove`` and ``clear``. A store of before the last one is dropped."""
+        self._n_write_failures = 0
+        """Writes that failed since the last that succeeded."""
+        self._writes_resume = 0.0
+        """End of the pause, on ``time.monotonic``."""
+        self._names = threading.Lock()
+        """Guards the fields above and the index; held while files get and lose their names."""
+        self._read_warnings, self._write_warnings = _Warnings(), _Warnings()
+        self._folder = PageFolder(path)
+        self._format = PageFormat(page_bytes, page_token_bytes, is_direct=self._folder.is_direct)
+        try:
+            self._index = FileIndex(self._folder.files())
+            self._make_room(0)
+        except OSError as error:
+            self._folder.close()
+            raise unusable(path, error) from error
+        self._threads = TransferThreads(N_THREADS, "page-files")
+
+    @property
+    def page_bytes(self) -> int:
+        """See ``PageStore``."""
+        return self._page_bytes
+
+    @property
+    def n_pages(self) -> int:
+        """See ``PageStore``."""
+        return len(self._index)
+
+    @property
+    def n_bytes(self) -> int:
+        """See ``PageStore``."""
+        return self._index.n_bytes
+
+    def run(self, keys: Sequence[bytes]) -> int:
+        """See ``PageStore``."""
+        index = self._index
+        return next((n for n, key in enumerate(keys) if key not in index), len(keys))
+
+    def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
+        """See ``PageStore``."""
+        steps = [partial(self._load_page, *page) for page in self._pages(keys, tokens, buffers)]
+        return self._threads.start(Urgency.LOAD, steps, len(steps))
+
+    def store(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
+        """See ``PageStore``. At most ``MAX_PENDING_BYTES`` wait at once."""
+        n_accepted = max(0, self._max_waiting_stores - self._threads.n_waiting(Urgency.STORE))
+        pages = self._pages(keys, tokens, buffers)[:n_accepted]
+        steps = [partial(self._store_page, *page, self._n_removals) for page in pages]
+        return self._threads.start(Urgency.STORE, steps, len(steps))
+
+    def remove(self, key: bytes) -> int:
+        """See ``PageStore``."""
+        with self._names:
+            files = self._index.files_below(key)
+            for file in files:
+                self._index.remove(file.key)
+            return self._start_removal(files)
+
+    def clear(self) -> int:
+        """See ``PageStore``."""
+        with self._names:
+            files = self._index.files()
+            self._index = FileIndex()
+            return self._start_removal(files)
+
+    def take_finished(self) -> list[FinishedTransfer]:
+        """See ``PageStore``."""
+        return self._threads.take_finished()
+
+    def fileno(self) -> int:
+        """See ``PageStore``."""
+        return self._threads.fileno()
+
+    def close(self, timeout_s: float) -> None:
+        """See ``PageStore``. Takes at most ``timeout_s`` and ``transfer_threads.LAST_STEP_S``.
+
+        A thread that hangs in the file system even then keeps its buffer in use, and the folder locked until the
+        process ends.
+        """
+        if self._threads.close(timeout_s):
+            self._folder.close()
+        else:
+            logger.warning("the file system of %s does not respond", self._folder.path)
+
+    def _pages(
+        self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]
+    ) -> list[tuple[bytes, bytes, memoryview]]:
+        """Returns key, tokens and buffer of each page."""
+        size = self._page_token_bytes
+        assert len(tokens) == len(keys) * size
+        assert all(buffer.nbytes == self._page_bytes for buffer in buffers)
+        return [
+            (key, tokens[index * size : (index + 1) * size], buffer)
+            for index, (key, buffer) in enumerate(zip(keys, buffers, strict=True))
+        ]
+
+    def _load_page(self, key: bytes, tokens: bytes, page: memoryview) -> bool:
+        tick = time.time_ns()
+        if key not in self._index:
+            return False
+        try:
+            self._format.read(self._folder.descriptor, name_of(key), key, tokens, page, tick)
+        except (DamagedPage, OSError) as error:
+            self._fail_read(key, error)
+            return False
+        with self._names:
+            self._index.touch(key, tick)
+        return True
+
+    def _fail_read(self, key: bytes, error: DamagedPage | OSError) -> None:
+        """Warns, and removes the page unless a later attempt may read it."""
+        if isinstance(error, DamagedPage) or error.errno in _LOST:
+            with self._names:
+                if self._index.remove(key) is None:
+                    return  # it was removed while it was read
+                with contextlib.suppress(OSError):
+                    self._unlink(key)
+        self._read_warnings.add(f"the page {name_of(key)} in {self._folder.path} is a miss", error)
+
+    def _store_page(self, key: bytes, tokens: bytes, page: memoryview, n_removals: int) -> bool:
+        tick = time.time_ns()
+        try:
+            with self._names:
+                if n_removals != self._n_removals:
+                    return False
+                if key in self._index:
+                    self._index.touch(key, tick)
+                    return True
+                if time.monotonic() < self._writes_resume or not self._make_room(self._file_bytes):
+                    return False
+                self._reserved_bytes += self._file_bytes
+            try:
+                return self._write_page(key, tokens, page, n_removals, tick)
+            finally:
+                with self._names:
+                    self._reserved_bytes -= self._file_bytes
+        except OSError as error:
+            self._fail_write(error)
+            return False
+
+    def _write_page(self, key: bytes, tokens: bytes, page: memoryview, n_removals: int, tick: int) -> bool:
+        """Makes the file under a temporary name, and renames it unless the store was dropped meanwhile."""
+        folder, name = self._folder.descriptor, name_of(key)
+        temporary = f"{name}.{threading.get_native_id()}{TEMPORARY_SUFFIX}"
+        try:
+            self._folder.make_subfolder(key)
+            self._format.write(folder, temporary, key, tokens, page, tick)
+            with self._names:
+                if n_removals != self._n_removals:
+                    return False
+                os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+                if key not in self._index:  # another thread may have written the same page meanwhile
+                    self._index.add(IndexedFile(key, self._file_bytes, tick))
+                self._n_write_failures = 0
+                return True
+        finally:
+            with contextlib.suppress(OSError):  # there is none if it was renamed
+                os.unlink(temporary, dir_fd=folder)
+
+    def _fail_write(self, error: OSError) -> None:
+        """Warns, and pauses the writes if several have failed in a row."""
+        with self._names:
+            self._n_write_failures += 1
+            if self._n_write_failures >= MAX_WRITE_FAILURES:
+                self._writes_resume = time.monotonic() + PAUSE_S
+        self._write_warnings.add(f"a page cannot be written to {self._folder.path}", error)
+
+    def _make_room(self, n_bytes: int) -> bool:
+        """Removes pages until ``n_bytes`` more fit the bound; returns whether they do. Raises ``OSError``."""
+        while self._index.n_bytes + self._reserved_bytes + n_bytes > self._max_bytes:
+            if (file := self._index.first_to_go()) is None:
+                return False
+            self._unlink(file.key)
+            self._index.remove(file.key)
+        return True
+
+    def _start_removal(self, files: Sequence[IndexedFile]) -> int:
+        """Starts to delete files that have left the index."""
+        self._n_removals += 1
+        self._reserved_bytes += sum(file.n_bytes for file in files)
+        steps = [
+            partial(self._delete, files[first : first + FILES_PER_REMOVAL])
+            for first in range(0, len(files), FILES_PER_REMOVAL)
+        ]
+        return self._threads.start(Urgency.REMOVAL, steps, len(files))
+
+    def _delete(self, files: Sequence[IndexedFile]) -> bool:
+        for file in files:
+            with self._names:
+                self._reserved_bytes -= file.n_bytes
+                if file.key in self._index:
+                    continue  # it was stored again meanwhile
+                try:
+                    self._unlink(file.key)
+                except OSError as error:
+                    self._write_warnings.add(f"a page cannot be removed from {self._folder.path}", error)
+        return True
+
+    def _unlink(self, key: bytes) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name_of(key), dir_fd=self._folder.descriptor)
+
+
+class _Warnings:
+    """Warnings of one kind, at most one in ``PAUSE_S``; the next one counts those that were left out."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next = 0.0
+        self._n_left_out = 0
+
+    def add(self, text: str, error: DamagedPage | OSError) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if now < self._next:
+                self._n_left_out += 1
+                return
+            self._next, n_left_out, self._n_left_out = now + PAUSE_S, self._n_left_out, 0
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        more = f" ({n_left_out} more since the last warning)" if n_left_out else ""
+        logger.warning("%s: %s%s", text, reason, more)

@@ -1,0 +1,121 @@
+"""The format of a page's file, with its reading and writing."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import struct
+
+from xxhash import xxh3_128
+
+from radixkv.errors import RadixKVError
+from radixkv.runtime.cache.tiers.page_keys import KEY_BYTES
+
+BLOCK_BYTES = 4096
+"""Direct I/O moves multiples of this many bytes, from and to addresses that are multiples of it."""
+
+_MAGIC = b"radixkv\n"
+_FORMAT_VERSION = 1
+_FIELDS = struct.Struct(f"<8sIIQ{KEY_BYTES}s")
+_CHECKSUM_BYTES = 16
+
+
+class DamagedPage(RadixKVError):
+    """A file that is not the whole page that its name promises."""
+
+
+class PageFormat:
+    """Reads and writes files of one page each, in any thread.
+
+    A file is a header and the page. The header, a multiple of ``BLOCK_BYTES``, has magic, format version, sizes,
+    key and the page's tokens; its last 16 bytes are the xxh3_128 of all other bytes of the file. A reader knows
+    everything in the header but the checksum, so it compares the header as a whole.
+
+    Args:
+        page_bytes: size of a page.
+        page_token_bytes: bytes of a page's tokens.
+        is_direct: whether the file system takes direct I/O, which is used for pages that are aligned.
+    """
+
+    def __init__(self, page_bytes: int, page_token_bytes: int, *, is_direct: bool) -> None:
+        self._page_bytes = page_bytes
+        self._page_token_bytes = page_token_bytes
+        self._is_direct = is_direct and page_bytes % BLOCK_BYTES == 0
+        self._header_bytes = _header_bytes(page_token_bytes)
+
+    def write(self, folder: int, name: str, key: bytes, tokens: bytes, page: memoryview, tick: int) -> None:
+        """Makes a file, whose modification time becomes ``tick``, in nanoseconds.
+
+        Nothing is synchronised: a crash of the machine may damage the file, and its checksum then shows it.
+
+        Raises:
+            OSError: the file exists, or cannot be written. What is there of it remains.
+        """
+        header = self._empty_header()
+        header[:-_CHECKSUM_BYTES] = known = self._known_header(key, tokens)
+        header[-_CHECKSUM_BYTES:] = _checksum(known, page)
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | self._flags(page), 0o600, dir_fd=folder)
+        try:
+            n_written, n_bytes = os.writev(descriptor, [header, page]), len(header) + page.nbytes
+            if n_written < n_bytes:
+                raise OSError(f"only {n_written} of {n_bytes} bytes were written; the disk may be full")
+            os.utime(descriptor, ns=(tick, tick))
+        finally:
+            os.close(descriptor)
+
+    def read(self, folder: int, name: str, key: bytes, tokens: bytes, page: memoryview, tick: int) -> None:
+        """Reads a file's page into ``page``, and sets the modification time to ``tick`` where that is allowed.
+
+        Raises:
+            DamagedPage: the file is too short, of another format, key or tokens, or its checksum is wrong.
+            OSError: the file cannot be read.
+        """
+        header = self._empty_header()
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | self._flags(page), dir_fd=folder)
+        try:
+            n_read, n_bytes = os.readv(descriptor, [header, page]), len(header) + page.nbytes
+            if n_read < n_bytes:
+                raise DamagedPage(f"it has {n_read} bytes, not {n_bytes}")
+            known = self._known_header(key, tokens)
+            if header[:-_CHECKSUM_BYTES] != known:
+                raise DamagedPage("its header is that of another page or format")
+            if header[-_CHECKSUM_BYTES:] != _checksum(known, page):
+                raise DamagedPage("its checksum is wrong")
+            with contextlib.suppress(OSError):
+                os.utime(descriptor, ns=(tick, tick))
+        finally:
+            os.close(descriptor)
+
+    def _empty_header(self) -> memoryview:
+        return memoryview(mmap.mmap(-1, self._header_bytes))  # mapped memory is aligned, as direct I/O needs it
+
+    def _known_header(self, key: bytes, tokens: bytes) -> bytes:
+        """Returns the header without the checksum."""
+        fields = _FIELDS.pack(_MAGIC, _FORMAT_VERSION, self._page_token_bytes, self._page_bytes, key)
+        return (fields + tokens).ljust(self._header_bytes - _CHECKSUM_BYTES, b"\0")
+
+    def _flags(self, page: memoryview) -> int:
+        is_aligned = ctypes.addressof(ctypes.c_char.from_buffer(page)) % BLOCK_BYTES == 0
+        return os.O_DIRECT if self._is_direct and is_aligned else 0
+
+
+def round_up_to_blocks(n_bytes: int) -> int:
+    """Returns the bytes that ``n_bytes`` occupy on disk."""
+    return n_bytes + -n_bytes % BLOCK_BYTES
+
+
+def file_bytes(page_bytes: int, page_token_bytes: int) -> int:
+    """Returns the bytes that the file of a page occupies on disk."""
+    return round_up_to_blocks(_header_bytes(page_token_bytes) + page_bytes)
+
+
+def _header_bytes(page_token_bytes: int) -> int:
+    return round_up_to_blocks(_FIELDS.size + page_token_bytes + _CHECKSUM_BYTES)
+
+
+def _checksum(known_header: bytes, page: memoryview) -> bytes:
+    checksum = xxh3_128(known_header)
+    checksum.update(page)
+    return checksum.digest()
