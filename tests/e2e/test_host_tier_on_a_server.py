@@ -87,8 +87,8 @@ def test_a_policy_of_never_computes_and_says_so(
 @pytest.mark.parametrize(
     ("size", "parts"),
     [
-        ("10", ["host_memory_bytes 10 is less than one page"]),
-        ("100TiB", ["a host tier of 109951162777600 bytes", "set host_memory_bytes lower"]),
+        ("10", ["a host tier of 10 bytes is less than one page", "--host-memory"]),
+        ("100TiB", ["a host tier of 109951162777600 bytes", "set --host-memory lower"]),
     ],
 )
 def test_a_size_that_does_not_fit_ends_the_start_with_one_line(

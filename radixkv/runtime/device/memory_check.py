@@ -9,6 +9,8 @@ from pathlib import Path
 
 from radixkv.errors import ConfigError
 
+_NO_LIMIT_BYTES = 1 << 60
+"""The first version of control groups shows no limit as a number about 8 times as high."""
 _CONTAINER_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -70,7 +72,7 @@ def require_host_memory(n_bytes: int, root: Path = Path("/")) -> None:
 
 def _container_limits(root: Path) -> list[int]:
     limits = [_read(root / path).strip() for path in _CONTAINER_LIMITS]
-    return [int(limit) for limit in limits if limit.isdecimal()]
+    return [int(limit) for limit in limits if limit.isdecimal() and int(limit) < _NO_LIMIT_BYTES]
 
 
 def _problem(n_bytes: int, available: int, purpose: str, remedy: str) -> str:
