@@ -139,7 +139,7 @@ def test_copies_through_their_threads() -> None:
 def test_sizes_that_cannot_be() -> None:
     pool = CudaPool(LLAMA_8B, 2, torch.device(DEVICE, torch.cuda.current_device()))
     for n_bytes in (0, LLAMA_8B.n_bytes - 1, 1 << 60):
-        with pytest.raises(ConfigError, match="host_memory"):
+        with pytest.raises(ConfigError, match="host.memory"):
             CudaHostSlots(pool, n_bytes)
 
 

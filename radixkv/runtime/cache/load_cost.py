@@ -4,6 +4,8 @@ from __future__ import annotations
 
 _MIN_WEIGHT = 0.1
 """Weight of a new measurement in a moving average, after the first ten."""
+_MAX_OUTLIER = 4.0
+"""A measurement counts as at most so many times the average: one copy may have waited for something else."""
 _MIN_MEASURED_TOKENS = 64
 """Steps that compute fewer prompt tokens say little about the time of a token: most of theirs is fixed."""
 _TURNS_S = 0.001
@@ -19,16 +21,19 @@ class _Average:
 
     def add(self, measured: float) -> None:
         self._n += 1
-        weight = max(_MIN_WEIGHT, 1 / self._n)
-        self.value = measured if self.value is None else self.value + weight * (measured - self.value)
+        if self.value is None:
+            self.value = measured
+        else:
+            weight = max(_MIN_WEIGHT, 1 / self._n)
+            self.value += weight * (min(measured, _MAX_OUTLIER * self.value) - self.value)
 
 
 class LoadCost:
     """Compares the time of a load with that of computing the same tokens, both from rates measured while serving.
 
-    A page is computed and stored before it can be loaded. So the rate of computing and that of a store, which
-    stands in for that of loads before the first one, are known when the first decision is made. Without them, as
-    after a restart with a disk cache, loading counts as faster.
+    A page is computed and stored before it can be loaded. So the rate of computing and that of the fastest store,
+    which stands in for that of loads before the first one, are known when the first decision is made. Without them,
+    as after a restart with a disk cache, loading counts as faster.
 
     A load of n tokens takes a fixed time and n times ``load_s_per_token``, and for those on disk
     ``fetch_s_per_token`` in addition. Computing them takes n times ``compute_s_per_token``: the prompt's other
@@ -36,12 +41,13 @@ class LoadCost:
     """
 
     def __init__(self) -> None:
-        self._load, self._store, self._fetch, self._compute = _Average(), _Average(), _Average(), _Average()
+        self._load, self._fetch, self._compute = _Average(), _Average(), _Average()
+        self._fastest_store: float | None = None
 
     @property
     def load_s_per_token(self) -> float | None:
         """Time of a copy from the host tier per token, in seconds."""
-        return self._store.value if self._load.value is None else self._load.value
+        return self._fastest_store if self._load.value is None else self._load.value
 
     @property
     def fetch_s_per_token(self) -> float | None:
@@ -80,7 +86,9 @@ class LoadCost:
 
     def add_store(self, n_tokens: int, seconds: float) -> None:
         """Takes the measured time of a store into account. O(1)."""
-        self._store.add(seconds / n_tokens)
+        s_per_token = seconds / n_tokens
+        if self._fastest_store is None or s_per_token < self._fastest_store:
+            self._fastest_store = s_per_token
 
     def add_fetch(self, n_tokens: int, seconds: float) -> None:
         """Takes the measured time of a fetch into account. O(1)."""

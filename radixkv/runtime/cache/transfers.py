@@ -23,6 +23,8 @@ take a hundredth of a second on a GPU."""
 MAX_OFFERS = 4096
 """Offers that wait for their copy; beyond them the oldest is dropped. A later request for the same tokens offers
 them again."""
+_MAX_DECLINED = 32
+"""After so many prompts that are computed because that is faster, one is loaded, to measure its rate anew."""
 _MAX_OFFERS_PER_TURN = 32
 """Offers looked at in one turn, which bounds its length: a batch of requests may offer all its prompts at once."""
 
@@ -117,6 +119,8 @@ class Transfers:
     write_policy: WritePolicy = "through"
     cost: LoadCost = field(default_factory=LoadCost)
     counters: TransferCounters = field(default_factory=TransferCounters)
+    _n_declined: int = 0
+    """Prompts computed since the last load because that is faster."""
     _offers: deque[Offer] = field(default_factory=deque)
     _postponed: list[Offer] = field(default_factory=list)
     """Offers whose next page is being stored for another one."""
@@ -194,7 +198,16 @@ class Transfers:
         n_host, n_disk = max(0, n_host - n_device), max(0, n_disk - max(n_host, n_device))
         if not n_host + n_disk or self.load_policy == "never":
             return False
-        return self.load_policy == "always" or self.cost.is_load_faster(n_host, n_disk)
+        return (
+            self.load_policy == "always"
+            or self._n_declined >= _MAX_DECLINED
+            or self.cost.is_load_faster(n_host, n_disk)
+        )
+
+    def count_declined(self) -> None:
+        """Counts a prompt that is computed because that is faster. O(1)."""
+        self.counters.n_computed += 1
+        self._n_declined += 1
 
     def find_fetch(self, namespace: Namespace, tokens: bytes, n_device: int, n_host: int) -> Fetch | None:
         """Returns a fetch from disk that the prompt should wait for: one in flight, or a new one.
@@ -249,6 +262,7 @@ class Transfers:
             self.device.close(blocks)
             return None
         n_bytes = last * self.device.page_size * TOKEN_BYTES
+        self._n_declined = 0
         load = Load(bytearray(tokens[:n_bytes]), blocks, source, last - first)
         self._loads[self.copier.load(source.pages[first:last], blocks.pages[first:last])] = load
         return load

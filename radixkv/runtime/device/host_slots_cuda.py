@@ -106,7 +106,9 @@ class _StagedCopies:
         self._driver = driver
         device = pool.k.device
         self._n_staged = max(1, _STAGING_BYTES // pool.page_bytes)
-        self._kernels, self._dma = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        # With priority, the short kernels start between the blocks of a step's long ones; else a copy beside a
+        # prompt's step takes several times as long.
+        self._kernels, self._dma = (torch.cuda.Stream(device, priority=-1) for _ in range(2))
         self._buffers = [_StagingBuffer(self._n_staged * pool.page_bytes, device) for _ in range(2)]
         self._done = torch.cuda.Event(blocking=True)
         self._compile(pool.zero_page)

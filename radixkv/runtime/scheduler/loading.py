@@ -110,7 +110,8 @@ class LoadingRequests:
             self._joined[request] = fetch
             return True
         if not transfers.should_load(n_device, n_host):
-            transfers.counters.n_computed += n_host > n_device
+            if n_host > n_device:
+                transfers.count_declined()
             return False
         load = transfers.begin_load(request.namespace, request.key)
         if load is None:
