@@ -23,6 +23,7 @@ from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.intake import Intake
 from radixkv.runtime.request import Phase, Request, Update
 from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.stats import StepCounters, make_stats
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import PendingStep
@@ -39,11 +40,9 @@ from radixkv.wire import (
     Flushed,
     FromRuntime,
     GetStats,
-    HostStats,
     NewTokens,
     PromptLogprobs,
     Ready,
-    Stats,
     Submit,
     Tokens,
     unpack_tokens,
@@ -55,18 +54,6 @@ LOOKAHEAD = 1
 
 _MAX_CLOSE_S = 5.0
 """How long ``Loop.close`` may write pages to disk."""
-
-
-@dataclass(slots=True)
-class _Counters:
-    prefix_hits: int = 0
-    prefix_hits_loaded: int = 0
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    steps: int = 0
-    step_seconds: float = 0.0
-    schedule_seconds: float = 0.0
-    attention_seconds: float = 0.0
 
 
 class _LaunchedStep(NamedTuple):
@@ -153,7 +140,7 @@ class Loop:
         """Whether the last turn had nothing to plan, launch or collect before pages are copied from the host tier.
 
         Wait for a message, or until one of ``copy_descriptors`` is readable, then call ``turn``."""
-        self._counters = _Counters()
+        self._counters = StepCounters()
 
     @property
     def has_work(self) -> bool:
@@ -192,7 +179,7 @@ class Loop:
             case Explain():
                 return [self._explain(message)]
             case GetStats():
-                return [self._stats(message.id)]
+                return [make_stats(message.id, self._scheduler, self._cache, self._counters, self._transfers)]
             case Drain():
                 self.is_draining = True
                 return []
@@ -396,49 +383,6 @@ class Loop:
             n_cached_tokens=live.n_cached,
             n_loaded_tokens=live.n_loaded,
             queue_time_s=scheduled_at - first.received_at,
-        )
-
-    def _stats(self, stats_id: str) -> Stats:
-        scheduler, cache, counters = self._scheduler, self._cache, self._counters
-        return Stats(
-            id=stats_id,
-            n_running=len(scheduler.running),
-            n_waiting=len(scheduler.waiting) + len(scheduler.loading),
-            n_pages=cache.n_pages,
-            n_pages_free=cache.n_free,
-            n_pages_evictable=cache.n_available - cache.n_free,
-            prefix_queries_total=counters.prompt_tokens,
-            prefix_hits_total=counters.prefix_hits,
-            prompt_tokens_total=counters.prompt_tokens,
-            generation_tokens_total=counters.generation_tokens,
-            preemptions_total=scheduler.n_preemptions,
-            pages_evicted_total=cache.n_evicted,
-            steps_total=counters.steps,
-            step_seconds=counters.step_seconds,
-            schedule_seconds=counters.schedule_seconds,
-            cache_seconds=cache.seconds,
-            attention_seconds=counters.attention_seconds,
-            frames_dropped_total=0,
-            host=None if self._transfers is None else self._host_stats(self._transfers),
-        )
-
-    def _host_stats(self, transfers: Transfers) -> HostStats:
-        counters, host, cost = transfers.counters, transfers.host, transfers.cost
-        return HostStats(
-            n_slots=host.n_pages,
-            n_slots_free=host.n_free,
-            page_bytes=transfers.copier.page_bytes,
-            n_loading=len(self._scheduler.loading),
-            prefix_hits_total=self._counters.prefix_hits_loaded,
-            pages_loaded_total=counters.n_pages_loaded,
-            pages_stored_total=counters.n_pages_stored,
-            pages_evicted_total=host.n_evicted,
-            load_seconds=counters.load_seconds,
-            store_seconds=counters.store_seconds,
-            copies_failed_total=counters.n_failed,
-            hits_computed_total=counters.n_computed,
-            load_seconds_per_token=cost.load_s_per_token,
-            compute_seconds_per_token=cost.compute_s_per_token,
         )
 
 

@@ -123,7 +123,7 @@ class Transfers:
     """Prompts computed since the last load because that is faster."""
     _offers: deque[Offer] = field(default_factory=deque)
     _postponed: list[Offer] = field(default_factory=list)
-    """Offers whose next page is being stored for another one."""
+    """Offers whose next page is being stored for another one, or that wait for slots whose memory is not ready."""
     _loads: dict[int, Load] = field(default_factory=dict)
     """Loads in flight, by ticket."""
     _stores: dict[int, _Store] = field(default_factory=dict)
@@ -283,6 +283,7 @@ class Transfers:
         """
         if new_slots := self.copier.take_new_slots():
             self.host.add_pages(new_slots)
+            self._resume_postponed()
         has_loaded = self.disk is not None and self.disk.advance()
         if self._loads or self._stores:
             for finished in self.copier.take_finished():
@@ -359,10 +360,13 @@ class Transfers:
         else:
             self.counters.n_failed += 1
         self._pages_in_store -= store.pages
-        self._offers.extendleft(reversed(self._postponed))
-        self._postponed.clear()
+        self._resume_postponed()
         self.host.close(store.blocks)
         self.device.close(store.source)
+
+    def _resume_postponed(self) -> None:
+        self._offers.extendleft(reversed(self._postponed))
+        self._postponed.clear()
 
     def _start_stores(self) -> None:
         """Starts stores of offers, oldest first, as long as few enough pages are in flight."""
@@ -375,17 +379,18 @@ class Transfers:
     def _start_store(self, offer: Offer) -> None:
         """Starts the store of an offer if anything of it is missing in the host tier.
 
-        An offer whose first missing page is being stored for another one is postponed until a store has finished.
+        An offer whose first missing page is being stored for another one, or for which there are too few slots yet,
+        is postponed until a store has finished or there are more slots.
         """
         source = self.device.open(offer.namespace, offer.tokens, is_use=False)
         blocks = self.host.open(offer.namespace, offer.tokens)
         first, last = blocks.n_leased, self.device.n_computed(source) // self.device.page_size
         is_being_stored = first < last and source.pages[first] in self._pages_in_store
-        if is_being_stored:
-            self._postponed.append(offer)
         if first >= last or is_being_stored or not self.host.reserve(blocks, last):
             self.host.close(blocks)
             self.device.close(source)
+            if first < last and (is_being_stored or self.host.n_pages < self.copier.n_slots):
+                self._postponed.append(offer)
             return
         pages = source.pages[first:last]
         store = _Store(

@@ -203,7 +203,7 @@ def test_load_policies(load_policy: str, n_loaded: int) -> None:
     serve(engine)
     serve(engine, first=2)
     # The fake copier takes 0.25 s for each copy, some 6 ms a token.
-    engine.transfers.cost.add_step(100, 100, 100 * (0.1 if n_loaded else 0.001))
+    engine.transfers.cost.add_step(1000, 1000, 1000 * (0.1 if n_loaded else 0.001))
     again = serve(engine)
     finish(engine)
     assert again.n_loaded == n_loaded
@@ -213,7 +213,7 @@ def test_auto_computes_where_the_link_is_slow() -> None:
     engine = small_engine(load_policy="auto")
     serve(engine)
     serve(engine, first=2)
-    engine.transfers.cost.add_step(100, 100, 0.01)
+    engine.transfers.cost.add_step(1000, 1000, 0.1)
     again = serve(engine)
     finish(engine)
     assert again.n_loaded == 0

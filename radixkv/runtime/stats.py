@@ -1,0 +1,75 @@
+"""The counters and gauges of a loop, as a message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from radixkv.runtime.cache.timed import TimedPageCache
+from radixkv.runtime.cache.transfers import Transfers
+from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.wire import HostStats, Stats
+
+
+@dataclass(slots=True)
+class StepCounters:
+    """What the loop counts itself, since the start."""
+
+    prefix_hits: int = 0
+    prefix_hits_loaded: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    steps: int = 0
+    step_seconds: float = 0.0
+    schedule_seconds: float = 0.0
+    attention_seconds: float = 0.0
+
+
+def make_stats(
+    stats_id: str,
+    scheduler: Scheduler,
+    cache: TimedPageCache,
+    counters: StepCounters,
+    transfers: Transfers | None,
+) -> Stats:
+    """Returns the message with all counters and gauges. O(1)."""
+    return Stats(
+        id=stats_id,
+        n_running=len(scheduler.running),
+        n_waiting=len(scheduler.waiting) + len(scheduler.loading),
+        n_pages=cache.n_pages,
+        n_pages_free=cache.n_free,
+        n_pages_evictable=cache.n_available - cache.n_free,
+        prefix_queries_total=counters.prompt_tokens,
+        prefix_hits_total=counters.prefix_hits,
+        prompt_tokens_total=counters.prompt_tokens,
+        generation_tokens_total=counters.generation_tokens,
+        preemptions_total=scheduler.n_preemptions,
+        pages_evicted_total=cache.n_evicted,
+        steps_total=counters.steps,
+        step_seconds=counters.step_seconds,
+        schedule_seconds=counters.schedule_seconds,
+        cache_seconds=cache.seconds,
+        attention_seconds=counters.attention_seconds,
+        frames_dropped_total=0,
+        host=None if transfers is None else _host_stats(scheduler, transfers, counters),
+    )
+
+
+def _host_stats(scheduler: Scheduler, transfers: Transfers, steps: StepCounters) -> HostStats:
+    counters, host, cost = transfers.counters, transfers.host, transfers.cost
+    return HostStats(
+        n_slots=host.n_pages,
+        n_slots_free=host.n_free,
+        page_bytes=transfers.copier.page_bytes,
+        n_loading=len(scheduler.loading),
+        prefix_hits_total=steps.prefix_hits_loaded,
+        pages_loaded_total=counters.n_pages_loaded,
+        pages_stored_total=counters.n_pages_stored,
+        pages_evicted_total=host.n_evicted,
+        load_seconds=counters.load_seconds,
+        store_seconds=counters.store_seconds,
+        copies_failed_total=counters.n_failed,
+        hits_computed_total=counters.n_computed,
+        load_seconds_per_token=cost.load_s_per_token,
+        compute_seconds_per_token=cost.compute_s_per_token,
+    )
