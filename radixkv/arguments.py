@@ -205,6 +205,8 @@ def engine_config(args: argparse.Namespace, *, model: str | None = None, seed: i
                 enable_prefix_caching=args.enable_prefix_caching,
                 gpu_memory_utilization=args.gpu_memory_utilization,
                 host_memory_bytes=args.host_memory,
+                cache_dir=args.cache_dir,
+                cache_dir_bytes=args.cache_dir_size,
                 write_policy=args.write_policy,
                 load_policy=args.load_policy,
             ),
@@ -237,6 +239,8 @@ def engine_flags(config: EngineConfig) -> list[str]:
         ("--max-total-tokens", cache.max_total_tokens, defaults.cache.max_total_tokens),
         ("--gpu-memory-utilization", cache.gpu_memory_utilization, defaults.cache.gpu_memory_utilization),
         ("--host-memory", cache.host_memory_bytes, defaults.cache.host_memory_bytes),
+        ("--cache-dir", cache.cache_dir, defaults.cache.cache_dir),
+        ("--cache-dir-size", cache.cache_dir_bytes, defaults.cache.cache_dir_bytes),
         ("--write-policy", cache.write_policy, defaults.cache.write_policy),
         ("--load-policy", cache.load_policy, defaults.cache.load_policy),
         ("--max-num-seqs", scheduler.max_num_seqs, defaults.scheduler.max_num_seqs),
@@ -302,6 +306,18 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
         metavar="SIZE",
         help="size of the host tier, such as 64GiB: host memory that keeps KV which no longer fits; "
         "--kv-offloading-size takes a number of GiB, --hicache-size of GB (default: none)",
+    )
+    group.add_argument(
+        "--cache-dir",
+        metavar="FOLDER",
+        help="folder of the disk tier, which keeps KV over restarts; it holds the prompts' tokens (default: none)",
+    )
+    group.add_argument(
+        "--cache-dir-size",
+        type=byte_size,
+        default=defaults.cache_dir_bytes,
+        metavar="SIZE",
+        help="maximum size of the files in --cache-dir (default: 64GiB)",
     )
     group.add_argument(
         *spellings("write_policy"),

@@ -119,6 +119,10 @@ class CacheConfig:
     CPU. A pool whose size is set may exceed it."""
     host_memory_bytes: int | None = None
     """Size of the host tier, which keeps copies of pages in host memory; None: no host tier."""
+    cache_dir: str | None = None
+    """A folder for the disk tier, which keeps what enters the host tier over restarts; None: no disk tier."""
+    cache_dir_bytes: int = 64 << 30
+    """Maximum size of the files in ``cache_dir``."""
     write_policy: WritePolicy = "through"
     """Which pages the host tier gets: ``through``: all computed ones; ``selective``: those that a second request
     has used."""
@@ -142,6 +146,13 @@ class CacheConfig:
                 raise ConfigError(
                     "host_memory_bytes needs enable_prefix_caching: the host tier keeps pages of the prefix cache"
                 )
+        _check_text("cache_dir", self.cache_dir, "a folder")
+        _check_at_least(1, "cache_dir_bytes", self.cache_dir_bytes)
+        if self.cache_dir is not None and self.host_memory_bytes is None:
+            raise ConfigError(
+                f"cache_dir {shortened(self.cache_dir)} needs host_memory_bytes: pages go to disk and come back "
+                "through the host tier; set --host-memory"
+            )
         if self.write_policy not in ("through", "selective"):
             raise ConfigError(
                 f"write_policy {shortened(self.write_policy)} is unknown; use 'through' or 'selective'"

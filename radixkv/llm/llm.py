@@ -91,6 +91,9 @@ class LLM:
             On the CPU it has no effect.
         enable_prefix_caching: whether prompts share the pages of common prefixes.
         host_memory_bytes: size of the host tier, host memory that keeps copies of pages; None: no host tier.
+        cache_dir: folder of the disk tier, which keeps what enters the host tier over restarts; it holds the
+            prompts' tokens. None: no disk tier.
+        cache_dir_bytes: maximum size of the files in ``cache_dir``.
         write_policy: what the host tier gets: ``through`` (all computed pages) or ``selective`` (those that a
             second request has used).
         load_policy: for prompts whose pages the host tier has: ``always`` load them, ``never``, or ``auto``: load
@@ -130,6 +133,8 @@ class LLM:
         gpu_memory_utilization: float | None = None,
         enable_prefix_caching: bool = True,
         host_memory_bytes: int | None = None,
+        cache_dir: str | Path | None = None,
+        cache_dir_bytes: int = CacheConfig.cache_dir_bytes,
         write_policy: WritePolicy = "through",
         load_policy: LoadPolicy = "auto",
         schedule_policy: SchedulePolicy = "lpm",
@@ -156,6 +161,8 @@ class LLM:
                 enable_prefix_caching,
                 gpu_memory_utilization,
                 host_memory_bytes,
+                None if cache_dir is None else str(cache_dir),
+                cache_dir_bytes,
                 write_policy_name(write_policy),
                 load_policy,
             ),

@@ -153,6 +153,7 @@ def _serve(start: Start) -> None:
         gc.freeze()
         gc.disable()
         RuntimeServer(socket, loop).run()
+        loop.close()
 
 
 @contextlib.contextmanager

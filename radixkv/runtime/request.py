@@ -121,6 +121,8 @@ class Request:
     """Leading tokens that were offered to the host tier."""
     n_loaded: int = 0
     """Prompt tokens loaded from the host tier before the first output token."""
+    n_fetched: int = 0
+    """Those of the loaded tokens that came from disk before."""
     prompt_logprobs_end: int = 1
     """First prompt position whose logprobs were not reported yet; the first token has none."""
     scheduled_at: float | None = None

@@ -44,6 +44,10 @@ class HostSlots(Protocol):
         """Size of a slot in bytes."""
         ...
 
+    def buffer(self, slot: int) -> memoryview:
+        """Returns the memory of a usable slot."""
+        ...
+
     def load(self, slots: Sequence[int], pages: Sequence[int]) -> None:
         """Copies slots to pages; returns when the device has the data."""
         ...
@@ -108,6 +112,10 @@ class CopyThreads:
         """Returns the slots that have become usable since the last call. O(1)."""
         first, self._n_taken = self._n_taken, self._slots.n_usable
         return range(first, self._n_taken)
+
+    def buffer(self, slot: int) -> memoryview:
+        """Returns the memory of a usable slot, writable. O(1)."""
+        return self._slots.buffer(slot)
 
     def load(self, slots: Sequence[int], pages: Sequence[int]) -> int:
         """Queues a copy of slots to pages; returns its ticket. O(pages)."""

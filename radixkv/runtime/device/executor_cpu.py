@@ -23,6 +23,7 @@ from radixkv.runtime.device.model.decoder_cpu import Decoder
 from radixkv.runtime.device.pack_cpu import PackedStep, Packer, PromptTargets
 from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
 from radixkv.runtime.device.weights.weights import Weights, open_weights
+from radixkv.runtime.step.executor import PageFormat
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.wire import TokenLogprobs
@@ -124,6 +125,17 @@ class CpuExecutor:
         step = _Step(self, plan.step, self._packer.pack(plan))
         self._queue.append(step)
         return step
+
+    @property
+    def page_format(self) -> PageFormat:
+        """The bits depend on instruction sets and threads: both decide how products are split into tiles."""
+        n_layers, _, n_kv_heads, page_size, head_dim = self.pool.k.shape
+        return PageFormat(
+            device="cpu",
+            processor=f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads",
+            torch_version=torch.__version__,
+            layout=f"k v, {n_layers} layers, {n_kv_heads} kv_heads, {page_size} tokens, {head_dim} head_dim",
+        )
 
     def open_copier(self, host_memory_bytes: int) -> CopyThreads:
         """Returns a copier between the pool and host memory. Raises ``ConfigError`` if that memory does not fit."""

@@ -20,6 +20,7 @@ from radixkv.runtime.device.pack_cuda import PackedStep, Packer
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler, PromptLogprobs, SampledRows
 from radixkv.runtime.device.sampling.penalties import has_edits
 from radixkv.runtime.device.sampling.settings import is_greedy
+from radixkv.runtime.step.executor import PageFormat
 from radixkv.runtime.step.plan import RowSampling, Scoring, StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.wire import TokenLogprobs
@@ -102,6 +103,17 @@ class CudaExecutor:
             return CudaStep(
                 plan, outputs.report, self._runner.timer, sampled, prompt_logprobs, self._stream, self._errors
             )
+
+    @property
+    def page_format(self) -> PageFormat:
+        """The layout of a host slot: K of all layers, then V of all layers."""
+        n_layers, _, page_size, n_kv_heads, head_dim = self._runner.pool.k.shape
+        return PageFormat(
+            device="cuda",
+            processor="compute capability {}.{}".format(*torch.cuda.get_device_capability(self._stream.device)),
+            torch_version=torch.__version__,
+            layout=f"k v, {n_layers} layers, {page_size} tokens, {n_kv_heads} kv_heads, {head_dim} head_dim",
+        )
 
     def open_copier(self, host_memory_bytes: int) -> CopyThreads:
         """Returns a copier between the pool and pinned host memory, which becomes usable in the background.

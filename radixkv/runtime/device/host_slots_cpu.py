@@ -39,6 +39,10 @@ class CpuHostSlots:
         """All slots."""
         return self.n_slots
 
+    def buffer(self, slot: int) -> memoryview:
+        """Returns the memory of a slot. O(1)."""
+        return self._slots[slot].view(torch.uint8).numpy().data.cast("B")
+
     def load(self, slots: Sequence[int], pages: Sequence[int]) -> None:
         """Copies slots to pages."""
         for slot, page in zip(slots, pages, strict=True):

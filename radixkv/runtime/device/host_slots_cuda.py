@@ -75,6 +75,11 @@ class CudaHostSlots:
         """Size of a slot in bytes."""
         return self._page_bytes
 
+    def buffer(self, slot: int) -> memoryview:
+        """Returns the memory of a usable slot. O(1)."""
+        first = slot * self._page_bytes
+        return self._memory.view[first : first + self._page_bytes]
+
     def load(self, slots: Sequence[int], pages: Sequence[int]) -> None:
         """Copies slots to pages; returns when the device has the data. Raises ``DeviceError`` or torch's errors."""
         self._loads.load(_array(slots), pages)

@@ -54,6 +54,8 @@ class PinnedMemory:
         with contextlib.suppress(OSError):  # a kernel without huge pages; small ones only take longer to pin
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self.address = np.frombuffer(self._memory, np.uint8).ctypes.data
+        self.view = memoryview(self._memory)
+        """All of the memory; only the pinned part may be used."""
         self._n_bytes = n_bytes
         self._piece_bytes = piece_bytes
         self._pin = pin
@@ -77,6 +79,7 @@ class PinnedMemory:
         for first in range(0, self._n_ready_bytes, self._piece_bytes):
             self._unpin(self.address + first)
         self._n_ready_bytes = 0
+        self.view.release()
         self._memory.close()
 
     def _pin_all(self) -> None:

@@ -33,6 +33,9 @@ class ResolvedConfig:
     """Size of the KV pool in tokens, instead of ``kv_cache_memory_bytes``; None if that one decides."""
     host_memory_bytes: int | None
     """Size of the host tier; None: no host tier."""
+    cache_dir: str | None
+    """Folder of the disk tier; None: no disk tier."""
+    cache_dir_bytes: int
     write_policy: WritePolicy
     load_policy: LoadPolicy
     gpu_memory_utilization: float
@@ -84,6 +87,8 @@ def with_defaults(
         kv_cache_memory_bytes=_CPU_POOL_BYTES if n_bytes is None and device == "cpu" else n_bytes,
         max_total_tokens=cache.max_total_tokens,
         host_memory_bytes=cache.host_memory_bytes,
+        cache_dir=cache.cache_dir,
+        cache_dir_bytes=cache.cache_dir_bytes,
         write_policy=cache.write_policy,
         load_policy=cache.load_policy,
         gpu_memory_utilization=_GPU_MEMORY_UTILIZATION if utilization is None else utilization,

@@ -132,8 +132,10 @@ class LoadingRequests:
             return False
         if not self._transfers.advance():
             return False
-        for request, load in list(self._joined.items()):
-            if load.is_done:
+        for request, copy in list(self._joined.items()):
+            if copy.is_done:
+                if isinstance(copy, Fetch) and request.n_cached is None:
+                    request.n_fetched += copy.n_tokens
                 self.retract(request)
         for request, (load, _) in list(self._loads.items()):
             if load.has_failed:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from radixkv.runtime.step.page_copier import PageCopier
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import PendingStep
+
+
+class PageFormat(NamedTuple):
+    """What a device's pages depend on, so that those of another device are never taken for them."""
+
+    device: str
+    """Kind of device: ``cpu`` or ``cuda``."""
+    processor: str
+    """The CPU's instruction sets and threads, or the GPU's compute capability."""
+    torch_version: str
+    layout: str
+    """Order of the dimensions in a page, with their sizes."""
 
 
 class Executor(Protocol):
@@ -39,6 +51,11 @@ class Executor(Protocol):
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Launches a step without waiting for earlier ones. Raises ``DeviceError`` or ``DeviceLost``."""
+        ...
+
+    @property
+    def page_format(self) -> PageFormat:
+        """What the bytes of a page depend on, beside the weights and the page size."""
         ...
 
     def open_copier(self, host_memory_bytes: int) -> PageCopier:

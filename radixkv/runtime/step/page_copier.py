@@ -39,6 +39,10 @@ class PageCopier(Protocol):
         """Returns the slots that have become usable since the last call; their memory is ready. O(1)."""
         ...
 
+    def buffer(self, slot: int) -> memoryview:
+        """Returns the memory of a usable slot, writable, ``page_bytes`` long. O(1)."""
+        ...
+
     def load(self, slots: Sequence[int], pages: Sequence[int]) -> int:
         """Starts to copy each slot to the page at the same index; returns a ticket. O(pages)."""
         ...

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.load_cost import LoadCost
 from radixkv.runtime.cache.tiers.page_keys import chain, namespace_key
 from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, PageStore
 from radixkv.tree.node import TOKEN_BYTES, Namespace
@@ -35,6 +36,8 @@ class Fetch:
     blocks: BlockTable
     """The host tier's slots; those after the leased ones are being filled."""
     is_done: bool = False
+    n_tokens: int = 0
+    """Tokens that were fetched, once it is done."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,12 +71,14 @@ class DiskTier:
         store: keeps the pages.
         root: the key of this engine, from ``page_keys.root_key``.
         slot_buffer: returns the memory of a host slot.
+        cost: takes the measured time of fetches.
     """
 
     host: PageCache
     store: PageStore
     root: bytes
     slot_buffer: Callable[[int], memoryview]
+    cost: LoadCost
     counters: DiskCounters = field(default_factory=DiskCounters)
     _offers: deque[_Offer] = field(default_factory=deque)
     _fetches: dict[int, Fetch] = field(default_factory=dict)
@@ -179,6 +184,9 @@ class DiskTier:
         self.counters.n_pages_fetched += finished.n_pages
         self.counters.n_pages_lost += n_missing - finished.n_pages
         self.counters.fetch_seconds += finished.seconds
+        if finished.n_pages:
+            self.cost.add_fetch(finished.n_pages * page_size, finished.seconds)
+        fetch.n_tokens = finished.n_pages * page_size
         fetch.is_done = True
         self.host.commit_copied(fetch.blocks, fetch.tokens, (first + finished.n_pages) * page_size)
         self.host.close(fetch.blocks)
