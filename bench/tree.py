@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 from result_lines import report, script_parser
 
 from radixkv.bench.environment import provenance
+from radixkv.config import EvictionPolicyName
+from radixkv.tree.eviction import open_eviction_policy
 from radixkv.tree.node import Namespace
 from radixkv.tree.radix_tree import RadixTree
 
@@ -27,6 +29,9 @@ PAGE_SIZE = 16
 PAGE_BYTES = 4 * PAGE_SIZE
 PROMPT_PAGES = 2048
 NAMESPACE = Namespace()
+GHOST_CAPACITY = 4.0
+N_CLASSES = 6
+"""Classes of nodes by their number of hits, in the trees of ``lfuda`` and ``adaptive``."""
 
 Case = dict[str, Any]
 
@@ -120,14 +125,21 @@ def commit_one_page(random: Random, n_runs: int) -> Case:
     return {"nodes": 1, **best(runs)}
 
 
-def evict(random: Random, n_nodes: int, n_runs: int) -> Case:
-    """Measures the eviction of one leaf per call, from a tree of ``n_nodes`` leaves."""
+def evict(random: Random, n_nodes: int, n_runs: int, policy: EvictionPolicyName = "lru") -> Case:
+    """Measures the eviction of one leaf per call, from a tree of ``n_nodes`` leaves.
+
+    With policies that count hits, the leaves have 0 to 5 of them.
+    """
     runs = []
     for _ in range(n_runs):
         gc.collect()  # frees the tree of the previous run
-        tree = RadixTree(PAGE_SIZE)
+        tree = RadixTree(PAGE_SIZE, policy=open_eviction_policy(policy, GHOST_CAPACITY))
         for page in range(n_nodes):
-            insert(tree, random.randbytes(PAGE_BYTES), page)
+            tokens = random.randbytes(PAGE_BYTES)
+            insert(tree, tokens, page)
+            if policy != "lru":
+                for _ in range(page % N_CLASSES):
+                    tree.release(tree.lease(NAMESPACE, tokens))
         runs.append(measure(partial(tree.evict, 1), min(n_nodes // 2, 100_000)))
     return {"nodes": n_nodes, **best(runs)}
 
@@ -161,6 +173,11 @@ def main() -> None:
         ("lease_commit_release_32k", lambda: lease_commit_release(random, n_runs)),
         ("commit_one_page_at_16k", lambda: commit_one_page(random, n_runs)),
         *[("evict", lambda size=size: evict(random, size, min(n_runs, 3))) for size in sizes],
+        *[
+            (f"evict_{policy}", lambda size=size, policy=policy: evict(random, size, 1, policy))
+            for policy in ("lfuda", "adaptive")
+            for size in sizes[:2]
+        ],
         ("memory", lambda: memory(random, sizes[-1])),
     ]
     settings = {"quick": arguments.quick, "gc": "off, imports frozen"}

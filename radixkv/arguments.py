@@ -209,6 +209,8 @@ def engine_config(args: argparse.Namespace, *, model: str | None = None, seed: i
                 cache_dir_bytes=args.cache_dir_size,
                 write_policy=args.write_policy,
                 load_policy=args.load_policy,
+                eviction_policy=args.eviction_policy,
+                ghost_capacity=args.ghost_capacity,
             ),
             scheduler=SchedulerConfig(
                 max_num_seqs=args.max_num_seqs,
@@ -243,6 +245,8 @@ def engine_flags(config: EngineConfig) -> list[str]:
         ("--cache-dir-size", cache.cache_dir_bytes, defaults.cache.cache_dir_bytes),
         ("--write-policy", cache.write_policy, defaults.cache.write_policy),
         ("--load-policy", cache.load_policy, defaults.cache.load_policy),
+        ("--eviction-policy", cache.eviction_policy, defaults.cache.eviction_policy),
+        ("--ghost-capacity", cache.ghost_capacity, defaults.cache.ghost_capacity),
         ("--max-num-seqs", scheduler.max_num_seqs, defaults.scheduler.max_num_seqs),
         ("--max-num-batched-tokens", scheduler.max_num_batched_tokens, defaults.scheduler.max_num_batched_tokens),
         ("--schedule-policy", scheduler.schedule_policy, defaults.scheduler.schedule_policy),
@@ -333,6 +337,21 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
         metavar="POLICY",
         help="for prompts whose KV the host tier has: auto for loading or computing, whichever is faster by "
         "measured rates, always load, or never (default: %(default)s)",
+    )
+    group.add_argument(
+        *spellings("eviction_policy"),
+        default=defaults.eviction_policy,
+        metavar="POLICY",
+        help="which KV is evicted first: lru for the least recently used, lfuda for what had the fewest uses, with "
+        "aging, or adaptive for what promises the fewest hits, as learnt from the traffic (default: %(default)s)",
+    )
+    group.add_argument(
+        "--ghost-capacity",
+        type=number,
+        default=defaults.ghost_capacity,
+        metavar="FACTOR",
+        help="with --eviction-policy adaptive, how many evicted pages are remembered, as a multiple of the pages "
+        "cached (default: %(default)s)",
     )
 
 

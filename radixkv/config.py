@@ -6,7 +6,7 @@ import ipaddress
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from radixkv.errors import ConfigError, shortened
 
@@ -25,6 +25,7 @@ SchedulePolicy = Literal["lpm", "fcfs"]
 LoadFormat = Literal["auto", "dummy"]
 WritePolicy = Literal["through", "selective"]
 LoadPolicy = Literal["auto", "always", "never"]
+EvictionPolicyName = Literal["lru", "lfuda", "adaptive"]
 MetricsCompat = Literal["vllm", "sglang"]
 
 
@@ -129,6 +130,11 @@ class CacheConfig:
     load_policy: LoadPolicy = "auto"
     """What to do for a prompt whose pages are in the host tier: ``always`` load them, ``never``, or ``auto``: what
     is faster by measured rates, loading or computing."""
+    eviction_policy: EvictionPolicyName = "lru"
+    """Which pages are evicted first, in every tier: ``lru``: the least recently used; ``lfuda``: those with the
+    fewest uses, with aging; ``adaptive``: those that promise the fewest hits, as learnt from the traffic."""
+    ghost_capacity: float = 4.0
+    """How many evicted pages ``adaptive`` remembers in each tier, as a multiple of the pages cached."""
 
     def __post_init__(self) -> None:
         _check_at_least(1, "page_size", self.page_size)
@@ -161,6 +167,12 @@ class CacheConfig:
             raise ConfigError(
                 f"load_policy {shortened(self.load_policy)} is unknown; use 'auto', 'always' or 'never'"
             )
+        if self.eviction_policy not in get_args(EvictionPolicyName):
+            raise ConfigError(
+                f"eviction_policy {shortened(self.eviction_policy)} is unknown; use 'lru', 'lfuda' or 'adaptive'"
+            )
+        if not (_is_number(self.ghost_capacity) and 0 <= self.ghost_capacity < math.inf):  # also catches NaN
+            raise ConfigError(f"ghost_capacity {shortened(self.ghost_capacity)} must be a number of at least 0")
 
 
 @dataclass(frozen=True)

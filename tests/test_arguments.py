@@ -65,6 +65,8 @@ def read(config, path):
         (("--write-policy", "--hicache-write-policy"), "selective", "cache.write_policy", "selective"),
         (("--load-policy",), "never", "cache.load_policy", "never"),
         (("--gpu-memory-utilization", "--mem-fraction-static"), "0.85", "cache.gpu_memory_utilization", 0.85),
+        (("--eviction-policy", "--radix-eviction-policy"), "adaptive", "cache.eviction_policy", "adaptive"),
+        (("--ghost-capacity",), "2.5", "cache.ghost_capacity", 2.5),
         (("--max-num-seqs", "--max-running-requests"), "9", "scheduler.max_num_seqs", 9),
         (("--max-num-batched-tokens", "--chunked-prefill-size"), "999", "scheduler.max_num_batched_tokens", 999),
         (("--schedule-policy", "--scheduling-policy"), "fcfs", "scheduler.schedule_policy", "fcfs"),
@@ -146,8 +148,15 @@ engines = st.builds(
         gpu_memory_utilization=st.none() | st.floats(1e-3, 1.0),
         write_policy=st.sampled_from(["through", "selective"]),
         load_policy=st.sampled_from(["auto", "always", "never"]),
+        eviction_policy=st.sampled_from(["lru", "lfuda", "adaptive"]),
+        ghost_capacity=st.floats(0, 1e3),
     )
-    | st.builds(CacheConfig, host_memory_bytes=positive),
+    | st.builds(
+        CacheConfig,
+        host_memory_bytes=positive,
+        cache_dir=st.none() | st.sampled_from(["folder", "/folder with space"]),
+        cache_dir_bytes=positive,
+    ),
     scheduler=st.builds(
         SchedulerConfig,
         max_num_seqs=st.none() | st.integers(1, 64),
@@ -171,7 +180,7 @@ def test_every_setting_has_a_flag():
     """A new field of a configuration must appear in ``engines`` above, and so in ``engine_flags``."""
     assert {field.name for field in fields(EngineConfig)} == {"model", "cache", "scheduler", "seed"}
     assert len(fields(ModelConfig)) == 8
-    assert len(fields(CacheConfig)) == 8
+    assert len(fields(CacheConfig)) == 12
     assert len(fields(SchedulerConfig)) == 7
     assert len(fields(ServerConfig)) == 12
 

@@ -65,6 +65,7 @@ ALIASES: Mapping[Place, Mapping[str, str]] = {
         "chunked_prefill_size": "max_num_batched_tokens",
         "mem_fraction_static": "gpu_memory_utilization",
         "scheduling_policy": "schedule_policy",
+        "radix_eviction_policy": "eviction_policy",
         "random_seed": "seed",
         "disable_radix_cache": "no_enable_prefix_caching",
         "disable_cuda_graph": "enforce_eager",

@@ -14,6 +14,7 @@ from radixkv.config import (
     CacheConfig,
     Device,
     EngineConfig,
+    EvictionPolicyName,
     LoadFormat,
     LoadPolicy,
     ModelConfig,
@@ -98,6 +99,9 @@ class LLM:
             second request has used).
         load_policy: for prompts whose pages the host tier has: ``always`` load them, ``never``, or ``auto``: load
             or compute, whichever is faster by measured rates.
+        eviction_policy: which pages are evicted first: ``lru`` (the least recently used), ``lfuda`` (those with the
+            fewest uses, with aging) or ``adaptive`` (those that promise the fewest hits, as learnt from traffic).
+        ghost_capacity: how many evicted pages ``adaptive`` remembers, as a multiple of the pages cached.
         schedule_policy: ``lpm`` (longest cached prefix first) or ``fcfs`` (first come, first served).
         seed: determines the seeds of requests without a seed of their own.
         show_download: gets a text with the downloaded bytes whenever there are more, from several threads. None
@@ -137,6 +141,8 @@ class LLM:
         cache_dir_bytes: int = CacheConfig.cache_dir_bytes,
         write_policy: WritePolicy = "through",
         load_policy: LoadPolicy = "auto",
+        eviction_policy: EvictionPolicyName = "lru",
+        ghost_capacity: float = 4.0,
         schedule_policy: SchedulePolicy = "lpm",
         seed: int = 0,
         show_download: Callable[[str], None] | None = None,
@@ -165,6 +171,8 @@ class LLM:
                 cache_dir_bytes,
                 write_policy_name(write_policy),
                 load_policy,
+                eviction_policy,
+                ghost_capacity,
             ),
             SchedulerConfig(max_num_seqs, max_num_batched_tokens, schedule_policy),
             seed,

@@ -33,6 +33,7 @@ from radixkv.runtime.stats import StepCounters, make_stats
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import PendingStep
+from radixkv.tree.eviction import open_eviction_policy
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire import (
     WIRE_VERSION,
@@ -417,7 +418,12 @@ def open_loop(resolved: ResolvedConfig, checkpoint: Checkpoint) -> Loop:
     """
     executor = open_executor(resolved, checkpoint)
     try:
-        cache = TimedPageCache(executor.n_pages, resolved.page_size, shares=resolved.enable_prefix_caching)
+        cache = TimedPageCache(
+            executor.n_pages,
+            resolved.page_size,
+            shares=resolved.enable_prefix_caching,
+            policy=open_eviction_policy(resolved.eviction_policy, resolved.ghost_capacity),
+        )
         transfers = None
         if resolved.host_memory_bytes is not None:
             transfers = _open_tiers(resolved, checkpoint, executor, cache, resolved.host_memory_bytes)
@@ -451,7 +457,9 @@ def _open_tiers(
     resolved: ResolvedConfig, checkpoint: Checkpoint, executor: Executor, cache: PageCache, host_memory_bytes: int
 ) -> Transfers:
     """Opens the host tier, and the disk tier if there is to be one. Raises ``ConfigError``."""
-    copier, host, cost = executor.open_copier(host_memory_bytes), PageCache(0, resolved.page_size), LoadCost()
+    policy = open_eviction_policy(resolved.eviction_policy, resolved.ghost_capacity)
+    host, cost = PageCache(0, resolved.page_size, policy=policy), LoadCost()
+    copier = executor.open_copier(host_memory_bytes)
     disk = None
     if resolved.cache_dir is not None:
         try:

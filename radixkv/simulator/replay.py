@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +11,7 @@ from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.result import StepResult
-from radixkv.simulator.next_use import NextUse, next_uses
+from radixkv.simulator.next_use import NextUse, OracleEviction, next_uses
 from radixkv.simulator.traffic import Traffic
 from radixkv.terminal_progress import Progress
 from radixkv.tree.node import TOKEN_BYTES, Namespace
@@ -48,15 +48,16 @@ class Replay:
 
     def __init__(self, traffic: Traffic, capacity_pages: int | None, policy: Policy) -> None:
         self._traffic = traffic
-        self._tick = 0
         largest = max(map(self._pages_for, traffic.n_tokens))
         self._n_extra_pages = largest if traffic.rule == "blocks" else 0
         n_pages = traffic.n_distinct_pages + largest  # enough that nothing is evicted
         if capacity_pages is not None:
             n_pages = min(n_pages, capacity_pages + self._n_extra_pages)
         self._next_uses = next_uses(traffic, n_pages) if policy == "oracle" else None
-        next_tick: Callable[[], int] | None = None if self._next_uses is None else lambda: self._tick
-        self.cache = PageCache(n_pages, traffic.symbols_per_page, next_tick=next_tick)
+        self._oracle = OracleEviction(len(traffic.n_tokens))
+        self.cache = PageCache(
+            n_pages, traffic.symbols_per_page, policy=None if self._next_uses is None else self._oracle
+        )
         self._scheduler = Scheduler(
             self.cache, max_num_seqs=1, max_num_batched_tokens=largest * traffic.symbols_per_page
         )
@@ -99,27 +100,26 @@ class Replay:
             max_tokens=1,
         )
         self._scheduler.add(request)
-        self._tick = -index
         plan = self._scheduler.schedule()
         assert plan is not None, "a lone request that fits the pool is admitted"
         spans = () if self._next_uses is None else self._next_uses[index]
         if spans:
-            self._tick = -spans[-1].prompt
+            self._oracle.next_use = spans[-1].prompt
         self._scheduler.complete(plan, _ANSWER)
-        self._set_ticks(symbols, spans)
+        self._rank(symbols, spans)
         if self._n_extra_pages:
             self._evict_to_capacity()
         assert request.n_cached is not None, "a finished request was scheduled"
         return traffic.n_cached_tokens(index, request.n_cached)
 
-    def _set_ticks(self, symbols: bytes, spans: Sequence[NextUse]) -> None:
-        """Sets the ticks of all spans but the last, smallest tick first.
+    def _rank(self, symbols: bytes, spans: Sequence[NextUse]) -> None:
+        """Ranks all spans but the last, the one that is used again last first.
 
-        The last span got its tick when the request finished.
+        The last span got its rank when the request finished.
         """
         page_bytes = self._traffic.symbols_per_page * TOKEN_BYTES
         for span in reversed(spans[:-1]):
-            self._tick = -span.prompt
+            self._oracle.next_use = span.prompt
             self.cache.tree.release(self.cache.tree.lease(self._namespace, symbols[: span.n_pages * page_bytes]))
 
     def _evict_to_capacity(self) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from sortedcontainers import SortedKeyList
@@ -12,6 +11,9 @@ from sortedcontainers import SortedKeyList
 from radixkv.tree.children import Children
 from radixkv.tree.digest import Digest, namespace_digest
 from radixkv.tree.node import Namespace, Node
+
+_DEMOTED = -1
+"""Rank of demoted nodes."""
 
 
 class Forest:
@@ -21,12 +23,12 @@ class Forest:
     lease are computed and can be evicted, leaves first. A detached node has a lease, and is dropped with the last.
     """
 
-    def __init__(self, page_bytes: int, digest: Digest, next_tick: Callable[[], int] | None = None) -> None:
+    def __init__(self, page_bytes: int, digest: Digest) -> None:
         self.page_bytes = page_bytes
         """Bytes of one page's tokens."""
         self.roots: dict[Namespace, Node] = {}
-        self.evictable = SortedKeyList(key=attrgetter("tick", "serial"))
-        """Leaves without a lease, smallest tick first; contains no root."""
+        self.evictable = SortedKeyList(key=attrgetter("rank", "serial"))
+        """Leaves without a lease, smallest rank first; contains no root."""
         self.n_leased = 0
         """Reachable pages that a lease holds."""
         self.n_evictable = 0
@@ -36,18 +38,13 @@ class Forest:
         self.version = 0
         """Changes with every change that can alter the result of a match."""
         self._digest = digest
-        self._next_tick = count(1).__next__ if next_tick is None else next_tick
         self._n_serials = 0
-
-    def tick(self) -> int:
-        """Returns the next tick. O(1)."""
-        return self._next_tick()
 
     def root(self, namespace: Namespace) -> Node:
         """Returns the root of a namespace; creates it if it is missing. O(1)."""
         root = self.roots.get(namespace)
         if root is None:
-            root = self._node(namespace, None, bytearray(), [], tick=0)
+            root = self._node(namespace, None, bytearray(), [], rank=0)
             root.digests = array("Q", (namespace_digest(self._digest, namespace),))
             self.roots[namespace] = root
         return root
@@ -91,23 +88,24 @@ class Forest:
             self._make_evictable(node)
         return freed
 
-    def append(self, node: Node, tokens: bytes | bytearray, pages: Sequence[int]) -> Node:
-        """Adds pages after the end of a leased node. O(new pages) amortised.
+    def append(self, node: Node, tokens: bytes | bytearray, pages: Sequence[int], n_hits: int = 0) -> Node:
+        """Adds pages with ``n_hits`` hits after the end of a leased node. O(new pages) amortised.
 
         No child of the node may start with the first of the new pages.
 
         Returns:
-            The node that contains the new pages: ``node`` itself if it is a leaf with a single lease, else a new
-            child with one lease.
+            The node that contains the new pages: ``node`` itself if it is a leaf with a single lease and as many
+            hits, else a new child with one lease.
         """
         self.version += 1
         self.n_leased += len(pages)
-        if node.children is None and node.n_leases == 1 and node.parent is not None:
+        if node.children is None and node.n_leases == 1 and node.n_hits == n_hits and node.parent is not None:
             node.key += tokens
             node.pages += pages
             return node
-        child = self._node(node.namespace, node, bytearray(tokens), list(pages), tick=node.tick)
+        child = self._node(node.namespace, node, bytearray(tokens), list(pages), rank=node.rank)
         child.n_leases = 1
+        child.n_hits = n_hits
         if node.children is None:
             node.children = Children()
         node.children.add(bytes(tokens[: self.page_bytes]), child)
@@ -122,8 +120,9 @@ class Forest:
         assert parent is not None
         assert parent.children is not None
         boundary = n_pages * self.page_bytes
-        upper = self._node(node.namespace, parent, node.key[:boundary], node.pages[:n_pages], tick=node.tick)
+        upper = self._node(node.namespace, parent, node.key[:boundary], node.pages[:n_pages], rank=node.rank)
         upper.n_leases = node.n_leases
+        upper.n_hits = node.n_hits
         upper.n_computed = min(node.n_computed, n_pages)
         parent.children[self._first_page(node)] = upper
         if node.digests is not None:
@@ -193,6 +192,15 @@ class Forest:
                 node.unlink()
         return freed
 
+    def demote(self, node: Node) -> None:
+        """Ranks a node before all others that are not demoted. O(log leaves)."""
+        is_evictable = node.children is None and not node.n_leases
+        if is_evictable:
+            self.evictable.remove(node)
+        node.rank = _DEMOTED
+        if is_evictable:
+            self.evictable.add(node)
+
     def reachable(self) -> Iterator[Node]:
         """Yields every node that a match can reach, parents first, roots included."""
         stack = list(self.roots.values())
@@ -203,10 +211,10 @@ class Forest:
                 stack.extend(node.children.values())
 
     def _node(
-        self, namespace: Namespace, parent: Node | None, key: bytearray, pages: list[int], *, tick: int
+        self, namespace: Namespace, parent: Node | None, key: bytearray, pages: list[int], *, rank: int
     ) -> Node:
         self._n_serials += 1
-        return Node(namespace, parent, key, pages, tick=tick, serial=self._n_serials)
+        return Node(namespace, parent, key, pages, rank=rank, serial=self._n_serials)
 
     def _first_page(self, node: Node) -> bytes:
         return bytes(node.key[: self.page_bytes])

@@ -69,11 +69,11 @@ def check_forest(forest: Forest, leases: Collection[Lease], digest: Digest) -> N
         )
 
     leaves = [node for node in reachable if node.children is None and not node.n_leases and node.parent is not None]
-    leaves.sort(key=lambda node: (node.tick, node.serial))
+    leaves.sort(key=lambda node: (node.rank, node.serial))
     _expect(
         list(forest.evictable) == leaves,
         None,
-        "the evictable leaves are not those without a lease, in order of use",
+        "the evictable leaves are not those without a lease, in order of their ranks",
     )
     for name, count, counted in (
         ("leased", forest.n_leased, sum(len(node.pages) for node in reachable if node.n_leases)),
@@ -105,7 +105,6 @@ def _check_parent(node: Node, page_bytes: int) -> None:
     if parent is None:
         return
     _expect(parent.n_leases >= node.n_leases, node, f"its parent has {parent.n_leases} leases")
-    _expect(parent.tick >= node.tick, node, f"its parent has the smaller tick {parent.tick}")
     _expect(parent.namespace == node.namespace, node, f"its parent is in {parent.namespace}")
     _expect(node.detached or not parent.detached, node, "it is reachable, but its parent is detached")
     if node.n_computed:
@@ -148,5 +147,5 @@ def _expect(condition: bool, node: Node | None, problem: str) -> None:
         raise InvariantError(problem)
     raise InvariantError(
         f"node {node.serial} of {node.namespace} with {len(node.pages)} pages, {node.n_leases} leases, "
-        f"tick {node.tick}: {problem}"
+        f"rank {node.rank}: {problem}"
     )

@@ -37,12 +37,13 @@ class Node:
         "digests",
         "key",
         "n_computed",
+        "n_hits",
         "n_leases",
         "namespace",
         "pages",
         "parent",
+        "rank",
         "serial",
-        "tick",
     )
 
     def __init__(
@@ -52,7 +53,7 @@ class Node:
         key: bytearray,
         pages: list[int],
         *,
-        tick: int,
+        rank: int,
         serial: int,
     ) -> None:
         self.namespace = namespace
@@ -66,10 +67,12 @@ class Node:
         """None in a leaf and in every detached node."""
         self.n_leases = 0
         """Reference count: open leases whose path contains this node."""
-        self.tick = tick
-        """Logical time of the last use, at least that of each child."""
+        self.rank = rank
+        """Order of eviction, which the eviction policy gives: small ranks go first, negative ones are demoted."""
+        self.n_hits = 0
+        """Requests that have found the pages, as far as the eviction policy counts them; the same for all pages."""
         self.serial = serial
-        """Order of creation; breaks ties between equal ticks."""
+        """Order of creation; breaks ties between equal ranks."""
         self.n_computed = 0
         """Leading pages whose KV is computed: a finished row with finite values has covered them."""
         self.detached = False
@@ -92,16 +95,18 @@ class Lease:
     Read-only outside the tree.
     """
 
-    __slots__ = ("is_use", "n_tokens", "namespace", "node", "released")
+    __slots__ = ("is_hit", "is_use", "n_tokens", "namespace", "node", "released")
 
-    def __init__(self, node: Node, n_tokens: int, *, is_use: bool = True) -> None:
+    def __init__(self, node: Node, n_tokens: int, *, is_use: bool = True, is_hit: bool = True) -> None:
         self.namespace = node.namespace
         self.node = node
         """The last node of the path. The lease covers all of it; a split keeps this true."""
         self.n_tokens = n_tokens
         """Length of the path in tokens, a multiple of the page size."""
         self.is_use = is_use
-        """Whether the lease counts as a use of its path, which sets the nodes' ticks."""
+        """Whether the lease counts as a use of its path, at its release."""
+        self.is_hit = is_hit
+        """Whether the lease counts as a hit of the pages that it finds."""
         self.released = False
 
     @property

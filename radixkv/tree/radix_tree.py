@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import groupby
 from typing import NamedTuple
 
 from radixkv.errors import InvariantError
 from radixkv.tree.digest import Digest, RecentDigests, chained_xxh3_64, digest_at
+from radixkv.tree.eviction import EvictionPolicy, LruEviction
 from radixkv.tree.explain import Explanation, explain_match
 from radixkv.tree.forest import Forest
 from radixkv.tree.invariants import check_counts, check_forest
@@ -41,22 +43,20 @@ class RadixTree:
     """
 
     def __init__(
-        self, page_size: int, *, digest: Digest = chained_xxh3_64, next_tick: Callable[[], int] | None = None
+        self, page_size: int, *, digest: Digest = chained_xxh3_64, policy: EvictionPolicy | None = None
     ) -> None:
         """Creates an empty tree.
 
         Args:
             page_size: tokens per page.
-            digest: digest function that names evicted runs. Sharing does not depend on it.
-            next_tick: returns the tick that ``lease`` and ``release`` set on the path's nodes; ``evict`` takes the
-                leaf with the smallest tick. The default, a counter, makes that the least recently used leaf; other
-                ticks make another policy. Whenever ``evict`` or ``check`` is called, no node may have a smaller
-                tick than one of its children.
+            digest: digest function that names evicted pages. Sharing does not depend on it.
+            policy: decides which leaf ``evict`` takes; a new object for each tree. None: the least recently used.
         """
         self._page_size = page_size
         self._page_bytes = TOKEN_BYTES * page_size
         self._digest = digest
-        self._forest = Forest(self._page_bytes, digest, next_tick)
+        self._policy = LruEviction() if policy is None else policy
+        self._forest = Forest(self._page_bytes, digest)
         self._leases: set[Lease] = set()
         self._evicted = RecentDigests(_MAX_REMEMBERED_EVICTIONS)
 
@@ -94,25 +94,23 @@ class RadixTree:
         root = self._forest.roots.get(namespace)
         return 0 if root is None else n_matching_bytes(root, tokens, self._page_bytes) // TOKEN_BYTES
 
-    def lease(self, namespace: Namespace, tokens: bytes, *, is_use: bool = True) -> Lease:
-        """Pins the longest cached prefix of the tokens, in whole pages, and marks it as used now.
+    def lease(self, namespace: Namespace, tokens: bytes, *, is_use: bool = True, is_hit: bool = True) -> Lease:
+        """Pins the longest cached prefix of the tokens, in whole pages.
 
         The prefix may be empty. Splits at most one node. O(edges + log leaves), and O(pages of the split node).
 
         Args:
             namespace: namespace of the tokens.
             tokens: the tokens to look up.
-            is_use: False leaves the order of eviction as it is, now and at the release: for a copy of the pages,
-                which does not make another request for them more likely.
+            is_use: False leaves the order of eviction as it is: for a copy of the pages, which does not make
+                another request for them more likely.
+            is_hit: False for a lease that is no request's, and only adds pages: the eviction policy does not count
+                it as a hit of the pages that it finds.
         """
         root = self._forest.root(namespace)
-        lease = Lease(root, 0, is_use=is_use)
+        lease = Lease(root, 0, is_use=is_use, is_hit=is_use and is_hit)
         self._forest.pin(root)
-        path = self._advance(lease, tokens)
-        if is_use:
-            tick = root.tick = self._forest.tick()
-            for node in path:
-                node.tick = tick
+        self._advance(lease, tokens)
         self._leases.add(lease)
         return lease
 
@@ -177,7 +175,10 @@ class RadixTree:
             canonical = _pages(self._advance(lease, bytes(tokens)))
             tokens, pages = tokens[len(canonical) * self._page_bytes :], pages[len(canonical) :]
         if pages:
-            lease.node = self._forest.append(lease.node, tokens, pages)
+            if self._policy.remembers:
+                self._append_recalled(lease, bytes(tokens), pages)
+            else:
+                lease.node = self._forest.append(lease.node, tokens, pages)
             lease.n_tokens += self._page_size * len(pages)
         return canonical
 
@@ -188,12 +189,12 @@ class RadixTree:
         while node is not None:
             node.n_leases += 1
             node = node.parent
-        second = Lease(lease.node, lease.n_tokens, is_use=lease.is_use)
+        second = Lease(lease.node, lease.n_tokens, is_use=lease.is_use, is_hit=lease.is_hit)
         self._leases.add(second)
         return second
 
     def release(self, lease: Lease) -> list[int]:
-        """Unpins the path and, if the lease is a use, marks it as used now. O(edges + log leaves).
+        """Unpins the path and, if the lease is a use, marks it as used until now. O(edges + log leaves).
 
         Returns:
             The pages to free: those that no other lease holds and that are detached or not computed, because no
@@ -206,13 +207,12 @@ class RadixTree:
             self._require_open(lease)
         lease.released = True
         self._leases.remove(lease)
-        tick = self._forest.tick() if lease.is_use else None
+        if lease.is_use:
+            self._policy.use(lease.node)
         freed: list[int] = []
         node: Node | None = lease.node
         while node is not None:
             parent = node.parent
-            if tick is not None:
-                node.tick = tick
             freed += self._forest.unpin(node)
             node = parent
         return freed
@@ -307,23 +307,53 @@ class RadixTree:
     def evict(self, n_pages: int) -> list[EvictedRun]:
         """Frees ``n_pages`` pages, or all evictable ones if there are fewer.
 
-        Takes the leaf with the smallest tick first, and the pages of a leaf from its end. O(pages + log leaves) a
-        run, and a digest of each page before it that has none yet.
+        Takes the leaves in the order of the eviction policy, and the pages of a leaf from its end. O(pages + log
+        leaves) a run, and a digest of each page before it that has none yet.
         """
-        forest = self._forest
+        forest, policy = self._forest, self._policy
         runs: list[EvictedRun] = []
         while n_pages > 0 and forest.n_evictable:
-            leaf: Node = forest.evictable[0]
+            index = policy.victim(forest.evictable)
+            leaf: Node = forest.evictable[index]
             namespace = leaf.namespace
             n_kept = max(0, len(leaf.pages) - n_pages)
             parent_digest = digest_at(self._digest, leaf, n_kept, self._page_bytes)
+            if policy.remembers:
+                policy.remember(leaf, self._digests(leaf, n_kept), self.n_pages_reachable)
             if not n_kept:
-                forest.evictable.pop(0)
+                forest.evictable.pop(index)
             tokens, pages = forest.truncate(leaf, n_kept)
             n_pages -= len(pages)
             self._evicted.add(self._digest(parent_digest, tokens[: self._page_bytes]))
             runs.append(EvictedRun(namespace, parent_digest, tokens, pages))
         return runs
+
+    def demote(self, namespace: Namespace, tokens: bytes, n_kept: int = 0) -> None:
+        """Makes the cached prefix of the tokens, but for its first ``n_kept`` tokens, the next to be evicted.
+
+        For a sequence that nobody will use again. Until it is evicted it is found as before, and a use ends the
+        demotion. Pages that follow it in other sequences keep their rank, and with them it stays. Splits at most
+        two nodes. O(edges · log leaves + pages of the split nodes).
+
+        Args:
+            namespace: namespace of the tokens.
+            tokens: the sequence, in whole pages; a last page that they do not fill is left out.
+            n_kept: length of the prefix that keeps its rank, a multiple of the page size.
+        """
+        root = self._forest.roots.get(namespace)
+        if root is None:
+            return
+        path, _, partial, n_partial = walk(root, tokens, self._page_bytes)
+        if partial is not None:
+            path.append(self._forest.split(partial, n_partial))
+        n_pages_kept = n_kept // self._page_size
+        for node in path:
+            n_pages = len(node.pages)
+            if 0 < n_pages_kept < n_pages:
+                self._forest.split(node, n_pages_kept)
+            if n_pages_kept < n_pages:
+                self._forest.demote(node)
+            n_pages_kept = max(0, n_pages_kept - n_pages)
 
     def shared_runs(self, leases: Sequence[Lease | None]) -> list[SharedLeases]:
         """Returns the runs of pages that several of the leases hold, for attention to read once. O(edges).
@@ -374,6 +404,27 @@ class RadixTree:
         else:
             check_counts(self._forest)
 
+    def _append_recalled(self, lease: Lease, tokens: bytes, pages: Sequence[int]) -> None:
+        """Adds pages after the end of the lease, with the hits that the eviction policy remembers of them."""
+        end, page_bytes = lease.node, self._page_bytes
+        digest = digest_at(self._digest, end, len(end.pages), page_bytes)
+        digests: list[int] = []
+        for start in range(0, len(tokens), page_bytes):
+            digest = self._digest(digest, tokens[start : start + page_bytes])
+            digests.append(digest)
+        first = 0
+        for n_hits, run in groupby(self._policy.recall(digests)):
+            last = first + sum(1 for _ in run)
+            run_tokens = tokens[first * page_bytes : last * page_bytes]
+            lease.node = self._forest.append(lease.node, run_tokens, pages[first:last], n_hits)
+            first = last
+
+    def _digests(self, node: Node, first_page: int) -> Sequence[int]:
+        """Returns the digests of a node's pages from ``first_page`` on."""
+        digest_at(self._digest, node, len(node.pages), self._page_bytes)
+        assert node.digests is not None
+        return node.digests[first_page:]
+
     def _advance(self, lease: Lease, tokens: bytes) -> list[Node]:
         """Extends the lease over the cached prefix of the tokens after its end; returns the nodes it gained."""
         path, end, partial, n_pages = walk(lease.node, tokens, self._page_bytes)
@@ -385,6 +436,8 @@ class RadixTree:
                 self._forest.pin(node)
             lease.node = path[-1]
             lease.n_tokens += end // TOKEN_BYTES
+            if lease.is_hit:
+                self._policy.hit(path)
         return path
 
     @staticmethod

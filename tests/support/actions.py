@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from radixkv.config import WritePolicy
+from radixkv.config import EvictionPolicyName, WritePolicy
 from radixkv.errors import QueueFull
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import GREEDY, Phase, Request
@@ -50,6 +50,7 @@ class Actions:
         shares: bool = True,
         n_slots: int = 0,
         write_policy: WritePolicy = "through",
+        eviction_policy: EvictionPolicyName = "lru",
     ) -> None:
         self.engine = Engine(
             n_pages,
@@ -57,6 +58,7 @@ class Actions:
             shares=shares,
             n_slots=n_slots if shares else 0,
             write_policy=write_policy,
+            eviction_policy=eviction_policy,
             finishes_copies=False,
             max_num_seqs=4,
             max_num_batched_tokens=24,

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from radixkv.config import LoadPolicy, WritePolicy
+from radixkv.config import EvictionPolicyName, LoadPolicy, WritePolicy
 from radixkv.errors import DeviceError
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.transfers import Transfers
@@ -19,6 +19,7 @@ from radixkv.runtime.request import GREEDY, Phase, Request, Update
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import RowSampling, StepPlan
 from radixkv.runtime.step.result import PendingStep
+from radixkv.tree.eviction import open_eviction_policy
 from radixkv.tree.node import Namespace
 from radixkv.wire import TokenLogprobs
 from support.fake_copier import FakeCopier
@@ -72,6 +73,7 @@ class Engine:
         shares: whether requests share pages.
         n_slots: slots of the host tier; 0: no host tier.
         write_policy: the host tier's, as ``load_policy``.
+        eviction_policy: that of both tiers.
         finishes_copies: whether each turn finishes all copies in flight; else the test does.
         settings: those of ``Scheduler``.
     """
@@ -85,6 +87,7 @@ class Engine:
         n_slots: int = 0,
         write_policy: WritePolicy = "through",
         load_policy: LoadPolicy = "always",
+        eviction_policy: EvictionPolicyName = "lru",
         finishes_copies: bool = True,
         **settings: Any,
     ) -> None:
@@ -92,9 +95,15 @@ class Engine:
         self.page_size = page_size
         self.device = FakeDevice(n_pages, page_size)
         self.free_pages = PoisoningList(self.device)
-        self.cache = PageCache(n_pages, page_size, shares=shares, free_pages=self.free_pages)
+        self.cache = PageCache(
+            n_pages,
+            page_size,
+            shares=shares,
+            policy=open_eviction_policy(eviction_policy, 2.0),
+            free_pages=self.free_pages,
+        )
         self.copier = FakeCopier(self.device, n_slots)
-        self.host = PageCache(0, page_size)
+        self.host = PageCache(0, page_size, policy=open_eviction_policy(eviction_policy, 2.0))
         self.transfers = Transfers(
             self.cache, self.host, self.copier, load_policy=load_policy, write_policy=write_policy
         )

@@ -7,7 +7,7 @@ import sys
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from radixkv.config import WritePolicy
+from radixkv.config import EvictionPolicyName, WritePolicy
 from radixkv.runtime.request import GREEDY
 from support.actions import PENALISED, PLAIN, Actions, RequestOptions
 
@@ -37,12 +37,26 @@ class EngineMachine(RuleBasedStateMachine):
         shares=st.sampled_from((True, True, True, False)),
         n_slots=st.sampled_from((0, 0, 30, 150)),
         write_policy=st.sampled_from(("through", "through", "selective")),
+        eviction_policy=st.sampled_from(("lru", "lfuda", "adaptive")),
     )
     def start(
-        self, page_size: int, n_pages: int, policy: str, shares: bool, n_slots: int, write_policy: WritePolicy
+        self,
+        page_size: int,
+        n_pages: int,
+        policy: str,
+        shares: bool,
+        n_slots: int,
+        write_policy: WritePolicy,
+        eviction_policy: EvictionPolicyName,
     ) -> None:
         self.actions = Actions(
-            n_pages, page_size, policy=policy, shares=shares, n_slots=n_slots, write_policy=write_policy
+            n_pages,
+            page_size,
+            policy=policy,
+            shares=shares,
+            n_slots=n_slots,
+            write_policy=write_policy,
+            eviction_policy=eviction_policy,
         )
 
     @rule(

@@ -8,6 +8,7 @@ from struct import pack
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from radixkv.config import EvictionPolicyName
 from support.tree_world import NAMESPACES, TrackedLease, World
 
 namespaces = st.sampled_from(NAMESPACES)
@@ -24,9 +25,9 @@ class TreeMachine(RuleBasedStateMachine):
         super().__init__()
         self.caught_before = sys.exc_info()[1]
 
-    @initialize(page_size=st.sampled_from((1, 2, 4)))
-    def begin(self, page_size: int) -> None:
-        self.world = World(page_size)
+    @initialize(page_size=st.sampled_from((1, 2, 4)), policy=st.sampled_from(("lru", "lfuda", "adaptive")))
+    def begin(self, page_size: int, policy: EvictionPolicyName) -> None:
+        self.world = World(page_size, policy)
         self.seen = self.world.tree.version, dict(self.world.cached)
 
     def prompt(self, index: int, fraction: int, suffix: bytes) -> bytes:
@@ -58,10 +59,26 @@ class TreeMachine(RuleBasedStateMachine):
         for tracked in pair:
             self.world.commit(tracked, tokens[len(tracked.tokens) :])
 
+    @precondition(lambda self: len(self.world.leases) < 8)
+    @rule(namespace=namespaces, index=st.integers(0), fraction=fractions, suffix=suffixes)
+    def copy_in(self, namespace, index, fraction, suffix):
+        """Adds pages to the tree for no request: a use, and no hit of the pages before them."""
+        tokens = self.prompt(index, fraction, suffix)
+        tracked = self.world.lease(namespace, tokens, is_hit=False)
+        self.world.commit(tracked, tokens[len(tracked.tokens) :])
+
+    @precondition(lambda self: len(self.world.leases) < 8)
+    @rule(namespace=namespaces, index=st.integers(0), fraction=fractions)
+    def copy_out(self, namespace, index, fraction):
+        """Pins pages for a copy of them, which changes nothing in the order of eviction."""
+        self.world.lease(namespace, self.prompt(index, fraction, b""), is_use=False)
+
     @precondition(lambda self: self.world.leases)
     @rule(index=st.integers(0), suffix=suffixes)
     def commit(self, index, suffix):
-        self.world.commit(self.chosen(index), suffix)
+        tracked = self.chosen(index)
+        if tracked.is_use:
+            self.world.commit(tracked, suffix)
 
     @precondition(lambda self: self.world.leases)
     @rule(index=st.integers(0), suffix=suffixes)
@@ -99,6 +116,10 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(namespace=namespaces, index=st.integers(0), fraction=fractions)
     def detach(self, namespace, index, fraction):
         self.world.detach(namespace, self.prompt(index, fraction, b""))
+
+    @rule(namespace=namespaces, index=st.integers(0), fraction=fractions, suffix=suffixes, n_kept=st.integers(0, 3))
+    def demote(self, namespace, index, fraction, suffix, n_kept):
+        self.world.demote(namespace, self.prompt(index, fraction, suffix), n_kept)
 
     @rule(n_pages=st.integers(0, 8))
     def evict(self, n_pages):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations, takewhile
 
+from radixkv.config import EvictionPolicyName
+from radixkv.tree.eviction import open_eviction_policy
 from radixkv.tree.node import Lease, Namespace
 from radixkv.tree.radix_tree import RadixTree
+from support.eviction_models import GHOST_CAPACITY, MODELS, LruModel
 
 NAMESPACES = (Namespace(), Namespace(salt="a"), Namespace(adapter="a"), Namespace(epoch=1))
 N_PAGES = 64
@@ -24,6 +27,8 @@ class TrackedLease:
     pages: list[int]
     detached_from: int | None = None
     """Index of the first detached page of the path; None if no page is detached."""
+    is_use: bool = True
+    is_hit: bool = True
 
 
 @dataclass
@@ -31,16 +36,18 @@ class World:
     """Applies each operation to the tree and to the model, and compares the results."""
 
     page_size: int
+    policy: EvictionPolicyName = "lru"
     tree: RadixTree = field(init=False)
     free: list[int] = field(default_factory=lambda: list(range(N_PAGES)))
     cached: dict[Prefix, int] = field(default_factory=dict)
     computed: set[int] = field(default_factory=set)
-    used_at: dict[int, int] = field(default_factory=dict)
+    model: LruModel = field(init=False)
+    """What the eviction policy must choose."""
     leases: list[TrackedLease] = field(default_factory=list)
-    tick: int = 0
 
     def __post_init__(self) -> None:
-        self.tree = RadixTree(self.page_size)
+        self.tree = RadixTree(self.page_size, policy=open_eviction_policy(self.policy, GHOST_CAPACITY))
+        self.model = MODELS[self.policy]()
 
     @property
     def page_bytes(self) -> int:
@@ -73,15 +80,22 @@ class World:
             matched = tokens[: n * self.page_bytes]
             assert not any(ns == namespace and p.startswith(matched) and p != matched for ns, p in self.cached)
 
-    def lease(self, namespace: Namespace, tokens: bytes) -> TrackedLease:
+    def lease(
+        self, namespace: Namespace, tokens: bytes, *, is_use: bool = True, is_hit: bool = True
+    ) -> TrackedLease:
         n = self.expected_match(namespace, tokens)
         covered = tokens[: n * self.page_bytes]
         tracked = TrackedLease(
-            self.tree.lease(namespace, tokens), namespace, covered, self.path_pages(namespace, covered)
+            self.tree.lease(namespace, tokens, is_use=is_use, is_hit=is_hit),
+            namespace,
+            covered,
+            self.path_pages(namespace, covered),
+            is_use=is_use,
+            is_hit=is_use and is_hit,
         )
         assert tracked.lease.n_tokens == n * self.page_size
+        self._find(tracked, tracked.pages)
         self.leases.append(tracked)
-        self._touch(tracked)
         return tracked
 
     def commit(self, tracked: TrackedLease, tokens: bytes) -> None:
@@ -98,12 +112,12 @@ class World:
         cached_pages = self.path_pages(tracked.namespace, whole[: len(tracked.tokens) + n_cached * self.page_bytes])
         assert canonical == cached_pages[len(tracked.pages) :]
         assert tracked.lease.n_tokens == len(whole) // 4
+        self._find(tracked, canonical)
         self.free += pages[:n_cached]
         for index in range(n_cached, len(pages)):
-            self.cached[tracked.namespace, whole[: len(tracked.tokens) + (index + 1) * self.page_bytes]] = pages[
-                index
-            ]
-            self.used_at[pages[index]] = 0
+            prefix = tracked.namespace, whole[: len(tracked.tokens) + (index + 1) * self.page_bytes]
+            self.cached[prefix] = pages[index]
+            self.model.added(pages[index], prefix)
         tracked.tokens = whole
         tracked.pages += canonical + pages[n_cached:]
 
@@ -116,17 +130,17 @@ class World:
         tracked.tokens = (tracked.tokens + tokens)[: n * self.page_bytes]
         pages = self.path_pages(tracked.namespace, tracked.tokens)
         assert new_pages == pages[len(tracked.pages) :]
+        self._find(tracked, new_pages)
         tracked.pages = pages
 
     def fork(self, tracked: TrackedLease) -> None:
         second = self.tree.fork(tracked.lease)
-        self.leases.append(
-            TrackedLease(second, tracked.namespace, tracked.tokens, list(tracked.pages), tracked.detached_from)
-        )
+        self.leases.append(replace(tracked, lease=second, pages=list(tracked.pages)))
 
     def release(self, tracked: TrackedLease) -> None:
         self.leases.remove(tracked)
-        self._touch(tracked)
+        if tracked.is_use:
+            self.model.used(tracked.pages)
         leased = {page for other in self.leases for page in other.pages}
         first_detached = len(tracked.pages) if tracked.detached_from is None else tracked.detached_from
         expected = [
@@ -162,6 +176,11 @@ class World:
                 if tracked.namespace == namespace and tracked.detached_from is None:
                     tracked.detached_from = len(tracked.pages)
 
+    def demote(self, namespace: Namespace, tokens: bytes, n_kept: int) -> None:
+        self.tree.demote(namespace, tokens, n_kept * self.page_size)
+        n = self.expected_match(namespace, tokens)
+        self.model.demoted(self.path_pages(namespace, tokens[: n * self.page_bytes])[n_kept:])
+
     def evict(self, n_pages: int) -> None:
         n_evictable = self.tree.n_pages_evictable
         runs = self.tree.evict(n_pages)
@@ -169,13 +188,15 @@ class World:
         leased = {page for tracked in self.leases for page in tracked.pages}
         prefix_of = {page: prefix for prefix, page in self.cached.items()}
         for run in runs:
+            n_cached = len(self.cached)
             namespace, last = prefix_of[run.pages[-1]]
             assert run.namespace == namespace
             assert last.endswith(run.tokens)
             assert len(run.tokens) == self.page_bytes * len(run.pages)
             inner = {(ns, tokens[: -self.page_bytes]) for ns, tokens in self.cached}
             leaves = [page for prefix, page in self.cached.items() if prefix not in inner and page not in leased]
-            assert self.used_at[run.pages[-1]] == min(self.used_at[page] for page in leaves)
+            self.model.check_victim(run.pages[-1], leaves)
+            self.model.evicted(run.pages, [prefix_of[page] for page in run.pages], n_cached)
             for page in reversed(run.pages):
                 prefix = prefix_of[page]
                 assert page not in leased
@@ -226,10 +247,11 @@ class World:
         starts = {(run.leases, run.first_page) for run in runs}
         assert not any((run.leases, run.first_page + run.n_pages) in starts for run in runs), "the runs are maximal"
 
-    def _touch(self, tracked: TrackedLease) -> None:
-        self.tick += 1
-        for page in tracked.pages:
-            self.used_at[page] = self.tick
+    def _find(self, tracked: TrackedLease, pages: list[int]) -> None:
+        """Tells the model that a lease has found pages, before it counts as one of their holders."""
+        if tracked.is_hit:
+            held = {page for other in self.leases if other is not tracked for page in other.pages}
+            self.model.found(pages, held)
 
     def _drop_detached(self, freed: list[int], is_detached: object) -> None:
         assert callable(is_detached)
@@ -248,4 +270,5 @@ class World:
 
     def _free_pages(self, pages: list[int]) -> None:
         self.computed.difference_update(pages)
+        self.model.freed(pages)
         self.free += pages

@@ -13,6 +13,7 @@ import pytest
 from radixkv.errors import InvariantError
 from radixkv.tree import forest, radix_tree
 from radixkv.tree.children import Children
+from radixkv.tree.eviction import LruEviction
 from radixkv.tree.forest import Forest
 from radixkv.tree.node import Lease, Namespace
 from radixkv.tree.radix_tree import RadixTree
@@ -32,10 +33,10 @@ def split_loses_the_count(patch: Patch) -> None:
     patch.setattr(Forest, "split", split)
 
 
-def split_loses_the_tick(patch: Patch) -> None:
+def split_loses_the_rank(patch: Patch) -> None:
     def split(self: Forest, lower: Any, n_pages: int) -> Any:
         upper = original(self, lower, n_pages)
-        upper.tick = 0
+        upper.rank = 0
         return upper
 
     original = Forest.split
@@ -88,8 +89,8 @@ def release_unpins_twice(patch: Patch) -> None:
     patch.setattr(Forest, "unpin", lambda self, unpinned: original(self, unpinned) + original(self, unpinned))
 
 
-def release_does_not_update_the_tick(patch: Patch) -> None:
-    patch.setattr(Forest, "tick", lambda self: 1)
+def uses_are_not_ranked(patch: Patch) -> None:
+    patch.setattr(LruEviction, "use", lambda self, end: None)
 
 
 def match_ignores_the_namespace(patch: Patch) -> None:
@@ -202,7 +203,7 @@ def empty_roots_stay(patch: Patch) -> None:
 def eviction_takes_the_newest(patch: Patch) -> None:
     class Newest(forest.SortedKeyList):
         def __init__(self, key: Callable[[Any], Any]) -> None:
-            super().__init__(key=lambda leaf: (-leaf.tick, leaf.serial))
+            super().__init__(key=lambda leaf: (-leaf.rank, leaf.serial))
 
     patch.setattr(forest, "SortedKeyList", Newest)
 
@@ -234,12 +235,12 @@ OF_VERBS = (match_ignores_the_namespace, duplicates_are_lost, release_does_not_u
 """Those of public verbs: every change is tested with them."""
 OTHERS = (
     split_loses_the_count,
-    split_loses_the_tick,
+    split_loses_the_rank,
     split_marks_all_as_computed,
     leased_leaf_stays_evictable,
     inner_node_is_evictable,
     release_unpins_twice,
-    release_does_not_update_the_tick,
+    uses_are_not_ranked,
     namespaces_are_ignored,
     only_the_first_page_is_compared,
     mark_computed_rounds_up,

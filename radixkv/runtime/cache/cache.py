@@ -7,12 +7,13 @@ The device's KV pool has one page cache, and the host tier another, whose pages 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, MutableSequence, Sequence
+from collections.abc import Iterable, MutableSequence, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from radixkv.errors import InvariantError
 from radixkv.runtime.cache.block_table import BlockTable, ReplacedPage
+from radixkv.tree.eviction import EvictionPolicy
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node
 from radixkv.tree.radix_tree import RadixTree
 from radixkv.tree.shared_runs import SharedLeases
@@ -43,7 +44,7 @@ class PageCache:
         n_pages: pages in the pool; ``add_pages`` adds to them.
         page_size: tokens per page.
         shares: whether requests share pages; False bypasses the tree for every request.
-        next_tick: gives the ticks of the tree, which order evictions; None evicts the least recently used pages.
+        policy: decides which pages are evicted; a new object for each cache. None: the least recently used.
         free_pages: the pool's page ids as a stack: pages are taken from its end, freed pages are added with ``+=``.
             Tests give one that sees every freed page. None makes a plain list.
     """
@@ -54,13 +55,13 @@ class PageCache:
         page_size: int,
         *,
         shares: bool = True,
-        next_tick: Callable[[], int] | None = None,
+        policy: EvictionPolicy | None = None,
         free_pages: MutableSequence[int] | None = None,
     ) -> None:
         self.n_pages = n_pages
         self.page_size = page_size
         self.shares = shares
-        self.tree = RadixTree(page_size, next_tick=next_tick)
+        self.tree = RadixTree(page_size, policy=policy)
         self.n_evicted = 0
         """Pages evicted since the creation of the cache."""
         self._free = list(range(n_pages - 1, -1, -1)) if free_pages is None else free_pages
@@ -101,6 +102,7 @@ class PageCache:
         reads: bool = True,
         bypasses_tree: bool = False,
         is_use: bool = True,
+        is_hit: bool = True,
     ) -> BlockTable:
         """Returns a block table that leases the longest cached prefix of the tokens.
 
@@ -112,10 +114,11 @@ class PageCache:
             reads: False leases nothing, so that every token is computed; commits still add to the tree.
             bypasses_tree: True makes all pages private; the request neither reads from the tree nor adds to it.
             is_use: False leaves the order of eviction as it is.
+            is_hit: False for pages that are found for a copy, and not for a request.
         """
         if bypasses_tree or not self.shares:
             return BlockTable(None, [], 0)
-        lease = self.tree.lease(namespace, tokens if reads else b"", is_use=is_use)
+        lease = self.tree.lease(namespace, tokens if reads else b"", is_use=is_use, is_hit=is_hit)
         pages = self.tree.pages(lease)
         return BlockTable(lease, pages, len(pages))
 

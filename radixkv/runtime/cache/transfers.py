@@ -383,7 +383,7 @@ class Transfers:
         is postponed until a store has finished or there are more slots.
         """
         source = self.device.open(offer.namespace, offer.tokens, is_use=False)
-        blocks = self.host.open(offer.namespace, offer.tokens)
+        blocks = self.host.open(offer.namespace, offer.tokens, is_hit=False)
         first, last = blocks.n_leased, self.device.n_computed(source) // self.device.page_size
         is_being_stored = first < last and source.pages[first] in self._pages_in_store
         if first >= last or is_being_stored or not self.host.reserve(blocks, last):

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from radixkv.config import Device, EngineConfig, LoadFormat, LoadPolicy, SchedulePolicy, WritePolicy
+from radixkv.config import (
+    Device,
+    EngineConfig,
+    EvictionPolicyName,
+    LoadFormat,
+    LoadPolicy,
+    SchedulePolicy,
+    WritePolicy,
+)
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.machine_cuda import Machine
 
@@ -38,6 +46,8 @@ class ResolvedConfig:
     cache_dir_bytes: int
     write_policy: WritePolicy
     load_policy: LoadPolicy
+    eviction_policy: EvictionPolicyName
+    ghost_capacity: float
     gpu_memory_utilization: float
     """No effect on the CPU."""
     max_num_seqs: int
@@ -91,6 +101,8 @@ def with_defaults(
         cache_dir_bytes=cache.cache_dir_bytes,
         write_policy=cache.write_policy,
         load_policy=cache.load_policy,
+        eviction_policy=cache.eviction_policy,
+        ghost_capacity=cache.ghost_capacity,
         gpu_memory_utilization=_GPU_MEMORY_UTILIZATION if utilization is None else utilization,
         max_num_seqs=n_rows,
         max_num_batched_tokens=n_tokens,
