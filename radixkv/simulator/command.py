@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from radixkv.arguments import Parser, whole_number
+from radixkv.arguments import Parser, number, whole_number
 from radixkv.terminal_progress import Progress
 
 if TYPE_CHECKING:
-    from radixkv.simulator.replay import Policy
+    from radixkv.simulator.caches import Capacity, Policy
     from radixkv.simulator.simulation import Result
 
-POLICIES: tuple[Policy, ...] = ("lru", "oracle")
+POLICIES: tuple[Policy, ...] = ("lru", "lfuda", "adaptive", "oracle")
+DEFAULT_POLICIES: tuple[Policy, ...] = ("lru", "oracle")
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _CAPACITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)([kmg]?)")
+_TIER_SIZE = re.compile(r"\s*(?:(\w+)\s*=)?(.*)", re.DOTALL)
 
 EXAMPLES = """\
 examples:
   radixkv simulate --trace mooncake.jsonl --capacity 0.5M,5M,15M
-  radixkv simulate --trace requests.jsonl --tokenizer ./my-model --capacity 100k,1M --policy lru
+  radixkv simulate --trace mooncake.jsonl --capacity 5M --eviction-policy lru,adaptive --ends-known 0.5
+  radixkv simulate --trace mooncake.jsonl --capacity device=0.5M,host=5M --eviction-policy lru
+  radixkv simulate --trace requests.jsonl --tokenizer ./my-model --capacity 100k,1M --eviction-policy lru
   radixkv simulate --trace token_ids.jsonl --capacity 1M --model ./my-model --plot pictures
 """
 
@@ -69,14 +75,42 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         type=_capacities,
         required=True,
         metavar="TOKENS,...",
-        help="cache capacities in tokens, such as 0.5M,5M,15M or 512k; an infinite one is always added",
+        help="cache capacities in tokens, such as 0.5M,5M,15M or 512k; an infinite one is always added. "
+        "device=0.5M,host=5M is one capacity with a host tier; another device= begins the next one",
     )
     cache.add_argument(
+        "--eviction-policy",
         "--policy",
         type=_policies,
         metavar="NAME,...",
-        help="eviction policies: lru evicts the least recently used page, oracle the page whose next use is "
-        "furthest in the future (default: both; only lru with --concurrency above 1)",
+        help="eviction policies, of all tiers: lru, lfuda and adaptive are the server's; oracle evicts the page "
+        "whose next use is furthest in the future (default: lru,oracle; lru with --concurrency above 1)",
+    )
+    cache.add_argument(
+        "--ghost-capacity",
+        type=number,
+        metavar="FACTOR",
+        help="how many evicted pages adaptive remembers, as a multiple of the pages cached (default: 4)",
+    )
+    cache.add_argument(
+        "--ends-known",
+        type=number,
+        default=0.0,
+        metavar="SHARE",
+        help="share of the requests, drawn at random, after which the cache is told which of their pages no later "
+        "request uses, as when clients close their conversations; it evicts these first (default: 0)",
+    )
+    cache.add_argument(
+        "--load-us-per-token",
+        type=number,
+        metavar="MICROSECONDS",
+        help="time to load a token's KV from the host tier (default: 2.4, of Llama 3 8B on an H200)",
+    )
+    cache.add_argument(
+        "--compute-us-per-token",
+        type=number,
+        metavar="MICROSECONDS",
+        help="time to compute a token of a prompt (default: 21.7, of Llama 3 8B on an H200)",
     )
     cache.add_argument(
         "--page-size",
@@ -143,14 +177,20 @@ def run(args: argparse.Namespace) -> int:
         parser.error(
             "--max-num-batched-tokens needs several requests in flight; give --concurrency, or leave it out"
         )
-    if not is_serial and "oracle" in (args.policy or ()):
-        parser.error("--policy oracle supports only one request in flight; use --policy lru with --concurrency")
-    policies = args.policy or (POLICIES if is_serial else ("lru",))
+    policies = args.eviction_policy or (DEFAULT_POLICIES if is_serial else ("lru",))
+    if not is_serial and ("oracle" in policies or args.ends_known):
+        flag = "--eviction-policy oracle" if "oracle" in policies else "--ends-known"
+        parser.error(
+            f"{flag} supports only one request in flight, because it needs to know the order of requests; use "
+            "--eviction-policy lru with --concurrency"
+        )
+    _check_tier_flags(parser, args, policies)
     from radixkv.bench.output import check_outputs
+    from radixkv.simulator.caches import COSTS, GHOST_CAPACITY, CostModel
     from radixkv.simulator.concurrent_replay import MAX_NUM_BATCHED_TOKENS
     from radixkv.simulator.kv_size import kv_bytes_per_token
     from radixkv.simulator.recording import read_recording
-    from radixkv.simulator.result_table import cells, columns, format_row, remarks, title
+    from radixkv.simulator.result_table import Table, remarks, title
     from radixkv.simulator.simulation import simulate
 
     check_outputs(args.output_file, args.plot)
@@ -170,17 +210,23 @@ def run(args: argparse.Namespace) -> int:
         args.capacity,
         policies,
         n_bytes,
+        ghost_capacity=GHOST_CAPACITY if args.ghost_capacity is None else args.ghost_capacity,
+        ends_known=args.ends_known,
+        costs=CostModel(
+            COSTS.load_us_per_token if args.load_us_per_token is None else args.load_us_per_token,
+            COSTS.compute_us_per_token if args.compute_us_per_token is None else args.compute_us_per_token,
+        ),
         concurrency=args.concurrency,
         max_num_batched_tokens=args.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS,
         show_progress=True,
     )
     provenance = _provenance(args)
-    has_bytes = n_bytes is not None
-    print(title(recording, args.concurrency))
-    print(format_row([column.title for column in columns(has_bytes)], has_bytes), flush=True)
+    table = Table(has_host=_has_host(args), has_bytes=n_bytes is not None)
+    print(title(recording, args.concurrency, args.ends_known))
+    print(table.format_row([column.title for column in table.columns]), flush=True)
     results: list[Result] = []
     for result in replays:
-        print(format_row(cells(result), has_bytes), flush=True)
+        print(table.format_row(table.cells(result)), flush=True)
         _save_result(args, result, provenance)
         results.append(result)
     for remark in remarks(results, recording):
@@ -189,9 +235,32 @@ def run(args: argparse.Namespace) -> int:
         from radixkv.simulator.hit_rate_plot import plot
 
         with Progress("drawing the plot"):
-            plot(results, recording, args.plot)
+            plot(results, recording, table, args.plot)
         print(f"plots: {args.plot / 'index.html'}")
     return 0
+
+
+def _has_host(args: argparse.Namespace) -> bool:
+    return any(capacity.host is not None for capacity in args.capacity)
+
+
+def _check_tier_flags(parser: Parser, args: argparse.Namespace, policies: Sequence[Policy]) -> None:
+    """Refuses values out of range, and flags that change nothing."""
+    if not 0 <= args.ends_known <= 1:
+        parser.error(f"ends_known {args.ends_known:g} must be between 0 and 1")
+    if args.ghost_capacity is not None:
+        if "adaptive" not in policies:
+            parser.error("--ghost-capacity is for --eviction-policy adaptive; give that, or leave it out")
+        if not 0 <= args.ghost_capacity < math.inf:
+            parser.error(f"ghost_capacity {args.ghost_capacity:g} must be a number of at least 0")
+    for name in ("load_us_per_token", "compute_us_per_token"):
+        value = vars(args)[name]
+        if value is not None:
+            if not _has_host(args):
+                flag = f"--{name.replace('_', '-')}"
+                parser.error(f"{flag} needs a host tier; give --capacity device=...,host=..., or leave it out")
+            if not 0 < value < math.inf:
+                parser.error(f"{name} {value:g} must be above 0")
 
 
 def _provenance(args: argparse.Namespace) -> dict[str, object]:
@@ -223,11 +292,31 @@ def _trace(text: str) -> Path:
     return Path(text)
 
 
-def _capacities(text: str) -> list[int]:
-    return list(dict.fromkeys(_capacity(part) for part in text.split(",")))
+def _capacities(text: str) -> list[Capacity]:
+    """Parses plain sizes and tiers: ``1M,device=0.5M,host=5M`` is one capacity without a host tier and one with."""
+    from radixkv.simulator.caches import Capacity
+
+    capacities: list[Capacity] = []
+    takes_host = False
+    for part in text.split(","):
+        match = _TIER_SIZE.fullmatch(part)
+        assert match is not None, "the pattern matches any text"
+        tier, size = (match[1] or "").lower(), match[2]
+        if tier == "host":
+            if not takes_host:
+                raise argparse.ArgumentTypeError(f"{part.strip()!r} needs device= before it: device=0.5M,host=5M")
+            capacities[-1] = capacities[-1]._replace(host=_n_tokens(size))
+        elif tier == "disk":
+            raise argparse.ArgumentTypeError(f"{part.strip()!r}: there is no disk tier; use device= and host=")
+        elif tier in ("", "device"):
+            capacities.append(Capacity(_n_tokens(size)))
+        else:
+            raise argparse.ArgumentTypeError(f"{part.strip()!r} is not a tier; use device= and host=")
+        takes_host = tier == "device"
+    return list(dict.fromkeys(capacities))
 
 
-def _capacity(text: str) -> int:
+def _n_tokens(text: str) -> int:
     match = _CAPACITY.fullmatch(text.strip().lower())
     n_tokens = Fraction(match[1]) * _UNITS[match[2]] if match is not None else Fraction(0)
     if n_tokens < 1 or n_tokens.denominator != 1:
@@ -240,6 +329,6 @@ def _policies(text: str) -> tuple[Policy, ...]:
     for name in text.split(","):
         policy = next((policy for policy in POLICIES if policy == name.strip().lower()), None)
         if policy is None:
-            raise argparse.ArgumentTypeError(f"{name!r} is not a policy; use lru, oracle or lru,oracle")
+            raise argparse.ArgumentTypeError(f"{name!r} is not a policy; use {', '.join(POLICIES)}, or several")
         named.append(policy)
     return tuple(dict.fromkeys(named))

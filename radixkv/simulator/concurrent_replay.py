@@ -6,12 +6,11 @@ from collections import deque
 from heapq import nlargest
 
 from radixkv.errors import ConfigError
-from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import StepResult
-from radixkv.simulator.replay import ReplayResult
+from radixkv.simulator.caches import COSTS, GHOST_CAPACITY, CostModel, Policy, ReplayCaches, ReplayResult
 from radixkv.simulator.traffic import Traffic
 from radixkv.terminal_progress import Progress
 from radixkv.tree.node import TOKEN_BYTES, Namespace
@@ -44,12 +43,26 @@ class ConcurrentReplay:
         concurrency: number of clients.
         max_num_batched_tokens: maximum tokens per step.
 
+        policy: the eviction policy; not ``oracle``, because the order of requests is not known beforehand.
+        host_pages: pages of the host tier; None: no host tier.
+        ghost_capacity: evicted pages that ``adaptive`` remembers, as a multiple of the pages cached.
+        costs: decide whether pages are loaded from the host tier.
+
     Raises:
         ConfigError: see ``check_concurrent_replay``.
     """
 
     def __init__(
-        self, traffic: Traffic, capacity_pages: int | None, concurrency: int, max_num_batched_tokens: int
+        self,
+        traffic: Traffic,
+        capacity_pages: int | None,
+        concurrency: int,
+        max_num_batched_tokens: int,
+        policy: Policy = "lru",
+        *,
+        host_pages: int | None = None,
+        ghost_capacity: float = GHOST_CAPACITY,
+        costs: CostModel = COSTS,
     ) -> None:
         check_concurrent_replay(traffic, max_num_batched_tokens)
         concurrency = min(concurrency, len(traffic.n_tokens))  # more clients than requests stay idle
@@ -61,12 +74,14 @@ class ConcurrentReplay:
             n_pages = min(n_pages, capacity_pages)
         self._traffic = traffic
         self._concurrency = concurrency
-        self.cache = PageCache(n_pages, traffic.symbols_per_page)
+        self._caches = ReplayCaches(traffic, n_pages, host_pages, policy, ghost_capacity, costs)
+        self.cache = self._caches.device
         self._scheduler = Scheduler(
             self.cache,
             max_num_seqs=concurrency,
             max_num_batched_tokens=max_num_batched_tokens // traffic.page_size * traffic.symbols_per_page,
             max_queued_requests=concurrency,
+            transfers=self._caches.transfers,
         )
         self._namespace = Namespace()
         self._launched: deque[StepPlan] = deque()
@@ -81,7 +96,7 @@ class ConcurrentReplay:
         """
         traffic = self._traffic
         cached = [0] * len(traffic.n_tokens)
-        n_too_large = max_cached_pages = 0
+        n_loaded_tokens = n_too_large = max_cached_pages = 0
         unsent = iter(range(len(cached)))
         all_sent = False
         while self._in_flight or not all_sent:
@@ -96,12 +111,12 @@ class ConcurrentReplay:
                 else:
                     self._send(index)
             for request in self._step():
-                assert request.n_cached is not None, "a finished request was scheduled"
                 index = self._in_flight.pop(request)
-                cached[index] = traffic.n_cached_tokens(index, request.n_cached)
+                cached[index], n_loaded = self._caches.cached_tokens(index, request)
+                n_loaded_tokens += n_loaded
             max_cached_pages = max(max_cached_pages, self.cache.tree.n_pages_reachable)
-        self.cache.flush()
-        return ReplayResult(cached, n_too_large, self.cache.n_evicted, max_cached_pages)
+        self._caches.flush()
+        return ReplayResult(cached, n_loaded_tokens, n_too_large, self.cache.n_evicted, max_cached_pages)
 
     def _send(self, index: int) -> None:
         symbols = self._traffic.symbols(index)

@@ -3,68 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from random import Random
 
 from radixkv.runtime.cache.block_table import BlockTable
-from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.result import StepResult
+from radixkv.simulator.caches import COSTS, GHOST_CAPACITY, CostModel, Policy, ReplayCaches, ReplayResult
 from radixkv.simulator.next_use import NextUse, OracleEviction, next_uses
 from radixkv.simulator.traffic import Traffic
 from radixkv.terminal_progress import Progress
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 
-Policy = Literal["lru", "oracle"]
-"""Which pages are evicted first: the least recently used (``lru``), or those used again last (``oracle``)."""
-
 _ANSWER = StepResult(tokens=(0,), finite=(True,))
 """The result of every step: one token for its one row."""
-
-
-@dataclass(frozen=True)
-class ReplayResult:
-    """The counts of one replay with one capacity and one policy."""
-
-    n_cached_tokens: list[int]
-    """Cached tokens of each prompt."""
-    n_too_large: int
-    """Prompts larger than the pool: they are refused and count as 0 cached tokens."""
-    n_evicted_pages: int
-    """Pages evicted during the replay."""
-    max_cached_pages: int
-    """Maximum number of cached pages, sampled after each prompt or step."""
+_SEED = 0
+"""Seed of the draw of the requests whose end is known: the same in all replays."""
 
 
 class Replay:
-    """A page pool and its scheduler, with one request in flight.
+    """Page caches and their scheduler, with one request in flight.
 
     Args:
         traffic: the prompts.
-        capacity_pages: pages of the cache; None makes it large enough that nothing is evicted.
+        capacity_pages: pages of the device; None makes it large enough that nothing is evicted.
         policy: the eviction policy.
+        host_pages: pages of the host tier; None: no host tier.
+        ghost_capacity: evicted pages that ``adaptive`` remembers, as a multiple of the pages cached.
+        ends_known: fraction of the prompts after which the caches learn which of their pages no later prompt uses,
+            and demote these.
+        costs: decide whether pages are loaded from the host tier.
     """
 
-    def __init__(self, traffic: Traffic, capacity_pages: int | None, policy: Policy) -> None:
+    def __init__(
+        self,
+        traffic: Traffic,
+        capacity_pages: int | None,
+        policy: Policy,
+        *,
+        host_pages: int | None = None,
+        ghost_capacity: float = GHOST_CAPACITY,
+        ends_known: float = 0.0,
+        costs: CostModel = COSTS,
+    ) -> None:
         self._traffic = traffic
         largest = max(map(self._pages_for, traffic.n_tokens))
         self._n_extra_pages = largest if traffic.rule == "blocks" else 0
         n_pages = traffic.n_distinct_pages + largest  # enough that nothing is evicted
         if capacity_pages is not None:
             n_pages = min(n_pages, capacity_pages + self._n_extra_pages)
-        self._next_uses = next_uses(traffic, n_pages) if policy == "oracle" else None
-        self._oracle = OracleEviction(len(traffic.n_tokens))
-        self.cache = PageCache(
-            n_pages, traffic.symbols_per_page, policy=None if self._next_uses is None else self._oracle
-        )
+        self._caches = ReplayCaches(traffic, n_pages, host_pages, policy, ghost_capacity, costs)
+        self._oracles = [policy for policy in self._caches.policies if isinstance(policy, OracleEviction)]
+        random = Random(_SEED)
+        self._is_end_known = [random.random() < ends_known for _ in traffic.n_tokens]
+        knows_future = bool(self._oracles) or ends_known > 0
+        self._next_uses = next_uses(traffic, n_pages) if knows_future else None
+        self.cache = self._caches.device
         self._scheduler = Scheduler(
-            self.cache, max_num_seqs=1, max_num_batched_tokens=largest * traffic.symbols_per_page
+            self.cache,
+            max_num_seqs=1,
+            max_num_batched_tokens=largest * traffic.symbols_per_page,
+            transfers=self._caches.transfers,
         )
         self._namespace = Namespace()
+        self._n_loaded_tokens = 0
 
     def run(self, progress: Progress | None = None) -> ReplayResult:
-        """Replays all prompts and flushes the pool. About 0.1 ms per prompt, plus O(pages).
+        """Replays all prompts and flushes the caches. About 0.1 ms per prompt, plus O(pages).
 
         Args:
             progress: shows how many prompts are replayed.
@@ -79,8 +84,8 @@ class Replay:
             cached.append(n_cached_tokens or 0)
             n_too_large += n_cached_tokens is None
             max_cached_pages = max(max_cached_pages, self.cache.tree.n_pages_reachable)
-        self.cache.flush()
-        return ReplayResult(cached, n_too_large, self.cache.n_evicted, max_cached_pages)
+        self._caches.flush()
+        return ReplayResult(cached, self._n_loaded_tokens, n_too_large, self.cache.n_evicted, max_cached_pages)
 
     def replay(self, index: int) -> int | None:
         """Replays one prompt, which generates one token. Prompts must be replayed in order. O(pages).
@@ -101,26 +106,46 @@ class Replay:
         )
         self._scheduler.add(request)
         plan = self._scheduler.schedule()
+        if plan is None:  # the request is loading, and the copy has finished by the next turn
+            plan = self._scheduler.schedule()
         assert plan is not None, "a lone request that fits the pool is admitted"
         spans = () if self._next_uses is None else self._next_uses[index]
         if spans:
-            self._oracle.next_use = spans[-1].prompt
+            self._set_next_use(spans[-1].prompt)
         self._scheduler.complete(plan, _ANSWER)
-        self._rank(symbols, spans)
+        self._caches.finish_stores()
+        if self._oracles:
+            self._rank(symbols, spans)
+        if self._is_end_known[index]:
+            self._demote(symbols, spans)
         if self._n_extra_pages:
             self._evict_to_capacity()
-        assert request.n_cached is not None, "a finished request was scheduled"
-        return traffic.n_cached_tokens(index, request.n_cached)
+        n_cached_tokens, n_loaded_tokens = self._caches.cached_tokens(index, request)
+        self._n_loaded_tokens += n_loaded_tokens
+        return n_cached_tokens
+
+    def _set_next_use(self, prompt: int) -> None:
+        for oracle in self._oracles:
+            oracle.next_use = prompt
 
     def _rank(self, symbols: bytes, spans: Sequence[NextUse]) -> None:
-        """Ranks all spans but the last, the one that is used again last first.
+        """Ranks all spans but the last for the oracle, the one that is used again last first.
 
         The last span got its rank when the request finished.
         """
         page_bytes = self._traffic.symbols_per_page * TOKEN_BYTES
         for span in reversed(spans[:-1]):
-            self._oracle.next_use = span.prompt
-            self.cache.tree.release(self.cache.tree.lease(self._namespace, symbols[: span.n_pages * page_bytes]))
+            self._set_next_use(span.prompt)
+            for tier in self._caches.tiers:
+                tier.tree.release(tier.tree.lease(self._namespace, symbols[: span.n_pages * page_bytes]))
+
+    def _demote(self, symbols: bytes, spans: Sequence[NextUse]) -> None:
+        """Demotes the pages that no later prompt uses."""
+        if not spans or spans[-1].prompt < len(self._traffic.n_tokens):
+            return
+        n_kept = spans[-2].n_pages * self._traffic.symbols_per_page
+        for tier in self._caches.tiers:
+            tier.tree.demote(self._namespace, symbols, n_kept)
 
     def _evict_to_capacity(self) -> None:
         """Evicts down to the capacity by reserving, for a moment, the extra pages beside it."""

@@ -20,60 +20,71 @@ class Column(NamedTuple):
     """In characters, with the space before it."""
 
 
-COLUMNS = (
-    Column("capacity", 12),
-    Column("policy", 8),
-    Column("hit rate", 10),
-    Column("of infinite", 13),
-    Column("cached tokens", 15),
-    Column("evicted tokens", 16),
-    Column("most cached", 13),
-)
-BYTE_COLUMNS = (Column("pool GiB", 11), Column("evicted GiB", 13))
-"""Columns that are added if the KV bytes per token are known."""
+class Table(NamedTuple):
+    """The columns of a table and its cells."""
+
+    has_host: bool
+    """Whether a capacity has a host tier."""
+    has_bytes: bool
+    """Whether the KV bytes per token are known."""
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        """The columns, from left to right."""
+        columns = [Column("capacity", 12)]
+        if self.has_host:
+            columns.append(Column("host", 10))
+        columns += [Column("policy", 10), Column("hit rate", 10)]
+        if self.has_host:
+            columns.append(Column("saved", 10))
+        columns += [Column("of infinite", 13), Column("cached tokens", 15)]
+        if self.has_host:
+            columns.append(Column("loaded tokens", 15))
+        columns += [Column("evicted tokens", 16), Column("most cached", 13)]
+        if self.has_bytes:
+            columns += [Column("pool GiB", 11), Column("evicted GiB", 13)]
+        return columns
+
+    def cells(self, result: Result) -> list[str]:
+        """Returns the cells of a result, in the order of the columns."""
+        texts = ["infinite" if result.capacity_tokens is None else format_tokens(result.capacity_tokens)]
+        if self.has_host:
+            host = result.host_capacity_tokens
+            texts.append("-" if host is None else format_tokens(host))
+        texts += ["-" if result.capacity_tokens is None else result.policy, f"{result.hit_rate_pct:.1f}%"]
+        if self.has_host:
+            texts.append(f"{three_digits(result.saved_seconds)} s")
+        texts.append("n/a" if result.of_infinite_pct is None else f"{result.of_infinite_pct:.1f}%")
+        texts.append(format_tokens(result.n_cached_tokens))
+        if self.has_host:
+            texts.append(format_tokens(result.n_loaded_tokens))
+        texts += [format_tokens(result.n_evicted_tokens), format_tokens(result.most_cached_tokens)]
+        if result.kv_bytes_per_token is not None:
+            pool = result.most_cached_bytes if result.capacity_bytes is None else result.capacity_bytes
+            texts += [_format_gib(n_bytes or 0) for n_bytes in (pool, result.evicted_bytes)]
+        return texts
+
+    def format_row(self, texts: Sequence[str]) -> str:
+        """Returns a line of the table: the first column aligned left, the others right."""
+        columns = self.columns
+        padded = [f"{text:>{column.width}}" for text, column in zip(texts, columns, strict=True)]
+        padded[0] = f"{texts[0]:<{columns[0].width}}"
+        return "".join(padded).rstrip()
 
 
-def title(recording: Recording, concurrency: int) -> str:
+def title(recording: Recording, concurrency: int, ends_known: float) -> str:
     """Returns one or two lines that describe the recording and how it is replayed."""
     traffic = recording.traffic
     in_flight = f", {concurrency} in flight" if concurrency > 1 else ""
+    ends = f", {100 * ends_known:g}% of ends known" if ends_known else ""
     lines = [
         f"{recording.name}: {plural(len(traffic.n_tokens), 'request')}, "
         f"{plural(sum(traffic.n_tokens), 'prompt token')}; "
-        f"rule {traffic.rule}, pages of {plural(traffic.page_size, 'token')}{in_flight}"
+        f"rule {traffic.rule}, pages of {plural(traffic.page_size, 'token')}{in_flight}{ends}"
     ]
     if recording.n_bad_lines:
         lines.append(f"{plural(recording.n_bad_lines, 'bad line')} left out")
     return "\n".join(lines)
-
-
-def columns(has_bytes: bool) -> Sequence[Column]:
-    """Returns the columns of the table."""
-    return (*COLUMNS, *BYTE_COLUMNS) if has_bytes else COLUMNS
-
-
-def cells(result: Result) -> list[str]:
-    """Returns the cells of a result, in the order of the columns."""
-    texts = [
-        "infinite" if result.capacity_tokens is None else format_tokens(result.capacity_tokens),
-        "-" if result.capacity_tokens is None else result.policy,
-        f"{result.hit_rate_pct:.1f}%",
-        "n/a" if result.of_infinite_pct is None else f"{result.of_infinite_pct:.1f}%",
-        format_tokens(result.n_cached_tokens),
-        format_tokens(result.n_evicted_tokens),
-        format_tokens(result.most_cached_tokens),
-    ]
-    if result.kv_bytes_per_token is not None:
-        pool = result.most_cached_bytes if result.capacity_bytes is None else result.capacity_bytes
-        texts += [_format_gib(n_bytes or 0) for n_bytes in (pool, result.evicted_bytes)]
-    return texts
-
-
-def format_row(texts: Sequence[str], has_bytes: bool) -> str:
-    """Returns a line of the table: the first column aligned left, the others right."""
-    padded = [f"{text:>{column.width}}" for text, column in zip(texts, columns(has_bytes), strict=True)]
-    padded[0] = f"{texts[0]:<{COLUMNS[0].width}}"
-    return "".join(padded).rstrip()
 
 
 def remarks(results: Sequence[Result], recording: Recording) -> list[str]:

@@ -8,9 +8,10 @@ from time import perf_counter, thread_time
 import msgspec
 
 from radixkv.errors import ConfigError
+from radixkv.simulator.caches import COSTS, GHOST_CAPACITY, Capacity, CostModel, Policy, ReplayResult
 from radixkv.simulator.concurrent_replay import MAX_NUM_BATCHED_TOKENS, ConcurrentReplay, check_concurrent_replay
 from radixkv.simulator.recording import Recording
-from radixkv.simulator.replay import Policy, Replay, ReplayResult
+from radixkv.simulator.replay import Replay
 from radixkv.terminal_progress import Progress
 
 
@@ -28,11 +29,17 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int | None
     """Maximum tokens per step; None with one request in flight, whose prompt takes one step."""
     capacity_tokens: int | None
-    """Requested capacity; None if infinite."""
+    """Requested capacity of the device; None if infinite."""
     capacity_pages: int | None
-    """Capacity in whole pages; None if infinite."""
+    """Capacity of the device in whole pages; None if infinite."""
+    host_capacity_tokens: int | None
+    """Requested capacity of the host tier; None without one."""
     policy: str
     """Eviction policy. With an infinite capacity, which evicts nothing, the first requested policy."""
+    ghost_capacity: float | None
+    """Evicted pages that are remembered, as a multiple of the pages cached; None with another policy."""
+    ends_known: float
+    """Fraction of the requests after which the caches were told which pages no later request uses."""
     hit_rate_pct: float
     """Cached prompt tokens as a percentage of all prompt tokens."""
     of_infinite_pct: float | None
@@ -40,10 +47,18 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     n_requests: int
     n_prompt_tokens: int
     n_cached_tokens: int
+    """Cached prompt tokens, in any tier."""
+    n_loaded_tokens: int
+    """Those of them that were loaded from the host tier."""
+    saved_seconds: float
+    """Time of computing the cached tokens, less that of loading those from the host tier, by the cost model."""
+    load_us_per_token: float
+    compute_us_per_token: float
     n_evicted_pages: int
+    """Pages evicted from the device."""
     n_evicted_tokens: int
     most_cached_tokens: int
-    """Maximum number of cached tokens, in whole pages, sampled after each request or step."""
+    """Maximum number of tokens that the device had cached, in whole pages, sampled after each request or step."""
     n_too_large: int
     """Requests larger than the capacity: they are refused and count as not cached."""
     n_bad_lines: int
@@ -61,10 +76,13 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 def simulate(
     recording: Recording,
-    capacities: Sequence[int],
+    capacities: Sequence[Capacity],
     policies: Sequence[Policy],
     kv_bytes_per_token: int | None = None,
     *,
+    ghost_capacity: float = GHOST_CAPACITY,
+    ends_known: float = 0.0,
+    costs: CostModel = COSTS,
     concurrency: int = 1,
     max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS,
     show_progress: bool = False,
@@ -75,9 +93,13 @@ def simulate(
 
     Args:
         recording: the recorded requests.
-        capacities: in tokens.
-        policies: one or more; only ``lru`` if several requests are in flight.
+        capacities: of the tiers, in tokens.
+        policies: one or more; not ``oracle`` if several requests are in flight.
         kv_bytes_per_token: None if unknown.
+        ghost_capacity: evicted pages that ``adaptive`` remembers, as a multiple of the pages cached.
+        ends_known: fraction of the requests after which the caches are told which of their pages no later request
+            uses; 0 if several requests are in flight.
+        costs: decide whether pages are loaded from the host tier, and give the time saved.
         concurrency: requests in flight.
         max_num_batched_tokens: maximum tokens per step; ignored with one request in flight, whose prompt takes one
             step.
@@ -85,22 +107,34 @@ def simulate(
 
     Raises:
         ConfigError: a capacity is smaller than a page, the step size is not a multiple of the page size, there is
-            no policy, or a policy other than ``lru`` is given with several requests in flight. Raised before
-            anything runs.
+            no policy, or what needs the future is asked for with several requests in flight. Raised before anything
+            runs.
     """
-    if not policies or (concurrency > 1 and tuple(policies) != ("lru",)):
-        named = ", ".join(policies) or "none"
+    if not policies:
+        raise ConfigError("policies is empty; give one or more")
+    if concurrency > 1 and ("oracle" in policies or ends_known):
+        what = "policy oracle" if "oracle" in policies else f"ends_known {ends_known:g}"
         raise ConfigError(
-            f"policies {named}: give one or more; with several requests in flight give lru alone, because their "
-            "order is not known beforehand"
+            f"{what} needs to know the order of requests, which is not known beforehand with several in flight; "
+            "leave it out, or replay with concurrency 1"
         )
     page_size = recording.traffic.page_size
     for capacity in capacities:
-        if capacity < page_size:
-            raise ConfigError(f"capacity {capacity} holds no page of {page_size} tokens; give more")
+        for n_tokens in capacity:
+            if n_tokens is not None and n_tokens < page_size:
+                raise ConfigError(f"capacity {n_tokens} holds no page of {page_size} tokens; give more")
     if concurrency > 1:
         check_concurrent_replay(recording.traffic, max_num_batched_tokens)
-    simulation = _Simulation(recording, kv_bytes_per_token, concurrency, max_num_batched_tokens, show_progress)
+    simulation = _Simulation(
+        recording,
+        kv_bytes_per_token,
+        ghost_capacity,
+        ends_known,
+        costs,
+        concurrency,
+        max_num_batched_tokens,
+        show_progress,
+    )
     return simulation.results(capacities, policies)
 
 
@@ -109,6 +143,9 @@ class _Simulation:
         self,
         recording: Recording,
         kv_bytes_per_token: int | None,
+        ghost_capacity: float,
+        ends_known: float,
+        costs: CostModel,
         concurrency: int,
         max_num_batched_tokens: int,
         show_progress: bool,
@@ -116,21 +153,25 @@ class _Simulation:
         self._recording = recording
         self._show_progress = show_progress
         self._kv_bytes_per_token = kv_bytes_per_token
+        self._ghost_capacity = ghost_capacity
+        self._ends_known = ends_known
+        self._costs = costs
         self._concurrency = concurrency
         self._max_num_batched_tokens = max_num_batched_tokens
 
-    def results(self, capacities: Sequence[int], policies: Sequence[Policy]) -> Iterator[Result]:
+    def results(self, capacities: Sequence[Capacity], policies: Sequence[Policy]) -> Iterator[Result]:
         infinite = self._result(None, policies[0], None)
         for capacity in capacities:
             for policy in policies:
                 yield self._result(capacity, policy, infinite.n_cached_tokens)
         yield infinite
 
-    def _result(self, capacity: int | None, policy: Policy, n_cached_tokens_infinite: int | None) -> Result:
+    def _result(self, capacity: Capacity | None, policy: Policy, n_cached_tokens_infinite: int | None) -> Result:
         traffic, started, started_cpu = self._recording.traffic, perf_counter(), thread_time()
         page_size = traffic.page_size
-        n_pages = None if capacity is None else capacity // page_size
-        replay_result = self._replay(n_pages, policy)
+        n_pages = None if capacity is None else capacity.device // page_size
+        host_tokens = None if capacity is None else capacity.host
+        replay_result = self._replay(n_pages, None if host_tokens is None else host_tokens // page_size, policy)
         n_cached, n_prompt = sum(replay_result.n_cached_tokens), sum(traffic.n_tokens)
         n_cached_infinite = n_cached if n_cached_tokens_infinite is None else n_cached_tokens_infinite
         n_evicted = replay_result.n_evicted_pages * page_size
@@ -142,14 +183,21 @@ class _Simulation:
             page_size=page_size,
             concurrency=self._concurrency,
             max_num_batched_tokens=None if self._concurrency == 1 else self._max_num_batched_tokens,
-            capacity_tokens=capacity,
+            capacity_tokens=None if capacity is None else capacity.device,
             capacity_pages=n_pages,
+            host_capacity_tokens=host_tokens,
             policy=policy,
+            ghost_capacity=self._ghost_capacity if policy == "adaptive" else None,
+            ends_known=self._ends_known,
             hit_rate_pct=round(100 * n_cached / n_prompt, 3),
             of_infinite_pct=round(100 * n_cached / n_cached_infinite, 3) if n_cached_infinite else None,
             n_requests=len(traffic.n_tokens),
             n_prompt_tokens=n_prompt,
             n_cached_tokens=n_cached,
+            n_loaded_tokens=replay_result.n_loaded_tokens,
+            saved_seconds=round(self._costs.saved_seconds(n_cached, replay_result.n_loaded_tokens), 3),
+            load_us_per_token=self._costs.load_us_per_token,
+            compute_us_per_token=self._costs.compute_us_per_token,
             n_evicted_pages=replay_result.n_evicted_pages,
             n_evicted_tokens=n_evicted,
             most_cached_tokens=max_cached,
@@ -163,15 +211,31 @@ class _Simulation:
             cpu_seconds=round(thread_time() - started_cpu, 3),
         )
 
-    def _replay(self, n_pages: int | None, policy: Policy) -> ReplayResult:
+    def _replay(self, n_pages: int | None, host_pages: int | None, policy: Policy) -> ReplayResult:
         traffic = self._recording.traffic
         capacity = "infinite" if n_pages is None else f"{n_pages * traffic.page_size:,} tokens"
         activity = f"replaying {self._recording.name}, capacity {capacity}, policy {policy}"
         with Progress(activity, enabled=self._show_progress) as progress:
             if self._concurrency == 1:
-                return Replay(traffic, n_pages, policy).run(progress)
-            replay = ConcurrentReplay(traffic, n_pages, self._concurrency, self._max_num_batched_tokens)
-            return replay.run(progress)
+                return Replay(
+                    traffic,
+                    n_pages,
+                    policy,
+                    host_pages=host_pages,
+                    ghost_capacity=self._ghost_capacity,
+                    ends_known=self._ends_known,
+                    costs=self._costs,
+                ).run(progress)
+            return ConcurrentReplay(
+                traffic,
+                n_pages,
+                self._concurrency,
+                self._max_num_batched_tokens,
+                policy,
+                host_pages=host_pages,
+                ghost_capacity=self._ghost_capacity,
+                costs=self._costs,
+            ).run(progress)
 
     def _bytes(self, n_tokens: int) -> int | None:
         return None if self._kv_bytes_per_token is None else n_tokens * self._kv_bytes_per_token

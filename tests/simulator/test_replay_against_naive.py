@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from array import array
 from itertools import combinations
+from random import Random
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from radixkv.bench.workloads.mooncake import TraceRequest
+from radixkv.simulator.caches import CostModel
 from radixkv.simulator.concurrent_replay import ConcurrentReplay
 from radixkv.simulator.replay import Replay
 from radixkv.simulator.traffic import BlockTraffic, TokenTraffic
-from support.engine import Engine, token_bytes
+from support.engine import GHOST_CAPACITY, Engine, token_bytes
 
 BLOCK = 512
 
@@ -29,10 +31,11 @@ def prefixes(pages):
 class Naive:
     """A cache of pages, each identified by its whole prefix; ``pages`` has the pages of each prompt."""
 
-    def __init__(self, pages, capacity, *, knows_future):
+    def __init__(self, pages, capacity, *, knows_future, knows_ends=False):
         self.paths = [prefixes(each) for each in pages]
         self.capacity = capacity
         self.knows_future = knows_future
+        self.knows_ends = knows_ends
         self.last_use = {}
 
     def use(self, index):
@@ -49,15 +52,18 @@ class Naive:
             del self.last_use[min(evictable, key=lambda page: self.priority(page, index))]
 
     def priority(self, page, index):
-        value = self.last_use[page]
+        value, never = self.last_use[page], len(self.paths)
+        next_use = next((j for j in range(index + 1, never) if page in self.paths[j]), never)
         if self.knows_future:
-            later = range(index + 1, len(self.paths))
-            value = -next((j for j in later if page in self.paths[j]), len(self.paths))
+            value = -next_use
+        elif self.knows_ends and next_use == never:
+            value = -1
         return value, -len(page)
 
 
-def naive_blocks(requests, capacity, *, knows_future):
-    cache = Naive([request.hash_ids for request in requests], capacity, knows_future=knows_future)
+def naive_blocks(requests, capacity, *, knows_future, knows_ends=False):
+    pages = [request.hash_ids for request in requests]
+    cache = Naive(pages, capacity, knows_future=knows_future, knows_ends=knows_ends)
     cached = []
     for index, request in enumerate(requests):
         cached.append(min(BLOCK * cache.use(index), request.input_length))
@@ -87,9 +93,31 @@ def naive_engine(prompts, page_size, capacity, *, knows_future):
     return cached
 
 
-def replay_checked(traffic, capacity, *, knows_future=False):
+def naive_tiers(requests, capacity, host_capacity):
+    """Returns the cached blocks of each prompt in any tier, and how many of all come from the host tier.
+
+    The host tier gets all blocks of a prompt if they fit, and never drops those that it has of the prompt for them.
+    """
+    pages = [request.hash_ids for request in requests]
+    device, host = (Naive(pages, n, knows_future=False) for n in (capacity, host_capacity))
+    cached, n_loaded = [], 0
+    for index, path in enumerate(device.paths):
+        n_host = next((n for n, page in enumerate(path) if page not in host.last_use), len(path))
+        n_device = device.use(index)
+        device.evict(index, capacity)
+        if len(path) <= host_capacity:
+            host.evict(index, host_capacity - (len(path) - n_host), keep=path[:n_host])
+            host.use(index)
+        else:
+            host.last_use |= dict.fromkeys(path[:n_host], index)
+        cached.append(max(n_device, n_host))
+        n_loaded += max(0, n_host - n_device)
+    return cached, n_loaded
+
+
+def replay_checked(traffic, capacity, *, knows_future=False, **settings):
     """Returns the cached tokens of each prompt; checks pool and tree after each."""
-    replay = Replay(traffic, capacity, "oracle" if knows_future else "lru")
+    replay = Replay(traffic, capacity, "oracle" if knows_future else "lru", **settings)
     cached = []
     for index in range(len(traffic.n_tokens)):
         cached.append(replay.replay(index))
@@ -119,6 +147,41 @@ def test_the_rule_blocks_equals_a_list_of_blocks(ids, lasts, capacity, knows_fut
     assert replay_checked(traffic, capacity, knows_future=knows_future) == expected
     unbounded = naive_blocks(requests, 10**6, knows_future=False)
     assert replay_checked(traffic, None, knows_future=knows_future) == unbounded
+
+
+@settings(max_examples=150, deadline=None)
+@given(blocks, lengths_of_last, capacities)
+def test_pages_that_are_known_to_be_over_are_evicted_first(ids, lasts, capacity):
+    requests = [trace_request(each, last) for each, last in zip(ids, lasts, strict=False)]
+    traffic = BlockTraffic(requests, BLOCK, "blocks")
+    expected = naive_blocks(requests, capacity, knows_future=False, knows_ends=True)
+    assert replay_checked(traffic, capacity, ends_known=1.0) == expected
+
+
+@settings(max_examples=150, deadline=None)
+@given(blocks, capacities, st.integers(1, 30))
+def test_two_tiers_equal_two_lists_of_blocks(ids, capacity, host_capacity):
+    requests = [trace_request(each) for each in ids]
+    cached, n_loaded = naive_tiers(requests, capacity, host_capacity)
+    result = Replay(BlockTraffic(requests, BLOCK, "blocks"), capacity, "lru", host_pages=host_capacity).run()
+    assert result.n_cached_tokens == [BLOCK * n for n in cached]
+    assert result.n_loaded_tokens == BLOCK * n_loaded
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfuda", "adaptive", "oracle"])
+def test_a_large_host_tier_finds_what_an_infinite_cache_does(policy):
+    random = Random(1)
+    chats = [[0, *range(10 * chat + 1, 10 * chat + 9)] for chat in range(20)]
+    requests = [trace_request(random.choice(chats)[: random.randrange(1, 9)]) for _ in range(300)]
+    traffic = BlockTraffic(requests, BLOCK, "blocks")
+    infinite = Replay(traffic, None, policy).run()
+    tiers = Replay(traffic, 20, policy, host_pages=1000, ends_known=0.5).run()
+    assert tiers.n_cached_tokens == infinite.n_cached_tokens
+    assert 0 < tiers.n_loaded_tokens < sum(tiers.n_cached_tokens)
+    computed = Replay(traffic, 20, policy, host_pages=1000, costs=CostModel(2.0, 1.0)).run()
+    assert computed.n_loaded_tokens == 0, "where computing is faster, nothing is loaded"
+    alone = Replay(traffic, 20, policy).run()
+    assert computed.n_cached_tokens == alone.n_cached_tokens
 
 
 def best_possible(paths, capacity, index=0, cached=frozenset()):
@@ -160,9 +223,14 @@ def test_token_ids_equal_a_list_of_pages(prompts, capacity, knows_future):
 
 
 @settings(max_examples=60, deadline=None)
-@given(token_prompts, st.integers(3, 12))
-def test_the_scheduler_on_a_fake_device_finds_the_same(prompts, capacity):
-    engine = Engine(n_pages=capacity, page_size=4, max_num_seqs=1)
+@given(token_prompts, st.integers(3, 12), st.integers(0, 20), st.sampled_from(["lru", "lfuda", "adaptive"]))
+def test_the_scheduler_on_a_fake_device_finds_the_same(prompts, capacity, n_slots, policy):
+    engine = Engine(n_pages=capacity, page_size=4, n_slots=n_slots, eviction_policy=policy, max_num_seqs=1)
+    costs = CostModel(1e-3, 1e6)  # load always, as the engine does
+    traffic = TokenTraffic([token_bytes(prompt) for prompt in prompts], 4)
+    replay = Replay(
+        traffic, capacity, policy, host_pages=n_slots or None, ghost_capacity=GHOST_CAPACITY, costs=costs
+    )
     cached = []
     for prompt in prompts:
         if len(prompt) > 4 * capacity:  # the intake refuses it
@@ -170,8 +238,10 @@ def test_the_scheduler_on_a_fake_device_finds_the_same(prompts, capacity):
             continue
         request = engine.add(prompt, max_tokens=1)
         engine.run()
+        for _ in range(4):  # the stores of what it has computed
+            engine.turn()
         cached.append(request.n_cached)
-    assert replay_checked(TokenTraffic([token_bytes(prompt) for prompt in prompts], 4), capacity) == cached
+    assert [replay.replay(index) for index in range(len(prompts))] == cached
 
 
 def tokens_of(request):

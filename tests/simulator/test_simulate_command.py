@@ -12,6 +12,7 @@ from radixkv.checkpoints import resolve_tokenizer
 from radixkv.cli import main
 from radixkv.errors import ConfigError
 from radixkv.simulator import simulation
+from radixkv.simulator.caches import Capacity
 from radixkv.simulator.recording import read_recording
 from radixkv.simulator.replay import Replay
 
@@ -122,12 +123,13 @@ def test_singular_forms_and_small_sizes_in_the_table(tmp_path, capsys):
 
 def test_unsupported_policies_are_rejected(trace):
     recording = read_recording(trace, rule="engine", compact_pages=False)
-    for policies, concurrency, message in (
-        (["oracle"], 2, "policies oracle: .* lru alone"),
-        ([], 1, "policies none: give one or more"),
+    for policies, settings, message in (
+        (["oracle"], {"concurrency": 2}, "policy oracle .* several in flight"),
+        (["lru"], {"concurrency": 2, "ends_known": 0.5}, "ends_known 0.5 .* several in flight"),
+        ([], {}, "policies .* give one or more"),
     ):
         with pytest.raises(ConfigError, match=message):
-            simulation.simulate(recording, [1024], policies, concurrency=concurrency)
+            simulation.simulate(recording, [Capacity(1024)], policies, **settings)
 
 
 def test_rule_engine_rejects_requests_that_do_not_fit_in_the_pool(trace, tmp_path, capsys):
@@ -161,6 +163,51 @@ def test_concurrent_requests_are_replayed_with_rule_engine(trace, tmp_path, caps
     assert "max_num_batched_tokens 1000 " in capsys.readouterr().err
 
 
+def test_tiers_show_what_each_gave_and_the_time_saved(trace, tmp_path, capsys):
+    file, folder = tmp_path / "results.jsonl", tmp_path / "pictures"
+    capacities = ("--capacity", "6k,device=6k,host=12k,device=6k,host=1M", "--load-us-per-token", 5)
+    policies = ("--eviction-policy", "lru,adaptive", "--ghost-capacity", 2)
+    assert simulate("--trace", trace, "--output-file", file, "--plot", folder, *capacities, *policies) == 0
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    tiers = [(None, "lru"), (None, "adaptive"), (12_000, "lru"), (12_000, "adaptive"), (1_000_000, "lru")]
+    assert [(row["host_capacity_tokens"], row["policy"]) for row in rows][:5] == tiers
+    assert [row["ghost_capacity"] for row in rows[:2]] == [None, 2]
+    lru, infinite = rows[0:6:2], rows[-1]
+    assert lru[0]["n_loaded_tokens"] == infinite["n_loaded_tokens"] == 0
+    assert 0 < lru[1]["n_loaded_tokens"] < lru[2]["n_loaded_tokens"]
+    assert lru[0]["hit_rate_pct"] < lru[1]["hit_rate_pct"] < lru[2]["hit_rate_pct"] == infinite["hit_rate_pct"]
+    for row in rows:
+        assert (row["load_us_per_token"], row["compute_us_per_token"]) == (5, 21.7)
+        saved_us = 21.7 * row["n_cached_tokens"] - 5 * row["n_loaded_tokens"]
+        assert row["saved_seconds"] == round(saved_us / 1e6, 3)
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert {"host", "saved", "loaded"} <= set(printed[0])
+    assert [line[1] for line in printed[1:8]] == ["-", "-", "12k", "12k", "1M", "1M", "-"]
+    assert (folder / "hit_rate_by_capacity.png").exists()
+
+
+def test_known_ends_raise_the_hit_rate(trace, tmp_path, capsys):
+    file = tmp_path / "results.jsonl"
+    flags = ("--trace", trace, "--capacity", "6k", "--eviction-policy", "lru", "--output-file", file)
+    for share in (0, 0.5, 1):
+        assert simulate(*flags, "--ends-known", share) == 0
+    none, some, all_known = [json.loads(line) for line in file.read_text().splitlines()][::2]
+    assert none["hit_rate_pct"] < some["hit_rate_pct"] <= all_known["hit_rate_pct"]
+    assert [row["ends_known"] for row in (none, some, all_known)] == [0, 0.5, 1]
+    assert "50% of ends known\n" in capsys.readouterr().out
+
+
+def test_tiers_and_all_server_policies_with_several_requests_in_flight(trace, tmp_path):
+    file = tmp_path / "results.jsonl"
+    flags = ("--trace", trace, "--concurrency", 4, "--output-file", file)
+    policies = ("--eviction-policy", "lru,lfuda,adaptive")
+    assert simulate(*flags, "--capacity", "12k,device=12k,host=1M", *policies) == 0
+    *rows, infinite = [json.loads(line) for line in file.read_text().splitlines()]
+    for alone, tiers in zip(rows[:3], rows[3:], strict=True):
+        assert alone["n_cached_tokens"] < tiers["n_cached_tokens"] <= infinite["n_cached_tokens"]
+        assert tiers["n_loaded_tokens"] > 0
+
+
 def test_a_model_determines_the_bytes_per_token(trace, tmp_path, capsys):
     file = tmp_path / "results.jsonl"
     flags = ("--trace", trace, "--capacity", "1M", "--output-file", file, "--policy", "lru")
@@ -190,10 +237,22 @@ def test_a_model_determines_the_bytes_per_token(trace, tmp_path, capsys):
         (["--capacity", "1M", "--page-size", "0"], "page_size 0 "),
         (["--capacity", "1M", "--kv-bytes-per-token", "-1"], "kv_bytes_per_token -1 "),
         (["--capacity", "1M", "--concurrency", "0"], "concurrency 0 "),
+        (["--capacity", "1M", "--concurrency", "2", "--policy", "lru,oracle"], "oracle supports only one request"),
         (
-            ["--capacity", "1M", "--concurrency", "2", "--policy", "lru,oracle"],
-            "--policy lru",
+            ["--capacity", "1M", "--concurrency", "2", "--ends-known", "0.5"],
+            "--ends-known supports only one",
         ),
+        (["--capacity", "host=5M"], "'host=5M' needs device="),
+        (["--capacity", "1M,host=5M"], "'host=5M' needs device="),
+        (["--capacity", "device=1M,host=5M,host=6M"], "'host=6M' needs device="),
+        (["--capacity", "device=1M,host=5M,disk=50M"], "'disk=50M'"),
+        (["--capacity", "gpu=1M"], "'gpu=1M' is not a tier"),
+        (["--capacity", "device=1M,host=0"], "'0'"),
+        (["--capacity", "1M", "--ends-known", "1.5"], "ends_known 1.5 "),
+        (["--capacity", "1M", "--ghost-capacity", "2"], "--eviction-policy adaptive"),
+        (["--capacity", "1M", "--policy", "adaptive", "--ghost-capacity", "-1"], "ghost_capacity -1 "),
+        (["--capacity", "1M", "--load-us-per-token", "2"], "--load-us-per-token needs a host tier"),
+        (["--capacity", "device=1M,host=2M", "--compute-us-per-token", "0"], "compute_us_per_token 0 "),
         (["--capacity", "1M", "--max-num-batched-tokens", "512"], "--concurrency"),
         (["--capacity", "1M", "--model", "tiny", "--kv-bytes-per-token", "1"], "--model"),
         (["--capacity", "1M", "--trace", "-"], "standard input"),
@@ -247,6 +306,7 @@ REFUSED_FILES = [
     (GOOD, ["--conversations"], "--conversations"),
     (GOOD, ["--page-size", "48"], "page_size 48 "),
     (GOOD, ["--capacity", "511"], "capacity 511 "),
+    (GOOD, ["--capacity", "device=1M,host=511"], "capacity 511 "),
     (GOOD, ["--model", "no/such/model"], "no/such/model"),
 ]
 

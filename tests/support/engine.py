@@ -36,6 +36,10 @@ def name_of(request: Request) -> str:
     return f"{request.id}.{request.choice}" if request.choice else request.id
 
 
+GHOST_CAPACITY = 2.0
+"""Evicted pages that the policy ``adaptive`` remembers, as a multiple of the pages cached."""
+
+
 @dataclass
 class Ended:
     """How a request ended."""
@@ -99,11 +103,11 @@ class Engine:
             n_pages,
             page_size,
             shares=shares,
-            policy=open_eviction_policy(eviction_policy, 2.0),
+            policy=open_eviction_policy(eviction_policy, GHOST_CAPACITY),
             free_pages=self.free_pages,
         )
         self.copier = FakeCopier(self.device, n_slots)
-        self.host = PageCache(0, page_size, policy=open_eviction_policy(eviction_policy, 2.0))
+        self.host = PageCache(0, page_size, policy=open_eviction_policy(eviction_policy, GHOST_CAPACITY))
         self.transfers = Transfers(
             self.cache, self.host, self.copier, load_policy=load_policy, write_policy=write_policy
         )
