@@ -124,7 +124,7 @@ class AdaptiveEviction(EvictionPolicy):
 
     Args:
         ghost_capacity: how many evicted pages are remembered, as a multiple of the most pages cached. A remembered
-            page takes about 150 bytes.
+            page takes about 130 bytes.
     """
 
     remembers = True

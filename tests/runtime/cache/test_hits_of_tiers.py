@@ -1,0 +1,38 @@
+"""What counts as a hit in each tier, for the eviction policies that count hits."""
+
+from __future__ import annotations
+
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.tree.node import Namespace
+from support.engine import Engine, prompt, token_bytes
+
+PAGE_SIZE = 4
+
+
+def hits(cache: PageCache, n_tokens: int) -> int:
+    """Returns the hits of the page that ends the first ``n_tokens`` of the prompt."""
+    lease = cache.tree.lease(Namespace(), token_bytes(prompt(n_tokens)), is_use=False)
+    assert lease.n_tokens == n_tokens
+    n_hits = lease.node.n_hits
+    cache.tree.release(lease)
+    return n_hits
+
+
+def answer(engine: Engine, n_tokens: int, max_tokens: int) -> None:
+    engine.add(prompt(n_tokens), max_tokens)
+    engine.run()
+    for _ in range(4):  # the stores of what it has computed
+        engine.turn()
+
+
+def test_a_store_is_no_hit_and_a_load_is_one() -> None:
+    engine = Engine(200, PAGE_SIZE, n_slots=300, eviction_policy="lfuda")
+    answer(engine, 40, 600)  # long enough that its pages are stored in several copies
+    assert (hits(engine.cache, 40), hits(engine.host, 40)) == (0, 0)
+    answer(engine, 60, 1)  # finds ten pages on the device
+    assert (hits(engine.cache, 40), hits(engine.host, 40)) == (1, 0)
+    assert (hits(engine.cache, 60), hits(engine.host, 60)) == (0, 0)
+    engine.cache.flush()
+    answer(engine, 60, 1)  # finds them in the host tier
+    assert engine.transfers.counters.n_loads == 1
+    assert (hits(engine.host, 40), hits(engine.host, 56)) == (1, 1)
