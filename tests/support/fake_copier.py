@@ -42,9 +42,6 @@ class FakeCopier:
         first, self._n_taken = self._n_taken, self.n_slots
         return range(first, self.n_slots)
 
-    def buffer(self, slot: int) -> memoryview:
-        raise NotImplementedError("the fake slots hold no bytes")
-
     def load(self, slots: Sequence[int], pages: Sequence[int]) -> int:
         return self._begin(True, pages, slots)
 

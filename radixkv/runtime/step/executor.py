@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from radixkv.runtime.step.page_copier import PageCopier
+from radixkv.runtime.step.page_copier import HostMemoryCopier
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import PendingStep
 
@@ -58,7 +58,7 @@ class Executor(Protocol):
         """What the bytes of a page depend on, beside the weights and the page size."""
         ...
 
-    def open_copier(self, host_memory_bytes: int) -> PageCopier:
+    def open_copier(self, host_memory_bytes: int) -> HostMemoryCopier:
         """Returns a copier between the KV pool and new host memory. At most once; closed before the executor.
 
         Raises:

@@ -39,10 +39,6 @@ class PageCopier(Protocol):
         """Returns the slots that have become usable since the last call; their memory is ready. O(1)."""
         ...
 
-    def buffer(self, slot: int) -> memoryview:
-        """Returns the memory of a usable slot, writable, ``page_bytes`` long. O(1)."""
-        ...
-
     def load(self, slots: Sequence[int], pages: Sequence[int]) -> int:
         """Starts to copy each slot to the page at the same index; returns a ticket. O(pages)."""
         ...
@@ -61,4 +57,12 @@ class PageCopier(Protocol):
 
     def close(self) -> None:
         """Waits for the copies that have begun, drops the others, and frees the host memory."""
+        ...
+
+
+class HostMemoryCopier(PageCopier, Protocol):
+    """A ``PageCopier`` whose slots are memory of this process, which may be read and written between copies."""
+
+    def buffer(self, slot: int) -> memoryview:
+        """Returns the memory of a usable slot, writable, ``page_bytes`` long. O(1)."""
         ...
