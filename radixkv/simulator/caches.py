@@ -21,7 +21,6 @@ from radixkv.tree.eviction import EvictionPolicy, open_eviction_policy
 Policy = Literal["lru", "lfuda", "adaptive", "oracle"]
 """Which pages are evicted first: the server's policies, and those used again last (``oracle``)."""
 
-
 GHOST_CAPACITY = CacheConfig().ghost_capacity
 """The server's default."""
 
@@ -47,6 +46,10 @@ class CostModel(NamedTuple):
         return (n_cached * self.compute_us_per_token - n_loaded * self.load_us_per_token) / 1e6
 
 
+COSTS = CostModel()
+"""The default of replays."""
+
+
 @dataclass(frozen=True)
 class ReplayResult:
     """The counts of one replay with one capacity and one policy."""
@@ -61,10 +64,6 @@ class ReplayResult:
     """Pages evicted from the device during the replay."""
     max_cached_pages: int
     """Maximum number of cached pages of the device, sampled after each prompt or step."""
-
-
-COSTS = CostModel()
-"""The default of the replays."""
 
 
 class ReplayCaches:

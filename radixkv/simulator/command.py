@@ -98,7 +98,7 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         default=0.0,
         metavar="SHARE",
         help="share of the requests, drawn at random, after which the cache is told which of their pages no later "
-        "request uses, as when clients close their conversations; it evicts these first (default: 0)",
+        "request uses, as if clients had closed their conversations; it evicts these first (default: 0)",
     )
     cache.add_argument(
         "--load-us-per-token",
