@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import perf_counter
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.checkpoints.fingerprint import fingerprint
@@ -14,8 +15,12 @@ from radixkv.runtime.cache.tiers.page_keys import KVIdentity, root_key
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.step.executor import Executor
+from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.tree.eviction import open_eviction_policy
 from radixkv.tree.node import TOKEN_BYTES
+
+_MEASURED_TOKENS = 512
+"""Tokens of the steps that measure how fast the device computes prompts."""
 
 
 def open_tiers(
@@ -28,6 +33,8 @@ def open_tiers(
     disk = None
     if resolved.cache_dir is not None:
         try:
+            max_tokens = min(resolved.max_num_batched_tokens, resolved.max_model_len)
+            _measure_compute(executor, resolved.page_size, max_tokens, cost)
             disk = DiskTier(
                 host,
                 FileStore(
@@ -52,6 +59,29 @@ def open_tiers(
         write_policy=resolved.write_policy,
         cost=cost,
     )
+
+
+def _measure_compute(executor: Executor, page_size: int, max_tokens: int, cost: LoadCost) -> None:
+    """Measures how long a prompt's step takes, for the choice between disk and computing after a restart.
+
+    Uses free pages of the pool, which nothing has been written to yet. Takes two steps of ``_MEASURED_TOKENS``.
+    """
+    n_pages = min(_MEASURED_TOKENS, max_tokens, executor.n_pages * page_size) // page_size
+    n_tokens = n_pages * page_size
+    row = Row(
+        batch_slot=0,
+        start=0,
+        n_tokens=n_tokens,
+        tokens=bytes(n_tokens * TOKEN_BYTES),
+        write_start=0,
+        table_start=0,
+        table_pages=tuple(range(n_pages)),
+        sampling=None,
+    )
+    executor.launch(StepPlan(0, (row,))).result()  # the first step of a size takes longer
+    started = perf_counter()
+    executor.launch(StepPlan(1, (row,))).result()
+    cost.add_step(n_tokens, n_tokens, perf_counter() - started)
 
 
 def _kv_identity(resolved: ResolvedConfig, checkpoint: Checkpoint, executor: Executor) -> KVIdentity:

@@ -54,6 +54,8 @@ class Loop:
     def advance_copies(self):
         pass
 
+    close = advance_copies
+
     def receive(self, message):
         if isinstance(message, GetStats) and message.id == "work":
             self.has_work = True

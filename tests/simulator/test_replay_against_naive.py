@@ -179,9 +179,11 @@ def test_a_large_host_tier_finds_what_an_infinite_cache_does(policy):
     assert tiers.n_cached_tokens == infinite.n_cached_tokens
     assert 0 < tiers.n_loaded_tokens < sum(tiers.n_cached_tokens)
     computed = Replay(traffic, 20, policy, host_pages=1000, costs=CostModel(2.0, 1.0)).run()
-    assert computed.n_loaded_tokens == 0, "where computing is faster, nothing is loaded"
+    assert 8 * computed.n_loaded_tokens < tiers.n_loaded_tokens, (
+        "where computing is faster, only samples are loaded"
+    )
     alone = Replay(traffic, 20, policy).run()
-    assert computed.n_cached_tokens == alone.n_cached_tokens
+    assert sum(computed.n_cached_tokens) < sum(alone.n_cached_tokens) + 2 * computed.n_loaded_tokens
 
 
 def best_possible(paths, capacity, index=0, cached=frozenset()):

@@ -128,6 +128,9 @@ class ScriptedLoop:
     def advance_copies(self) -> None:
         """Nothing: there is no other tier."""
 
+    def close(self) -> None:
+        """Nothing: there is no device."""
+
     @property
     def ready(self) -> Ready:
         sizes = WIRE_VERSION, VOCAB_SIZE, MAX_MODEL_LEN, 16, 64, 256, 8192

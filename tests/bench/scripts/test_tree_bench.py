@@ -19,6 +19,10 @@ def test_bench_writes_a_line_for_each_case(tmp_path: Path) -> None:
         "commit_one_page_at_16k",
         "evict",
         "evict",
+        "evict_lfuda",
+        "evict_lfuda",
+        "evict_adaptive",
+        "evict_adaptive",
         "memory",
     ]
     for line in lines:

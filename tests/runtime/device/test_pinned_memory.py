@@ -94,7 +94,7 @@ def test_the_thread_runs_on_the_given_cpus() -> None:
 def test_more_memory_than_addresses_is_refused() -> None:
     device = PlayedDevice()
     for n_bytes in (1 << 60, 1 << 70):
-        with pytest.raises(ConfigError, match="host_memory"):
+        with pytest.raises(ConfigError, match="host.memory"):
             PinnedMemory(n_bytes, PIECE, device.pin, device.unpin)
 
 
