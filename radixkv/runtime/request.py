@@ -123,6 +123,8 @@ class Request:
     """Prompt tokens loaded from the host tier before the first output token."""
     n_fetched: int = 0
     """Those of the loaded tokens that came from disk before."""
+    uses_disk: bool = True
+    """Whether its pages may be fetched from disk; False after that has failed, so that it is not tried for ever."""
     prompt_logprobs_end: int = 1
     """First prompt position whose logprobs were not reported yet; the first token has none."""
     scheduled_at: float | None = None

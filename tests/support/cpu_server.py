@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,13 @@ from torch import Tensor
 
 from radixkv import wire
 from radixkv.checkpoints import Checkpoint
+from radixkv.checkpoints.fingerprint import fingerprint
 from radixkv.config import LoadPolicy
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.load_cost import LoadCost
+from radixkv.runtime.cache.tiers.disk_tier import DiskTier
+from radixkv.runtime.cache.tiers.file_store import FileStore
+from radixkv.runtime.cache.tiers.page_keys import KVIdentity, root_key
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.device.executor_cpu import CpuExecutor
@@ -24,7 +30,7 @@ from radixkv.runtime.loop import Loop
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import RowSampling
 from radixkv.sampling import SamplingParams
-from radixkv.tree.node import Namespace
+from radixkv.tree.node import TOKEN_BYTES, Namespace
 from support.checkpoints import VOCAB
 from support.engine import token_bytes
 
@@ -88,6 +94,7 @@ class CpuServer:
         shares: bool = True,
         max_model_len: int = 512,
         host_memory_bytes: int | None = None,
+        cache_dir: Path | None = None,
         load_policy: LoadPolicy = "always",
     ) -> None:
         self.executor = CpuExecutor(
@@ -100,9 +107,18 @@ class CpuServer:
         )
         self.cache = TimedPageCache(n_pages, page_size, shares=shares, free_pages=PoisonedPages(self.executor))
         self.transfers: Transfers | None = None
+        self.disk: DiskTier | None = None
         if host_memory_bytes is not None:
-            copier = self.executor.open_copier(host_memory_bytes)
-            self.transfers = Transfers(self.cache, PageCache(0, page_size), copier, load_policy=load_policy)
+            host, copier, cost = PageCache(0, page_size), self.executor.open_copier(host_memory_bytes), LoadCost()
+            if cache_dir is not None:
+                store = FileStore(
+                    cache_dir,
+                    page_bytes=copier.page_bytes,
+                    page_token_bytes=page_size * TOKEN_BYTES,
+                    max_bytes=1 << 30,
+                )
+                self.disk = DiskTier(host, store, self._root_key(checkpoint), copier.buffer, cost)
+            self.transfers = Transfers(self.cache, host, copier, disk=self.disk, load_policy=load_policy, cost=cost)
         self.scheduler = Scheduler(
             self.cache, transfers=self.transfers, max_num_seqs=max_rows, max_num_batched_tokens=budget
         )
@@ -157,12 +173,27 @@ class CpuServer:
             assert not any(choice.bypasses_tree for choice in choices), "a row read or computed NaN"
 
     def finish_copies(self) -> None:
-        """Waits until everything that was offered to the host tier is in it."""
+        """Waits until everything that was offered to the other tiers is in them."""
         assert self.transfers is not None
-        while self.transfers.is_busy or self.transfers.n_offers:
+        while self.transfers.is_busy or self.transfers.n_offers or (self.disk is not None and self.disk.n_offers):
             self.loop.advance_copies()
             if self.transfers.is_busy:
                 self.loop.wait_for_copies(1.0)
+
+    def _root_key(self, checkpoint: Checkpoint) -> bytes:
+        page = self.executor.page_format
+        return root_key(
+            KVIdentity(
+                model=fingerprint(checkpoint.folder, "auto"),
+                device=page.device,
+                processor=page.processor,
+                torch_version=page.torch_version,
+                dtype=self.executor.dtype,
+                kv_scales="",
+                layout=page.layout,
+                page_size=self.cache.page_size,
+            )
+        )
 
     def stored(self, tokens: list[int], salt: str = "") -> Tensor:
         """Returns the cached K and V of a sequence: [2, layers, pages, kv_heads, page_size, dim]."""

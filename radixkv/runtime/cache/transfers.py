@@ -284,7 +284,7 @@ class Transfers:
         if new_slots := self.copier.take_new_slots():
             self.host.add_pages(new_slots)
             self._resume_postponed()
-        has_loaded = self.disk is not None and self.disk.advance()
+        has_loaded = False
         if self._loads or self._stores:
             for finished in self.copier.take_finished():
                 if (load := self._loads.pop(finished.ticket, None)) is not None:
@@ -294,7 +294,8 @@ class Transfers:
                     self._end_store(self._stores.pop(finished.ticket), finished)
         if self._offers:
             self._start_stores()
-        return has_loaded
+        # After the copies, so that what they have stored is written even if no other event follows.
+        return (self.disk is not None and self.disk.advance()) or has_loaded
 
     def flush(self) -> None:
         """Detaches everything that the host tier has, empties the disk tier, and drops the offers.

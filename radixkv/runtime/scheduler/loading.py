@@ -104,11 +104,12 @@ class LoadingRequests:
         n_missing = self._cache.pages_for(request.n_known) - n_device // self._cache.page_size
         if n_missing > n_available:
             return False
-        fetch = transfers.find_fetch(request.namespace, request.key, n_device, n_host)
-        if fetch is not None:
-            self._take(request)
-            self._joined[request] = fetch
-            return True
+        if request.uses_disk:
+            fetch = transfers.find_fetch(request.namespace, request.key, n_device, n_host)
+            if fetch is not None:
+                self._take(request)
+                self._joined[request] = fetch
+                return True
         if not transfers.should_load(n_device, n_host):
             if n_host > n_device:
                 transfers.count_declined()
@@ -134,8 +135,10 @@ class LoadingRequests:
             return False
         for request, copy in list(self._joined.items()):
             if copy.is_done:
-                if isinstance(copy, Fetch) and request.n_cached is None:
-                    request.n_fetched += copy.n_tokens
+                if isinstance(copy, Fetch):
+                    request.uses_disk = not copy.has_failed
+                    if request.n_cached is None:
+                        request.n_fetched += copy.n_tokens
                 self.retract(request)
         for request, (load, _) in list(self._loads.items()):
             if load.has_failed:

@@ -36,6 +36,8 @@ class Fetch:
     blocks: BlockTable
     """The host tier's slots; those after the leased ones are being filled."""
     is_done: bool = False
+    has_failed: bool = False
+    """Whether some of the pages could not be read."""
     n_tokens: int = 0
     """Tokens that were fetched, once it is done."""
 
@@ -187,7 +189,7 @@ class DiskTier:
         if finished.n_pages:
             self.cost.add_fetch(finished.n_pages * page_size, finished.seconds)
         fetch.n_tokens = finished.n_pages * page_size
-        fetch.is_done = True
+        fetch.is_done, fetch.has_failed = True, finished.n_pages < n_missing
         self.host.commit_copied(fetch.blocks, fetch.tokens, (first + finished.n_pages) * page_size)
         self.host.close(fetch.blocks)
 

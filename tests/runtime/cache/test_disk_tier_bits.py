@@ -1,0 +1,265 @@
+"""Pages that have been on disk give the same bits as computed ones, with the real loop, CPU device and files.
+
+Free pages are filled with NaN, as in the tests of the host tier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from radixkv import wire
+from radixkv.checkpoints import Checkpoint, resolve
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.tiers import page_file
+from radixkv.runtime.cache.tiers.disk_tier import DiskTier
+from radixkv.tree.node import Namespace
+from support.checkpoints import save_checkpoint
+from support.cpu_server import CpuServer, Logits, ids, recorded_logits
+from support.page_files import page_files
+
+PROMPTS = {10 * seed: ids(12 + 8 * seed, seed) for seed in range(1, 5)}
+N_TOKENS = 9
+HOST_BYTES = 4 << 20
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    path = tmp_path_factory.mktemp("model")
+    save_checkpoint(path)
+    return resolve(str(path))
+
+
+class Cold:
+    """The tokens and logits of every prompt alone, with nothing cached."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.tokens: dict[int, list[int]] = {}
+        with recorded_logits() as self.logits:
+            for seed, prompt in PROMPTS.items():
+                server = CpuServer(checkpoint)
+                server.add(seed, prompt, N_TOKENS)
+                server.run()
+                self.tokens[seed] = server.outputs[seed].tokens
+
+
+@pytest.fixture(scope="module")
+def cold(checkpoint: Checkpoint) -> Cold:
+    return Cold(checkpoint)
+
+
+class Restarts:
+    """Servers over one folder, one after the other, whose answers are compared with the cold ones."""
+
+    def __init__(self, checkpoint: Checkpoint, folder: Path, cold: Cold, logits: Logits) -> None:
+        self.checkpoint, self.folder, self.cold, self.logits = checkpoint, folder, cold, logits
+
+    @contextmanager
+    def server(self, **settings: Any) -> Iterator[CpuServer]:
+        """A server whose pool holds about one prompt."""
+        settings = {"n_pages": 22, "host_memory_bytes": HOST_BYTES, **settings}
+        server = CpuServer(self.checkpoint, cache_dir=self.folder, **settings)
+        try:
+            yield server
+        finally:
+            server.loop.close()
+
+    def ask(self, server: CpuServer, seeds: Iterable[int] = PROMPTS, **settings: Any) -> list[int]:
+        """Serves prompts in turn and compares the answers; returns the prompt tokens that came from other tiers."""
+        for seed in seeds:
+            server.add(seed, PROMPTS[seed], N_TOKENS, **settings)
+            server.run()
+            server.finish_copies()
+            assert server.outputs[seed].tokens == self.cold.tokens[seed]
+            for index in range(N_TOKENS):
+                assert torch.equal(self.logits[seed, index], self.cold.logits[seed, index]), (seed, index)
+        return [server.outputs[seed].n_loaded for seed in seeds]
+
+    def fill(self) -> list[Path]:
+        """Runs a server that computes everything; returns the files that it has left."""
+        with self.server() as server:
+            assert self.ask(server) == [0] * len(PROMPTS)
+        return page_files(self.folder)
+
+
+@pytest.fixture
+def restarts(checkpoint: Checkpoint, cold: Cold, tmp_path: Path) -> Iterator[Restarts]:
+    with recorded_logits() as logits:
+        yield Restarts(checkpoint, tmp_path / "cache", cold, logits)
+
+
+WHOLE = [len(prompt) - 1 for prompt in PROMPTS.values()]
+"""All tokens of each prompt but the last one, which is computed in any case."""
+
+
+def evict(cache: PageCache) -> None:
+    """Evicts everything."""
+    blocks = cache.open(Namespace(), b"", bypasses_tree=True)
+    assert cache.reserve(blocks, cache.n_pages)
+    cache.close(blocks)
+
+
+def test_pages_that_the_host_tier_has_evicted_come_from_disk(restarts: Restarts) -> None:
+    with restarts.server() as server:
+        restarts.ask(server)
+        for _ in range(2):
+            evict(server.cache)
+            evict(server.transfers.host)
+            assert restarts.ask(server) == WHOLE
+        assert server.disk.counters.n_pages_lost == 0
+
+
+def test_pages_outlive_the_server(restarts: Restarts) -> None:
+    restarts.fill()
+    for _ in range(2):
+        with restarts.server() as server:
+            assert restarts.ask(server) == WHOLE
+            assert server.disk.counters.n_pages_written == 0, "a page was written that is on disk"
+
+
+def test_two_requests_join_one_fetch(restarts: Restarts) -> None:
+    restarts.fill()
+    with restarts.server(n_pages=60) as server:
+        server.add(40, PROMPTS[40], N_TOKENS)
+        server.add(41, PROMPTS[40], N_TOKENS)
+        server.run()
+        assert server.outputs[40].tokens == restarts.cold.tokens[40]
+        assert server.outputs[41].n_cached == server.outputs[40].n_cached == WHOLE[3]
+        assert server.disk.counters.n_pages_fetched == len(PROMPTS[40]) // 4
+
+
+def test_a_salt_has_pages_of_its_own(restarts: Restarts) -> None:
+    restarts.fill()
+    with restarts.server() as server:
+        assert restarts.ask(server, salt="a") == [0] * len(PROMPTS)
+    with restarts.server() as server:
+        assert restarts.ask(server, salt="b") == [0] * len(PROMPTS)
+        assert restarts.ask(server, salt="a") == WHOLE
+
+
+def test_another_model_finds_nothing(restarts: Restarts, tmp_path: Path) -> None:
+    restarts.fill()
+    save_checkpoint(tmp_path / "other", rms_norm_eps=0.01)
+    other = CpuServer(resolve(str(tmp_path / "other")), host_memory_bytes=HOST_BYTES, cache_dir=restarts.folder)
+    other.add(10, PROMPTS[10], N_TOKENS)
+    other.run()
+    other.loop.close()
+    assert other.outputs[10].n_cached == 0
+
+
+def test_a_damaged_page_is_computed(restarts: Restarts) -> None:
+    """Flips a bit of the KV in every file."""
+    for file in restarts.fill():
+        contents = bytearray(file.read_bytes())
+        contents[-100] ^= 1 << 6
+        file.write_bytes(contents)
+    with restarts.server() as server:
+        assert restarts.ask(server) == [0] * len(PROMPTS)
+        assert server.disk.counters.n_pages_lost > 0
+
+
+def test_another_pages_file_is_not_taken_for_a_page(restarts: Restarts) -> None:
+    """Exchanges the contents of the files in a circle."""
+    files = restarts.fill()
+    contents = [file.read_bytes() for file in files]
+    for file, other in zip(files, [*contents[1:], contents[0]], strict=True):
+        file.write_bytes(other)
+    with restarts.server() as server:
+        assert restarts.ask(server) == [0] * len(PROMPTS)
+
+
+def test_what_is_before_a_lost_page_is_loaded(restarts: Restarts) -> None:
+    files = restarts.fill()
+    for file in sorted(files, key=lambda file: file.stat().st_mtime_ns)[1::2]:
+        file.unlink()
+    with restarts.server() as server:
+        restarts.ask(server)
+    with restarts.server() as server:
+        assert restarts.ask(server) == WHOLE, "what was computed again is not on disk again"
+
+
+def test_pages_that_cannot_be_read_now_are_computed(restarts: Restarts) -> None:
+    """A folder in place of a file: an error after which the store keeps the page, as it may be gone next time."""
+    restarts.fill()
+    with restarts.server() as server:
+        for file in page_files(restarts.folder):
+            file.unlink()
+            file.mkdir()
+        assert restarts.ask(server) == [0] * len(PROMPTS)
+
+
+def test_a_flush_empties_the_folder(restarts: Restarts) -> None:
+    assert restarts.fill()
+    with restarts.server() as server:
+        server.add(40, PROMPTS[40], N_TOKENS)
+        server.loop.turn()
+        assert server.disk.is_busy, "no fetch is in flight"
+        server.loop.receive(wire.Flush("f"))
+        server.run()
+        server.finish_copies()
+        assert server.outputs[40].n_loaded == 0
+        assert server.outputs[40].tokens == restarts.cold.tokens[40]
+        server.loop.receive(wire.Flush("f"))
+    assert page_files(restarts.folder) == []
+
+
+def test_a_host_tier_smaller_than_a_prompt(restarts: Restarts) -> None:
+    restarts.fill()
+    with restarts.server() as server:
+        page_bytes = server.transfers.copier.page_bytes
+    with restarts.server(host_memory_bytes=8 * page_bytes) as server:
+        n_loaded = restarts.ask(server)
+        assert n_loaded[0] == WHOLE[0]
+        assert n_loaded[3] == 0, "11 pages cannot come through 8 slots"
+
+
+def ignore_the_checksum(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(page_file, "_checksum", lambda header, page: bytes(16))
+
+
+def ignore_the_key_and_tokens(patch: pytest.MonkeyPatch) -> None:
+    known = page_file.PageFormat._known_header
+    patch.setattr(
+        page_file.PageFormat, "_known_header", lambda self, key, tokens: known(self, bytes(64), bytes(len(tokens)))
+    )
+
+
+def believe_a_failed_fetch(patch: pytest.MonkeyPatch) -> None:
+    end = DiskTier._end_fetch
+    patch.setattr(
+        DiskTier,
+        "_end_fetch",
+        lambda self, fetch, done: end(
+            self, fetch, done._replace(n_pages=len(fetch.blocks.pages) - fetch.blocks.n_leased)
+        ),
+    )
+
+
+def forget_the_salt(patch: pytest.MonkeyPatch) -> None:
+    keys = DiskTier._keys
+    patch.setattr(DiskTier, "_keys", lambda self, namespace, tokens: keys(self, Namespace(), tokens))
+
+
+MUTANTS: tuple[tuple[Callable[[pytest.MonkeyPatch], None], Callable[[Restarts], None]], ...] = (
+    (ignore_the_checksum, test_a_damaged_page_is_computed),
+    (ignore_the_key_and_tokens, test_another_pages_file_is_not_taken_for_a_page),
+    (believe_a_failed_fetch, test_a_damaged_page_is_computed),
+    (forget_the_salt, test_a_salt_has_pages_of_its_own),
+)
+
+
+@pytest.mark.parametrize(("mutant", "test"), MUTANTS, ids=lambda one: one.__name__)
+def test_each_mutant_is_found(
+    restarts: Restarts,
+    monkeypatch: pytest.MonkeyPatch,
+    mutant: Callable[[pytest.MonkeyPatch], None],
+    test: Callable[[Restarts], None],
+) -> None:
+    mutant(monkeypatch)
+    with pytest.raises(AssertionError):
+        test(restarts)
