@@ -31,8 +31,8 @@ PREFLIGHT_TIMEOUT_S = 120.0
 """How long the preflight may take to import torch and inspect a GPU."""
 START_TIMEOUT_S = 600.0
 """How long a runtime may load its model from disk before it counts as hung."""
-STOP_TIMEOUT_S = 1.0
-"""How long a drained runtime may take to end before it is killed."""
+STOP_TIMEOUT_S = 8.0
+"""How long a drained runtime may take to end before it is killed. It writes pages to disk for up to 5 s."""
 
 
 class RuntimeProcess:
