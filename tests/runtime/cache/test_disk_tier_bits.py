@@ -5,6 +5,7 @@ Free pages are filled with NaN, as in the tests of the host tier.
 
 from __future__ import annotations
 
+import select
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from radixkv.runtime.cache.tiers.disk_tier import DiskTier
 from radixkv.tree.node import Namespace
 from support.checkpoints import save_checkpoint
 from support.cpu_server import CpuServer, Logits, ids, recorded_logits
-from support.page_files import page_files
+from support.page_files import TIMEOUT_S, page_files
 
 PROMPTS = {10 * seed: ids(12 + 8 * seed, seed) for seed in range(1, 5)}
 N_TOKENS = 9
@@ -205,6 +206,9 @@ def test_a_flush_empties_the_folder(restarts: Restarts) -> None:
         assert server.outputs[40].n_loaded == 0
         assert server.outputs[40].tokens == restarts.cold.tokens[40]
         server.loop.receive(wire.Flush("f"))
+        assert select.select([server.disk.store], [], [], TIMEOUT_S)[0], "the flush does not finish"
+        server.loop.advance_copies()
+        assert not select.select([server.disk.store], [], [], 0)[0], "an idle server would turn without end"
     assert page_files(restarts.folder) == []
 
 

@@ -160,13 +160,12 @@ class DiskTier:
             Whether a fetch has finished.
         """
         has_fetched = False
-        if self.is_busy:
-            for finished in self.store.take_finished():
-                if (fetch := self._fetches.pop(finished.ticket, None)) is not None:
-                    self._end_fetch(fetch, finished)
-                    has_fetched = True
-                elif (write := self._writes.pop(finished.ticket, None)) is not None:
-                    self._end_write(write, finished)
+        for finished in self.store.take_finished():
+            if (fetch := self._fetches.pop(finished.ticket, None)) is not None:
+                self._end_fetch(fetch, finished)
+                has_fetched = True
+            elif (write := self._writes.pop(finished.ticket, None)) is not None:
+                self._end_write(write, finished)
         if self._offers:
             self._start_writes()
         return has_fetched
