@@ -63,7 +63,8 @@ class FileStore:
         self._file_bytes = file_bytes(page_bytes, page_token_bytes)
         if max_bytes < self._file_bytes:
             raise ConfigError(
-                f"the cache folder may take {max_bytes} bytes, but a page takes {self._file_bytes}; allow more"
+                f"the cache folder may take {max_bytes} bytes, but a page takes {self._file_bytes}; "
+                "set --cache-dir-size higher"
             )
         self._page_bytes = page_bytes
         self._page_token_bytes = page_token_bytes
