@@ -49,6 +49,7 @@ class Actions:
         policy: str = "lpm",
         shares: bool = True,
         n_slots: int = 0,
+        has_disk: bool = False,
         write_policy: WritePolicy = "through",
         eviction_policy: EvictionPolicyName = "lru",
     ) -> None:
@@ -57,6 +58,7 @@ class Actions:
             page_size,
             shares=shares,
             n_slots=n_slots if shares else 0,
+            has_disk=has_disk,
             write_policy=write_policy,
             eviction_policy=eviction_policy,
             finishes_copies=False,
@@ -159,6 +161,14 @@ class Actions:
     def finish_copy(self, which: int, *, fails: bool = False) -> None:
         """Finishes one of the copies in flight."""
         self.engine.copier.finish(which, fails=fails)
+
+    def finish_transfer(self, which: int, n_pages: int | None = None) -> None:
+        """Finishes one of the transfers to and from disk; pages after the first ``n_pages`` fail."""
+        self.engine.store.finish(which, n_pages=n_pages)
+
+    def lose(self, which: int) -> None:
+        """Loses a page on disk."""
+        self.engine.store.lose(which)
 
     def flush(self) -> None:
         self.engine.cache.flush()

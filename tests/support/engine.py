@@ -14,6 +14,8 @@ from msgspec.structs import replace
 from radixkv.config import EvictionPolicyName, LoadPolicy, WritePolicy
 from radixkv.errors import DeviceError
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.load_cost import LoadCost
+from radixkv.runtime.cache.tiers.disk_tier import DiskTier
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.request import GREEDY, Phase, Request, Update
 from radixkv.runtime.scheduler.scheduler import Scheduler
@@ -24,6 +26,7 @@ from radixkv.tree.node import Namespace
 from radixkv.wire import TokenLogprobs
 from support.fake_copier import FakeCopier
 from support.fake_device import FakeDevice, chain, expected_output, expected_prompt_logprobs, logprobs_of, unpack
+from support.fake_store import FakeStore
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
@@ -76,9 +79,10 @@ class Engine:
         page_size: tokens of a page.
         shares: whether requests share pages.
         n_slots: slots of the host tier; 0: no host tier.
+        has_disk: whether the host tier has a disk tier behind it.
         write_policy: the host tier's, as ``load_policy``.
         eviction_policy: that of both tiers.
-        finishes_copies: whether each turn finishes all copies in flight; else the test does.
+        finishes_copies: whether each turn finishes all copies and transfers in flight; else the test does.
         settings: those of ``Scheduler``.
     """
 
@@ -89,6 +93,7 @@ class Engine:
         *,
         shares: bool = True,
         n_slots: int = 0,
+        has_disk: bool = False,
         write_policy: WritePolicy = "through",
         load_policy: LoadPolicy = "always",
         eviction_policy: EvictionPolicyName = "lru",
@@ -108,8 +113,11 @@ class Engine:
         )
         self.copier = FakeCopier(self.device, n_slots)
         self.host = PageCache(0, page_size, policy=open_eviction_policy(eviction_policy, GHOST_CAPACITY))
+        self.store = FakeStore(self.copier)
+        cost = LoadCost()
+        disk = DiskTier(self.host, self.store, bytes(64), self.copier.buffer, cost) if has_disk else None
         self.transfers = Transfers(
-            self.cache, self.host, self.copier, load_policy=load_policy, write_policy=write_policy
+            self.cache, self.host, self.copier, disk, load_policy=load_policy, write_policy=write_policy, cost=cost
         )
         self.finishes_copies = finishes_copies
         self.now = 0.0
@@ -235,11 +243,16 @@ class Engine:
         """Launches the next step, then takes the previous one's result, as the loop does."""
         plan = self.launch()
         if self.finishes_copies:
-            self.copier.finish_all()
+            self.finish_copies()
         if len(self.pending) > 1 or (plan is None and self.pending):
             self.collect()
         elif plan is None:
             assert self.scheduler.is_idle or self.scheduler.is_copying, "nothing to plan or copy"
+
+    def finish_copies(self) -> None:
+        """Finishes all copies and transfers between tiers."""
+        self.copier.finish_all()
+        self.store.finish_all()
 
     def run(self, n_turns: int = 10_000) -> None:
         """Runs until the scheduler is idle."""
@@ -360,7 +373,7 @@ class Engine:
         """Checks that no request and no lease is left, and that all pages are available."""
         assert self.scheduler.is_idle
         while self.scheduler.is_copying:
-            self.copier.finish_all()
+            self.finish_copies()
             self.scheduler.schedule()
         assert self.scheduler.loading.n_promised == 0
         assert self.host.n_available == self.host.n_pages

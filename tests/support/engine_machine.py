@@ -38,6 +38,7 @@ class EngineMachine(RuleBasedStateMachine):
         n_slots=st.sampled_from((0, 0, 30, 150)),
         write_policy=st.sampled_from(("through", "through", "selective")),
         eviction_policy=st.sampled_from(("lru", "lfuda", "adaptive")),
+        has_disk=st.booleans(),
     )
     def start(
         self,
@@ -48,6 +49,7 @@ class EngineMachine(RuleBasedStateMachine):
         n_slots: int,
         write_policy: WritePolicy,
         eviction_policy: EvictionPolicyName,
+        has_disk: bool,
     ) -> None:
         self.actions = Actions(
             n_pages,
@@ -57,6 +59,7 @@ class EngineMachine(RuleBasedStateMachine):
             n_slots=n_slots,
             write_policy=write_policy,
             eviction_policy=eviction_policy,
+            has_disk=has_disk,
         )
 
     @rule(
@@ -112,6 +115,19 @@ class EngineMachine(RuleBasedStateMachine):
     def fail_copy(self, which: int) -> None:
         self.actions.finish_copy(which, fails=True)
 
+    @rule(n_transfers=st.integers(1, 4), which=small)
+    def finish_transfers(self, n_transfers: int, which: int) -> None:
+        for _ in range(n_transfers):
+            self.actions.finish_transfer(which)
+
+    @rule(which=small, n_pages=st.integers(0, 4))
+    def fail_transfer(self, which: int, n_pages: int) -> None:
+        self.actions.finish_transfer(which, n_pages)
+
+    @rule(which=small)
+    def lose(self, which: int) -> None:
+        self.actions.lose(which)
+
     @rule(n_slots=st.integers(1, 12))
     def evict_slots(self, n_slots: int) -> None:
         self.actions.evict_slots(n_slots)
@@ -143,12 +159,15 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 class TieredEngineMachine(EngineMachine):
-    """An engine that always has a host tier, for mutants of the tier."""
+    """An engine that always has a host tier, and often a disk tier, for mutants of the tiers."""
 
     @initialize(
         page_size=st.sampled_from((1, 2, 4)),
         n_pages=st.sampled_from((40, 60)),
         write_policy=st.sampled_from(("through", "through", "selective")),
+        has_disk=st.booleans(),
     )
-    def start(self, page_size: int, n_pages: int, write_policy: WritePolicy) -> None:  # type: ignore[override]
-        self.actions = Actions(n_pages, page_size, n_slots=150, write_policy=write_policy)
+    def start(  # type: ignore[override]
+        self, page_size: int, n_pages: int, write_policy: WritePolicy, has_disk: bool
+    ) -> None:
+        self.actions = Actions(n_pages, page_size, n_slots=150, has_disk=has_disk, write_policy=write_policy)

@@ -17,6 +17,11 @@ PAGE_BYTES = 1 << 10
 COPY_S = 0.25
 
 
+def slot_of(buffer: memoryview) -> int:
+    """Returns the slot whose ``buffer`` this is."""
+    return int.from_bytes(buffer, "little")
+
+
 class Copy(NamedTuple):
     ticket: int
     is_load: bool
@@ -41,6 +46,10 @@ class FakeCopier:
     def take_new_slots(self) -> range:
         first, self._n_taken = self._n_taken, self.n_slots
         return range(first, self.n_slots)
+
+    def buffer(self, slot: int) -> memoryview:
+        """Returns what ``slot_of`` takes: the fake slots hold no bytes."""
+        return memoryview(slot.to_bytes(4, "little"))
 
     def load(self, slots: Sequence[int], pages: Sequence[int]) -> int:
         return self._begin(True, pages, slots)

@@ -1,0 +1,101 @@
+"""Requests whose pages are on disk, with a fake device, a fake copier and a fake store."""
+
+from __future__ import annotations
+
+from radixkv.runtime.request import Phase, Request
+from radixkv.tree.node import Namespace
+from support.engine import Engine, prompt
+
+
+def restarted_engine(n_tokens: int = 40, **settings: object) -> Engine:
+    """Returns an engine whose disk tier has a prompt that neither device nor host tier has."""
+    engine = Engine(n_pages=32, page_size=4, n_slots=60, has_disk=True, **settings)
+    engine.finishes_copies, finishes_copies = True, engine.finishes_copies
+    engine.add(prompt(n_tokens), max_tokens=1)
+    engine.run()
+    transfers = engine.transfers
+    while transfers.is_busy or transfers.n_offers or transfers.disk.n_offers:
+        engine.finish_copies()
+        engine.scheduler.schedule()
+    for cache in (engine.cache, engine.host):
+        blocks = cache.open(Namespace(), b"", bypasses_tree=True)
+        assert cache.reserve(blocks, cache.n_pages)
+        cache.close(blocks)
+    engine.check_invariants()
+    engine.finishes_copies = finishes_copies
+    return engine
+
+
+def finish(engine: Engine) -> None:
+    engine.finishes_copies = True
+    engine.run()
+    engine.check_outputs()
+    engine.check_idle()
+
+
+def sources(request: Request) -> tuple[int, int, int]:
+    return request.n_cached, request.n_loaded, request.n_fetched
+
+
+def test_a_prompt_comes_from_disk_through_the_host_tier() -> None:
+    engine = restarted_engine()
+    request = engine.add(prompt(40))
+    finish(engine)
+    assert sources(request) == (39, 40, 40)
+    again = engine.add(prompt(40))
+    finish(engine)
+    assert sources(again) == (39, 0, 0), "the device has it"
+
+
+def test_what_is_behind_a_lost_page_is_computed() -> None:
+    engine = restarted_engine()
+    engine.store.lose(4)
+    request = engine.add(prompt(40))
+    finish(engine)
+    assert sources(request) == (16, 16, 16)
+
+
+def test_a_request_fetches_once_only_if_pages_cannot_be_read() -> None:
+    engine = restarted_engine(finishes_copies=False)
+    request = engine.add(prompt(40))
+    for _ in range(200):
+        engine.turn()
+        engine.store.finish(n_pages=2)
+        engine.copier.finish_all()
+    assert request.phase is Phase.FINISHED, "it fetches without end"
+    finish(engine)
+    assert sources(request) == (8, 8, 8)
+    assert engine.transfers.disk.counters.n_pages_lost == 8
+
+
+def test_an_abort_during_a_fetch() -> None:
+    engine = restarted_engine(finishes_copies=False)
+    request = engine.add(prompt(40))
+    engine.turn()
+    assert request.phase is Phase.LOADING
+    engine.abort(request)
+    again = engine.add(prompt(40))
+    finish(engine)
+    assert again.n_loaded == 40
+    assert engine.transfers.disk.counters.n_pages_fetched == 10, "the second request fetched again"
+
+
+def test_a_flush_during_a_fetch() -> None:
+    engine = restarted_engine(finishes_copies=False)
+    engine.add(prompt(40))
+    engine.turn()
+    assert engine.store.in_flight
+    engine.transfers.flush()
+    engine.cache.flush()
+    again = engine.add(prompt(40))
+    finish(engine)
+    assert again.n_loaded == 0
+
+
+def test_a_policy_of_never_fetches_nothing() -> None:
+    engine = restarted_engine()
+    engine.transfers.load_policy = "never"
+    request = engine.add(prompt(40))
+    finish(engine)
+    assert sources(request) == (0, 0, 0)
+    assert engine.transfers.disk.counters.n_pages_fetched == 0

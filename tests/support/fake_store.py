@@ -1,0 +1,135 @@
+"""A fake page store over the slots of a fake copier: transfers finish when a test says so, in any order.
+
+As with the fake copier, a transfer reads its source and writes its destination only when it finishes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from radixkv.runtime.cache.tiers.page_store import FinishedTransfer
+from support.fake_copier import PAGE_BYTES, FakeCopier, slot_of
+from support.fake_device import POISON
+
+TRANSFER_S = 0.5
+
+
+class StoredPage(NamedTuple):
+    tokens: bytes
+    values: list[tuple[int, int] | str | None]
+
+
+class Transfer(NamedTuple):
+    ticket: int
+    keys: list[bytes]
+    tokens: list[bytes]
+    """Of each page."""
+    slots: list[int]
+    sources: list[list[tuple[int, int] | str | None]] | None
+    """For a store, what the slots had when it began; None for a load."""
+    n_removals: int
+
+
+@dataclass
+class FakeStore:
+    """A ``PageStore`` with pages in a dict, of the order in which they were stored."""
+
+    copier: FakeCopier
+    page_bytes: int = PAGE_BYTES
+    pages: dict[bytes, StoredPage] = field(default_factory=dict)
+    in_flight: list[Transfer] = field(default_factory=list)
+    _finished: list[FinishedTransfer] = field(default_factory=list)
+    _n_tickets: int = 0
+    _n_removals: int = 0
+
+    @property
+    def n_pages(self) -> int:
+        return len(self.pages)
+
+    @property
+    def n_bytes(self) -> int:
+        return len(self.pages) * self.page_bytes
+
+    def run(self, keys: Sequence[bytes]) -> int:
+        return next((n for n, key in enumerate(keys) if key not in self.pages), len(keys))
+
+    def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
+        for buffer in buffers:
+            self.copier.slots[slot_of(buffer)] = [POISON] * self.copier.device.page_size
+        return self._begin(keys, tokens, buffers, is_load=True)
+
+    def store(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
+        return self._begin(keys, tokens, buffers, is_load=False)
+
+    def remove(self, key: bytes) -> int:
+        raise NotImplementedError("the disk tier removes no single pages")
+
+    def clear(self) -> int:
+        self._n_removals += 1
+        self._n_tickets += 1
+        self._finished.append(FinishedTransfer(self._n_tickets, len(self.pages), TRANSFER_S))
+        self.pages.clear()
+        return self._n_tickets
+
+    def take_finished(self) -> list[FinishedTransfer]:
+        finished, self._finished = self._finished, []
+        return finished
+
+    def fileno(self) -> int:
+        raise NotImplementedError("tests do not wait for transfers; they finish them")
+
+    def close(self, timeout_s: float) -> None:
+        raise NotImplementedError("tests do not close the fake store")
+
+    def finish(self, which: int = 0, *, n_pages: int | None = None) -> None:
+        """Finishes a transfer in flight; after its first ``n_pages`` the others fail, and stay in the store."""
+        if not self.in_flight:
+            return
+        transfer = self.in_flight.pop(which % len(self.in_flight))
+        n_done = 0
+        for index in range(len(transfer.keys) if n_pages is None else min(n_pages, len(transfer.keys))):
+            if not self._finish_page(transfer, index):
+                break
+            n_done += 1
+        self._finished.append(FinishedTransfer(transfer.ticket, n_done, TRANSFER_S))
+
+    def finish_all(self) -> None:
+        while self.in_flight:
+            self.finish()
+
+    def lose(self, which: int) -> None:
+        """Loses a page."""
+        if self.pages:
+            del self.pages[list(self.pages)[which % len(self.pages)]]
+
+    def _begin(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview], *, is_load: bool) -> int:
+        slots = [slot_of(buffer) for buffer in buffers]
+        size = 4 * self.copier.device.page_size
+        assert len(keys) == len(slots) > 0, "a transfer of no page, or of unlike numbers"
+        assert len(tokens) == size * len(keys), "the tokens are not those of the pages"
+        assert len(set(slots)) == len(slots), "a slot twice in one transfer"
+        page_tokens = [tokens[first : first + size] for first in range(0, len(tokens), size)]
+        sources = None if is_load else [list(self.copier.slots[slot]) for slot in slots]
+        self._n_tickets += 1
+        transfer = Transfer(self._n_tickets, list(keys), page_tokens, slots, sources, self._n_removals)
+        self.in_flight.append(transfer)
+        return self._n_tickets
+
+    def _finish_page(self, transfer: Transfer, index: int) -> bool:
+        key, tokens, slot = transfer.keys[index], transfer.tokens[index], transfer.slots[index]
+        if transfer.sources is None:
+            if (page := self.pages.get(key)) is None:
+                return False
+            assert page.tokens == tokens, "a key of other tokens"
+            assert POISON in self.copier.slots[slot], f"slot {slot} was used while it was filled"
+            self.copier.slots[slot] = list(page.values)
+            return True
+        if transfer.n_removals != self._n_removals:
+            return False
+        values = self.copier.slots[slot]
+        assert POISON not in values, f"slot {slot} is written, and not filled"
+        assert values == transfer.sources[index], f"slot {slot} has changed while it was written"
+        self.pages.setdefault(key, StoredPage(tokens, list(values)))
+        return True
