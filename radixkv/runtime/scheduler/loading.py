@@ -61,18 +61,8 @@ class LoadingRequests:
         return [load.blocks for load, _ in self._loads.values()]
 
     def loaded(self) -> list[Request]:
-        """The loaded requests, the first to be admitted first. O(requests · log requests).
-
-        Those whose pages were detached meanwhile return to the waiting queue: a flush has dropped the pages, or the
-        step that was to compute the pages before them has failed.
-        """
-        loaded: list[Request] = []
-        for request, (load, _) in list(self._loads.items()):
-            if load.is_done:
-                if load.blocks.can_commit:
-                    loaded.append(request)
-                else:
-                    self.retract(request)
+        """The loaded requests, the first to be admitted first. O(requests · log requests)."""
+        loaded = [request for request, (load, _) in self._loads.items() if load.is_done]
         return sorted(loaded, key=lambda request: request.order)
 
     def blocks(self, request: Request) -> BlockTable:
@@ -126,13 +116,15 @@ class LoadingRequests:
     def advance(self) -> bool:
         """Takes finished copies: their requests are loaded, and those that joined wait again.
 
+        So do the loaded ones whose pages were detached meanwhile: a flush has dropped the pages, or the step that
+        was to compute the pages before them has failed. O(loads).
+
         Returns:
-            Whether a load has finished.
+            Whether a load has finished, or loaded pages are available again.
         """
         if self._transfers is None:
             return False
-        if not self._transfers.advance():
-            return False
+        has_finished = self._transfers.advance()
         for request, copy in list(self._joined.items()):
             if copy.is_done:
                 if isinstance(copy, Fetch):
@@ -141,10 +133,11 @@ class LoadingRequests:
                         request.n_fetched += copy.n_tokens
                 self.retract(request)
         for request, (load, _) in list(self._loads.items()):
-            if load.has_failed:
-                request.uses_tiers = False
+            if load.is_done and (load.has_failed or not load.blocks.can_commit):
+                request.uses_tiers = request.uses_tiers and not load.has_failed
                 self.retract(request)
-        return True
+                has_finished = True
+        return has_finished
 
     def take(self, request: Request) -> None:
         """Removes a loaded request, which is admitted with its block table. O(1)."""
