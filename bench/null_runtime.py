@@ -92,7 +92,7 @@ class _Running:
     @property
     def done(self) -> Done:
         n_output = self.n_steps * self.submit.sampling.n
-        return Done(self.submit.id, "length", self.n_prompt, n_output, self.n_prompt // 2, 0.0)
+        return Done(self.submit.id, "length", self.n_prompt, n_output, self.n_prompt // 2, 0, 0, 0.0)
 
     def next_prompt_logprobs(self) -> PromptLogprobs | None:
         """Returns the next range of prompt logprobs; None if none are requested or none are left."""

@@ -26,7 +26,7 @@ from radixkv.config import EngineConfig
 from radixkv.errors import CheckpointError, ConfigError, RadixKVError, WireError
 from radixkv.sampling import SamplingParams
 
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 """Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -137,6 +137,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """The dtype of activations and KV."""
     n_host_slots: int | None = None
     """Pages that the host tier will hold once its memory is prepared; None without a host tier."""
+    has_disk: bool = False
+    """Whether there is a disk tier behind the host tier."""
 
     @property
     def max_prompt_and_answer(self) -> int:
@@ -209,6 +211,8 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """Prompt tokens that were not computed."""
     n_loaded_tokens: int
     """The part of ``n_cached_tokens`` that was loaded from the host tier for this request."""
+    n_fetched_tokens: int
+    """The part of ``n_loaded_tokens`` that came from disk before."""
     queue_time_s: float
     """Time from receipt until the first row was scheduled."""
 
@@ -262,6 +266,11 @@ class Explained(msgspec.Struct, frozen=True, tag=True):
     min_loaded_tokens: float | None = None
     """Length above which a load is faster than computing, by measured rates; None without a host tier, or if its
     setting decides. Infinite: computing is always faster."""
+    n_on_disk: int = 0
+    """Prompt tokens after those on device and host tier that the disk tier lists. A page may turn out to be damaged
+    when it is read, so they are no part of ``n_cached``."""
+    is_fetched: bool = False
+    """Whether a request would fetch the tokens on disk, and then load them; else it would compute them."""
 
 
 class HostStats(msgspec.Struct, frozen=True):
@@ -288,6 +297,26 @@ class HostStats(msgspec.Struct, frozen=True):
     load_seconds_per_token: float | None
     """Moving average; None before the first copy. As ``compute_seconds_per_token``."""
     compute_seconds_per_token: float | None
+
+
+class DiskStats(msgspec.Struct, frozen=True):
+    """Counters and gauges of the disk tier."""
+
+    n_pages: int
+    """Pages in the folder, with those of other models."""
+    n_bytes: int
+    """Bytes that they occupy."""
+    prefix_hits_total: int
+    """The part of ``HostStats.prefix_hits_total`` that came from disk before."""
+    pages_fetched_total: int
+    pages_written_total: int
+    pages_lost_total: int
+    """Pages that were listed but could not be read: damaged, removed, or an error of the file system."""
+    fetch_seconds: float
+    """Time of the reads, each prompt's alone."""
+    write_seconds: float
+    fetch_seconds_per_token: float | None
+    """Moving average; None before the first read."""
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True):
@@ -321,6 +350,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     frames_dropped_total: int
     host: HostStats | None = None
     """None without a host tier."""
+    disk: DiskStats | None = None
+    """None without a disk tier."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):

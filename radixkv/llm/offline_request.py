@@ -84,7 +84,7 @@ class OfflineRequest:
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if sampling.prompt_logprobs is not None:
             self._prompt_logprobs = [None] * len(self._prompt_ids)
-        self._n_cached, self._n_loaded = 0, 0
+        self._n_cached, self._n_loaded, self._n_fetched = 0, 0, 0
 
     def add(self, item: NewTokens) -> bool:
         """Adds new tokens of one answer; returns whether a stop string ended it."""
@@ -102,6 +102,7 @@ class OfflineRequest:
         """Marks the request as done; all its answers have ended."""
         self.is_done = True
         self._n_cached, self._n_loaded = done.n_cached_tokens, done.n_loaded_tokens
+        self._n_fetched = done.n_fetched_tokens
 
     def output(self) -> RequestOutput:
         """Returns the request's output so far; deferred answers are empty before their end. O(its size)."""
@@ -114,6 +115,7 @@ class OfflineRequest:
             prompt_logprobs=self._prompt_logprobs,
             finished=self.is_done,
             num_loaded_tokens=self._n_loaded,
+            num_fetched_tokens=self._n_fetched,
         )
 
 

@@ -53,3 +53,5 @@ class RequestOutput:
     """Whether all answers have ended."""
     num_loaded_tokens: int = 0
     """The part of ``num_cached_tokens`` that was loaded from the host tier."""
+    num_fetched_tokens: int = 0
+    """The part of ``num_loaded_tokens`` that came from disk before."""

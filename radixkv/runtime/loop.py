@@ -83,6 +83,10 @@ class _LiveRequest:
         return min(self.n_cached, sum(choice.n_loaded for choice in self.choices))
 
     @property
+    def n_fetched(self) -> int:
+        return min(self.n_loaded, sum(choice.n_fetched for choice in self.choices))
+
+    @property
     def n_outputs(self) -> int:
         return sum(choice.n_outputs for choice in self.choices)
 
@@ -131,6 +135,7 @@ class Loop:
             device=executor.device,
             dtype=executor.dtype,
             n_host_slots=None if transfers is None else transfers.copier.n_slots,
+            has_disk=transfers is not None and transfers.disk is not None,
         )
         """The message that tells a frontend the sizes of model, pool and steps."""
         self._intake = Intake(self.ready, eos_token_ids=eos_token_ids, seed=seed, clock=clock)
@@ -268,6 +273,7 @@ class Loop:
             return Failed(message.id, error.code, str(error), error.param)
         n_tokens = len(message.tokens) // TOKEN_BYTES
         n_in_host, is_loaded, min_loaded = self._explain_host(namespace, message.tokens)
+        n_on_disk, is_fetched = self._explain_disk(namespace, message.tokens)
         cache = self._transfers.host if self._transfers is not None and is_loaded else self._cache
         explanation = cache.tree.explain(namespace, message.tokens, contents=message.contents)
         position, token = explanation.first_difference, None
@@ -285,6 +291,8 @@ class Loop:
             n_in_host=n_in_host,
             is_loaded=is_loaded,
             min_loaded_tokens=min_loaded,
+            n_on_disk=n_on_disk,
+            is_fetched=is_fetched,
         )
 
     def _explain_host(self, namespace: Namespace, tokens: bytes) -> tuple[int, bool, float | None]:
@@ -296,6 +304,16 @@ class Loop:
         min_tokens = transfers.cost.min_tokens if transfers.load_policy == "auto" else None
         n_in_host = max(0, min(n_host, len(tokens) // TOKEN_BYTES - 1) - n_device)
         return n_in_host, n_in_host > 0 and transfers.should_load(n_device, n_host), min_tokens
+
+    def _explain_disk(self, namespace: Namespace, tokens: bytes) -> tuple[int, bool]:
+        """Returns ``n_on_disk`` and ``is_fetched`` of ``Explained``. O(tokens) with a disk tier."""
+        transfers = self._transfers
+        if transfers is None or transfers.disk is None:
+            return 0, False
+        n_device, n_host = transfers.n_loadable(namespace, tokens)
+        n_disk = transfers.n_fetchable(namespace, tokens)
+        n_on_disk = max(0, min(n_disk, len(tokens) // TOKEN_BYTES - 1) - n_host)
+        return n_on_disk, n_on_disk > 0 and transfers.should_load(n_device, n_host, n_disk)
 
     def _collect_result(self) -> list[FromRuntime]:
         """Takes the oldest launched step's result. If it failed, so have all steps launched after it."""
@@ -361,6 +379,7 @@ class Loop:
         self._counters.prompt_tokens += request.n_prompt
         self._counters.prefix_hits += live.n_cached
         self._counters.prefix_hits_loaded += live.n_loaded
+        self._counters.prefix_hits_fetched += live.n_fetched
 
     def _abort_rest(self, live: _LiveRequest) -> None:
         """Aborts the unfinished choices of a request and forgets it.
@@ -383,6 +402,7 @@ class Loop:
             n_output_tokens=live.n_outputs,
             n_cached_tokens=live.n_cached,
             n_loaded_tokens=live.n_loaded,
+            n_fetched_tokens=live.n_fetched,
             queue_time_s=scheduled_at - first.received_at,
         )
 

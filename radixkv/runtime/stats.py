@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from radixkv.runtime.cache.tiers.disk_tier import DiskTier
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.scheduler.scheduler import Scheduler
-from radixkv.wire import HostStats, Stats
+from radixkv.wire import DiskStats, HostStats, Stats
 
 
 @dataclass(slots=True)
@@ -16,6 +17,7 @@ class StepCounters:
 
     prefix_hits: int = 0
     prefix_hits_loaded: int = 0
+    prefix_hits_fetched: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
     steps: int = 0
@@ -52,6 +54,7 @@ def make_stats(
         attention_seconds=counters.attention_seconds,
         frames_dropped_total=0,
         host=None if transfers is None else _host_stats(scheduler, transfers, counters),
+        disk=None if transfers is None or transfers.disk is None else _disk_stats(transfers.disk, counters),
     )
 
 
@@ -72,4 +75,18 @@ def _host_stats(scheduler: Scheduler, transfers: Transfers, steps: StepCounters)
         hits_computed_total=counters.n_computed,
         load_seconds_per_token=cost.load_s_per_token,
         compute_seconds_per_token=cost.compute_s_per_token,
+    )
+
+
+def _disk_stats(disk: DiskTier, steps: StepCounters) -> DiskStats:
+    return DiskStats(
+        n_pages=disk.store.n_pages,
+        n_bytes=disk.store.n_bytes,
+        prefix_hits_total=steps.prefix_hits_fetched,
+        pages_fetched_total=disk.counters.n_pages_fetched,
+        pages_written_total=disk.counters.n_pages_written,
+        pages_lost_total=disk.counters.n_pages_lost,
+        fetch_seconds=disk.counters.fetch_seconds,
+        write_seconds=disk.counters.write_seconds,
+        fetch_seconds_per_token=disk.cost.fetch_s_per_token,
     )

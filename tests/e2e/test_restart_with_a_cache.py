@@ -54,9 +54,15 @@ def test_a_prompt_is_cached_after_a_restart(start: Start, folder: Path, flags: t
     assert page_files(folder)
     assert [path for path in (folder, *folder.rglob("*")) if path.stat().st_mode & 0o077] == []
     with start(*flags) as server:
+        explained = server.http.post("/cache/explain", json={"prompt": PROMPTS[0]}).json()
+        assert explained["storage"] == {"tokens": explained["storage"]["tokens"], "is_fetched": True}
+        assert explained["cached_tokens"] == 0
+        assert "the disk tier has" in explained["text"]
         again, n_cached = ask(server, PROMPTS[0])
         assert again == answer
-        assert n_cached > 64
+        assert n_cached == explained["storage"]["tokens"] > 64
+        n_hits, n_fetched = server.metrics("disk_prefix_cache_hits_total", "disk_pages_fetched_total")
+        assert n_hits == 16 * n_fetched == n_cached
         server.http.post("/flush_cache")
         wait_for(lambda: page_files(folder) == [], "the folder is not empty")
         stop(server)

@@ -1,4 +1,4 @@
-"""What clients see of a host tier: usage, metrics and settings of a server whose runtime has one."""
+"""What clients see of the tiers: usage, metrics and settings of a server whose runtime has one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from radixkv.frontend.served_model import ServedModel
 from support.running_site import running_site
-from support.scripted_runtime import HOST, Site
+from support.scripted_runtime import DISK, HOST, Site
 
 DETAILS = {"cached_tokens_details": {"device": 1, "host": 1}}
 
@@ -64,3 +64,17 @@ def test_server_info_has_the_tiers_counters(tiered: Site) -> None:
     (state,) = tiered.http.get("/server_info").json()["internal_states"]
     assert state["host"] == msgspec.to_builtins(HOST)
     assert not {"id", "type"} & state.keys()
+
+
+def test_a_disk_tier_is_a_source_of_its_own(
+    served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    ready = msgspec.structs.replace(served_model.ready, n_host_slots=HOST.n_slots, has_disk=True)
+    with running_site(replace(served_model, ready=ready), tmp_path_factory.mktemp("s")) as site:
+        site.loop.host, site.loop.disk = HOST, DISK
+        usage = post(site, "/v1/completions", prompt="hello", max_tokens=2).json()["usage"]["prompt_tokens_details"]
+        assert usage == {"cached_tokens": 2, "cached_tokens_details": {"device": 1, "host": 0, "storage": 1}}
+        meta = post(site, "/generate", text="hello", sampling_params={"max_new_tokens": 2}).json()["meta_info"]
+        assert meta["cached_tokens_details"] == usage["cached_tokens_details"]
+        (state,) = site.http.get("/server_info").json()["internal_states"]
+        assert state["disk"] == msgspec.to_builtins(DISK)

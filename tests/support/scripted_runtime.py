@@ -21,6 +21,7 @@ from radixkv.frontend.client import RuntimeClient
 from radixkv.wire import (
     WIRE_VERSION,
     Cancel,
+    DiskStats,
     Done,
     Drain,
     Explain,
@@ -58,6 +59,18 @@ HOST = HostStats(
     compute_seconds_per_token=0.005,
 )
 """Counters of a host tier."""
+DISK = DiskStats(
+    n_pages=70,
+    n_bytes=77000,
+    prefix_hits_total=20,
+    pages_fetched_total=5,
+    pages_written_total=8,
+    pages_lost_total=2,
+    fetch_seconds=0.25,
+    write_seconds=1.25,
+    fetch_seconds_per_token=0.002,
+)
+"""Counters of a disk tier."""
 EOS = 256
 VOCAB_SIZE = 300
 MAX_MODEL_LEN = 512
@@ -122,6 +135,8 @@ class ScriptedLoop:
     explained: list[Explain] = field(default_factory=list)
     host: HostStats | None = None
     """Counters of a host tier, from which every request has loaded one token; None: there is no host tier."""
+    disk: DiskStats | None = None
+    """Counters of a disk tier, from which that token came; None: there is no disk tier."""
     is_waiting_for_copies: bool = False
     copy_descriptors: tuple[int, ...] = ()
 
@@ -135,7 +150,7 @@ class ScriptedLoop:
     def ready(self) -> Ready:
         sizes = WIRE_VERSION, VOCAB_SIZE, MAX_MODEL_LEN, 16, 64, 256, 8192
         n_host_slots = None if self.host is None else self.host.n_slots
-        return Ready(*sizes, "NVIDIA H200", "bfloat16", n_host_slots)
+        return Ready(*sizes, "NVIDIA H200", "bfloat16", n_host_slots, self.disk is not None)
 
     @property
     def has_work(self) -> bool:
@@ -242,7 +257,8 @@ class ScriptedLoop:
     def _done(self, request: _Running) -> Done:
         n_prompt = len(request.prompt)
         reason = request.choices[-1].finish_reason or "abort"
-        return Done(request.submit.id, reason, n_prompt, request.n, n_prompt // 2, int(self.host is not None), 0.25)
+        n_loaded, n_fetched = int(self.host is not None), int(self.disk is not None)
+        return Done(request.submit.id, reason, n_prompt, request.n, n_prompt // 2, n_loaded, n_fetched, 0.25)
 
     def _stats(self, stats_id: str) -> Stats:
         return Stats(
@@ -265,6 +281,7 @@ class ScriptedLoop:
             attention_seconds=0.75,
             frames_dropped_total=0,
             host=self.host,
+            disk=self.disk,
         )
 
 

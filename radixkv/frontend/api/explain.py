@@ -78,6 +78,8 @@ def explanation(explained: Explained, tokenizer: Tokenizer | None, *, contents: 
         fields["host"] = {"tokens": explained.n_in_host, "is_loaded": explained.is_loaded}
         if explained.min_loaded_tokens is not None:
             fields["host"]["min_loaded_tokens"] = explained.min_loaded_tokens  # JSON has null for infinite
+    if explained.n_on_disk:
+        fields["storage"] = {"tokens": explained.n_on_disk, "is_fetched": explained.is_fetched}
     return fields
 
 
@@ -95,6 +97,9 @@ def _summary(explained: Explained, tokenizer: Tokenizer | None, contents: bool) 
         how_much += (
             f"; the host tier has {explained.n_in_host} more, which a request computes: {_why_computed(explained)}"
         )
+    if explained.n_on_disk:
+        then = "fetches and loads" if explained.is_fetched else "computes"
+        how_much += f"; the disk tier has {explained.n_on_disk} more, which a request {then}"
     match explained.reason:
         case "whole" if explained.n_cached == explained.n_tokens - 1:
             why = "the last token of a prompt is always computed"

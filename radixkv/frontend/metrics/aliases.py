@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from radixkv.config import MetricsCompat
+from radixkv.frontend.in_flight import cached_tokens_details
 from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.wire import HostStats, Stats
 
@@ -98,7 +99,8 @@ class MetricAliases:
         if stats.host is None:
             return self._counter("cached_tokens", text, stats.prefix_hits_total)
         n_loaded = stats.host.prefix_hits_total
-        by_source = {"device": stats.prefix_hits_total - n_loaded, "host": n_loaded}
+        n_fetched = None if stats.disk is None else stats.disk.prefix_hits_total
+        by_source = cached_tokens_details(stats.prefix_hits_total, n_loaded, n_fetched)
         hits = CounterMetricFamily("sglang:cached_tokens", text, labels=[*self._labels, "cache_source"])
         for source, value in by_source.items():
             hits.add_metric([*self._labels.values(), source], value)

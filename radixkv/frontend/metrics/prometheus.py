@@ -16,7 +16,7 @@ from prometheus_client.utils import floatToGoString
 
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.stats_delta import StatsDelta
-from radixkv.wire import HostStats, Stats
+from radixkv.wire import DiskStats, HostStats, Stats
 
 PREFIX = "radixkv:"
 FINISH_REASONS = ("stop", "length", "abort", "error")
@@ -144,6 +144,8 @@ def _families(stats: Stats) -> Iterator[Metric]:
     yield from _numbers(gauges, counters)
     if stats.host is not None:
         yield from _host_families(stats.host)
+    if stats.disk is not None:
+        yield from _disk_families(stats.disk)
 
 
 def _host_families(host: HostStats) -> Iterator[Metric]:
@@ -169,6 +171,27 @@ def _host_families(host: HostStats) -> Iterator[Metric]:
         "host_load_seconds": (host.load_seconds, "Time of the copies to the device."),
         "host_store_seconds": (host.store_seconds, "Time of the copies to the host tier."),
         "host_copies_failed": (host.copies_failed_total, "Copies that failed, in either direction."),
+    }
+    yield from _numbers(gauges, counters)
+
+
+def _disk_families(disk: DiskStats) -> Iterator[Metric]:
+    gauges: dict[str, tuple[float, str]] = {
+        "disk_pages": (disk.n_pages, "Pages in the cache folder, with those of other models."),
+        "disk_bytes": (disk.n_bytes, "Bytes that these pages occupy."),
+    }
+    if disk.fetch_seconds_per_token is not None:
+        gauges["fetch_seconds_per_token"] = (disk.fetch_seconds_per_token, "Fetching a token from disk.")
+    counters = {
+        "disk_prefix_cache_hits": (
+            disk.prefix_hits_total,
+            "Part of host_prefix_cache_hits: came from disk.",
+        ),
+        "disk_pages_fetched": (disk.pages_fetched_total, "Pages copied from disk to the host tier."),
+        "disk_pages_written": (disk.pages_written_total, "Pages copied from the host tier to disk."),
+        "disk_pages_lost": (disk.pages_lost_total, "Pages on disk that could not be read, and were computed."),
+        "disk_fetch_seconds": (disk.fetch_seconds, "Time of the copies from disk."),
+        "disk_write_seconds": (disk.write_seconds, "Time of the copies to disk."),
     }
     yield from _numbers(gauges, counters)
 

@@ -187,6 +187,16 @@ class Transfers:
         (n_host,) = self.host.matches([(namespace, tokens)])
         return n_device, max(n_device, n_host)
 
+    def n_fetchable(self, namespace: Namespace, tokens: bytes) -> int:
+        """Returns the length of the prompt's prefix on host tier and disk together, in tokens.
+
+        0 without a disk tier. Changes nothing. O(tokens).
+        """
+        if self.disk is None:
+            return 0
+        (n_in_host,) = self.host.matches([(namespace, tokens)])
+        return self.disk.n_fetchable(namespace, tokens, n_in_host)
+
     def should_load(self, n_device: int, n_host: int, n_disk: int = 0) -> bool:
         """Returns whether to load what follows the first ``n_device`` tokens rather than compute it. O(1).
 

@@ -13,7 +13,7 @@ from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.wire import GetStats, Stats
-from support.scripted_runtime import HOST, ScriptedLoop
+from support.scripted_runtime import DISK, HOST, ScriptedLoop
 
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -148,6 +148,13 @@ def test_sglang_with_a_host_tier(metrics: Metrics, stats: Stats) -> None:
     for name, value in expected.items():
         assert read(values, f"sglang:{name}", model_name="m") == value, name
     for source, value in {"device": 10, "host": 30}.items():
+        assert read(values, "sglang:cached_tokens_total", model_name="m", cache_source=source) == value
+
+
+def test_sglang_with_a_disk_tier(metrics: Metrics, stats: Stats) -> None:
+    stats = msgspec.structs.replace(stats, host=HOST, disk=DISK)
+    values = samples(metrics.render(stats, MetricAliases("sglang", "m", 16)), "sglang:")
+    for source, value in {"device": 10, "host": 10, "storage": 20}.items():
         assert read(values, "sglang:cached_tokens_total", model_name="m", cache_source=source) == value
 
 

@@ -4,12 +4,14 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from radixkv.frontend.metrics.prometheus import Metrics
-from radixkv.wire import GetStats, HostStats, Stats
-from support.scripted_runtime import HOST, ScriptedLoop
+from radixkv.wire import DiskStats, GetStats, HostStats, Stats
+from support.scripted_runtime import DISK, HOST, ScriptedLoop
 
 
-def samples(metrics: Metrics, host: HostStats | None = None) -> dict[tuple[str, str], float]:
-    (stats,) = ScriptedLoop(host=host).receive(GetStats(id="g"))
+def samples(
+    metrics: Metrics, host: HostStats | None = None, disk: DiskStats | None = None
+) -> dict[tuple[str, str], float]:
+    (stats,) = ScriptedLoop(host=host, disk=disk).receive(GetStats(id="g"))
     assert isinstance(stats, Stats)
     families = list(text_string_to_metric_families(metrics.render(stats).decode()))
     return {(s.name, s.labels.get("le", "")): s.value for family in families for s in family.samples}
@@ -61,6 +63,24 @@ def test_a_host_tier_adds_its_own() -> None:
     }
     without = samples(Metrics())
     assert {name: values[name, ""] for name, _ in values.keys() - without.keys()} == {
+        f"radixkv:{name}": value for name, value in expected.items()
+    }
+
+
+def test_a_disk_tier_adds_its_own() -> None:
+    values = samples(Metrics(), HOST, DISK)
+    expected = {
+        "disk_pages": 70,
+        "disk_bytes": 77000,
+        "fetch_seconds_per_token": 0.002,
+        "disk_prefix_cache_hits_total": 20,
+        "disk_pages_fetched_total": 5,
+        "disk_pages_written_total": 8,
+        "disk_pages_lost_total": 2,
+        "disk_fetch_seconds_total": 0.25,
+        "disk_write_seconds_total": 1.25,
+    }
+    assert {name: values[name, ""] for name, _ in values.keys() - samples(Metrics(), HOST).keys()} == {
         f"radixkv:{name}": value for name, value in expected.items()
     }
 

@@ -14,7 +14,13 @@ from radixkv.frontend.api.openai.prompt_logprobs import PromptWithLogprobs
 from radixkv.frontend.api.openai.schema import GenerationRequest
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.sse import EVENT_END, EVENT_START
-from radixkv.frontend.in_flight import TokenDelta, exceeds_inline_work, is_slow_to_render, without_output
+from radixkv.frontend.in_flight import (
+    TokenDelta,
+    cached_tokens_details,
+    exceeds_inline_work,
+    is_slow_to_render,
+    without_output,
+)
 from radixkv.generation.logprobs import TokenRenderer
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import ChoiceStream, OutputDelta
@@ -103,8 +109,9 @@ class ResponseWriter:
         self._arrived = arrived
         self._n = request.n_choices
         self._n_prompt = sum(len(prompt.tokens) // 4 for prompt in prompts)
-        self._n_cached, self._n_loaded, self._n_done = 0, 0, 0
+        self._n_cached, self._n_loaded, self._n_fetched, self._n_done = 0, 0, 0, 0
         self._has_host_tier = model.ready.n_host_slots is not None
+        self._has_disk = model.ready.has_disk
         render_token = response_format.render_token if prompts[0].sampling.logprobs is not None else None
         self._prompts = [
             PromptWithLogprobs(
@@ -190,6 +197,7 @@ class ResponseWriter:
         if delta.done is not None:
             self._n_cached += delta.done.n_cached_tokens
             self._n_loaded += delta.done.n_loaded_tokens
+            self._n_fetched += delta.done.n_fetched_tokens
             self._n_done += 1
         if delta.prompt_logprobs:
             self._prompts[delta.prompt].absorb(delta.prompt_logprobs)
@@ -224,4 +232,5 @@ class ResponseWriter:
 
     def _cached_tokens_details(self) -> dict[str, Any]:
         """Returns SGLang's field: where the cached tokens came from."""
-        return {"cached_tokens_details": {"device": self._n_cached - self._n_loaded, "host": self._n_loaded}}
+        n_fetched = self._n_fetched if self._has_disk else None
+        return {"cached_tokens_details": cached_tokens_details(self._n_cached, self._n_loaded, n_fetched)}

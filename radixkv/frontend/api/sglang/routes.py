@@ -29,7 +29,7 @@ from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.http.sse import EventStream, event
-from radixkv.frontend.in_flight import TokenDelta, is_slow_to_render, without_output
+from radixkv.frontend.in_flight import TokenDelta, cached_tokens_details, is_slow_to_render, without_output
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.logprobs import TokenRenderer
 from radixkv.generation.models import GenerationModel
@@ -116,6 +116,7 @@ class GenerateWriter:
         self._arrived = arrived
         self._prompts = prompts
         self._has_host_tier = model.ready.n_host_slots is not None
+        self._has_disk = model.ready.has_disk
         self._input_logprobs = [InputLogprobs(prompt, model.tokenizer) for prompt in prompts]
         indices = itertools.count()
         self._choices = [
@@ -188,9 +189,10 @@ class GenerateWriter:
         }
         if done is not None:
             n_cached, n_loaded = done.n_cached_tokens, done.n_loaded_tokens
+            n_fetched = done.n_fetched_tokens if self._has_disk else None
             meta |= {"cached_tokens": n_cached, "e2e_latency": time.monotonic() - self._arrived}
             if self._has_host_tier:
-                meta["cached_tokens_details"] = {"device": n_cached - n_loaded, "host": n_loaded}
+                meta["cached_tokens_details"] = cached_tokens_details(n_cached, n_loaded, n_fetched)
         if choice.logprobs is not None:
             meta |= self._input_logprobs[prompt_index].fields() | choice.logprobs.fields()
         return {"text": choice.output.text, "output_ids": choice.output.token_ids, "meta_info": meta}
