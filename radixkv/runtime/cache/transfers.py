@@ -256,10 +256,16 @@ class Transfers:
                 return load
         return None
 
-    def begin_load(self, namespace: Namespace, tokens: bytes) -> Load | None:
+    def begin_load(self, namespace: Namespace, tokens: bytes, n_pages: int = 0, n_kept: int = 0) -> Load | None:
         """Starts to copy what the host tier has of a prompt beyond the device's cached prefix.
 
         O(pages), and O(log leaves) a leaf evicted.
+
+        Args:
+            namespace: the prompt's.
+            tokens: the prompt.
+            n_pages: pages that its request needs in all.
+            n_kept: available pages that others need.
 
         Returns:
             None, without any change, if too few pages are available or there is nothing to copy.
@@ -267,7 +273,9 @@ class Transfers:
         source = self.host.open(namespace, tokens)
         blocks = self.device.open(namespace, tokens)
         first, last = blocks.n_leased, source.n_leased
-        if last <= first or not self.device.reserve(blocks, last):
+        # Counted now, because the lease on the device's prefix makes its pages unavailable.
+        has_room = max(n_pages, last) - first <= self.device.n_available - n_kept
+        if last <= first or not has_room or not self.device.reserve(blocks, last):
             self.host.close(source)
             self.device.close(blocks)
             return None

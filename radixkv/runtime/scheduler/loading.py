@@ -104,7 +104,8 @@ class LoadingRequests:
             if n_host > n_device:
                 transfers.count_declined()
             return False
-        load = transfers.begin_load(request.namespace, request.key)
+        n_pages, n_kept = self._cache.pages_for(request.n_known), self._cache.n_available - n_available
+        load = transfers.begin_load(request.namespace, request.key, n_pages, n_kept)
         if load is None:
             return False
         self._take(request)

@@ -197,8 +197,8 @@ def load_another_slot(patch: pytest.MonkeyPatch) -> None:
 def read_before_the_copy_is_done(patch: pytest.MonkeyPatch) -> None:
     begin = Transfers.begin_load
 
-    def mutant(self: Transfers, namespace: Any, tokens: bytes) -> Load | None:
-        load = begin(self, namespace, tokens)
+    def mutant(self: Transfers, namespace: Any, tokens: bytes, *args: int) -> Load | None:
+        load = begin(self, namespace, tokens, *args)
         if load is not None:
             self.device.commit_copied(load.blocks, load.tokens, len(load.tokens) // 4)
             self.device.close(load.blocks)
