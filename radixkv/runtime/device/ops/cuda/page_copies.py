@@ -12,7 +12,7 @@ _MAX_BLOCK = 4096
 """Most elements of 8 bytes that a program copies at a time."""
 _MAX_PROGRAMS = 32
 """Most programs of a launch, a quarter of an H200's multiprocessors. With 8, steps beside loads take 3 to 5% longer
-(docs/decisions/log/page-copies.md)."""
+(docs/decisions/log/0023-page-copies.md)."""
 
 
 def gather_pages(k: Tensor, v: Tensor, pages: Tensor, out: Tensor) -> None:
