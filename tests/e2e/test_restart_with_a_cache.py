@@ -104,11 +104,14 @@ def test_kills_while_pages_are_written(start: Start, folder: Path, flags: tuple[
 
 
 def test_a_second_server_in_the_same_folder_is_refused(
-    start: Start, sensitive: Path, folder: Path, flags: tuple[str, ...], tmp_path: Path
+    start: Start,
+    sensitive: Path,
+    folder: Path,
+    flags: tuple[str, ...],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    (tmp_path / "second").mkdir()
     with start(*flags) as server:
-        error = failed_start_error(tmp_path / "second", str(sensitive), *flags)
+        error = failed_start_error(tmp_path_factory.mktemp("2"), str(sensitive), *flags)
         assert f"another server uses the cache folder {folder}" in error
         ask(server, PROMPTS[0])
 
