@@ -1,4 +1,4 @@
-"""Mutants of the host tier: each breaks one rule of the copies between device and host."""
+"""Mutants of the tiers: each breaks one rule of the copies between device, host and disk."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.tiers.disk_tier import DiskTier, Fetch
+from radixkv.runtime.cache.tiers.page_store import FinishedTransfer
 from radixkv.runtime.cache.transfers import Load, Transfers
 from radixkv.runtime.scheduler.loading import LoadingRequests
 from radixkv.tree.node import TOKEN_BYTES, Namespace
@@ -50,8 +52,8 @@ def store_pages_without_a_pin(patch: Patch) -> None:
 def commit_before_the_copy_is_done(patch: Patch) -> None:
     begin_load = Transfers.begin_load
 
-    def mutant(self: Transfers, namespace: Namespace, tokens: bytes) -> Load | None:
-        load = begin_load(self, namespace, tokens)
+    def mutant(self: Transfers, *args: Any) -> Load | None:
+        load = begin_load(self, *args)
         if load is not None:
             self.device.commit_copied(load.blocks, load.tokens, len(load.tokens) // TOKEN_BYTES)
         return load
@@ -91,6 +93,32 @@ def lose_the_last_page_of_a_copy(patch: Patch) -> None:
     patch.setattr(PageCache, "commit_copied", mutant)
 
 
+def write_slots_without_a_lease(patch: Patch) -> None:
+    def mutant(self: DiskTier) -> None:
+        self._start_writes_of_leased()
+        for write in self._writes.values():
+            self.host.close(write.source)
+            write.source = self.host.open(Namespace(), b"", bypasses_tree=True)
+
+    patch.setattr(DiskTier, "_start_writes_of_leased", DiskTier._start_writes, raising=False)
+    patch.setattr(DiskTier, "_start_writes", mutant)
+
+
+def believe_in_a_lost_page(patch: Patch) -> None:
+    end_fetch = DiskTier._end_fetch
+
+    def mutant(self: DiskTier, fetch: Fetch, finished: FinishedTransfer) -> None:
+        n_pages = len(fetch.blocks.pages) - fetch.blocks.n_leased
+        end_fetch(self, fetch, finished._replace(n_pages=n_pages))
+
+    patch.setattr(DiskTier, "_end_fetch", mutant)
+
+
+def leave_the_namespace_out_of_keys(patch: Patch) -> None:
+    keys = DiskTier._keys
+    patch.setattr(DiskTier, "_keys", lambda self, namespace, tokens: keys(self, Namespace(), tokens))
+
+
 OF_TIERS: tuple[Callable[[Patch], None], ...] = (
     store_what_is_not_computed,
     free_the_pages_of_a_load_in_flight,
@@ -99,4 +127,9 @@ OF_TIERS: tuple[Callable[[Patch], None], ...] = (
     forget_those_who_joined,
     promise_pages_for_ever,
     lose_the_last_page_of_a_copy,
+)
+OF_DISK: tuple[Callable[[Patch], None], ...] = (
+    write_slots_without_a_lease,
+    believe_in_a_lost_page,
+    leave_the_namespace_out_of_keys,
 )

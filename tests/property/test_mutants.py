@@ -13,11 +13,11 @@ import pytest
 from hypothesis.stateful import RuleBasedStateMachine
 from mutants_of_pages import OF_PAGES
 from mutants_of_requests import OF_REQUESTS
-from mutants_of_tiers import OF_TIERS
+from mutants_of_tiers import OF_DISK, OF_TIERS
 from mutants_of_verbs import OF_VERBS
 
 from radixkv.errors import InvariantError
-from support.engine_machine import EngineMachine, TieredEngineMachine
+from support.engine_machine import DiskEngineMachine, EngineMachine, TieredEngineMachine
 from support.histories import FIRST_FAILURE, run_histories
 
 Patch = pytest.MonkeyPatch
@@ -30,7 +30,7 @@ N_HISTORIES = 3000
 def test_the_readme_lists_the_mutants_with_their_targets() -> None:
     table = (Path(__file__).parent / "README.md").read_text(encoding="utf-8").partition("**`tests/tree/")[0]
     listed = set(re.findall(r"^\| `(\w+)` \| .* \| `([^`]*)` \|$", table, re.MULTILINE))
-    targets = {"make test": OF_VERBS, "make test-nightly": OF_PAGES + OF_REQUESTS + OF_TIERS}
+    targets = {"make test": OF_VERBS, "make test-nightly": OF_PAGES + OF_REQUESTS + OF_TIERS + OF_DISK}
     assert listed == {(mutant.__name__, target) for target, mutants in targets.items() for mutant in mutants}
 
 
@@ -58,3 +58,9 @@ def test_every_other_mutant_is_found(mutant: Mutant, monkeypatch: Patch) -> None
 @pytest.mark.parametrize("mutant", OF_TIERS, ids=lambda mutant: mutant.__name__)
 def test_a_mutant_of_the_host_tier_is_found(mutant: Mutant, monkeypatch: Patch) -> None:
     check_that_it_is_found(mutant, monkeypatch, TieredEngineMachine)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutant", OF_DISK, ids=lambda mutant: mutant.__name__)
+def test_a_mutant_of_the_disk_tier_is_found(mutant: Mutant, monkeypatch: Patch) -> None:
+    check_that_it_is_found(mutant, monkeypatch, DiskEngineMachine)

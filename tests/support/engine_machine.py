@@ -38,7 +38,6 @@ class EngineMachine(RuleBasedStateMachine):
         n_slots=st.sampled_from((0, 0, 30, 150)),
         write_policy=st.sampled_from(("through", "through", "selective")),
         eviction_policy=st.sampled_from(("lru", "lfuda", "adaptive")),
-        has_disk=st.booleans(),
     )
     def start(
         self,
@@ -49,7 +48,6 @@ class EngineMachine(RuleBasedStateMachine):
         n_slots: int,
         write_policy: WritePolicy,
         eviction_policy: EvictionPolicyName,
-        has_disk: bool,
     ) -> None:
         self.actions = Actions(
             n_pages,
@@ -59,7 +57,6 @@ class EngineMachine(RuleBasedStateMachine):
             n_slots=n_slots,
             write_policy=write_policy,
             eviction_policy=eviction_policy,
-            has_disk=has_disk,
         )
 
     @rule(
@@ -115,19 +112,6 @@ class EngineMachine(RuleBasedStateMachine):
     def fail_copy(self, which: int) -> None:
         self.actions.finish_copy(which, fails=True)
 
-    @rule(n_transfers=st.integers(1, 4), which=small)
-    def finish_transfers(self, n_transfers: int, which: int) -> None:
-        for _ in range(n_transfers):
-            self.actions.finish_transfer(which)
-
-    @rule(which=small, n_pages=st.integers(0, 4))
-    def fail_transfer(self, which: int, n_pages: int) -> None:
-        self.actions.finish_transfer(which, n_pages)
-
-    @rule(which=small)
-    def lose(self, which: int) -> None:
-        self.actions.lose(which)
-
     @rule(n_slots=st.integers(1, 12))
     def evict_slots(self, n_slots: int) -> None:
         self.actions.evict_slots(n_slots)
@@ -159,15 +143,62 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 class TieredEngineMachine(EngineMachine):
-    """An engine that always has a host tier, and often a disk tier, for mutants of the tiers."""
+    """An engine that always has a host tier, for mutants of the tier."""
 
     @initialize(
         page_size=st.sampled_from((1, 2, 4)),
         n_pages=st.sampled_from((40, 60)),
         write_policy=st.sampled_from(("through", "through", "selective")),
-        has_disk=st.booleans(),
     )
-    def start(  # type: ignore[override]
-        self, page_size: int, n_pages: int, write_policy: WritePolicy, has_disk: bool
-    ) -> None:
-        self.actions = Actions(n_pages, page_size, n_slots=150, has_disk=has_disk, write_policy=write_policy)
+    def start(self, page_size: int, n_pages: int, write_policy: WritePolicy) -> None:  # type: ignore[override]
+        self.actions = Actions(n_pages, page_size, n_slots=150, write_policy=write_policy)
+
+    @rule(base=small)
+    def return_together(self, base: int) -> None:
+        """Serves all requests, evicts the device, and adds a known prompt twice, whose pages are in the host tier."""
+        engine = self.actions.engine
+        for _ in range(200):
+            self.actions.launch()
+            engine.finish_copies()
+            self.actions.collect()
+        self.actions.evict(engine.n_pages)
+        self.actions.add(base, 40, [1], RequestOptions(), twice=True)
+        self.actions.launch()
+
+
+class DiskEngineMachine(TieredEngineMachine):
+    """An engine with a disk tier behind a host tier that is small enough for pages to come back from disk."""
+
+    @initialize(
+        page_size=st.sampled_from((1, 2, 4)),
+        n_slots=st.sampled_from((12, 30, 60)),
+        write_policy=st.sampled_from(("through", "through", "selective")),
+    )
+    def start(self, page_size: int, n_slots: int, write_policy: WritePolicy) -> None:  # type: ignore[override]
+        self.actions = Actions(40, page_size, n_slots=n_slots, has_disk=True, write_policy=write_policy)
+
+    @rule(n_transfers=st.integers(1, 4), which=small)
+    def finish_transfers(self, n_transfers: int, which: int) -> None:
+        for _ in range(n_transfers):
+            self.actions.finish_transfer(which)
+
+    @rule(which=small, n_pages=st.integers(0, 4))
+    def fail_transfer(self, which: int, n_pages: int) -> None:
+        self.actions.finish_transfer(which, n_pages)
+
+    @rule(which=small)
+    def lose(self, which: int) -> None:
+        self.actions.lose(which)
+
+    @rule(base=small)
+    def return_after_an_eviction(self, base: int) -> None:
+        """Serves all requests, evicts everything, and adds a known prompt, whose pages are on disk then."""
+        engine = self.actions.engine
+        for _ in range(200):
+            self.actions.launch()
+            engine.finish_copies()
+            self.actions.collect()
+        self.actions.evict(engine.n_pages)
+        self.actions.evict_slots(engine.host.n_pages)
+        self.actions.add(base, 40, [1], RequestOptions(), twice=False)
+        self.actions.launch()

@@ -100,6 +100,7 @@ class FakeCopier:
 
     def _write_page(self, page: int, values: list[tuple[int, int] | str | None]) -> None:
         assert page not in self.device.free_pages, f"page {page} is loaded, and free"
+        assert POISON not in values, f"page {page} is loaded from a slot that is not filled"
         for offset, value in enumerate(values):
             assert self.device.kv.get((page, offset)) in (None, POISON), "a load overwrites live KV"
             assert value is not None
