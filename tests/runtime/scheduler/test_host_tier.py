@@ -276,3 +276,22 @@ def test_loading_requests_yield_to_the_running_one() -> None:
     assert len(engine.output(running)) == 70
     engine.finishes_copies = True
     finish(engine)
+
+
+def test_no_more_pages_are_promised_than_there_are() -> None:
+    """The cached prefix of a request cannot be evicted for it."""
+    engine = Engine(n_pages=10, page_size=4, n_slots=200, finishes_copies=False)
+    engine.add(prompt(24), max_tokens=1)
+    for _ in range(20):
+        engine.turn()
+        engine.copier.finish_all()
+    blocks = engine.cache.open(Namespace(), b"", bypasses_tree=True)
+    assert engine.cache.reserve(blocks, engine.cache.n_free + 1), "the last page of the prompt is evicted"
+    engine.cache.close(blocks)
+    engine.add(prompt(11, first=2), max_tokens=20)
+    engine.turn()
+    engine.add(prompt(39), max_tokens=1)
+    engine.turn()
+    assert engine.scheduler.loading.n_promised <= engine.cache.n_available
+    engine.finishes_copies = True
+    finish(engine)
