@@ -7,9 +7,7 @@ import logging
 import os
 import queue
 import threading
-from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from time import perf_counter
 from typing import Protocol
 
@@ -86,8 +84,10 @@ class CopyThreads:
         self._slots = slots
         self._n_taken = 0
         self._tickets = itertools.count()
-        self._finished: deque[FinishedCopy] = deque()
+        self._finished: list[FinishedCopy] = []
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._reports = threading.Lock()
+        """Held while both ``_finished`` and the event change: the event is set if there is a finished copy."""
         self._loads: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._stores: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._is_closing = False
@@ -133,12 +133,9 @@ class CopyThreads:
         """Returns the copies that have finished since the last call. O(1) if there is none."""
         if not self._finished:
             return []
-        # The event is reset before the deque is emptied: a copy that finishes in between sets it again.
-        with suppress(BlockingIOError):
+        with self._reports:
             os.eventfd_read(self._event)
-        finished: list[FinishedCopy] = []
-        while self._finished:
-            finished.append(self._finished.popleft())
+            finished, self._finished = self._finished, []
         return finished
 
     def fileno(self) -> int:
@@ -168,5 +165,6 @@ class CopyThreads:
             except Exception as problem:  # any exception fails this copy; the cache treats it as a miss
                 error = f"{type(problem).__name__}: {problem}"
                 logger.exception("a copy of %d pages failed", len(pages))
-            self._finished.append(FinishedCopy(ticket, perf_counter() - started, error))
-            os.eventfd_write(self._event, 1)
+            with self._reports:
+                self._finished.append(FinishedCopy(ticket, perf_counter() - started, error))
+                os.eventfd_write(self._event, 1)

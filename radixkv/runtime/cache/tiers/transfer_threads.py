@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import os
@@ -59,8 +58,10 @@ class TransferThreads:
         self._wake = threading.Condition()
         """Guards the queues and the progress of transfers."""
         self._is_closing = False
-        self._finished: deque[FinishedTransfer] = deque()
+        self._finished: list[FinishedTransfer] = []
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._reports = threading.Lock()
+        """Held while both ``_finished`` and the event change: the event is set if there is a finished transfer."""
         self._threads = [
             threading.Thread(target=self._run, name=f"{name}-{index}", daemon=True) for index in range(n_threads)
         ]
@@ -91,12 +92,9 @@ class TransferThreads:
         """Returns the transfers that have finished since the last call. O(1) if there is none."""
         if not self._finished:
             return []
-        # The event is reset before the deque is emptied: a transfer that finishes in between sets it again.
-        with contextlib.suppress(BlockingIOError):
+        with self._reports:
             os.eventfd_read(self._event)
-        finished: list[FinishedTransfer] = []
-        while self._finished:
-            finished.append(self._finished.popleft())
+            finished, self._finished = self._finished, []
         return finished
 
     def fileno(self) -> int:
@@ -160,5 +158,6 @@ class TransferThreads:
         return True
 
     def _report(self, transfer: _Transfer) -> None:
-        self._finished.append(transfer.finished())
-        os.eventfd_write(self._event, 1)
+        with self._reports:
+            self._finished.append(transfer.finished())
+            os.eventfd_write(self._event, 1)
