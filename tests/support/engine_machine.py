@@ -155,7 +155,7 @@ class TieredEngineMachine(EngineMachine):
 
     @rule(base=small)
     def return_together(self, base: int) -> None:
-        """Serves all requests, evicts the device, and adds a known prompt twice, whose pages are in the host tier."""
+        """Serves all requests, evicts the device, and adds twice a prompt whose pages are in the host tier."""
         engine = self.actions.engine
         for _ in range(200):
             self.actions.launch()

@@ -122,7 +122,7 @@ class Transfers:
     _n_declined: int = 0
     """Prompts computed since the last load because that is faster."""
     _offers: deque[Offer] = field(default_factory=deque)
-    _postponed: list[Offer] = field(default_factory=list)
+    _postponed: deque[Offer] = field(default_factory=deque)
     """Offers whose next page is being stored for another one, or that wait for slots whose memory is not ready."""
     _loads: dict[int, Load] = field(default_factory=dict)
     """Loads in flight, by ticket."""
@@ -174,8 +174,8 @@ class Transfers:
             namespace: namespace of the sequence.
             tokens: the sequence; a last page that they do not fill is left out.
         """
-        if len(self._offers) == MAX_OFFERS:
-            self._offers.popleft()
+        if self.n_offers == MAX_OFFERS:
+            (self._postponed or self._offers).popleft()
         self._offers.append(Offer(namespace, tokens))
 
     def n_loadable(self, namespace: Namespace, tokens: bytes) -> tuple[int, int]:
@@ -337,16 +337,20 @@ class Transfers:
 
     def wait(self, timeout_s: float) -> None:
         """Waits until a copy has finished, at most ``timeout_s``."""
-        select.select(self.descriptors(), [], [], timeout_s)
+        poll = select.poll()  # select.select takes no descriptor above 1023, and an application may have as many
+        for descriptor in self.descriptors():
+            poll.register(descriptor, select.POLLIN)
+        poll.poll(timeout_s * 1000)
 
     def close(self, timeout_s: float) -> None:
         """Ends the copies, and frees the host memory.
 
-        With a disk tier, what was offered is written first, as far as ``timeout_s`` allows.
+        With a disk tier, what was offered is written first, as far as ``timeout_s`` allows, but not what waits for
+        host memory.
         """
         if self.disk is not None:
             end = monotonic() + timeout_s
-            while (self.is_busy or self.n_offers or self.disk.n_offers) and (left := end - monotonic()) > 0:
+            while (self.is_busy or self._offers or self.disk.n_offers) and (left := end - monotonic()) > 0:
                 self.advance()
                 if self.is_busy:
                     self.wait(left)

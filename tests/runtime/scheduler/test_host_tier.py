@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from radixkv.runtime.cache import transfers
 from radixkv.runtime.request import Phase, Request
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt
@@ -295,3 +296,31 @@ def test_no_more_pages_are_promised_than_there_are() -> None:
     assert engine.scheduler.loading.n_promised <= engine.cache.n_available
     engine.finishes_copies = True
     finish(engine)
+
+
+def engine_without_host_memory(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Engine:
+    """Returns an engine none of whose host slots ever gets its memory, as if it could not be pinned."""
+    engine = small_engine(**settings)
+    monkeypatch.setattr(engine.copier, "take_new_slots", lambda: range(0))
+    return engine
+
+
+def test_offers_are_bounded_while_host_memory_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers, "MAX_OFFERS", 8)
+    engine = engine_without_host_memory(monkeypatch)
+    for first in range(20):
+        serve(engine, first=first)
+    finish(engine)
+    assert engine.transfers.n_offers == 8
+
+
+def test_close_does_not_wait_for_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_without_host_memory(monkeypatch, has_disk=True)
+    serve(engine)
+    engine.scheduler.schedule()
+    assert engine.transfers.n_offers
+    monkeypatch.setattr(engine.store, "close", lambda timeout_s: None)
+    looks = iter(range(100))
+    monkeypatch.setattr(transfers, "monotonic", lambda: next(looks) * 1e-6)
+    engine.transfers.close(timeout_s=60.0)
+    assert engine.copier.n_closed == 1
