@@ -72,15 +72,20 @@ class PinnedMemory:
         return self._n_ready_bytes
 
     def close(self) -> None:
-        """Frees the memory, which nothing may use any more. Waits for the piece that is being pinned; may be called
-        again."""
+        """Frees the memory, which no copy may use any more; parts of ``view`` keep it until they are released.
+
+        Waits for the piece that is being pinned. May be called again.
+        """
         self._is_closing = True
         self._thread.join()
         for first in range(0, self._n_ready_bytes, self._piece_bytes):
             self._unpin(self.address + first)
         self._n_ready_bytes = 0
         self.view.release()
-        self._memory.close()
+        with contextlib.suppress(
+            BufferError
+        ):  # a thread that hangs in the file system has part of it until it ends
+            self._memory.close()
 
     def _pin_all(self) -> None:
         if self._cpus is not None:

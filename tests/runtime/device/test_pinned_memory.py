@@ -81,6 +81,16 @@ def test_closing_does_not_wait_for_all_pieces() -> None:
     assert device.pinned == {}
 
 
+def test_memory_that_a_hanging_thread_uses_can_be_closed() -> None:
+    device = PlayedDevice()
+    memory = PinnedMemory(2 * PIECE, PIECE, device.pin, device.unpin)
+    wait_for(memory, 2 * PIECE)
+    used = memory.view[PIECE : PIECE + 5]
+    memory.close()
+    assert device.pinned == {}
+    assert bytes(used) == bytes(5)
+
+
 def test_the_thread_runs_on_the_given_cpus() -> None:
     before = os.sched_getaffinity(0)
     device, cpu = PlayedDevice(), min(before)
