@@ -236,7 +236,11 @@ class Transfers:
         if (fetch := self.disk.find_fetch(namespace, tokens, n_in_host)) is not None:
             return fetch
         n_disk = self.disk.n_fetchable(namespace, tokens, n_in_host)
-        if n_disk <= n_host or not self.should_load(n_device, n_host, n_disk):
+        if n_disk <= n_host:
+            return None
+        if not self.should_load(n_device, n_host, n_disk):
+            if n_host <= n_device:  # else what the host tier has is declined, too, or it is loaded
+                self._n_declined += 1
             return None
         return self.disk.begin_fetch(namespace, tokens, n_disk)
 

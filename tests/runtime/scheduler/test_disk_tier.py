@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from radixkv.runtime.request import Phase, Request
 from radixkv.tree.node import Namespace
-from support.engine import Engine, prompt
+from support.engine import Engine, prompt, token_bytes
 
 
 def restarted_engine(n_tokens: int = 40, **settings: object) -> Engine:
@@ -99,3 +99,26 @@ def test_a_policy_of_never_fetches_nothing() -> None:
     finish(engine)
     assert sources(request) == (0, 0, 0)
     assert engine.transfers.disk.counters.n_pages_fetched == 0
+
+
+def test_a_fetch_is_tried_again_after_many_that_were_declined() -> None:
+    engine = restarted_engine()
+    transfers, tokens = engine.transfers, token_bytes(prompt(40))
+    transfers.load_policy = "auto"
+    transfers.cost.add_step(1000, 1000, 10.0)
+    transfers.cost.add_fetch(1, 100.0)  # the first read of a sleeping disk
+    fetches = [transfers.find_fetch(Namespace(), tokens, 0, 0) for _ in range(40)]
+    assert fetches[0] is None
+    assert fetches[-1] is not None
+    finish(engine)
+
+
+def test_a_turn_looks_at_a_bounded_number_of_offers() -> None:
+    engine = restarted_engine()
+    disk = engine.transfers.disk
+    for _ in range(1000):
+        disk.offer(Namespace(), token_bytes(prompt(40)))
+    disk.advance()
+    assert 900 < disk.n_offers < 1000
+    while disk.n_offers:
+        disk.advance()

@@ -18,6 +18,8 @@ _MAX_WRITTEN_BYTES = 256 << 20
 """Bytes of writes in flight at a time, and at most 1/4 of the host tier: they pin their slots."""
 _MAX_OFFERS = 4096
 """Offers that wait to be written; beyond them the oldest is dropped."""
+_MAX_OFFERS_PER_TURN = 32
+"""Offers looked at in one turn, which bounds its length: the keys of each are computed."""
 
 
 class _Offer(NamedTuple):
@@ -200,7 +202,9 @@ class DiskTier:
 
     def _start_writes(self) -> None:
         max_pages = max(1, min(_MAX_WRITTEN_BYTES // self.store.page_bytes, self.host.n_pages // 4))
-        while self._offers and self._n_pages_in_write < max_pages:
+        for _ in range(min(_MAX_OFFERS_PER_TURN, len(self._offers))):
+            if self._n_pages_in_write >= max_pages:
+                break
             self._start_write(self._offers.popleft())
 
     def _start_write(self, offer: _Offer) -> None:
