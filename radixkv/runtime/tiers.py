@@ -66,8 +66,7 @@ def _measure_compute(executor: Executor, page_size: int, max_tokens: int, cost: 
 
     Uses free pages of the pool, which nothing has been written to yet. Takes two steps of ``_MEASURED_TOKENS``.
     """
-    n_pages = min(_MEASURED_TOKENS, max_tokens, executor.n_pages * page_size) // page_size
-    n_tokens = n_pages * page_size
+    n_tokens = min(_MEASURED_TOKENS, max_tokens, executor.n_pages * page_size)
     row = Row(
         batch_slot=0,
         start=0,
@@ -75,7 +74,7 @@ def _measure_compute(executor: Executor, page_size: int, max_tokens: int, cost: 
         tokens=bytes(n_tokens * TOKEN_BYTES),
         write_start=0,
         table_start=0,
-        table_pages=tuple(range(n_pages)),
+        table_pages=tuple(range(-(-n_tokens // page_size))),
         sampling=None,
     )
     executor.launch(StepPlan(0, (row,))).result()  # the first step of a size takes longer
