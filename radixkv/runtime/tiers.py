@@ -35,18 +35,14 @@ def open_tiers(
         try:
             max_tokens = min(resolved.max_num_batched_tokens, resolved.max_model_len)
             _measure_compute(executor, resolved.page_size, max_tokens, cost)
-            disk = DiskTier(
-                host,
-                FileStore(
-                    Path(resolved.cache_dir),
-                    page_bytes=copier.page_bytes,
-                    page_token_bytes=resolved.page_size * TOKEN_BYTES,
-                    max_bytes=resolved.cache_dir_bytes,
-                ),
-                root_key(_kv_identity(resolved, checkpoint, executor)),
-                copier.buffer,
-                cost,
+            root = root_key(_kv_identity(resolved, checkpoint, executor))
+            store = FileStore(
+                Path(resolved.cache_dir),
+                page_bytes=copier.page_bytes,
+                page_token_bytes=resolved.page_size * TOKEN_BYTES,
+                max_bytes=resolved.cache_dir_bytes,
             )
+            disk = DiskTier(host, store, root, copier.buffer, cost)
         except BaseException:
             copier.close()
             raise

@@ -33,7 +33,7 @@ class LoadCost:
 
     A page is computed and stored before it can be loaded. So the rate of computing and that of the fastest store,
     which stands in for that of loads before the first one, are known when the first decision is made. Without them,
-    as after a restart with a disk cache, loading counts as faster.
+    as for the first pages from disk after a restart, loading counts as faster.
 
     A load of n tokens takes a fixed time and n times ``load_s_per_token``, and for those on disk
     ``fetch_s_per_token`` in addition. Computing them takes n times ``compute_s_per_token``: the prompt's other
