@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
 import os
@@ -97,6 +98,8 @@ class CopyThreads:
         ]
         for thread in self._threads:
             thread.start()
+        # torch aborts a process that ends in the middle of a copy, also if nobody closes this object.
+        atexit.register(self._end_threads)
 
     @property
     def n_slots(self) -> int:
@@ -144,13 +147,17 @@ class CopyThreads:
 
     def close(self) -> None:
         """Waits for the copies that have begun, drops the others, and frees the host memory."""
+        atexit.unregister(self._end_threads)
+        self._end_threads()
+        self._slots.close()
+        os.close(self._event)
+
+    def _end_threads(self) -> None:
         self._is_closing = True
         self._loads.put(None)
         self._stores.put(None)
         for thread in self._threads:
             thread.join()
-        self._slots.close()
-        os.close(self._event)
 
     def _run(self, jobs: queue.SimpleQueue[_Job | None], is_load: bool) -> None:
         while (job := jobs.get()) is not None and not self._is_closing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import logging
@@ -65,6 +66,8 @@ class PinnedMemory:
         self._is_closing = False
         self._thread = threading.Thread(target=self._pin_all, name="pin-memory", daemon=True)
         self._thread.start()
+        # A process that ends while memory is pinned is aborted, also if nobody closes this object.
+        atexit.register(self._end_thread)
 
     @property
     def n_ready_bytes(self) -> int:
@@ -76,8 +79,8 @@ class PinnedMemory:
 
         Waits for the piece that is being pinned. May be called again.
         """
-        self._is_closing = True
-        self._thread.join()
+        atexit.unregister(self._end_thread)
+        self._end_thread()
         for first in range(0, self._n_ready_bytes, self._piece_bytes):
             self._unpin(self.address + first)
         self._n_ready_bytes = 0
@@ -86,6 +89,10 @@ class PinnedMemory:
             BufferError
         ):  # a thread that hangs in the file system has part of it until it ends
             self._memory.close()
+
+    def _end_thread(self) -> None:
+        self._is_closing = True
+        self._thread.join()
 
     def _pin_all(self) -> None:
         if self._cpus is not None:
