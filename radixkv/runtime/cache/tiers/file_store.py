@@ -204,17 +204,23 @@ class FileStore:
                 if time.monotonic() < self._writes_resume or not self._make_room(self._file_bytes):
                     return False
                 self._reserved_bytes += self._file_bytes
+            is_stored = False
             try:
-                return self._write_page(key, tokens, page, n_removals, tick)
+                is_stored = self._write_page(key, tokens, page, n_removals, tick)
             finally:
-                with self._names:
-                    self._reserved_bytes -= self._file_bytes
+                if not is_stored:
+                    with self._names:
+                        self._reserved_bytes -= self._file_bytes
+            return is_stored
         except OSError as error:
             self._fail_write(error)
             return False
 
     def _write_page(self, key: bytes, tokens: bytes, page: memoryview, n_removals: int, tick: int) -> bool:
-        """Makes the file under a temporary name, and renames it unless the store was dropped meanwhile."""
+        """Makes the file under a temporary name, and renames it unless the store was dropped meanwhile.
+
+        Returns whether the page is in the store, which then has taken over its reserved bytes.
+        """
         folder, name = self._folder.descriptor, name_of(key)
         temporary = f"{name}.{threading.get_native_id()}{TEMPORARY_SUFFIX}"
         try:
@@ -226,6 +232,7 @@ class FileStore:
                 os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
                 if key not in self._index:  # another thread may have written the same page meanwhile
                     self._index.add(IndexedFile(key, self._file_bytes, tick))
+                self._reserved_bytes -= self._file_bytes  # with the index, so that no byte counts twice
                 self._n_write_failures = 0
                 return True
         finally:
