@@ -351,7 +351,11 @@ class LLM:
         return reply
 
     def shutdown(self) -> None:
-        """Frees the memory of the model and the pool. Later calls raise ``ConfigError``."""
+        """Frees the memory of the model and the pool. Later calls raise ``ConfigError``.
+
+        With ``cache_dir``, pages that are not on disk yet are written first, for up to 5 s. They are lost if the
+        process ends without this call.
+        """
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.close()
