@@ -258,6 +258,7 @@ class Request:
         new_leader.leader = None
         new_leader.phase = Phase.WAITING
         new_leader.reads_cache = self.reads_cache
+        new_leader.uses_tiers = self.uses_tiers
         new_leader.n_prompt_logprobs = self.n_prompt_logprobs
         new_leader.prompt_logprobs_end = self.prompt_logprobs_end
         new_leader.computed_ranges, new_leader.n_cached = self.computed_ranges, None

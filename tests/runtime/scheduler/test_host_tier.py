@@ -253,6 +253,17 @@ def test_requests_that_must_not_read_the_cache_touch_no_tier(options: dict[str, 
     assert again.n_loaded == 0
 
 
+def test_the_next_choice_of_such_a_request_loads_nothing_either() -> None:
+    engine = small_engine()
+    serve(engine)
+    serve(engine, first=2)
+    leader = engine.add(prompt(40, 1), n=2, n_prompt_logprobs=1)
+    (follower,) = leader.followers
+    engine.abort(leader)
+    finish(engine)
+    assert follower.n_loaded == 0
+
+
 def test_the_tier_evicts_what_was_used_least_recently() -> None:
     engine = small_engine(n_slots=24)
     for first in (1, 2, 1, 3):
