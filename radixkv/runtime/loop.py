@@ -17,6 +17,7 @@ from radixkv.config import EngineConfig
 from radixkv.errors import DeviceError, Draining, InvariantError, RequestError
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.cache.transfers import Transfers
+from radixkv.runtime.cache_commands import CacheCommands
 from radixkv.runtime.device.factory import look_at_machine, open_executor, resolve_config
 from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.intake import Intake
@@ -28,17 +29,15 @@ from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import PendingStep
 from radixkv.runtime.tiers import open_tiers
 from radixkv.tree.eviction import open_eviction_policy
-from radixkv.tree.node import TOKEN_BYTES, Namespace
+from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire import (
     WIRE_VERSION,
     Cancel,
     Done,
     Drain,
     Explain,
-    Explained,
     Failed,
     Flush,
-    Flushed,
     FromRuntime,
     GetStats,
     NewTokens,
@@ -46,7 +45,6 @@ from radixkv.wire import (
     Ready,
     Submit,
     Tokens,
-    unpack_tokens,
 )
 
 LOOKAHEAD = 1
@@ -139,6 +137,7 @@ class Loop:
         )
         """The message that tells a frontend the sizes of model, pool and steps."""
         self._intake = Intake(self.ready, eos_token_ids=eos_token_ids, seed=seed, clock=clock)
+        self._cache_commands = CacheCommands(cache, self._intake, transfers)
         self._live: dict[str, _LiveRequest] = {}
         self._launched: deque[_LaunchedStep] = deque()
         self._last_result_at = 0.0
@@ -177,13 +176,8 @@ class Loop:
                 return self._submit(message)
             case Cancel():
                 return self._cancel(message)
-            case Flush():
-                if self._transfers is not None:
-                    self._transfers.flush()
-                n_freed, n_leased = self._cache.flush()
-                return [Flushed(message.id, n_freed, n_leased)]
-            case Explain():
-                return [self._explain(message)]
+            case Flush() | Explain():
+                return [self._cache_commands.run(message)]
             case GetStats():
                 return [make_stats(message.id, self._scheduler, self._cache, self._counters, self._transfers)]
             case Drain():
@@ -264,56 +258,6 @@ class Loop:
         live.n_unfinished -= 1
         item = NewTokens(message.id, b"", message.choice, "abort")
         return [Tokens([item]), *([] if live.n_unfinished else [self._finish(live, "abort")])]
-
-    def _explain(self, message: Explain) -> FromRuntime:
-        try:
-            self._intake.check_prompt(message.tokens)
-            namespace = self._intake.namespace(message.cache_salt)
-        except RequestError as error:
-            return Failed(message.id, error.code, str(error), error.param)
-        n_tokens = len(message.tokens) // TOKEN_BYTES
-        n_in_host, is_loaded, min_loaded = self._explain_host(namespace, message.tokens)
-        n_on_disk, is_fetched = self._explain_disk(namespace, message.tokens)
-        cache = self._transfers.host if self._transfers is not None and is_loaded else self._cache
-        explanation = cache.tree.explain(namespace, message.tokens, contents=message.contents)
-        position, token = explanation.first_difference, None
-        if position is not None:
-            (token,) = unpack_tokens(message.tokens[position * TOKEN_BYTES : (position + 1) * TOKEN_BYTES])
-        return Explained(
-            id=message.id,
-            n_tokens=n_tokens,
-            n_cached=min(explanation.n_tokens, n_tokens - 1),  # a request computes at least one prompt token
-            reason=explanation.reason,
-            first_difference=position,
-            token=token,
-            cached_token=explanation.cached_token,
-            n_cached_elsewhere=explanation.n_tokens_elsewhere,
-            n_in_host=n_in_host,
-            is_loaded=is_loaded,
-            min_loaded_tokens=min_loaded,
-            n_on_disk=n_on_disk,
-            is_fetched=is_fetched,
-        )
-
-    def _explain_host(self, namespace: Namespace, tokens: bytes) -> tuple[int, bool, float | None]:
-        """Returns ``n_in_host``, ``is_loaded`` and ``min_loaded_tokens`` of ``Explained``. O(edges)."""
-        transfers = self._transfers
-        if transfers is None:
-            return 0, False, None
-        n_device, n_host = transfers.n_loadable(namespace, tokens)
-        min_tokens = transfers.cost.min_tokens if transfers.load_policy == "auto" else None
-        n_in_host = max(0, min(n_host, len(tokens) // TOKEN_BYTES - 1) - n_device)
-        return n_in_host, n_in_host > 0 and transfers.should_load(n_device, n_host), min_tokens
-
-    def _explain_disk(self, namespace: Namespace, tokens: bytes) -> tuple[int, bool]:
-        """Returns ``n_on_disk`` and ``is_fetched`` of ``Explained``. O(tokens) with a disk tier."""
-        transfers = self._transfers
-        if transfers is None or transfers.disk is None:
-            return 0, False
-        n_device, n_host = transfers.n_loadable(namespace, tokens)
-        n_disk = transfers.n_fetchable(namespace, tokens)
-        n_on_disk = max(0, min(n_disk, len(tokens) // TOKEN_BYTES - 1) - n_host)
-        return n_on_disk, n_on_disk > 0 and transfers.should_load(n_device, n_host, n_disk)
 
     def _collect_result(self) -> list[FromRuntime]:
         """Takes the oldest launched step's result. If it failed, so have all steps launched after it."""

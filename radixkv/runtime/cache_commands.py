@@ -1,0 +1,89 @@
+"""Answers the messages that look at the cache or change it on a client's behalf."""
+
+from __future__ import annotations
+
+from radixkv.errors import RequestError
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.transfers import Transfers
+from radixkv.runtime.intake import Intake
+from radixkv.tree.node import TOKEN_BYTES, Namespace
+from radixkv.wire import Explain, Explained, Failed, Flush, Flushed, unpack_tokens
+
+
+class CacheCommands:
+    """Carries out ``Flush`` and ``Explain`` on the device's cache and the tiers behind it.
+
+    Args:
+        cache: the device's page cache.
+        intake: checks prompts and salts.
+        transfers: copy pages to and from the host tier; None without one.
+    """
+
+    def __init__(self, cache: PageCache, intake: Intake, transfers: Transfers | None) -> None:
+        self._cache = cache
+        self._intake = intake
+        self._transfers = transfers
+
+    def run(self, message: Flush | Explain) -> Flushed | Explained | Failed:
+        """Carries out a message; returns its answer. O(tokens) for ``Explain``, O(pages) for ``Flush``."""
+        try:
+            match message:
+                case Flush():
+                    return self._flush(message)
+                case Explain():
+                    return self._explain(message)
+        except RequestError as error:
+            return Failed(message.id, error.code, str(error), error.param)
+
+    def _flush(self, message: Flush) -> Flushed:
+        if self._transfers is not None:
+            self._transfers.flush()
+        n_freed, n_leased = self._cache.flush()
+        return Flushed(message.id, n_freed, n_leased)
+
+    def _explain(self, message: Explain) -> Explained:
+        self._intake.check_prompt(message.tokens)
+        namespace = self._intake.namespace(message.cache_salt)
+        n_tokens = len(message.tokens) // TOKEN_BYTES
+        n_in_host, is_loaded, min_loaded = self._explain_host(namespace, message.tokens)
+        n_on_disk, is_fetched = self._explain_disk(namespace, message.tokens)
+        cache = self._transfers.host if self._transfers is not None and is_loaded else self._cache
+        explanation = cache.tree.explain(namespace, message.tokens, contents=message.contents)
+        position, token = explanation.first_difference, None
+        if position is not None:
+            (token,) = unpack_tokens(message.tokens[position * TOKEN_BYTES : (position + 1) * TOKEN_BYTES])
+        return Explained(
+            id=message.id,
+            n_tokens=n_tokens,
+            n_cached=min(explanation.n_tokens, n_tokens - 1),  # a request computes at least one prompt token
+            reason=explanation.reason,
+            first_difference=position,
+            token=token,
+            cached_token=explanation.cached_token,
+            n_cached_elsewhere=explanation.n_tokens_elsewhere,
+            n_in_host=n_in_host,
+            is_loaded=is_loaded,
+            min_loaded_tokens=min_loaded,
+            n_on_disk=n_on_disk,
+            is_fetched=is_fetched,
+        )
+
+    def _explain_host(self, namespace: Namespace, tokens: bytes) -> tuple[int, bool, float | None]:
+        """Returns ``n_in_host``, ``is_loaded`` and ``min_loaded_tokens`` of ``Explained``. O(edges)."""
+        transfers = self._transfers
+        if transfers is None:
+            return 0, False, None
+        n_device, n_host = transfers.n_loadable(namespace, tokens)
+        min_tokens = transfers.cost.min_tokens if transfers.load_policy == "auto" else None
+        n_in_host = max(0, min(n_host, len(tokens) // TOKEN_BYTES - 1) - n_device)
+        return n_in_host, n_in_host > 0 and transfers.should_load(n_device, n_host), min_tokens
+
+    def _explain_disk(self, namespace: Namespace, tokens: bytes) -> tuple[int, bool]:
+        """Returns ``n_on_disk`` and ``is_fetched`` of ``Explained``. O(tokens) with a disk tier."""
+        transfers = self._transfers
+        if transfers is None or transfers.disk is None:
+            return 0, False
+        n_device, n_host = transfers.n_loadable(namespace, tokens)
+        n_disk = transfers.n_fetchable(namespace, tokens)
+        n_on_disk = max(0, min(n_disk, len(tokens) // TOKEN_BYTES - 1) - n_host)
+        return n_on_disk, n_on_disk > 0 and transfers.should_load(n_device, n_host, n_disk)
