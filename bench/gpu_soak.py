@@ -4,8 +4,9 @@ The model is small (random weights) and the pool too small for the running reque
 requests preempted all the time. Requests share prefixes, have several choices, are sampled or greedy, and use
 logprobs, penalties and biases. Some are cancelled at any moment, waiting or running. The load pauses after
 every ``--every`` requests. Then each request must have ended exactly once; free and evictable pages must add up to
-the pool; the invariants of pages and tree must hold; a greedy answer must be the same as at first; and the GPU's
-memory must not have grown since the first pause. Appends one JSON line.
+the pool; the invariants of pages and tree must hold; a greedy answer must be the same as at first, and from host
+memory the same as from the device; and the GPU's memory must not have grown since the first pause. Appends one JSON
+line.
 
     python bench/gpu_soak.py --requests 20000 --output-file bench/results/gpu_soak.jsonl
     python bench/gpu_soak.py --requests 200 --every 50 --device cpu
@@ -17,11 +18,13 @@ import json
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import torch
 from result_lines import add_gpu_flags, report, script_parser
 from shapes import SMALL, write_model
@@ -31,10 +34,27 @@ from radixkv import SamplingParams
 from radixkv.checkpoints import resolve
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.runtime.loop import Loop, build_loop
-from radixkv.wire import Cancel, Done, Failed, Flush, FromRuntime, GetStats, Stats, Submit, Tokens, pack_tokens
+from radixkv.wire import (
+    Cancel,
+    Done,
+    Failed,
+    Flush,
+    FromRuntime,
+    GetStats,
+    Stats,
+    Submit,
+    Tokens,
+    pack_tokens,
+    unpack_tokens,
+)
 
 VOCAB = 32_000
 MAX_TOKENS = 600
+N_STEMS = 150
+"""Prefixes that requests share: about as many tokens as the pool has."""
+CANARY = range(100, 400)
+FILLER_TOKENS = 500
+MAX_COPYING_S = 10.0
 CANCEL_SHARE = 0.25
 """Probability that a turn cancels a request."""
 BURST_EVERY, BURST_AT, N_BURST = 1000, 200, 120
@@ -56,7 +76,7 @@ class Traffic:
     n_drawn: int = 0
 
     def __post_init__(self) -> None:
-        self._stems = [self._ids(self.rng.randint(10, 150)) for _ in range(20)]
+        self._stems = [self._ids(self.rng.randint(10, 150)) for _ in range(N_STEMS)]
 
     def draw(self) -> tuple[list[int], SamplingParams]:
         """Returns a prompt and its sampling parameters."""
@@ -121,6 +141,8 @@ class Soak:
             while self.n_on_device < goal or self.loop.has_work:
                 while self.n_on_device < goal and len(self.live) < self.n_clients:
                     self._send()
+                if self.loop.is_waiting_for_copies:
+                    self.loop.wait_for_copies(1.0)
                 self._take(self.loop.turn())
                 if self.live and rng.random() < CANCEL_SHARE:
                     self._take(self.loop.receive(Cancel(rng.choice(sorted(self.live)))))
@@ -152,11 +174,14 @@ class Soak:
             raise SoakFailed(f"the loop is idle, but {sorted(self.live)[:5]} have not ended")
         if sum(self.ends.values()) != self.n_on_device:
             raise SoakFailed(f"{self.n_on_device} requests, but {dict(self.ends)} ends")
+        self._end_copies()
         self.loop.check()
         stats = self._stats()
         if stats.n_pages_free + stats.n_pages_evictable != stats.n_pages:
             raise SoakFailed(f"free and evictable pages are not the pool: {stats}")
         self._check_canary()
+        if stats.host is not None:
+            self._check_loaded_canary()
         used, reserved = gpu_bytes()
         sample = {"requests": self.n_on_device, "gpu_used_bytes": used, "torch_reserved_bytes": reserved}
         print(json.dumps(sample), flush=True)
@@ -167,17 +192,47 @@ class Soak:
     def _check_canary(self) -> None:
         """Checks a greedy answer, computed alone with an empty cache, so that its bits are the same each time."""
         self.loop.receive(Flush("flush"))
-        sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-        self.loop.receive(Submit("canary", pack_tokens(range(100, 400)), sampling))
-        answer = b""
-        while self.loop.has_work:
-            for message in self.loop.turn():
-                if isinstance(message, Tokens):
-                    answer += b"".join(item.tokens for item in message.items)
-        tokens = list(answer)
+        _, tokens = self._answer(CANARY)
         if self.canary and tokens != self.canary:
             raise SoakFailed(f"after {self.n_on_device} requests the canary is {tokens}, not {self.canary}")
         self.canary = tokens
+
+    def _check_loaded_canary(self) -> None:
+        """Checks that the canary's answer from the host tier is the one from the same pages on the device.
+
+        Both times only the prompt's last tokens are computed, so that the bits are the same.
+        """
+        _, from_device = self._answer(CANARY)
+        rng, ready = Random(self.n_on_device), self.loop.ready
+        for _ in range(2 * ready.n_pages * ready.page_size // FILLER_TOKENS):  # until the device has evicted it
+            self._answer([rng.randrange(10, VOCAB) for _ in range(FILLER_TOKENS)])
+        done, from_host = self._answer(CANARY)
+        if not done.n_loaded_tokens:
+            raise SoakFailed(f"after {self.n_on_device} requests the canary was not loaded: {done}")
+        if from_host != from_device:
+            raise SoakFailed(f"the canary is {from_host} from host memory, and {from_device} from the device")
+
+    def _answer(self, prompt: Sequence[int]) -> tuple[Done, list[int]]:
+        """Returns the end and the tokens of a greedy answer, alone on the device."""
+        sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+        messages = self.loop.receive(Submit("alone", pack_tokens(prompt), sampling))
+        while self.loop.has_work:
+            if self.loop.is_waiting_for_copies:
+                self.loop.wait_for_copies(1.0)
+            messages += self.loop.turn()
+        self._end_copies()
+        tokens = b"".join(item.tokens for one in messages if isinstance(one, Tokens) for item in one.items)
+        (done,) = (one for one in messages if isinstance(one, Done))
+        return done, unpack_tokens(tokens)
+
+    def _end_copies(self) -> None:
+        """Waits until the stores that began have ended and given their pages back."""
+        end = time.monotonic() + MAX_COPYING_S
+        stats = self._stats()
+        while stats.n_pages_free + stats.n_pages_evictable < stats.n_pages and time.monotonic() < end:
+            self.loop.wait_for_copies(0.01)
+            self.loop.advance_copies()
+            stats = self._stats()
 
     def _stats(self) -> Stats:
         (stats,) = self.loop.receive(GetStats("stats"))
@@ -195,6 +250,7 @@ class Soak:
             "kinds": dict(self.traffic.kinds),
             **{name: getattr(stats, name) for name in names},
             "steps": stats.steps_total,
+            "host": None if stats.host is None else msgspec.structs.asdict(stats.host),
             "samples": self.samples,
         }
 
@@ -214,13 +270,18 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1000)
     parser.add_argument("--clients", type=int, default=256)
     parser.add_argument("--pool-tokens", type=int, default=8192)
+    parser.add_argument("--host-memory", type=int, default=64 << 20, metavar="BYTES", help="host tier; 0: none")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = str(write_model(SMALL, Path(folder)))
         config = EngineConfig(
             ModelConfig(model, None, "bfloat16", MAX_TOKENS, "dummy", None, arguments.device),
-            CacheConfig(max_total_tokens=arguments.pool_tokens),
+            CacheConfig(
+                max_total_tokens=arguments.pool_tokens,
+                host_memory_bytes=arguments.host_memory or None,
+                load_policy="always",
+            ),
             SchedulerConfig(max_num_seqs=128, max_num_batched_tokens=2048),
         )
         loop = build_loop(config, resolve(model, load_format="dummy"))

@@ -14,10 +14,11 @@ The copies take random pages and slots, one job after the other. One JSON line f
 from __future__ import annotations
 
 import argparse
+import select
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -29,7 +30,7 @@ from shapes import LLAMA_8B, SMALL, write_model
 from step_plans import MAX_STEPS, Case, Plans
 
 from gpu import gpu_provenance
-from radixkv.runtime.device.copy_threads import HostSlots
+from radixkv.runtime.device.copy_threads import CopyThreads
 from radixkv.runtime.device.executor_cuda import CudaExecutor
 
 JOBS = (1, 8, 32, 128, 512)
@@ -64,24 +65,24 @@ def main() -> None:
 def measure(executor: CudaExecutor, host_gib: int, n_rounds: int) -> Iterator[dict[str, object]]:
     """Yields the lines of copies alone, then of copies beside steps."""
     begun = time.perf_counter()
-    slots = executor.open_host_slots(host_gib * GIB)
+    copier = executor.open_copier(host_gib * GIB)
     opened_s = time.perf_counter() - begun
-    while slots.n_usable < slots.n_slots:
+    while copier.take_new_slots().stop < copier.n_slots:
         time.sleep(0.01)
     yield {"host_gib": host_gib, "open_s": round(opened_s, 2), "pinned_s": round(time.perf_counter() - begun, 2)}
     for n_pages in JOBS:
         rates = {}
         for mode, directions in MODES.items():
-            with copying(slots, executor.n_pages, n_pages, directions) as speeds:
+            with copying(copier, executor.n_pages, n_pages, directions) as speeds:
                 time.sleep(SECONDS_ALONE)
             rates |= {f"{mode}: {direction}_gb_per_s": round(speed, 1) for direction, speed in speeds.items()}
-        yield {"pages": n_pages, "page_bytes": slots.page_bytes, **rates}
+        yield {"pages": n_pages, "page_bytes": copier.page_bytes, **rates}
     for case in CASES:
-        yield beside_steps(executor, slots, case, n_rounds)
-    slots.close()
+        yield beside_steps(executor, copier, case, n_rounds)
+    copier.close()
 
 
-def beside_steps(executor: CudaExecutor, slots: HostSlots, case: Case, n_rounds: int) -> dict[str, object]:
+def beside_steps(executor: CudaExecutor, copier: CopyThreads, case: Case, n_rounds: int) -> dict[str, object]:
     """Returns the step's milliseconds without copies, and ratios with each kind of copy."""
     steps = StepTimer(executor, case)
     alone: list[float] = []
@@ -90,12 +91,12 @@ def beside_steps(executor: CudaExecutor, slots: HostSlots, case: Case, n_rounds:
     for _ in range(n_rounds):
         for mode, directions in MODES.items():
             alone.append(steps.milliseconds())
-            with copying(slots, executor.n_pages, JOB_BESIDE_STEPS, directions) as found:
+            with copying(copier, executor.n_pages, JOB_BESIDE_STEPS, directions) as found:
                 ratios.setdefault(mode, []).append(steps.milliseconds() / alone[-1])
             for direction, rate in found.items():
                 rates.setdefault(f"{mode}: {direction}_gb_per_s", []).append(rate)
         alone.append(steps.milliseconds())
-        more = executor.open_host_slots(4 * GIB)
+        more = executor.open_copier(4 * GIB)
         ratios.setdefault("pinning", []).append(steps.milliseconds() / alone[-1])
         more.close()
     return {
@@ -134,41 +135,55 @@ class StepTimer:
 
 @contextmanager
 def copying(
-    slots: HostSlots, n_pool_pages: int, n_pages: int, directions: Sequence[str]
+    copier: CopyThreads, n_pool_pages: int, n_pages: int, directions: Sequence[str]
 ) -> Iterator[dict[str, float]]:
-    """Copies jobs of random pages and slots during the block; then the dictionary has each direction's GB/s."""
+    """Copies jobs of random pages and slots during the block, of which each direction always has two in its queue.
+
+    Then the dictionary has each direction's GB/s.
+    """
     stop = threading.Event()
     rates: dict[str, float] = {}
 
-    def run(direction: str) -> None:
-        # Loads and stores have a half of the slots and of the pages each.
-        is_load = direction == "load"
-        rng, n_done = Random(n_pages), 0
-        half, half_pool = slots.n_slots // 2, n_pool_pages // 2
-        own_slots = rng.sample(range(half * is_load, half * is_load + half), min(half, MAX_RANDOM))
-        own_pages = rng.sample(
-            range(half_pool * is_load, half_pool * is_load + half_pool), min(half_pool, MAX_RANDOM)
-        )
-        begun = time.perf_counter()
-        while not stop.is_set():
-            first_slot, first_page = (rng.randrange(len(own) - n_pages) for own in (own_slots, own_pages))
-            some = own_slots[first_slot : first_slot + n_pages], own_pages[first_page : first_page + n_pages]
-            if is_load:
-                slots.load(*some)
-            else:
-                slots.store(*reversed(some))
-            n_done += n_pages
-        rates[direction] = n_done * slots.page_bytes / (time.perf_counter() - begun) / 1e9
+    def run() -> None:
+        rng, begun = Random(n_pages), time.perf_counter()
+        starts = {direction: random_jobs(copier, rng, n_pool_pages, n_pages, direction) for direction in directions}
+        n_done = dict.fromkeys(directions, 0)
+        tickets = {starts[direction](): direction for direction in directions for _ in range(2)}
+        while tickets:
+            select.select([copier], [], [])
+            for finished in copier.take_finished():
+                direction = tickets.pop(finished.ticket)
+                n_done[direction] += n_pages
+                if not stop.is_set():
+                    tickets[starts[direction]()] = direction
+        seconds = time.perf_counter() - begun
+        rates.update({direction: n * copier.page_bytes / seconds / 1e9 for direction, n in n_done.items()})
 
-    threads = [threading.Thread(target=run, args=(direction,)) for direction in directions]
-    for thread in threads:
-        thread.start()
+    thread = threading.Thread(target=run)
+    thread.start()
     try:
         yield rates
     finally:
         stop.set()
-        for thread in threads:
-            thread.join()
+        thread.join()
+
+
+def random_jobs(
+    copier: CopyThreads, rng: Random, n_pool_pages: int, n_pages: int, direction: str
+) -> Callable[[], int]:
+    """Returns a function that starts a job and returns its ticket. Each direction has half of slots and pages."""
+    is_load = direction == "load"
+    half, half_pool = copier.n_slots // 2, n_pool_pages // 2
+    slots = rng.sample(range(half * is_load, half * is_load + half), min(half, MAX_RANDOM))
+    pages = rng.sample(range(half_pool * is_load, half_pool * is_load + half_pool), min(half_pool, MAX_RANDOM))
+
+    def start() -> int:
+        some_slots, some_pages = (
+            own[(first := rng.randrange(len(own) - n_pages)) : first + n_pages] for own in (slots, pages)
+        )
+        return copier.load(some_slots, some_pages) if is_load else copier.store(some_pages, some_slots)
+
+    return start
 
 
 if __name__ == "__main__":

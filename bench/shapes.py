@@ -43,6 +43,36 @@ LLAMA_8B: Config = {
 }
 """Configuration of Llama 3.1 8B."""
 
+_QWEN3_SIZES = {
+    "0.6B": (28, 1024, 3072, 16),
+    "1.7B": (28, 2048, 6144, 16),
+    "4B": (36, 2560, 9728, 32),
+    "8B": (36, 4096, 12_288, 32),
+    "32B": (64, 5120, 25_600, 64),
+}
+QWEN3: dict[str, Config] = {
+    size: {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "torch_dtype": "bfloat16",
+        "vocab_size": 151_936,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": n_layers,
+        "num_attention_heads": n_heads,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40_960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+    }
+    for size, (n_layers, hidden, inner, n_heads) in _QWEN3_SIZES.items()
+}
+"""Configurations of the dense models of Qwen3, by size."""
+
 SMALL: Config = LLAMA_8B | {
     "vocab_size": 32_000,
     "hidden_size": 128,

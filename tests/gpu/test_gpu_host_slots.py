@@ -26,13 +26,15 @@ LARGER_THAN_STAGING = PageShape(48, 8, 64, 256, torch.bfloat16)
 
 
 @contextmanager
-def opened(page: PageShape, n_pages: int, n_slots: int) -> Iterator[tuple[CudaPool, CudaHostSlots]]:
+def opened(
+    page: PageShape, n_pages: int, n_slots: int, *, paced: bool = False
+) -> Iterator[tuple[CudaPool, CudaHostSlots]]:
     """Yields a pool of random values and host slots that are all usable."""
     pool = CudaPool(page, n_pages, torch.device(DEVICE, torch.cuda.current_device()))
     pool.k[:, :n_pages].normal_()
     pool.v[:, :n_pages].normal_()
     torch.cuda.synchronize()
-    slots = CudaHostSlots(pool, n_slots * page.n_bytes + 5)
+    slots = CudaHostSlots(pool, n_slots * page.n_bytes + 5, is_stepping=lambda: paced)
     try:
         while slots.n_usable < n_slots:
             time.sleep(0.01)
@@ -88,10 +90,11 @@ def test_consecutive_slots_of_two_pinned_pieces() -> None:
         check(pool, expected)
 
 
-def test_loads_and_stores_at_the_same_time() -> None:
+@pytest.mark.parametrize("paced", [False, True])
+def test_loads_and_stores_at_the_same_time(paced: bool) -> None:
     """Each direction has pages and slots of its own; steps of other streams run meanwhile."""
     n, n_rounds = 40, 30
-    with opened(LLAMA_8B, 4 * n, 2 * n) as (pool, host):
+    with opened(LLAMA_8B, 4 * n, 2 * n, paced=paced) as (pool, host):
         host.store(range(n), range(n))
         expected = contents(pool)
         load_from = [random.Random(i).sample(range(n), n) for i in range(n_rounds)]
@@ -140,13 +143,13 @@ def test_sizes_that_cannot_be() -> None:
     pool = CudaPool(LLAMA_8B, 2, torch.device(DEVICE, torch.cuda.current_device()))
     for n_bytes in (0, LLAMA_8B.n_bytes - 1, 1 << 60):
         with pytest.raises(ConfigError, match="host.memory"):
-            CudaHostSlots(pool, n_bytes)
+            CudaHostSlots(pool, n_bytes, lambda: False)
 
 
 def test_closing_while_memory_is_pinned_gives_it_back() -> None:
     pool = CudaPool(LLAMA_8B, 2, torch.device(DEVICE, torch.cuda.current_device()))
     for _ in range(3):
-        host = CudaHostSlots(pool, 30 << 30)
+        host = CudaHostSlots(pool, 30 << 30, lambda: False)
         assert host.n_slots == (30 << 30) // LLAMA_8B.n_bytes
         host.close()
         assert host.n_usable < host.n_slots

@@ -61,6 +61,7 @@ class CudaExecutor:
         self._vocab_size = vocab_size
         self._stream = stream
         self._errors = CudaErrorConverter(runner, sampler)
+        self._last_step: torch.cuda.Event | None = None
 
     @property
     def device(self) -> str:
@@ -100,9 +101,11 @@ class CudaExecutor:
                 if row.scoring is not None
                 for logprobs in self._prompt_logprobs(row.scoring, int(step.firsts[index]), outputs.hidden)
             ]
-            return CudaStep(
+            launched = CudaStep(
                 plan, outputs.report, self._runner.timer, sampled, prompt_logprobs, self._stream, self._errors
             )
+            self._last_step = launched.done
+            return launched
 
     @property
     def page_format(self) -> PageFormat:
@@ -123,7 +126,7 @@ class CudaExecutor:
         Raises:
             ConfigError: the memory is less than a page, or more than can be allocated.
         """
-        return CopyThreads(CudaHostSlots(self._runner.pool, host_memory_bytes))
+        return CopyThreads(CudaHostSlots(self._runner.pool, host_memory_bytes, self._is_stepping))
 
     def close(self) -> None:
         """Frees weights, pool and graphs for this process and others, after waiting for launched steps. The memory
@@ -136,6 +139,10 @@ class CudaExecutor:
         self._errors.release_all()
         del self._runner, self._sampler
         torch.cuda.empty_cache()
+
+    def _is_stepping(self) -> bool:
+        """Whether a launched step has not finished. Safe in any thread."""
+        return self._last_step is not None and not self._last_step.query()
 
     def _sample(self, step: PackedStep, outputs: StepOutputs) -> _SampledStep | None:
         """Samples the rows that need more than their argmax token; None if there are none."""
@@ -204,16 +211,17 @@ class CudaStep:
         self._prompt_logprobs = prompt_logprobs
         self._report = torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
         self._report.copy_(report, non_blocking=True)
-        self._done = torch.cuda.Event()
-        self._done.record(stream)
-        self._memory = (self._report, sampled, prompt_logprobs, self._done)
+        self.done = torch.cuda.Event()
+        """Is reached when the device has finished the step."""
+        self.done.record(stream)
+        self._memory = (self._report, sampled, prompt_logprobs, self.done)
         errors.hold(self._memory)
 
     def result(self) -> StepResult:
         """Waits for this step; may be called again. Raises ``DeviceError`` or ``DeviceLost``."""
         try:
             with self._errors.convert(self._plan.step):
-                self._done.synchronize()
+                self.done.synchronize()
         except DeviceError:
             self._errors.release(self._memory)
             raise

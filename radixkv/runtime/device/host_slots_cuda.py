@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from radixkv.runtime.device.copy_pace_cuda import CopyPace
 from radixkv.runtime.device.copy_threads import count_slots
 from radixkv.runtime.device.driver_cuda import CudaDriver
 from radixkv.runtime.device.kv_pool_cuda import CudaPool
@@ -24,23 +23,27 @@ _PIECE_BYTES = 1 << 30
 """Bytes that are pinned at a time."""
 _STAGING_BYTES = 8 << 20
 """Size of a staging buffer on the GPU; there are four."""
+_MAX_PARTS_ENQUEUED = 32
+"""Parts of a copy, of a staging buffer each, that are enqueued before the host waits for them: enqueueing to a full
+stream would wait with the interpreter's lock."""
 
 
 class CudaHostSlots:
     """A ``copy_threads.HostSlots`` in pinned memory. A slot has K of all layers, then V of all layers.
 
     A copy goes through a contiguous staging buffer on the GPU: a kernel copies a page's parts between pool and
-    buffer, and the GPU's copy engine moves the buffer. Loads and stores have streams and buffers of their own.
+    buffer, and the GPU's copy engine moves the buffer. Loads and stores have two buffers each.
 
     Args:
         pool: whose pages are copied.
         n_bytes: size of the host memory, rounded down to whole slots.
+        is_stepping: whether the GPU computes a step now; copies are slower then, which leaves the step its pace.
 
     Raises:
         ConfigError: ``n_bytes`` is less than a page, or more than can be allocated.
     """
 
-    def __init__(self, pool: CudaPool, n_bytes: int) -> None:
+    def __init__(self, pool: CudaPool, n_bytes: int, is_stepping: Callable[[], bool]) -> None:
         self._page_bytes = pool.page_bytes
         self._n_slots = count_slots(n_bytes, pool.page_bytes)
         driver = CudaDriver()
@@ -56,8 +59,9 @@ class CudaHostSlots:
             cpus=local_cpus(driver.bus_id(device)),
         )
         n_slots_a_piece = piece_bytes // pool.page_bytes
+        pace = CopyPace(is_stepping)
         self._loads, self._stores = (
-            _StagedCopies(pool, self._memory.address, n_slots_a_piece, driver) for _ in range(2)
+            _StagedCopies(pool, self._memory.address, n_slots_a_piece, driver, pace) for _ in range(2)
         )
 
     @property
@@ -94,105 +98,100 @@ class CudaHostSlots:
 
 
 class _StagedCopies:
-    """The copies of one direction through two staging buffers: while a kernel uses one, DMA uses the other.
+    """The copies of one direction, part by part, through two lanes in turn.
 
     Args:
         pool: whose pages are copied.
         address: of the first slot.
         n_slots_a_piece: slots in each separately pinned piece.
         driver: copies between staging buffer and slots.
+        pace: how fast copies go beside steps.
     """
 
-    def __init__(self, pool: CudaPool, address: int, n_slots_a_piece: int, driver: CudaDriver) -> None:
+    def __init__(
+        self, pool: CudaPool, address: int, n_slots_a_piece: int, driver: CudaDriver, pace: CopyPace
+    ) -> None:
         self._k, self._v = (cache.view(torch.int64).flatten(2) for cache in (pool.k, pool.v))
         self._address = address
         self._page_bytes = pool.page_bytes
         self._n_slots_a_piece = n_slots_a_piece
         self._driver = driver
-        device = pool.k.device
+        self._pace = pace
         self._n_staged = max(1, _STAGING_BYTES // pool.page_bytes)
-        # With priority, the short kernels start between the blocks of a step's long ones; else a copy beside a
-        # prompt's step takes several times as long.
-        self._kernels, self._dma = (torch.cuda.Stream(device, priority=-1) for _ in range(2))
-        self._buffers = [_StagingBuffer(self._n_staged * pool.page_bytes, device) for _ in range(2)]
-        self._done = torch.cuda.Event(blocking=True)
+        self._lanes = tuple(_Lane(self._n_staged * pool.page_bytes, pool.k.device) for _ in range(2))
         self._compile(pool.zero_page)
 
     def load(self, slots: NDArray[np.int64], pages: Sequence[int]) -> None:
         """Copies slots to pages, and waits."""
-        try:
-            indices = self._to_device(pages)
-            for some, buffer in self._turns(len(slots)):
-                self._copy_slots(slots[some], buffer, is_load=True)
-                buffer.filled.record(self._dma)
-                self._kernels.wait_event(buffer.filled)
-                with torch.cuda.stream(self._kernels):
-                    scatter_pages(self._k, self._v, indices[some], buffer.memory)
-                buffer.free.record(self._kernels)
-        finally:
-            self._wait()
+        self._copy(slots, pages, is_load=True)
 
     def store(self, pages: Sequence[int], slots: NDArray[np.int64]) -> None:
         """Copies pages to slots, and waits."""
+        self._copy(slots, pages, is_load=False)
+
+    def _copy(self, slots: NDArray[np.int64], pages: Sequence[int], *, is_load: bool) -> None:
+        indices = np.array(pages, np.int32)
         try:
-            indices = self._to_device(pages)
-            for some, buffer in self._turns(len(slots)):
-                with torch.cuda.stream(self._kernels):
-                    gather_pages(self._k, self._v, indices[some], buffer.memory)
-                buffer.filled.record(self._kernels)
-                self._dma.wait_event(buffer.filled)
-                self._copy_slots(slots[some], buffer, is_load=False)
-                buffer.free.record(self._dma)
+            for part, first in enumerate(range(0, len(slots), self._n_staged)):
+                lane, some = self._lanes[part % 2], slice(first, first + self._n_staged)
+                if part and part % _MAX_PARTS_ENQUEUED == 0:
+                    lane.wait()
+                self._pace.wait(len(slots[some]) * self._page_bytes)
+                self._copy_part(lane, slots[some], indices[some], is_load=is_load)
         finally:
-            self._wait()
+            for lane in self._lanes:
+                lane.wait()
 
-    def _turns(self, n_slots: int) -> Iterator[tuple[slice, _StagingBuffer]]:
-        """Yields the indices of each part that fits a buffer, and a buffer when it is free.
+    def _copy_part(self, lane: _Lane, slots: NDArray[np.int64], pages: NDArray[np.int32], *, is_load: bool) -> None:
+        """Enqueues the copy of at most as many pages as a lane's buffer holds."""
+        with torch.cuda.stream(lane.stream):
+            # The driver takes few bytes of pageable memory at once: no pinned buffer has to outlive the call.
+            indices = torch.from_numpy(pages).to(lane.buffer.device, non_blocking=True)
+            if is_load:
+                self._move_slots(lane, slots, is_load=True)
+                scatter_pages(self._k, self._v, indices, lane.buffer)
+            else:
+                gather_pages(self._k, self._v, indices, lane.buffer)
+                self._move_slots(lane, slots, is_load=False)
 
-        So no more than two parts are enqueued: enqueueing to a full stream would wait with the interpreter's lock.
-        """
-        for first, buffer in zip(range(0, n_slots, self._n_staged), itertools.cycle(self._buffers), strict=False):
-            buffer.free.synchronize()
-            yield slice(first, first + self._n_staged), buffer
-
-    def _to_device(self, pages: Sequence[int]) -> Tensor:
-        # The driver takes few bytes of pageable memory at once: no pinned buffer has to outlive the call.
-        with torch.cuda.stream(self._kernels):
-            return torch.tensor(pages, dtype=torch.int32).to(self._k.device, non_blocking=True)
-
-    def _copy_slots(self, slots: NDArray[np.int64], buffer: _StagingBuffer, *, is_load: bool) -> None:
+    def _move_slots(self, lane: _Lane, slots: NDArray[np.int64], *, is_load: bool) -> None:
         """Enqueues the DMA between slots and buffer, one copy for each run of consecutive slots of a piece."""
         is_first = np.ones(len(slots), np.bool_)
         is_first[1:] = (np.diff(slots) != 1) | (slots[1:] % self._n_slots_a_piece == 0)
         firsts = np.flatnonzero(is_first)
         on_host = self._address + slots[firsts] * self._page_bytes
-        on_device = buffer.memory.data_ptr() + firsts * self._page_bytes
+        on_device = lane.buffer.data_ptr() + firsts * self._page_bytes
         n_bytes = np.diff(firsts, append=len(slots)) * self._page_bytes
         destinations, sources = (on_device, on_host) if is_load else (on_host, on_device)
-        for destination, source, n in zip(destinations.tolist(), sources.tolist(), n_bytes.tolist(), strict=True):
-            self._driver.copy(destination, source, n, self._dma)
-
-    def _wait(self) -> None:
-        for stream in (self._kernels, self._dma):
-            self._done.record(stream)
-            self._done.synchronize()
+        self._driver.copy(destinations, sources, n_bytes, lane.stream)
 
     def _compile(self, zero_page: int) -> None:
         """Compiles both kernels by copying the zero page onto itself, so that the first copy does not have to."""
-        pages = self._to_device([zero_page])
-        with torch.cuda.stream(self._kernels):
-            gather_pages(self._k, self._v, pages, self._buffers[0].memory)
-            scatter_pages(self._k, self._v, pages, self._buffers[0].memory)
-        self._kernels.synchronize()
+        lane = self._lanes[0]
+        with torch.cuda.stream(lane.stream):
+            pages = torch.tensor([zero_page], dtype=torch.int32, device=lane.buffer.device)
+            gather_pages(self._k, self._v, pages, lane.buffer)
+            scatter_pages(self._k, self._v, pages, lane.buffer)
+        lane.wait()
 
 
-class _StagingBuffer:
-    """Memory on the device, with the events of its two uses: waiting for ``free`` takes no processor time."""
+class _Lane:
+    """A stream and the staging buffer of its parts: DMA works for one lane while the other's kernel runs.
+
+    The lanes' parts are different pages and slots, so nothing orders one lane after the other.
+    """
 
     def __init__(self, n_bytes: int, device: torch.device) -> None:
-        self.memory = torch.empty(n_bytes // 8, dtype=torch.int64, device=device)
-        self.filled = torch.cuda.Event()
-        self.free = torch.cuda.Event(blocking=True)
+        # With priority, the short kernels start between the blocks of a step's long ones; else a copy beside a
+        # prompt's step takes several times as long.
+        self.stream = torch.cuda.Stream(device, priority=-1)
+        self.buffer = torch.empty(n_bytes // 8, dtype=torch.int64, device=device)
+        self._done = torch.cuda.Event(blocking=True)
+
+    def wait(self) -> None:
+        """Waits for all work of the lane, without processor time."""
+        self._done.record(self.stream)
+        self._done.synchronize()
 
 
 def _array(slots: Sequence[int]) -> NDArray[np.int64]:

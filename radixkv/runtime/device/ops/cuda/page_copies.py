@@ -10,7 +10,7 @@ from radixkv.runtime.device.ops.cuda.programmatic_launch import warps_for
 
 _MAX_BLOCK = 4096
 """Most elements of 8 bytes that a program copies at a time."""
-_MAX_PROGRAMS = 32
+_MAX_PROGRAMS = 128
 """Most programs of a launch, a quarter of an H200's multiprocessors. With 8, steps beside loads take 3 to 5% longer
 (docs/decisions/log/0023-page-copies.md)."""
 
