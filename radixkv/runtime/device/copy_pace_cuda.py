@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
-from time import perf_counter, sleep
 
-_MAX_BYTES_PER_S_BESIDE_STEPS = 28e9
+MAX_BYTES_PER_S_BESIDE_STEPS = 28e9
 """Rate of all copies together beside steps. A transfer takes 1.0 to 1.4 ms of the steps' time for each GB, so that
 steps take at most 5% longer (docs/decisions/log/0023-page-copies.md)."""
+BURST_S = 0.005
+"""Time at that rate that copies may catch up after a pause: a thread that has slept may wait as long for the
+interpreter's lock."""
 
 
 class CopyPace:
@@ -16,21 +19,31 @@ class CopyPace:
 
     Args:
         is_stepping: whether the GPU computes a step now.
+        clock: seconds, monotonic.
+        sleep: waits for seconds.
     """
 
-    def __init__(self, is_stepping: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        is_stepping: Callable[[], bool],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._is_stepping = is_stepping
+        self._clock = clock
+        self._sleep = sleep
         self._lock = threading.Lock()
         self._next_at = 0.0
-        """Time of ``perf_counter`` at which the next copy may start."""
+        """Time of the clock at which the next copy may start; earlier than now by the time to catch up."""
 
     def wait(self, n_bytes: int) -> None:
         """Waits until ``n_bytes`` may be copied; returns at once if the GPU computes no step."""
         if not self._is_stepping():
             return
         with self._lock:
-            now = perf_counter()
-            start = max(now, self._next_at)
-            self._next_at = start + n_bytes / _MAX_BYTES_PER_S_BESIDE_STEPS
+            now = self._clock()
+            start = max(now - BURST_S, self._next_at)
+            self._next_at = start + n_bytes / MAX_BYTES_PER_S_BESIDE_STEPS
         if start > now:
-            sleep(start - now)
+            self._sleep(start - now)

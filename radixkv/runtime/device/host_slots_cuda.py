@@ -21,7 +21,7 @@ from radixkv.runtime.device.pinned_memory import PinnedMemory
 
 _PIECE_BYTES = 1 << 30
 """Bytes that are pinned at a time."""
-_STAGING_BYTES = 8 << 20
+_STAGING_BYTES = 16 << 20
 """Size of a staging buffer on the GPU; there are four."""
 _MAX_PARTS_ENQUEUED = 32
 """Parts of a copy, of a staging buffer each, that are enqueued before the host waits for them: enqueueing to a full
