@@ -26,7 +26,6 @@ from result_lines import add_gpu_flags, report, script_parser
 from shapes import QWEN3, SMALL, write_model
 
 from gpu import gpu_provenance
-from radixkv.bench.formatting import format_tokens
 from radixkv.bench.report.html_page import COLOURS, MUTED_COLOUR, entitle, label_ends, new_figure, save, style
 from radixkv.checkpoints import resolve
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
@@ -157,7 +156,7 @@ def draw(lines: Sequence[dict[str, Any]]) -> Figure:
         axes.plot(xs, ys, color=colour, marker="o", markersize=4, clip_on=False)
         labels.append((xs[-1], ys[-1], f"Qwen3 {model}: {ys[-1]:.1f}", colour))
     lengths = sorted({line["tokens"] for line in lines})
-    axes.set_xticks(lengths, [format_tokens(length) for length in lengths])
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.minorticks_off()
     axes.set_xlim(lengths[0] / 1.1, lengths[-1])
     about = lines[0]["environment"]
