@@ -70,15 +70,21 @@ class LoadCost:
     def is_load_faster(self, n_host: int, n_disk: int = 0) -> bool:
         """Returns whether loading is faster than computing. O(1).
 
+        With tokens on disk, whether it is also faster to load them than to load those of the host tier alone and
+        compute them.
+
         Args:
             n_host: tokens to load from the host tier.
-            n_disk: tokens to fetch from disk before, and to load then.
+            n_disk: tokens after them to fetch from disk before, and to load then.
         """
         load, fetch, compute = self.load_s_per_token, self.fetch_s_per_token, self.compute_s_per_token
         if load is None or compute is None:
             return True
         n_tokens = n_host + n_disk
-        return _TURNS_S + n_tokens * load + n_disk * (fetch or 0.0) < n_tokens * compute
+        load_s = _TURNS_S + n_tokens * load + n_disk * (fetch or 0.0)
+        if n_disk and load_s >= _TURNS_S + n_host * load + n_disk * compute:
+            return False
+        return load_s < n_tokens * compute
 
     def add_load(self, n_tokens: int, seconds: float) -> None:
         """Takes the measured time of a load into account. O(1)."""

@@ -24,7 +24,8 @@ MAX_OFFERS = 4096
 """Offers that wait for their copy; beyond them the oldest is dropped. A later request for the same tokens offers
 them again."""
 _MAX_DECLINED = 32
-"""After so many prompts that are computed because that is faster, one is loaded, to measure its rate anew."""
+"""After so many prompts that are computed because that is faster, one is loaded, to measure its rate anew. As many
+are not fetched from disk before one is."""
 _MAX_OFFERS_PER_TURN = 32
 """Offers looked at in one turn, which bounds its length: a batch of requests may offer all its prompts at once."""
 
@@ -121,6 +122,8 @@ class Transfers:
     counters: TransferCounters = field(default_factory=TransferCounters)
     _n_declined: int = 0
     """Prompts computed since the last load because that is faster."""
+    _n_fetches_declined: int = 0
+    """Prompts that were not fetched from disk since the last fetch because computing is faster."""
     _offers: deque[Offer] = field(default_factory=deque)
     _postponed: deque[Offer] = field(default_factory=deque)
     """Offers whose next page is being stored for another one, or that wait for slots whose memory is not ready."""
@@ -208,10 +211,9 @@ class Transfers:
         n_host, n_disk = max(0, n_host - n_device), max(0, n_disk - max(n_host, n_device))
         if not n_host + n_disk or self.load_policy == "never":
             return False
+        n_declined = self._n_fetches_declined if n_disk else self._n_declined
         return (
-            self.load_policy == "always"
-            or self._n_declined >= _MAX_DECLINED
-            or self.cost.is_load_faster(n_host, n_disk)
+            self.load_policy == "always" or n_declined >= _MAX_DECLINED or self.cost.is_load_faster(n_host, n_disk)
         )
 
     def count_declined(self) -> None:
@@ -239,10 +241,12 @@ class Transfers:
         if n_disk <= n_host:
             return None
         if not self.should_load(n_device, n_host, n_disk):
-            if n_host <= n_device:  # else what the host tier has is declined, too, or it is loaded
-                self._n_declined += 1
+            self._n_fetches_declined += 1
             return None
-        return self.disk.begin_fetch(namespace, tokens, n_disk)
+        fetch = self.disk.begin_fetch(namespace, tokens, n_disk)
+        if fetch is not None:
+            self._n_fetches_declined = 0
+        return fetch
 
     def find_load(self, namespace: Namespace, tokens: bytes) -> Load | None:
         """Returns a load in flight that copies the page of the prompt after those on the device, if there is one.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.load_cost import LoadCost
 from radixkv.runtime.request import Phase, Request
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt, token_bytes
@@ -17,13 +21,18 @@ def restarted_engine(n_tokens: int = 40, **settings: object) -> Engine:
     while transfers.is_busy or transfers.n_offers or transfers.disk.n_offers:
         engine.finish_copies()
         engine.scheduler.schedule()
-    for cache in (engine.cache, engine.host):
+    evict(engine, engine.cache, engine.host)
+    engine.finishes_copies = finishes_copies
+    return engine
+
+
+def evict(engine: Engine, *caches: PageCache) -> None:
+    """Evicts all that the caches have."""
+    for cache in caches:
         blocks = cache.open(Namespace(), b"", bypasses_tree=True)
         assert cache.reserve(blocks, cache.n_pages)
         cache.close(blocks)
     engine.check_invariants()
-    engine.finishes_copies = finishes_copies
-    return engine
 
 
 def finish(engine: Engine) -> None:
@@ -111,6 +120,45 @@ def test_a_fetch_is_tried_again_after_many_that_were_declined() -> None:
     assert fetches[0] is None
     assert fetches[-1] is not None
     finish(engine)
+
+
+def engine_with_half_in_the_host_tier(fetch_s_per_token: float) -> Engine:
+    """Returns an engine whose host tier has 20 of 40 tokens that are on disk, where a load takes 1 ms a token and
+    computing 100 ms."""
+    engine = restarted_engine()
+    engine.add(prompt(20), max_tokens=1)
+    engine.run()
+    transfers, disk = engine.transfers, engine.transfers.disk
+    transfers.load_policy, transfers.cost = "auto", LoadCost()
+    disk.cost = LoadCost()  # takes what the fake store measures
+    transfers.cost.add_step(1000, 1000, 100.0)
+    transfers.cost.add_load(1000, 1.0)
+    transfers.cost.add_fetch(1, fetch_s_per_token)
+    evict(engine, engine.cache)
+    return engine
+
+
+@pytest.mark.parametrize(("fetch_s_per_token", "n_fetched"), [(0.05, 20), (0.11, 0)])
+def test_a_gain_from_the_host_tier_does_not_pay_for_a_slow_disk(fetch_s_per_token: float, n_fetched: int) -> None:
+    engine = engine_with_half_in_the_host_tier(fetch_s_per_token)
+    request = engine.add(prompt(40))
+    finish(engine)
+    assert request.n_fetched == n_fetched
+    assert request.n_loaded >= 20
+
+
+def test_loads_from_the_host_tier_do_not_put_off_the_next_try_of_a_fetch() -> None:
+    engine = engine_with_half_in_the_host_tier(0.11)
+    n_fetched, transfers = [], engine.transfers
+    for _ in range(34):
+        fetch = transfers.find_fetch(Namespace(), token_bytes(prompt(40)), 0, 20)
+        n_fetched.append(0 if fetch is None else 20)
+        request = engine.add(prompt(20), max_tokens=1)
+        engine.run()
+        assert request.n_loaded == 20
+        evict(engine, engine.cache)
+    assert n_fetched[:32] == [0] * 32
+    assert 20 in n_fetched
 
 
 def test_a_turn_looks_at_a_bounded_number_of_offers() -> None:
