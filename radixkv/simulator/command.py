@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from radixkv.arguments import Parser, number, whole_number
 from radixkv.terminal_progress import Progress
@@ -23,12 +23,15 @@ DEFAULT_POLICIES: tuple[Policy, ...] = ("lru", "oracle")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _CAPACITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)([kmg]?)")
 _TIER_SIZE = re.compile(r"\s*(?:(\w+)\s*=)?(.*)", re.DOTALL)
+_TIER_BEFORE = {"host": "device", "disk": "host"}
+"""The tier that must be given before a tier."""
 
 EXAMPLES = """\
 examples:
   radixkv simulate --trace mooncake.jsonl --capacity 0.5M,5M,15M
   radixkv simulate --trace mooncake.jsonl --capacity 5M --eviction-policy lru,adaptive --ends-known 0.5
   radixkv simulate --trace mooncake.jsonl --capacity device=0.5M,host=5M --eviction-policy lru
+  radixkv simulate --trace mooncake.jsonl --capacity device=0.5M,host=5M,disk=50M --fetch-us-per-token 5.5
   radixkv simulate --trace requests.jsonl --tokenizer ./my-model --capacity 100k,1M --eviction-policy lru
   radixkv simulate --trace token_ids.jsonl --capacity 1M --model ./my-model --plot pictures
 """
@@ -76,15 +79,16 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         required=True,
         metavar="TOKENS,...",
         help="cache capacities in tokens, such as 0.5M,5M,15M or 512k; an infinite one is always added. "
-        "device=0.5M,host=5M is one capacity with a host tier; another device= begins the next one",
+        "device=0.5M,host=5M,disk=50M is one capacity with a host tier and a disk tier; another device= begins the "
+        "next one",
     )
     cache.add_argument(
         "--eviction-policy",
         "--policy",
         type=_policies,
         metavar="NAME,...",
-        help="eviction policies, of all tiers: lru, lfuda and adaptive are the server's; oracle evicts the page "
-        "whose next use is furthest in the future (default: lru,oracle; lru with --concurrency above 1)",
+        help="eviction policies of device and host: lru, lfuda and adaptive are the server's; oracle evicts the "
+        "page whose next use is furthest in the future (default: lru,oracle; lru with --concurrency above 1)",
     )
     cache.add_argument(
         "--ghost-capacity",
@@ -105,6 +109,13 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         type=number,
         metavar="MICROSECONDS",
         help="time to load a token's KV from the host tier (default: 2.4, of Llama 3 8B on an H200)",
+    )
+    cache.add_argument(
+        "--fetch-us-per-token",
+        type=number,
+        metavar="MICROSECONDS",
+        help="time to fetch a token's KV from the disk tier into the host tier (default: 21.8, of Llama 3 8B and a "
+        "disk of 6 GB/s)",
     )
     cache.add_argument(
         "--compute-us-per-token",
@@ -215,13 +226,14 @@ def run(args: argparse.Namespace) -> int:
         costs=CostModel(
             COSTS.load_us_per_token if args.load_us_per_token is None else args.load_us_per_token,
             COSTS.compute_us_per_token if args.compute_us_per_token is None else args.compute_us_per_token,
+            COSTS.fetch_us_per_token if args.fetch_us_per_token is None else args.fetch_us_per_token,
         ),
         concurrency=args.concurrency,
         max_num_batched_tokens=args.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS,
         show_progress=True,
     )
     provenance = _provenance(args)
-    table = Table(has_host=_has_host(args), has_bytes=n_bytes is not None)
+    table = Table(has_host=_has_tier(args, "host"), has_disk=_has_tier(args, "disk"), has_bytes=n_bytes is not None)
     print(title(recording, args.concurrency, args.ends_known))
     print(table.format_row([column.title for column in table.columns]), flush=True)
     results: list[Result] = []
@@ -240,8 +252,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _has_host(args: argparse.Namespace) -> bool:
-    return any(capacity.host is not None for capacity in args.capacity)
+def _has_tier(args: argparse.Namespace, tier: Literal["host", "disk"]) -> bool:
+    return any(capacity._asdict()[tier] is not None for capacity in args.capacity)
 
 
 def _check_tier_flags(parser: Parser, args: argparse.Namespace, policies: Sequence[Policy]) -> None:
@@ -253,11 +265,15 @@ def _check_tier_flags(parser: Parser, args: argparse.Namespace, policies: Sequen
             parser.error("--ghost-capacity is for --eviction-policy adaptive; give that, or leave it out")
         if not 0 <= args.ghost_capacity < math.inf:
             parser.error(f"ghost_capacity {args.ghost_capacity:g} must be a number of at least 0")
-    for name in ("load_us_per_token", "compute_us_per_token"):
+    for name in ("load_us_per_token", "fetch_us_per_token", "compute_us_per_token"):
         value = vars(args)[name]
         if value is not None:
-            if not _has_host(args):
-                flag = f"--{name.replace('_', '-')}"
+            flag = f"--{name.replace('_', '-')}"
+            if name == "fetch_us_per_token" and not _has_tier(args, "disk"):
+                parser.error(
+                    f"{flag} needs a disk tier; give --capacity device=...,host=...,disk=..., or leave it out"
+                )
+            if not _has_tier(args, "host"):
                 parser.error(f"{flag} needs a host tier; give --capacity device=...,host=..., or leave it out")
             if not 0 < value < math.inf:
                 parser.error(f"{name} {value:g} must be above 0")
@@ -293,26 +309,28 @@ def _trace(text: str) -> Path:
 
 
 def _capacities(text: str) -> list[Capacity]:
-    """Parses plain sizes and tiers: ``1M,device=0.5M,host=5M`` is one capacity without a host tier and one with."""
+    """Parses plain sizes and tiers: ``1M,device=0.5M,host=5M`` is one capacity without other tiers and one with."""
     from radixkv.simulator.caches import Capacity
 
     capacities: list[Capacity] = []
-    takes_host = False
+    tier_before = ""
     for part in text.split(","):
         match = _TIER_SIZE.fullmatch(part)
         assert match is not None, "the pattern matches any text"
         tier, size = (match[1] or "").lower(), match[2]
+        if tier not in ("", "device", "host", "disk"):
+            raise argparse.ArgumentTypeError(f"{part.strip()!r} is not a tier; use device=, host= and disk=")
+        if tier in _TIER_BEFORE and _TIER_BEFORE[tier] != tier_before:
+            raise argparse.ArgumentTypeError(
+                f"{part.strip()!r} needs {_TIER_BEFORE[tier]}= before it: device=0.5M,host=5M,disk=50M"
+            )
+        n_tokens, tier_before = _n_tokens(size), tier
         if tier == "host":
-            if not takes_host:
-                raise argparse.ArgumentTypeError(f"{part.strip()!r} needs device= before it: device=0.5M,host=5M")
-            capacities[-1] = capacities[-1]._replace(host=_n_tokens(size))
+            capacities[-1] = capacities[-1]._replace(host=n_tokens)
         elif tier == "disk":
-            raise argparse.ArgumentTypeError(f"{part.strip()!r}: there is no disk tier; use device= and host=")
-        elif tier in ("", "device"):
-            capacities.append(Capacity(_n_tokens(size)))
+            capacities[-1] = capacities[-1]._replace(disk=n_tokens)
         else:
-            raise argparse.ArgumentTypeError(f"{part.strip()!r} is not a tier; use device= and host=")
-        takes_host = tier == "device"
+            capacities.append(Capacity(n_tokens))
     return list(dict.fromkeys(capacities))
 
 

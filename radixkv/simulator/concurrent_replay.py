@@ -42,14 +42,14 @@ class ConcurrentReplay:
         capacity_pages: pages of the pool; None makes it large enough that nothing is evicted.
         concurrency: number of clients.
         max_num_batched_tokens: maximum tokens per step.
-
         policy: the eviction policy; not ``oracle``, because the order of requests is not known beforehand.
         host_pages: pages of the host tier; None: no host tier.
+        disk_pages: pages of the disk tier, which needs a host tier; None: no disk tier.
         ghost_capacity: evicted pages that ``adaptive`` remembers, as a multiple of the pages cached.
-        costs: decide whether pages are loaded from the host tier.
+        costs: decide whether pages are loaded from the tiers.
 
     Raises:
-        ConfigError: see ``check_concurrent_replay``.
+        ConfigError: see ``check_concurrent_replay``; or there is a disk tier without a host tier.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class ConcurrentReplay:
         policy: Policy = "lru",
         *,
         host_pages: int | None = None,
+        disk_pages: int | None = None,
         ghost_capacity: float = GHOST_CAPACITY,
         costs: CostModel = COSTS,
     ) -> None:
@@ -74,7 +75,7 @@ class ConcurrentReplay:
             n_pages = min(n_pages, capacity_pages)
         self._traffic = traffic
         self._concurrency = concurrency
-        self._caches = ReplayCaches(traffic, n_pages, host_pages, policy, ghost_capacity, costs)
+        self._caches = ReplayCaches(traffic, n_pages, host_pages, disk_pages, policy, ghost_capacity, costs)
         self.cache = self._caches.device
         self._scheduler = Scheduler(
             self.cache,
@@ -96,7 +97,7 @@ class ConcurrentReplay:
         """
         traffic = self._traffic
         cached = [0] * len(traffic.n_tokens)
-        n_loaded_tokens = n_too_large = max_cached_pages = 0
+        n_loaded_tokens = n_fetched_tokens = n_too_large = max_cached_pages = 0
         unsent = iter(range(len(cached)))
         all_sent = False
         while self._in_flight or not all_sent:
@@ -112,11 +113,14 @@ class ConcurrentReplay:
                     self._send(index)
             for request in self._step():
                 index = self._in_flight.pop(request)
-                cached[index], n_loaded = self._caches.cached_tokens(index, request)
+                cached[index], n_loaded, n_fetched = self._caches.cached_tokens(index, request)
                 n_loaded_tokens += n_loaded
+                n_fetched_tokens += n_fetched
             max_cached_pages = max(max_cached_pages, self.cache.tree.n_pages_reachable)
         self._caches.flush()
-        return ReplayResult(cached, n_loaded_tokens, n_too_large, self.cache.n_evicted, max_cached_pages)
+        return ReplayResult(
+            cached, n_loaded_tokens, n_fetched_tokens, n_too_large, self.cache.n_evicted, max_cached_pages
+        )
 
     def _send(self, index: int) -> None:
         symbols = self._traffic.symbols(index)

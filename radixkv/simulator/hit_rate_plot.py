@@ -95,4 +95,4 @@ def _draw_figure(results: Sequence[Result], recording: Recording) -> Figure:
 
 def _n_tokens(result: Result) -> int:
     """Returns the capacity of all tiers."""
-    return (result.capacity_tokens or 0) + (result.host_capacity_tokens or 0)
+    return sum(n or 0 for n in (result.capacity_tokens, result.host_capacity_tokens, result.disk_capacity_tokens))

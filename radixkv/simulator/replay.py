@@ -17,6 +17,8 @@ from radixkv.tree.node import TOKEN_BYTES, Namespace
 
 _ANSWER = StepResult(tokens=(0,), finite=(True,))
 """The result of every step: one token for its one row."""
+_MAX_TURNS = 3
+"""Turns until a request is admitted: one fetches its pages from disk, one loads them. The copies take no time."""
 _SEED = 0
 """Seed of the draw of the requests whose end is known: the same in all replays."""
 
@@ -29,10 +31,14 @@ class Replay:
         capacity_pages: pages of the device; None makes it large enough that nothing is evicted.
         policy: the eviction policy.
         host_pages: pages of the host tier; None: no host tier.
+        disk_pages: pages of the disk tier, which needs a host tier; None: no disk tier.
         ghost_capacity: evicted pages that ``adaptive`` remembers, as a multiple of the pages cached.
         ends_known: fraction of the prompts after which the caches learn which of their pages no later prompt uses,
             and demote these.
-        costs: decide whether pages are loaded from the host tier.
+        costs: decide whether pages are loaded from the tiers.
+
+    Raises:
+        ConfigError: a disk tier without a host tier.
     """
 
     def __init__(
@@ -42,6 +48,7 @@ class Replay:
         policy: Policy,
         *,
         host_pages: int | None = None,
+        disk_pages: int | None = None,
         ghost_capacity: float = GHOST_CAPACITY,
         ends_known: float = 0.0,
         costs: CostModel = COSTS,
@@ -52,7 +59,7 @@ class Replay:
         n_pages = traffic.n_distinct_pages + largest  # enough that nothing is evicted
         if capacity_pages is not None:
             n_pages = min(n_pages, capacity_pages + self._n_extra_pages)
-        self._caches = ReplayCaches(traffic, n_pages, host_pages, policy, ghost_capacity, costs)
+        self._caches = ReplayCaches(traffic, n_pages, host_pages, disk_pages, policy, ghost_capacity, costs)
         self._oracles = [policy for policy in self._caches.policies if isinstance(policy, OracleEviction)]
         random = Random(_SEED)
         self._is_end_known = [random.random() < ends_known for _ in traffic.n_tokens]
@@ -66,7 +73,7 @@ class Replay:
             transfers=self._caches.transfers,
         )
         self._namespace = Namespace()
-        self._n_loaded_tokens = 0
+        self._n_loaded_tokens = self._n_fetched_tokens = 0
 
     def run(self, progress: Progress | None = None) -> ReplayResult:
         """Replays all prompts and flushes the caches. About 0.1 ms per prompt, plus O(pages).
@@ -85,7 +92,14 @@ class Replay:
             n_too_large += n_cached_tokens is None
             max_cached_pages = max(max_cached_pages, self.cache.tree.n_pages_reachable)
         self._caches.flush()
-        return ReplayResult(cached, self._n_loaded_tokens, n_too_large, self.cache.n_evicted, max_cached_pages)
+        return ReplayResult(
+            cached,
+            self._n_loaded_tokens,
+            self._n_fetched_tokens,
+            n_too_large,
+            self.cache.n_evicted,
+            max_cached_pages,
+        )
 
     def replay(self, index: int) -> int | None:
         """Replays one prompt, which generates one token. Prompts must be replayed in order. O(pages).
@@ -105,9 +119,9 @@ class Replay:
             max_tokens=1,
         )
         self._scheduler.add(request)
-        plan = self._scheduler.schedule()
-        if plan is None:  # the request is loading, and the copy has finished by the next turn
-            plan = self._scheduler.schedule()
+        plan = None
+        for _ in range(_MAX_TURNS):
+            plan = plan or self._scheduler.schedule()
         assert plan is not None, "a lone request that fits the pool is admitted"
         spans = () if self._next_uses is None else self._next_uses[index]
         if spans:
@@ -120,9 +134,10 @@ class Replay:
             self._demote(symbols, spans)
         if self._n_extra_pages:
             self._evict_to_capacity()
-        n_cached_tokens, n_loaded_tokens = self._caches.cached_tokens(index, request)
-        self._n_loaded_tokens += n_loaded_tokens
-        return n_cached_tokens
+        n_cached, n_loaded, n_fetched = self._caches.cached_tokens(index, request)
+        self._n_loaded_tokens += n_loaded
+        self._n_fetched_tokens += n_fetched
+        return n_cached
 
     def _set_next_use(self, prompt: int) -> None:
         for oracle in self._oracles:

@@ -25,6 +25,8 @@ class Table(NamedTuple):
 
     has_host: bool
     """Whether a capacity has a host tier."""
+    has_disk: bool
+    """Whether a capacity has a disk tier."""
     has_bytes: bool
     """Whether the KV bytes per token are known."""
 
@@ -34,12 +36,16 @@ class Table(NamedTuple):
         columns = [Column("capacity", 12)]
         if self.has_host:
             columns.append(Column("host", 10))
+        if self.has_disk:
+            columns.append(Column("disk", 10))
         columns += [Column("policy", 10), Column("hit rate", 10)]
         if self.has_host:
             columns.append(Column("saved", 10))
         columns += [Column("of infinite", 13), Column("cached tokens", 15)]
         if self.has_host:
             columns.append(Column("loaded tokens", 15))
+        if self.has_disk:
+            columns.append(Column("fetched tokens", 16))
         columns += [Column("evicted tokens", 16), Column("most cached", 13)]
         if self.has_bytes:
             columns += [Column("pool GiB", 11), Column("evicted GiB", 13)]
@@ -49,8 +55,9 @@ class Table(NamedTuple):
         """Returns the cells of a result, in the order of the columns."""
         texts = ["infinite" if result.capacity_tokens is None else format_tokens(result.capacity_tokens)]
         if self.has_host:
-            host = result.host_capacity_tokens
-            texts.append("-" if host is None else format_tokens(host))
+            texts.append(_format_capacity(result.host_capacity_tokens))
+        if self.has_disk:
+            texts.append(_format_capacity(result.disk_capacity_tokens))
         texts += ["-" if result.capacity_tokens is None else result.policy, f"{result.hit_rate_pct:.1f}%"]
         if self.has_host:
             texts.append(f"{three_digits(result.saved_seconds)} s")
@@ -58,6 +65,8 @@ class Table(NamedTuple):
         texts.append(format_tokens(result.n_cached_tokens))
         if self.has_host:
             texts.append(format_tokens(result.n_loaded_tokens))
+        if self.has_disk:
+            texts.append(format_tokens(result.n_fetched_tokens))
         texts += [format_tokens(result.n_evicted_tokens), format_tokens(result.most_cached_tokens)]
         if result.kv_bytes_per_token is not None:
             pool = result.most_cached_bytes if result.capacity_bytes is None else result.capacity_bytes
@@ -88,14 +97,29 @@ def title(recording: Recording, concurrency: int, ends_known: float) -> str:
 
 
 def remarks(results: Sequence[Result], recording: Recording) -> list[str]:
-    """Returns the remarks below the table: one for each capacity that refused requests as too large."""
+    """Returns the remarks below the table.
+
+    There is one for each capacity that refused requests as too large, and one if disk tiers have nothing to give.
+    """
     largest = max(recording.traffic.n_tokens)
     n_refused = {result.capacity_tokens: result.n_too_large for result in results if result.n_too_large}
-    return [
+    remarks = [
         f"{plural(n_too_large, 'request')} too large for {format_tokens(capacity or 0)} tokens (the largest has "
         f"{largest:,}): refused by the engine, and counted here as never cached"
         for capacity, n_too_large in n_refused.items()
     ]
+    last = results[-1]
+    from_disk_us = last.fetch_us_per_token + last.load_us_per_token
+    if from_disk_us >= last.compute_us_per_token and any(one.disk_capacity_tokens is not None for one in results):
+        remarks.append(
+            f"a disk hardly helps here: a token takes {from_disk_us:g} µs from disk and "
+            f"{last.compute_us_per_token:g} µs to compute, so what only the disk has is computed"
+        )
+    return remarks
+
+
+def _format_capacity(n_tokens: int | None) -> str:
+    return "-" if n_tokens is None else format_tokens(n_tokens)
 
 
 def _format_gib(n_bytes: int) -> str:

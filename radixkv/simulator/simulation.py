@@ -34,8 +34,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Capacity of the device in whole pages; None if infinite."""
     host_capacity_tokens: int | None
     """Requested capacity of the host tier; None without one."""
+    disk_capacity_tokens: int | None
+    """Requested capacity of the disk tier; None without one."""
     policy: str
-    """Eviction policy. With an infinite capacity, which evicts nothing, the first requested policy."""
+    """Eviction policy of device and host tier.
+
+    With an infinite capacity, which evicts nothing, the first requested policy."""
     ghost_capacity: float | None
     """Evicted pages that are remembered, as a multiple of the pages cached; None with another policy."""
     ends_known: float
@@ -50,9 +54,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Cached prompt tokens, in any tier."""
     n_loaded_tokens: int
     """Those of them that were loaded from the host tier."""
+    n_fetched_tokens: int
+    """Those of the loaded ones that were fetched from disk before."""
     saved_seconds: float
-    """Time of computing the cached tokens, less that of loading those from the host tier, by the cost model."""
+    """Time of computing the cached tokens, less that of copying those from other tiers, by the cost model."""
     load_us_per_token: float
+    fetch_us_per_token: float
     compute_us_per_token: float
     n_evicted_pages: int
     """Pages evicted from the device."""
@@ -99,16 +106,16 @@ def simulate(
         ghost_capacity: evicted pages that ``adaptive`` remembers, as a multiple of the pages cached.
         ends_known: fraction of the requests after which the caches are told which of their pages no later request
             uses; 0 if several requests are in flight.
-        costs: decide whether pages are loaded from the host tier, and give the time saved.
+        costs: decide whether pages are loaded from the tiers, and give the time saved.
         concurrency: requests in flight.
         max_num_batched_tokens: maximum tokens per step; ignored with one request in flight, whose prompt takes one
             step.
         show_progress: show the progress of each replay on standard error.
 
     Raises:
-        ConfigError: a capacity is smaller than a page, the step size is not a multiple of the page size, there is
-            no policy, or what needs the future is asked for with several requests in flight. Raised before anything
-            runs.
+        ConfigError: a capacity is smaller than a page or has a disk tier without a host tier, the step size is not
+            a multiple of the page size, there is no policy, or what needs the future is asked for with several
+            requests in flight. Raised before anything runs.
     """
     if not policies:
         raise ConfigError("policies is empty; give one or more")
@@ -120,6 +127,10 @@ def simulate(
         )
     page_size = recording.traffic.page_size
     for capacity in capacities:
+        if capacity.disk is not None and capacity.host is None:
+            raise ConfigError(
+                f"the disk tier of {capacity.disk} tokens needs a host tier; give one, or no disk tier"
+            )
         for n_tokens in capacity:
             if n_tokens is not None and n_tokens < page_size:
                 raise ConfigError(f"capacity {n_tokens} holds no page of {page_size} tokens; give more")
@@ -169,9 +180,9 @@ class _Simulation:
     def _result(self, capacity: Capacity | None, policy: Policy, n_cached_tokens_infinite: int | None) -> Result:
         traffic, started, started_cpu = self._recording.traffic, perf_counter(), thread_time()
         page_size = traffic.page_size
-        n_pages = None if capacity is None else capacity.device // page_size
-        host_tokens = None if capacity is None else capacity.host
-        replay_result = self._replay(n_pages, None if host_tokens is None else host_tokens // page_size, policy)
+        tiers: tuple[int | None, ...] = (None, None, None) if capacity is None else capacity
+        n_pages, host_pages, disk_pages = (None if n is None else n // page_size for n in tiers)
+        replay_result = self._replay(n_pages, host_pages, disk_pages, policy)
         n_cached, n_prompt = sum(replay_result.n_cached_tokens), sum(traffic.n_tokens)
         n_cached_infinite = n_cached if n_cached_tokens_infinite is None else n_cached_tokens_infinite
         n_evicted = replay_result.n_evicted_pages * page_size
@@ -185,7 +196,8 @@ class _Simulation:
             max_num_batched_tokens=None if self._concurrency == 1 else self._max_num_batched_tokens,
             capacity_tokens=None if capacity is None else capacity.device,
             capacity_pages=n_pages,
-            host_capacity_tokens=host_tokens,
+            host_capacity_tokens=None if capacity is None else capacity.host,
+            disk_capacity_tokens=None if capacity is None else capacity.disk,
             policy=policy,
             ghost_capacity=self._ghost_capacity if policy == "adaptive" else None,
             ends_known=self._ends_known,
@@ -195,8 +207,13 @@ class _Simulation:
             n_prompt_tokens=n_prompt,
             n_cached_tokens=n_cached,
             n_loaded_tokens=replay_result.n_loaded_tokens,
-            saved_seconds=round(self._costs.saved_seconds(n_cached, replay_result.n_loaded_tokens), 3),
+            n_fetched_tokens=replay_result.n_fetched_tokens,
+            saved_seconds=round(
+                self._costs.saved_seconds(n_cached, replay_result.n_loaded_tokens, replay_result.n_fetched_tokens),
+                3,
+            ),
             load_us_per_token=self._costs.load_us_per_token,
+            fetch_us_per_token=self._costs.fetch_us_per_token,
             compute_us_per_token=self._costs.compute_us_per_token,
             n_evicted_pages=replay_result.n_evicted_pages,
             n_evicted_tokens=n_evicted,
@@ -211,7 +228,9 @@ class _Simulation:
             cpu_seconds=round(thread_time() - started_cpu, 3),
         )
 
-    def _replay(self, n_pages: int | None, host_pages: int | None, policy: Policy) -> ReplayResult:
+    def _replay(
+        self, n_pages: int | None, host_pages: int | None, disk_pages: int | None, policy: Policy
+    ) -> ReplayResult:
         traffic = self._recording.traffic
         capacity = "infinite" if n_pages is None else f"{n_pages * traffic.page_size:,} tokens"
         activity = f"replaying {self._recording.name}, capacity {capacity}, policy {policy}"
@@ -222,6 +241,7 @@ class _Simulation:
                     n_pages,
                     policy,
                     host_pages=host_pages,
+                    disk_pages=disk_pages,
                     ghost_capacity=self._ghost_capacity,
                     ends_known=self._ends_known,
                     costs=self._costs,
@@ -233,6 +253,7 @@ class _Simulation:
                 self._max_num_batched_tokens,
                 policy,
                 host_pages=host_pages,
+                disk_pages=disk_pages,
                 ghost_capacity=self._ghost_capacity,
                 costs=self._costs,
             ).run(progress)

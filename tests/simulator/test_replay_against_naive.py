@@ -115,6 +115,59 @@ def naive_tiers(requests, capacity, host_capacity):
     return cached, n_loaded
 
 
+class NaiveDisk:
+    """Pages by their last use, each identified by its whole prefix. The oldest one that no other continues goes."""
+
+    def __init__(self, capacity):
+        self.capacity = capacity
+        self.last_use = {}
+        self.now = 0
+
+    def n_found(self, path):
+        return next((n for n, page in enumerate(path) if page not in self.last_use), len(path))
+
+    def use(self, pages):
+        for page in pages:
+            if page not in self.last_use and len(self.last_use) == self.capacity:
+                parents = {other[:-1] for other in self.last_use}
+                del self.last_use[min((p for p in self.last_use if p not in parents), key=self.last_use.get)]
+            self.now += 1
+            self.last_use[page] = self.now
+
+
+def naive_tiers_with_disk(requests, capacity, host_capacity, disk_capacity):
+    """Returns the cached blocks of each prompt in any tier, how many of all were loaded, and how many fetched.
+
+    As ``naive_tiers``; what enters the host tier enters the disk, and what only the disk has of a prompt enters the
+    host tier before the prompt is computed, if the whole prefix fits there.
+    """
+    pages = [request.hash_ids for request in requests]
+    device, host = (Naive(pages, n, knows_future=False) for n in (capacity, host_capacity))
+    disk = NaiveDisk(disk_capacity)
+    cached, n_loaded, n_fetched = [], 0, 0
+    for index, path in enumerate(device.paths):
+        n_host = next((n for n, page in enumerate(path) if page not in host.last_use), len(path))
+        n_device = device.use(index)
+        device.evict(index, capacity)
+        n_disk = n_host + disk.n_found(path[n_host:])
+        if n_disk > max(n_host, n_device) and n_disk <= host_capacity:
+            host.evict(index, host_capacity - (n_disk - n_host), keep=path[:n_host])
+            host.last_use |= dict.fromkeys(path[:n_disk], index)
+            disk.use(path[n_host:n_disk])
+            n_fetched += n_disk - n_host if n_device < n_host else n_disk - n_device
+            n_host = n_disk
+        if len(path) <= host_capacity:
+            host.evict(index, host_capacity - (len(path) - n_host), keep=path[:n_host])
+            host.use(index)
+            if n_host < len(path):
+                disk.use(path[disk.n_found(path) :])
+        else:
+            host.last_use |= dict.fromkeys(path[:n_host], index)
+        cached.append(max(n_device, n_host))
+        n_loaded += max(0, n_host - n_device)
+    return cached, n_loaded, n_fetched
+
+
 def replay_checked(traffic, capacity, *, knows_future=False, **settings):
     """Returns the cached tokens of each prompt; checks pool and tree after each."""
     replay = Replay(traffic, capacity, "oracle" if knows_future else "lru", **settings)
@@ -166,6 +219,36 @@ def test_two_tiers_equal_two_lists_of_blocks(ids, capacity, host_capacity):
     result = Replay(BlockTraffic(requests, BLOCK, "blocks"), capacity, "lru", host_pages=host_capacity).run()
     assert result.n_cached_tokens == [BLOCK * n for n in cached]
     assert result.n_loaded_tokens == BLOCK * n_loaded
+
+
+@settings(max_examples=150, deadline=None)
+@given(blocks, st.integers(1, 6), st.integers(1, 9), st.integers(1, 30))
+def test_three_tiers_equal_three_lists_of_blocks(ids, capacity, host_capacity, disk_capacity):
+    requests = [trace_request(each) for each in ids]
+    cached, n_loaded, n_fetched = naive_tiers_with_disk(requests, capacity, host_capacity, disk_capacity)
+    traffic = BlockTraffic(requests, BLOCK, "blocks")
+    costs = CostModel(load_us_per_token=1e-3, compute_us_per_token=1e6, fetch_us_per_token=1e-3)  # never compute
+    replay = Replay(traffic, capacity, "lru", host_pages=host_capacity, disk_pages=disk_capacity, costs=costs)
+    result = replay.run()
+    assert result.n_cached_tokens == [BLOCK * n for n in cached]
+    assert (result.n_loaded_tokens, result.n_fetched_tokens) == (BLOCK * n_loaded, BLOCK * n_fetched)
+
+
+@pytest.mark.parametrize("policy", ["lru", "adaptive", "oracle"])
+def test_a_large_disk_finds_what_an_infinite_cache_does_where_fetching_is_faster(policy):
+    random = Random(2)
+    chats = [[0, *range(10 * chat + 1, 10 * chat + 9)] for chat in range(20)]
+    requests = [trace_request(random.choice(chats)[: random.randrange(1, 9)]) for _ in range(300)]
+    traffic = BlockTraffic(requests, BLOCK, "blocks")
+    tiers = {"host_pages": 40, "disk_pages": 1000}
+    fast, slow = (CostModel(100.0, 1000.0, fetch_us_per_token) for fetch_us_per_token in (800.0, 1000.0))
+    infinite, fetched = Replay(traffic, None, policy).run(), Replay(traffic, 20, policy, **tiers, costs=fast).run()
+    assert fetched.n_cached_tokens == infinite.n_cached_tokens
+    assert 0 < fetched.n_fetched_tokens < fetched.n_loaded_tokens < sum(fetched.n_cached_tokens)
+    computed = Replay(traffic, 20, policy, **tiers, costs=slow).run()
+    assert 8 * computed.n_fetched_tokens < fetched.n_fetched_tokens, (
+        "where computing is faster, only samples are fetched"
+    )
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfuda", "adaptive", "oracle"])

@@ -132,6 +132,11 @@ def test_unsupported_policies_are_rejected(trace):
             simulation.simulate(recording, [Capacity(1024)], policies, **settings)
 
 
+def test_a_disk_tier_without_a_host_tier_is_rejected(trace):
+    with pytest.raises(ConfigError, match="4096 tokens needs a host tier"):
+        simulation.simulate(read_recording(trace), [Capacity(1024, disk=4096)], ["lru"])
+
+
 def test_rule_engine_rejects_requests_that_do_not_fit_in_the_pool(trace, tmp_path, capsys):
     file = tmp_path / "results.jsonl"
     assert simulate("--trace", trace, "--capacity", "3k,100k", "--rule", "engine", "--output-file", file) == 0
@@ -186,6 +191,29 @@ def test_tiers_show_what_each_gave_and_the_time_saved(trace, tmp_path, capsys):
     assert (folder / "hit_rate_by_capacity.png").exists()
 
 
+def test_a_disk_shows_what_it_gave_and_the_time_saved(trace, tmp_path, capsys):
+    file, folder = tmp_path / "results.jsonl", tmp_path / "pictures"
+    capacities = ("--capacity", "6k,device=6k,host=12k,device=6k,host=12k,disk=1M", "--eviction-policy", "lru")
+    outputs = ("--output-file", file, "--plot", folder)
+    for fetch_us in (5, 30):
+        assert simulate("--trace", trace, *outputs, *capacities, "--fetch-us-per-token", fetch_us) == 0
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    fast, slow = rows[:4], rows[4:]
+    assert [row["disk_capacity_tokens"] for row in rows] == [None, None, 1_000_000, None] * 2
+    assert [row["n_fetched_tokens"] > 0 for row in fast] == [False, False, True, False]
+    assert fast[1]["hit_rate_pct"] < fast[2]["hit_rate_pct"] == fast[3]["hit_rate_pct"]
+    assert slow[2]["n_fetched_tokens"] < fast[2]["n_fetched_tokens"] <= fast[2]["n_loaded_tokens"]
+    for row in rows:
+        copied_us = 2.4 * row["n_loaded_tokens"] + row["fetch_us_per_token"] * row["n_fetched_tokens"]
+        assert row["saved_seconds"] == round((21.7 * row["n_cached_tokens"] - copied_us) / 1e6, 3)
+    printed = capsys.readouterr().out
+    assert printed.count("32.4 µs from disk") == 1, "only where computing is faster"
+    table = [line.split() for line in printed.splitlines()[1:6]]
+    assert {"disk", "fetched"} <= set(table[0])
+    assert [line[1:3] for line in table[1:]] == [["-", "-"], ["12k", "-"], ["12k", "1M"], ["-", "-"]]
+    assert (folder / "hit_rate_by_capacity.png").exists()
+
+
 def test_known_ends_raise_the_hit_rate(trace, tmp_path, capsys):
     file = tmp_path / "results.jsonl"
     flags = ("--trace", trace, "--capacity", "6k", "--eviction-policy", "lru", "--output-file", file)
@@ -201,11 +229,14 @@ def test_tiers_and_all_server_policies_with_several_requests_in_flight(trace, tm
     file = tmp_path / "results.jsonl"
     flags = ("--trace", trace, "--concurrency", 4, "--output-file", file)
     policies = ("--eviction-policy", "lru,lfuda,adaptive")
-    assert simulate(*flags, "--capacity", "12k,device=12k,host=1M", *policies) == 0
+    capacities = ("--capacity", "12k,device=12k,host=1M,device=12k,host=16k,disk=1M", "--fetch-us-per-token", 1)
+    assert simulate(*flags, *capacities, *policies) == 0
     *rows, infinite = [json.loads(line) for line in file.read_text().splitlines()]
-    for alone, tiers in zip(rows[:3], rows[3:], strict=True):
+    for alone, tiers, disk in zip(rows[:3], rows[3:6], rows[6:], strict=True):
         assert alone["n_cached_tokens"] < tiers["n_cached_tokens"] <= infinite["n_cached_tokens"]
-        assert tiers["n_loaded_tokens"] > 0
+        assert tiers["n_loaded_tokens"] > tiers["n_fetched_tokens"] == 0
+        assert alone["n_cached_tokens"] < disk["n_cached_tokens"] <= infinite["n_cached_tokens"]
+        assert disk["n_fetched_tokens"] > 0
 
 
 def test_a_model_determines_the_bytes_per_token(trace, tmp_path, capsys):
@@ -245,13 +276,22 @@ def test_a_model_determines_the_bytes_per_token(trace, tmp_path, capsys):
         (["--capacity", "host=5M"], "'host=5M' needs device="),
         (["--capacity", "1M,host=5M"], "'host=5M' needs device="),
         (["--capacity", "device=1M,host=5M,host=6M"], "'host=6M' needs device="),
-        (["--capacity", "device=1M,host=5M,disk=50M"], "'disk=50M'"),
+        (["--capacity", "disk=50M"], "'disk=50M' needs host="),
+        (["--capacity", "1M,disk=50M"], "'disk=50M' needs host="),
+        (["--capacity", "device=1M,disk=50M"], "'disk=50M' needs host="),
+        (["--capacity", "device=1M,host=5M,disk=50M,disk=60M"], "'disk=60M' needs host="),
+        (["--capacity", "device=1M,host=5M,disk=0"], "'0'"),
         (["--capacity", "gpu=1M"], "'gpu=1M' is not a tier"),
         (["--capacity", "device=1M,host=0"], "'0'"),
         (["--capacity", "1M", "--ends-known", "1.5"], "ends_known 1.5 "),
         (["--capacity", "1M", "--ghost-capacity", "2"], "--eviction-policy adaptive"),
         (["--capacity", "1M", "--policy", "adaptive", "--ghost-capacity", "-1"], "ghost_capacity -1 "),
         (["--capacity", "1M", "--load-us-per-token", "2"], "--load-us-per-token needs a host tier"),
+        (
+            ["--capacity", "device=1M,host=2M", "--fetch-us-per-token", "2"],
+            "--fetch-us-per-token needs a disk tier",
+        ),
+        (["--capacity", "device=1M,host=2M,disk=3M", "--fetch-us-per-token", "0"], "fetch_us_per_token 0 "),
         (["--capacity", "device=1M,host=2M", "--compute-us-per-token", "0"], "compute_us_per_token 0 "),
         (["--capacity", "1M", "--max-num-batched-tokens", "512"], "--concurrency"),
         (["--capacity", "1M", "--model", "tiny", "--kv-bytes-per-token", "1"], "--model"),
@@ -307,6 +347,7 @@ REFUSED_FILES = [
     (GOOD, ["--page-size", "48"], "page_size 48 "),
     (GOOD, ["--capacity", "511"], "capacity 511 "),
     (GOOD, ["--capacity", "device=1M,host=511"], "capacity 511 "),
+    (GOOD, ["--capacity", "device=1M,host=1M,disk=511"], "capacity 511 "),
     (GOOD, ["--model", "no/such/model"], "no/such/model"),
 ]
 
