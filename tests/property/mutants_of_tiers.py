@@ -10,6 +10,7 @@ import pytest
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.tiers.disk_tier import DiskTier, Fetch
+from radixkv.runtime.cache.tiers.page_keys import KeyChain
 from radixkv.runtime.cache.tiers.page_store import FinishedTransfer
 from radixkv.runtime.cache.transfers import Load, Transfers
 from radixkv.runtime.scheduler.loading import LoadingRequests
@@ -115,8 +116,8 @@ def believe_in_a_lost_page(patch: Patch) -> None:
 
 
 def leave_the_namespace_out_of_keys(patch: Patch) -> None:
-    keys = DiskTier._keys
-    patch.setattr(DiskTier, "_keys", lambda self, namespace, tokens: keys(self, Namespace(), tokens))
+    keys = KeyChain.keys
+    patch.setattr(KeyChain, "keys", lambda self, namespace, tokens: keys(self, Namespace(), tokens))
 
 
 OF_TIERS: tuple[Callable[[Patch], None], ...] = (

@@ -19,6 +19,7 @@ from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.tiers import page_file
 from radixkv.runtime.cache.tiers.disk_tier import DiskTier
+from radixkv.runtime.cache.tiers.page_keys import KeyChain
 from radixkv.tree.node import Namespace
 from support.checkpoints import save_checkpoint
 from support.cpu_server import CpuServer, Logits, ids, recorded_logits
@@ -245,8 +246,8 @@ def believe_a_failed_fetch(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_salt(patch: pytest.MonkeyPatch) -> None:
-    keys = DiskTier._keys
-    patch.setattr(DiskTier, "_keys", lambda self, namespace, tokens: keys(self, Namespace(), tokens))
+    keys = KeyChain.keys
+    patch.setattr(KeyChain, "keys", lambda self, namespace, tokens: keys(self, Namespace(), tokens))
 
 
 MUTANTS: tuple[tuple[Callable[[pytest.MonkeyPatch], None], Callable[[Restarts], None]], ...] = (

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.load_cost import LoadCost
-from radixkv.runtime.cache.tiers.page_keys import chain, namespace_key
+from radixkv.runtime.cache.tiers.page_keys import KeyChain
 from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, PageStore
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 
@@ -19,7 +19,7 @@ _MAX_WRITTEN_BYTES = 256 << 20
 _MAX_OFFERS = 4096
 """Offers that wait to be written; beyond them the oldest is dropped."""
 _MAX_OFFERS_PER_TURN = 32
-"""Offers looked at in one turn, which bounds its length: the keys of each are computed."""
+"""Offers looked at in one turn, which bounds its length: keys of each are computed."""
 
 
 class _Offer(NamedTuple):
@@ -88,6 +88,10 @@ class DiskTier:
     _fetches: dict[int, Fetch] = field(default_factory=dict)
     _writes: dict[int, _Write] = field(default_factory=dict)
     _n_pages_in_write: int = 0
+    _chain: KeyChain = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._chain = KeyChain(self.root, self.host.page_size * TOKEN_BYTES)
 
     @property
     def is_busy(self) -> bool:
@@ -123,7 +127,7 @@ class DiskTier:
         if not self.store.n_pages:
             return n_host
         first = n_host // self.host.page_size
-        return n_host + self.store.run(self._keys(namespace, tokens)[first:]) * self.host.page_size
+        return n_host + self.store.run(self._chain.keys(namespace, tokens)[first:]) * self.host.page_size
 
     def find_fetch(self, namespace: Namespace, tokens: bytes, n_host: int) -> Fetch | None:
         """Returns a fetch in flight of the page after the prompt's first ``n_host`` tokens, if there is one."""
@@ -146,7 +150,7 @@ class DiskTier:
         if first >= last or not self.host.reserve(blocks, last):
             self.host.close(blocks)
             return None
-        keys = self._keys(namespace, tokens[: n_tokens * TOKEN_BYTES])[first:]
+        keys = self._chain.keys(namespace, tokens[: n_tokens * TOKEN_BYTES])[first:]
         missing = tokens[first * page_size * TOKEN_BYTES : n_tokens * TOKEN_BYTES]
         ticket = self.store.load(keys, missing, self._buffers(blocks.pages[first:last]))
         fetch = Fetch(namespace, bytearray(tokens[: n_tokens * TOKEN_BYTES]), blocks)
@@ -213,7 +217,7 @@ class DiskTier:
         source = self.host.open(offer.namespace, offer.tokens, is_use=False)
         last = source.n_leased
         tokens = offer.tokens[: last * page_size * TOKEN_BYTES]
-        keys = self._keys(offer.namespace, tokens)
+        keys = self._chain.keys(offer.namespace, tokens)
         first = self.store.run(keys)
         if first >= last:
             self.host.close(source)
@@ -222,9 +226,6 @@ class DiskTier:
         ticket = self.store.store(keys[first:], missing, self._buffers(source.pages[first:last]))
         self._writes[ticket] = _Write(source, last - first)
         self._n_pages_in_write += last - first
-
-    def _keys(self, namespace: Namespace, tokens: bytes) -> list[bytes]:
-        return chain(namespace_key(self.root, namespace), tokens, self.host.page_size * TOKEN_BYTES)
 
     def _buffers(self, slots: Sequence[int]) -> list[memoryview]:
         return [self.slot_buffer(slot) for slot in slots]

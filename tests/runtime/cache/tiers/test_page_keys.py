@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from random import Random
 
-from radixkv.runtime.cache.tiers.page_keys import KVIdentity, chain, namespace_key, root_key
+from radixkv.runtime.cache.tiers.page_keys import KeyChain, KVIdentity, chain, namespace_key, root_key
 from radixkv.tree.node import Namespace
 
 IDENTITY = KVIdentity("model", "cpu", "avx2", "2.11.0", "float32", "", "LKV16", 16)
@@ -43,3 +44,13 @@ def test_a_chain_can_be_continued() -> None:
     assert keys == [*(first := keys_with(tokens=TOKENS[:128])), *chain(first[-1], TOKENS[128:], 64)]
     assert keys_with(tokens=TOKENS[:-1]) == keys[:-1], "only whole pages have keys"
     assert all(later[32:] == earlier[:32] for earlier, later in pairwise(keys))
+
+
+def test_remembered_keys_are_those_of_the_same_tokens_after_the_same_tokens() -> None:
+    random, root = Random(0), root_key(IDENTITY)
+    remembering = KeyChain(root, 8)
+    parts = [random.randbytes(8 * n_pages) for n_pages in (1, 31, 32, 32, 33, 64)]
+    for _ in range(500):
+        tokens = b"".join(random.choices(parts, k=random.randrange(6))) + bytes(random.randrange(9))
+        namespace = Namespace(salt=random.choice([None, "a", "b"]))
+        assert remembering.keys(namespace, tokens) == chain(namespace_key(root, namespace), tokens, 8)
