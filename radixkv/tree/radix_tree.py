@@ -104,8 +104,8 @@ class RadixTree:
             tokens: the tokens to look up.
             is_use: False leaves the order of eviction as it is: for a copy of the pages, which does not make
                 another request for them more likely.
-            is_hit: False for a lease that is no request's, and only adds pages: the eviction policy does not count
-                it as a hit of the pages that it finds.
+            is_hit: False for a lease that is no request's, and only adds pages, or whose request may not start:
+                the eviction policy does not count it as a hit of the pages that it finds before ``count_hit``.
         """
         root = self._forest.root(namespace)
         lease = Lease(root, 0, is_use=is_use, is_hit=is_use and is_hit)
@@ -114,15 +114,22 @@ class RadixTree:
         self._leases.add(lease)
         return lease
 
+    def count_hit(self, lease: Lease) -> None:
+        """Makes a lease a hit of the pages that it covers, and of those that it finds from now on. O(edges).
+
+        Args:
+            lease: an open lease, with ``is_use`` and without ``is_hit``, that has committed nothing.
+        """
+        self._require_open(lease)
+        assert lease.is_use, "a hit is a use"
+        assert not lease.is_hit, "a lease is a hit once"
+        lease.is_hit = True
+        self._policy.hit(_path(lease)[1:])  # the root has no page
+
     def pages(self, lease: Lease) -> list[int]:
         """Returns all pages of the lease's path, in token order. O(pages)."""
         self._require_open(lease)
-        path: list[Node] = []
-        node: Node | None = lease.node
-        while node is not None:
-            path.append(node)
-            node = node.parent
-        return _pages(reversed(path))
+        return _pages(_path(lease))
 
     def extend(self, lease: Lease, tokens: bytes) -> list[int]:
         """Extends the lease over pages that others have committed after its end.
@@ -446,7 +453,18 @@ class RadixTree:
             raise InvariantError(f"a lease of {lease.n_tokens} tokens is used after its release")
 
 
-def _pages(nodes: Iterator[Node] | Sequence[Node]) -> list[int]:
+def _path(lease: Lease) -> list[Node]:
+    """Returns the nodes from the root to the end of a lease. O(edges)."""
+    path: list[Node] = []
+    node: Node | None = lease.node
+    while node is not None:
+        path.append(node)
+        node = node.parent
+    path.reverse()
+    return path
+
+
+def _pages(nodes: Sequence[Node]) -> list[int]:
     pages: list[int] = []
     for node in nodes:
         pages += node.pages

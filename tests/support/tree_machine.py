@@ -50,6 +50,18 @@ class TreeMachine(RuleBasedStateMachine):
         tracked = self.world.lease(namespace, tokens)
         self.world.commit(tracked, tokens[len(tracked.tokens) :])
 
+    @precondition(lambda self: len(self.world.leases) < 8)
+    @rule(namespace=namespaces, index=st.integers(0), fraction=fractions, suffix=suffixes, starts=st.booleans())
+    def look_before_the_start(self, namespace, index, fraction, suffix, starts):
+        """Leases the cached prefix of a prompt, which is a hit only if its request starts."""
+        tokens = self.prompt(index, fraction, suffix)
+        tracked = self.world.lease(namespace, tokens, is_hit=False)
+        if starts:
+            self.world.count_hit(tracked)
+            self.world.commit(tracked, tokens[len(tracked.tokens) :])
+        else:
+            self.world.release(tracked)
+
     @precondition(lambda self: len(self.world.leases) < 7)
     @rule(namespace=namespaces, index=st.integers(0), fraction=fractions, suffix=suffixes)
     def start_twice_in_one_step(self, namespace, index, fraction, suffix):

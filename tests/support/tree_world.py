@@ -98,6 +98,11 @@ class World:
         self.leases.append(tracked)
         return tracked
 
+    def count_hit(self, tracked: TrackedLease) -> None:
+        self.tree.count_hit(tracked.lease)
+        tracked.is_hit = True
+        self._find(tracked, tracked.pages)
+
     def commit(self, tracked: TrackedLease, tokens: bytes) -> None:
         tokens = tokens[: min(len(tokens) // self.page_bytes, len(self.free)) * self.page_bytes]
         pages = [self.free.pop() for _ in range(len(tokens) // self.page_bytes)]

@@ -41,7 +41,9 @@ def replay(policy: EvictionPolicyName, seed: int, n_requests: int = 150) -> None
         chat = random.choice([n, *list(chats)[-random.choice((3, 12)) :]])
         turn = ids(*(random.randrange(3) for _ in range(random.randrange(1, 4))))
         chats[chat] = tokens = (chats.get(chat, ids(1, chat % 5)) + turn)[: 4 * 12]
-        tracked = world.lease(NAMESPACE, tokens, is_hit=random.random() < 0.9)
+        tracked = world.lease(NAMESPACE, tokens, is_hit=random.random() < 0.5)
+        if not tracked.is_hit and random.random() < 0.8:
+            world.count_hit(tracked)
         world.commit(tracked, tokens[len(tracked.tokens) :])
         world.mark_computed(tracked, len(tracked.tokens) // 4)
         while len(world.leases) > random.choice((0, 0, 1, 2)):

@@ -176,11 +176,11 @@ def uncomputed_pages_stay_cached(patch: Patch) -> None:
 
 
 def shared_leaf_grows_in_place(patch: Patch) -> None:
-    def append(self: Forest, end: Any, tokens: bytes, pages: list[int]) -> Any:
+    def append(self: Forest, end: Any, tokens: bytes, pages: list[int], n_hits: int = 0) -> Any:
         if end.parent is None or end.children is not None:
-            return original(self, end, tokens, pages)
+            return original(self, end, tokens, pages, n_hits)
         n_leases, end.n_leases = end.n_leases, 1
-        grown = original(self, end, tokens, pages)
+        grown = original(self, end, tokens, pages, n_hits)
         end.n_leases = n_leases
         return grown
 

@@ -114,13 +114,19 @@ class PageCache:
             reads: False leases nothing, so that every token is computed; commits still add to the tree.
             bypasses_tree: True makes all pages private; the request neither reads from the tree nor adds to it.
             is_use: False leaves the order of eviction as it is.
-            is_hit: False for pages that are found for a copy, and not for a request.
+            is_hit: False for pages that are found for a copy, and not for a request, or for a request that may not
+                start: see ``count_hit``.
         """
         if bypasses_tree or not self.shares:
             return BlockTable(None, [], 0)
         lease = self.tree.lease(namespace, tokens if reads else b"", is_use=is_use, is_hit=is_hit)
         pages = self.tree.pages(lease)
         return BlockTable(lease, pages, len(pages))
+
+    def count_hit(self, blocks: BlockTable) -> None:
+        """Counts a hit of the leased pages, which were opened without. ``RadixTree.count_hit``."""
+        if blocks.lease is not None:
+            self.tree.count_hit(blocks.lease)
 
     def extend(self, blocks: BlockTable, tokens: bytearray) -> None:
         """Extends the lease over pages that other requests have committed since. Does nothing if there is a tail.

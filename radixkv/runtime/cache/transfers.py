@@ -278,8 +278,8 @@ class Transfers:
         Returns:
             None, without any change, if too few pages are available or there is nothing to copy.
         """
-        source = self.host.open(namespace, tokens)
-        blocks = self.device.open(namespace, tokens)
+        source = self.host.open(namespace, tokens, is_hit=False)
+        blocks = self.device.open(namespace, tokens, is_hit=False)
         first, last = blocks.n_leased, source.n_leased
         # Counted now, because the lease on the device's prefix makes its pages unavailable.
         has_room = max(n_pages, last) - first <= self.device.n_available - n_kept
@@ -287,6 +287,8 @@ class Transfers:
             self.host.close(source)
             self.device.close(blocks)
             return None
+        self.host.count_hit(source)
+        self.device.count_hit(blocks)
         n_bytes = last * self.device.page_size * TOKEN_BYTES
         self._n_declined = 0
         load = Load(bytearray(tokens[:n_bytes]), blocks, source, last - first)

@@ -86,16 +86,20 @@ class RunningRequests:
             blocks = self._loading.blocks(request)
             self._cache.extend(blocks, request.tokens)
         else:
-            blocks = self._cache.open(request.namespace, request.key, request.reads_cache, request.bypasses_tree)
+            blocks = self._cache.open(
+                request.namespace, request.key, request.reads_cache, request.bypasses_tree, is_hit=False
+            )
         if self._cache.pages_for(request.n_known) - len(blocks.pages) > self.n_room(request, prefilling):
             if not is_loaded:
                 self._cache.close(blocks)
             return False
         if is_loaded:
             self._loading.take(request)
-        elif self._transfers is not None and request.uses_tiers and blocks.n_leased:
-            n_bytes = blocks.n_leased * self._cache.page_size * TOKEN_BYTES
-            self._transfers.offer_used(request.namespace, request.key[:n_bytes])
+        else:
+            self._cache.count_hit(blocks)
+            if self._transfers is not None and request.uses_tiers and blocks.n_leased:
+                n_bytes = blocks.n_leased * self._cache.page_size * TOKEN_BYTES
+                self._transfers.offer_used(request.namespace, request.key[:n_bytes])
         self._assign(request, blocks)
         return True
 

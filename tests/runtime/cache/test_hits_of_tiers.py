@@ -36,3 +36,35 @@ def test_a_store_is_no_hit_and_a_load_is_one() -> None:
     answer(engine, 60, 1)  # finds them in the host tier
     assert engine.transfers.counters.n_loads == 1
     assert (hits(engine.host, 40), hits(engine.host, 56)) == (1, 1)
+
+
+def test_a_request_that_waits_for_pages_counts_a_hit_only_when_it_starts() -> None:
+    engine = Engine(16, PAGE_SIZE, n_slots=300, eviction_policy="lfuda")
+    answer(engine, 40, 1)
+    engine.cache.flush()
+    answer(engine, 20, 1)  # so five of the prompt's ten pages are on the device again
+    assert (hits(engine.cache, 20), hits(engine.host, 20)) == (0, 1)
+    taken = engine.cache.open(Namespace(), b"", bypasses_tree=True)
+    assert engine.cache.reserve(taken, 8)
+    engine.add(prompt(44), max_tokens=1)
+    for _ in range(3):  # eight pages are available, and six are missing; but five of the eight are the prompt's own
+        assert engine.scheduler.schedule() is None
+    assert (hits(engine.cache, 20), hits(engine.host, 20)) == (0, 1)
+    engine.cache.close(taken)
+    engine.run()
+    assert (hits(engine.cache, 20), hits(engine.host, 20)) == (1, 2)
+
+
+def test_a_fetch_and_the_load_after_it_are_one_hit() -> None:
+    engine = Engine(64, PAGE_SIZE, n_slots=64, has_disk=True, eviction_policy="lfuda")
+    answer(engine, 40, 1)
+    for n_tokens in (40, 20):
+        for cache in (engine.cache, engine.host):
+            cache.flush()
+        answer(engine, n_tokens, 1)
+    engine.cache.flush()
+    n_fetched = engine.transfers.disk.counters.n_pages_fetched
+    assert (hits(engine.host, 20), n_fetched) == (1, 15)
+    answer(engine, 40, 1)
+    assert engine.transfers.disk.counters.n_pages_fetched == n_fetched + 5
+    assert (hits(engine.host, 20), hits(engine.host, 40)) == (2, 1)

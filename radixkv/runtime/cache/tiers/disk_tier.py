@@ -145,7 +145,9 @@ class DiskTier:
             None, without any change, if too few slots are available.
         """
         page_size = self.host.page_size
-        blocks = self.host.open(namespace, tokens[: n_tokens * TOKEN_BYTES])
+        blocks = self.host.open(
+            namespace, tokens[: n_tokens * TOKEN_BYTES], is_hit=False
+        )  # the load after it is one
         first, last = blocks.n_leased, n_tokens // page_size
         if first >= last or not self.host.reserve(blocks, last):
             self.host.close(blocks)
