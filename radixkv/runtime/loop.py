@@ -78,11 +78,11 @@ class _LiveRequest:
 
     @property
     def n_loaded(self) -> int:
-        return min(self.n_cached, sum(choice.n_loaded for choice in self.choices))
+        return sum(choice.n_loaded for choice in self.choices)
 
     @property
     def n_fetched(self) -> int:
-        return min(self.n_loaded, sum(choice.n_fetched for choice in self.choices))
+        return sum(choice.n_fetched for choice in self.choices)
 
     @property
     def n_outputs(self) -> int:

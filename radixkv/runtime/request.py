@@ -115,12 +115,16 @@ class Request:
     """Version of the tree for which ``n_matched`` holds."""
     computed_ranges: list[tuple[int, int]] = field(default_factory=list)
     """Prompt positions computed before the first output token, as half-open ranges."""
+    loaded_ranges: list[tuple[int, int]] = field(default_factory=list)
+    """Positions that were loaded from the host tier before the first output token."""
+    fetched_ranges: list[tuple[int, int]] = field(default_factory=list)
+    """Positions that were fetched from disk before the first output token."""
     n_cached: int | None = None
     """Prompt tokens taken from the cache; None until the first output token, 0 in a follower."""
     n_offered: int = 0
     """Leading tokens that were offered to the host tier."""
     n_loaded: int = 0
-    """Prompt tokens loaded from the host tier before the first output token."""
+    """Cached prompt tokens that were loaded from the host tier; 0 until the first output token."""
     n_fetched: int = 0
     """Those of the loaded tokens that came from disk before."""
     uses_disk: bool = True
@@ -262,17 +266,33 @@ class Request:
         new_leader.n_prompt_logprobs = self.n_prompt_logprobs
         new_leader.prompt_logprobs_end = self.prompt_logprobs_end
         new_leader.computed_ranges, new_leader.n_cached = self.computed_ranges, None
+        new_leader.loaded_ranges, new_leader.fetched_ranges = self.loaded_ranges, self.fetched_ranges
         new_leader.scheduled_at = self.scheduled_at
         return new_leader
 
     def count_cached(self) -> None:
-        """Sets ``n_cached`` from the computed ranges. O(chunks · log chunks), once a request."""
-        n_computed = end = 0
-        for first, last in sorted(self.computed_ranges):
-            n_computed += max(0, last - max(first, end))
-            end = max(end, last)
-        self.computed_ranges.clear()
+        """Sets ``n_cached``, ``n_loaded`` and ``n_fetched`` from the ranges. O(chunks · log chunks), once.
+
+        A preempted request may compute positions that were loaded for it before, and load others again.
+        """
+        computed, loaded, fetched = self.computed_ranges, self.loaded_ranges, self.fetched_ranges
+        n_computed = _n_positions(computed)
         self.n_cached = self.n_prompt - n_computed
+        if loaded:
+            self.n_loaded = _n_positions(computed + loaded) - n_computed
+            self.n_fetched = min(self.n_loaded, _n_positions(computed + fetched) - n_computed)
+        computed.clear()
+        loaded.clear()
+        fetched.clear()
+
+
+def _n_positions(ranges: list[tuple[int, int]]) -> int:
+    """Returns the number of positions in half-open ranges, which may overlap. O(ranges · log ranges)."""
+    n_positions = end = 0
+    for first, last in sorted(ranges):
+        n_positions += max(0, last - max(first, end))
+        end = max(end, last)
+    return n_positions
 
 
 class Update(msgspec.Struct, frozen=True):

@@ -156,11 +156,13 @@ class ReplayCaches:
     def cached_tokens(self, index: int, request: Request) -> CachedTokens:
         """Returns the cached tokens of prompt ``index``, whose request has finished."""
         assert request.n_cached is not None, "a finished request was scheduled"
-        n_loaded = min(request.n_loaded, request.n_cached)
-        n_fetched = min(request.n_fetched, n_loaded)
         n_cached, n_on_device, n_in_memory = (
             self._traffic.n_cached_tokens(index, n_symbols)
-            for n_symbols in (request.n_cached, request.n_cached - n_loaded, request.n_cached - n_fetched)
+            for n_symbols in (
+                request.n_cached,
+                request.n_cached - request.n_loaded,
+                request.n_cached - request.n_fetched,
+            )
         )
         return CachedTokens(n_cached, n_cached - n_on_device, n_cached - n_in_memory)
 

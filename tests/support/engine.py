@@ -285,6 +285,8 @@ class Engine:
                 scores += update.prompt_logprobs.items
             if update.token is not None:
                 self.started.add(request.id)
+            if request.n_cached is not None:
+                assert 0 <= request.n_fetched <= request.n_loaded <= request.n_cached, "tokens count twice"
             if update.finish_reason is not None or update.error is not None:
                 reason = update.finish_reason or (update.error.code if update.error else "")
                 self.ended[name] = Ended(reason, self.output(request))

@@ -10,6 +10,7 @@ from radixkv.runtime.cache.tiers.disk_tier import Fetch
 from radixkv.runtime.cache.transfers import Load, Transfers
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.scheduler.waiting import WaitingQueue
+from radixkv.tree.node import TOKEN_BYTES
 
 
 class _Loading(NamedTuple):
@@ -131,7 +132,7 @@ class LoadingRequests:
                 if isinstance(copy, Fetch):
                     request.uses_disk = not copy.has_failed
                     if request.n_cached is None:
-                        request.n_fetched += copy.n_tokens
+                        request.fetched_ranges.append((copy.start, copy.start + copy.n_tokens))
                 self.retract(request)
         for request, (load, _) in list(self._loads.items()):
             if load.is_done and (load.has_failed or not load.blocks.can_commit):
@@ -145,7 +146,8 @@ class LoadingRequests:
         load, n_missing = self._loads.pop(request)
         self.n_promised -= n_missing
         if request.n_cached is None:
-            request.n_loaded += load.n_pages * self._cache.page_size
+            end = len(load.tokens) // TOKEN_BYTES
+            request.loaded_ranges.append((end - load.n_pages * self._cache.page_size, end))
 
     def n_promised_to_others(self, request: Request) -> int:
         """Pages promised to other requests. O(1)."""

@@ -50,7 +50,7 @@ def test_a_prompt_comes_from_disk_through_the_host_tier() -> None:
     engine = restarted_engine()
     request = engine.add(prompt(40))
     finish(engine)
-    assert sources(request) == (39, 40, 40)
+    assert sources(request) == (39, 39, 39)
     again = engine.add(prompt(40))
     finish(engine)
     assert sources(again) == (39, 0, 0), "the device has it"
@@ -85,7 +85,7 @@ def test_an_abort_during_a_fetch() -> None:
     engine.abort(request)
     again = engine.add(prompt(40))
     finish(engine)
-    assert again.n_loaded == 40
+    assert again.n_loaded == 39
     assert engine.transfers.disk.counters.n_pages_fetched == 10, "the second request fetched again"
 
 
@@ -138,13 +138,13 @@ def engine_with_half_in_the_host_tier(fetch_s_per_token: float) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize(("fetch_s_per_token", "n_fetched"), [(0.05, 20), (0.11, 0)])
+@pytest.mark.parametrize(("fetch_s_per_token", "n_fetched"), [(0.05, 19), (0.11, 0)])
 def test_a_gain_from_the_host_tier_does_not_pay_for_a_slow_disk(fetch_s_per_token: float, n_fetched: int) -> None:
     engine = engine_with_half_in_the_host_tier(fetch_s_per_token)
     request = engine.add(prompt(40))
     finish(engine)
     assert request.n_fetched == n_fetched
-    assert request.n_loaded >= 20
+    assert request.n_loaded == 20 + n_fetched
 
 
 def test_loads_from_the_host_tier_do_not_put_off_the_next_try_of_a_fetch() -> None:
@@ -155,7 +155,7 @@ def test_loads_from_the_host_tier_do_not_put_off_the_next_try_of_a_fetch() -> No
         n_fetched.append(0 if fetch is None else 20)
         request = engine.add(prompt(20), max_tokens=1)
         engine.run()
-        assert request.n_loaded == 20
+        assert request.n_loaded == 19
         evict(engine, engine.cache)
     assert n_fetched[:32] == [0] * 32
     assert 20 in n_fetched

@@ -37,6 +37,8 @@ class Fetch:
     """Tokens of the pages that the host tier will have, from the start of the sequence."""
     blocks: BlockTable
     """The host tier's slots; those after the leased ones are being filled."""
+    start: int
+    """Tokens before those that are fetched."""
     is_done: bool = False
     has_failed: bool = False
     """Whether some of the pages could not be read."""
@@ -155,7 +157,7 @@ class DiskTier:
         keys = self._chain.keys(namespace, tokens[: n_tokens * TOKEN_BYTES])[first:]
         missing = tokens[first * page_size * TOKEN_BYTES : n_tokens * TOKEN_BYTES]
         ticket = self.store.load(keys, missing, self._buffers(blocks.pages[first:last]))
-        fetch = Fetch(namespace, bytearray(tokens[: n_tokens * TOKEN_BYTES]), blocks)
+        fetch = Fetch(namespace, bytearray(tokens[: n_tokens * TOKEN_BYTES]), blocks, first * page_size)
         self._fetches[ticket] = fetch
         return fetch
 
