@@ -319,7 +319,6 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--cache-dir-size",
         type=byte_size,
-        default=defaults.cache_dir_bytes,
         metavar="SIZE",
         help="maximum size of the files in --cache-dir (default: 64GiB)",
     )

@@ -122,8 +122,8 @@ class CacheConfig:
     """Size of the host tier, which keeps copies of pages in host memory; None: no host tier."""
     cache_dir: str | None = None
     """A folder for the disk tier, which keeps what enters the host tier over restarts; None: no disk tier."""
-    cache_dir_bytes: int = 64 << 30
-    """Maximum size of the files in ``cache_dir``."""
+    cache_dir_bytes: int | None = None
+    """Maximum size of the files in ``cache_dir``. None: 64 GiB."""
     write_policy: WritePolicy = "through"
     """Which pages the host tier gets: ``through``: all computed ones; ``selective``: those that a second request
     has used."""
@@ -131,8 +131,9 @@ class CacheConfig:
     """What to do for a prompt whose pages are in the host tier: ``always`` load them, ``never``, or ``auto``: what
     is faster by measured rates, loading or computing."""
     eviction_policy: EvictionPolicyName = "lru"
-    """Which pages are evicted first, in every tier: ``lru``: the least recently used; ``lfuda``: those with the
-    fewest uses, with aging; ``adaptive``: those that promise the fewest hits, as learnt from the traffic."""
+    """Which pages are evicted first, on the device and in the host tier: ``lru``: the least recently used;
+    ``lfuda``: those with the fewest uses, with aging; ``adaptive``: those that promise the fewest hits, as learnt
+    from the traffic."""
     ghost_capacity: float = 4.0
     """How many evicted pages ``adaptive`` remembers in each tier, as a multiple of the pages cached."""
 
@@ -153,7 +154,13 @@ class CacheConfig:
                     "host_memory_bytes needs enable_prefix_caching: the host tier keeps pages of the prefix cache"
                 )
         _check_text("cache_dir", self.cache_dir, "a folder")
-        _check_at_least(1, "cache_dir_bytes", self.cache_dir_bytes)
+        if self.cache_dir_bytes is not None:
+            _check_at_least(1, "cache_dir_bytes", self.cache_dir_bytes)
+            if self.cache_dir is None:
+                raise ConfigError(
+                    f"cache_dir_bytes {self.cache_dir_bytes} needs cache_dir: without a folder there is no disk "
+                    "tier; set --cache-dir"
+                )
         if self.cache_dir is not None and self.host_memory_bytes is None:
             raise ConfigError(
                 f"cache_dir {shortened(self.cache_dir)} needs host_memory_bytes: pages go to disk and come back "

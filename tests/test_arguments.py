@@ -62,7 +62,6 @@ def read(config, path):
         (("--kv-cache-memory-bytes",), "4096", "cache.kv_cache_memory_bytes", 4096),
         (("--max-total-tokens",), "640", "cache.max_total_tokens", 640),
         (("--host-memory",), "4096", "cache.host_memory_bytes", 4096),
-        (("--cache-dir-size",), "4096", "cache.cache_dir_bytes", 4096),
         (("--write-policy", "--hicache-write-policy"), "selective", "cache.write_policy", "selective"),
         (("--load-policy",), "never", "cache.load_policy", "never"),
         (("--gpu-memory-utilization", "--mem-fraction-static"), "0.85", "cache.gpu_memory_utilization", 0.85),
@@ -155,9 +154,10 @@ engines = st.builds(
     | st.builds(
         CacheConfig,
         host_memory_bytes=positive,
-        cache_dir=st.none() | st.sampled_from(["folder", "/folder with space"]),
-        cache_dir_bytes=positive,
-    ),
+        cache_dir=st.sampled_from(["folder", "/folder with space"]),
+        cache_dir_bytes=st.none() | positive,
+    )
+    | st.builds(CacheConfig, host_memory_bytes=positive),
     scheduler=st.builds(
         SchedulerConfig,
         max_num_seqs=st.none() | st.integers(1, 64),
@@ -534,6 +534,8 @@ def test_sglangs_write_policies_have_its_names(theirs, ours):
         (("--host-memory", "1GiB", "--hicache-write-policy", "write_back"), ["--hicache-write-policy", "through"]),
         (("--cache-dir", "/tmp/kv"), ["cache_dir '/tmp/kv'", "--host-memory"]),
         (("--host-memory", "1GiB", "--cache-dir", ""), ["cache_dir is empty"]),
+        (("--cache-dir-size", "1GiB"), ["cache_dir_bytes 1073741824", "--cache-dir"]),
+        (("--host-memory", "1GiB", "--cache-dir-size", "64GiB"), ["cache_dir_bytes 68719476736", "--cache-dir"]),
         (("--host-memory", "1GiB", "--cache-dir", "/tmp/kv", "--cache-dir-size", "0"), ["cache_dir_bytes 0"]),
         (
             ("--host-memory", "1GiB", "--cache-dir", "/tmp/kv", "--cache-dir-size", "much"),
@@ -542,6 +544,7 @@ def test_sglangs_write_policies_have_its_names(theirs, ours):
         (("--host-memory", "1GiB", "--load-policy", "fast"), ["load_policy 'fast'", "auto"]),
         (("--enable-hierarchical-cache",), ["--enable-hierarchical-cache", "--host-memory"]),
         (("--hicache-ratio", "2"), ["--hicache-ratio", "--host-memory"]),
+        (("--hicache-storage-backend", "file"), ["--hicache-storage-backend", "--cache-dir FOLDER"]),
         (("--swap-space", "4"), ["--swap-space", "--host-memory"]),
         (("--cpu-offload-gb", "4"), ["--cpu-offload-gb", "weights"]),
         (("--kv-offloading-size", "1", "--kv-offloading-backend", "lmcache"), ["--kv-offloading-backend"]),

@@ -94,7 +94,7 @@ class LLM:
         host_memory_bytes: size of the host tier, host memory that keeps copies of pages; None: no host tier.
         cache_dir: folder of the disk tier, which keeps what enters the host tier over restarts; it holds the
             prompts' tokens. None: no disk tier.
-        cache_dir_bytes: maximum size of the files in ``cache_dir``.
+        cache_dir_bytes: maximum size of the files in ``cache_dir``. None: 64 GiB.
         write_policy: what the host tier gets: ``through`` (all computed pages) or ``selective`` (those that a
             second request has used).
         load_policy: for prompts whose pages the host tier has: ``always`` load them, ``never``, or ``auto``: load
@@ -138,7 +138,7 @@ class LLM:
         enable_prefix_caching: bool = True,
         host_memory_bytes: int | None = None,
         cache_dir: str | Path | None = None,
-        cache_dir_bytes: int = CacheConfig.cache_dir_bytes,
+        cache_dir_bytes: int | None = None,
         write_policy: WritePolicy = "through",
         load_policy: LoadPolicy = "auto",
         eviction_policy: EvictionPolicyName = "lru",

@@ -19,6 +19,7 @@ from radixkv.runtime.device.machine_cuda import Machine
 _MAX_NUM_SEQS: dict[Device, int] = {"cpu": 256, "cuda": 512}
 _MAX_NUM_BATCHED_TOKENS: dict[Device, int] = {"cpu": 2048, "cuda": 8192}
 _CPU_POOL_BYTES = 1 << 30
+_CACHE_DIR_BYTES = 64 << 30
 _GPU_MEMORY_UTILIZATION = 0.9
 
 
@@ -44,6 +45,7 @@ class ResolvedConfig:
     cache_dir: str | None
     """Folder of the disk tier; None: no disk tier."""
     cache_dir_bytes: int
+    """Maximum size of the files in ``cache_dir``."""
     write_policy: WritePolicy
     load_policy: LoadPolicy
     eviction_policy: EvictionPolicyName
@@ -98,7 +100,7 @@ def with_defaults(
         max_total_tokens=cache.max_total_tokens,
         host_memory_bytes=cache.host_memory_bytes,
         cache_dir=cache.cache_dir,
-        cache_dir_bytes=cache.cache_dir_bytes,
+        cache_dir_bytes=_CACHE_DIR_BYTES if cache.cache_dir_bytes is None else cache.cache_dir_bytes,
         write_policy=cache.write_policy,
         load_policy=cache.load_policy,
         eviction_policy=cache.eviction_policy,
