@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from radixkv.config import MetricsCompat
 from radixkv.frontend.in_flight import cached_tokens_details
 from radixkv.frontend.metrics.stats_delta import StatsDelta
-from radixkv.wire import HostStats, Stats
+from radixkv.wire import DiskStats, HostStats, Stats
 
 _VLLM: Mapping[str, tuple[str, ...]] = {
     "num_requests_running": ("num_requests_running",),
@@ -77,6 +77,8 @@ class MetricAliases:
             yield self._sglang_hits(stats)
             if stats.host is not None:
                 yield from self._sglang_hierarchical_cache(stats, stats.host)
+            if stats.disk is not None:
+                yield from self._sglang_storage(stats.disk)
 
     def _vllm_hits(self, stats: Stats) -> Iterator[Metric]:
         n_loaded = 0 if stats.host is None else stats.host.prefix_hits_total
@@ -115,6 +117,11 @@ class MetricAliases:
         yield self._counter("hicache_backup_tokens", "Tokens copied to the host.", n_stored)
         n_evicted = stats.pages_evicted_total * self.page_size
         yield self._counter("evicted_tokens", "Tokens evicted from the device.", n_evicted)
+
+    def _sglang_storage(self, disk: DiskStats) -> Iterator[Metric]:
+        n_fetched, n_written = (n * self.page_size for n in (disk.pages_fetched_total, disk.pages_written_total))
+        yield self._counter("prefetched_tokens", "Tokens fetched from disk.", n_fetched)
+        yield self._counter("backuped_tokens", "Tokens written to disk.", n_written)
 
     def _sglang_gauges(self, stats: Stats, stats_delta: StatsDelta | None) -> Iterator[Metric]:
         n_used = stats.n_pages - stats.n_pages_free - stats.n_pages_evictable

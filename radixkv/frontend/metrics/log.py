@@ -78,7 +78,8 @@ def _line(stats_delta: StatsDelta) -> str:
     )
     return (
         f"{stats.n_running} running, {stats.n_waiting} waiting, "
-        f"pool {used:.1%} in use and {cached:.1%} cached, {_host_tier(stats_delta)}{hits}, "
+        f"pool {used:.1%} in use and {cached:.1%} cached, "
+        f"{_host_tier(stats_delta)}{_disk_tier(stats_delta)}{hits}, "
         f"{stats_delta.prompt_tokens_per_s:.1f} prompt tokens/s, "
         f"{stats_delta.generation_tokens_per_s:.1f} generated tokens/s"
     )
@@ -90,3 +91,12 @@ def _host_tier(stats_delta: StatsDelta) -> str:
         return ""
     used = 1 - after.n_slots_free / after.n_slots if after.n_slots else 0.0
     return f"host tier {used:.1%} used, {after.pages_loaded_total - before.pages_loaded_total} pages loaded, "
+
+
+def _disk_tier(stats_delta: StatsDelta) -> str:
+    before, after = stats_delta.before.disk, stats_delta.after.disk
+    if before is None or after is None:
+        return ""
+    n_fetched = after.pages_fetched_total - before.pages_fetched_total
+    n_written = after.pages_written_total - before.pages_written_total
+    return f"disk tier {after.n_bytes / 2**30:.1f} GiB, {n_fetched} pages fetched and {n_written} written, "

@@ -156,6 +156,8 @@ def test_sglang_with_a_disk_tier(metrics: Metrics, stats: Stats) -> None:
     values = samples(metrics.render(stats, MetricAliases("sglang", "m", 16)), "sglang:")
     for source, value in {"device": 10, "host": 10, "storage": 20}.items():
         assert read(values, "sglang:cached_tokens_total", model_name="m", cache_source=source) == value
+    assert read(values, "sglang:prefetched_tokens_total", model_name="m") == 5 * 16
+    assert read(values, "sglang:backuped_tokens_total", model_name="m") == 8 * 16
 
 
 def test_rates_are_missing_without_a_stats_delta(metrics: Metrics, stats: Stats) -> None:

@@ -14,7 +14,7 @@ from radixkv.frontend.http.errors import RuntimeSilent
 from radixkv.frontend.metrics.log import StatsLog
 from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.wire import GetStats, Stats
-from support.scripted_runtime import HOST, ScriptedLoop
+from support.scripted_runtime import DISK, HOST, ScriptedLoop
 
 
 def counters(**changes: Any) -> Stats:
@@ -92,6 +92,19 @@ def test_a_line_says_what_the_host_tier_gave() -> None:
     assert "host tier 50.0% used, 12 pages loaded" in line
     (line,), _ = lines([counters(), counters(steps_total=10)])
     assert "host tier" not in line
+
+
+def test_a_line_says_what_the_disk_tier_did() -> None:
+    later = msgspec.structs.replace(
+        DISK,
+        n_bytes=3 << 29,
+        pages_fetched_total=DISK.pages_fetched_total + 7,
+        pages_written_total=DISK.pages_written_total + 9,
+    )
+    (line,), _ = lines([counters(host=HOST, disk=DISK), counters(steps_total=10, host=HOST, disk=later)])
+    assert "disk tier 1.5 GiB, 7 pages fetched and 9 written" in line
+    (line,), _ = lines([counters(host=HOST), counters(steps_total=10, host=HOST)])
+    assert "disk tier" not in line
 
 
 def test_without_prompts_there_is_no_hit_rate() -> None:
