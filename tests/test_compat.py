@@ -117,5 +117,7 @@ def test_a_host_tier_is_refused_without_its_size() -> None:
     assert resolve(enable_hierarchical_cache=False) == ({}, {})
     with pytest.raises(UnsupportedFeature, match="hicache_ratio 2.0 .*host_memory_bytes"):
         resolve(hicache_ratio=2.0, hicache_size=4)
+    with pytest.raises(UnsupportedFeature, match="hicache_storage_backend 'file' .*cache_dir"):
+        resolve(hicache_storage_backend="file", hicache_size=4)
     with pytest.raises(ConfigError, match="hicache_size and kv_offloading_size are the same"):
         resolve(hicache_size=4, kv_offloading_size=4)

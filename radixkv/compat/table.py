@@ -121,7 +121,11 @@ REFUSED = (
         {ENGINE: "hicache_ratio swap_space=0"},
         "use host_memory_bytes (--host-memory)",
     ),
-    Refused("the only tier beside the device is host memory", {ENGINE: "hicache_storage_backend"}),
+    Refused(
+        "pages go to disk in one way, to files in a folder that you name",
+        {ENGINE: "hicache_storage_backend"},
+        "use cache_dir (--cache-dir FOLDER)",
+    ),
     Refused("pages are copied in one way", {ENGINE: 'kv_offloading_backend="native"'}),
     Refused(
         "weights stay on the device",
