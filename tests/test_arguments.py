@@ -1,4 +1,4 @@
-"""Tests of the flags: every alias sets its setting, and a wrong value ends with one line and exit code 2."""
+"""Tests of the engine's flags: each sets its setting, and a wrong value ends with one line and exit code 2."""
 
 from dataclasses import fields
 
@@ -6,46 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixkv.arguments import Parser, add_engine_flags, engine_config, engine_flags
-from radixkv.cli import main
+from radixkv.arguments import engine_config, engine_flags
 from radixkv.cli.generate import add as add_generate
 from radixkv.cli.offline import sampling_settings
 from radixkv.cli.serve import add as add_serve
 from radixkv.cli.serve import server_config
-from radixkv.compat import Place, refusals
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
-from radixkv.sampling import SamplingParams
-
-
-def parse(*flags):
-    parser = Parser(prog="radixkv test")
-    add_engine_flags(parser)
-    parser.set_defaults(parser=parser)
-    return engine_config(parser.parse_args(flags))
-
-
-def command(add, name, *flags):
-    parser = Parser(prog="radixkv")
-    add(parser.add_subparsers(parser_class=Parser))
-    return parser.parse_args([name, *flags])
-
-
-def refused(capsys, call, *flags):
-    with pytest.raises(SystemExit) as stopped:
-        call(*flags)
-    assert stopped.value.code == 2
-    text = capsys.readouterr().err
-    assert text.count("\n") == 1
-    assert ": error: " in text
-    assert len(text) < 300
-    assert "--help" in text
-    return text
-
-
-def read(config, path):
-    for name in path.split("."):
-        config = getattr(config, name)
-    return config
+from support.flags import command, parse, read, refused
 
 
 @pytest.mark.parametrize(
@@ -84,11 +51,6 @@ def test_each_spelling_gives_its_setting_and_changes_no_other(spellings, value, 
             assert engine_flags(config) == [f"{spellings[0]}={value}"]
 
 
-@pytest.mark.parametrize(("spelling", "name"), [("half", "float16"), ("float", "float32")])
-def test_vllms_other_names_of_types(spelling, name):
-    assert parse("--dtype", spelling).model.dtype == name
-
-
 def test_both_spellings_of_no_cache():
     assert parse().cache.enable_prefix_caching
     assert parse("--enable-prefix-caching").cache.enable_prefix_caching
@@ -96,24 +58,10 @@ def test_both_spellings_of_no_cache():
     assert not parse("--disable-radix-cache").cache.enable_prefix_caching
 
 
-@pytest.mark.parametrize("flag", ["--max-queued-requests", "--queue-timeout", "--lpm-window", "--lpm-max-passes"])
-def test_generate_has_no_queue_flags(capsys, flag):
-    assert f"unknown flag {flag}" in refused(capsys, command, add_generate, "generate", "text", flag, "3")
-    assert engine_config(command(add_generate, "generate", "text")) == EngineConfig()
-
-
 def test_both_spellings_of_no_graphs():
     assert not parse().model.enforce_eager
     assert parse("--enforce-eager").model.enforce_eager
     assert parse("--disable-cuda-graph").model.enforce_eager
-
-
-def test_flags_that_exist_for_one_value_change_nothing():
-    one = [flag for name in ("--tensor-parallel-size", "-tp", "--tp-size", "--tp") for flag in (name, "1")]
-    auto = [
-        flag for name in ("--kv-cache-dtype", "--load-format", "--generation-config") for flag in (name, "auto")
-    ]
-    assert parse(*one, *auto) == EngineConfig()
 
 
 def test_no_flag_at_all_is_the_default():
@@ -186,233 +134,6 @@ def test_every_setting_has_a_flag():
     assert len(fields(ServerConfig)) == 12
 
 
-def test_serve_reads_its_model_and_server_flags():
-    args = command(
-        add_serve,
-        "serve",
-        "some/model",
-        *("--host", "localhost", "--port", "0", "--served-model-name", "name", "--seed", "7"),
-        *("--heartbeat-timeout", "2.5", "--max-body-bytes", "1000", "--api-key", "sesame"),
-        *(
-            "--chat-template",
-            "a.jinja",
-            "--metrics-compat",
-            "vllm",
-            "--stats-interval",
-            "0.5",
-            "--no-explain-contents",
-        ),
-        *("--allowed-origins", '["https://app.example", "http://localhost:3000"]'),
-        "--priority-range=-1,2",
-    )
-    assert args.positional_model == "some/model"
-    assert args.seed == 7
-    assert server_config(args) == ServerConfig(
-        "localhost",
-        0,
-        "name",
-        2.5,
-        1000,
-        "sesame",
-        "a.jinja",
-        "vllm",
-        0.5,
-        False,
-        ("https://app.example", "http://localhost:3000"),
-        (-1, 2),
-    )
-    assert engine_config(args, model="some/model", seed=7) == EngineConfig(ModelConfig("some/model"), seed=7)
-
-
-@pytest.mark.parametrize(
-    ("flags", "explains"),
-    [
-        ((), True),
-        (("--no-explain-contents",), False),
-        (("--api-key", "k"), False),
-        (("--api-key", "k", "--host", "0.0.0.0"), False),
-        (("--api-key", "k", "--explain-contents"), True),
-    ],
-)
-def test_only_a_server_without_a_key_explains_contents_by_default(flags, explains):
-    assert server_config(command(add_serve, "serve", *flags)).may_explain_contents is explains
-
-
-@pytest.mark.parametrize("content", ["sesame", "sesame\n", "sesame\r\n"])
-def test_the_key_comes_from_a_flag_a_file_or_the_environment(tmp_path, monkeypatch, content):
-    file = tmp_path / "key"
-    file.write_text(content)
-    from_file = command(add_serve, "serve", "--api-key-file", str(file))
-    assert server_config(from_file).api_key == "sesame"
-    assert server_config(command(add_serve, "serve")).api_key is None
-    monkeypatch.setenv("RADIXKV_API_KEY", "from-environment")
-    assert server_config(command(add_serve, "serve")).api_key == "from-environment"
-    assert server_config(from_file).api_key == "sesame"
-    assert server_config(command(add_serve, "serve", "--api-key", "k")).api_key == "k"
-
-
-def test_an_unusable_key_is_refused_without_showing_it(tmp_path, monkeypatch, capsys):
-    def refusal(*flags):
-        with pytest.raises(SystemExit, match="2"):
-            server_config(command(add_serve, "serve", *flags))
-        return capsys.readouterr().err
-
-    file = tmp_path / "key"
-    assert "--api-key-file" in refusal("--api-key-file", str(file))
-    assert "--api-key-file" in refusal("--api-key-file", str(tmp_path))
-    for content in ("", "\n", "open sesame", "sesame\nsesame\n", "ses\xe4me"):
-        file.write_text(content)
-        error = refusal("--api-key-file", str(file))
-        assert "key" in error
-        assert "ses" not in error
-    assert "not allowed with" in refusal("--api-key", "k", "--api-key-file", str(file))
-    monkeypatch.setenv("RADIXKV_API_KEY", "")
-    assert "RADIXKV_API_KEY is empty" in refusal()
-
-
-@pytest.mark.parametrize(
-    ("flags", "priorities"),
-    [
-        ((), (0, 0)),
-        (("--priority-range=-5,7",), (-5, 7)),
-        (("--api-key", "k"), (-(1 << 31), (1 << 31) - 1)),
-        (("--api-key", "k", "--priority-range", "0,3"), (0, 3)),
-    ],
-)
-def test_clients_without_a_key_have_one_priority_by_default(flags, priorities):
-    assert server_config(command(add_serve, "serve", *flags)).allowed_priorities == priorities
-
-
-@pytest.mark.parametrize("text", ["5", "1,2,3", "a,b", "3,-3", ""])
-def test_a_priority_range_that_is_none_is_wrong_usage(text, capsys):
-    with pytest.raises(SystemExit):
-        server_config(command(add_serve, "serve", f"--priority-range={text}"))
-    assert "priority" in capsys.readouterr().err
-
-
-def test_all_origins_may_be_allowed_with_a_key():
-    args = command(add_serve, "serve", "--api-key", "k", "--allowed-origins", '["*"]')
-    assert server_config(args).allowed_origins == ("*",)
-
-
-def test_an_interval_of_zero_logs_no_statistics():
-    assert server_config(command(add_serve, "serve", "--stats-interval", "0")).stats_interval_s is None
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--host", "0.0.0.0"], "host '0.0.0.0'"),
-        (["--host", "example.org", "--api-key", "sesame"], "host 'example.org'"),
-        (["--api-key", ""], "api_key "),
-        (["--api-key", "open sesame"], "api_key "),
-        (["--metrics-compat", "VLLM"], "metrics_compat 'VLLM'"),
-        (["--stats-interval", "-1"], "--stats-interval: '-1'"),
-        (["--stats-interval", "inf"], "--stats-interval: 'inf'"),
-        (["--served-model-name", "a", "b"], "--served-model-name"),
-        (["--stats-interval", "never"], "--stats-interval: 'never'"),
-        (["--allowed-origins", "https://app.example"], "--allowed-origins: 'https://app.example'"),
-        (["--allowed-origins", "[5]"], "--allowed-origins: '[5]'"),
-        (["--allowed-origins", '["*"]'], "allowed_origins '*'"),
-        (["--allowed-origins", '["https://a.b", "*"]'], "allowed_origins '*'"),
-        (["--allowed-origins", '["https://a.b/"]'], "allowed_origins 'https://a.b/'"),
-        (["--allowed-origins", '["https://A.b"]'], "allowed_origins 'https://A.b'"),
-        (["--allowed-origins", '["null"]'], "allowed_origins 'null'"),
-        (["--allowed-origins", '["a.b"]'], "allowed_origins 'a.b'"),
-        (["--chat-template", ""], "chat_template is empty"),
-    ],
-)
-def test_wrong_server_flags_are_one_line(capsys, flags, message):
-    text = refused(capsys, lambda: server_config(command(add_serve, "serve", *flags)))
-    assert message in text
-    assert "sesame" not in text
-
-
-@pytest.mark.parametrize(
-    "flag",
-    [
-        "--enable-metrics",
-        "--enable-cache-report",
-        "--enable-prompt-tokens-details",
-        "--enable-chunked-prefill",
-        "--disable-log-requests",
-        "--no-enable-log-requests",
-    ],
-)
-def test_flags_without_effect_are_accepted(flag):
-    args = command(add_serve, "serve", flag, "some/model")
-    assert (args.positional_model, server_config(args), engine_config(args)) == (
-        "some/model",
-        ServerConfig(),
-        EngineConfig(),
-    )
-
-
-def test_vllms_flag_turns_statistics_off():
-    assert server_config(command(add_serve, "serve", "--disable-log-stats")).stats_interval_s is None
-
-
-def test_the_model_may_follow_a_name_that_is_joined_to_its_flag():
-    args = command(add_serve, "serve", "--served-model-name=name", "some/model")
-    assert (args.served_model_name, args.positional_model) == ("name", "some/model")
-
-
-def test_help_shows_a_single_served_model_name(capsys):
-    with pytest.raises(SystemExit):
-        command(add_serve, "serve", "--help")
-    text = capsys.readouterr().out
-    assert "--served-model-name NAME" in text
-    assert "NAME [NAME" not in text
-
-
-def test_generate_reads_its_sampling_flags():
-    flags = ["--max-tokens", "3", "--temperature", "0.5", "--top-p", "0.9", "--top-k", "7", "--seed", "11"]
-    args = command(add_generate, "generate", "text", *flags, "--stop", "a", "--stop", "b c", "--ignore-eos")
-    expected = SamplingParams(
-        max_tokens=3, temperature=0.5, top_p=0.9, top_k=7, seed=11, stop=("a", "b c"), ignore_eos=True
-    )
-    assert SamplingParams(**sampling_settings(args)) == expected
-    assert args.prompt == "text"
-
-
-REFUSED_FLAGS = [
-    name if name.startswith("-") else f"--{name.replace('_', '-')}"
-    for name, refusal in refusals(Place.FLAG).items()
-    if refusal.implied_by is None
-]
-
-
-@pytest.mark.parametrize("flag", REFUSED_FLAGS)
-def test_a_flag_of_an_unsupported_feature_is_rejected_by_name(capsys, flag):
-    for flags in ([flag], [flag, "0.9"], [f"{flag}=0.9"] if flag.startswith("--") else [flag]):
-        assert f"{flag} is not supported: " in refused(capsys, parse, *flags)
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "--data-parallel-size 1",
-        "--dp-size=1",
-        "-dp 1",
-        "--pipeline-parallel-size 1",
-        "--ep-size 1",
-        "--nnodes 1",
-        "--tokenizer-mode auto",
-        "--log-level info",
-        "--task generate",
-        "--runner generate",
-        "--swap-space 0",
-        "--cpu-offload-gb 0",
-        "--stream-interval 1",
-        "--disaggregation-mode null",
-        "--async-scheduling",
-    ],
-)
-def test_neutral_values_of_unsupported_flags_are_accepted(flags):
-    args = command(add_serve, "serve", *flags.split(), "some/model")
-    assert (args.positional_model, engine_config(args)) == ("some/model", EngineConfig())
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -447,46 +168,10 @@ def test_a_wrong_value_is_one_line_that_names_it(capsys, flags, message):
     assert message in refused(capsys, parse, *flags)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--mem-fraction-static", "5"], ": error: --mem-fraction-static 5.0 "),
-        (["--max-running-requests=0"], ": error: --max-running-requests 0 "),
-        (
-            ["--chunked-prefill-size", "4", "--max-num-seqs", "8"],
-            ": error: --chunked-prefill-size 4 ",
-        ),
-        (["--block-size", "0"], ": error: --block-size 0 "),
-        (["--block-size", "many"], ": error: argument --block-size: 'many' "),
-        (["--model-path", ""], ": error: --model-path is ''"),
-        (["--scheduling-policy=x"], ": error: --scheduling-policy 'x' "),
-    ],
-)
-def test_errors_name_the_alias_that_was_typed(capsys, flags, message):
-    assert message in refused(capsys, parse, *flags)
-
-
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        (["--page-size", "8", "--block-size=8"], "--page-size and --block-size are"),
-        (["--mem-fraction-static", "0.5", "--gpu-memory-utilization", "0.5"], "--mem-fraction-static and --gpu-m"),
-    ],
-)
-def test_a_setting_under_two_names_is_refused(capsys, flags, named):
-    assert named in refused(capsys, parse, *flags)
-
-
 def test_the_last_of_repeated_flags_wins():
     assert parse("--page-size", "8", "--page-size", "4").cache.page_size == 4
     args = command(add_serve, "serve", "--explain-contents", "--no-explain-contents")
     assert server_config(args).explain_contents is False
-
-
-def test_errors_of_the_engines_start_name_the_alias_that_was_typed(capsys):
-    code = main(["generate", "--device", "cpu", "--context-length", "100000", "text"])
-    assert code == 1
-    assert "radixkv generate: error: --context-length 100000 " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--model", "--model-path"])
@@ -495,30 +180,6 @@ def test_a_model_that_is_given_twice_is_refused(capsys, flag):
     text = refused(capsys, lambda: engine_config(args, model=args.positional_model))
     assert "'one'" in text
     assert f" {flag} 'two'" in text
-
-
-@pytest.mark.parametrize(
-    ("flags", "n_bytes"),
-    [
-        (("--host-memory", "64GiB"), 64 << 30),
-        (("--host-memory", "500MB"), 500_000_000),
-        (("--host-memory=1.5 gib",), 3 << 29),
-        (("--kv-offloading-size", "0.5"), 1 << 29),
-        (("--kv-offloading-size", "4", "--kv-offloading-backend", "native"), 4 << 30),
-        (("--hicache-size", "2"), 2 * 10**9),
-        (("--enable-hierarchical-cache", "--hicache-size=2"), 2 * 10**9),
-        (("--host-memory", "1KiB", "--enable-hierarchical-cache"), 1024),
-    ],
-)
-def test_the_host_tiers_size_has_the_unit_of_its_flag(flags, n_bytes):
-    assert parse(*flags).cache.host_memory_bytes == n_bytes
-
-
-@pytest.mark.parametrize(
-    ("theirs", "ours"), [("write_through", "through"), ("write_through_selective", "selective")]
-)
-def test_sglangs_write_policies_have_its_names(theirs, ours):
-    assert parse("--hicache-write-policy", theirs).cache.write_policy == ours
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,146 @@
+"""Tests of the flags of vLLM and SGLang: those that are understood, and those that are refused by name."""
+
+import pytest
+
+from radixkv.arguments import engine_config
+from radixkv.cli import main
+from radixkv.cli.serve import add as add_serve
+from radixkv.cli.serve import server_config
+from radixkv.compat import Place, refusals
+from radixkv.config import EngineConfig, ServerConfig
+from support.flags import command, parse, refused
+
+
+@pytest.mark.parametrize(("spelling", "name"), [("half", "float16"), ("float", "float32")])
+def test_vllms_other_names_of_types(spelling, name):
+    assert parse("--dtype", spelling).model.dtype == name
+
+
+def test_flags_that_exist_for_one_value_change_nothing():
+    one = [flag for name in ("--tensor-parallel-size", "-tp", "--tp-size", "--tp") for flag in (name, "1")]
+    auto = [
+        flag for name in ("--kv-cache-dtype", "--load-format", "--generation-config") for flag in (name, "auto")
+    ]
+    assert parse(*one, *auto) == EngineConfig()
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--enable-metrics",
+        "--enable-cache-report",
+        "--enable-prompt-tokens-details",
+        "--enable-chunked-prefill",
+        "--disable-log-requests",
+        "--no-enable-log-requests",
+    ],
+)
+def test_flags_without_effect_are_accepted(flag):
+    args = command(add_serve, "serve", flag, "some/model")
+    assert (args.positional_model, server_config(args), engine_config(args)) == (
+        "some/model",
+        ServerConfig(),
+        EngineConfig(),
+    )
+
+
+def test_vllms_flag_turns_statistics_off():
+    assert server_config(command(add_serve, "serve", "--disable-log-stats")).stats_interval_s is None
+
+
+REFUSED_FLAGS = [
+    name if name.startswith("-") else f"--{name.replace('_', '-')}"
+    for name, refusal in refusals(Place.FLAG).items()
+    if refusal.implied_by is None
+]
+
+
+@pytest.mark.parametrize("flag", REFUSED_FLAGS)
+def test_a_flag_of_an_unsupported_feature_is_rejected_by_name(capsys, flag):
+    for flags in ([flag], [flag, "0.9"], [f"{flag}=0.9"] if flag.startswith("--") else [flag]):
+        assert f"{flag} is not supported: " in refused(capsys, parse, *flags)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--data-parallel-size 1",
+        "--dp-size=1",
+        "-dp 1",
+        "--pipeline-parallel-size 1",
+        "--ep-size 1",
+        "--nnodes 1",
+        "--tokenizer-mode auto",
+        "--log-level info",
+        "--task generate",
+        "--runner generate",
+        "--swap-space 0",
+        "--cpu-offload-gb 0",
+        "--stream-interval 1",
+        "--disaggregation-mode null",
+        "--async-scheduling",
+    ],
+)
+def test_neutral_values_of_unsupported_flags_are_accepted(flags):
+    args = command(add_serve, "serve", *flags.split(), "some/model")
+    assert (args.positional_model, engine_config(args)) == ("some/model", EngineConfig())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--mem-fraction-static", "5"], ": error: --mem-fraction-static 5.0 "),
+        (["--max-running-requests=0"], ": error: --max-running-requests 0 "),
+        (
+            ["--chunked-prefill-size", "4", "--max-num-seqs", "8"],
+            ": error: --chunked-prefill-size 4 ",
+        ),
+        (["--block-size", "0"], ": error: --block-size 0 "),
+        (["--block-size", "many"], ": error: argument --block-size: 'many' "),
+        (["--model-path", ""], ": error: --model-path is ''"),
+        (["--scheduling-policy=x"], ": error: --scheduling-policy 'x' "),
+    ],
+)
+def test_errors_name_the_alias_that_was_typed(capsys, flags, message):
+    assert message in refused(capsys, parse, *flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--page-size", "8", "--block-size=8"], "--page-size and --block-size are"),
+        (["--mem-fraction-static", "0.5", "--gpu-memory-utilization", "0.5"], "--mem-fraction-static and --gpu-m"),
+    ],
+)
+def test_a_setting_under_two_names_is_refused(capsys, flags, named):
+    assert named in refused(capsys, parse, *flags)
+
+
+def test_errors_of_the_engines_start_name_the_alias_that_was_typed(capsys):
+    code = main(["generate", "--device", "cpu", "--context-length", "100000", "text"])
+    assert code == 1
+    assert "radixkv generate: error: --context-length 100000 " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "n_bytes"),
+    [
+        (("--host-memory", "64GiB"), 64 << 30),
+        (("--host-memory", "500MB"), 500_000_000),
+        (("--host-memory=1.5 gib",), 3 << 29),
+        (("--kv-offloading-size", "0.5"), 1 << 29),
+        (("--kv-offloading-size", "4", "--kv-offloading-backend", "native"), 4 << 30),
+        (("--hicache-size", "2"), 2 * 10**9),
+        (("--enable-hierarchical-cache", "--hicache-size=2"), 2 * 10**9),
+        (("--host-memory", "1KiB", "--enable-hierarchical-cache"), 1024),
+    ],
+)
+def test_the_host_tiers_size_has_the_unit_of_its_flag(flags, n_bytes):
+    assert parse(*flags).cache.host_memory_bytes == n_bytes
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("write_through", "through"), ("write_through_selective", "selective")]
+)
+def test_sglangs_write_policies_have_its_names(theirs, ours):
+    assert parse("--hicache-write-policy", theirs).cache.write_policy == ours

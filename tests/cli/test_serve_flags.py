@@ -1,0 +1,164 @@
+"""Tests of the flags that only ``radixkv serve`` has."""
+
+import pytest
+
+from radixkv.arguments import engine_config
+from radixkv.cli.serve import add as add_serve
+from radixkv.cli.serve import server_config
+from radixkv.config import EngineConfig, ModelConfig, ServerConfig
+from support.flags import command, refused
+
+
+def test_serve_reads_its_model_and_server_flags():
+    args = command(
+        add_serve,
+        "serve",
+        "some/model",
+        *("--host", "localhost", "--port", "0", "--served-model-name", "name", "--seed", "7"),
+        *("--heartbeat-timeout", "2.5", "--max-body-bytes", "1000", "--api-key", "sesame"),
+        *(
+            "--chat-template",
+            "a.jinja",
+            "--metrics-compat",
+            "vllm",
+            "--stats-interval",
+            "0.5",
+            "--no-explain-contents",
+        ),
+        *("--allowed-origins", '["https://app.example", "http://localhost:3000"]'),
+        "--priority-range=-1,2",
+    )
+    assert args.positional_model == "some/model"
+    assert args.seed == 7
+    assert server_config(args) == ServerConfig(
+        "localhost",
+        0,
+        "name",
+        2.5,
+        1000,
+        "sesame",
+        "a.jinja",
+        "vllm",
+        0.5,
+        False,
+        ("https://app.example", "http://localhost:3000"),
+        (-1, 2),
+    )
+    assert engine_config(args, model="some/model", seed=7) == EngineConfig(ModelConfig("some/model"), seed=7)
+
+
+@pytest.mark.parametrize(
+    ("flags", "explains"),
+    [
+        ((), True),
+        (("--no-explain-contents",), False),
+        (("--api-key", "k"), False),
+        (("--api-key", "k", "--host", "0.0.0.0"), False),
+        (("--api-key", "k", "--explain-contents"), True),
+    ],
+)
+def test_only_a_server_without_a_key_explains_contents_by_default(flags, explains):
+    assert server_config(command(add_serve, "serve", *flags)).may_explain_contents is explains
+
+
+@pytest.mark.parametrize("content", ["sesame", "sesame\n", "sesame\r\n"])
+def test_the_key_comes_from_a_flag_a_file_or_the_environment(tmp_path, monkeypatch, content):
+    file = tmp_path / "key"
+    file.write_text(content)
+    from_file = command(add_serve, "serve", "--api-key-file", str(file))
+    assert server_config(from_file).api_key == "sesame"
+    assert server_config(command(add_serve, "serve")).api_key is None
+    monkeypatch.setenv("RADIXKV_API_KEY", "from-environment")
+    assert server_config(command(add_serve, "serve")).api_key == "from-environment"
+    assert server_config(from_file).api_key == "sesame"
+    assert server_config(command(add_serve, "serve", "--api-key", "k")).api_key == "k"
+
+
+def test_an_unusable_key_is_refused_without_showing_it(tmp_path, monkeypatch, capsys):
+    def refusal(*flags):
+        with pytest.raises(SystemExit, match="2"):
+            server_config(command(add_serve, "serve", *flags))
+        return capsys.readouterr().err
+
+    file = tmp_path / "key"
+    assert "--api-key-file" in refusal("--api-key-file", str(file))
+    assert "--api-key-file" in refusal("--api-key-file", str(tmp_path))
+    for content in ("", "\n", "open sesame", "sesame\nsesame\n", "ses\xe4me"):
+        file.write_text(content)
+        error = refusal("--api-key-file", str(file))
+        assert "key" in error
+        assert "ses" not in error
+    assert "not allowed with" in refusal("--api-key", "k", "--api-key-file", str(file))
+    monkeypatch.setenv("RADIXKV_API_KEY", "")
+    assert "RADIXKV_API_KEY is empty" in refusal()
+
+
+@pytest.mark.parametrize(
+    ("flags", "priorities"),
+    [
+        ((), (0, 0)),
+        (("--priority-range=-5,7",), (-5, 7)),
+        (("--api-key", "k"), (-(1 << 31), (1 << 31) - 1)),
+        (("--api-key", "k", "--priority-range", "0,3"), (0, 3)),
+    ],
+)
+def test_clients_without_a_key_have_one_priority_by_default(flags, priorities):
+    assert server_config(command(add_serve, "serve", *flags)).allowed_priorities == priorities
+
+
+@pytest.mark.parametrize("text", ["5", "1,2,3", "a,b", "3,-3", ""])
+def test_a_priority_range_that_is_none_is_wrong_usage(text, capsys):
+    with pytest.raises(SystemExit):
+        server_config(command(add_serve, "serve", f"--priority-range={text}"))
+    assert "priority" in capsys.readouterr().err
+
+
+def test_all_origins_may_be_allowed_with_a_key():
+    args = command(add_serve, "serve", "--api-key", "k", "--allowed-origins", '["*"]')
+    assert server_config(args).allowed_origins == ("*",)
+
+
+def test_an_interval_of_zero_logs_no_statistics():
+    assert server_config(command(add_serve, "serve", "--stats-interval", "0")).stats_interval_s is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--host", "0.0.0.0"], "host '0.0.0.0'"),
+        (["--host", "example.org", "--api-key", "sesame"], "host 'example.org'"),
+        (["--api-key", ""], "api_key "),
+        (["--api-key", "open sesame"], "api_key "),
+        (["--metrics-compat", "VLLM"], "metrics_compat 'VLLM'"),
+        (["--stats-interval", "-1"], "--stats-interval: '-1'"),
+        (["--stats-interval", "inf"], "--stats-interval: 'inf'"),
+        (["--served-model-name", "a", "b"], "--served-model-name"),
+        (["--stats-interval", "never"], "--stats-interval: 'never'"),
+        (["--allowed-origins", "https://app.example"], "--allowed-origins: 'https://app.example'"),
+        (["--allowed-origins", "[5]"], "--allowed-origins: '[5]'"),
+        (["--allowed-origins", '["*"]'], "allowed_origins '*'"),
+        (["--allowed-origins", '["https://a.b", "*"]'], "allowed_origins '*'"),
+        (["--allowed-origins", '["https://a.b/"]'], "allowed_origins 'https://a.b/'"),
+        (["--allowed-origins", '["https://A.b"]'], "allowed_origins 'https://A.b'"),
+        (["--allowed-origins", '["null"]'], "allowed_origins 'null'"),
+        (["--allowed-origins", '["a.b"]'], "allowed_origins 'a.b'"),
+        (["--chat-template", ""], "chat_template is empty"),
+    ],
+)
+def test_wrong_server_flags_are_one_line(capsys, flags, message):
+    text = refused(capsys, lambda: server_config(command(add_serve, "serve", *flags)))
+    assert message in text
+    assert "sesame" not in text
+
+
+def test_the_model_may_follow_a_name_that_is_joined_to_its_flag():
+    args = command(add_serve, "serve", "--served-model-name=name", "some/model")
+    assert (args.served_model_name, args.positional_model) == ("name", "some/model")
+
+
+def test_help_shows_a_single_served_model_name(capsys):
+    with pytest.raises(SystemExit):
+        command(add_serve, "serve", "--help")
+    text = capsys.readouterr().out
+    assert "--served-model-name NAME" in text
+    assert "NAME [NAME" not in text
