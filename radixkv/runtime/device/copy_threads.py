@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import itertools
 import logging
-import os
 import queue
 import threading
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from time import perf_counter
 from typing import Protocol
 
 from radixkv.errors import ConfigError
+from radixkv.runtime.finished import Finished
 from radixkv.runtime.step.page_copier import FinishedCopy
 
 logger = logging.getLogger(__name__)
@@ -85,10 +85,7 @@ class CopyThreads:
         self._slots = slots
         self._n_taken = 0
         self._tickets = itertools.count()
-        self._finished: list[FinishedCopy] = []
-        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._reports = threading.Lock()
-        """Held while both ``_finished`` and the event change: the event is set if there is a finished copy."""
+        self._finished = Finished[FinishedCopy]()
         self._loads: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._stores: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._is_closing = False
@@ -134,23 +131,18 @@ class CopyThreads:
 
     def take_finished(self) -> list[FinishedCopy]:
         """Returns the copies that have finished since the last call. O(1) if there is none."""
-        if not self._finished:
-            return []
-        with self._reports:
-            os.eventfd_read(self._event)
-            finished, self._finished = self._finished, []
-        return finished
+        return self._finished.take()
 
     def fileno(self) -> int:
         """A descriptor that is readable while ``take_finished`` has something to return."""
-        return self._event
+        return self._finished.fileno()
 
     def close(self) -> None:
         """Waits for the copies that have begun, drops the others, and frees the host memory."""
         atexit.unregister(self._end_threads)
         self._end_threads()
         self._slots.close()
-        os.close(self._event)
+        self._finished.close()
 
     def _end_threads(self) -> None:
         self._is_closing = True
@@ -172,6 +164,4 @@ class CopyThreads:
             except Exception as problem:  # any exception fails this copy; the cache treats it as a miss
                 error = f"{type(problem).__name__}: {problem}"
                 logger.exception("a copy of %d pages failed", len(pages))
-            with self._reports:
-                self._finished.append(FinishedCopy(ticket, perf_counter() - started, error))
-                os.eventfd_write(self._event, 1)
+            self._finished.add(FinishedCopy(ticket, perf_counter() - started, error))

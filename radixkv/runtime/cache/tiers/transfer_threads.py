@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from enum import IntEnum
 from time import monotonic, perf_counter
 
 from radixkv.runtime.cache.tiers.page_store import FinishedTransfer
+from radixkv.runtime.finished import Finished
 
 logger = logging.getLogger(__name__)
 
@@ -58,10 +58,7 @@ class TransferThreads:
         self._wake = threading.Condition()
         """Guards the queues and the progress of transfers."""
         self._is_closing = False
-        self._finished: list[FinishedTransfer] = []
-        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._reports = threading.Lock()
-        """Held while both ``_finished`` and the event change: the event is set if there is a finished transfer."""
+        self._finished = Finished[FinishedTransfer]()
         self._threads = [
             threading.Thread(target=self._run, name=f"{name}-{index}", daemon=True) for index in range(n_threads)
         ]
@@ -81,7 +78,7 @@ class TransferThreads:
             self._queues[urgency].extend((transfer, index, step) for index, step in enumerate(steps))
             self._wake.notify(len(steps))
         if not steps:
-            self._report(transfer)
+            self._finished.add(transfer.finished())
         return transfer.ticket
 
     def n_waiting(self, urgency: Urgency) -> int:
@@ -90,16 +87,11 @@ class TransferThreads:
 
     def take_finished(self) -> list[FinishedTransfer]:
         """Returns the transfers that have finished since the last call. O(1) if there is none."""
-        if not self._finished:
-            return []
-        with self._reports:
-            os.eventfd_read(self._event)
-            finished, self._finished = self._finished, []
-        return finished
+        return self._finished.take()
 
     def fileno(self) -> int:
         """A descriptor that is readable while ``take_finished`` has something to return."""
-        return self._event
+        return self._finished.fileno()
 
     def close(self, timeout_s: float) -> bool:
         """Drops loads, takes the other steps within the limit, and drops those left then.
@@ -121,7 +113,7 @@ class TransferThreads:
         self._join(LAST_STEP_S)
         have_ended = not any(thread.is_alive() for thread in self._threads)
         if have_ended:
-            os.close(self._event)
+            self._finished.close()
         return have_ended
 
     def _join(self, timeout_s: float) -> None:
@@ -154,10 +146,5 @@ class TransferThreads:
                 transfer.n_pages = min(transfer.n_pages, index)
             has_finished = not transfer.n_steps_left
         if has_finished:
-            self._report(transfer)
+            self._finished.add(transfer.finished())
         return True
-
-    def _report(self, transfer: _Transfer) -> None:
-        with self._reports:
-            self._finished.append(transfer.finished())
-            os.eventfd_write(self._event, 1)
