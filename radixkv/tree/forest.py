@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from operator import attrgetter
-
-from sortedcontainers import SortedKeyList
 
 from radixkv.tree.children import Children
 from radixkv.tree.digest import Digest, namespace_digest
+from radixkv.tree.evictable import EvictableLeaves
 from radixkv.tree.node import Namespace, Node
 
 _DEMOTED = -1
@@ -27,14 +25,18 @@ class Forest:
         self.page_bytes = page_bytes
         """Bytes of one page's tokens."""
         self.roots: dict[Namespace, Node] = {}
-        self.evictable = SortedKeyList(key=attrgetter("rank", "serial"))
-        """Leaves without a lease, smallest rank first; contains no root."""
+        self.evictable = EvictableLeaves()
+        """Leaves without a lease; contains no root."""
         self.n_leased = 0
         """Reachable pages that a lease holds."""
         self.n_evictable = 0
         """Reachable pages without a lease."""
         self.n_detached = 0
         """Unreachable pages that a lease holds."""
+        self.n_retained = 0
+        """Reachable pages that a retention covers."""
+        self.retained_pages: dict[Namespace, int] = {}
+        """Those pages by namespace; without namespaces that have none."""
         self.version = 0
         """Changes with every change that can alter the result of a match."""
         self._digest = digest
@@ -94,12 +96,13 @@ class Forest:
         No child of the node may start with the first of the new pages.
 
         Returns:
-            The node that contains the new pages: ``node`` itself if it is a leaf with a single lease and as many
-            hits, else a new child with one lease.
+            The node that contains the new pages: ``node`` itself if it is a leaf with a single lease, as many hits
+            and no retention, else a new child with one lease.
         """
         self.version += 1
         self.n_leased += len(pages)
-        if node.children is None and node.n_leases == 1 and node.n_hits == n_hits and node.parent is not None:
+        is_alike = node.n_leases == 1 and node.n_hits == n_hits and not node.n_retentions
+        if node.children is None and is_alike and node.parent is not None:
             node.key += tokens
             node.pages += pages
             return node
@@ -114,7 +117,7 @@ class Forest:
     def split(self, node: Node, n_pages: int) -> Node:
         """Moves the first ``n_pages`` of a node to a new parent, and returns that parent. O(pages of the node).
 
-        ``node`` remains the lower part, so leases that end at it still do.
+        ``node`` remains the lower part, so leases and retentions that end at it still do.
         """
         parent = node.parent
         assert parent is not None
@@ -123,6 +126,7 @@ class Forest:
         upper = self._node(node.namespace, parent, node.key[:boundary], node.pages[:n_pages], rank=node.rank)
         upper.n_leases = node.n_leases
         upper.n_hits = node.n_hits
+        upper.n_retentions = node.n_retentions
         upper.n_computed = min(node.n_computed, n_pages)
         parent.children[self._first_page(node)] = upper
         if node.digests is not None:
@@ -146,6 +150,8 @@ class Forest:
         """
         self.version += 1
         self.n_evictable -= len(leaf.pages) - n_kept
+        if leaf.n_retentions:
+            self._count_retained(leaf.namespace, n_kept - len(leaf.pages))
         if n_kept == 0:
             tokens, pages = bytes(leaf.key), leaf.pages
             self._remove(leaf)
@@ -182,6 +188,10 @@ class Forest:
             elif not node.n_leases and node.parent is not None:
                 self.evictable.remove(node)
             node.children = None
+            if node.n_retentions:
+                self._count_retained(node.namespace, -len(node.pages))
+                node.n_retentions = 0
+                self._end_at(parent, node)
             if node.n_leases:
                 node.detached = True
                 self.n_leased -= len(node.pages)
@@ -200,6 +210,20 @@ class Forest:
         node.rank = _DEMOTED
         if is_evictable:
             self.evictable.add(node)
+
+    def retain(self, node: Node) -> None:
+        """Counts a retention whose path contains the node. O(log leaves)."""
+        if not node.n_retentions:
+            self._set_retained(node, 1)
+        else:
+            node.n_retentions += 1
+
+    def end_retention(self, node: Node) -> None:
+        """Counts a retention less whose path contains the node. O(log leaves)."""
+        if node.n_retentions == 1:
+            self._set_retained(node, 0)
+        else:
+            node.n_retentions -= 1
 
     def reachable(self) -> Iterator[Node]:
         """Yields every node that a match can reach, parents first, roots included."""
@@ -222,6 +246,7 @@ class Forest:
     def _remove(self, leaf: Node) -> None:
         parent = leaf.parent
         assert parent is not None
+        self._end_at(parent, leaf)
         self._drop_child(parent, leaf)
         leaf.unlink()
 
@@ -232,6 +257,32 @@ class Forest:
             parent.children = None
             if not parent.n_leases:
                 self._make_evictable(parent)
+
+    def _set_retained(self, node: Node, n_retentions: int) -> None:
+        """Makes a node retained, or not retained any more."""
+        is_evictable = node.children is None and not node.n_leases
+        if is_evictable:
+            self.evictable.remove(node)
+        node.n_retentions = n_retentions
+        self._count_retained(node.namespace, len(node.pages) if n_retentions else -len(node.pages))
+        if is_evictable:
+            self.evictable.add(node)
+
+    def _count_retained(self, namespace: Namespace, n_pages: int) -> None:
+        self.n_retained += n_pages
+        n_of_namespace = self.retained_pages.pop(namespace, 0) + n_pages
+        if n_of_namespace:
+            self.retained_pages[namespace] = n_of_namespace
+
+    @staticmethod
+    def _end_at(parent: Node | None, node: Node) -> None:
+        """Makes the retentions that end at a node that leaves the tree end at its parent, or nowhere at a root."""
+        is_root = parent is None or parent.parent is None
+        for retention in node.retentions:
+            retention.node = None if is_root else parent
+        if parent is not None and not is_root:
+            parent.retentions += node.retentions
+        node.retentions = ()
 
     def _make_evictable(self, node: Node) -> None:
         """Makes a node without a lease evictable if it is a leaf; deletes it if it is an empty root."""

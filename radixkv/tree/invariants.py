@@ -7,7 +7,7 @@ from collections.abc import Collection
 from radixkv.errors import InvariantError
 from radixkv.tree.digest import Digest, digest_at
 from radixkv.tree.forest import Forest
-from radixkv.tree.node import TOKEN_BYTES, Lease, Node
+from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node
 
 
 def check_counts(forest: Forest) -> None:
@@ -69,12 +69,13 @@ def check_forest(forest: Forest, leases: Collection[Lease], digest: Digest) -> N
         )
 
     leaves = [node for node in reachable if node.children is None and not node.n_leases and node.parent is not None]
-    leaves.sort(key=lambda node: (node.rank, node.serial))
+    leaves.sort(key=lambda node: (node.n_retentions > 0, node.rank, node.serial))
     _expect(
         list(forest.evictable) == leaves,
         None,
-        "the evictable leaves are not those without a lease, in order of their ranks",
+        "the evictable leaves are not those without a lease, in order of their ranks and the retained ones last",
     )
+    _check_retentions(forest, reachable, detached)
     for name, count, counted in (
         ("leased", forest.n_leased, sum(len(node.pages) for node in reachable if node.n_leases)),
         ("evictable", forest.n_evictable, sum(len(node.pages) for node in reachable if not node.n_leases)),
@@ -98,6 +99,25 @@ def _lease_counts(leases: Collection[Lease], page_bytes: int) -> dict[Node, int]
         _expect(length == TOKEN_BYTES * lease.n_tokens, lease.node, f"a lease of {lease.n_tokens} tokens ends here")
         _expect(length % page_bytes == 0, lease.node, "a lease ends within a page")
     return n_leases
+
+
+def _check_retentions(forest: Forest, reachable: Collection[Node], detached: Collection[Node]) -> None:
+    n_retentions: dict[Node, int] = {}
+    for end in reachable:
+        for retention in end.retentions:
+            _expect(retention.node is end, end, "a retention is listed here, but ends elsewhere")
+            node = end
+            while node.parent is not None:
+                n_retentions[node] = n_retentions.get(node, 0) + 1
+                node = node.parent
+    n_pages: dict[Namespace, int] = {}
+    for node in (*reachable, *detached):
+        n_expected = n_retentions.get(node, 0)
+        _expect(node.n_retentions == n_expected, node, f"{n_expected} retentions cover it, not {node.n_retentions}")
+        if n_expected:
+            n_pages[node.namespace] = n_pages.get(node.namespace, 0) + len(node.pages)
+    _expect(forest.retained_pages == n_pages, None, f"{forest.retained_pages} retained pages, but {n_pages} are")
+    _expect(forest.n_retained == sum(n_pages.values()), None, f"{forest.n_retained} pages are counted as retained")
 
 
 def _check_parent(node: Node, page_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Building blocks of the radix tree: nodes, namespaces, leases."""
+"""Building blocks of the radix tree: nodes, namespaces, leases, retentions."""
 
 from __future__ import annotations
 
@@ -39,10 +39,12 @@ class Node:
         "n_computed",
         "n_hits",
         "n_leases",
+        "n_retentions",
         "namespace",
         "pages",
         "parent",
         "rank",
+        "retentions",
         "serial",
     )
 
@@ -67,6 +69,10 @@ class Node:
         """None in a leaf and in every detached node."""
         self.n_leases = 0
         """Reference count: open leases whose path contains this node."""
+        self.n_retentions = 0
+        """Retentions whose path contains this node; if there is one, the node is evicted after all others."""
+        self.retentions: tuple[Retention, ...] = ()
+        """The retentions that end at this node."""
         self.rank = rank
         """Order of eviction, which the eviction policy gives: small ranks go first, negative ones are demoted."""
         self.n_hits = 0
@@ -84,6 +90,7 @@ class Node:
         """Drops every reference to other nodes, tokens and pages. O(1)."""
         self.parent = None
         self.children = None
+        self.retentions = ()
         self.digests = None
         self.key = bytearray()
         self.pages = []
@@ -113,6 +120,21 @@ class Lease:
     def detached(self) -> bool:
         """Whether the end of the path is detached, so that no match reaches it."""
         return self.node.detached
+
+
+class Retention:
+    """A cached prefix that is evicted after everything else, from a root to the end of ``node``.
+
+    Read-only outside the tree.
+    """
+
+    __slots__ = ("node", "until")
+
+    def __init__(self, node: Node | None, until: float) -> None:
+        self.node = node
+        """The last node of the path, or of what is left of it; None once nothing is left."""
+        self.until = until
+        """When it is to end, in the clock of whoever added it."""
 
 
 def walk(node: Node, tokens: bytes, page_bytes: int) -> tuple[list[Node], int, Node | None, int]:

@@ -14,6 +14,7 @@ from radixkv.tree.explain import Explanation, explain_match
 from radixkv.tree.forest import Forest
 from radixkv.tree.invariants import check_counts, check_forest
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node, n_matching_bytes, walk
+from radixkv.tree.retention import Retentions
 from radixkv.tree.shared_runs import SharedLeases, find_shared_runs
 
 _MAX_REMEMBERED_EVICTIONS = 1 << 14
@@ -57,6 +58,8 @@ class RadixTree:
         self._digest = digest
         self._policy = LruEviction() if policy is None else policy
         self._forest = Forest(self._page_bytes, digest)
+        self.retentions = Retentions(self._forest, self._page_bytes)
+        """The prefixes that are evicted after everything else."""
         self._leases: set[Lease] = set()
         self._evicted = RecentDigests(_MAX_REMEMBERED_EVICTIONS)
 
@@ -314,21 +317,22 @@ class RadixTree:
     def evict(self, n_pages: int) -> list[EvictedRun]:
         """Frees ``n_pages`` pages, or all evictable ones if there are fewer.
 
-        Takes the leaves in the order of the eviction policy, and the pages of a leaf from its end. O(pages + log
-        leaves) a run, and a digest of each page before it that has none yet.
+        Takes the leaves in the order of the eviction policy, retained ones last, and the pages of a leaf from its
+        end. O(pages + log leaves) a run, and a digest of each page before it that has none yet.
         """
         forest, policy = self._forest, self._policy
         runs: list[EvictedRun] = []
         while n_pages > 0 and forest.n_evictable:
-            index = policy.victim(forest.evictable)
-            leaf: Node = forest.evictable[index]
+            leaves = forest.evictable.candidates()
+            index = policy.victim(leaves)
+            leaf: Node = leaves[index]
             namespace = leaf.namespace
             n_kept = max(0, len(leaf.pages) - n_pages)
             parent_digest = digest_at(self._digest, leaf, n_kept, self._page_bytes)
             if policy.remembers:
                 policy.remember(leaf, self._digests(leaf, n_kept), self.n_pages_reachable)
             if not n_kept:
-                forest.evictable.pop(index)
+                leaves.pop(index)
             tokens, pages = forest.truncate(leaf, n_kept)
             n_pages -= len(pages)
             self._evicted.add(self._digest(parent_digest, tokens[: self._page_bytes]))

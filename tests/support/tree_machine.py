@@ -133,6 +133,20 @@ class TreeMachine(RuleBasedStateMachine):
     def demote(self, namespace, index, fraction, suffix, n_kept):
         self.world.demote(namespace, self.prompt(index, fraction, suffix), n_kept)
 
+    @precondition(lambda self: len(self.world.retentions) < 6)
+    @rule(namespace=namespaces, index=st.integers(0), fraction=fractions, suffix=suffixes, until=st.integers(1, 9))
+    def retain(self, namespace, index, fraction, suffix, until):
+        self.world.retain(namespace, self.prompt(index, fraction, suffix), float(until))
+
+    @precondition(lambda self: self.world.retentions)
+    @rule(index=st.integers(0))
+    def end_retention(self, index):
+        self.world.end_retention(self.world.retentions[index % len(self.world.retentions)])
+
+    @rule(namespace=namespaces, index=st.integers(0), fraction=fractions, suffix=suffixes)
+    def find_retained(self, namespace, index, fraction, suffix):
+        self.world.find_retained(namespace, self.prompt(index, fraction, suffix))
+
     @rule(n_pages=st.integers(0, 8))
     def evict(self, n_pages):
         self.world.evict(n_pages)
@@ -154,4 +168,5 @@ class TreeMachine(RuleBasedStateMachine):
         assert self.world.tree.n_pages_leased == self.world.tree.n_pages_detached == 0
         self.world.evict(1000)
         self.world.check()
+        assert self.world.tree.retentions.n_pages == 0
         assert self.world.tree.namespaces() == []

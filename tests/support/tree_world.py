@@ -7,7 +7,7 @@ from itertools import combinations, takewhile
 
 from radixkv.config import EvictionPolicyName
 from radixkv.tree.eviction import open_eviction_policy
-from radixkv.tree.node import Lease, Namespace
+from radixkv.tree.node import Lease, Namespace, Retention
 from radixkv.tree.radix_tree import RadixTree
 from support.eviction_models import GHOST_CAPACITY, MODELS, LruModel
 
@@ -31,6 +31,16 @@ class TrackedLease:
     is_hit: bool = True
 
 
+@dataclass(eq=False)
+class TrackedRetention:
+    """A retention and the pages that the model expects it to cover."""
+
+    retention: Retention
+    namespace: Namespace
+    tokens: bytes
+    pages: list[int]
+
+
 @dataclass
 class World:
     """Applies each operation to the tree and to the model, and compares the results."""
@@ -44,6 +54,7 @@ class World:
     model: LruModel = field(init=False)
     """What the eviction policy must choose."""
     leases: list[TrackedLease] = field(default_factory=list)
+    retentions: list[TrackedRetention] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.tree = RadixTree(self.page_size, policy=open_eviction_policy(self.policy, GHOST_CAPACITY))
@@ -156,6 +167,7 @@ class World:
         freed = self.tree.release(tracked.lease)
         assert sorted(freed) == sorted(expected)
         self.cached = {prefix: page for prefix, page in self.cached.items() if page not in expected}
+        self._trim_retentions()
         self._free_pages(freed)
 
     def mark_computed(self, tracked: TrackedLease, n_tokens: int) -> None:
@@ -200,14 +212,44 @@ class World:
             assert len(run.tokens) == self.page_bytes * len(run.pages)
             inner = {(ns, tokens[: -self.page_bytes]) for ns, tokens in self.cached}
             leaves = [page for prefix, page in self.cached.items() if prefix not in inner and page not in leased]
-            self.model.check_victim(run.pages[-1], leaves)
+            retained = self.retained_pages()
+            self.model.check_victim(run.pages[-1], [page for page in leaves if page not in retained] or leaves)
             self.model.evicted(run.pages, [prefix_of[page] for page in run.pages], n_cached)
             for page in reversed(run.pages):
                 prefix = prefix_of[page]
                 assert page not in leased
                 assert not any(ns == prefix[0] and t[: -self.page_bytes] == prefix[1] for ns, t in self.cached)
                 del self.cached[prefix]
+            self._trim_retentions()
             self._free_pages(run.pages)
+
+    def retain(self, namespace: Namespace, tokens: bytes, until: float) -> None:
+        pages = self.path_pages(namespace, tokens[: self.expected_match(namespace, tokens) * self.page_bytes])
+        retention = self.tree.retentions.add(namespace, tokens, until)
+        assert (retention is None) == (not pages)
+        if retention is not None:
+            tokens = tokens[: len(pages) * self.page_bytes]
+            self.retentions.append(TrackedRetention(retention, namespace, tokens, pages))
+
+    def end_retention(self, tracked: TrackedRetention) -> None:
+        self.retentions.remove(tracked)
+        self.tree.retentions.remove(tracked.retention)
+
+    def find_retained(self, namespace: Namespace, tokens: bytes) -> None:
+        n = self.expected_match(namespace, tokens)
+        found = self.tree.retentions.find(namespace, tokens)
+        path = self.path_pages(namespace, tokens[: n * self.page_bytes])
+        n_retained = len(self.retained_pages().intersection(path))
+        covering = [one.retention for one in self.retentions if n_retained and path[n_retained - 1] in one.pages]
+        ending = [one for one in self.retentions if one.pages and one.pages == path[: len(one.pages)]]
+        assert found.n_cached == n
+        assert found.n_retained == n_retained
+        until = self.tree.retentions.until(namespace, tokens)
+        assert until == max((retention.until for retention in covering), default=0.0)
+        assert {id(retention) for retention in found.ending} == {id(one.retention) for one in ending}
+
+    def retained_pages(self, namespace: Namespace | None = None) -> set[int]:
+        return {page for one in self.retentions if namespace in (None, one.namespace) for page in one.pages}
 
     def check(self) -> None:
         """Checks that tree and model agree, and that every page is in exactly one place."""
@@ -221,6 +263,9 @@ class World:
         assert self.tree.n_pages_evictable == len(set(reachable) - leased)
         assert self.tree.n_pages_reachable == len(reachable)
         assert self.tree.n_pages_detached == len(detached)
+        assert self.tree.retentions.n_pages == len(self.retained_pages())
+        for namespace in NAMESPACES:
+            assert self.tree.retentions.n_pages_of(namespace) == len(self.retained_pages(namespace))
         for tracked in self.leases:
             assert self.tree.pages(tracked.lease) == tracked.pages
             assert tracked.lease.detached == (tracked.detached_from is not None)
@@ -271,7 +316,14 @@ class World:
                     tracked.detached_from = (
                         index if tracked.detached_from is None else min(index, tracked.detached_from)
                     )
+        self._trim_retentions()
         self._free_pages(freed)
+
+    def _trim_retentions(self) -> None:
+        """Takes the pages that are no longer cached out of the retentions."""
+        cached = set(self.cached.values())
+        for one in self.retentions:
+            one.pages = list(takewhile(cached.__contains__, one.pages))
 
     def _free_pages(self, pages: list[int]) -> None:
         self.computed.difference_update(pages)

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from radixkv.errors import InvariantError
-from radixkv.tree import forest, radix_tree
+from radixkv.tree import evictable, radix_tree
 from radixkv.tree.children import Children
+from radixkv.tree.evictable import EvictableLeaves
 from radixkv.tree.eviction import LruEviction
 from radixkv.tree.forest import Forest
 from radixkv.tree.node import Lease, Namespace
 from radixkv.tree.radix_tree import RadixTree
+from radixkv.tree.retention import Retentions
 from support.histories import FIRST_FAILURE, run_histories
 from support.tree_machine import TreeMachine
 
@@ -201,11 +203,52 @@ def empty_roots_stay(patch: Patch) -> None:
 
 
 def eviction_takes_the_newest(patch: Patch) -> None:
-    class Newest(forest.SortedKeyList):
+    class Newest(evictable.SortedKeyList):
         def __init__(self, key: Callable[[Any], Any]) -> None:
             super().__init__(key=lambda leaf: (-leaf.rank, leaf.serial))
 
-    patch.setattr(forest, "SortedKeyList", Newest)
+    patch.setattr(evictable, "SortedKeyList", Newest)
+
+
+def retained_leaves_are_evicted_as_others(patch: Patch) -> None:
+    def as_if_not_retained(original: Callable[..., None]) -> Callable[..., None]:
+        def call(self: EvictableLeaves, leaf: Any) -> None:
+            n_retentions, leaf.n_retentions = leaf.n_retentions, 0
+            original(self, leaf)
+            leaf.n_retentions = n_retentions
+
+        return call
+
+    for name in ("add", "remove"):
+        patch.setattr(EvictableLeaves, name, as_if_not_retained(getattr(EvictableLeaves, name)))
+
+
+def retained_leaf_grows_in_place(patch: Patch) -> None:
+    def append(self: Forest, end: Any, tokens: bytes, pages: list[int], n_hits: int = 0) -> Any:
+        n_retentions, end.n_retentions = end.n_retentions, 0
+        grown = original(self, end, tokens, pages, n_hits)
+        end.n_retentions = n_retentions
+        if grown is end and n_retentions:
+            self.n_retained += len(pages)
+            self.retained_pages[end.namespace] += len(pages)
+        return grown
+
+    original = Forest.append
+    patch.setattr(Forest, "append", append)
+
+
+def split_loses_the_retentions(patch: Patch) -> None:
+    def split(self: Forest, lower: Any, n_pages: int) -> Any:
+        upper = original(self, lower, n_pages)
+        upper.n_retentions = 0
+        return upper
+
+    original = Forest.split
+    patch.setattr(Forest, "split", split)
+
+
+def retained_pages_are_never_let_go(patch: Patch) -> None:
+    patch.setattr(Retentions, "remove", lambda self, retention: None)
 
 
 def version_never_changes(patch: Patch) -> None:
@@ -231,7 +274,14 @@ def removed_child_is_still_found(patch: Patch) -> None:
     patch.setattr(Children, "remove", lambda self, first_page: None)
 
 
-OF_VERBS = (match_ignores_the_namespace, duplicates_are_lost, release_does_not_unpin, fork_does_not_pin)
+OF_VERBS = (
+    match_ignores_the_namespace,
+    duplicates_are_lost,
+    release_does_not_unpin,
+    fork_does_not_pin,
+    retained_leaves_are_evicted_as_others,
+    retained_pages_are_never_let_go,
+)
 """Those of public verbs: every change is tested with them."""
 OTHERS = (
     split_loses_the_count,
@@ -250,6 +300,8 @@ OTHERS = (
     shared_leaf_grows_in_place,
     empty_roots_stay,
     eviction_takes_the_newest,
+    retained_leaf_grows_in_place,
+    split_loses_the_retentions,
     version_never_changes,
     shared_runs_are_too_long,
     first_shared_run_is_missing,
