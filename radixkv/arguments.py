@@ -211,6 +211,7 @@ def engine_config(args: argparse.Namespace, *, model: str | None = None, seed: i
                 load_policy=args.load_policy,
                 eviction_policy=args.eviction_policy,
                 ghost_capacity=args.ghost_capacity,
+                pin_budget=args.pin_budget,
             ),
             scheduler=SchedulerConfig(
                 max_num_seqs=args.max_num_seqs,
@@ -247,6 +248,7 @@ def engine_flags(config: EngineConfig) -> list[str]:
         ("--load-policy", cache.load_policy, defaults.cache.load_policy),
         ("--eviction-policy", cache.eviction_policy, defaults.cache.eviction_policy),
         ("--ghost-capacity", cache.ghost_capacity, defaults.cache.ghost_capacity),
+        ("--pin-budget", cache.pin_budget, defaults.cache.pin_budget),
         ("--max-num-seqs", scheduler.max_num_seqs, defaults.scheduler.max_num_seqs),
         ("--max-num-batched-tokens", scheduler.max_num_batched_tokens, defaults.scheduler.max_num_batched_tokens),
         ("--schedule-policy", scheduler.schedule_policy, defaults.scheduler.schedule_policy),
@@ -351,6 +353,14 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
         metavar="FACTOR",
         help="with --eviction-policy adaptive, how many evicted pages are remembered, as a multiple of the pages "
         "cached (default: %(default)s)",
+    )
+    group.add_argument(
+        "--pin-budget",
+        type=number,
+        default=defaults.pin_budget,
+        metavar="FRACTION",
+        help="fraction of each tier that the pinned prompts of one cache_salt may cover, 0 for none (default: "
+        "%(default)s)",
     )
 
 

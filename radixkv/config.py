@@ -136,6 +136,8 @@ class CacheConfig:
     from the traffic."""
     ghost_capacity: float = 4.0
     """How many evicted pages ``adaptive`` remembers in each tier, as a multiple of the pages cached."""
+    pin_budget: float = 0.25
+    """Fraction of each tier's pages that the pins of one ``cache_salt`` cover at most; 0: nothing is pinned."""
 
     def __post_init__(self) -> None:
         _check_at_least(1, "page_size", self.page_size)
@@ -180,6 +182,8 @@ class CacheConfig:
             )
         if not (_is_number(self.ghost_capacity) and 0 <= self.ghost_capacity < math.inf):  # also catches NaN
             raise ConfigError(f"ghost_capacity {shortened(self.ghost_capacity)} must be a number of at least 0")
+        if not (_is_number(self.pin_budget) and 0 <= self.pin_budget <= 1):  # also catches NaN
+            raise ConfigError(f"pin_budget {shortened(self.pin_budget)} must be a number between 0 and 1")
 
 
 @dataclass(frozen=True)

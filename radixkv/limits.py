@@ -8,6 +8,12 @@ from radixkv.errors import InvalidRequest, context_length_exceeded, shortened
 
 MAX_SALT_BYTES = 128
 """Longest ``cache_salt``, in UTF-8."""
+DEFAULT_TTL_S = 300.0
+"""Time for which a client pins a prefix if it does not say how long, in seconds."""
+MAX_TTL_S = 24 * 3600
+"""Longest time for which a prefix is pinned at once, in seconds."""
+MAX_PINS = 4
+"""Most prefixes of one request's prompt that are pinned."""
 
 
 def check_ids(ids: Collection[int], vocab_size: int, field: str) -> None:
@@ -28,6 +34,15 @@ def check_cache_salt(salt: str) -> None:
     n_bytes = len(salt.encode("utf-8", "surrogatepass"))
     if n_bytes > MAX_SALT_BYTES:
         raise InvalidRequest(f"cache_salt has {n_bytes} bytes; at most {MAX_SALT_BYTES}", param="cache_salt")
+
+
+def check_ttl(ttl_s: float, field: str) -> None:
+    """Raises ``InvalidRequest`` for a time to live below 0 or above ``MAX_TTL_S``."""
+    is_number = isinstance(ttl_s, int | float) and not isinstance(ttl_s, bool)
+    if not (is_number and 0 <= ttl_s <= MAX_TTL_S):  # also catches NaN
+        raise InvalidRequest(
+            f"{field} is {shortened(ttl_s)}; it must be between 0 and {MAX_TTL_S} seconds (24h)", param=field
+        )
 
 
 def check_length(

@@ -26,7 +26,7 @@ from radixkv.config import EngineConfig
 from radixkv.errors import CheckpointError, ConfigError, RadixKVError, WireError
 from radixkv.sampling import SamplingParams
 
-WIRE_VERSION = 8
+WIRE_VERSION = 9
 """Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -69,6 +69,15 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     version: int
 
 
+class PromptPin(msgspec.Struct, frozen=True, array_like=True):
+    """A prefix of a request's prompt that is pinned once the request has ended."""
+
+    n_tokens: int
+    """Length of the prefix; only its whole pages are pinned."""
+    ttl_s: float
+    """How long it is pinned, in seconds from the end of the request."""
+
+
 class Submit(msgspec.Struct, frozen=True, tag=True):
     """A new request."""
 
@@ -82,6 +91,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     """False: the whole prompt is computed; it still enters the cache."""
     priority: int = 0
     """Waiting requests with a lower number are admitted first."""
+    pins: tuple[PromptPin, ...] = ()
+    """Prefixes of the prompt to pin when the request ends, unless it failed or had no token of its answer yet."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -107,6 +118,17 @@ class Explain(msgspec.Struct, frozen=True, tag=True):
     cache_salt: str = ""
     contents: bool = True
     """False: the answer has page granularity only, and says nothing about other salts."""
+
+
+class Pin(msgspec.Struct, frozen=True, tag=True):
+    """Pins what is cached of a prompt, so that it is evicted after everything else. Answered by ``Pinned``."""
+
+    id: str
+    tokens: bytes
+    """The prompt, as little-endian int32 ids."""
+    ttl_s: float
+    """How long to pin it, in seconds; 0 ends the pins of exactly this prompt."""
+    cache_salt: str = ""
 
 
 class GetStats(msgspec.Struct, frozen=True, tag=True):
@@ -271,6 +293,22 @@ class Explained(msgspec.Struct, frozen=True, tag=True):
     when it is read, so they are no part of ``n_cached``."""
     is_fetched: bool = False
     """Whether a request would fetch the tokens on disk, and then load them; else it would compute them."""
+    n_pinned: int = 0
+    """Leading tokens of the prompt that are pinned, on the device or in the host tier, whichever has more."""
+    pin_seconds_left: float = 0.0
+    """How long all of them stay pinned; 0 if there are none."""
+
+
+class Pinned(msgspec.Struct, frozen=True, tag=True):
+    """The answer to ``Pin``: what is pinned of the prompt now."""
+
+    id: str
+    n_tokens: int
+    """Length of the prompt."""
+    n_pinned: int
+    """Leading tokens of the prompt that are pinned, on the device or in the host tier, whichever has more."""
+    seconds_left: float
+    """How long all of them stay pinned; 0 if there are none."""
 
 
 class HostStats(msgspec.Struct, frozen=True):
@@ -279,6 +317,8 @@ class HostStats(msgspec.Struct, frozen=True):
     n_slots: int
     """Pages that the tier can hold by now; its memory is prepared in the background."""
     n_slots_free: int
+    n_slots_pinned: int
+    """Pages that a pin covers."""
     page_bytes: int
     """Size of a page."""
     n_loading: int
@@ -328,6 +368,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     n_pages: int
     n_pages_free: int
     n_pages_evictable: int
+    n_pages_pinned: int
+    """Pages that a pin covers, of which requests may hold some."""
     prefix_queries_total: int
     """Prompt tokens of requests whose first prefill is done."""
     prefix_hits_total: int
@@ -358,8 +400,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """A sign of life: the runtime has sent nothing else for half a second."""
 
 
-ToRuntime = Hello | Submit | Cancel | Flush | Explain | GetStats | Drain
-FromRuntime = Ready | Tokens | Done | Failed | Flushed | Explained | Stats | Heartbeat
+ToRuntime = Hello | Submit | Cancel | Flush | Explain | Pin | GetStats | Drain
+FromRuntime = Ready | Tokens | Done | Failed | Flushed | Explained | Pinned | Stats | Heartbeat
 
 MessageT = TypeVar("MessageT")
 

@@ -34,6 +34,7 @@ from support.flags import command, parse, read, refused
         (("--gpu-memory-utilization", "--mem-fraction-static"), "0.85", "cache.gpu_memory_utilization", 0.85),
         (("--eviction-policy", "--radix-eviction-policy"), "adaptive", "cache.eviction_policy", "adaptive"),
         (("--ghost-capacity",), "2.5", "cache.ghost_capacity", 2.5),
+        (("--pin-budget",), "0.5", "cache.pin_budget", 0.5),
         (("--max-num-seqs", "--max-running-requests"), "9", "scheduler.max_num_seqs", 9),
         (("--max-num-batched-tokens", "--chunked-prefill-size"), "999", "scheduler.max_num_batched_tokens", 999),
         (("--schedule-policy", "--scheduling-policy"), "fcfs", "scheduler.schedule_policy", "fcfs"),
@@ -98,6 +99,7 @@ engines = st.builds(
         load_policy=st.sampled_from(["auto", "always", "never"]),
         eviction_policy=st.sampled_from(["lru", "lfuda", "adaptive"]),
         ghost_capacity=st.floats(0, 1e3),
+        pin_budget=st.floats(0, 1),
     )
     | st.builds(
         CacheConfig,

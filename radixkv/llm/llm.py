@@ -26,6 +26,7 @@ from radixkv.errors import ConfigError, request_error
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.params import check_sampling, default_sampling_params
 from radixkv.generation.prompts import encode_ids, render_chat
+from radixkv.limits import DEFAULT_TTL_S
 from radixkv.llm.garbage_collection import paused_collector
 from radixkv.llm.interrupts import deferred_interrupts
 from radixkv.llm.offline_request import OfflineRequest
@@ -47,6 +48,8 @@ from radixkv.wire import (
     Flushed,
     FromRuntime,
     GetStats,
+    Pin,
+    Pinned,
     Stats,
     Submit,
     Tokens,
@@ -54,6 +57,7 @@ from radixkv.wire import (
 )
 
 NameT = TypeVar("NameT", str, str | None)
+ReplyT = TypeVar("ReplyT", Explained, Flushed, Pinned, Stats)
 
 _SAMPLING_HINTS = {name: f"SamplingParams({name}=...)" for name in SamplingParams.__struct_fields__}
 """Hints for sampling settings that are passed to ``generate`` or ``chat`` by mistake."""
@@ -102,6 +106,7 @@ class LLM:
         eviction_policy: which pages are evicted first: ``lru`` (the least recently used), ``lfuda`` (those with the
             fewest uses, with aging) or ``adaptive`` (those that promise the fewest hits, as learnt from traffic).
         ghost_capacity: how many evicted pages ``adaptive`` remembers, as a multiple of the pages cached.
+        pin_budget: fraction of each tier's pages that the pins of one ``cache_salt`` cover at most; 0: no pins.
         schedule_policy: ``lpm`` (longest cached prefix first) or ``fcfs`` (first come, first served).
         seed: determines the seeds of requests without a seed of their own.
         show_download: gets a text with the downloaded bytes whenever there are more, from several threads. None
@@ -143,6 +148,7 @@ class LLM:
         load_policy: LoadPolicy = "auto",
         eviction_policy: EvictionPolicyName = "lru",
         ghost_capacity: float = 4.0,
+        pin_budget: float = CacheConfig.pin_budget,
         schedule_policy: SchedulePolicy = "lpm",
         seed: int = 0,
         show_download: Callable[[str], None] | None = None,
@@ -173,6 +179,7 @@ class LLM:
                 load_policy,
                 eviction_policy,
                 ghost_capacity,
+                pin_budget,
             ),
             SchedulerConfig(max_num_seqs, max_num_batched_tokens, schedule_policy),
             seed,
@@ -332,23 +339,29 @@ class LLM:
             cache_salt: the salt if the prompt has none of its own.
         """
         content, salt = split_prompt(prompt, cache_salt)
-        reply = self._open_loop.receive(Explain(next(self._ids), self._encode(content), salt))[0]
-        if isinstance(reply, Failed):
-            raise request_error(reply.code, reply.text, param=reply.param)
-        assert isinstance(reply, Explained)
-        return reply
+        return self._ask(Explain(next(self._ids), self._encode(content), salt), Explained)
+
+    def pin_cache(self, prompt: Prompt, ttl_s: float = DEFAULT_TTL_S, *, cache_salt: str = "") -> Pinned:
+        """Pins what is cached of a prompt: for some time, everything else is evicted before it.
+
+        A pin covers whole pages that are cached now, within ``pin_budget``. Returns how much is pinned. Raises
+        ``RequestError``.
+
+        Args:
+            prompt: as in ``generate``.
+            ttl_s: how long to pin it, in seconds, at most 24 hours; 0 ends the pins of exactly this prompt.
+            cache_salt: the salt if the prompt has none of its own.
+        """
+        content, salt = split_prompt(prompt, cache_salt)
+        return self._ask(Pin(next(self._ids), self._encode(content), ttl_s, salt), Pinned)
 
     def flush_cache(self) -> Flushed:
         """Empties the prefix cache; returns how many pages that freed."""
-        reply = self._open_loop.receive(Flush("flush"))[0]
-        assert isinstance(reply, Flushed)
-        return reply
+        return self._ask(Flush("flush"), Flushed)
 
     def get_metrics(self) -> Stats:
         """Returns counters since the start and current gauges."""
-        reply = self._open_loop.receive(GetStats("stats"))[0]
-        assert isinstance(reply, Stats)
-        return reply
+        return self._ask(GetStats("stats"), Stats)
 
     def shutdown(self) -> None:
         """Frees the memory of the model and the pool. Later calls raise ``ConfigError``.
@@ -375,6 +388,14 @@ class LLM:
         if self._loop is None:
             raise ConfigError("this LLM was shut down; create a new one")
         return self._loop
+
+    def _ask(self, query: Explain | Flush | GetStats | Pin, kind: type[ReplyT]) -> ReplyT:
+        """Returns the loop's answer to a query. Raises the error if it fails."""
+        (reply,) = self._open_loop.receive(query)
+        if isinstance(reply, Failed):
+            raise request_error(reply.code, reply.text, param=reply.param)
+        assert isinstance(reply, kind)
+        return reply
 
     def _build_request(
         self, prompt: Prompt, sampling: SamplingParams, priority: int, *, is_streamed: bool = False

@@ -3,39 +3,46 @@
 from __future__ import annotations
 
 from radixkv.errors import RequestError
+from radixkv.limits import check_ttl
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.pins import Pins
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.intake import Intake
 from radixkv.tree.node import TOKEN_BYTES, Namespace
-from radixkv.wire import Explain, Explained, Failed, Flush, Flushed, unpack_tokens
+from radixkv.wire import Explain, Explained, Failed, Flush, Flushed, Pin, Pinned, unpack_tokens
 
 
 class CacheCommands:
-    """Carries out ``Flush`` and ``Explain`` on the device's cache and the tiers behind it.
+    """Carries out ``Flush``, ``Explain`` and ``Pin`` on the device's cache and the tiers behind it.
 
     Args:
         cache: the device's page cache.
         intake: checks prompts and salts.
         transfers: copy pages to and from the host tier; None without one.
+        pins: of both caches.
     """
 
-    def __init__(self, cache: PageCache, intake: Intake, transfers: Transfers | None) -> None:
+    def __init__(self, cache: PageCache, intake: Intake, transfers: Transfers | None, pins: Pins) -> None:
         self._cache = cache
         self._intake = intake
         self._transfers = transfers
+        self._pins = pins
 
-    def run(self, message: Flush | Explain) -> Flushed | Explained | Failed:
-        """Carries out a message; returns its answer. O(tokens) for ``Explain``, O(pages) for ``Flush``."""
+    def run(self, message: Flush | Explain | Pin) -> Flushed | Explained | Pinned | Failed:
+        """Carries out a message; returns its answer. O(pages) for ``Flush``, O(tokens) for others."""
         try:
             match message:
                 case Flush():
                     return self._flush(message)
                 case Explain():
                     return self._explain(message)
+                case Pin():
+                    return self._pin(message)
         except RequestError as error:
             return Failed(message.id, error.code, str(error), error.param)
 
     def _flush(self, message: Flush) -> Flushed:
+        self._pins.clear()
         if self._transfers is not None:
             self._transfers.flush()
         n_freed, n_leased = self._cache.flush()
@@ -49,6 +56,7 @@ class CacheCommands:
         n_on_disk, is_fetched = self._explain_disk(namespace, message.tokens)
         cache = self._transfers.host if self._transfers is not None and is_loaded else self._cache
         explanation = cache.tree.explain(namespace, message.tokens, contents=message.contents)
+        pinned = self._pins.find(namespace, message.tokens)
         position, token = explanation.first_difference, None
         if position is not None:
             (token,) = unpack_tokens(message.tokens[position * TOKEN_BYTES : (position + 1) * TOKEN_BYTES])
@@ -66,7 +74,21 @@ class CacheCommands:
             min_loaded_tokens=min_loaded,
             n_on_disk=n_on_disk,
             is_fetched=is_fetched,
+            n_pinned=pinned.n_tokens,
+            pin_seconds_left=pinned.seconds_left,
         )
+
+    def _pin(self, message: Pin) -> Pinned:
+        self._intake.check_prompt(message.tokens)
+        namespace = self._intake.namespace(message.cache_salt)
+        check_ttl(message.ttl_s, "ttl")
+        self._pins.check_available("ttl")
+        if message.ttl_s:
+            self._pins.pin(namespace, message.tokens, message.ttl_s)
+        else:
+            self._pins.unpin(namespace, message.tokens)
+        pinned = self._pins.find(namespace, message.tokens)
+        return Pinned(message.id, len(message.tokens) // TOKEN_BYTES, pinned.n_tokens, pinned.seconds_left)
 
     def _explain_host(self, namespace: Namespace, tokens: bytes) -> tuple[int, bool, float | None]:
         """Returns ``n_in_host``, ``is_loaded`` and ``min_loaded_tokens`` of ``Explained``. O(edges)."""

@@ -7,19 +7,19 @@ another program may be at the other end of the socket.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 
 import numpy as np
 
 from radixkv.config import MAX_PRIORITY, MAX_SEED, MIN_PRIORITY
 from radixkv.errors import InvalidRequest, shortened
-from radixkv.limits import check_cache_salt, check_ids, check_length
+from radixkv.limits import MAX_PINS, check_cache_salt, check_ids, check_length, check_ttl
 from radixkv.runtime.request import Request
 from radixkv.runtime.step.plan import RowSampling
 from radixkv.sampling import SamplingParams
 from radixkv.tree.node import TOKEN_BYTES, Namespace
-from radixkv.wire import Ready, Submit
+from radixkv.wire import PromptPin, Ready, Submit
 
 
 class Intake:
@@ -61,6 +61,7 @@ class Intake:
                 f"priority is {shortened(message.priority)}; it must be between -2**31 and 2**31 - 1",
                 param="priority",
             )
+        self._check_pins(message.pins, n_prompt)
         namespace, max_tokens = self.namespace(message.cache_salt), self._max_tokens(n_prompt, sampling.max_tokens)
         stop_token_ids = frozenset(sampling.stop_token_ids)
         seed = self._seeds.randint(0, MAX_SEED) if sampling.seed is None else sampling.seed
@@ -101,6 +102,19 @@ class Intake:
         """Returns the namespace of a cache salt. Raises ``InvalidRequest`` if the salt is too long."""
         check_cache_salt(salt)
         return Namespace(salt=salt)
+
+    def _check_pins(self, pins: Sequence[PromptPin], n_prompt: int) -> None:
+        if len(pins) > MAX_PINS:
+            raise InvalidRequest(
+                f"a request has {len(pins)} pins; at most {MAX_PINS}", param="prompt_cache_options"
+            )
+        for pin in pins:
+            check_ttl(pin.ttl_s, "prompt_cache_options")
+            if not 0 <= pin.n_tokens <= n_prompt:
+                raise InvalidRequest(
+                    f"a pin of {shortened(pin.n_tokens)} tokens does not end within the prompt of {n_prompt}",
+                    param="prompt_cache_options",
+                )
 
     def _max_tokens(self, n_prompt: int, requested: int | None) -> int:
         """Returns the maximum tokens of one choice's output: ``requested``, or all that fit.

@@ -13,8 +13,9 @@ from time import monotonic, perf_counter
 from typing import NamedTuple
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.config import EngineConfig
+from radixkv.config import CacheConfig, EngineConfig
 from radixkv.errors import DeviceError, Draining, InvariantError, RequestError
+from radixkv.runtime.cache.pins import Pins
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.cache_commands import CacheCommands
@@ -41,7 +42,9 @@ from radixkv.wire import (
     FromRuntime,
     GetStats,
     NewTokens,
+    Pin,
     PromptLogprobs,
+    PromptPin,
     Ready,
     Submit,
     Tokens,
@@ -69,6 +72,8 @@ class _LiveRequest:
     choices: list[Request]
     n_unfinished: int
     """Choices whose end has not been reported yet."""
+    pins: tuple[PromptPin, ...]
+    """Prefixes of the prompt to pin at the end."""
     is_counted: bool = False
     """Whether the counters include its prompt."""
 
@@ -99,6 +104,7 @@ class Loop:
         transfers: the scheduler's, which copy pages to and from the host tier; None without one.
         max_model_len: maximum of prompt and output together, in tokens.
         eos_token_ids: tokens that end an output, unless its request has ``ignore_eos``.
+        pin_budget: fraction of each tier's pages that the pins of a namespace cover at most.
         seed: seed of the generator that draws seeds for requests without one.
         clock: seconds, monotonic.
     """
@@ -112,6 +118,7 @@ class Loop:
         transfers: Transfers | None = None,
         max_model_len: int,
         eos_token_ids: frozenset[int] = frozenset(),
+        pin_budget: float = CacheConfig.pin_budget,
         seed: int = 0,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -137,7 +144,8 @@ class Loop:
         )
         """The message that tells a frontend the sizes of model, pool and steps."""
         self._intake = Intake(self.ready, eos_token_ids=eos_token_ids, seed=seed, clock=clock)
-        self._cache_commands = CacheCommands(cache, self._intake, transfers)
+        self._pins = Pins(cache, transfers, budget=pin_budget, clock=clock)
+        self._cache_commands = CacheCommands(cache, self._intake, transfers, self._pins)
         self._live: dict[str, _LiveRequest] = {}
         self._launched: deque[_LaunchedStep] = deque()
         self._last_result_at = 0.0
@@ -161,6 +169,7 @@ class Loop:
 
     def advance_copies(self) -> None:
         """Takes finished copies of pages and starts those that were offered. For a loop without work. O(pages)."""
+        self._pins.expire()
         if self._transfers is not None:
             self._scheduler.loading.advance()
 
@@ -169,17 +178,21 @@ class Loop:
         if self._transfers is not None:
             self._transfers.wait(timeout_s)
 
-    def receive(self, message: Submit | Cancel | Flush | Explain | GetStats | Drain) -> list[FromRuntime]:
-        """Takes a message; returns its immediate answers. O(tokens) for ``Submit`` and ``Explain``."""
+    def receive(self, message: Submit | Cancel | Flush | Explain | Pin | GetStats | Drain) -> list[FromRuntime]:
+        """Takes a message; returns its immediate answers. O(tokens) for ``Submit``, ``Explain`` and ``Pin``."""
         match message:
             case Submit():
                 return self._submit(message)
             case Cancel():
                 return self._cancel(message)
-            case Flush() | Explain():
+            case Flush() | Explain() | Pin():
                 return [self._cache_commands.run(message)]
             case GetStats():
-                return [make_stats(message.id, self._scheduler, self._cache, self._counters, self._transfers)]
+                return [
+                    make_stats(
+                        message.id, self._scheduler, self._cache, self._counters, self._transfers, self._pins
+                    )
+                ]
             case Drain():
                 self.is_draining = True
                 return []
@@ -193,6 +206,7 @@ class Loop:
             InvariantError: a bug in radixkv.
         """
         started = perf_counter()
+        self._pins.expire()
         messages = self._to_messages(self._scheduler.expire())
         plan = self._scheduler.schedule()
         self._counters.schedule_seconds += perf_counter() - started
@@ -236,11 +250,13 @@ class Loop:
         try:
             if self.is_draining:
                 raise Draining("the server is shutting down; send the request elsewhere")
+            if message.pins:
+                self._pins.check_available("prompt_cache_options")
             choices = self._intake.make_choices(message)
             self._scheduler.add(choices[0], choices[1:])
         except RequestError as error:
             return [Failed(message.id, error.code, str(error), error.param)]
-        self._live[message.id] = _LiveRequest(choices, len(choices))
+        self._live[message.id] = _LiveRequest(choices, len(choices), message.pins)
         return []
 
     def _cancel(self, message: Cancel) -> list[FromRuntime]:
@@ -338,6 +354,8 @@ class Loop:
     def _finish(self, live: _LiveRequest, finish_reason: str) -> Done:
         self._abort_rest(live)
         now, first = self._clock(), live.choices[0]
+        if live.is_counted:  # else its prompt is not computed
+            self._pin_prompt(live)
         scheduled_at = min((c.scheduled_at for c in live.choices if c.scheduled_at is not None), default=now)
         return Done(
             id=first.id,
@@ -349,6 +367,13 @@ class Loop:
             n_fetched_tokens=live.n_fetched,
             queue_time_s=scheduled_at - first.received_at,
         )
+
+    def _pin_prompt(self, live: _LiveRequest) -> None:
+        first = live.choices[0]
+        uses_tiers = any(choice.uses_tiers for choice in live.choices)
+        for pin in live.pins:
+            tokens = bytes(first.tokens[: pin.n_tokens * TOKEN_BYTES])
+            self._pins.pin(first.namespace, tokens, pin.ttl_s, uses_tiers=uses_tiers)
 
 
 def _new_tokens(update: Update, token: int) -> NewTokens:
@@ -404,6 +429,7 @@ def open_loop(resolved: ResolvedConfig, checkpoint: Checkpoint) -> Loop:
             transfers=transfers,
             max_model_len=resolved.max_model_len,
             eos_token_ids=checkpoint.eos_token_ids,
+            pin_budget=resolved.pin_budget,
             seed=resolved.seed,
         )
     except BaseException:

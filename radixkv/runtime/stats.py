@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from radixkv.runtime.cache.pins import Pins
 from radixkv.runtime.cache.tiers.disk_tier import DiskTier
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.cache.transfers import Transfers
@@ -32,8 +33,10 @@ def make_stats(
     cache: TimedPageCache,
     counters: StepCounters,
     transfers: Transfers | None,
+    pins: Pins,
 ) -> Stats:
     """Returns the message with all counters and gauges. O(1)."""
+    pins.expire()
     return Stats(
         id=stats_id,
         n_running=len(scheduler.running),
@@ -41,6 +44,7 @@ def make_stats(
         n_pages=cache.n_pages,
         n_pages_free=cache.n_free,
         n_pages_evictable=cache.n_available - cache.n_free,
+        n_pages_pinned=pins.device.n_pages,
         prefix_queries_total=counters.prompt_tokens,
         prefix_hits_total=counters.prefix_hits,
         prompt_tokens_total=counters.prompt_tokens,
@@ -53,16 +57,17 @@ def make_stats(
         cache_seconds=cache.seconds,
         attention_seconds=counters.attention_seconds,
         frames_dropped_total=0,
-        host=None if transfers is None else _host_stats(scheduler, transfers, counters),
+        host=None if transfers is None else _host_stats(scheduler, transfers, counters, pins),
         disk=None if transfers is None or transfers.disk is None else _disk_stats(transfers.disk, counters),
     )
 
 
-def _host_stats(scheduler: Scheduler, transfers: Transfers, steps: StepCounters) -> HostStats:
+def _host_stats(scheduler: Scheduler, transfers: Transfers, steps: StepCounters, pins: Pins) -> HostStats:
     counters, host, cost = transfers.counters, transfers.host, transfers.cost
     return HostStats(
         n_slots=host.n_pages,
         n_slots_free=host.n_free,
+        n_slots_pinned=0 if pins.host is None else pins.host.n_pages,
         page_bytes=transfers.copier.page_bytes,
         n_loading=len(scheduler.loading),
         prefix_hits_total=steps.prefix_hits_loaded,

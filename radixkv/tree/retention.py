@@ -18,6 +18,8 @@ class RetainedPath(NamedTuple):
     """Leading pages of it that a retention covers."""
     ending: list[Retention]
     """The retentions that end on this path, so that a retention of the whole path covers what they cover."""
+    ending_last: tuple[Retention, ...]
+    """Those of them that end with the last cached page."""
 
 
 class Retentions:
@@ -48,13 +50,14 @@ class Retentions:
         """Returns what is cached and retained of the tokens. Changes nothing. O(edges)."""
         root = self._forest.roots.get(namespace)
         if root is None:
-            return RetainedPath(0, 0, [])
+            return RetainedPath(0, 0, [], ())
         path, end, partial, n_partial = walk(root, tokens, self._page_bytes)
         ending = [retention for node in path for retention in node.retentions]
         n_retained = sum(len(node.pages) for node in path if node.n_retentions)
         if partial is not None and partial.n_retentions:
             n_retained += n_partial
-        return RetainedPath(end // self._page_bytes + n_partial, n_retained, ending)
+        ending_last = path[-1].retentions if path and partial is None else ()
+        return RetainedPath(end // self._page_bytes + n_partial, n_retained, ending, ending_last)
 
     def until(self, namespace: Namespace, tokens: bytes) -> float:
         """Returns until when all of the retained prefix of the tokens is retained; 0 if nothing is.

@@ -61,7 +61,7 @@ class Loop:
         if isinstance(message, GetStats) and message.id == "work":
             self.has_work = True
         if isinstance(message, GetStats):
-            return [Stats(message.id, *[int(gc.isenabled())] * 12, 0.0, 0.0, 0.0, 0.0, 0)]
+            return [Stats(message.id, *[int(gc.isenabled())] * 13, 0.0, 0.0, 0.0, 0.0, 0)]
         return []
 
     def turn(self):
@@ -237,7 +237,7 @@ def test_an_unexpected_error_at_the_start_has_its_traceback(peer: Callable[..., 
 
 
 def test_all_frames_of_a_turn_are_one_message(peer: Callable[..., Peer]) -> None:
-    both = "Stats('a', *[0] * 12, 0.0, 0.0, 0.0, 0.0, 0), Ready(*[1] * 7, 'cpu', 'float32')"
+    both = "Stats('a', *[0] * 13, 0.0, 0.0, 0.0, 0.0, 0), Ready(*[1] * 7, 'cpu', 'float32')"
     runtime = peer(f"self.has_work = False; return [{both}]")
     runtime.shake_hands()
     runtime.send(GetStats(id="work"))

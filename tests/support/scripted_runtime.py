@@ -45,6 +45,7 @@ from radixkv.wire import (
 HOST = HostStats(
     n_slots=200,
     n_slots_free=150,
+    n_slots_pinned=25,
     page_bytes=1000,
     n_loading=2,
     prefix_hits_total=30,
@@ -268,6 +269,7 @@ class ScriptedLoop:
             n_pages=64,
             n_pages_free=32,
             n_pages_evictable=16,
+            n_pages_pinned=8,
             prefix_queries_total=100,
             prefix_hits_total=40,
             prompt_tokens_total=100,

@@ -247,6 +247,8 @@ class World:
         until = self.tree.retentions.until(namespace, tokens)
         assert until == max((retention.until for retention in covering), default=0.0)
         assert {id(retention) for retention in found.ending} == {id(one.retention) for one in ending}
+        ending_last = {id(one.retention) for one in ending if len(one.pages) == n}
+        assert {id(retention) for retention in found.ending_last} == ending_last
 
     def retained_pages(self, namespace: Namespace | None = None) -> set[int]:
         return {page for one in self.retentions if namespace in (None, one.namespace) for page in one.pages}

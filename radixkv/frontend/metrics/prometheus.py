@@ -123,6 +123,7 @@ def _families(stats: Stats) -> Iterator[Metric]:
         "kv_pages": (stats.n_pages, "Pages in the pool."),
         "kv_pages_free": (stats.n_pages_free, "Pages that hold nothing."),
         "kv_pages_evictable": (stats.n_pages_evictable, "Cached pages that no request holds."),
+        "kv_pages_pinned": (stats.n_pages_pinned, "Cached pages that are evicted after all others."),
     }
     counters = {
         "prefix_cache_queries": (stats.prefix_queries_total, "Prompt tokens looked up in the cache."),
@@ -153,6 +154,7 @@ def _host_families(host: HostStats) -> Iterator[Metric]:
         "num_requests_loading": (host.n_loading, "Part of num_requests_waiting: wait for pages of the host tier."),
         "host_slots": (host.n_slots, "Pages that the host tier can hold; grows while its memory is prepared."),
         "host_slots_free": (host.n_slots_free, "Pages that the host tier could take without evicting."),
+        "host_slots_pinned": (host.n_slots_pinned, "Pages that the host tier evicts after all others."),
         "host_page_bytes": (host.page_bytes, "Size of a page."),
     }
     if host.load_seconds_per_token is not None:

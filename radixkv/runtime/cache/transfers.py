@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import NamedTuple
@@ -36,6 +36,8 @@ class Offer(NamedTuple):
     namespace: Namespace
     tokens: bytes
     """Whole pages of tokens, little-endian int32."""
+    on_stored: Callable[[Namespace, bytes], None] | None = None
+    """Called with namespace and tokens once the host tier has the sequence's computed pages."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +64,6 @@ class Load:
 class _Store:
     """A copy of a sequence's pages from the device to the host tier."""
 
-    namespace: Namespace
     tokens: bytearray
     source: BlockTable
     """Lease on the device's pages."""
@@ -70,6 +71,8 @@ class _Store:
     """Host slots: a lease on those that the tier had, then those to fill."""
     pages: frozenset[int]
     """The device's pages that are copied."""
+    offer: Offer
+    """The offer that asked for the copy."""
 
 
 @dataclass(slots=True)
@@ -170,16 +173,19 @@ class Transfers:
         if self.write_policy == "selective":
             self.offer(namespace, tokens)
 
-    def offer(self, namespace: Namespace, tokens: bytes) -> None:
+    def offer(
+        self, namespace: Namespace, tokens: bytes, on_stored: Callable[[Namespace, bytes], None] | None = None
+    ) -> None:
         """Queues a sequence, so that its computed pages are copied to the host tier. O(1) beside the tokens' copy.
 
         Args:
             namespace: namespace of the sequence.
             tokens: the sequence; a last page that they do not fill is left out.
+            on_stored: called with both once the host tier has the pages that are computed; not if that fails.
         """
         if self.n_offers == MAX_OFFERS:
             (self._postponed or self._offers).popleft()
-        self._offers.append(Offer(namespace, tokens))
+        self._offers.append(Offer(namespace, tokens, on_stored))
 
     def n_loadable(self, namespace: Namespace, tokens: bytes) -> tuple[int, int]:
         """Returns the lengths of the prompt's prefixes on the device and on device and host, in tokens.
@@ -388,8 +394,10 @@ class Transfers:
             self.counters.n_pages_stored += len(store.pages)
             self.cost.add_store(len(store.pages) * self.device.page_size, finished.seconds)
             self.host.commit_copied(store.blocks, store.tokens, len(store.tokens) // TOKEN_BYTES)
-            if self.disk is not None and store.blocks.can_commit:
-                self.disk.offer(store.namespace, bytes(store.tokens))
+            if store.blocks.can_commit:
+                _stored(store.offer)
+                if self.disk is not None:
+                    self.disk.offer(store.offer.namespace, bytes(store.tokens))
         else:
             self.counters.n_failed += 1
         self._pages_in_store -= store.pages
@@ -422,16 +430,24 @@ class Transfers:
         if first >= last or is_being_stored or not self.host.reserve(blocks, last):
             self.host.close(blocks)
             self.device.close(source)
-            if first < last and (is_being_stored or self.host.n_pages < self.copier.n_slots):
+            if first >= last:
+                _stored(offer)
+            elif is_being_stored or self.host.n_pages < self.copier.n_slots:
                 self._postponed.append(offer)
             return
         pages = source.pages[first:last]
         store = _Store(
-            offer.namespace,
             bytearray(offer.tokens[: last * self.device.page_size * TOKEN_BYTES]),
             source,
             blocks,
             frozenset(pages),
+            offer,
         )
         self._pages_in_store |= store.pages
         self._stores[self.copier.store(pages, blocks.pages[first:last])] = store
+
+
+def _stored(offer: Offer) -> None:
+    """Tells whoever made an offer that the host tier has its pages."""
+    if offer.on_stored is not None:
+        offer.on_stored(offer.namespace, offer.tokens)

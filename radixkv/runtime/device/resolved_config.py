@@ -50,6 +50,7 @@ class ResolvedConfig:
     load_policy: LoadPolicy
     eviction_policy: EvictionPolicyName
     ghost_capacity: float
+    pin_budget: float
     gpu_memory_utilization: float
     """No effect on the CPU."""
     max_num_seqs: int
@@ -105,6 +106,7 @@ def with_defaults(
         load_policy=cache.load_policy,
         eviction_policy=cache.eviction_policy,
         ghost_capacity=cache.ghost_capacity,
+        pin_budget=cache.pin_budget,
         gpu_memory_utilization=_GPU_MEMORY_UTILIZATION if utilization is None else utilization,
         max_num_seqs=n_rows,
         max_num_batched_tokens=n_tokens,

@@ -1,0 +1,145 @@
+"""The pins of one page cache: prefixes that are evicted after everything else, for a time and within a budget."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from operator import attrgetter
+from typing import NamedTuple
+
+from sortedcontainers import SortedKeyList
+
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.tree.node import TOKEN_BYTES, Namespace, Retention
+
+_MAX_SHARE = 0.5
+"""Most of a cache's pages that the pins of all namespaces cover, so that room for other prompts is left. A larger
+budget of a single namespace counts instead."""
+_MAX_PINS = 1 << 16
+"""Most pins of a cache: also those count whose pages are gone, until they end."""
+
+
+class PinnedPrefix(NamedTuple):
+    """How much of a prompt is pinned."""
+
+    n_tokens: int
+    """Leading tokens that a pin covers, in whole pages."""
+    seconds_left: float
+    """How long all of them stay pinned; 0 if there are none."""
+
+
+class TierPins:
+    """Pins prefixes of a page cache.
+
+    A pin is a floor and not a lock: its pages are evicted when nothing else can be, so no request ever waits for
+    it. The pins of a namespace cover at most ``budget`` of the cache's pages, and those of all namespaces half of
+    them. The oldest pins give way to a new one; of one that is larger than the budget, only the first pages are
+    pinned. See docs/decisions/0027-lifetimes-are-floors.md.
+
+    Args:
+        cache: the page cache.
+        budget: fraction of the cache's pages.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, cache: PageCache, budget: float, clock: Callable[[], float]) -> None:
+        self._cache = cache
+        self._budget = budget
+        self._clock = clock
+        self._pins: OrderedDict[Retention, Namespace] = OrderedDict()
+        """All pins, oldest first."""
+        self._pins_of: dict[Namespace, OrderedDict[Retention, None]] = {}
+        """The pins of each namespace, oldest first."""
+        self._by_end = SortedKeyList(key=attrgetter("until"))
+
+    @property
+    def n_pages(self) -> int:
+        """Pages that a pin covers. O(1)."""
+        return self._cache.tree.retentions.n_pages
+
+    def pin(self, namespace: Namespace, tokens: bytes, until: float) -> None:
+        """Pins what is cached of a sequence, in whole pages.
+
+        The new pin replaces those that it makes superfluous: they cover a prefix of it, and end no later. So a
+        conversation whose turns are pinned one after another has one pin. O(edges · log leaves) for each pin that
+        ends.
+
+        Args:
+            namespace: namespace of the sequence.
+            tokens: the sequence, little-endian int32.
+            until: when the pin ends, in the clock's seconds; in the past, nothing is pinned.
+        """
+        self.expire()
+        if until <= self._clock():
+            return
+        retentions = self._cache.tree.retentions
+        tokens = tokens[: self._make_room(namespace, tokens) * self._cache.page_size * TOKEN_BYTES]
+        replaced = [one for one in retentions.find(namespace, tokens).ending if one.until <= until]
+        pin = retentions.add(namespace, tokens, until)
+        if pin is not None:
+            self._pins[pin] = namespace
+            self._pins_of.setdefault(namespace, OrderedDict())[pin] = None
+            self._by_end.add(pin)
+        for older in replaced:
+            self._end(older)
+        if len(self._pins) > _MAX_PINS:
+            self._end(next(iter(self._pins)))
+
+    def unpin(self, namespace: Namespace, tokens: bytes) -> None:
+        """Ends the pins of exactly this sequence, but for a last page that it does not fill. O(edges · log leaves).
+
+        Other pins of its prefixes, and of sequences that continue it, stay.
+        """
+        self.expire()
+        n_pages = len(tokens) // (self._cache.page_size * TOKEN_BYTES)
+        path = self._cache.tree.retentions.find(namespace, tokens)
+        if path.n_cached == n_pages:
+            for pin in path.ending_last:
+                self._end(pin)
+
+    def expire(self) -> None:
+        """Ends the pins whose time is over. O(1) if there are none."""
+        now = self._clock()
+        while self._by_end and self._by_end[0].until <= now:
+            self._end(self._by_end[0])
+
+    def clear(self) -> None:
+        """Ends all pins. O(pins · edges · log leaves)."""
+        for pin in list(self._pins):
+            self._end(pin)
+
+    def find(self, namespace: Namespace, tokens: bytes) -> PinnedPrefix:
+        """Returns how much of a prompt is pinned. Changes nothing else than ``expire`` does.
+
+        O(edges + nodes that are pinned below the prompt).
+        """
+        self.expire()
+        retentions = self._cache.tree.retentions
+        n_pages = retentions.find(namespace, tokens).n_retained
+        if not n_pages:
+            return PinnedPrefix(0, 0.0)
+        return PinnedPrefix(n_pages * self._cache.page_size, retentions.until(namespace, tokens) - self._clock())
+
+    def _make_room(self, namespace: Namespace, tokens: bytes) -> int:
+        """Ends the oldest pins until the sequence fits into the budget; returns how many pages of it fit."""
+        retentions, n_pages = self._cache.tree.retentions, self._cache.n_pages
+        budget = int(self._budget * n_pages)
+        budget_of_all = int(max(self._budget, _MAX_SHARE) * n_pages)
+        while True:
+            path = retentions.find(namespace, tokens)
+            n_new = path.n_cached - path.n_retained
+            own_room = budget - retentions.n_pages_of(namespace)
+            if n_new > own_room and namespace in self._pins_of:
+                self._end(next(iter(self._pins_of[namespace])))
+            elif min(n_new, own_room) > budget_of_all - retentions.n_pages:
+                self._end(next(iter(self._pins)))
+            else:
+                return path.n_retained + min(n_new, own_room)
+
+    def _end(self, pin: Retention) -> None:
+        self._cache.tree.retentions.remove(pin)
+        namespace = self._pins.pop(pin)
+        del self._pins_of[namespace][pin]
+        if not self._pins_of[namespace]:
+            del self._pins_of[namespace]
+        self._by_end.remove(pin)
