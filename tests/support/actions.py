@@ -170,6 +170,16 @@ class Actions:
         """Loses a page on disk."""
         self.engine.store.lose(which)
 
+    def pin(self, base: int, cut: int, namespace: int, ttl_s: float) -> None:
+        """Pins the start of a known sequence, or ends its pin."""
+        sequence = self.known[base % len(self.known)]
+        tokens = token_bytes(sequence[: cut % (len(sequence) + 1)])
+        if ttl_s:
+            self.engine.pins.pin(NAMESPACES[namespace], tokens, ttl_s)
+        else:
+            self.engine.pins.unpin(NAMESPACES[namespace], tokens)
+        self.engine.check_invariants()
+
     def flush(self) -> None:
         self.engine.cache.flush()
         self.engine.transfers.flush()

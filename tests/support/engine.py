@@ -15,6 +15,7 @@ from radixkv.config import EvictionPolicyName, LoadPolicy, WritePolicy
 from radixkv.errors import DeviceError
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.load_cost import LoadCost
+from radixkv.runtime.cache.pins import Pins
 from radixkv.runtime.cache.tiers.disk_tier import DiskTier
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.request import GREEDY, Phase, Request, Update
@@ -41,6 +42,10 @@ def name_of(request: Request) -> str:
 
 GHOST_CAPACITY = 2.0
 """Evicted pages that the policy ``adaptive`` remembers, as a multiple of the pages cached."""
+
+
+PIN_BUDGET = 0.25
+"""Fraction of each tier that the pins of a namespace cover."""
 
 
 @dataclass
@@ -121,10 +126,12 @@ class Engine:
         )
         self.finishes_copies = finishes_copies
         self.now = 0.0
+        transfers = self.transfers if n_slots else None
+        self.pins = Pins(self.cache, transfers, budget=PIN_BUDGET, clock=lambda: self.now)
         defaults = {
             "max_num_seqs": 8,
             "max_num_batched_tokens": 64,
-            "transfers": self.transfers if n_slots else None,
+            "transfers": transfers,
             "finds_shared_runs": True,
             "min_shared_tokens": 1,
         }
@@ -304,7 +311,17 @@ class Engine:
         """Checks every invariant of scheduler and cache; tells the device which pages are free."""
         self.scheduler.check()
         self.check_requests()
+        self.check_pins()
         self.device.free_pages = set(self.free_pages)
+
+    def check_pins(self) -> None:
+        """Checks that pins cover no more than their budgets, and end in time."""
+        self.pins.expire()
+        for cache in (self.cache, self.host):
+            retentions = cache.tree.retentions
+            assert retentions.n_pages <= cache.n_pages // 2
+            for namespace in cache.tree.namespaces():
+                assert retentions.n_pages_of(namespace) <= PIN_BUDGET * cache.n_pages
 
     def check_requests(self) -> None:
         live = [r for name, r in self.requests.items() if name not in self.ended]

@@ -128,6 +128,10 @@ class EngineMachine(RuleBasedStateMachine):
     def detach(self, base: int, cut: int, namespace: int) -> None:
         self.actions.detach(base, cut, namespace)
 
+    @rule(base=small, cut=small, namespace=st.sampled_from((0, 0, 1, 2)), ttl_s=st.sampled_from((0, 5, 50, 500)))
+    def pin(self, base: int, cut: int, namespace: int, ttl_s: int) -> None:
+        self.actions.pin(base, cut, namespace, ttl_s)
+
     @rule(n_tokens=st.sampled_from((8, 12, 24)))
     def set_budget(self, n_tokens: int) -> None:
         self.actions.set_budget(n_tokens)

@@ -67,12 +67,21 @@ class Frontend:
         *,
         priority: int = 0,
         salt: str = "",
+        pins: Iterable[wire.PromptPin] = (),
         **sampling: object,
     ) -> None:
         params = SamplingParams(**{"temperature": 1.0, "seed": 5, "max_tokens": 6, **sampling})
         self.received[request_id] = ReceivedMessages(params.n)
-        message = wire.Submit(request_id, token_bytes(list(prompt)), params, cache_salt=salt, priority=priority)
+        message = wire.Submit(
+            request_id, token_bytes(list(prompt)), params, cache_salt=salt, priority=priority, pins=tuple(pins)
+        )
         self.take(self.loop.receive(message))
+
+    def pin(self, prompt: Iterable[int], ttl_s: float, salt: str = "") -> wire.Pinned | wire.Failed:
+        (reply,) = self.loop.receive(wire.Pin("pin", token_bytes(list(prompt)), ttl_s, salt))
+        assert isinstance(reply, wire.Pinned | wire.Failed)
+        self.loop.check()
+        return reply
 
     def cancel(self, request_id: str, choice: int | None = None) -> None:
         self.take(self.loop.receive(wire.Cancel(request_id, choice)))

@@ -7,6 +7,7 @@ import sys
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from radixkv.wire import Pinned, PromptPin
 from support.loop_frontend import Frontend
 
 
@@ -33,10 +34,16 @@ class LoopMachine(RuleBasedStateMachine):
         prompt_logprobs=st.sampled_from((None, None, 0)),
         frequency_penalty=st.sampled_from((0.0, 1.0)),
         logprobs=st.sampled_from((None, 1)),
+        ttl_s=st.sampled_from((0, 0, 30)),
     )
-    def submit(self, first: int, length: int, priority: int, **sampling: object) -> None:
+    def submit(self, first: int, length: int, priority: int, ttl_s: int, **sampling: object) -> None:
         name = f"r{len(self.front.received)}"
-        self.front.submit(name, range(first, first + length), priority=priority, **sampling)
+        pins = [PromptPin(length, ttl_s)] if ttl_s else []
+        self.front.submit(name, range(first, first + length), priority=priority, pins=pins, **sampling)
+
+    @rule(first=st.integers(1, 3), length=st.integers(1, 29), ttl_s=st.sampled_from((0, 10, 100)))
+    def pin(self, first: int, length: int, ttl_s: int) -> None:
+        assert isinstance(self.front.pin(range(first, first + length), ttl_s), Pinned)
 
     @precondition(lambda self: self.front.loop.has_work)
     @rule(n_turns=st.integers(1, 4))
