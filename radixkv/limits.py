@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 from radixkv.errors import InvalidRequest, context_length_exceeded, shortened
@@ -14,6 +15,8 @@ MAX_TTL_S = 24 * 3600
 """Longest time for which a prefix is pinned at once, in seconds."""
 MAX_PINS = 4
 """Most prefixes of one request's prompt that are pinned."""
+_TTL = re.compile(r"(\d{1,6})([smh])", re.ASCII)
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 def check_ids(ids: Collection[int], vocab_size: int, field: str) -> None:
@@ -43,6 +46,19 @@ def check_ttl(ttl_s: float, field: str) -> None:
         raise InvalidRequest(
             f"{field} is {shortened(ttl_s)}; it must be between 0 and {MAX_TTL_S} seconds (24h)", param=field
         )
+
+
+def parse_ttl(text: str, field: str) -> float:
+    """Returns the seconds of a time to live such as ``90s``, ``5m`` or ``12h``. Raises ``InvalidRequest``."""
+    match = _TTL.fullmatch(text)
+    if match is None:
+        raise InvalidRequest(
+            f"{field} has a ttl that is no number of seconds, minutes or hours; give one such as 90s, 5m or 12h",
+            param=field,
+        )
+    ttl_s = float(match[1]) * _SECONDS[match[2]]
+    check_ttl(ttl_s, field)
+    return ttl_s
 
 
 def check_length(

@@ -22,7 +22,7 @@ class Place(Flag):
     COMPLETIONS = auto()
     CHATS = auto()
     TEXT = auto()
-    """Bodies of ``/tokenize`` and ``/cache/explain``."""
+    """Bodies of ``/tokenize``, ``/cache/explain`` and ``/cache/pin``."""
     GENERATE = auto()
     """The body of SGLang's ``/generate``."""
     GENERATE_SAMPLING = auto()

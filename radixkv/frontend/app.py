@@ -19,6 +19,7 @@ from radixkv.errors import ContextLengthExceeded, InvalidRequest, RequestError
 from radixkv.frontend.api.admin import add_admin_routes
 from radixkv.frontend.api.explain import add_explain_route
 from radixkv.frontend.api.openai.routes import add_openai_routes
+from radixkv.frontend.api.pin import add_pin_route
 from radixkv.frontend.api.server_info import add_server_info_routes
 from radixkv.frontend.api.sglang.routes import add_generate_route
 from radixkv.frontend.api.tokenize import add_tokenize_routes
@@ -90,6 +91,7 @@ def build_app(
     add_admin_routes(app, client, metrics, aliases)
     add_tokenize_routes(app, served_model, body_reader)
     add_explain_route(app, client, served_model, body_reader, explain_contents=explain_contents)
+    add_pin_route(app, client, served_model, body_reader)
     add_server_info_routes(app, client, served_model, metrics, settings)
     for path in _REFUSED_ROUTES:
         app.add_api_route(path, _refuse_route, methods=["GET", "POST"], include_in_schema=False)

@@ -33,6 +33,8 @@ from radixkv.wire import (
     GetStats,
     Heartbeat,
     Hello,
+    Pin,
+    Pinned,
     Ready,
     Stats,
     Submit,
@@ -43,12 +45,12 @@ from radixkv.wire import (
     endpoint,
 )
 
-ReplyT = TypeVar("ReplyT", Flushed, Explained, Stats)
+ReplyT = TypeVar("ReplyT", Flushed, Explained, Pinned, Stats)
 
 MAX_PENDING_BYTES = 1 << 20
 """Limit on the unread output of a stream. A stream above it fails when more arrives."""
 QUERY_TIMEOUT_S = 10.0
-"""How long the runtime may take to reply to ``Flush``, ``Explain`` or ``GetStats``."""
+"""How long the runtime may take to reply to a query, such as ``Explain`` or ``GetStats``."""
 MAX_BYTES_PER_TURN = 1 << 18
 """Bytes of runtime messages applied before readers run, so that readers who are behind catch up.
 
@@ -129,7 +131,7 @@ class RuntimeClient:
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
         self._socket.connect(address)
         self._requests: dict[str, InFlightRequest] = {}
-        self._queries: dict[str, asyncio.Future[Flushed | Explained | Stats]] = {}
+        self._queries: dict[str, asyncio.Future[Flushed | Explained | Pinned | Stats]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._receiving: asyncio.Task[None] | None = None
@@ -187,6 +189,16 @@ class RuntimeClient:
         """
         return await self._query(Explain(uuid.uuid4().hex, tokens, cache_salt, contents), Explained)
 
+    async def pin(self, tokens: bytes, cache_salt: str, ttl_s: float) -> Pinned:
+        """Pins what is cached of ``tokens``, or ends their pin. Raises ``RequestError`` if pins are off.
+
+        Args:
+            tokens: little-endian int32 ids.
+            cache_salt: the namespace of the cache.
+            ttl_s: for how long, in seconds; 0 ends the pin.
+        """
+        return await self._query(Pin(uuid.uuid4().hex, tokens, ttl_s, cache_salt), Pinned)
+
     async def stats(self) -> Stats:
         """Returns the runtime's counters as of now; dropped frames are summed over both processes."""
         stats = await self._query(GetStats(id=uuid.uuid4().hex), Stats)
@@ -239,11 +251,11 @@ class RuntimeClient:
         self._socket.close()
         self._context.term()
 
-    async def _query(self, query: Flush | Explain | GetStats, kind: type[ReplyT]) -> ReplyT:
-        """Sends a query and returns its reply. Raises ``RuntimeSilent`` after ``QUERY_TIMEOUT_S``."""
+    async def _query(self, query: Flush | Explain | Pin | GetStats, kind: type[ReplyT]) -> ReplyT:
+        """Sends a query and returns its reply. Raises its error, or ``RuntimeSilent`` after ``QUERY_TIMEOUT_S``."""
         if self._failure is not None:
             raise self._failure.with_traceback(None)
-        future: asyncio.Future[Flushed | Explained | Stats] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Flushed | Explained | Pinned | Stats] = asyncio.get_running_loop().create_future()
         self._queries[query.id] = future
         try:
             self._send(query)
@@ -291,12 +303,15 @@ class RuntimeClient:
                 if (request := self._remove(message.id)) is not None:
                     request.end(message, self.metrics)
             case Failed():
+                error = request_error(message.code, message.text, param=message.param)
                 if (request := self._remove(message.id)) is not None:
-                    request.fail(request_error(message.code, message.text, param=message.param))
-            case Flushed() | Explained() | Stats():
-                reply = self._queries.get(message.id)
-                if reply is not None and not reply.done():
-                    reply.set_result(message)
+                    request.fail(error)
+                elif (query := self._queries.get(message.id)) is not None and not query.done():
+                    query.set_exception(error)
+            case Flushed() | Explained() | Pinned() | Stats():
+                query = self._queries.get(message.id)
+                if query is not None and not query.done():
+                    query.set_result(message)
             case Heartbeat() | Ready():
                 pass
 

@@ -33,6 +33,8 @@ from radixkv.wire import (
     GetStats,
     HostStats,
     NewTokens,
+    Pin,
+    Pinned,
     PromptLogprobs,
     Ready,
     Stats,
@@ -134,6 +136,9 @@ class ScriptedLoop:
     submitted: list[Submit] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     explained: list[Explain] = field(default_factory=list)
+    pinned: list[Pin] = field(default_factory=list)
+    refuses_pins: bool = False
+    """Whether pins fail, as with a budget of 0."""
     host: HostStats | None = None
     """Counters of a host tier, from which every request has loaded one token; None: there is no host tier."""
     disk: DiskStats | None = None
@@ -157,7 +162,7 @@ class ScriptedLoop:
     def has_work(self) -> bool:
         return bool(self.running) and not self.is_held
 
-    def receive(self, message: Submit | Cancel | Flush | Explain | GetStats | Drain) -> list[FromRuntime]:
+    def receive(self, message: Submit | Cancel | Flush | Explain | Pin | GetStats | Drain) -> list[FromRuntime]:
         match message:
             case Submit():
                 self.submitted.append(message)
@@ -175,6 +180,12 @@ class ScriptedLoop:
                 self.explained.append(message)
                 n_tokens = len(message.tokens) // 4
                 return [Explained(message.id, n_tokens, n_tokens // 2, "never_seen")]
+            case Pin():
+                self.pinned.append(message)
+                n_tokens = len(message.tokens) // 4
+                if self.refuses_pins:
+                    return [Failed(message.id, "unsupported_feature", "nothing can be pinned", "ttl")]
+                return [Pinned(message.id, n_tokens, n_tokens // 2, message.ttl_s)]
             case GetStats():
                 return [self._stats(message.id)]
         return []

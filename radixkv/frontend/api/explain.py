@@ -10,24 +10,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from radixkv.compat import Place, refusals
-from radixkv.frontend.chat_text import TextRequest, check_text_request, render_messages
+from radixkv.frontend.cache_prompt import CACHE_PROMPT_CHECKS, CachePromptRequest, encode_prompt
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.body import BodyReader
-from radixkv.frontend.http.body_decoder import BodyDecoder, check_messages, check_prompt
+from radixkv.frontend.http.body_decoder import BodyDecoder
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
-from radixkv.frontend.prompt_encoding import encode_prompts, encode_texts, split_prompts
 from radixkv.frontend.served_model import ServedModel
-from radixkv.limits import check_cache_salt
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import Explained
-
-
-class ExplainRequest(TextRequest, kw_only=True):
-    """The body of ``POST /cache/explain``."""
-
-    prompt: str | list[int] | None = None
-    cache_salt: str | None = None
 
 
 def add_explain_route(
@@ -40,11 +31,11 @@ def add_explain_route(
 ) -> None:
     """Adds the route ``/cache/explain``; with ``explain_contents`` it also shows tokens of other clients."""
 
-    @app.post("/cache/explain", openapi_extra=app.json_body(ExplainRequest))
+    @app.post("/cache/explain", openapi_extra=app.json_body(CachePromptRequest))
     async def explain(request: Request) -> Response:
         """How much of a prompt is cached, and why not more."""
         body = await body_reader.read(request, _explain.decode, served_model.max_prompt_and_answer)
-        tokens = await cancel_on_disconnect(request.receive, _encode(body, served_model))
+        tokens = await cancel_on_disconnect(request.receive, encode_prompt(body, served_model))
         explained = await client.explain(tokens, body.cache_salt or "", contents=explain_contents)
         return Response(
             msgspec.json.encode(explanation(explained, served_model.tokenizer, contents=explain_contents)),
@@ -80,6 +71,8 @@ def explanation(explained: Explained, tokenizer: Tokenizer | None, *, contents: 
             fields["host"]["min_loaded_tokens"] = explained.min_loaded_tokens  # JSON has null for infinite
     if explained.n_on_disk:
         fields["storage"] = {"tokens": explained.n_on_disk, "is_fetched": explained.is_fetched}
+    if explained.n_pinned:
+        fields["pinned"] = {"tokens": explained.n_pinned, "seconds_left": explained.pin_seconds_left}
     return fields
 
 
@@ -100,6 +93,8 @@ def _summary(explained: Explained, tokenizer: Tokenizer | None, contents: bool) 
     if explained.n_on_disk:
         then = "fetches and loads" if explained.is_fetched else "computes"
         how_much += f"; the disk tier has {explained.n_on_disk} more, which a request {then}"
+    if explained.n_pinned:
+        how_much += f"; the first {explained.n_pinned} are pinned for {explained.pin_seconds_left:.0f} s more"
     match explained.reason:
         case "whole" if explained.n_cached == explained.n_tokens - 1:
             why = "the last token of a prompt is always computed"
@@ -137,17 +132,4 @@ def _describe(token: int | None, tokenizer: Tokenizer | None) -> str:
     return str(token) if tokenizer is None else f"{tokenizer.token_text(token)!r} ({token})"
 
 
-_explain = BodyDecoder(ExplainRequest, {"prompt": check_prompt, "messages": check_messages}, refusals(Place.TEXT))
-
-
-async def _encode(body: ExplainRequest, served_model: ServedModel) -> bytes:
-    check_text_request(body, body.prompt, served_model)
-    check_cache_salt(body.cache_salt or "")
-    adds_special_tokens = body.adds_special_tokens()
-    if body.prompt is None:
-        text = await render_messages(body, served_model)
-        (tokens,) = await encode_texts([text], served_model, "messages", adds_special_tokens=adds_special_tokens)
-    else:
-        prompts = split_prompts(body.prompt if isinstance(body.prompt, str) else list(body.prompt))
-        (tokens,) = await encode_prompts(prompts, served_model, adds_special_tokens=adds_special_tokens)
-    return tokens
+_explain = BodyDecoder(CachePromptRequest, CACHE_PROMPT_CHECKS, refusals(Place.TEXT))

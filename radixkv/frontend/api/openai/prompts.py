@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from radixkv.errors import InvalidRequest
+from radixkv.frontend.api.openai.prompt_pins import breakpoint_pins, check_breakpoints, implicit_pins
 from radixkv.frontend.api.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
 from radixkv.frontend.chat_text import conversation_text
 from radixkv.frontend.prompt_encoding import encode_prompts, encode_texts, split_prompts
@@ -52,6 +53,7 @@ async def chat_prompt(request: ChatRequest, served_model: ServedModel) -> Submit
     Raises:
         InvalidRequest: a field cannot be served; ``param`` names it.
     """
+    check_breakpoints(request)
     max_tokens_field, max_tokens = request.requested_max_tokens
     sampling = _sampling(request, served_model, max_tokens, request.n_logprobs)
     text = await conversation_text(
@@ -67,7 +69,8 @@ async def chat_prompt(request: ChatRequest, served_model: ServedModel) -> Submit
     if not tokens:
         raise InvalidRequest("the chat template renders the messages as an empty text", param="messages")
     (prompt,) = _submits(request, [tokens], sampling, served_model, max_tokens_field, "messages")
-    return prompt
+    breakpoints = await breakpoint_pins(request, text, tokens, served_model)
+    return msgspec.structs.replace(prompt, pins=(*breakpoints, *prompt.pins)) if breakpoints else prompt
 
 
 async def echoed_texts(
@@ -117,6 +120,7 @@ def _submits(
             cache_salt=request.cache_salt or "",
             reads_cache=not request.skip_reading_prefix_cache,
             priority=request.priority or 0,
+            pins=tuple(implicit_pins(request, len(tokens) // 4)),
         )
         for tokens in encoded
     ]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from radixkv.compat import Place, refusals
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.http.body_decoder import BodyDecoder, Int64, check_messages, check_prompt
+from radixkv.limits import parse_ttl
 from radixkv.sampling import MAX_LOGPROBS
+
+DEFAULT_TTL_S = 30 * 60.0
+"""OpenAI's default of ``prompt_cache_options.ttl``, in seconds."""
 
 
 class StreamOptions(msgspec.Struct):
@@ -18,6 +22,18 @@ class StreamOptions(msgspec.Struct):
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
+
+
+class PromptCacheOptions(msgspec.Struct):
+    """OpenAI's ``prompt_cache_options``."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: str | None = None
+
+    @property
+    def ttl_s(self) -> float:
+        """``ttl`` or its default, in seconds. Raises ``InvalidRequest``."""
+        return DEFAULT_TTL_S if self.ttl is None else parse_ttl(self.ttl, "prompt_cache_options")
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
@@ -47,6 +63,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
     skip_reading_prefix_cache: bool | None = False
     priority: Int64 | None = None
     return_token_ids: bool | None = False
@@ -150,5 +167,7 @@ def parse_chat(body: bytes, max_prompt_tokens: int, misspelt: dict[str, str] | N
 def _check(request: GenerationRequest) -> None:
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
+    if request.prompt_cache_options is not None and request.prompt_cache_options.ttl is not None:
+        parse_ttl(request.prompt_cache_options.ttl, "prompt_cache_options")
     if request.stream and request.prompt_logprobs is not None:
         raise InvalidRequest("prompt_logprobs cannot be streamed; leave out stream", param="prompt_logprobs")

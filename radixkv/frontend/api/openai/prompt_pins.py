@@ -1,0 +1,124 @@
+"""OpenAI's cache options and breakpoints, as prefixes of the prompt to pin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from radixkv.errors import InvalidRequest
+from radixkv.frontend.api.openai.schema import DEFAULT_TTL_S, ChatRequest, GenerationRequest
+from radixkv.frontend.prompt_encoding import encode_texts
+from radixkv.frontend.served_model import ServedModel
+from radixkv.limits import MAX_PINS, parse_ttl
+from radixkv.wire import PromptPin
+
+_TOKEN_BYTES = 4
+
+
+class _Text(NamedTuple):
+    """A message's text, or a part of it."""
+
+    text: str
+    ttl_s: float | None
+    """How long the prompt up to its end is pinned; None without a breakpoint."""
+
+
+def implicit_pins(request: GenerationRequest, n_tokens: int) -> list[PromptPin]:
+    """Returns the pin of a whole prompt of ``n_tokens``, or none if the request asks for none."""
+    options = request.prompt_cache_options
+    if options is None or options.mode == "explicit":
+        return []
+    return [PromptPin(n_tokens, options.ttl_s)]
+
+
+def check_breakpoints(request: ChatRequest) -> None:
+    """Raises ``InvalidRequest`` for a malformed breakpoint; its text never repeats a part of the body."""
+    for _ in _texts(request):
+        pass
+
+
+async def breakpoint_pins(
+    request: ChatRequest, text: str, tokens: bytes, served_model: ServedModel
+) -> list[PromptPin]:
+    """Returns the pins of the latest breakpoints in the messages.
+
+    A pin ends with the marked part, which is searched in the prompt after the end of the part before it. So it ends
+    earlier where the template itself writes the same text between them, such as the name of a role. Of a part that
+    the template changes, the pin ends with the last part before it that is in the prompt.
+
+    Args:
+        request: the request, whose breakpoints are checked.
+        text: the prompt that the chat template makes of the messages.
+        tokens: the ids of the prompt.
+        served_model: has the tokenizer.
+
+    Cost: a search in the text, and the encoding of up to four prefixes of it.
+    """
+    pins: list[tuple[int, float]] = []
+    position = 0
+    for one in _texts(request):
+        found = max(_end(text, one.text, position), _end(text, one.text.strip(), position))
+        position = max(position, found)
+        if one.ttl_s is not None:
+            pins.append((position, one.ttl_s))
+    options = request.prompt_cache_options
+    is_explicit = options is None or options.mode == "explicit"
+    latest = pins[-MAX_PINS if is_explicit else 1 - MAX_PINS :]
+    prefixes = [text[:position] for position, _ in latest]
+    adds_special_tokens = bool(request.add_special_tokens)
+    encoded = (
+        await encode_texts(prefixes, served_model, "messages", adds_special_tokens=adds_special_tokens)
+        if prefixes
+        else []
+    )
+    return [
+        PromptPin(_n_common_tokens(prefix, tokens), ttl_s)
+        for prefix, (_, ttl_s) in zip(encoded, latest, strict=True)
+    ]
+
+
+def _texts(request: ChatRequest) -> Iterator[_Text]:
+    """Yields the texts of the messages in order."""
+    for index, message in enumerate(request.messages):
+        content = message.get("content")
+        if isinstance(content, str):
+            yield _Text(content, None)
+        for number, part in enumerate(content if isinstance(content, list) else ()):
+            text = part.get("text") if isinstance(part, dict) else None
+            if isinstance(text, str):
+                yield _Text(text, _ttl(part, request, f"messages[{index}].content[{number}]"))
+
+
+def _ttl(part: dict[str, Any], request: ChatRequest, path: str) -> float | None:
+    """Returns how long a part's breakpoint lives; None without one. Raises ``InvalidRequest``."""
+    marker = part.get("prompt_cache_breakpoint")
+    if marker is None:
+        return None
+    if not isinstance(marker, dict) or marker.get("mode") != "explicit":
+        raise InvalidRequest(
+            f'{path}.prompt_cache_breakpoint must be an object with "mode": "explicit"', param="messages"
+        )
+    ttl = marker.get("ttl")
+    if ttl is None:
+        return DEFAULT_TTL_S if request.prompt_cache_options is None else request.prompt_cache_options.ttl_s
+    if not isinstance(ttl, str):
+        raise InvalidRequest(f"{path}.prompt_cache_breakpoint.ttl must be a text such as 30m", param="messages")
+    return parse_ttl(ttl, "messages")
+
+
+def _end(text: str, part: str, start: int) -> int:
+    """Returns where the first occurrence of a part from ``start`` on ends; 0 without one."""
+    found = text.find(part, start)
+    return 0 if found < 0 else found + len(part)
+
+
+def _n_common_tokens(first: bytes, second: bytes) -> int:
+    """Returns how many leading tokens two prompts share. O(tokens · log tokens), by comparisons of bytes."""
+    low, high = 0, min(len(first), len(second)) // _TOKEN_BYTES
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[: middle * _TOKEN_BYTES] == second[: middle * _TOKEN_BYTES]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,39 @@
+"""Prompts in the bodies of routes about the cache, and their encoding."""
+
+from __future__ import annotations
+
+from radixkv.frontend.chat_text import TextRequest, check_text_request, render_messages
+from radixkv.frontend.http.body_decoder import check_messages, check_prompt
+from radixkv.frontend.prompt_encoding import encode_prompts, encode_texts, split_prompts
+from radixkv.frontend.served_model import ServedModel
+from radixkv.limits import check_cache_salt
+
+
+class CachePromptRequest(TextRequest, kw_only=True):
+    """The body of a route about the cached part of one prompt, or of one conversation."""
+
+    prompt: str | list[int] | None = None
+    cache_salt: str | None = None
+
+
+CACHE_PROMPT_CHECKS = {"prompt": check_prompt, "messages": check_messages}
+"""The checks of its long fields, for a ``BodyDecoder``."""
+
+
+async def encode_prompt(request: CachePromptRequest, served_model: ServedModel) -> bytes:
+    """Checks the request; returns the prompt's little-endian int32 ids. Long texts are encoded in a thread.
+
+    Raises:
+        InvalidRequest: a field cannot be served; ``param`` names it.
+        ModelNotFound: the request is for another model.
+    """
+    check_text_request(request, request.prompt, served_model)
+    check_cache_salt(request.cache_salt or "")
+    adds_special_tokens = request.adds_special_tokens()
+    if request.prompt is None:
+        text = await render_messages(request, served_model)
+        (tokens,) = await encode_texts([text], served_model, "messages", adds_special_tokens=adds_special_tokens)
+    else:
+        prompts = split_prompts(request.prompt if isinstance(request.prompt, str) else list(request.prompt))
+        (tokens,) = await encode_prompts(prompts, served_model, adds_special_tokens=adds_special_tokens)
+    return tokens

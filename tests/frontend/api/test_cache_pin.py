@@ -1,0 +1,86 @@
+"""``/cache/pin``, on a runtime that pins half of each prompt."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire import pack_tokens
+from support.scripted_runtime import VOCAB_SIZE, Site
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def test_a_prompt_is_pinned_for_the_time_of_the_request(site: Site, tokenizer: Tokenizer) -> None:
+    reply = site.http.post("/cache/pin", json={"prompt": "hello", "ttl": "90s", "cache_salt": "s"})
+    assert reply.status_code == 200, reply.text
+    assert reply.json() == {"prompt_tokens": 5, "pinned_tokens": 2, "seconds_left": 90.0}
+    pin = site.loop.pinned[-1]
+    assert (pin.tokens, pin.ttl_s, pin.cache_salt) == (tokenizer.encode("hello"), 90.0, "s")
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"messages": MESSAGES}, "<user>hi<assistant>"),
+        ({"messages": MESSAGES, "add_generation_prompt": False}, "<user>hi"),
+        ({"prompt": "hi"}, "hi"),
+    ],
+)
+def test_prompts_and_messages_become_what_requests_send(
+    site: Site, tokenizer: Tokenizer, body: dict[str, Any], text: str
+) -> None:
+    assert site.http.post("/cache/pin", json=body).status_code == 200
+    assert site.loop.pinned[-1].tokens == tokenizer.encode(text)
+    assert site.loop.pinned[-1].ttl_s == 300.0, "the default"
+
+
+def test_token_ids_and_the_end_of_a_pin(site: Site) -> None:
+    reply = site.http.post("/cache/pin", json={"prompt": [1, 2, 3], "ttl": "0s"})
+    assert reply.json()["seconds_left"] == 0
+    assert (site.loop.pinned[-1].tokens, site.loop.pinned[-1].ttl_s) == (pack_tokens([1, 2, 3]), 0.0)
+
+
+@pytest.mark.parametrize(("ttl", "seconds"), [("1s", 1.0), ("5m", 300.0), ("12h", 43200.0), ("24h", 86400.0)])
+def test_each_unit_of_a_time_to_live(site: Site, ttl: str, seconds: float) -> None:
+    site.http.post("/cache/pin", json={"prompt": "a", "ttl": ttl})
+    assert site.loop.pinned[-1].ttl_s == seconds
+
+
+WRONG_TTLS = ("abc", "", "5", "-5m", "5 m", "1.5h", "5d", "25h", "9999999s", "٥m", "5m\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "a", "messages": MESSAGES}, "prompt"),
+        ({"prompt": ["a"]}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [VOCAB_SIZE]}, "prompt"),
+        ({"messages": []}, "messages"),
+        ({"prompt": "a", "cache_salt": "é" * 65}, "cache_salt"),
+        ({"prompt": "a", "ttl": 300}, "ttl"),
+        *[({"prompt": "a", "ttl": ttl}, "ttl") for ttl in WRONG_TTLS],
+    ],
+    ids=lambda value: json.dumps(value)[:40],
+)
+def test_a_wrong_field_is_refused_by_name(site: Site, body: dict[str, Any], param: str) -> None:
+    n_before = len(site.loop.pinned)
+    reply = site.http.post("/cache/pin", json=body)
+    assert reply.status_code == 400, reply.text
+    assert (reply.json()["error"]["code"], reply.json()["error"]["param"]) == ("invalid_request", param)
+    assert len(site.loop.pinned) == n_before
+
+
+def test_an_error_of_the_runtime_is_the_clients(site: Site) -> None:
+    site.loop.refuses_pins = True
+    try:
+        reply = site.http.post("/cache/pin", json={"prompt": "a"})
+    finally:
+        site.loop.refuses_pins = False
+    assert reply.status_code == 400
+    assert (reply.json()["error"]["code"], reply.json()["error"]["param"]) == ("unsupported_feature", "ttl")
