@@ -106,6 +106,25 @@ def test_many_streams_of_one_async_client() -> None:
     assert len(set(texts)) == 8
 
 
+def test_cache_options_and_breakpoints(client: OpenAI) -> None:
+    system, user = MESSAGES
+    marker = {"mode": "explicit", "ttl": "12h"}
+    marked = {"type": "text", "text": system["content"] * 20, "prompt_cache_breakpoint": marker}
+    messages = [{"role": "system", "content": [marked]}, user]
+    options = {"mode": "implicit", "ttl": "30m"}
+    # Older versions of the package have no such parameter, but send it in extra_body.
+    body = {"prompt_cache_options": options, "prompt_cache_key": "k", "prompt_cache_retention": "24h"}
+    given = body if os.environ["CLIENT"] == "openai-3" else {"extra_body": body}
+    for _ in range(2):
+        reply = client.chat.completions.create(**SETTINGS | {"messages": messages}, **given)
+    found = client.post("../cache/explain", cast_to=object, body={"messages": messages})
+    assert found["pinned"]["tokens"] > reply.usage.prompt_tokens - 16
+    assert 1700 < found["pinned"]["seconds_left"] <= 1800
+    ended = client.post("../cache/pin", cast_to=object, body={"messages": messages, "ttl": "0s"})
+    assert 0 < ended["pinned_tokens"] < found["pinned"]["tokens"], "the breakpoint's pin stays"
+    assert ended["seconds_left"] > 11 * 3600
+
+
 @pytest.mark.parametrize(
     ("settings", "param"),
     [
@@ -116,6 +135,8 @@ def test_many_streams_of_one_async_client() -> None:
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"extra_body": {"prompt_cache_options": {"ttl": "abc"}}}, "prompt_cache_options"),
+        ({"extra_body": {"prompt_cache_options": {"mode": "sometimes"}}}, "prompt_cache_options"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ],
 )
