@@ -13,7 +13,7 @@ from radixkv.cli.serve import add as add_serve
 from radixkv.compat import Place, refusals
 from radixkv.config import SchedulerConfig, ServerConfig
 from radixkv.errors import RequestError
-from radixkv.frontend.api.openai.schema import ChatRequest, CompletionRequest, StreamOptions
+from radixkv.frontend.api.openai.schema import ChatRequest, CompletionRequest, PromptCacheOptions, StreamOptions
 from radixkv.frontend.api.sglang.schema import DEFAULT_MAX_NEW_TOKENS, GenerateRequest, SamplingFields
 from radixkv.frontend.chat_text import MAX_MESSAGES
 from radixkv.frontend.http import errors as failure
@@ -72,7 +72,8 @@ def test_every_supported_field_is_documented_and_no_other() -> None:
     assert refused <= unsupported
     sglang = names(text.partition("`/generate` has these")[2])
     assert sglang <= {*GenerateRequest.__struct_fields__, *SamplingFields.__struct_fields__, *unsupported}
-    assert names(text) <= {*openai, *unsupported, *sglang, *StreamOptions.__struct_fields__, "text"}
+    options = {*StreamOptions.__struct_fields__, *PromptCacheOptions.__struct_fields__}
+    assert names(text) <= {*openai, *unsupported, *sglang, *options, "text"}
 
 
 def test_limits_and_defaults_equal_those_of_the_code() -> None:

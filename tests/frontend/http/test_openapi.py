@@ -13,10 +13,11 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from radixkv.compat import Place, refusals
-from radixkv.frontend.api.explain import ExplainRequest
 from radixkv.frontend.api.openai.schema import ChatRequest, CompletionRequest
+from radixkv.frontend.api.pin import PinRequest
 from radixkv.frontend.api.sglang.schema import GenerateRequest, SamplingFields
 from radixkv.frontend.api.tokenize import DetokenizeRequest, TokenizeRequest
+from radixkv.frontend.cache_prompt import CachePromptRequest
 from radixkv.frontend.served_model import ServedModel
 from support.running_site import make_app
 from support.scripted_runtime import Site
@@ -27,7 +28,8 @@ BODIES: list[tuple[str, type[msgspec.Struct], dict[str, Any]]] = [
     ("/generate", GenerateRequest, {"text": "a"}),
     ("/tokenize", TokenizeRequest, {"prompt": "a"}),
     ("/detokenize", DetokenizeRequest, {"tokens": [1]}),
-    ("/cache/explain", ExplainRequest, {"prompt": "a"}),
+    ("/cache/explain", CachePromptRequest, {"prompt": "a"}),
+    ("/cache/pin", PinRequest, {"prompt": "a"}),
 ]
 
 VALUES: list[Any] = ["x", ["x"], [3], {"x": 1}, True, False, 3, [[1]]]
