@@ -131,7 +131,7 @@ def test_every_setting_has_a_flag():
     """A new field of a configuration must appear in ``engines`` above, and so in ``engine_flags``."""
     assert {field.name for field in fields(EngineConfig)} == {"model", "cache", "scheduler", "seed"}
     assert len(fields(ModelConfig)) == 8
-    assert len(fields(CacheConfig)) == 12
+    assert len(fields(CacheConfig)) == 13
     assert len(fields(SchedulerConfig)) == 7
     assert len(fields(ServerConfig)) == 12
 
