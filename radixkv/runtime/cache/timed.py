@@ -40,6 +40,7 @@ class TimedPageCache(PageCache):
 
     matches = _timed(PageCache.matches)
     open = _timed(PageCache.open)
+    count_hit = _timed(PageCache.count_hit)
     extend = _timed(PageCache.extend)
     reserve = _timed(PageCache.reserve)
     append_pages = _timed(PageCache.append_pages)

@@ -174,9 +174,9 @@ def swap_the_first_two_pages(patch: pytest.MonkeyPatch) -> None:
     original = TimedPageCache.open
 
     def mutant(
-        self: TimedPageCache, namespace: Namespace, tokens: bytes, reads: bool = True, bypasses_tree: bool = False
+        self: TimedPageCache, namespace: Namespace, tokens: bytes, *args: bool, **kwargs: bool
     ) -> BlockTable:
-        blocks = original(self, namespace, tokens, reads, bypasses_tree)
+        blocks = original(self, namespace, tokens, *args, **kwargs)
         blocks.pages[:2] = blocks.pages[:2][::-1]
         return blocks
 
