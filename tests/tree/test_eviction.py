@@ -22,6 +22,7 @@ from radixkv.tree.forest import Forest
 from radixkv.tree.node import Lease, Namespace, Node
 from radixkv.tree.radix_tree import RadixTree
 from radixkv.tree.reuse_rates import ReuseRates
+from support.tree_mutants import after_each_split
 from support.tree_world import World
 
 Patch = pytest.MonkeyPatch
@@ -100,13 +101,7 @@ def an_abandoned_page_counts_as_used(patch: Patch) -> None:
 
 
 def split_loses_the_hits(patch: Patch) -> None:
-    def split(self: Forest, lower: Any, n_pages: int) -> Any:
-        upper = original(self, lower, n_pages)
-        upper.n_hits = 0
-        return upper
-
-    original = Forest.split
-    patch.setattr(Forest, "split", split)
+    after_each_split(patch, lambda upper, lower: setattr(upper, "n_hits", 0))
 
 
 def copies_count_as_hits(patch: Patch) -> None:

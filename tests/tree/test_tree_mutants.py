@@ -21,38 +21,21 @@ from radixkv.tree.radix_tree import RadixTree
 from radixkv.tree.retention import Retentions
 from support.histories import FIRST_FAILURE, run_histories
 from support.tree_machine import TreeMachine
+from support.tree_mutants import after_each_split
 
 Patch = pytest.MonkeyPatch
 
 
 def split_loses_the_count(patch: Patch) -> None:
-    def split(self: Forest, lower: Any, n_pages: int) -> Any:
-        upper = original(self, lower, n_pages)
-        upper.n_leases = 0
-        return upper
-
-    original = Forest.split
-    patch.setattr(Forest, "split", split)
+    after_each_split(patch, lambda upper, lower: setattr(upper, "n_leases", 0))
 
 
 def split_loses_the_rank(patch: Patch) -> None:
-    def split(self: Forest, lower: Any, n_pages: int) -> Any:
-        upper = original(self, lower, n_pages)
-        upper.rank = 0
-        return upper
-
-    original = Forest.split
-    patch.setattr(Forest, "split", split)
+    after_each_split(patch, lambda upper, lower: setattr(upper, "rank", 0))
 
 
 def split_marks_all_as_computed(patch: Patch) -> None:
-    def split(self: Forest, lower: Any, n_pages: int) -> Any:
-        upper = original(self, lower, n_pages)
-        lower.n_computed = len(lower.pages)
-        return upper
-
-    original = Forest.split
-    patch.setattr(Forest, "split", split)
+    after_each_split(patch, lambda upper, lower: setattr(lower, "n_computed", len(lower.pages)))
 
 
 def leased_leaf_stays_evictable(patch: Patch) -> None:

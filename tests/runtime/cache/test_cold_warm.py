@@ -5,13 +5,10 @@ Free pages are filled with NaN, so a read of KV that was not written turns every
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.runtime.cache.block_table import BlockTable
@@ -21,17 +18,8 @@ from radixkv.runtime.loop import Loop
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.tree.node import Namespace
 from support.checkpoints import save_checkpoint
-from support.cpu_server import PAGE_SIZE, CpuServer, Logits, Output, ids, recorded_logits
-
-MODELS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "windowed experts": {
-        "model_type": "mixtral",
-        "sliding_window": 9,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-    },
-}
+from support.cold_answers import MODELS, ColdAnswers
+from support.cpu_server import PAGE_SIZE, CpuServer, Logits, ids, recorded_logits
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -51,58 +39,29 @@ SHARED = ids(41, seed=0)
 PROMPTS = {seed: SHARED[: 12 + 7 * seed] + ids(3 + 5 * seed, seed) for seed in range(1, 5)}
 
 
-@dataclass
-class Cold:
-    """Results of every prompt alone, on a fresh server with nothing cached."""
-
-    logits: Logits
-    outputs: dict[int, Output]
-    stored: dict[int, Tensor]
-
-
 @pytest.fixture(scope="module")
-def cold(checkpoint: Checkpoint) -> Cold:
-    with recorded_logits() as seen:
-        cold = Cold(seen, {}, {})
-        for seed, prompt in PROMPTS.items():
-            server = CpuServer(checkpoint)
-            server.add(seed, prompt)
-            server.run()
-            cold.outputs[seed] = server.outputs[seed]
-            cold.stored[seed] = server.stored(prompt + server.outputs[seed].tokens)
-    assert len({tuple(output.tokens) for output in cold.outputs.values()}) == len(PROMPTS)
-    return cold
+def cold(checkpoint: Checkpoint) -> ColdAnswers:
+    return ColdAnswers(checkpoint, PROMPTS, n_tokens=6)
 
 
-def assert_equal(
-    cold: Cold, server: CpuServer, logits: Logits, seeds: Iterable[int] = PROMPTS, salt: str = ""
-) -> None:
-    for seed in seeds:
-        assert server.outputs[seed].tokens == cold.outputs[seed].tokens
-        for index in range(len(cold.outputs[seed].tokens)):
-            assert torch.equal(logits[seed, index], cold.logits[seed, index]), (seed, index)
-        stored = server.stored(PROMPTS[seed] + server.outputs[seed].tokens, salt)
-        assert torch.equal(stored, cold.stored[seed][:, :, : stored.shape[2]]), seed
-
-
-def test_in_a_batch(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+def test_in_a_batch(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits) -> None:
     server = CpuServer(checkpoint, shares=False)
     for seed, prompt in PROMPTS.items():
         server.add(seed, prompt)
     server.run()
-    assert_equal(cold, server, logits)
+    cold.check(server, logits)
 
 
-def test_sharing_within_a_step(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+def test_sharing_within_a_step(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits) -> None:
     server = CpuServer(checkpoint)
     for seed, prompt in PROMPTS.items():
         server.add(seed, prompt)
     server.run()
     assert sum(output.n_cached > 0 for output in server.outputs.values()) == len(PROMPTS) - 1
-    assert_equal(cold, server, logits)
+    cold.check(server, logits)
 
 
-def test_after_a_partial_and_after_a_full_hit(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+def test_after_a_partial_and_after_a_full_hit(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits) -> None:
     server = CpuServer(checkpoint)
     server.add(99, SHARED)
     server.run()
@@ -111,22 +70,22 @@ def test_after_a_partial_and_after_a_full_hit(checkpoint: Checkpoint, cold: Cold
             server.add(seed, prompt)
         server.run()
         assert all(server.outputs[seed].n_cached >= 12 for seed in PROMPTS)
-        assert_equal(cold, server, logits)
+        cold.check(server, logits)
     assert server.outputs[1].n_cached == len(PROMPTS[1]) // PAGE_SIZE * PAGE_SIZE
 
 
 @pytest.mark.parametrize("budget", range(PAGE_SIZE, PAGE_SIZE + 5))
-def test_chunked(checkpoint: Checkpoint, cold: Cold, logits: Logits, budget: int) -> None:
+def test_chunked(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits, budget: int) -> None:
     server = CpuServer(checkpoint, budget=budget, max_rows=1)
     for seed, prompt in PROMPTS.items():
         server.add(seed, prompt)
     server.run()
-    assert_equal(cold, server, logits)
+    cold.check(server, logits)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 4, 5, 9, 16, 17])
 def test_chunks_of_any_size_with_pages_of_one_token(
-    checkpoint: Checkpoint, cold: Cold, logits: Logits, chunk: int
+    checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits, chunk: int
 ) -> None:
     server = CpuServer(checkpoint, budget=chunk, max_rows=1, page_size=1)
     server.add(2, PROMPTS[2])
@@ -135,17 +94,17 @@ def test_chunks_of_any_size_with_pages_of_one_token(
     assert all(torch.equal(logits[2, i], cold.logits[2, i]) for i in range(6))
 
 
-def test_evicted_and_recomputed(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+def test_evicted_and_recomputed(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits) -> None:
     server = CpuServer(checkpoint, n_pages=24)
     for _ in range(2):
         for seed, prompt in PROMPTS.items():
             server.add(seed, prompt)
             server.run()
-        assert_equal(cold, server, logits)
+        cold.check(server, logits)
     assert server.cache.n_evicted > 0
 
 
-def test_preempted(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+def test_preempted(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits) -> None:
     server = CpuServer(checkpoint, n_pages=30)
     server.add(98, ids(8, 98), 80)
     server.add(97, ids(8, 97), 80)
@@ -153,21 +112,21 @@ def test_preempted(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
         server.add(seed, prompt)
     server.run()
     assert server.scheduler.n_preemptions > 0
-    assert_equal(cold, server, logits)
+    cold.check(server, logits)
     alone = CpuServer(checkpoint)
     alone.add(97, ids(8, 97), 80)
     alone.run()
     assert alone.outputs[97].tokens == server.outputs[97].tokens
 
 
-def test_salted(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+def test_salted(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits) -> None:
     server = CpuServer(checkpoint)
     server.add(99, SHARED)
     server.run()
     server.add(4, PROMPTS[4], salt="a")
     server.run()
     assert server.outputs[4].n_cached == 0
-    assert_equal(cold, server, logits, [4], "a")
+    cold.check(server, logits, [4], "a")
 
 
 def swap_the_first_two_pages(patch: pytest.MonkeyPatch) -> None:
@@ -214,7 +173,7 @@ def swap_the_last_two_pages(patch: pytest.MonkeyPatch) -> None:
 )
 def test_the_comparison_fails_for_each_mutant(
     checkpoint: Checkpoint,
-    cold: Cold,
+    cold: ColdAnswers,
     logits: Logits,
     monkeypatch: pytest.MonkeyPatch,
     mutant: Callable[[pytest.MonkeyPatch], None],

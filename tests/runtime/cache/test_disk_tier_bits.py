@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from radixkv import wire
 from radixkv.checkpoints import Checkpoint, resolve
-from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.tiers import page_file
 from radixkv.runtime.cache.tiers.disk_tier import DiskTier
 from radixkv.runtime.cache.tiers.page_keys import KeyChain
 from radixkv.tree.node import Namespace
 from support.checkpoints import save_checkpoint
+from support.cold_answers import ColdAnswers
 from support.cpu_server import CpuServer, Logits, ids, recorded_logits
+from support.evicting import evict_all
 from support.page_files import TIMEOUT_S, page_files
 
 PROMPTS = {10 * seed: ids(12 + 8 * seed, seed) for seed in range(1, 5)}
@@ -37,28 +37,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return resolve(str(path))
 
 
-class Cold:
-    """The tokens and logits of every prompt alone, with nothing cached."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.tokens: dict[int, list[int]] = {}
-        with recorded_logits() as self.logits:
-            for seed, prompt in PROMPTS.items():
-                server = CpuServer(checkpoint)
-                server.add(seed, prompt, N_TOKENS)
-                server.run()
-                self.tokens[seed] = server.outputs[seed].tokens
-
-
 @pytest.fixture(scope="module")
-def cold(checkpoint: Checkpoint) -> Cold:
-    return Cold(checkpoint)
+def cold(checkpoint: Checkpoint) -> ColdAnswers:
+    return ColdAnswers(checkpoint, PROMPTS, N_TOKENS)
 
 
 class Restarts:
     """Servers over one folder, one after the other, whose answers are compared with the cold ones."""
 
-    def __init__(self, checkpoint: Checkpoint, folder: Path, cold: Cold, logits: Logits) -> None:
+    def __init__(self, checkpoint: Checkpoint, folder: Path, cold: ColdAnswers, logits: Logits) -> None:
         self.checkpoint, self.folder, self.cold, self.logits = checkpoint, folder, cold, logits
 
     @contextmanager
@@ -77,9 +64,7 @@ class Restarts:
             server.add(seed, PROMPTS[seed], N_TOKENS, **settings)
             server.run()
             server.finish_copies()
-            assert server.outputs[seed].tokens == self.cold.tokens[seed]
-            for index in range(N_TOKENS):
-                assert torch.equal(self.logits[seed, index], self.cold.logits[seed, index]), (seed, index)
+            self.cold.check(server, self.logits, [seed], settings.get("salt", ""))
         return [server.outputs[seed].n_loaded for seed in seeds]
 
     def fill(self) -> list[Path]:
@@ -90,7 +75,7 @@ class Restarts:
 
 
 @pytest.fixture
-def restarts(checkpoint: Checkpoint, cold: Cold, tmp_path: Path) -> Iterator[Restarts]:
+def restarts(checkpoint: Checkpoint, cold: ColdAnswers, tmp_path: Path) -> Iterator[Restarts]:
     with recorded_logits() as logits:
         yield Restarts(checkpoint, tmp_path / "cache", cold, logits)
 
@@ -99,19 +84,12 @@ WHOLE = [len(prompt) - 1 for prompt in PROMPTS.values()]
 """All tokens of each prompt but the last one, which is computed in any case."""
 
 
-def evict(cache: PageCache) -> None:
-    """Evicts everything."""
-    blocks = cache.open(Namespace(), b"", bypasses_tree=True)
-    assert cache.reserve(blocks, cache.n_pages)
-    cache.close(blocks)
-
-
 def test_pages_that_the_host_tier_has_evicted_come_from_disk(restarts: Restarts) -> None:
     with restarts.server() as server:
         restarts.ask(server)
         for _ in range(2):
-            evict(server.cache)
-            evict(server.transfers.host)
+            evict_all(server.cache)
+            evict_all(server.transfers.host)
             assert restarts.ask(server) == WHOLE
         assert server.disk.counters.n_pages_lost == 0
 
@@ -130,7 +108,7 @@ def test_two_requests_join_one_fetch(restarts: Restarts) -> None:
         server.add(40, PROMPTS[40], N_TOKENS)
         server.add(41, PROMPTS[40], N_TOKENS)
         server.run()
-        assert server.outputs[40].tokens == restarts.cold.tokens[40]
+        assert server.outputs[40].tokens == restarts.cold.outputs[40].tokens
         assert server.outputs[41].n_cached == server.outputs[40].n_cached == WHOLE[3]
         assert server.disk.counters.n_pages_fetched == len(PROMPTS[40]) // 4
 
@@ -205,7 +183,7 @@ def test_a_flush_empties_the_folder(restarts: Restarts) -> None:
         server.run()
         server.finish_copies()
         assert server.outputs[40].n_loaded == 0
-        assert server.outputs[40].tokens == restarts.cold.tokens[40]
+        assert server.outputs[40].tokens == restarts.cold.outputs[40].tokens
         server.loop.receive(wire.Flush("f"))
         assert select.select([server.disk.store], [], [], TIMEOUT_S)[0], "the flush does not finish"
         server.loop.advance_copies()

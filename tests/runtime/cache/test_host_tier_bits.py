@@ -10,26 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
-import torch
 
 from radixkv import wire
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.runtime.cache.transfers import Load, Transfers
 from radixkv.runtime.device.copy_threads import CopyThreads
 from radixkv.runtime.device.host_slots_cpu import CpuHostSlots
-from radixkv.tree.node import Namespace
 from support.checkpoints import save_checkpoint
+from support.cold_answers import MODELS, ColdAnswers
 from support.cpu_server import CpuServer, Logits, ids, recorded_logits
+from support.evicting import evict_all
 
-MODELS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "windowed experts": {
-        "model_type": "mixtral",
-        "sliding_window": 9,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-    },
-}
 SHARED = ids(41, seed=0)
 PROMPTS = {10 * seed: SHARED[: 12 + 7 * seed] + ids(3 + 5 * seed, seed) for seed in range(1, 5)}
 N_TOKENS = 9
@@ -49,32 +40,9 @@ def logits() -> Iterator[Logits]:
         yield seen
 
 
-class Cold:
-    """The tokens, logits and stored KV of every prompt alone, with nothing cached."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.tokens: dict[int, list[int]] = {}
-        self.stored: dict[int, torch.Tensor] = {}
-        with recorded_logits() as self.logits:
-            for seed, prompt in PROMPTS.items():
-                server = CpuServer(checkpoint)
-                server.add(seed, prompt, N_TOKENS)
-                server.run()
-                self.tokens[seed] = server.outputs[seed].tokens
-                self.stored[seed] = server.stored(prompt + self.tokens[seed])
-
-    def check(self, server: CpuServer, logits: Logits, seeds: Iterable[int] = PROMPTS, salt: str = "") -> None:
-        for seed in seeds:
-            assert server.outputs[seed].tokens == self.tokens[seed]
-            for index in range(N_TOKENS):
-                assert torch.equal(logits[seed, index], self.logits[seed, index]), (seed, index)
-            stored = server.stored(PROMPTS[seed] + self.tokens[seed], salt)
-            assert torch.equal(stored, self.stored[seed][:, :, : stored.shape[2]]), seed
-
-
 @pytest.fixture(scope="module")
-def cold(checkpoint: Checkpoint) -> Cold:
-    return Cold(checkpoint)
+def cold(checkpoint: Checkpoint) -> ColdAnswers:
+    return ColdAnswers(checkpoint, PROMPTS, N_TOKENS)
 
 
 def tiered(checkpoint: Checkpoint, **settings: Any) -> CpuServer:
@@ -90,29 +58,23 @@ def serve_in_turn(server: CpuServer, seeds: Iterable[int] = PROMPTS, **settings:
         server.finish_copies()
 
 
-def evict_all(server: CpuServer) -> None:
-    blocks = server.cache.open(Namespace(), b"", bypasses_tree=True)
-    assert server.cache.reserve(blocks, server.cache.n_pages)
-    server.cache.close(blocks)
-
-
-def test_a_full_hit_in_the_host_tier(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+def test_a_full_hit_in_the_host_tier(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits) -> None:
     server = tiered(checkpoint)
     serve_in_turn(server)
     for seed in PROMPTS:
-        evict_all(server)
+        evict_all(server.cache)
         serve_in_turn(server, [seed])
         assert server.outputs[seed].n_loaded >= len(PROMPTS[seed]) // 4 * 4 - 4
         cold.check(server, logits, [seed])
 
 
-def test_a_partial_hit_in_the_host_tier(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+def test_a_partial_hit_in_the_host_tier(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits) -> None:
     server = tiered(checkpoint)
     server.add(99, SHARED)
     server.run()
     server.finish_copies()
     for seed in PROMPTS:
-        evict_all(server)
+        evict_all(server.cache)
         serve_in_turn(server, [seed])
         assert server.outputs[seed].n_loaded >= 12
         cold.check(server, logits, [seed])
@@ -120,7 +82,7 @@ def test_a_partial_hit_in_the_host_tier(checkpoint: Checkpoint, cold: Cold, logi
 
 @pytest.mark.parametrize("budget", [4, 7, 16])
 def test_many_requests_in_chunks_under_pressure(
-    checkpoint: Checkpoint, cold: Cold, logits: Logits, budget: int
+    checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits, budget: int
 ) -> None:
     server = tiered(checkpoint, n_pages=40, budget=budget + 3, max_rows=4)
     for _ in range(3):
@@ -129,11 +91,13 @@ def test_many_requests_in_chunks_under_pressure(
         server.run()
         cold.check(server, logits, [seed for seed in PROMPTS if server.outputs[seed].tokens])
         server.finish_copies()
-        evict_all(server)
+        evict_all(server.cache)
     assert any(output.n_loaded > 0 for output in server.outputs.values())
 
 
-def test_a_preempted_request_resumes_from_the_host_tier(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+def test_a_preempted_request_resumes_from_the_host_tier(
+    checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits
+) -> None:
     server = tiered(checkpoint, n_pages=34)
     server.add(98, ids(8, 98), 80)
     server.add(97, ids(8, 97), 80)
@@ -146,10 +110,10 @@ def test_a_preempted_request_resumes_from_the_host_tier(checkpoint: Checkpoint, 
     cold.check(server, logits)
 
 
-def test_two_requests_join_one_load(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+def test_two_requests_join_one_load(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits) -> None:
     server = tiered(checkpoint, n_pages=60)
     serve_in_turn(server, [40])
-    evict_all(server)
+    evict_all(server.cache)
     server.add(40, PROMPTS[40], N_TOKENS)
     server.add(41, PROMPTS[40], N_TOKENS)
     server.run()
@@ -158,23 +122,23 @@ def test_two_requests_join_one_load(checkpoint: Checkpoint, cold: Cold, logits: 
     cold.check(server, logits, [40])
 
 
-def test_salts_and_forks(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+def test_salts_and_forks(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits) -> None:
     server = tiered(checkpoint, n_pages=60)
     serve_in_turn(server, [30])
-    evict_all(server)
+    evict_all(server.cache)
     serve_in_turn(server, [30], salt="a")
     assert server.outputs[30].n_loaded == 0, "another salt's pages were loaded"
-    evict_all(server)
+    evict_all(server.cache)
     serve_in_turn(server, [30], salt="a", n=3)
     assert server.outputs[30].n_loaded > 0
     cold.check(server, logits, [30], "a")
 
 
-def test_an_abort_and_a_flush_during_a_load(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+def test_an_abort_and_a_flush_during_a_load(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits) -> None:
     server = tiered(checkpoint, n_pages=60)
     serve_in_turn(server)
     for message in (wire.Cancel("10"), wire.Flush("f")):
-        evict_all(server)
+        evict_all(server.cache)
         server.add(10, PROMPTS[10], N_TOKENS)
         server.loop.turn()
         assert len(server.scheduler.loading) == 1
@@ -226,7 +190,7 @@ MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_the_comparison_fails_for_each_mutant(
     checkpoint: Checkpoint,
-    cold: Cold,
+    cold: ColdAnswers,
     logits: Logits,
     monkeypatch: pytest.MonkeyPatch,
     mutant: Callable[[pytest.MonkeyPatch], None],

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.load_cost import LoadCost
 from radixkv.runtime.request import Phase, Request
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt, token_bytes
+from support.evicting import evict_all
 
 
 def restarted_engine(n_tokens: int = 40, **settings: object) -> Engine:
@@ -21,18 +21,10 @@ def restarted_engine(n_tokens: int = 40, **settings: object) -> Engine:
     while transfers.is_busy or transfers.n_offers or transfers.disk.n_offers:
         engine.finish_copies()
         engine.scheduler.schedule()
-    evict(engine, engine.cache, engine.host)
+    evict_all(engine.cache, engine.host)
+    engine.check_invariants()
     engine.finishes_copies = finishes_copies
     return engine
-
-
-def evict(engine: Engine, *caches: PageCache) -> None:
-    """Evicts all that the caches have."""
-    for cache in caches:
-        blocks = cache.open(Namespace(), b"", bypasses_tree=True)
-        assert cache.reserve(blocks, cache.n_pages)
-        cache.close(blocks)
-    engine.check_invariants()
 
 
 def finish(engine: Engine) -> None:
@@ -134,7 +126,8 @@ def engine_with_half_in_the_host_tier(fetch_s_per_token: float) -> Engine:
     transfers.cost.add_step(1000, 1000, 100.0)
     transfers.cost.add_load(1000, 1.0)
     transfers.cost.add_fetch(1, fetch_s_per_token)
-    evict(engine, engine.cache)
+    evict_all(engine.cache)
+    engine.check_invariants()
     return engine
 
 
@@ -156,7 +149,8 @@ def test_loads_from_the_host_tier_do_not_put_off_the_next_try_of_a_fetch() -> No
         request = engine.add(prompt(20), max_tokens=1)
         engine.run()
         assert request.n_loaded == 19
-        evict(engine, engine.cache)
+        evict_all(engine.cache)
+        engine.check_invariants()
     assert n_fetched[:32] == [0] * 32
     assert 20 in n_fetched
 

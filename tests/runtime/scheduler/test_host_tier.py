@@ -10,6 +10,7 @@ from radixkv.runtime.cache import transfers
 from radixkv.runtime.request import Phase, Request
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt
+from support.evicting import evict_all
 
 
 def small_engine(**settings: Any) -> Engine:
@@ -106,17 +107,15 @@ def test_the_request_waits_without_a_batch_slot_while_others_run() -> None:
     finish(engine)
 
 
-def serve_and_store(engine: Engine, n_evicted: int = 16) -> None:
-    """Serves a prompt of 40 tokens, stores it, and evicts pages from the device."""
+def serve_and_store(engine: Engine) -> None:
+    """Serves a prompt of 40 tokens, stores it, and evicts it from the device."""
     engine.add(prompt(40))
     for _ in range(10):
         engine.turn()
         engine.copier.finish_all()
     engine.scheduler.schedule()
     assert engine.scheduler.is_idle
-    blocks = engine.cache.open(Namespace(), b"", bypasses_tree=True)
-    assert engine.cache.reserve(blocks, engine.cache.n_available)
-    engine.cache.close(blocks)
+    evict_all(engine.cache)
 
 
 def test_a_second_request_joins_the_load() -> None:
@@ -199,7 +198,8 @@ def test_a_preempted_request_loads_what_it_had_computed() -> None:
 def test_tokens_that_are_loaded_again_after_a_preemption_count_once() -> None:
     engine = small_engine(n_pages=32, max_num_batched_tokens=8)
     serve(engine)
-    evict(engine)
+    evict_all(engine.cache)
+    engine.check_invariants()
     request = engine.add(prompt(60), max_tokens=1)
     while request.n_scheduled < 48:
         engine.turn()
@@ -210,18 +210,11 @@ def test_tokens_that_are_loaded_again_after_a_preemption_count_once() -> None:
     for _ in range(4):  # the stores of what it has computed
         engine.finish_copies()
         engine.transfers.advance()
-    evict(engine)
+    evict_all(engine.cache)
+    engine.check_invariants()
     finish(engine)
     assert engine.transfers.counters.n_pages_loaded > 10, "it was not loaded again"
     assert (request.n_cached, request.n_loaded) == (40, 40)
-
-
-def evict(engine: Engine) -> None:
-    """Evicts all that the device has."""
-    blocks = engine.cache.open(Namespace(), b"", bypasses_tree=True)
-    assert engine.cache.reserve(blocks, engine.cache.n_pages)
-    engine.cache.close(blocks)
-    engine.check_invariants()
 
 
 @pytest.mark.parametrize(
