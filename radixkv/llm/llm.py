@@ -196,6 +196,7 @@ class LLM:
             with _shown_download(model, show_download) as show:
                 checkpoint = resolve(model, revision, show_download=show)  # the weights, so only after all checks
         self._max_queued = config.scheduler.max_queued_requests
+        self._default_sampling = default_sampling_params(checkpoint.default_sampling)
         loop = open_loop(resolved, checkpoint)
         self._loop: Loop | None = loop
         self._model = GenerationModel(
@@ -205,7 +206,6 @@ class LLM:
             eos_token_ids=checkpoint.eos_token_ids,
             default_sampling=checkpoint.default_sampling,
         )
-        self._default_sampling = default_sampling_params(checkpoint.default_sampling)
         self._is_busy = False
         self._ids = (f"llm-{number}" for number in itertools.count())
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from time import monotonic, perf_counter
 from typing import NamedTuple
@@ -399,8 +400,9 @@ def open_loop(resolved: ResolvedConfig, checkpoint: Checkpoint) -> Loop:
         CheckpointError: the checkpoint is corrupt or of an unknown kind.
         ConfigError: the settings do not fit the checkpoint or the machine.
     """
-    executor = open_executor(resolved, checkpoint)
-    try:
+    with ExitStack() as on_failure:
+        executor = open_executor(resolved, checkpoint)
+        on_failure.callback(executor.close)
         cache = TimedPageCache(
             executor.n_pages,
             resolved.page_size,
@@ -410,6 +412,7 @@ def open_loop(resolved: ResolvedConfig, checkpoint: Checkpoint) -> Loop:
         transfers = None
         if resolved.host_memory_bytes is not None:
             transfers = open_tiers(resolved, checkpoint, executor, cache, resolved.host_memory_bytes)
+            on_failure.callback(transfers.close, timeout_s=0.0)
         scheduler = Scheduler(
             cache,
             max_num_seqs=resolved.max_num_seqs,
@@ -422,7 +425,7 @@ def open_loop(resolved: ResolvedConfig, checkpoint: Checkpoint) -> Loop:
             transfers=transfers,
             finds_shared_runs=executor.uses_shared_runs,
         )
-        return Loop(
+        loop = Loop(
             cache,
             scheduler,
             executor,
@@ -432,6 +435,5 @@ def open_loop(resolved: ResolvedConfig, checkpoint: Checkpoint) -> Loop:
             pin_budget=resolved.pin_budget,
             seed=resolved.seed,
         )
-    except BaseException:
-        executor.close()
-        raise
+        on_failure.pop_all()
+    return loop

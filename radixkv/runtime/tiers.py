@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 
@@ -26,13 +27,18 @@ _MEASURED_TOKENS = 512
 def open_tiers(
     resolved: ResolvedConfig, checkpoint: Checkpoint, executor: Executor, cache: PageCache, host_memory_bytes: int
 ) -> Transfers:
-    """Opens the host tier, and the disk tier if there is to be one. Raises ``ConfigError``."""
+    """Opens the host tier, and the disk tier if there is to be one. Leaves nothing open if that fails.
+
+    Raises:
+        ConfigError: a tier does not fit the machine, or the folder cannot be used.
+    """
     policy = open_eviction_policy(resolved.eviction_policy, resolved.ghost_capacity)
     host, cost = PageCache(0, resolved.page_size, policy=policy), LoadCost()
-    copier = executor.open_copier(host_memory_bytes)
-    disk = None
-    if resolved.cache_dir is not None:
-        try:
+    with ExitStack() as on_failure:
+        copier = executor.open_copier(host_memory_bytes)
+        on_failure.callback(copier.close)
+        disk = None
+        if resolved.cache_dir is not None:
             max_tokens = min(resolved.max_num_batched_tokens, resolved.max_model_len)
             _measure_compute(executor, resolved.page_size, max_tokens, cost)
             root = root_key(_kv_identity(resolved, checkpoint, executor))
@@ -42,19 +48,19 @@ def open_tiers(
                 page_token_bytes=resolved.page_size * TOKEN_BYTES,
                 max_bytes=resolved.cache_dir_bytes,
             )
+            on_failure.callback(store.close, timeout_s=0.0)
             disk = DiskTier(host, store, root, copier.buffer, cost)
-        except BaseException:
-            copier.close()
-            raise
-    return Transfers(
-        cache,
-        host,
-        copier,
-        disk=disk,
-        load_policy=resolved.load_policy,
-        write_policy=resolved.write_policy,
-        cost=cost,
-    )
+        transfers = Transfers(
+            cache,
+            host,
+            copier,
+            disk=disk,
+            load_policy=resolved.load_policy,
+            write_policy=resolved.write_policy,
+            cost=cost,
+        )
+        on_failure.pop_all()
+    return transfers
 
 
 def _measure_compute(executor: Executor, page_size: int, max_tokens: int, cost: LoadCost) -> None:

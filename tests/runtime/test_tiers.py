@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from radixkv import LLM, SamplingParams
+from radixkv.runtime import loop, tiers
+from radixkv.runtime.cache.tiers import file_store
 
 
 @pytest.mark.parametrize(("page_size", "max_model_len"), [(1024, 4096), (48, 200), (64, 40)])
@@ -21,3 +24,35 @@ def test_a_disk_tier_with_pages_of_any_size(tmp_path: Path, page_size: int, max_
     (output,) = llm.generate(["hello"], SamplingParams(max_tokens=3, ignore_eos=True))
     assert len(output.outputs[0].token_ids) == 3
     llm.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (tiers, "root_key"),
+        (file_store, "FileIndex"),
+        (file_store, "TransferThreads"),
+        (tiers, "DiskTier"),
+        (tiers, "Transfers"),
+        (loop, "Scheduler"),
+        (loop, "Loop"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_start_that_fails_leaves_no_tier_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: object, name: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError(f"{name} fails")
+
+    def open_llm() -> LLM:
+        return LLM(host_memory_bytes=1 << 20, cache_dir=str(tmp_path / "cache"), max_total_tokens=640)
+
+    threads = set(threading.enumerate())
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, fail)
+        with pytest.raises(RuntimeError, match=f"{name} fails"):
+            open_llm()
+    assert set(threading.enumerate()) == threads
+    open_llm().shutdown()  # the folder is not locked any more
+    assert set(threading.enumerate()) == threads

@@ -60,9 +60,13 @@ class CudaHostSlots:
         )
         n_slots_a_piece = piece_bytes // pool.page_bytes
         pace = CopyPace(is_stepping)
-        self._loads, self._stores = (
-            _StagedCopies(pool, self._memory.address, n_slots_a_piece, driver, pace) for _ in range(2)
-        )
+        try:
+            self._loads, self._stores = (
+                _StagedCopies(pool, self._memory.address, n_slots_a_piece, driver, pace) for _ in range(2)
+            )
+        except BaseException:  # such as too little memory for the staging buffers
+            self._memory.close()
+            raise
 
     @property
     def n_slots(self) -> int:

@@ -81,15 +81,17 @@ class FileStore:
         self._names = threading.Lock()
         """Guards the fields above and the index; held while files get and lose their names."""
         self._read_warnings, self._write_warnings = _Warnings(), _Warnings()
-        self._folder = PageFolder(path)
-        self._format = PageFormat(page_bytes, page_token_bytes, is_direct=self._folder.is_direct)
-        try:
-            self._index = FileIndex(self._folder.files())
-            self._make_room(0)
-        except OSError as error:
-            self._folder.close()
-            raise unusable(path, error) from error
-        self._threads = TransferThreads(N_THREADS, "page-files")
+        with contextlib.ExitStack() as on_failure:
+            self._folder = PageFolder(path)
+            on_failure.callback(self._folder.close)
+            self._format = PageFormat(page_bytes, page_token_bytes, is_direct=self._folder.is_direct)
+            try:
+                self._index = FileIndex(self._folder.files())
+                self._make_room(0)
+            except OSError as error:
+                raise unusable(path, error) from error
+            self._threads = TransferThreads(N_THREADS, "page-files")
+            on_failure.pop_all()
 
     @property
     def page_bytes(self) -> int:
