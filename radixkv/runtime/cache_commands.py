@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from radixkv.errors import RequestError
 from radixkv.limits import check_ttl
 from radixkv.runtime.cache.cache import PageCache
@@ -52,9 +54,8 @@ class CacheCommands:
         self._intake.check_prompt(message.tokens)
         namespace = self._intake.namespace(message.cache_salt)
         n_tokens = len(message.tokens) // TOKEN_BYTES
-        n_in_host, is_loaded, min_loaded = self._explain_host(namespace, message.tokens)
-        n_on_disk, is_fetched = self._explain_disk(namespace, message.tokens)
-        cache = self._transfers.host if self._transfers is not None and is_loaded else self._cache
+        hits = _TierHits() if self._transfers is None else _look(self._transfers, namespace, message.tokens)
+        cache = self._transfers.host if self._transfers is not None and hits.is_loaded else self._cache
         explanation = cache.tree.explain(namespace, message.tokens, contents=message.contents)
         pinned = self._pins.find(namespace, message.tokens)
         position, token = explanation.first_difference, None
@@ -69,13 +70,9 @@ class CacheCommands:
             token=token,
             cached_token=explanation.cached_token,
             n_cached_elsewhere=explanation.n_tokens_elsewhere,
-            n_in_host=n_in_host,
-            is_loaded=is_loaded,
-            min_loaded_tokens=min_loaded,
-            n_on_disk=n_on_disk,
-            is_fetched=is_fetched,
             n_pinned=pinned.n_tokens,
             pin_seconds_left=pinned.seconds_left,
+            **hits._asdict(),
         )
 
     def _pin(self, message: Pin) -> Pinned:
@@ -90,22 +87,28 @@ class CacheCommands:
         pinned = self._pins.find(namespace, message.tokens)
         return Pinned(message.id, len(message.tokens) // TOKEN_BYTES, pinned.n_tokens, pinned.seconds_left)
 
-    def _explain_host(self, namespace: Namespace, tokens: bytes) -> tuple[int, bool, float | None]:
-        """Returns ``n_in_host``, ``is_loaded`` and ``min_loaded_tokens`` of ``Explained``. O(edges)."""
-        transfers = self._transfers
-        if transfers is None:
-            return 0, False, None
-        n_device, n_host = transfers.n_loadable(namespace, tokens)
-        min_tokens = transfers.cost.min_tokens if transfers.load_policy == "auto" else None
-        n_in_host = max(0, min(n_host, len(tokens) // TOKEN_BYTES - 1) - n_device)
-        return n_in_host, n_in_host > 0 and transfers.should_load(n_device, n_host), min_tokens
 
-    def _explain_disk(self, namespace: Namespace, tokens: bytes) -> tuple[int, bool]:
-        """Returns ``n_on_disk`` and ``is_fetched`` of ``Explained``. O(tokens) with a disk tier."""
-        transfers = self._transfers
-        if transfers is None or transfers.disk is None:
-            return 0, False
-        n_device, n_host = transfers.n_loadable(namespace, tokens)
-        n_disk = transfers.n_fetchable(namespace, tokens)
-        n_on_disk = max(0, min(n_disk, len(tokens) // TOKEN_BYTES - 1) - n_host)
-        return n_on_disk, n_on_disk > 0 and transfers.should_load(n_device, n_host, n_disk)
+class _TierHits(NamedTuple):
+    """Fields of ``Explained``: what the tiers have of a prompt."""
+
+    n_in_host: int = 0
+    is_loaded: bool = False
+    min_loaded_tokens: float | None = None
+    n_on_disk: int = 0
+    is_fetched: bool = False
+
+
+def _look(transfers: Transfers, namespace: Namespace, tokens: bytes) -> _TierHits:
+    """Looks for a prompt in host tier and disk. O(edges), with a disk tier O(tokens)."""
+    cached = transfers.match(namespace, tokens)
+    with_disk = transfers.match_disk(namespace, tokens, cached)
+    n_used = len(tokens) // TOKEN_BYTES - 1  # a request computes at least one prompt token
+    n_in_host = max(0, min(cached.n_host, n_used) - cached.n_device)
+    n_on_disk = max(0, min(with_disk.n_disk, n_used) - max(cached.n_host, cached.n_device))
+    return _TierHits(
+        n_in_host,
+        is_loaded=n_in_host > 0 and transfers.should_load(cached),
+        min_loaded_tokens=transfers.cost.min_tokens if transfers.load_policy == "auto" else None,
+        n_on_disk=n_on_disk,
+        is_fetched=n_on_disk > 0 and transfers.should_load(with_disk),
+    )

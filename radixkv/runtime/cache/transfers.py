@@ -40,6 +40,25 @@ class Offer(NamedTuple):
     """Called with namespace and tokens once the host tier has the sequence's computed pages."""
 
 
+class CachedPrefixes(NamedTuple):
+    """Lengths of a prompt's cached prefixes in each tier, in tokens of whole pages."""
+
+    n_device: int
+    n_host: int
+    n_disk: int = 0
+    """In host tier and disk together; 0 if the disk was not looked at."""
+
+    @property
+    def n_beyond_device(self) -> int:
+        """Tokens that the host tier has after those on the device."""
+        return max(0, self.n_host - self.n_device)
+
+    @property
+    def n_beyond_host(self) -> int:
+        """Tokens that the disk has after those on the device and in the host tier."""
+        return max(0, self.n_disk - max(self.n_host, self.n_device))
+
+
 @dataclass(slots=True, eq=False)
 class Load:
     """A copy of a sequence's pages from the host tier to the device, for one request and those that join it."""
@@ -187,34 +206,27 @@ class Transfers:
             (self._postponed or self._offers).popleft()
         self._offers.append(Offer(namespace, tokens, on_stored))
 
-    def n_loadable(self, namespace: Namespace, tokens: bytes) -> tuple[int, int]:
-        """Returns the lengths of the prompt's prefixes on the device and on device and host, in tokens.
+    def match(self, namespace: Namespace, tokens: bytes) -> CachedPrefixes:
+        """Returns the lengths of a prompt's cached prefixes on the device and in the host tier.
 
         Changes nothing. O(edges).
         """
         (n_device,) = self.device.matches([(namespace, tokens)])
         (n_host,) = self.host.matches([(namespace, tokens)])
-        return n_device, max(n_device, n_host)
+        return CachedPrefixes(n_device, n_host)
 
-    def n_fetchable(self, namespace: Namespace, tokens: bytes) -> int:
-        """Returns the length of the prompt's prefix on host tier and disk together, in tokens.
+    def match_disk(self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes) -> CachedPrefixes:
+        """Returns what ``match`` has returned for the prompt, with ``n_disk``.
 
-        0 without a disk tier. Changes nothing. O(tokens).
+        Changes nothing. O(1) without a disk tier or if it has no page, else O(tokens).
         """
         if self.disk is None:
-            return 0
-        (n_in_host,) = self.host.matches([(namespace, tokens)])
-        return self.disk.n_fetchable(namespace, tokens, n_in_host)
+            return cached
+        return cached._replace(n_disk=self.disk.n_fetchable(namespace, tokens, cached.n_host))
 
-    def should_load(self, n_device: int, n_host: int, n_disk: int = 0) -> bool:
-        """Returns whether to load what follows the first ``n_device`` tokens rather than compute it. O(1).
-
-        Args:
-            n_device: length of the prompt's prefix on the device.
-            n_host: length of its prefix on device and host tier.
-            n_disk: length of its prefix on device, host tier and disk; not counted if it is less than ``n_host``.
-        """
-        n_host, n_disk = max(0, n_host - n_device), max(0, n_disk - max(n_host, n_device))
+    def should_load(self, cached: CachedPrefixes) -> bool:
+        """Returns whether to load what other tiers have beyond the device, rather than compute it. O(1)."""
+        n_host, n_disk = cached.n_beyond_device, cached.n_beyond_host
         if not n_host + n_disk or self.load_policy == "never":
             return False
         n_declined = self._n_fetches_declined if n_disk else self._n_declined
@@ -227,7 +239,7 @@ class Transfers:
         self.counters.n_computed += 1
         self._n_declined += 1
 
-    def find_fetch(self, namespace: Namespace, tokens: bytes, n_device: int, n_host: int) -> Fetch | None:
+    def find_fetch(self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes) -> Fetch | None:
         """Returns a fetch from disk that the prompt should wait for: one in flight, or a new one.
 
         O(1) without a disk tier or if it has no page, else O(tokens).
@@ -235,33 +247,33 @@ class Transfers:
         Args:
             namespace: the prompt's.
             tokens: the prompt.
-            n_device: length of its prefix on the device.
-            n_host: length of its prefix on device and host tier.
+            cached: what ``match`` has returned for the prompt.
         """
         if self.disk is None:
             return None
-        (n_in_host,) = self.host.matches([(namespace, tokens)])
-        if (fetch := self.disk.find_fetch(namespace, tokens, n_in_host)) is not None:
+        if (fetch := self.disk.find_fetch(namespace, tokens, cached.n_host)) is not None:
             return fetch
-        n_disk = self.disk.n_fetchable(namespace, tokens, n_in_host)
-        if n_disk <= n_host:
+        cached = self.match_disk(namespace, tokens, cached)
+        if not cached.n_beyond_host:
             return None
-        if not self.should_load(n_device, n_host, n_disk):
+        if not self.should_load(cached):
             self._n_fetches_declined += 1
             return None
-        fetch = self.disk.begin_fetch(namespace, tokens, n_disk)
+        fetch = self.disk.begin_fetch(namespace, tokens, cached.n_disk)
         if fetch is not None:
             self._n_fetches_declined = 0
         return fetch
 
-    def find_load(self, namespace: Namespace, tokens: bytes) -> Load | None:
+    def find_load(self, namespace: Namespace, tokens: bytes, n_device: int) -> Load | None:
         """Returns a load in flight that copies the page of the prompt after those on the device, if there is one.
 
-        O(edges + loads in flight), and a comparison of the tokens.
+        O(loads in flight), and a comparison of the tokens.
+
+        Args:
+            namespace: the prompt's.
+            tokens: the prompt.
+            n_device: length of its prefix on the device, in tokens.
         """
-        if not self._loads:
-            return None
-        (n_device,) = self.device.matches([(namespace, tokens)])
         n_bytes = (n_device + self.device.page_size) * TOKEN_BYTES
         for load in self._loads.values():
             lease = load.source.lease

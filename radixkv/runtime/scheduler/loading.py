@@ -86,23 +86,23 @@ class LoadingRequests:
         transfers = self._transfers
         if transfers is None or not request.uses_tiers or request.is_retried or request.bypasses_tree:
             return False
-        joined = transfers.find_load(request.namespace, request.key)
+        cached = transfers.match(request.namespace, request.key)
+        joined = transfers.find_load(request.namespace, request.key, cached.n_device)
         if joined is not None:
             self._take(request)
             self._joined[request] = joined
             return True
-        n_device, n_host = transfers.n_loadable(request.namespace, request.key)
-        n_missing = self._cache.pages_for(request.n_known) - n_device // self._cache.page_size
+        n_missing = self._cache.pages_for(request.n_known) - cached.n_device // self._cache.page_size
         if n_missing > n_available:
             return False
         if request.uses_disk:
-            fetch = transfers.find_fetch(request.namespace, request.key, n_device, n_host)
+            fetch = transfers.find_fetch(request.namespace, request.key, cached)
             if fetch is not None:
                 self._take(request)
                 self._joined[request] = fetch
                 return True
-        if not transfers.should_load(n_device, n_host):
-            if n_host > n_device:
+        if not transfers.should_load(cached):
+            if cached.n_beyond_device:
                 transfers.count_declined()
             return False
         n_pages, n_kept = self._cache.pages_for(request.n_known), self._cache.n_available - n_available

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from radixkv.runtime.cache.load_cost import LoadCost
+from radixkv.runtime.cache.transfers import CachedPrefixes
 from radixkv.runtime.request import Phase, Request
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt, token_bytes
@@ -108,7 +109,7 @@ def test_a_fetch_is_tried_again_after_many_that_were_declined() -> None:
     transfers.load_policy = "auto"
     transfers.cost.add_step(1000, 1000, 10.0)
     transfers.cost.add_fetch(1, 100.0)  # the first read of a sleeping disk
-    fetches = [transfers.find_fetch(Namespace(), tokens, 0, 0) for _ in range(40)]
+    fetches = [transfers.find_fetch(Namespace(), tokens, CachedPrefixes(0, 0)) for _ in range(40)]
     assert fetches[0] is None
     assert fetches[-1] is not None
     finish(engine)
@@ -144,7 +145,7 @@ def test_loads_from_the_host_tier_do_not_put_off_the_next_try_of_a_fetch() -> No
     engine = engine_with_half_in_the_host_tier(0.11)
     n_fetched, transfers = [], engine.transfers
     for _ in range(34):
-        fetch = transfers.find_fetch(Namespace(), token_bytes(prompt(40)), 0, 20)
+        fetch = transfers.find_fetch(Namespace(), token_bytes(prompt(40)), CachedPrefixes(0, 20))
         n_fetched.append(0 if fetch is None else 20)
         request = engine.add(prompt(20), max_tokens=1)
         engine.run()
