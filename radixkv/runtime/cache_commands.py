@@ -58,13 +58,17 @@ class CacheCommands:
         cache = self._transfers.host if self._transfers is not None and hits.is_loaded else self._cache
         explanation = cache.tree.explain(namespace, message.tokens, contents=message.contents)
         pinned = self._pins.find(namespace, message.tokens)
+        n_cached = min(explanation.n_tokens, n_tokens - 1)  # a request computes at least one prompt token
+        n_copied = min(explanation.n_partial, n_tokens - 1 - n_cached)
+        if n_copied >= self._cache.min_copied_tokens and not hits.is_loaded:  # loads bring whole pages only
+            n_cached += n_copied
         position, token = explanation.first_difference, None
         if position is not None:
             (token,) = unpack_tokens(message.tokens[position * TOKEN_BYTES : (position + 1) * TOKEN_BYTES])
         return Explained(
             id=message.id,
             n_tokens=n_tokens,
-            n_cached=min(explanation.n_tokens, n_tokens - 1),  # a request computes at least one prompt token
+            n_cached=n_cached,
             reason=explanation.reason,
             first_difference=position,
             token=token,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from radixkv.tree.digest import Digest, RecentDigests, digest_at, namespace_digest
+from radixkv.tree.neighbours import Neighbours, find_neighbours
 from radixkv.tree.node import TOKEN_BYTES, Namespace, Node, walk
 
 Reason = Literal["whole", "differs", "evicted", "never_seen", "other_namespace"]
@@ -25,8 +26,11 @@ class Explanation(NamedTuple):
     """
     n_tokens: int
     """Length of the match in tokens, in whole pages."""
+    n_partial: int = 0
+    """Leading tokens after the match that the nearest computed page shares: a request copies them."""
     first_difference: int | None = None
-    """Index of the first token that no cached sequence shares; None if no cached page continues the match."""
+    """Index of the first token that no cached sequence shares; None if no cached page continues the match, or if one
+    has all tokens of the prompt."""
     common_below: int | None = None
     """Leading tokens that the next page shares with its lower neighbour in byte order; None without a neighbour."""
     common_above: int | None = None
@@ -61,53 +65,49 @@ def explain_match(
         digest: the tree's digest function.
         evicted: digests of the first pages of recently evicted runs.
         contents: False withholds other namespaces, and everything that would let a client guess a cached page token
-            by token: ``first_difference``, ``cached_token`` and the common lengths.
+            by token: ``n_partial``, ``first_difference``, ``cached_token`` and the common lengths.
     """
     root = roots.get(namespace)
     path, end, partial, n_partial = ([], 0, None, 0) if root is None else walk(root, tokens, page_bytes)
     end += n_partial * page_bytes
     page = tokens[end : end + page_bytes]
-    if len(page) < page_bytes:
-        return Explanation("whole", end // TOKEN_BYTES)
-
-    below, above = None, None
+    neighbours = Neighbours(None, None)
     if root is None:  # nothing cached, perhaps because all of it was evicted
         parent_digest = namespace_digest(digest, namespace)
     else:
         last = path[-1] if path else root
         node, n_pages = (last, len(last.pages)) if partial is None else (partial, n_partial)
         parent_digest = digest_at(digest, node, n_pages, page_bytes)
-        below, above = _neighbours(last, partial, n_partial, page)
-    was_evicted = digest(parent_digest, page) in evicted
-    neighbours = [(_common_tokens(page, other), other) for other in (below, above) if other is not None]
-    reason: Reason = "differs" if neighbours else "never_seen"
-    if not contents:
-        return Explanation("evicted" if was_evicted else reason, end // TOKEN_BYTES)
-    elsewhere, n_elsewhere = None, None
-    if was_evicted:
+        if page:
+            neighbours = find_neighbours(node, n_pages, page, page_bytes)
+
+    below, above = neighbours
+    nearest, source = neighbours.nearest, neighbours.nearest_computed
+    reason: Reason = "never_seen" if nearest is None else "differs"
+    if len(page) < page_bytes:
+        reason = "whole"
+    elif digest(parent_digest, page) in evicted:
         reason = "evicted"
-    elif (longest := _longest_elsewhere(roots, tokens, page_bytes, end)) is not None:
-        reason = "other_namespace"
-        elsewhere, n_elsewhere = longest
-    n_nearest, nearest = max(neighbours, default=(0, b""))
+    if not contents:
+        return Explanation(reason, end // TOKEN_BYTES)
+    elsewhere, n_elsewhere = None, None
+    if reason in ("differs", "never_seen"):
+        longest = _longest_elsewhere(roots, tokens, page_bytes, end)
+        if longest is not None:
+            reason = "other_namespace"
+            elsewhere, n_elsewhere = longest
+    differs = nearest is not None and nearest.n_common < len(page) // TOKEN_BYTES
     return Explanation(
         reason,
         end // TOKEN_BYTES,
-        first_difference=end // TOKEN_BYTES + n_nearest if neighbours else None,
-        common_below=None if below is None else _common_tokens(page, below),
-        common_above=None if above is None else _common_tokens(page, above),
-        cached_token=_token_at(nearest, n_nearest) if neighbours else None,
+        n_partial=0 if source is None else source.n_common,
+        first_difference=end // TOKEN_BYTES + nearest.n_common if nearest is not None and differs else None,
+        common_below=None if below is None else below.n_common,
+        common_above=None if above is None else above.n_common,
+        cached_token=_token_at(nearest.tokens, nearest.n_common) if nearest is not None and differs else None,
         namespace=elsewhere,
         n_tokens_elsewhere=n_elsewhere,
     )
-
-
-def _neighbours(last: Node, partial: Node | None, n_partial: int, page: bytes) -> tuple[bytes | None, bytes | None]:
-    """Returns the cached pages below and above ``page``, in byte order, among those that continue the match."""
-    if partial is not None:
-        following = bytes(partial.key[n_partial * len(page) : (n_partial + 1) * len(page)])
-        return (following, None) if following < page else (None, following)
-    return (None, None) if last.children is None else last.children.neighbours(page)
 
 
 def _longest_elsewhere(
@@ -125,12 +125,3 @@ def _longest_elsewhere(
 
 def _token_at(page: bytes, index: int) -> int:
     return int.from_bytes(page[TOKEN_BYTES * index : TOKEN_BYTES * (index + 1)], "little", signed=True)
-
-
-def _common_tokens(page: bytes, other: bytes) -> int:
-    """Returns how many leading tokens two pages have in common."""
-    starts = range(0, len(page), TOKEN_BYTES)
-    differing = (
-        start for start in starts if page[start : start + TOKEN_BYTES] != other[start : start + TOKEN_BYTES]
-    )
-    return next(differing, len(page)) // TOKEN_BYTES

@@ -13,6 +13,7 @@ from radixkv.tree.eviction import EvictionPolicy, LruEviction
 from radixkv.tree.explain import Explanation, explain_match
 from radixkv.tree.forest import Forest
 from radixkv.tree.invariants import check_counts, check_forest
+from radixkv.tree.neighbours import find_neighbours
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node, n_matching_bytes, walk
 from radixkv.tree.retention import Retentions
 from radixkv.tree.shared_runs import SharedLeases, find_shared_runs
@@ -31,6 +32,17 @@ class EvictedRun(NamedTuple):
     """The run's tokens, little-endian int32."""
     pages: list[int]
     """Indices of the freed pages, in token order."""
+
+
+class PartialPage(NamedTuple):
+    """A cached page of which a request can use the first tokens only."""
+
+    lease: Lease
+    """Pins the page until it is copied; ends with it."""
+    page: int
+    """Index of the page."""
+    n_tokens: int
+    """Leading tokens of the page that the request has, too."""
 
 
 class RadixTree:
@@ -148,6 +160,38 @@ class RadixTree:
         """
         self._require_open(lease)
         return _pages(self._advance(lease, tokens))
+
+    def lease_partial_page(
+        self, lease: Lease, tokens: bytes, *, min_tokens: int, max_tokens: int
+    ) -> PartialPage | None:
+        """Pins the computed page after the end of the lease that shares the most leading tokens with a request.
+
+        The page is no hit: most of it, and all that follows it, is of no use to the request. The first lease on a
+        page in the midst of a run splits its node. O(edges + log children), a scan of a few hundred keys, and
+        O(pages of the split node). See docs/decisions/0026-part-of-a-page.md.
+
+        Args:
+            lease: an open lease.
+            tokens: the request's tokens after the end of the lease, at most a page of them.
+            min_tokens: fewest tokens for which to pin a page, at least 1.
+            max_tokens: most tokens that count as shared.
+
+        Returns:
+            None, without any change, if fewer tokens are shared, or if the tree has ``tokens`` as a whole page.
+        """
+        self._require_open(lease)
+        end = lease.node
+        if end.children is None or tokens in end.children or max_tokens < min_tokens:
+            return None
+        source = find_neighbours(end, len(end.pages), tokens, self._page_bytes).nearest_computed
+        if source is None or source.n_common < min_tokens:
+            return None
+        node = source.node if len(source.node.pages) == 1 else self._forest.split(source.node, 1)
+        pin = self.fork(lease)
+        pin.is_hit = False
+        self._forest.pin(node)
+        pin.node, pin.n_tokens = node, pin.n_tokens + self._page_size
+        return PartialPage(pin, node.pages[0], min(source.n_common, max_tokens))
 
     def commit(self, lease: Lease, tokens: bytes | bytearray, pages: Sequence[int]) -> list[int]:
         """Inserts pages after the end of the lease, and extends the lease over them.

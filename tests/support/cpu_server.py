@@ -105,7 +105,9 @@ class CpuServer:
             kv_cache_memory_bytes=1,
             max_total_tokens=n_pages * page_size,
         )
-        self.cache = TimedPageCache(n_pages, page_size, shares=shares, free_pages=PoisonedPages(self.executor))
+        self.cache = TimedPageCache(
+            n_pages, page_size, shares=shares, min_copied_tokens=1, free_pages=PoisonedPages(self.executor)
+        )
         self.transfers: Transfers | None = None
         self.disk: DiskTier | None = None
         if host_memory_bytes is not None:

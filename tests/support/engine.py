@@ -87,6 +87,7 @@ class Engine:
         has_disk: whether the host tier has a disk tier behind it.
         write_policy: the host tier's, as ``load_policy``.
         eviction_policy: that of both tiers.
+        min_copied_tokens: fewest tokens for which a part of a page is copied.
         finishes_copies: whether each turn finishes all copies and transfers in flight; else the test does.
         settings: those of ``Scheduler``.
     """
@@ -102,6 +103,7 @@ class Engine:
         write_policy: WritePolicy = "through",
         load_policy: LoadPolicy = "always",
         eviction_policy: EvictionPolicyName = "lru",
+        min_copied_tokens: int = 1,
         finishes_copies: bool = True,
         **settings: Any,
     ) -> None:
@@ -114,6 +116,7 @@ class Engine:
             page_size,
             shares=shares,
             policy=open_eviction_policy(eviction_policy, GHOST_CAPACITY),
+            min_copied_tokens=min_copied_tokens,
             free_pages=self.free_pages,
         )
         self.copier = FakeCopier(self.device, n_slots)

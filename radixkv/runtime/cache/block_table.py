@@ -34,7 +34,9 @@ class BlockTable:
     replaced: list[ReplacedPage] = field(default_factory=list)
     """Duplicates that are to be freed once no launched step reads them."""
     copies: list[tuple[int, int]] = field(default_factory=list)
-    """Page copies (source, destination) that a fork needs before its first row."""
+    """Page copies (source, destination) that the plan of its next row must carry."""
+    source: Lease | None = None
+    """Pins the source of ``copies`` until the copy is done, if the source belongs to the tree."""
 
     @property
     def can_commit(self) -> bool:

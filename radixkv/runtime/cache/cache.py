@@ -18,6 +18,9 @@ from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node
 from radixkv.tree.radix_tree import RadixTree
 from radixkv.tree.shared_runs import SharedLeases
 
+MIN_COPIED_TOKENS = 4
+"""Fewest tokens for which a part of a page is copied. Finding and pinning the page takes the host about as long as the
+GPU takes to compute one token or two, and prompts that have nothing else in common share the first one."""
 _NO_STEP = -1
 """Number of no step: pages with it were used by none."""
 
@@ -45,6 +48,7 @@ class PageCache:
         page_size: tokens per page.
         shares: whether requests share pages; False bypasses the tree for every request.
         policy: decides which pages are evicted; a new object for each cache. None: the least recently used.
+        min_copied_tokens: fewest tokens for which a part of a page is copied, at least 1.
         free_pages: the pool's page ids as a stack: pages are taken from its end, freed pages are added with ``+=``.
             Tests give one that sees every freed page. None makes a plain list.
     """
@@ -56,11 +60,13 @@ class PageCache:
         *,
         shares: bool = True,
         policy: EvictionPolicy | None = None,
+        min_copied_tokens: int = MIN_COPIED_TOKENS,
         free_pages: MutableSequence[int] | None = None,
     ) -> None:
         self.n_pages = n_pages
         self.page_size = page_size
         self.shares = shares
+        self.min_copied_tokens = min_copied_tokens
         self.tree = RadixTree(page_size, policy=policy)
         self.n_evicted = 0
         """Pages evicted since the creation of the cache."""
@@ -142,6 +148,38 @@ class PageCache:
         following = bytes(memoryview(tokens)[blocks.n_leased * self.page_size * TOKEN_BYTES :])
         blocks.pages += self.tree.extend(blocks.lease, following)
         blocks.n_leased = len(blocks.pages)
+
+    def copy_partial_page(self, blocks: BlockTable, tokens: bytearray, n_tokens: int) -> int:
+        """Looks for a cached page that begins like the first page of the tail, and has it copied to that page.
+
+        The plan of the request's next row must carry its ``copies``, and keep its ``source`` until the step is done. The tail must have a page, of
+        which no row has written anything. ``RadixTree.lease_partial_page``.
+
+        Args:
+            blocks: the block table.
+            tokens: all tokens of the request.
+            n_tokens: known tokens of which the KV may be copied: not the last one.
+
+        Returns:
+            The number of tokens whose KV the copy brings, 0 without a copy. They need not be computed.
+        """
+        if blocks.lease is None:
+            return 0
+        first = blocks.n_leased * self.page_size
+        page = bytes(memoryview(tokens)[first * TOKEN_BYTES : (first + self.page_size) * TOKEN_BYTES])
+        partial = self.tree.lease_partial_page(
+            blocks.lease, page, min_tokens=self.min_copied_tokens, max_tokens=n_tokens - first
+        )
+        if partial is None:
+            return 0
+        blocks.copies = [(partial.page, blocks.pages[blocks.n_leased])]
+        blocks.source = partial.lease
+        return partial.n_tokens
+
+    def release_sources(self, sources: Iterable[Lease]) -> None:
+        """Lets go of pages whose copies are done, or were undone. O(edges + log leaves) each."""
+        for source in sources:
+            self._free += self.tree.release(source)
 
     def reserve(self, blocks: BlockTable, n_pages: int) -> bool:
         """Grows a block table to at least ``n_pages`` pages, evicting as needed.

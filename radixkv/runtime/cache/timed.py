@@ -42,6 +42,8 @@ class TimedPageCache(PageCache):
     open = _timed(PageCache.open)
     count_hit = _timed(PageCache.count_hit)
     extend = _timed(PageCache.extend)
+    copy_partial_page = _timed(PageCache.copy_partial_page)
+    release_sources = _timed(PageCache.release_sources)
     reserve = _timed(PageCache.reserve)
     append_pages = _timed(PageCache.append_pages)
     fork = _timed(PageCache.fork)

@@ -195,7 +195,8 @@ class PromptRows:
     def _prefill_row(self, request: Request, budget: int, step: int) -> Row | None:
         """Makes the row of a prompt's next chunk and commits its pages; None if budget or pages do not suffice.
 
-        Every chunk but the last ends on a page boundary.
+        Every chunk but the last ends on a page boundary. A chunk starts within a page if a cached page begins with
+        the same tokens: the row's plan must then copy that page, see ``PageCache.copy_partial_page``.
         """
         blocks, page_size = request.blocks, self._cache.page_size
         if request.reads_cache:
@@ -206,11 +207,15 @@ class PromptRows:
             end -= end % page_size
         if end <= request.n_scheduled or not self._running.make_room(request, end):
             return None
+        start = request.n_scheduled
+        # Only now: while others make room, a page that is pinned for a copy could be the only one to evict.
+        if request.reads_cache and start == blocks.n_leased * page_size:
+            start += self._cache.copy_partial_page(blocks, request.tokens, request.n_known - 1)
         n_in_tree = self._cache.commit(blocks, request.tokens, end, request.last_step)
-        write_start = min(end, max(request.n_scheduled, n_in_tree * page_size))
+        write_start = min(end, max(start, n_in_tree * page_size))
         if request.scheduled_at is None:
             request.scheduled_at = self._clock()
-        return request.make_row(request.n_scheduled, end, write_start, step)
+        return request.make_row(start, end, write_start, step)
 
 
 def _n_tokens(rows: Iterable[PlannedRow]) -> int:

@@ -25,7 +25,7 @@ from radixkv.runtime.scheduler.shared_prefixes import MIN_SHARED_TOKENS, SharedP
 from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.result import StepResult
-from radixkv.tree.node import TOKEN_BYTES
+from radixkv.tree.node import TOKEN_BYTES, Lease
 from radixkv.wire import TokenLogprobs
 
 _OFFERED_TOKENS = 256
@@ -33,10 +33,13 @@ _OFFERED_TOKENS = 256
 
 
 class LaunchedPlan(NamedTuple):
-    """A plan whose result is not known yet, and the request of each of its rows."""
+    """A plan whose result is not known yet, and what it uses."""
 
     plan: StepPlan
     requests: list[Request]
+    """The request of each row."""
+    sources: list[Lease]
+    """Pins of the tree's pages that the plan copies."""
 
 
 class Scheduler:
@@ -192,6 +195,7 @@ class Scheduler:
         O(rows + new pages), and O(running) for each row that is not finite and each leader with followers."""
         launched = self._launched.popleft()
         assert launched.plan is plan, "results come in the order of the plans"
+        self.cache.release_sources(launched.sources)
         updates: list[Update] = []
         rows = list(zip(plan.rows, launched.requests, result.tokens, result.finite, strict=True))
         computed: list[ComputedRow] = []
@@ -233,6 +237,7 @@ class Scheduler:
         involved: list[Request] = []
         while self._launched:
             launched = self._launched.pop()
+            self.cache.release_sources(launched.sources)
             for row, request in zip(reversed(launched.plan.rows), reversed(launched.requests), strict=True):
                 self._row_done(request, row)
                 involved.append(request)
@@ -289,8 +294,9 @@ class Scheduler:
         if not rows:
             return None
         shared = () if self._shared_prefixes is None else self._shared_prefixes.find(requests[:n_decoding])
-        plan = StepPlan(self._n_steps, tuple(rows), _take_copies(requests), shared)
-        self._launched.append(LaunchedPlan(plan, requests))
+        copies, sources = _take_copies(requests[n_decoding:])
+        plan = StepPlan(self._n_steps, tuple(rows), copies, shared)
+        self._launched.append(LaunchedPlan(plan, requests, sources))
         self._n_steps += 1
         return plan
 
@@ -345,11 +351,16 @@ class Scheduler:
         return Update(request, token, reason, logprobs=logprobs)
 
 
-def _take_copies(requests: list[Request]) -> tuple[tuple[int, int], ...]:
-    """Takes the page copies of the forks whose first row is in this plan."""
+def _take_copies(requests: list[Request]) -> tuple[tuple[tuple[int, int], ...], list[Lease]]:
+    """Takes the page copies of the requests with a prompt's row in this plan, and the pins of their sources."""
     copies: list[tuple[int, int]] = []
+    sources: list[Lease] = []
     for request in requests:
-        if request.leader is not None:
-            copies += request.blocks.copies
-            request.blocks.copies = []
-    return tuple(copies)
+        blocks = request.blocks
+        if blocks.copies:
+            copies += blocks.copies
+            blocks.copies = []
+            if blocks.source is not None:
+                sources.append(blocks.source)
+                blocks.source = None
+    return tuple(copies), sources
