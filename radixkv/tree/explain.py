@@ -26,8 +26,6 @@ class Explanation(NamedTuple):
     """
     n_tokens: int
     """Length of the match in tokens, in whole pages."""
-    n_partial: int = 0
-    """Leading tokens after the match that the nearest computed page shares: a request copies them."""
     first_difference: int | None = None
     """Index of the first token that no cached sequence shares; None if no cached page continues the match, or if one
     has all tokens of the prompt."""
@@ -41,6 +39,8 @@ class Explanation(NamedTuple):
     """With ``other_namespace``: the namespace that has the longest prefix of the prompt cached."""
     n_tokens_elsewhere: int | None = None
     """With ``other_namespace``: the length of that prefix in tokens."""
+    n_partial: int = 0
+    """Leading tokens after the match that a computed page shares, whose KV a request can therefore copy."""
 
 
 def explain_match(
@@ -100,13 +100,13 @@ def explain_match(
     return Explanation(
         reason,
         end // TOKEN_BYTES,
-        n_partial=0 if source is None else source.n_common,
         first_difference=end // TOKEN_BYTES + nearest.n_common if nearest is not None and differs else None,
         common_below=None if below is None else below.n_common,
         common_above=None if above is None else above.n_common,
         cached_token=_token_at(nearest.tokens, nearest.n_common) if nearest is not None and differs else None,
         namespace=elsewhere,
         n_tokens_elsewhere=n_elsewhere,
+        n_partial=0 if source is None else source.n_common,
     )
 
 

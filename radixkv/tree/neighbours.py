@@ -39,7 +39,7 @@ class Neighbours(NamedTuple):
     def _choose(self, *, is_computed: bool) -> Neighbour | None:
         found = [one for one in self if one is not None and (one.is_computed or not is_computed)]
         # Of equals, the one that is a node of its own already: a lease on it splits nothing.
-        return max(found, key=lambda one: (one.n_common, len(one.node.pages) == 1), default=None)
+        return max(found, key=lambda one: (one.n_common, len(one.node.pages) == 1, one.tokens), default=None)
 
 
 def find_neighbours(node: Node, n_pages: int, page: bytes, page_bytes: int) -> Neighbours:

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-from support.engine_machine import DiskEngineMachine, EngineMachine
+from support.engine_machine import CopyingEngineMachine, DiskEngineMachine, EngineMachine
 
 EngineMachine.TestCase.settings = settings(max_examples=500, stateful_step_count=50, deadline=None)
 TestEngineMachine = EngineMachine.TestCase
 
 DiskEngineMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
 TestDiskEngineMachine = DiskEngineMachine.TestCase
+
+CopyingEngineMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestCopyingEngineMachine = CopyingEngineMachine.TestCase

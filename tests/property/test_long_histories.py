@@ -1,4 +1,4 @@
-"""The three state machines, with many more and longer histories than in every change's tests.
+"""The state machines, with many more and longer histories than in every change's tests.
 
 ``--hypothesis-seed`` is the number that the histories are drawn from.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine
 
-from support.engine_machine import EngineMachine
+from support.engine_machine import CopyingEngineMachine, EngineMachine
 from support.histories import run_histories
 from support.loop_machine import LoopMachine
 from support.tree_machine import TreeMachine
@@ -21,7 +21,7 @@ N_BLOCKS = 20
 @pytest.mark.parametrize("block", range(N_BLOCKS))
 @pytest.mark.parametrize(
     ("machine", "n_histories", "n_steps"),
-    [(EngineMachine, 1000, 120), (LoopMachine, 500, 100), (TreeMachine, 200, 200)],
+    [(EngineMachine, 1000, 120), (CopyingEngineMachine, 500, 100), (LoopMachine, 500, 100), (TreeMachine, 200, 200)],
 )
 def test_long_histories(
     machine: type[RuleBasedStateMachine],

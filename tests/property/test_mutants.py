@@ -12,17 +12,24 @@ from pathlib import Path
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine
 from mutants_of_pages import OF_PAGES
+from mutants_of_partial_pages import OF_PARTIAL_PAGES
 from mutants_of_requests import OF_REQUESTS
 from mutants_of_tiers import OF_DISK, OF_TIERS
 from mutants_of_verbs import OF_VERBS
 
 from radixkv.errors import InvariantError
-from support.engine_machine import DiskEngineMachine, EngineMachine, TieredEngineMachine
+from support.engine_machine import (
+    CopyingEngineMachine,
+    DiskEngineMachine,
+    EngineMachine,
+    TieredEngineMachine,
+)
 from support.histories import FIRST_FAILURE, run_histories
 
 Patch = pytest.MonkeyPatch
 Mutant = Callable[[Patch], None]
 
+OTHERS = OF_PAGES + OF_REQUESTS + OF_PARTIAL_PAGES + OF_TIERS + OF_DISK
 N_HISTORIES = 3000
 """The mutants that are hardest to find show in one of some 300."""
 
@@ -30,7 +37,7 @@ N_HISTORIES = 3000
 def test_the_readme_lists_the_mutants_with_their_targets() -> None:
     table = (Path(__file__).parent / "README.md").read_text(encoding="utf-8").partition("**`tests/tree/")[0]
     listed = set(re.findall(r"^\| `(\w+)` \| .* \| `([^`]*)` \|$", table, re.MULTILINE))
-    targets = {"make test": OF_VERBS, "make test-nightly": OF_PAGES + OF_REQUESTS + OF_TIERS + OF_DISK}
+    targets = {"make test": OF_VERBS, "make test-nightly": OTHERS}
     assert listed == {(mutant.__name__, target) for target, mutants in targets.items() for mutant in mutants}
 
 
@@ -52,6 +59,12 @@ def test_a_mutant_of_a_public_verb_is_found(mutant: Mutant, monkeypatch: Patch) 
 @pytest.mark.parametrize("mutant", OF_PAGES + OF_REQUESTS, ids=lambda mutant: mutant.__name__)
 def test_every_other_mutant_is_found(mutant: Mutant, monkeypatch: Patch) -> None:
     check_that_it_is_found(mutant, monkeypatch)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutant", OF_PARTIAL_PAGES, ids=lambda mutant: mutant.__name__)
+def test_a_mutant_of_the_copies_of_partial_pages_is_found(mutant: Mutant, monkeypatch: Patch) -> None:
+    check_that_it_is_found(mutant, monkeypatch, CopyingEngineMachine)
 
 
 @pytest.mark.nightly

@@ -98,6 +98,10 @@ class Actions:
                 return
             self.known = [*self.known, prompt][-12:]
 
+    def new_token(self) -> int:
+        """Returns a token that no prompt has."""
+        return 10_000 + len(self.engine.requests)
+
     def launch(self) -> None:
         if len(self.engine.pending) < 2:
             self.engine.launch()

@@ -146,6 +146,25 @@ class EngineMachine(RuleBasedStateMachine):
             self.actions.finish()
 
 
+class CopyingEngineMachine(EngineMachine):
+    """An engine whose prompts often diverge within a computed page, for mutants of the copies of such pages."""
+
+    @initialize(page_size=st.sampled_from((2, 4, 8)), n_slots=st.sampled_from((0, 0, 150)))
+    def start(self, page_size: int, n_slots: int) -> None:  # type: ignore[override]
+        self.actions = Actions(160 // page_size, page_size, n_slots=n_slots)
+
+    @rule(base=small, cut=small, options=request_options, twice=st.booleans())
+    def branch(self, base: int, cut: int, options: RequestOptions, twice: bool) -> None:
+        """Takes results until all known prompts are computed, and plans one that leaves one of them anywhere."""
+        for _ in range(200):
+            self.actions.collect()
+            if len(self.actions.live) < 2:
+                break
+            self.actions.launch()
+        self.actions.add(base, cut, [self.actions.new_token()], options, twice=twice)
+        self.actions.launch()
+
+
 class TieredEngineMachine(EngineMachine):
     """An engine that always has a host tier, for mutants of the tier."""
 

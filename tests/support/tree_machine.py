@@ -102,6 +102,17 @@ class TreeMachine(RuleBasedStateMachine):
     def fork(self, index):
         self.world.fork(self.chosen(index))
 
+    @precondition(lambda self: 0 < len(self.world.leases) < 8)
+    @rule(
+        index=st.integers(0),
+        suffix=st.lists(st.sampled_from((1, 2)), min_size=1, max_size=4).map(lambda ids: pack(f"<{len(ids)}i", *ids)),
+        min_tokens=st.sampled_from((1, 1, 2)),
+        max_tokens=st.integers(0, 4),
+    )
+    def lease_partial_page(self, index, suffix, min_tokens, max_tokens):
+        """Pins a page of which a request can use the first tokens only."""
+        self.world.lease_partial_page(self.chosen(index), suffix, min_tokens, max_tokens)
+
     @precondition(lambda self: self.world.leases)
     @rule(index=st.integers(0))
     def release(self, index):

@@ -84,6 +84,10 @@ class World:
         explanation = self.tree.explain(namespace, tokens)
         assert explanation.n_tokens == n * self.page_size
         assert (explanation.reason == "whole") == (n == len(tokens) // self.page_bytes)
+        assert 0 <= explanation.n_partial < self.page_size
+        shared = tokens[: (n * self.page_size + explanation.n_partial) * 4]
+        pages = [p for (ns, prefix), p in self.cached.items() if ns == namespace and prefix.startswith(shared)]
+        assert not explanation.n_partial or self.computed.intersection(pages)
         if explanation.reason == "other_namespace":
             assert explanation.namespace is not None
             assert self.expected_match(explanation.namespace, tokens) > n
@@ -152,6 +156,32 @@ class World:
     def fork(self, tracked: TrackedLease) -> None:
         second = self.tree.fork(tracked.lease)
         self.leases.append(replace(tracked, lease=second, pages=list(tracked.pages)))
+
+    def lease_partial_page(self, tracked: TrackedLease, tokens: bytes, min_tokens: int, max_tokens: int) -> None:
+        tokens = tokens[: self.page_bytes]
+        partial = self.tree.lease_partial_page(tracked.lease, tokens, min_tokens=min_tokens, max_tokens=max_tokens)
+        end = len(tracked.tokens)
+        following = {
+            page: (prefix, _n_common_tokens(prefix[end:], tokens))
+            for (namespace, prefix), page in self.cached.items()
+            if (namespace, prefix[:end]) == (tracked.namespace, tracked.tokens)
+            and len(prefix) == end + self.page_bytes
+            and tracked.detached_from is None
+        }
+        most = max((n_common for _, n_common in following.values()), default=0)
+        nearest = {page for page, (_, n_common) in following.items() if n_common == most}
+        if most < min_tokens or max_tokens < min_tokens or most == self.page_size:
+            assert partial is None
+        elif nearest <= self.computed:
+            assert partial is not None
+            assert partial.page in nearest
+        if partial is not None:
+            prefix, n_common = following[partial.page]
+            assert partial.page in self.computed
+            assert partial.n_tokens == min(n_common, max_tokens) >= min_tokens
+            second = replace(tracked, lease=partial.lease, tokens=prefix, is_hit=False)
+            second.pages = [*tracked.pages, partial.page]
+            self.leases.append(second)
 
     def release(self, tracked: TrackedLease) -> None:
         self.leases.remove(tracked)
@@ -331,3 +361,8 @@ class World:
         self.computed.difference_update(pages)
         self.model.freed(pages)
         self.free += pages
+
+
+def _n_common_tokens(page: bytes, other: bytes) -> int:
+    tokens = zip(memoryview(page).cast("i"), memoryview(other).cast("i"), strict=False)
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], tokens)))
