@@ -237,6 +237,8 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """The part of ``n_loaded_tokens`` that came from disk before."""
     queue_time_s: float
     """Time from receipt until the first row was scheduled."""
+    n_copied_tokens: int = 0
+    """The part of ``n_cached_tokens`` that was copied from pages with other tokens after them."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -269,7 +271,8 @@ class Explained(msgspec.Struct, frozen=True, tag=True):
     n_cached: int
     """Prompt tokens that a request would not compute.
 
-    Whole pages, and at most ``n_tokens - 1``: the last token of a prompt is always computed.
+    At most ``n_tokens - 1``, because the last token of a prompt is always computed. Only whole pages if
+    ``Explain.contents`` is False.
     """
     reason: str
     """``whole``, ``differs``, ``evicted``, ``never_seen`` or ``other_namespace``; see ``tree.explain``."""
@@ -390,6 +393,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     """Attention time on the device, concurrent with the host times: ``cache_seconds / attention_seconds`` is the
     relative cost of memory management."""
     frames_dropped_total: int
+    prefix_hits_copied_total: int = 0
+    """The part of ``prefix_hits_total`` that was copied from pages with other tokens after them."""
     host: HostStats | None = None
     """None without a host tier."""
     disk: DiskStats | None = None

@@ -69,13 +69,13 @@ FROM_RUNTIME: list[FromRuntime] = [
         [NewTokens("a", b"\1\0\0\0", 1, "stop", 1, [TokenLogprobs(-0.5, 1, b"\1\0\0\0", b"\0\0\0\xbf")])],
         [PromptLogprobs("a", 1, [TokenLogprobs(-2.0, 3, b"", b"")])],
     ),
-    Done("a", "stop", 3, 4, 2, 1, 1, 0.5),
+    Done("a", "stop", 3, 4, 2, 1, 1, 0.5, 1),
     Failed("a", "queue_full", "the queue is full", None),
     Flushed("f", 1, 2),
     Explained("e", 40, 32, "differs", 35, 7, 8),
     Explained("e", 40, 0, "other_namespace", n_cached_elsewhere=32),
     Pinned("p", 40, 32, 299.5),
-    Stats("g", *range(1, 14), 0.5, 0.25, 0.125, 0.75, 3),
+    Stats("g", *range(1, 14), 0.5, 0.25, 0.125, 0.75, 3, 2),
     Heartbeat(),
 ]
 

@@ -112,15 +112,18 @@ class RuntimeClient:
     Args:
         socket_path: the runtime's Unix socket.
         metrics: records latencies and finish reasons.
+        counts_partial_pages: False leaves the tokens that were copied from a part of a page out of all counts of
+            cached tokens: one by one, they would show what other clients have sent.
 
     Raises:
         ConfigError: the socket's path is too long.
     """
 
-    def __init__(self, socket_path: str, metrics: RequestMetrics) -> None:
+    def __init__(self, socket_path: str, metrics: RequestMetrics, *, counts_partial_pages: bool = True) -> None:
         address = endpoint(socket_path)
         self.metrics = metrics
         """Records latencies and finish reasons."""
+        self._counts_partial_pages = counts_partial_pages
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         # No high-water mark: a send never blocks or drops. The output of the requests that the runtime admitted is
@@ -203,7 +206,12 @@ class RuntimeClient:
         """Returns the runtime's counters as of now; dropped frames are summed over both processes."""
         stats = await self._query(GetStats(id=uuid.uuid4().hex), Stats)
         n_dropped = stats.frames_dropped_total + self._n_frames_dropped
-        return msgspec.structs.replace(stats, frames_dropped_total=n_dropped)
+        n_hits, n_copied = stats.prefix_hits_total, stats.prefix_hits_copied_total
+        if not self._counts_partial_pages:
+            n_hits, n_copied = n_hits - n_copied, 0
+        return msgspec.structs.replace(
+            stats, frames_dropped_total=n_dropped, prefix_hits_total=n_hits, prefix_hits_copied_total=n_copied
+        )
 
     def fail(self, error: RequestError) -> None:
         """Ends everything in flight with ``error``, and refuses later requests with it."""
@@ -301,6 +309,9 @@ class RuntimeClient:
                         request.add_tokens(item, self.metrics)
             case Done():
                 if (request := self._remove(message.id)) is not None:
+                    if message.n_copied_tokens and not self._counts_partial_pages:
+                        n_cached = message.n_cached_tokens - message.n_copied_tokens
+                        message = msgspec.structs.replace(message, n_cached_tokens=n_cached, n_copied_tokens=0)
                     request.end(message, self.metrics)
             case Failed():
                 error = request_error(message.code, message.text, param=message.param)

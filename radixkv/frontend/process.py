@@ -181,7 +181,11 @@ async def _start(
     """Gets the model and starts the runtime with it. If cancelled, leaves no process and no folder."""
     checkpoint, texts_folder, template = await _get_model(engine, server.chat_template)
     with Progress(f"loading {checkpoint.folder}", is_log=True):
-        starting = asyncio.create_task(RuntimeProcess.start(engine, checkpoint.folder, metrics))
+        starting = asyncio.create_task(
+            RuntimeProcess.start(
+                engine, checkpoint.folder, metrics, counts_partial_pages=server.may_explain_contents
+            )
+        )
         try:
             # The tokenizers package holds the GIL while it reads a file: seconds for millions of tokens.
             with signals.left_to_kernel():

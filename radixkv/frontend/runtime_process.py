@@ -51,10 +51,13 @@ class RuntimeProcess:
         checkpoint_folder: Path,
         metrics: RequestMetrics,
         *,
+        counts_partial_pages: bool = True,
         command: Sequence[str] = RUNTIME,
         timeout_s: float = START_TIMEOUT_S,
     ) -> Self:
         """Spawns the process and waits until it has loaded the model, which takes seconds.
+
+        ``counts_partial_pages`` is that of ``RuntimeClient``.
 
         Raises:
             ConfigError, CheckpointError, WireError: the runtime reported this error.
@@ -66,7 +69,7 @@ class RuntimeProcess:
             folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
             cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
             socket_path = str(folder / SOCKET_NAME)
-            client = RuntimeClient(socket_path, metrics)
+            client = RuntimeClient(socket_path, metrics, counts_partial_pages=counts_partial_pages)
             cleanup.push_async_callback(client.close)
             process = await _spawn(command, Start(engine, str(checkpoint_folder), socket_path))
             cleanup.push_async_callback(process.close)

@@ -83,6 +83,10 @@ class _LiveRequest:
         return sum(choice.n_cached or 0 for choice in self.choices)
 
     @property
+    def n_copied(self) -> int:
+        return sum(choice.n_copied for choice in self.choices)
+
+    @property
     def n_loaded(self) -> int:
         return sum(choice.n_loaded for choice in self.choices)
 
@@ -339,6 +343,7 @@ class Loop:
         live.is_counted = True
         self._counters.prompt_tokens += request.n_prompt
         self._counters.prefix_hits += live.n_cached
+        self._counters.prefix_hits_copied += live.n_copied
         self._counters.prefix_hits_loaded += live.n_loaded
         self._counters.prefix_hits_fetched += live.n_fetched
 
@@ -367,6 +372,7 @@ class Loop:
             n_loaded_tokens=live.n_loaded,
             n_fetched_tokens=live.n_fetched,
             queue_time_s=scheduled_at - first.received_at,
+            n_copied_tokens=live.n_copied,
         )
 
     def _pin_prompt(self, live: _LiveRequest) -> None:

@@ -119,8 +119,12 @@ class Request:
     """Positions that were loaded from the host tier before the first output token."""
     fetched_ranges: list[tuple[int, int]] = field(default_factory=list)
     """Positions that were fetched from disk before the first output token."""
+    copied_ranges: list[tuple[int, int]] = field(default_factory=list)
+    """Prompt positions copied from a page with other tokens after them, before the first output token."""
     n_cached: int | None = None
     """Prompt tokens taken from the cache; None until the first output token, 0 in a follower."""
+    n_copied: int = 0
+    """Those of the cached tokens that were copied from a page with other tokens after them."""
     n_offered: int = 0
     """Leading tokens that were offered to the host tier."""
     n_loaded: int = 0
@@ -267,13 +271,15 @@ class Request:
         new_leader.prompt_logprobs_end = self.prompt_logprobs_end
         new_leader.computed_ranges, new_leader.n_cached = self.computed_ranges, None
         new_leader.loaded_ranges, new_leader.fetched_ranges = self.loaded_ranges, self.fetched_ranges
+        new_leader.copied_ranges = self.copied_ranges
         new_leader.scheduled_at = self.scheduled_at
         return new_leader
 
     def count_cached(self) -> None:
-        """Sets ``n_cached``, ``n_loaded`` and ``n_fetched`` from the ranges. O(chunks · log chunks), once.
+        """Sets ``n_cached``, ``n_copied``, ``n_loaded`` and ``n_fetched`` from the ranges, once.
 
-        A preempted request may compute positions that were loaded for it before, and load others again.
+        A preempted request may compute positions that were loaded or copied for it before, and load others again. A
+        position that was both loaded and copied counts as loaded. O(chunks · log chunks).
         """
         computed, loaded, fetched = self.computed_ranges, self.loaded_ranges, self.fetched_ranges
         n_computed = _n_positions(computed)
@@ -281,12 +287,15 @@ class Request:
         if loaded:
             self.n_loaded = _n_positions(computed + loaded) - n_computed
             self.n_fetched = min(self.n_loaded, _n_positions(computed + fetched) - n_computed)
+        if self.copied_ranges:
+            self.n_copied = _n_positions(computed + loaded + self.copied_ranges) - n_computed - self.n_loaded
+            self.copied_ranges.clear()
         computed.clear()
         loaded.clear()
         fetched.clear()
 
 
-def _n_positions(ranges: list[tuple[int, int]]) -> int:
+def _n_positions(ranges: Sequence[tuple[int, int]]) -> int:
     """Returns the number of positions in half-open ranges, which may overlap. O(ranges · log ranges)."""
     n_positions = end = 0
     for first, last in sorted(ranges):

@@ -17,6 +17,7 @@ class StepCounters:
     """What the loop counts itself, since the start."""
 
     prefix_hits: int = 0
+    prefix_hits_copied: int = 0
     prefix_hits_loaded: int = 0
     prefix_hits_fetched: int = 0
     prompt_tokens: int = 0
@@ -57,6 +58,7 @@ def make_stats(
         cache_seconds=cache.seconds,
         attention_seconds=counters.attention_seconds,
         frames_dropped_total=0,
+        prefix_hits_copied_total=counters.prefix_hits_copied,
         host=None if transfers is None else _host_stats(scheduler, transfers, counters, pins),
         disk=None if transfers is None or transfers.disk is None else _disk_stats(transfers.disk, counters),
     )

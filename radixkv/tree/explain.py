@@ -27,8 +27,8 @@ class Explanation(NamedTuple):
     n_tokens: int
     """Length of the match in tokens, in whole pages."""
     first_difference: int | None = None
-    """Index of the first token that no cached sequence shares; None if no cached page continues the match, or if one
-    has all tokens of the prompt."""
+    """Index of the first token that no cached sequence shares; None if no cached page continues the match, or if
+    one has all tokens of the prompt."""
     common_below: int | None = None
     """Leading tokens that the next page shares with its lower neighbour in byte order; None without a neighbour."""
     common_above: int | None = None

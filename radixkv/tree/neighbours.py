@@ -21,7 +21,7 @@ class Neighbour(NamedTuple):
 
 
 class Neighbours(NamedTuple):
-    """The cached pages next to a page in byte order: no cached page shares more leading tokens than both of them."""
+    """The cached pages next to a page in byte order. No cached page shares more leading tokens than these do."""
 
     below: Neighbour | None
     above: Neighbour | None
@@ -63,14 +63,16 @@ def find_neighbours(node: Node, n_pages: int, page: bytes, page_bytes: int) -> N
     below, above = children.neighbours(page)
     return Neighbours(
         *(
-            None if key is None else Neighbour(children[key], key, n_common_tokens(page, key), children[key].n_computed > 0)
+            None
+            if key is None
+            else Neighbour(children[key], key, n_common_tokens(page, key), children[key].n_computed > 0)
             for key in (below, above)
         )
     )
 
 
 def n_common_tokens(page: bytes, other: bytes) -> int:
-    """Returns how many leading tokens ``page`` has in common with ``other``, which is at least as long. O(bytes)."""
+    """Returns how many leading tokens a page has in common with another, which is at least as long. O(bytes)."""
     differing = int.from_bytes(page, "little") ^ int.from_bytes(other[: len(page)], "little")
     if not differing:
         return len(page) // TOKEN_BYTES

@@ -30,6 +30,13 @@ def test_a_guarded_server_from_its_start_to_its_end(sensitive: Path, tmp_path: P
         ids = live.http.post("/tokenize", json={"prompt": CANARY["prompt"]}).json()["tokens"]
         explained = live.http.post("/cache/explain", json={"prompt": ids}).json()
         assert (explained["reason"], explained["prompt_tokens"]) == ("whole", len(ids))
+        # Token by token, another client's prompt could be guessed: pages are copied in part, but not counted.
+        long = (ids * 4)[:48]
+        live.http.post("/generate", json={"input_ids": long, "sampling_params": {"max_new_tokens": 1}})
+        branch = {"input_ids": [*long[:40], 5, 6, 7], "sampling_params": {"max_new_tokens": 1}}
+        explained = live.http.post("/cache/explain", json={"prompt": branch["input_ids"]}).json()
+        meta = live.http.post("/generate", json=branch).json()["meta_info"]
+        assert meta["cached_tokens"] == explained["cached_tokens"] == 32
         hers = live.http.post("/cache/explain", json={"prompt": ids, "cache_salt": "hers"}).json()
         assert (hers["reason"], hers["cached_tokens"]) == ("never_seen", 0)
         assert "cached_elsewhere_tokens" not in hers

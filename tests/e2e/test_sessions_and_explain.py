@@ -48,7 +48,7 @@ def test_explain_shows_where_the_match_ends(server: LiveServer) -> None:
     done = radixkv("explain", text.replace("12 hens", "7 cows"), "--base-url", server.base_url)
     assert (done.returncode, complaints(done.stderr)) == (0, "")
     sentence, before, after = done.stdout.splitlines()
-    assert "16 of " in sentence
+    assert "28 of " in sentence
     assert "differs" in sentence
     assert "'7' (" in sentence
     assert "How many legs have " in before

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from radixkv.errors import WireError
 from radixkv.frontend import client as client_module
@@ -20,16 +21,33 @@ from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.process import SLOW_READER_TIMEOUT_MS, open_listener
 from radixkv.runtime.process import RuntimeServer, _bind
 from radixkv.sampling import SamplingParams
-from radixkv.wire import FromRuntime, NewTokens, Submit, Tokens, ToRuntime, encode, pack_tokens, unpack_tokens
+from radixkv.wire import (
+    Done,
+    FromRuntime,
+    NewTokens,
+    Stats,
+    Submit,
+    Tokens,
+    ToRuntime,
+    encode,
+    pack_tokens,
+    unpack_tokens,
+)
 from support.live import LIMIT_S
 from support.scripted_runtime import ScriptedLoop
 
 
-def run(path: Path, loop: ScriptedLoop, test: Callable[[RuntimeClient, RuntimeServer], Awaitable[None]]) -> None:
+def run(
+    path: Path,
+    loop: ScriptedLoop,
+    test: Callable[[RuntimeClient, RuntimeServer], Awaitable[None]],
+    *,
+    counts_partial_pages: bool = True,
+) -> None:
     """Runs ``test`` with a client and a runtime in a thread."""
 
     async def limited() -> None:
-        client = RuntimeClient(str(path / "r.sock"), Metrics())
+        client = RuntimeClient(str(path / "r.sock"), Metrics(), counts_partial_pages=counts_partial_pages)
         try:
             async with asyncio.timeout(LIMIT_S):
                 await client.handshake()
@@ -66,6 +84,39 @@ def test_unread_output_is_merged_into_one_delta(tmp_path: Path) -> None:
         assert deltas[0].done is not None
 
     run(tmp_path, ScriptedLoop(), test)
+
+
+class CopiesPartialPages(ScriptedLoop):
+    """Reports that each prompt has 7 cached tokens, of which 3 were copied from a part of a page."""
+
+    def turn(self) -> list[FromRuntime]:
+        return [self._copied(message) for message in super().turn()]
+
+    def receive(self, message: ToRuntime) -> list[FromRuntime]:
+        return [self._copied(answer) for answer in super().receive(message)]
+
+    @staticmethod
+    def _copied(message: FromRuntime) -> FromRuntime:
+        if isinstance(message, Done):
+            return replace(message, n_cached_tokens=7, n_copied_tokens=3)
+        if isinstance(message, Stats):
+            return replace(message, prefix_hits_total=70, prefix_hits_copied_total=30)
+        return message
+
+
+@pytest.mark.parametrize(("counts_partial_pages", "n_cached"), [(True, 7), (False, 4)])
+def test_parts_of_pages_are_counted_only_if_clients_may_know(
+    tmp_path: Path, counts_partial_pages: bool, n_cached: int
+) -> None:
+    async def test(client: RuntimeClient, server: RuntimeServer) -> None:
+        done = (await gather(client, [prompt(1)]))[-1].done
+        assert done is not None
+        assert done.n_cached_tokens == n_cached
+        stats = await client.stats()
+        assert stats.prefix_hits_total == 10 * n_cached
+        assert done.n_copied_tokens == stats.prefix_hits_copied_total / 10 == n_cached - 4
+
+    run(tmp_path, CopiesPartialPages(), test, counts_partial_pages=counts_partial_pages)
 
 
 def test_a_reader_that_is_too_slow_gets_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

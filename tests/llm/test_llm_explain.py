@@ -27,7 +27,7 @@ def test_it_explains_where_a_match_ends(llm: LLM) -> None:
     assert llm.explain(TEXT).reason == "whole"
     ids = output.prompt_token_ids
     found = llm.explain([*ids[:20], 7, *ids[21:]])
-    assert (found.n_tokens, found.n_cached, found.reason) == (len(ids), 16, "differs")
+    assert (found.n_tokens, found.n_cached, found.reason) == (len(ids), 20, "differs")
     assert (found.first_difference, found.token, found.cached_token) == (20, 7, ids[20])
     with pytest.raises(InvalidRequest, match="token id 1000000000"):
         llm.explain([10**9])
@@ -40,6 +40,23 @@ def test_it_counts_what_a_request_gets(llm: LLM, n_tokens: int) -> None:
     explained = llm.explain(prompt)
     (output,) = llm.generate(prompt, TOKEN)
     assert explained.n_cached == output.num_cached_tokens
+
+
+@pytest.mark.parametrize(
+    ("n_shared", "n_cached"), [(3, 0), (4, 4), (15, 15), (16, 16), (19, 16), (20, 20), (40, 40)]
+)
+@pytest.mark.parametrize("n_after", [1, 30])
+def test_it_counts_the_part_of_a_page_that_a_request_copies(
+    llm: LLM, n_shared: int, n_cached: int, n_after: int
+) -> None:
+    llm.flush_cache()
+    prompt = list(range(3, 51))
+    llm.generate(prompt, TOKEN)
+    branch = prompt[:n_shared] + [1] * n_after
+    explained = llm.explain(branch)
+    (output,) = llm.generate(branch, TOKEN)
+    assert explained.n_cached == output.num_cached_tokens == n_cached
+    assert explained.first_difference == n_shared
 
 
 def test_it_uses_the_prompts_own_salt_or_else_the_argument(llm: LLM) -> None:
@@ -74,7 +91,7 @@ def test_it_says_what_a_request_gets_from_the_host_tier(sensitive: Path) -> None
     assert (again.num_cached_tokens, again.num_loaded_tokens) == (explained.n_cached, explained.n_in_host)
     assert again.num_loaded_tokens > 0 == first.num_loaded_tokens
     other = llm.explain([*first.prompt_token_ids[:20], 7, *first.prompt_token_ids[21:]])
-    assert (other.n_cached, other.reason, other.first_difference) == (16, "differs", 20)
+    assert (other.n_cached, other.reason, other.first_difference) == (20, "differs", 20)
     llm.flush_cache()
     assert llm.explain(TEXT).n_in_host == 0
     llm.shutdown()

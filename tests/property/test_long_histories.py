@@ -21,7 +21,12 @@ N_BLOCKS = 20
 @pytest.mark.parametrize("block", range(N_BLOCKS))
 @pytest.mark.parametrize(
     ("machine", "n_histories", "n_steps"),
-    [(EngineMachine, 1000, 120), (CopyingEngineMachine, 500, 100), (LoopMachine, 500, 100), (TreeMachine, 200, 200)],
+    [
+        (EngineMachine, 1000, 120),
+        (CopyingEngineMachine, 500, 100),
+        (LoopMachine, 500, 100),
+        (TreeMachine, 200, 200),
+    ],
 )
 def test_long_histories(
     machine: type[RuleBasedStateMachine],

@@ -34,7 +34,7 @@ def device() -> FakeDevice:
 
 
 def make_loop(device: FakeDevice, eos_token_ids: frozenset[int] = frozenset([EOS])) -> Loop:
-    cache = TimedPageCache(64, 4, free_pages=PoisoningList(device))
+    cache = TimedPageCache(64, 4, min_copied_tokens=1, free_pages=PoisoningList(device))
     scheduler = Scheduler(cache, max_num_seqs=4, max_num_batched_tokens=64, max_queued_requests=3)
     return Loop(cache, scheduler, device, max_model_len=100, eos_token_ids=eos_token_ids)
 
@@ -218,6 +218,19 @@ def test_stats_count_each_prompts_hits_once_in_tokens(loop: Loop) -> None:
     assert (stats.prompt_tokens_total, stats.generation_tokens_total) == (34, 8)
     assert stats.step_seconds >= stats.schedule_seconds >= 0
     assert stats.cache_seconds > 0
+
+
+def test_the_part_of_a_page_that_was_copied_is_counted_as_cached(loop: Loop) -> None:
+    loop.receive(submit("a", 16))
+    run(loop)
+    for request_id, n_tokens in (("b", 15), ("c", 16)):
+        loop.receive(submit(request_id, n_tokens))
+        done = run(loop)[-1]
+        assert isinstance(done, wire.Done)
+        assert (done.n_cached_tokens, done.n_copied_tokens) == (n_tokens - 1, 2 if n_tokens == 15 else 0)
+    (stats,) = loop.receive(wire.GetStats("s"))
+    assert isinstance(stats, wire.Stats)
+    assert (stats.prefix_hits_total, stats.prefix_hits_copied_total) == (14 + 15, 2)
 
 
 def test_schedule_seconds_include_planning_and_results_but_not_the_device(

@@ -32,8 +32,8 @@ def test_cached_tokens_of_several_choices_are_counted_once() -> None:
     front.run()
     front.submit("b", n=4)
     front.run()
-    assert done(front.received["b"]).n_cached_tokens == 8
-    assert (front.stats().prefix_queries_total, front.stats().prefix_hits_total) == (22, 8)
+    assert done(front.received["b"]).n_cached_tokens == 10
+    assert (front.stats().prefix_queries_total, front.stats().prefix_hits_total) == (22, 10)
 
 
 def test_seeds_of_choices_wrap_at_the_maximum() -> None:
@@ -136,7 +136,7 @@ def test_prompt_logprobs_come_once_in_order_even_if_the_prompt_is_cached(n: int,
     assert done(received).n_cached_tokens == 0
     front.submit("again", prompt)
     front.run()
-    assert done(front.received["again"]).n_cached_tokens == 28, (
+    assert done(front.received["again"]).n_cached_tokens == 29, (
         "the request with prompt logprobs has filled the cache"
     )
 

@@ -54,7 +54,7 @@ class Frontend:
     def __init__(self, *, n_pages: int = 64, **settings: Any) -> None:
         self.device = OneNamespaceDevice(n_pages, 4)
         self.now = 0.0
-        cache = TimedPageCache(n_pages, 4, free_pages=PoisoningList(self.device))
+        cache = TimedPageCache(n_pages, 4, min_copied_tokens=1, free_pages=PoisoningList(self.device))
         defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
         self.scheduler = Scheduler(cache, **(defaults | settings), clock=lambda: self.now)
         self.loop = Loop(cache, self.scheduler, self.device, max_model_len=100, clock=lambda: self.now)

@@ -105,7 +105,9 @@ class TreeMachine(RuleBasedStateMachine):
     @precondition(lambda self: 0 < len(self.world.leases) < 8)
     @rule(
         index=st.integers(0),
-        suffix=st.lists(st.sampled_from((1, 2)), min_size=1, max_size=4).map(lambda ids: pack(f"<{len(ids)}i", *ids)),
+        suffix=st.lists(st.sampled_from((1, 2)), min_size=1, max_size=4).map(
+            lambda ids: pack(f"<{len(ids)}i", *ids)
+        ),
         min_tokens=st.sampled_from((1, 1, 2)),
         max_tokens=st.integers(0, 4),
     )

@@ -98,9 +98,9 @@ def _summary(explained: Explained, tokenizer: Tokenizer | None, contents: bool) 
     match explained.reason:
         case "whole" if explained.n_cached == explained.n_tokens - 1:
             why = "the last token of a prompt is always computed"
-        case "whole":
+        case "whole" if explained.first_difference is None:
             why = "these are all full pages of the prompt" if explained.n_cached else "the prompt has no full page"
-        case "differs":
+        case "whole" | "differs":
             why = "what other requests cached differs from there on"
             if not contents:
                 why += "; a server with --explain-contents shows the tokens"

@@ -19,8 +19,8 @@ from radixkv.tree.radix_tree import RadixTree
 from radixkv.tree.shared_runs import SharedLeases
 
 MIN_COPIED_TOKENS = 4
-"""Fewest tokens for which a part of a page is copied. Finding and pinning the page takes the host about as long as the
-GPU takes to compute one token or two, and prompts that have nothing else in common share the first one."""
+"""Fewest tokens for which a part of a page is copied. Finding and pinning the page takes the host about as long as
+a GPU takes to compute one token or two, and prompts with nothing else in common share the first one."""
 _NO_STEP = -1
 """Number of no step: pages with it were used by none."""
 
@@ -152,8 +152,9 @@ class PageCache:
     def copy_partial_page(self, blocks: BlockTable, tokens: bytearray, n_tokens: int) -> int:
         """Looks for a cached page that begins like the first page of the tail, and has it copied to that page.
 
-        The plan of the request's next row must carry its ``copies``, and keep its ``source`` until the step is done. The tail must have a page, of
-        which no row has written anything. ``RadixTree.lease_partial_page``.
+        The plan of the request's next row must carry the block table's ``copies``, and keep its ``source`` until
+        the step is done. The tail must have a page, and no row may have written to it. The time is that of
+        ``RadixTree.lease_partial_page``.
 
         Args:
             blocks: the block table.

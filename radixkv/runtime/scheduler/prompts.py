@@ -211,6 +211,8 @@ class PromptRows:
         # Only now: while others make room, a page that is pinned for a copy could be the only one to evict.
         if request.reads_cache and start == blocks.n_leased * page_size:
             start += self._cache.copy_partial_page(blocks, request.tokens, request.n_known - 1)
+            if start > request.n_scheduled and request.n_cached is None:
+                request.copied_ranges.append((request.n_scheduled, start))
         n_in_tree = self._cache.commit(blocks, request.tokens, end, request.last_step)
         write_start = min(end, max(start, n_in_tree * page_size))
         if request.scheduled_at is None:

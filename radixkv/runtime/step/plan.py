@@ -113,8 +113,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     rows: tuple[Row, ...]
     """Decode rows first, then prefill rows, each writer of a shared page before its readers."""
     copies: tuple[tuple[int, int], ...] = ()
-    """Page copies (source, destination), done in all layers before any row writes. No source is a destination. A row
-    may start within a page that was copied: it then overwrites the rest of the page."""
+    """Page copies (source, destination), done in all layers before any row writes. No source is a destination.
+    A row may start within a page that was copied: it then overwrites the rest of the page."""
     shared_runs: tuple[SharedRun, ...] = ()
     """Runs of pages that decode rows share, if the executor uses them. Runs nest: a run of more rows comes before
     the runs that some of those rows share after it. Empty does not mean that no pages are shared.

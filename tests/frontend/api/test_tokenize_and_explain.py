@@ -200,6 +200,17 @@ def test_a_shared_server_hides_cached_tokens_of_other_clients(
         (Explained("e", 9, 0, "whole"), {}, ["0 of 9", "no full page"]),
         (Explained("e", 32, 31, "whole"), {}, ["31 of 32", "last token"]),
         (
+            Explained("e", 40, 35, "whole", 35, 65, 66),
+            {
+                "first_difference": {
+                    "position": 35,
+                    "prompt_token": {"id": 65, "text": "b"},
+                    "cached_token": {"id": 66, "text": "c"},
+                }
+            },
+            ["35 of 40", "token 35", "'b' (65)", "'c' (66)"],
+        ),
+        (
             Explained("e", 40, 16, "differs", 20, 65, 66),
             {
                 "first_difference": {

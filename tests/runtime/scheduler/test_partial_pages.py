@@ -1,4 +1,4 @@
-"""A cached page that shares only its first tokens with a prompt: they are copied, and the rest of it is computed."""
+"""A cached page that shares only its first tokens with a prompt: they are copied, and the rest is computed."""
 
 from __future__ import annotations
 
@@ -111,7 +111,9 @@ def test_a_preempted_prompt_copies_what_another_one_has_computed_meanwhile() -> 
     engine.scheduler.running.preempt(preempted, discards_results=False)
     check_end(engine)
     assert other.n_cached == 8
-    assert preempted.n_cached == 6, "the first 8 tokens were computed before the preemption, the next 6 by the other"
+    assert preempted.n_cached == 6, (
+        "the first 8 tokens were computed before the preemption, the next 6 by the other"
+    )
 
 
 def test_an_eviction_takes_no_page_that_is_being_copied() -> None:
