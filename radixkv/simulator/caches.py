@@ -124,7 +124,12 @@ class ReplayCaches:
         n_trees = 1 if n_host_pages is None else 2
         self.policies = [_open_policy(traffic, policy, ghost_capacity) for _ in range(n_trees)]
         """The policy object of the device and of the host tier."""
-        self.device = PageCache(n_pages, traffic.symbols_per_page, policy=self.policies[0])
+        self.device = PageCache(
+            n_pages,
+            traffic.symbols_per_page,
+            policy=self.policies[0],
+            min_copied_tokens=traffic.min_copied_symbols,
+        )
         self.transfers: Transfers | None = None
         self.tiers = [self.device]
         """The page caches of device and host tier."""

@@ -134,9 +134,9 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         "--rule",
         choices=("blocks", "engine"),
         help="what counts as a hit. blocks: even a partial last block of a trace is shared, and the request in "
-        "flight needs no capacity. engine, as in radixkv: only whole pages are shared, at least one token of each "
-        "prompt is computed, and running requests take their pages from the capacity (default: blocks for traces "
-        "with one request in flight, else engine)",
+        "flight needs no capacity. engine, as in radixkv: of a trace only whole pages are shared, of prompts with "
+        "tokens also parts of pages; at least one token of each prompt is computed, and running requests take "
+        "their pages from the capacity (default: blocks for traces with one request in flight, else engine)",
     )
     cache.add_argument(
         "--concurrency",

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 from radixkv.bench.workloads.mooncake import BLOCK_LEN, TraceRequest
 from radixkv.errors import ConfigError
+from radixkv.runtime.cache.cache import MIN_COPIED_TOKENS
 from radixkv.tree.node import TOKEN_BYTES
 
 Rule = Literal["blocks", "engine"]
@@ -15,8 +16,9 @@ Rule = Literal["blocks", "engine"]
 
 ``blocks``, the usual way to replay traces: a partially filled last block of a prompt is shared like any other; a
 fully cached prompt computes nothing; the request in flight gets extra pages beside the capacity, and the cache may
-keep none of them. ``engine``, as in radixkv: only whole pages are shared, at least one token of each prompt is
-computed, and the request in flight takes its pages from the capacity.
+keep none of them. ``engine``, as in radixkv: at least one token of each prompt is computed, and the request in
+flight takes its pages from the capacity. If the tokens are known, parts of pages are copied; else only whole pages
+are shared.
 """
 
 _COMPACT_SYMBOLS = 2
@@ -35,6 +37,8 @@ class Traffic(Protocol):
     """Tokens per page."""
     symbols_per_page: int
     """Symbols that stand for a page."""
+    min_copied_symbols: int
+    """Fewest symbols for which a part of a page is copied."""
     n_distinct_pages: int
     """Upper bound of the number of distinct pages."""
 
@@ -63,12 +67,16 @@ class TokenTraffic:
     Args:
         prompts: token ids of each prompt, int32.
         page_size: tokens per page.
+        min_copied_tokens: as in ``PageCache``.
     """
 
     rule: Rule = "engine"
 
-    def __init__(self, prompts: Sequence[bytes], page_size: int) -> None:
+    def __init__(
+        self, prompts: Sequence[bytes], page_size: int, *, min_copied_tokens: int = MIN_COPIED_TOKENS
+    ) -> None:
         self.page_size = self.symbols_per_page = page_size
+        self.min_copied_symbols = min_copied_tokens
         self.n_tokens = [len(prompt) // TOKEN_BYTES for prompt in prompts]
         self.n_distinct_pages = sum(-(-n_tokens // page_size) for n_tokens in self.n_tokens)
         self._prompts = prompts
@@ -109,6 +117,7 @@ class BlockTraffic:
         self.rule = rule
         self.page_size = page_size
         self.symbols_per_page = _COMPACT_SYMBOLS if compact_pages else page_size
+        self.min_copied_symbols = self.symbols_per_page
         self.n_tokens = [request.input_length for request in requests]
         self._pages_per_block = BLOCK_LEN // page_size
         prefix_ids: dict[tuple[int, int], int] = {}

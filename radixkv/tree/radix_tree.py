@@ -166,9 +166,9 @@ class RadixTree:
     ) -> PartialPage | None:
         """Pins the computed page after the end of the lease that shares the most leading tokens with a request.
 
-        The page is no hit: most of it, and all that follows it, is of no use to the request. The first lease on a
-        page in the midst of a run splits its node. O(edges + log children), a scan of a few hundred keys, and
-        O(pages of the split node). See docs/decisions/0026-part-of-a-page.md.
+        The lease is neither a use nor a hit of the page: the request soon has its tokens in a page of its own. The
+        first lease on the first page of a longer run splits its node. O(edges + log children), a scan of a few
+        hundred keys, and O(pages of the split node). See docs/decisions/0026-part-of-a-page.md.
 
         Args:
             lease: an open lease.
@@ -188,7 +188,7 @@ class RadixTree:
             return None
         node = source.node if len(source.node.pages) == 1 else self._forest.split(source.node, 1)
         pin = self.fork(lease)
-        pin.is_hit = False
+        pin.is_use = pin.is_hit = False
         self._forest.pin(node)
         pin.node, pin.n_tokens = node, pin.n_tokens + self._page_size
         return PartialPage(pin, node.pages[0], min(source.n_common, max_tokens))

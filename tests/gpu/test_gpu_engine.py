@@ -57,6 +57,18 @@ def test_ragged_requests_with_shared_prefixes(sensitive_folder: Path, alone: LLM
     check_same_answers(expected, warm, tolerance=NEAR_TIE)
 
 
+def test_prompts_that_leave_a_cached_one_within_a_page(sensitive_folder: Path, alone: LLM) -> None:
+    cached = random_ids(500, seed=3)
+    prompts = [cached[:n] + random_ids(1 + n % 40, seed=n) for n in range(300, 348)]
+    with opened(sensitive_folder) as llm:
+        together(llm, [cached])
+        plans = record(llm).plans
+        answers = together(llm, prompts)
+        assert sum(len(plan.copies) for plan in plans) >= 30, "few prompts copy a part of a page"
+        assert llm.get_metrics().prefix_hits_copied_total >= 4 * 30
+    check_same_answers(by_itself(alone, prompts), answers, tolerance=NEAR_TIE)
+
+
 @pytest.mark.parametrize("budget", [96, 250, 8192])
 def test_prompts_in_chunks(sensitive_folder: Path, alone: LLM, budget: int) -> None:
     prompts = [random_ids(n, seed=n) for n in (2900, 1, 1500, 700, 33)]

@@ -310,7 +310,9 @@ def test_token_ids_equal_a_list_of_pages(prompts, capacity, knows_future):
 @settings(max_examples=60, deadline=None)
 @given(token_prompts, st.integers(3, 12), st.integers(0, 20), st.sampled_from(["lru", "lfuda", "adaptive"]))
 def test_the_scheduler_on_a_fake_device_finds_the_same(prompts, capacity, n_slots, policy):
-    engine = Engine(n_pages=capacity, page_size=4, n_slots=n_slots, eviction_policy=policy, max_num_seqs=1)
+    engine = Engine(
+        n_pages=capacity, page_size=4, min_copied_tokens=4, n_slots=n_slots, eviction_policy=policy, max_num_seqs=1
+    )
     costs = CostModel(1e-3, 1e6)  # load always, as the engine does
     traffic = TokenTraffic([token_bytes(prompt) for prompt in prompts], 4)
     replay = Replay(
@@ -340,7 +342,7 @@ def test_compact_pages_equal_all_tokens(ids, lasts, page_size, capacity, knows_f
     requests = [trace_request(each, last) for each, last in zip(ids, lasts, strict=False)]
     n_pages = capacity * BLOCK // page_size
     symbols = BlockTraffic(requests, page_size, "engine")
-    tokens = TokenTraffic([tokens_of(request) for request in requests], page_size)
+    tokens = TokenTraffic([tokens_of(request) for request in requests], page_size, min_copied_tokens=page_size)
     expected = replay_checked(tokens, n_pages, knows_future=knows_future)
     assert replay_checked(symbols, n_pages, knows_future=knows_future) == expected
 
@@ -355,7 +357,7 @@ def test_block_symbols_equal_all_tokens_with_several_in_flight(
         ConcurrentReplay(traffic, capacity * BLOCK // page_size, concurrency, n_step_blocks * BLOCK)
         for traffic in (
             BlockTraffic(requests, page_size, "engine", compact_pages=False),
-            TokenTraffic([tokens_of(request) for request in requests], page_size),
+            TokenTraffic([tokens_of(request) for request in requests], page_size, min_copied_tokens=page_size),
         )
     ]
     symbols, tokens = (replay.run() for replay in replays)

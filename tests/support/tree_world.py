@@ -179,7 +179,7 @@ class World:
             prefix, n_common = following[partial.page]
             assert partial.page in self.computed
             assert partial.n_tokens == min(n_common, max_tokens) >= min_tokens
-            second = replace(tracked, lease=partial.lease, tokens=prefix, is_hit=False)
+            second = replace(tracked, lease=partial.lease, tokens=prefix, is_use=False, is_hit=False)
             second.pages = [*tracked.pages, partial.page]
             self.leases.append(second)
 

@@ -48,7 +48,8 @@ class PageCache:
         page_size: tokens per page.
         shares: whether requests share pages; False bypasses the tree for every request.
         policy: decides which pages are evicted; a new object for each cache. None: the least recently used.
-        min_copied_tokens: fewest tokens for which a part of a page is copied, at least 1.
+        min_copied_tokens: fewest tokens for which a part of a page is copied, at least 1; with ``page_size`` only
+            whole pages are shared.
         free_pages: the pool's page ids as a stack: pages are taken from its end, freed pages are added with ``+=``.
             Tests give one that sees every freed page. None makes a plain list.
     """

@@ -18,7 +18,7 @@ from radixkv.tree.node import Namespace
 
 
 class PagedScheme:
-    """A scheme that allocates page by page, shares pages by prefix, and preempts sequences when pages run out.
+    """A scheme that allocates page by page, shares whole pages by prefix, and preempts when pages run out.
 
     Rows and tokens per step are not limited, so only memory limits which sequences run.
 
@@ -28,7 +28,7 @@ class PagedScheme:
     """
 
     def __init__(self, n_slots: int, page_size: int) -> None:
-        self.cache = PageCache(n_slots // page_size, page_size)
+        self.cache = PageCache(n_slots // page_size, page_size, min_copied_tokens=page_size)
         self._scheduler = Scheduler(
             self.cache,
             max_num_seqs=n_slots,

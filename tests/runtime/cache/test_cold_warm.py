@@ -82,6 +82,32 @@ def test_chunked(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits, budg
     cold.check(server, logits)
 
 
+@pytest.mark.parametrize("budget", range(PAGE_SIZE, PAGE_SIZE + 5))
+def test_the_first_chunk_starts_within_a_page(
+    checkpoint: Checkpoint, cold: Cold, logits: Logits, budget: int
+) -> None:
+    server = CpuServer(checkpoint, budget=budget, max_rows=1)
+    server.add(99, SHARED)
+    server.run()
+    for seed, prompt in PROMPTS.items():
+        server.add(seed, prompt)
+    server.run()
+    assert {seed: server.outputs[seed].n_cached for seed in PROMPTS} == {seed: 12 + 7 * seed for seed in PROMPTS}
+    assert_equal(cold, server, logits)
+
+
+def test_pages_that_are_copied_to_pages_that_are_copied(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+    server = CpuServer(checkpoint)
+    for n_tokens in (17, 18, 19, 23, 26, 33):  # each copies a part of the last page of the one before
+        server.add(1000 + n_tokens, [*SHARED[:n_tokens], *ids(9, n_tokens)])
+        server.run()
+    for seed, prompt in PROMPTS.items():
+        server.add(seed, prompt)
+    server.run()
+    assert {seed: server.outputs[seed].n_cached for seed in (1, 2, 3)} == {1: 19, 2: 26, 3: 33}
+    assert_equal(cold, server, logits)
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 3, 4, 5, 9, 16, 17])
 def test_chunks_of_any_size_with_pages_of_one_token(
     checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits, chunk: int
