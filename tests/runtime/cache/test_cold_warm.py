@@ -69,7 +69,9 @@ def test_after_a_partial_and_after_a_full_hit(checkpoint: Checkpoint, cold: Cold
         for seed, prompt in PROMPTS.items():
             server.add(seed, prompt)
         server.run()
-        assert {seed: server.outputs[seed].n_cached for seed in PROMPTS} == n_cached, "parts of pages are copied, too"
+        assert {seed: server.outputs[seed].n_cached for seed in PROMPTS} == n_cached, (
+            "parts of pages are copied, too"
+        )
         cold.check(server, logits)
 
 
@@ -84,7 +86,7 @@ def test_chunked(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits, budg
 
 @pytest.mark.parametrize("budget", range(PAGE_SIZE, PAGE_SIZE + 5))
 def test_the_first_chunk_starts_within_a_page(
-    checkpoint: Checkpoint, cold: Cold, logits: Logits, budget: int
+    checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits, budget: int
 ) -> None:
     server = CpuServer(checkpoint, budget=budget, max_rows=1)
     server.add(99, SHARED)
@@ -93,10 +95,12 @@ def test_the_first_chunk_starts_within_a_page(
         server.add(seed, prompt)
     server.run()
     assert {seed: server.outputs[seed].n_cached for seed in PROMPTS} == {seed: 12 + 7 * seed for seed in PROMPTS}
-    assert_equal(cold, server, logits)
+    cold.check(server, logits)
 
 
-def test_pages_that_are_copied_to_pages_that_are_copied(checkpoint: Checkpoint, cold: Cold, logits: Logits) -> None:
+def test_pages_that_are_copied_to_pages_that_are_copied(
+    checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits
+) -> None:
     server = CpuServer(checkpoint)
     for n_tokens in (17, 18, 19, 23, 26, 33):  # each copies a part of the last page of the one before
         server.add(1000 + n_tokens, [*SHARED[:n_tokens], *ids(9, n_tokens)])
@@ -105,7 +109,7 @@ def test_pages_that_are_copied_to_pages_that_are_copied(checkpoint: Checkpoint, 
         server.add(seed, prompt)
     server.run()
     assert {seed: server.outputs[seed].n_cached for seed in (1, 2, 3)} == {1: 19, 2: 26, 3: 33}
-    assert_equal(cold, server, logits)
+    cold.check(server, logits)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 4, 5, 9, 16, 17])
