@@ -331,10 +331,12 @@ class RadixTree:
         return self._forest.detach(top)
 
     def detach(self, namespace: Namespace, tokens: bytes = b"") -> list[int]:
-        """Makes every page after the prefix ``tokens`` unreachable. O(edges + subtree · log leaves).
+        """Makes every sequence that begins with ``tokens`` unreachable. O(edges + subtree · log leaves).
 
-        Counts whole pages of ``tokens`` only; an empty prefix detaches the whole namespace. Leased pages are freed
-        with their last lease, and a commit on such a lease does nothing.
+        Counts whole pages of ``tokens`` only; an empty prefix detaches the whole namespace. The prefix's own pages
+        go too, from the end back to the page after which another cached sequence branches off; so do those of a
+        prefix of which only the beginning is cached. Leased pages are freed with their last lease, and a commit on
+        such a lease does nothing.
 
         Returns:
             The pages that no lease holds, which are free now.
@@ -342,21 +344,18 @@ class RadixTree:
         root = self._forest.roots.get(namespace)
         if root is None:
             return []
-        n_pages = len(tokens) // self._page_bytes
-        if not n_pages:
+        n_bytes = len(tokens) - len(tokens) % self._page_bytes
+        if not n_bytes:
             return self._forest.detach(root)
-        path, end, partial, n_partial = walk(root, tokens, self._page_bytes)
-        if partial is not None:
-            if end // self._page_bytes + n_partial < n_pages:
-                return []
-            self._forest.split(partial, n_partial)
-            return self._forest.detach(partial)
-        if end // self._page_bytes < n_pages or path[-1].children is None:
+        path, end, top, n_partial = walk(root, tokens[:n_bytes], self._page_bytes)
+        if top is not None:
+            end += n_partial * self._page_bytes
+        elif path:
+            top = path[-1]
+        # Cached pages that follow a shorter match belong to other sequences.
+        if top is None or (end < n_bytes and (n_partial or top.children is not None)):
             return []
-        freed: list[int] = []
-        for child in list(path[-1].children.values()):
-            freed += self._forest.detach(child)
-        return freed
+        return self._forest.detach(_first_without_branch(top))
 
     def evict(self, n_pages: int) -> list[EvictedRun]:
         """Frees ``n_pages`` pages, or all evictable ones if there are fewer.
@@ -499,6 +498,16 @@ class RadixTree:
     def _require_open(lease: Lease) -> None:
         if lease.released:
             raise InvariantError(f"a lease of {lease.n_tokens} tokens is used after its release")
+
+
+def _first_without_branch(node: Node) -> Node:
+    """Returns the highest node from which the path to ``node`` has no branch. O(edges)."""
+    parent = node.parent
+    while parent is not None and parent.parent is not None and parent.children is not None:
+        if len(parent.children) > 1:
+            break
+        node, parent = parent, parent.parent
+    return node
 
 
 def _path(lease: Lease) -> list[Node]:

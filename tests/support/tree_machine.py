@@ -138,9 +138,9 @@ class TreeMachine(RuleBasedStateMachine):
     def detach_uncomputed(self, index):
         self.world.detach_uncomputed(self.chosen(index))
 
-    @rule(namespace=namespaces, index=st.integers(0), fraction=fractions)
-    def detach(self, namespace, index, fraction):
-        self.world.detach(namespace, self.prompt(index, fraction, b""))
+    @rule(namespace=namespaces, index=st.integers(0), fraction=fractions, suffix=suffixes)
+    def detach(self, namespace, index, fraction, suffix):
+        self.world.detach(namespace, self.prompt(index, fraction, suffix))
 
     @rule(namespace=namespaces, index=st.integers(0), fraction=fractions, suffix=suffixes, n_kept=st.integers(0, 3))
     def demote(self, namespace, index, fraction, suffix, n_kept):

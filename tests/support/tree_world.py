@@ -216,8 +216,13 @@ class World:
 
     def detach(self, namespace: Namespace, tokens: bytes) -> None:
         stem = tokens[: len(tokens) // self.page_bytes * self.page_bytes]
+        left = {end for ns, end in self.cached if ns == namespace and not end.startswith(stem)}
+        end = min(self.expected_match(namespace, stem) * self.page_bytes, len(stem) - self.page_bytes)
+        while end > 0 and not any(p.startswith(stem[:end]) and p != stem[:end] for p in left):
+            left.discard(stem[:end])
+            end -= self.page_bytes
         freed = self.tree.detach(namespace, tokens)
-        self._drop_detached(freed, lambda p: p[0] == namespace and p[1].startswith(stem) and len(p[1]) > len(stem))
+        self._drop_detached(freed, lambda prefix: prefix[0] == namespace and prefix[1] not in left)
         if not stem:
             for tracked in self.leases:
                 if tracked.namespace == namespace and tracked.detached_from is None:

@@ -142,6 +142,10 @@ def detached_lease_commits(patch: Patch) -> None:
     patch.setattr(RadixTree, "commit", commit)
 
 
+def detach_leaves_pages_that_lead_nowhere(patch: Patch) -> None:
+    patch.setattr(radix_tree, "_first_without_branch", lambda node: node)
+
+
 def detach_loses_unleased_pages(patch: Patch) -> None:
     def detach(self: Forest, top: Any) -> list[int]:
         original(self, top)
@@ -278,6 +282,7 @@ OTHERS = (
     only_the_first_page_is_compared,
     mark_computed_rounds_up,
     detached_lease_commits,
+    detach_leaves_pages_that_lead_nowhere,
     detach_loses_unleased_pages,
     uncomputed_pages_stay_cached,
     shared_leaf_grows_in_place,
