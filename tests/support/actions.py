@@ -12,9 +12,9 @@ from radixkv.errors import QueueFull
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import GREEDY, Phase, Request
 from radixkv.runtime.step.plan import RowSampling
-from radixkv.tree.node import Namespace
+from radixkv.tree.node import TOKEN_BYTES, Namespace
 from support.engine import Engine, name_of, token_bytes
-from support.fake_device import unpack
+from support.fake_device import KVValue, unpack
 
 PLAIN = replace(GREEDY, temperature=1.0, seed=3)
 PENALISED = replace(PLAIN, frequency_penalty=0.5, n_logprobs=1)
@@ -36,6 +36,16 @@ class RequestOptions:
     sampling: RowSampling = GREEDY
     priority: int = 0
     prompt_logprobs: bool = False
+
+
+@dataclass(frozen=True)
+class Invalidation:
+    """A prefix that was invalidated, in whole pages."""
+
+    namespace: Namespace
+    tokens: bytes
+    n_executed: int
+    """Steps that the device had executed by then."""
 
 
 class Actions:
@@ -70,6 +80,7 @@ class Actions:
             queue_timeout_s=QUEUE_TIMEOUT_S,
         )
         self.known: list[list[int]] = [list(range(1, 30))]
+        self.invalidations: list[Invalidation] = []
 
     @property
     def live(self) -> list[Request]:
@@ -190,11 +201,38 @@ class Actions:
         self.engine.check_invariants()
 
     def detach(self, base: int, cut: int, namespace: int) -> None:
-        sequence = self.known[base % len(self.known)]
-        prefix = token_bytes(sequence[: cut % (len(sequence) + 1)])
-        freed = self.engine.cache.tree.detach(NAMESPACES[namespace % len(NAMESPACES)], prefix)
+        """Detaches a prefix on the device only, as a step does that has failed."""
+        freed = self.engine.cache.tree.detach(NAMESPACES[namespace], self._prefix(base, cut))
         self.engine.free_pages += freed
         self.engine.check_invariants()
+
+    def invalidate(self, base: int, cut: int, namespace: int) -> None:
+        """Invalidates a prefix, or a whole namespace."""
+        prefix = self._prefix(base, cut)
+        self.engine.scheduler.invalidate(NAMESPACES[namespace], prefix)
+        n_executed = len(self.engine.device.executed)
+        self.invalidations.append(Invalidation(NAMESPACES[namespace], prefix, n_executed))
+        self.engine.check_invariants()
+
+    def check_invalidations(self) -> None:
+        """Checks that no tier has a page of an invalidated prefix, or one after it, that was computed before."""
+        page_size = self.engine.page_size
+        for gone in self.invalidations:
+            first = max(0, len(gone.tokens) // (TOKEN_BYTES * page_size) - 1)
+            for tokens in (gone.tokens, *map(token_bytes, self.known)):
+                if tokens.startswith(gone.tokens):
+                    for tier, pages in self.engine.cached_values(gone.namespace, tokens).items():
+                        for values in pages[first:]:
+                            computed = [value.n_executed for value in values if isinstance(value, KVValue)]
+                            assert max(computed, default=gone.n_executed) >= gone.n_executed, (
+                                f"the {tier} has a page that was invalidated"
+                            )
+
+    def _prefix(self, base: int, cut: int) -> bytes:
+        """Returns the beginning of a known sequence, in whole pages."""
+        sequence = self.known[base % len(self.known)]
+        n_tokens = cut % (len(sequence) + 1)
+        return token_bytes(sequence[: n_tokens - n_tokens % self.engine.page_size])
 
     def set_budget(self, n_tokens: int) -> None:
         self.engine.scheduler.max_num_batched_tokens = n_tokens

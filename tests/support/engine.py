@@ -17,16 +17,26 @@ from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.load_cost import LoadCost
 from radixkv.runtime.cache.pins import Pins
 from radixkv.runtime.cache.tiers.disk_tier import DiskTier
+from radixkv.runtime.cache.tiers.page_keys import chain as chain_keys
+from radixkv.runtime.cache.tiers.page_keys import namespace_key
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.request import GREEDY, Phase, Request, Update
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import RowSampling, StepPlan
 from radixkv.runtime.step.result import PendingStep
 from radixkv.tree.eviction import open_eviction_policy
-from radixkv.tree.node import Namespace
+from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire import TokenLogprobs
 from support.fake_copier import FakeCopier
-from support.fake_device import FakeDevice, chain, expected_output, expected_prompt_logprobs, logprobs_of, unpack
+from support.fake_device import (
+    FakeDevice,
+    KVValue,
+    chain,
+    expected_output,
+    expected_prompt_logprobs,
+    logprobs_of,
+    unpack,
+)
 from support.fake_store import FakeStore
 
 
@@ -46,6 +56,8 @@ GHOST_CAPACITY = 2.0
 
 PIN_BUDGET = 0.25
 """Fraction of each tier that the pins of a namespace cover."""
+ROOT_KEY = bytes(64)
+"""The disk tier's key that those of all namespaces continue."""
 
 
 @dataclass
@@ -123,7 +135,7 @@ class Engine:
         self.host = PageCache(0, page_size, policy=open_eviction_policy(eviction_policy, GHOST_CAPACITY))
         self.store = FakeStore(self.copier)
         cost = LoadCost()
-        disk = DiskTier(self.host, self.store, bytes(64), self.copier.buffer, cost) if has_disk else None
+        disk = DiskTier(self.host, self.store, ROOT_KEY, self.copier.buffer, cost) if has_disk else None
         self.transfers = Transfers(
             self.cache, self.host, self.copier, disk, load_policy=load_policy, write_policy=write_policy, cost=cost
         )
@@ -310,6 +322,17 @@ class Engine:
     def output(self, request: Request) -> list[int]:
         return unpack(bytes(request.tokens))[request.n_prompt :]
 
+    def cached_values(self, namespace: Namespace, tokens: bytes) -> dict[str, list[list[KVValue | str | None]]]:
+        """Returns what each tier has in the pages of the cached prefix of the tokens; O(pages). Changes nothing."""
+        offsets = range(self.page_size)
+        kv, slots = self.device.kv, self.copier.slots
+        keys = chain_keys(namespace_key(ROOT_KEY, namespace), tokens, self.page_size * TOKEN_BYTES)
+        return {
+            "device": [[kv.get((page, at)) for at in offsets] for page in _pages(self.cache, namespace, tokens)],
+            "host": [list(slots[slot]) for slot in _pages(self.host, namespace, tokens)],
+            "disk": [list(self.store.pages[key].values) for key in keys[: self.store.run(keys)]],
+        }
+
     def check_invariants(self) -> None:
         """Checks every invariant of scheduler and cache; tells the device which pages are free."""
         self.scheduler.check()
@@ -402,3 +425,11 @@ class Engine:
         assert self.cache.n_available == self.n_pages
         assert self.cache.tree.n_pages_leased == 0
         assert self.cache.tree.n_pages_detached == 0
+
+
+def _pages(cache: PageCache, namespace: Namespace, tokens: bytes) -> list[int]:
+    """Returns the pages of the cached prefix of the tokens."""
+    lease = cache.tree.lease(namespace, tokens, is_use=False)
+    pages = cache.tree.pages(lease)
+    assert not cache.tree.release(lease)
+    return pages

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from radixkv.config import EvictionPolicyName, WritePolicy
 from radixkv.runtime.request import GREEDY
@@ -131,6 +131,15 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(base=small, cut=small, namespace=st.sampled_from((0, 0, 1, 2)), ttl_s=st.sampled_from((0, 5, 50, 500)))
     def pin(self, base: int, cut: int, namespace: int, ttl_s: int) -> None:
         self.actions.pin(base, cut, namespace, ttl_s)
+
+    @rule(base=small, cut=small, namespace=st.sampled_from((0, 0, 1, 2)))
+    def invalidate(self, base: int, cut: int, namespace: int) -> None:
+        self.actions.invalidate(base, cut, namespace)
+
+    @invariant()
+    def nothing_invalidated_is_found(self) -> None:
+        if hasattr(self, "actions"):
+            self.actions.check_invalidations()
 
     @rule(n_tokens=st.sampled_from((8, 12, 24)))
     def set_budget(self, n_tokens: int) -> None:

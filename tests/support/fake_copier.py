@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from radixkv.runtime.step.page_copier import FinishedCopy
-from support.fake_device import NAN, POISON, FakeDevice
+from support.fake_device import NAN, POISON, FakeDevice, KVValue
 
 PAGE_BYTES = 1 << 10
 COPY_S = 0.25
@@ -37,7 +37,7 @@ class FakeCopier:
     n_slots: int
     page_bytes: int = PAGE_BYTES
     in_flight: list[Copy] = field(default_factory=list)
-    slots: dict[int, list[tuple[int, int] | str | None]] = field(default_factory=dict)
+    slots: dict[int, list[KVValue | str | None]] = field(default_factory=dict)
     n_closed: int = 0
     _finished: list[FinishedCopy] = field(default_factory=list)
     _n_taken: int = 0
@@ -92,13 +92,13 @@ class FakeCopier:
         self.in_flight.append(Copy(self._n_tickets, is_load, tuple(pages), tuple(slots)))
         return self._n_tickets
 
-    def _read_page(self, page: int) -> list[tuple[int, int] | str | None]:
+    def _read_page(self, page: int) -> list[KVValue | str | None]:
         assert page not in self.device.free_pages, f"page {page} is stored, and free"
         values = [self.device.kv.get((page, offset)) for offset in range(self.device.page_size)]
         assert not {None, POISON, NAN} & set(values), f"page {page} is stored, and not computed"
         return values
 
-    def _write_page(self, page: int, values: list[tuple[int, int] | str | None]) -> None:
+    def _write_page(self, page: int, values: list[KVValue | str | None]) -> None:
         assert page not in self.device.free_pages, f"page {page} is loaded, and free"
         assert POISON not in values, f"page {page} is loaded from a slot that is not filled"
         for offset, value in enumerate(values):

@@ -13,6 +13,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from radixkv.errors import DeviceError
 from radixkv.runtime.step.plan import Row, RowSampling, SharedRun, StepPlan
@@ -25,6 +26,17 @@ NAN = "nan"
 POISON = "poison"
 ATTENTION_S = 0.125
 """The attention time that each step reports."""
+
+
+class KVValue(NamedTuple):
+    """What a KV slot holds."""
+
+    previous: int
+    """The chain's end before the slot's token."""
+    end: int
+    """The chain's end after it."""
+    n_executed: int
+    """Steps that the device had executed when it computed the slot."""
 
 
 def start(namespace: Namespace) -> int:
@@ -128,7 +140,7 @@ class FakeDevice:
     executed: list[StepPlan] = field(default_factory=list)
     computed: list[tuple[int, int, int]] = field(default_factory=list)
     """(step, batch slot, computed tokens) of each row."""
-    kv: dict[tuple[int, int], tuple[int, int] | str] = field(default_factory=dict)
+    kv: dict[tuple[int, int], KVValue | str] = field(default_factory=dict)
     tables: dict[int, list[int]] = field(default_factory=dict)
     last_token: dict[int, int | None] = field(default_factory=dict)
     histories: dict[int, tuple[int, list[int] | None]] = field(default_factory=dict)
@@ -287,15 +299,15 @@ class FakeDevice:
             before = self.kv.get(self._slot(row, row.start - 1))
             assert before is not None, "the KV of the previous token was never written"
             assert before != POISON, f"slot {row.batch_slot} continues freed KV"
-            end = None if isinstance(before, str) else before[1]
+            end = None if isinstance(before, str) else before.end
         if row.batch_slot in self.nan_slots or tokens is None:
             end = None
         chain: list[int] | None = [] if end is not None else None
         for offset in range(row.n_tokens):
-            value: tuple[int, int] | str = NAN
+            value: KVValue | str = NAN
             if end is not None and tokens is not None and chain is not None:
                 following = link(end, tokens[offset])
-                value, end = (end, following), following
+                value, end = KVValue(end, following, len(self.executed)), following
                 chain.append(following)
             position = row.start + offset
             if position >= row.write_start:
@@ -322,8 +334,8 @@ class FakeDevice:
             if isinstance(value, str):
                 finite = False
             elif finite:
-                assert value[0] == previous, f"slot {row.batch_slot} reads another prefix at position {position}"
-                previous = value[1]
+                assert value.previous == previous, f"slot {row.batch_slot} reads another prefix at position {position}"
+                previous = value.end
         if row.batch_slot in self.nan_logits_slots:
             self.nan_logits_slots.discard(row.batch_slot)
             finite = False

@@ -9,16 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from radixkv.runtime.cache.tiers.page_store import FinishedTransfer
+from radixkv.runtime.cache.tiers.page_keys import DIGEST_BYTES
+from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, Removal
 from support.fake_copier import PAGE_BYTES, FakeCopier, slot_of
-from support.fake_device import POISON
+from support.fake_device import POISON, KVValue
 
 TRANSFER_S = 0.5
 
 
 class StoredPage(NamedTuple):
     tokens: bytes
-    values: list[tuple[int, int] | str | None]
+    values: list[KVValue | str | None]
 
 
 class Transfer(NamedTuple):
@@ -27,7 +28,7 @@ class Transfer(NamedTuple):
     tokens: list[bytes]
     """Of each page."""
     slots: list[int]
-    sources: list[list[tuple[int, int] | str | None]] | None
+    sources: list[list[KVValue | str | None]] | None
     """For a store, what the slots had when it began; None for a load."""
     n_removals: int
 
@@ -41,6 +42,8 @@ class FakeStore:
     pages: dict[bytes, StoredPage] = field(default_factory=dict)
     in_flight: list[Transfer] = field(default_factory=list)
     _finished: list[FinishedTransfer] = field(default_factory=list)
+    _lost: set[bytes] = field(default_factory=set)
+    """Keys of pages that were lost, by which ``remove`` finds what continued them."""
     _n_tickets: int = 0
     _n_removals: int = 0
 
@@ -63,8 +66,22 @@ class FakeStore:
     def store(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         return self._begin(keys, tokens, buffers, is_load=False)
 
-    def remove(self, key: bytes) -> int:
-        raise NotImplementedError("the disk tier removes no single pages")
+    def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
+        known = {*self.pages, *self._lost}
+        below = {key[:DIGEST_BYTES]}
+        while more := {each[:DIGEST_BYTES] for each in known if each[DIGEST_BYTES:] in below} - below:
+            below |= more
+        removed = {each for each in self.pages if each[:DIGEST_BYTES] in below}
+        for before in reversed(leading):
+            if any(each[DIGEST_BYTES:] == before[:DIGEST_BYTES] for each in self.pages.keys() - removed):
+                break
+            removed |= {before} & self.pages.keys()
+        for each in removed:
+            del self.pages[each]
+        self._n_removals += 1
+        self._n_tickets += 1
+        self._finished.append(FinishedTransfer(self._n_tickets, len(removed), TRANSFER_S))
+        return Removal(self._n_tickets, len(removed))
 
     def clear(self) -> int:
         self._n_removals += 1
@@ -102,7 +119,9 @@ class FakeStore:
     def lose(self, which: int) -> None:
         """Loses a page."""
         if self.pages:
-            del self.pages[list(self.pages)[which % len(self.pages)]]
+            key = list(self.pages)[which % len(self.pages)]
+            del self.pages[key]
+            self._lost.add(key)
 
     def _begin(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview], *, is_load: bool) -> int:
         slots = [slot_of(buffer) for buffer in buffers]

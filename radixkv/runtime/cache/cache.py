@@ -228,7 +228,7 @@ class PageCache:
         """
         lease = None if blocks.lease is None else self.tree.fork(blocks.lease)
         first, last = blocks.n_leased, self.pages_for(n_tokens)
-        second = BlockTable(lease, blocks.pages[:first], first)
+        second = BlockTable(lease, blocks.pages[:first], first, adds_to_tree=blocks.adds_to_tree)
         if n_pages > first:
             self._allocate(second, n_pages - first)
         second.copies = list(zip(blocks.pages[first:last], second.pages[first:last], strict=True))
@@ -332,6 +332,16 @@ class PageCache:
             self._free += self.tree.detach(namespace)
         return self.n_free - n_before, self.tree.n_pages_detached
 
+    def invalidate(self, namespace: Namespace, tokens: bytes) -> tuple[int, int]:
+        """Detaches every sequence that begins with ``tokens``, by ``RadixTree.detach``.
+
+        Returns:
+            The number of pages that can be found no more, and how many of them block tables still hold.
+        """
+        n_reachable, n_detached = self.tree.n_pages_reachable, self.tree.n_pages_detached
+        self._free += self.tree.detach(namespace, tokens)
+        return n_reachable - self.tree.n_pages_reachable, self.tree.n_pages_detached - n_detached
+
     def check_counts(self) -> None:
         """Checks that free, reachable, detached and private pages add up to the pool. O(1).
 
@@ -382,7 +392,7 @@ class PageCache:
     def _commit(self, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_step: int) -> int:
         first, last = blocks.n_leased, n_tokens // self.page_size
         lease = blocks.lease
-        if lease is None or last <= first:
+        if lease is None or last <= first or not blocks.adds_to_tree:
             return first
         page_bytes = self.page_size * TOKEN_BYTES
         pages = blocks.pages[first:last]

@@ -74,7 +74,8 @@ class Load:
     is_done: bool = False
     """Whether the copy has finished; ``source`` is closed then."""
     has_failed: bool = False
-    """Whether the copy has failed. The device then has only the pages before it."""
+    """Whether the copy has failed, or its pages were detached meanwhile. The device then has only the pages before
+    it."""
     is_wanted: bool = True
     """Whether the request still waits for it. If not, ``blocks`` is closed when the copy has finished."""
 
@@ -343,6 +344,21 @@ class Transfers:
         # After the copies, so that what they have stored is written even if no other event follows.
         return (self.disk is not None and self.disk.advance()) or has_loaded
 
+    def invalidate(self, namespace: Namespace, tokens: bytes) -> tuple[int, int]:
+        """Drops every sequence that begins with ``tokens`` from host tier and disk tier, and from copies in flight.
+
+        Call it once the device's pages are detached. What is offered needs no care: an offer only names tokens.
+
+        Args:
+            namespace: namespace of the sequences.
+            tokens: whole pages; none for the whole namespace.
+
+        Returns:
+            The number of pages that the host tier, and those that the disk tier has dropped.
+        """
+        n_in_host, _ = self.host.invalidate(namespace, tokens)
+        return n_in_host, 0 if self.disk is None else self.disk.invalidate(namespace, tokens)
+
     def flush(self) -> None:
         """Detaches everything that the host tier has, empties the disk tier, and drops the offers.
 
@@ -386,14 +402,15 @@ class Transfers:
         self.copier.close()
 
     def _end_load(self, load: Load, finished: FinishedCopy) -> None:
-        load.is_done, load.has_failed = True, finished.error is not None
+        load.is_done, load.has_failed = True, finished.error is not None or not load.source.can_commit
         self.counters.load_seconds += finished.seconds
-        if load.has_failed:
+        if finished.error is not None:
             self.counters.n_failed += 1
         else:
             self.counters.n_loads += 1
             self.counters.n_pages_loaded += load.n_pages
             self.cost.add_load(load.n_pages * self.device.page_size, finished.seconds)
+        if not load.has_failed:
             self.device.commit_copied(load.blocks, load.tokens, len(load.tokens) // TOKEN_BYTES)
         self.host.close(load.source)
         if not load.is_wanted:
@@ -405,11 +422,12 @@ class Transfers:
             self.counters.n_stores += 1
             self.counters.n_pages_stored += len(store.pages)
             self.cost.add_store(len(store.pages) * self.device.page_size, finished.seconds)
-            self.host.commit_copied(store.blocks, store.tokens, len(store.tokens) // TOKEN_BYTES)
-            if store.blocks.can_commit:
-                _stored(store.offer)
-                if self.disk is not None:
-                    self.disk.offer(store.offer.namespace, bytes(store.tokens))
+            if store.source.can_commit:
+                self.host.commit_copied(store.blocks, store.tokens, len(store.tokens) // TOKEN_BYTES)
+                if store.blocks.can_commit:
+                    _stored(store.offer)
+                    if self.disk is not None:
+                        self.disk.offer(store.offer.namespace, bytes(store.tokens))
         else:
             self.counters.n_failed += 1
         self._pages_in_store -= store.pages

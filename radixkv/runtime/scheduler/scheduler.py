@@ -25,7 +25,7 @@ from radixkv.runtime.scheduler.shared_prefixes import MIN_SHARED_TOKENS, SharedP
 from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.result import StepResult
-from radixkv.tree.node import TOKEN_BYTES, Lease
+from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace
 from radixkv.wire import TokenLogprobs
 
 _OFFERED_TOKENS = 256
@@ -40,6 +40,16 @@ class LaunchedPlan(NamedTuple):
     """The request of each row."""
     sources: list[Lease]
     """Pins of the tree's pages that the plan copies."""
+
+
+class InvalidatedPages(NamedTuple):
+    """Pages that an invalidation has made unreachable, by tier."""
+
+    n_on_device: int
+    n_held: int
+    """Those of the device that requests and copies still hold."""
+    n_in_host: int
+    n_on_disk: int
 
 
 class Scheduler:
@@ -168,6 +178,26 @@ class Scheduler:
             )
             updates.append(Update(request, error=error))
         return updates
+
+    def invalidate(self, namespace: Namespace, tokens: bytes) -> InvalidatedPages:
+        """Drops every cached sequence that begins with ``tokens`` from all tiers.
+
+        The prefix's own pages go too, back to where another cached sequence branches off. Running requests and
+        copies in flight that begin with the prefix go on and add nothing to any tier; what is computed of it by
+        requests that start later is cached anew.
+
+        O(running + nodes · log leaves), and O(pages in the store) with a disk tier.
+
+        Args:
+            namespace: namespace of the sequences.
+            tokens: whole pages; none for the whole namespace.
+        """
+        self.running.keep_out_of_cache(namespace, tokens)
+        n_on_device, n_held = self.cache.invalidate(namespace, tokens)
+        n_in_host, n_on_disk = 0, 0
+        if self._transfers is not None:
+            n_in_host, n_on_disk = self._transfers.invalidate(namespace, tokens)
+        return InvalidatedPages(n_on_device, n_held, n_in_host, n_on_disk)
 
     def schedule(self) -> StepPlan | None:
         """Makes the next plan; None if nothing can run before a launched step is done.

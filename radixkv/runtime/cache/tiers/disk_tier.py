@@ -41,13 +41,17 @@ class Fetch:
     """Tokens before those that are fetched."""
     is_done: bool = False
     has_failed: bool = False
-    """Whether some of the pages could not be read."""
+    """Whether some of the pages could not be read, or they are invalidated."""
     n_tokens: int = 0
     """Tokens that were fetched, once it is done."""
+    is_invalidated: bool = False
+    """Whether its pages must not enter the host tier: they were removed from the store meanwhile."""
 
 
 @dataclass(slots=True, eq=False)
 class _Write:
+    offer: _Offer
+    """What it writes, with the pages that the store has already."""
     source: BlockTable
     """Lease on the host tier's slots."""
     n_pages: int
@@ -135,8 +139,8 @@ class DiskTier:
         """Returns a fetch in flight of the page after the prompt's first ``n_host`` tokens, if there is one."""
         n_bytes = (n_host + self.host.page_size) * TOKEN_BYTES
         for fetch in self._fetches.values():
-            is_same = fetch.namespace == namespace and fetch.blocks.can_commit and n_bytes <= len(fetch.tokens)
-            if is_same and tokens[:n_bytes] == fetch.tokens[:n_bytes]:
+            is_same = fetch.namespace == namespace and fetch.blocks.can_commit and not fetch.is_invalidated
+            if is_same and n_bytes <= len(fetch.tokens) and tokens[:n_bytes] == fetch.tokens[:n_bytes]:
                 return fetch
         return None
 
@@ -180,6 +184,30 @@ class DiskTier:
             self._start_writes()
         return has_fetched
 
+    def invalidate(self, namespace: Namespace, tokens: bytes) -> int:
+        """Removes every sequence that begins with ``tokens`` from the store, and those that are on their way.
+
+        The prefix's own pages go as those of ``RadixTree.detach`` do. Call it once the host tier's are detached: a
+        write of which the host tier still has the pages begins again, because the store drops all writes.
+        O(pages in the store).
+
+        Args:
+            namespace: namespace of the sequences.
+            tokens: whole pages; none for the whole namespace.
+
+        Returns:
+            The number of pages removed.
+        """
+        for fetch in self._fetches.values():
+            is_longer, is_shorter = fetch.tokens.startswith(tokens), tokens.startswith(fetch.tokens)
+            fetch.is_invalidated |= fetch.namespace == namespace and (is_longer or is_shorter)
+        *leading, key = namespace_key(self.root, namespace), *self._keys(namespace, tokens)
+        removal = self.store.remove(key, leading[1:])
+        for write in self._writes.values():
+            if write.source.can_commit:
+                self.offer(*write.offer)
+        return removal.n_pages
+
     def flush(self) -> None:
         """Removes all pages from the store, also those of other models. O(pages in the store)."""
         self._offers.clear()
@@ -197,9 +225,10 @@ class DiskTier:
         self.counters.fetch_seconds += finished.seconds
         if finished.n_pages:
             self.cost.add_fetch(finished.n_pages * page_size, finished.seconds)
-        fetch.n_tokens = finished.n_pages * page_size
-        fetch.is_done, fetch.has_failed = True, finished.n_pages < n_missing
-        self.host.commit_copied(fetch.blocks, fetch.tokens, (first + finished.n_pages) * page_size)
+        n_pages = 0 if fetch.is_invalidated else finished.n_pages
+        fetch.n_tokens = n_pages * page_size
+        fetch.is_done, fetch.has_failed = True, n_pages < n_missing
+        self.host.commit_copied(fetch.blocks, fetch.tokens, (first + n_pages) * page_size)
         self.host.close(fetch.blocks)
 
     def _end_write(self, write: _Write, finished: FinishedTransfer) -> None:
@@ -228,7 +257,7 @@ class DiskTier:
             return
         missing = tokens[first * page_size * TOKEN_BYTES :]
         ticket = self.store.store(keys[first:], missing, self._buffers(source.pages[first:last]))
-        self._writes[ticket] = _Write(source, last - first)
+        self._writes[ticket] = _Write(offer, source, last - first)
         self._n_pages_in_write += last - first
 
     def _buffers(self, slots: Sequence[int]) -> list[memoryview]:

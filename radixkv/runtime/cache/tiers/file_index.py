@@ -92,6 +92,10 @@ class FileIndex:
                 self._leaves.add((parent.tick, parent.digest))
         return file
 
+    def is_continued(self, key: bytes) -> bool:
+        """Returns whether the index has a page that continues ``key``. O(1)."""
+        return key[:DIGEST_BYTES] in self._n_children
+
     def first_to_go(self) -> IndexedFile | None:
         """Returns the least recently used page that no other page continues; None if there is none. O(1)."""
         return self._files[self._leaves[0][1]] if self._leaves else None

@@ -21,7 +21,7 @@ from radixkv.runtime.cache.tiers.page_folder import (
     name_of,
     unusable,
 )
-from radixkv.runtime.cache.tiers.page_store import FinishedTransfer
+from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, Removal
 from radixkv.runtime.cache.tiers.transfer_threads import TransferThreads, Urgency
 
 logger = logging.getLogger(__name__)
@@ -125,13 +125,18 @@ class FileStore:
         steps = [partial(self._store_page, *page, self._n_removals) for page in pages]
         return self._threads.start(Urgency.STORE, steps, len(steps))
 
-    def remove(self, key: bytes) -> int:
+    def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
         """See ``PageStore``."""
         with self._names:
             files = self._index.files_below(key)
             for file in files:
                 self._index.remove(file.key)
-            return self._start_removal(files)
+            for before in reversed(leading):
+                if self._index.is_continued(before):
+                    break
+                if (file := self._index.remove(before)) is not None:
+                    files.append(file)
+            return Removal(self._start_removal(files), len(files))
 
     def clear(self) -> int:
         """See ``PageStore``."""

@@ -18,6 +18,15 @@ class FinishedTransfer(NamedTuple):
     """Time from the start of the first page to the end of the last, without the time in the queue."""
 
 
+class Removal(NamedTuple):
+    """A removal that has begun: no page of it is found any more."""
+
+    ticket: int
+    """That of the ``FinishedTransfer``."""
+    n_pages: int
+    """Pages that are removed."""
+
+
 class PageStore(Protocol):
     """Keeps pages of KV by key, outside the process's memory.
 
@@ -66,14 +75,16 @@ class PageStore(Protocol):
         """
         ...
 
-    def remove(self, key: bytes) -> int:
-        """Removes all pages of a namespace, or a page and those that continue it; returns a ticket.
+    def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
+        """Removes all pages of a namespace, or a page and those that continue it.
 
         ``run`` finds none of them any more, and stores that have not finished are dropped, whatever their keys. A
         restart finds none of them once the ticket has finished. O(pages in the store).
 
         Args:
             key: the namespace's key, or the page's.
+            leading: keys of the pages before that page, in order. They are removed too, from the last one back to
+                the first that another page continues.
         """
         ...
 
