@@ -14,6 +14,7 @@ from radixkv.runtime.cache.tiers.page_keys import KeyChain
 from radixkv.runtime.cache.tiers.page_store import FinishedTransfer
 from radixkv.runtime.cache.transfers import Load, Transfers
 from radixkv.runtime.scheduler.loading import LoadingRequests
+from radixkv.runtime.step.page_copier import FinishedCopy
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 
 Patch = pytest.MonkeyPatch
@@ -94,6 +95,39 @@ def lose_the_last_page_of_a_copy(patch: Patch) -> None:
     patch.setattr(PageCache, "commit_copied", mutant)
 
 
+def keep_a_store_of_what_was_invalidated(patch: Patch) -> None:
+    end_store = Transfers._end_store
+
+    def mutant(self: Transfers, store: Any, finished: FinishedCopy) -> None:
+        source, store.source = store.source, self.device.open(store.namespace, b"", is_use=False)
+        end_store(self, store, finished)
+        self.device.close(source)
+
+    patch.setattr(Transfers, "_end_store", mutant)
+
+
+def keep_a_load_of_what_was_invalidated(patch: Patch) -> None:
+    end_load = Transfers._end_load
+
+    def mutant(self: Transfers, load: Load, finished: FinishedCopy) -> None:
+        assert load.source.lease is not None
+        source, load.source = load.source, self.host.open(load.source.lease.namespace, b"", is_use=False)
+        end_load(self, load, finished)
+        self.host.close(source)
+
+    patch.setattr(Transfers, "_end_load", mutant)
+
+
+def keep_a_fetch_of_what_was_invalidated(patch: Patch) -> None:
+    end_fetch = DiskTier._end_fetch
+
+    def mutant(self: DiskTier, fetch: Fetch, finished: FinishedTransfer) -> None:
+        fetch.is_invalidated = False
+        end_fetch(self, fetch, finished)
+
+    patch.setattr(DiskTier, "_end_fetch", mutant)
+
+
 def write_slots_without_a_lease(patch: Patch) -> None:
     def mutant(self: DiskTier) -> None:
         self._start_writes_of_leased()
@@ -128,9 +162,12 @@ OF_TIERS: tuple[Callable[[Patch], None], ...] = (
     forget_those_who_joined,
     promise_pages_for_ever,
     lose_the_last_page_of_a_copy,
+    keep_a_store_of_what_was_invalidated,
+    keep_a_load_of_what_was_invalidated,
 )
 OF_DISK: tuple[Callable[[Patch], None], ...] = (
     write_slots_without_a_lease,
     believe_in_a_lost_page,
     leave_the_namespace_out_of_keys,
+    keep_a_fetch_of_what_was_invalidated,
 )

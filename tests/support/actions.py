@@ -206,12 +206,17 @@ class Actions:
         self.engine.free_pages += freed
         self.engine.check_invariants()
 
-    def invalidate(self, base: int, cut: int, namespace: int) -> None:
-        """Invalidates a prefix, or a whole namespace."""
-        prefix = self._prefix(base, cut)
-        self.engine.scheduler.invalidate(NAMESPACES[namespace], prefix)
+    def invalidate(self, base: int, cut: int, namespace: int, *, is_live: bool) -> None:
+        """Invalidates the beginning of a known sequence, or of a live request, or a whole namespace."""
+        space, prefix = NAMESPACES[namespace], self._prefix(base, cut)
+        if is_live and (live := self.live):
+            request = live[base % len(live)]
+            n_pages = request.n_known // self.engine.page_size
+            space = request.namespace
+            prefix = bytes(request.tokens[: cut % (n_pages + 1) * self.engine.page_size * TOKEN_BYTES])
+        self.engine.scheduler.invalidate(space, prefix)
         n_executed = len(self.engine.device.executed)
-        self.invalidations.append(Invalidation(NAMESPACES[namespace], prefix, n_executed))
+        self.invalidations.append(Invalidation(space, prefix, n_executed))
         self.engine.check_invariants()
 
     def check_invalidations(self) -> None:

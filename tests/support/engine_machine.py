@@ -132,9 +132,9 @@ class EngineMachine(RuleBasedStateMachine):
     def pin(self, base: int, cut: int, namespace: int, ttl_s: int) -> None:
         self.actions.pin(base, cut, namespace, ttl_s)
 
-    @rule(base=small, cut=small, namespace=st.sampled_from((0, 0, 1, 2)))
-    def invalidate(self, base: int, cut: int, namespace: int) -> None:
-        self.actions.invalidate(base, cut, namespace)
+    @rule(base=small, cut=small, namespace=st.sampled_from((0, 0, 1, 2)), is_live=st.booleans())
+    def invalidate(self, base: int, cut: int, namespace: int, is_live: bool) -> None:
+        self.actions.invalidate(base, cut, namespace, is_live=is_live)
 
     @invariant()
     def nothing_invalidated_is_found(self) -> None:

@@ -37,14 +37,11 @@ class BlockTable:
     """Page copies (source, destination) that the plan of its next row must carry."""
     source: Lease | None = None
     """Pins the source of ``copies`` until the copy is done, if the source belongs to the tree."""
-    adds_to_tree: bool = True
-    """False once the request's sequence was invalidated: commits do nothing."""
 
     @property
     def can_commit(self) -> bool:
-        """Whether a commit adds pages to the tree: there is a lease, its path is not detached, and nothing has
-        forbidden it."""
-        return self.lease is not None and not self.lease.node.detached and self.adds_to_tree
+        """Whether a commit adds pages to the tree: there is a lease, and its path is not detached."""
+        return self.lease is not None and not self.lease.node.detached
 
     @property
     def is_computed(self) -> bool:

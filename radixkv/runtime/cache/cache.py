@@ -228,7 +228,7 @@ class PageCache:
         """
         lease = None if blocks.lease is None else self.tree.fork(blocks.lease)
         first, last = blocks.n_leased, self.pages_for(n_tokens)
-        second = BlockTable(lease, blocks.pages[:first], first, adds_to_tree=blocks.adds_to_tree)
+        second = BlockTable(lease, blocks.pages[:first], first)
         if n_pages > first:
             self._allocate(second, n_pages - first)
         second.copies = list(zip(blocks.pages[first:last], second.pages[first:last], strict=True))
@@ -392,7 +392,7 @@ class PageCache:
     def _commit(self, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_step: int) -> int:
         first, last = blocks.n_leased, n_tokens // self.page_size
         lease = blocks.lease
-        if lease is None or last <= first or not blocks.adds_to_tree:
+        if lease is None or last <= first:
             return first
         page_bytes = self.page_size * TOKEN_BYTES
         pages = blocks.pages[first:last]

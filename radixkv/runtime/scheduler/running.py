@@ -10,7 +10,7 @@ from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.scheduler.loading import LoadingRequests
 from radixkv.runtime.scheduler.waiting import WaitingQueue
-from radixkv.tree.node import TOKEN_BYTES, Namespace
+from radixkv.tree.node import TOKEN_BYTES
 
 _HEADROOM_TOKENS = 16
 """Tokens that an admission leaves free for each running request, so that it does not cause a preemption at once."""
@@ -132,15 +132,6 @@ class RunningRequests:
         self._free_batch_slots.append(request.batch_slot)
         request.batch_slot = -1
         request.n_scheduled = 0
-
-    def keep_out_of_cache(self, namespace: Namespace, tokens: bytes) -> None:
-        """Makes the requests whose known tokens begin with ``tokens`` add nothing to the cache. O(running).
-
-        A request that is preempted computes its tokens anew, which ends this.
-        """
-        for request in (*self._active, *self._releasing):
-            if request.namespace == namespace and request.tokens.startswith(tokens):
-                request.blocks.adds_to_tree = False
 
     def fork_followers(self, leader: Request) -> None:
         """Starts the followers of a leader whose first token is known, on the leader's pages.

@@ -182,17 +182,16 @@ class Scheduler:
     def invalidate(self, namespace: Namespace, tokens: bytes) -> InvalidatedPages:
         """Drops every cached sequence that begins with ``tokens`` from all tiers.
 
-        The prefix's own pages go too, back to where another cached sequence branches off. Running requests and
-        copies in flight that begin with the prefix go on and add nothing to any tier; what is computed of it by
-        requests that start later is cached anew.
+        The prefix's own pages go too, back to where another cached sequence branches off. Copies in flight add
+        nothing of it to any tier, and running requests keep what they hold until they end. What is computed later
+        is cached anew.
 
-        O(running + nodes · log leaves), and O(pages in the store) with a disk tier.
+        O(nodes · log leaves), and O(pages in the store) with a disk tier.
 
         Args:
             namespace: namespace of the sequences.
             tokens: whole pages; none for the whole namespace.
         """
-        self.running.keep_out_of_cache(namespace, tokens)
         n_on_device, n_held = self.cache.invalidate(namespace, tokens)
         n_in_host, n_on_disk = 0, 0
         if self._transfers is not None:

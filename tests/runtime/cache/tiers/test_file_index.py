@@ -51,6 +51,7 @@ def test_against_a_dict(changes: list[tuple[str, list[int]]]) -> None:
             index = FileIndex(files.values())
         assert (key in index) == (key in files)
         assert index.first_to_go() == first_to_go(files)
+        assert index.is_continued(key) == any(other[32:] == key[:32] for other in files)
         assert (len(index), index.n_bytes) == (len(files), sum(file.n_bytes for file in files.values()))
         assert sorted(index.files()) == sorted(files.values())
         assert {file.key for file in index.files_below(key)} == below(files, key)

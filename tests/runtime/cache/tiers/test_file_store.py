@@ -93,15 +93,21 @@ class StoreMachine(RuleBasedStateMachine):
         if not self.may_evict:
             assert n_present == next((n for n, key in enumerate(keys) if key not in self.pages), len(keys))
 
-    @rule(run=RUNS)
-    def remove_pages(self, run: Sequence[int]) -> None:
-        key = keys_of(run)[-1]
+    @rule(run=RUNS, with_leading=st.booleans())
+    def remove_pages(self, run: Sequence[int], with_leading: bool) -> None:
+        *leading, key = keys_of(run)
         n_before = self.store.n_pages
-        assert wait(self.store, self.store.remove(key)).n_pages == n_before - self.store.n_pages
+        removal = self.store.remove(key, leading if with_leading else ())
+        assert removal.n_pages == n_before - self.store.n_pages
+        assert wait(self.store, removal.ticket).n_pages == removal.n_pages
         below = {key[:32]}
         for _ in range(5):
             below |= {other[:32] for other in self.pages if other[32:] in below}
         self.pages = {other: page for other, page in self.pages.items() if other[:32] not in below}
+        if with_leading and not self.may_evict:
+            while leading and not any(other[32:] == leading[-1][:32] for other in self.pages):
+                self.pages.pop(leading.pop(), None)
+            assert all(self.store.run([other]) for other in self.pages)
 
     @rule()
     def clear(self) -> None:
