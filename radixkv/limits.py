@@ -61,6 +61,15 @@ def parse_ttl(text: str, field: str) -> float:
     return ttl_s
 
 
+def check_prefix(n_tokens: int, page_size: int) -> None:
+    """Raises ``InvalidRequest`` for a prefix of less than one page, which the cache cannot find."""
+    if n_tokens < page_size:
+        raise InvalidRequest(
+            f"the prefix has {n_tokens} tokens, fewer than a page of {page_size}; give a longer one",
+            param="prompt",
+        )
+
+
 def check_length(
     n_prompt: int,
     max_tokens: int | None,

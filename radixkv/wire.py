@@ -131,6 +131,15 @@ class Pin(msgspec.Struct, frozen=True, tag=True):
     cache_salt: str = ""
 
 
+class Invalidate(msgspec.Struct, frozen=True, tag=True):
+    """Drops what is cached of all sequences that begin with some tokens. Answered by ``Invalidated``."""
+
+    id: str
+    tokens: bytes
+    """The beginning, as little-endian int32 ids; at least one page. Empty: everything with this salt."""
+    cache_salt: str = ""
+
+
 class GetStats(msgspec.Struct, frozen=True, tag=True):
     """Asks for the counters. Answered by ``Stats``."""
 
@@ -257,6 +266,19 @@ class Flushed(msgspec.Struct, frozen=True, tag=True):
     n_pages_freed: int
     n_pages_leased: int
     """Unreachable pages that running requests still lease; freed when those requests end."""
+
+
+class Invalidated(msgspec.Struct, frozen=True, tag=True):
+    """The answer to ``Invalidate``: pages that no request finds any more."""
+
+    id: str
+    n_on_device: int
+    n_held: int
+    """Those of the device that are freed later, when requests and copies that hold them end."""
+    n_in_host: int | None = None
+    """None without a host tier."""
+    n_on_disk: int | None = None
+    """None without a disk tier."""
 
 
 class Explained(msgspec.Struct, frozen=True, tag=True):
@@ -405,8 +427,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """A sign of life: the runtime has sent nothing else for half a second."""
 
 
-ToRuntime = Hello | Submit | Cancel | Flush | Explain | Pin | GetStats | Drain
-FromRuntime = Ready | Tokens | Done | Failed | Flushed | Explained | Pinned | Stats | Heartbeat
+ToRuntime = Hello | Submit | Cancel | Flush | Invalidate | Explain | Pin | GetStats | Drain
+FromRuntime = Ready | Tokens | Done | Failed | Flushed | Invalidated | Explained | Pinned | Stats | Heartbeat
 
 MessageT = TypeVar("MessageT")
 

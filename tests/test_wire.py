@@ -25,6 +25,8 @@ from radixkv.wire import (
     GetStats,
     Heartbeat,
     Hello,
+    Invalidate,
+    Invalidated,
     NewTokens,
     Pin,
     Pinned,
@@ -57,6 +59,7 @@ TO_RUNTIME: list[ToRuntime] = [
     Cancel(id="a"),
     Cancel(id="a", choice=1),
     Flush(id="f"),
+    Invalidate(id="i", tokens=b"\1\0\0\0", cache_salt="s"),
     Explain(id="e", tokens=b"\1\0\0\0", cache_salt="s", contents=False),
     Pin(id="p", tokens=b"\1\0\0\0", ttl_s=300.0, cache_salt="s"),
     GetStats(id="g"),
@@ -72,6 +75,7 @@ FROM_RUNTIME: list[FromRuntime] = [
     Done("a", "stop", 3, 4, 2, 1, 1, 0.5, 1),
     Failed("a", "queue_full", "the queue is full", None),
     Flushed("f", 1, 2),
+    Invalidated("i", 3, 1, 4, None),
     Explained("e", 40, 32, "differs", 35, 7, 8),
     Explained("e", 40, 0, "other_namespace", n_cached_elsewhere=32),
     Pinned("p", 40, 32, 299.5),
@@ -118,7 +122,7 @@ def test_a_damaged_frame_is_a_message_or_refused(data: st.DataObject) -> None:
         message = decode_to_runtime(bytes(cut))
     except (WireError, InvalidRequest):
         return
-    assert isinstance(message, Hello | Submit | Cancel | Flush | Explain | GetStats | Drain)
+    assert isinstance(message, Hello | Submit | Cancel | Flush | Invalidate | Explain | GetStats | Drain)
 
 
 def test_frames_that_would_exhaust_memory_or_the_stack_are_refused() -> None:

@@ -18,6 +18,7 @@ from radixkv.config import MetricsCompat
 from radixkv.errors import ContextLengthExceeded, InvalidRequest, RequestError
 from radixkv.frontend.api.admin import add_admin_routes
 from radixkv.frontend.api.explain import add_explain_route
+from radixkv.frontend.api.invalidate import add_invalidate_route
 from radixkv.frontend.api.openai.routes import add_openai_routes
 from radixkv.frontend.api.pin import add_pin_route
 from radixkv.frontend.api.server_info import add_server_info_routes
@@ -91,6 +92,7 @@ def build_app(
     add_admin_routes(app, client, metrics, aliases)
     add_tokenize_routes(app, served_model, body_reader)
     add_explain_route(app, client, served_model, body_reader, explain_contents=explain_contents)
+    add_invalidate_route(app, client, served_model, body_reader)
     add_pin_route(app, client, served_model, body_reader)
     add_server_info_routes(app, client, served_model, metrics, settings)
     for path in _REFUSED_ROUTES:

@@ -37,6 +37,10 @@ class TextRequest(msgspec.Struct, kw_only=True):
         ),
     ] = None
 
+    def adds_generation_prompt(self) -> bool:
+        """Returns ``add_generation_prompt`` or its default."""
+        return self.add_generation_prompt is not False
+
     def adds_special_tokens(self) -> bool:
         """Returns ``add_special_tokens`` or its default."""
         return self.messages is None if self.add_special_tokens is None else self.add_special_tokens
@@ -64,7 +68,7 @@ async def render_messages(request: TextRequest, served_model: ServedModel) -> st
     return await conversation_text(
         request.messages or [],
         served_model,
-        add_generation_prompt=request.add_generation_prompt is not False,
+        add_generation_prompt=request.adds_generation_prompt(),
         continue_final_message=bool(request.continue_final_message),
         variables=request.chat_template_kwargs,
     )

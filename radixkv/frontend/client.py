@@ -10,7 +10,7 @@ import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeAlias, TypeVar
 
 import msgspec
 import zmq
@@ -33,6 +33,8 @@ from radixkv.wire import (
     GetStats,
     Heartbeat,
     Hello,
+    Invalidate,
+    Invalidated,
     Pin,
     Pinned,
     Ready,
@@ -45,7 +47,8 @@ from radixkv.wire import (
     endpoint,
 )
 
-ReplyT = TypeVar("ReplyT", Flushed, Explained, Pinned, Stats)
+Reply: TypeAlias = Flushed | Invalidated | Explained | Pinned | Stats
+ReplyT = TypeVar("ReplyT", Flushed, Invalidated, Explained, Pinned, Stats)
 
 MAX_PENDING_BYTES = 1 << 20
 """Limit on the unread output of a stream. A stream above it fails when more arrives."""
@@ -134,7 +137,7 @@ class RuntimeClient:
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
         self._socket.connect(address)
         self._requests: dict[str, InFlightRequest] = {}
-        self._queries: dict[str, asyncio.Future[Flushed | Explained | Pinned | Stats]] = {}
+        self._queries: dict[str, asyncio.Future[Reply]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._receiving: asyncio.Task[None] | None = None
@@ -181,6 +184,15 @@ class RuntimeClient:
     async def flush(self) -> Flushed:
         """Makes every cached prefix unreachable."""
         return await self._query(Flush(id=uuid.uuid4().hex), Flushed)
+
+    async def invalidate(self, tokens: bytes, cache_salt: str) -> Invalidated:
+        """Drops what is cached of all sequences that begin with ``tokens``.
+
+        Args:
+            tokens: little-endian int32 ids, at least one page; none for everything with this salt.
+            cache_salt: the namespace of the cache.
+        """
+        return await self._query(Invalidate(uuid.uuid4().hex, tokens, cache_salt), Invalidated)
 
     async def explain(self, tokens: bytes, cache_salt: str, *, contents: bool) -> Explained:
         """Asks how long the cached prefix of ``tokens`` is and why it ends there.
@@ -259,11 +271,16 @@ class RuntimeClient:
         self._socket.close()
         self._context.term()
 
-    async def _query(self, query: Flush | Explain | Pin | GetStats, kind: type[ReplyT]) -> ReplyT:
-        """Sends a query and returns its reply. Raises its error, or ``RuntimeSilent`` after ``QUERY_TIMEOUT_S``."""
+    async def _query(self, query: Flush | Invalidate | Explain | Pin | GetStats, kind: type[ReplyT]) -> ReplyT:
+        """Sends a query and returns its reply.
+
+        Raises:
+            RequestError: the runtime refuses the query.
+            RuntimeSilent: there is no reply after ``QUERY_TIMEOUT_S``.
+        """
         if self._failure is not None:
             raise self._failure.with_traceback(None)
-        future: asyncio.Future[Flushed | Explained | Pinned | Stats] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._queries[query.id] = future
         try:
             self._send(query)
@@ -313,16 +330,16 @@ class RuntimeClient:
                         n_cached = message.n_cached_tokens - message.n_copied_tokens
                         message = msgspec.structs.replace(message, n_cached_tokens=n_cached, n_copied_tokens=0)
                     request.end(message, self.metrics)
+            case Failed() if (query := self._queries.get(message.id)) is not None:
+                if not query.done():
+                    query.set_exception(request_error(message.code, message.text, param=message.param))
             case Failed():
-                error = request_error(message.code, message.text, param=message.param)
                 if (request := self._remove(message.id)) is not None:
-                    request.fail(error)
-                elif (query := self._queries.get(message.id)) is not None and not query.done():
-                    query.set_exception(error)
-            case Flushed() | Explained() | Pinned() | Stats():
-                query = self._queries.get(message.id)
-                if query is not None and not query.done():
-                    query.set_result(message)
+                    request.fail(request_error(message.code, message.text, param=message.param))
+            case Flushed() | Invalidated() | Explained() | Pinned() | Stats():
+                reply = self._queries.get(message.id)
+                if reply is not None and not reply.done():
+                    reply.set_result(message)
             case Heartbeat() | Ready():
                 pass
 

@@ -22,11 +22,11 @@ from radixkv.config import (
     SchedulerConfig,
     WritePolicy,
 )
-from radixkv.errors import ConfigError, request_error
+from radixkv.errors import ConfigError, InvalidRequest, request_error
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.params import check_sampling, default_sampling_params
 from radixkv.generation.prompts import encode_ids, render_chat
-from radixkv.limits import DEFAULT_TTL_S
+from radixkv.limits import DEFAULT_TTL_S, check_prefix
 from radixkv.llm.garbage_collection import paused_collector
 from radixkv.llm.interrupts import deferred_interrupts
 from radixkv.llm.offline_request import OfflineRequest
@@ -48,6 +48,8 @@ from radixkv.wire import (
     Flushed,
     FromRuntime,
     GetStats,
+    Invalidate,
+    Invalidated,
     Pin,
     Pinned,
     Stats,
@@ -57,7 +59,7 @@ from radixkv.wire import (
 )
 
 NameT = TypeVar("NameT", str, str | None)
-ReplyT = TypeVar("ReplyT", Explained, Flushed, Pinned, Stats)
+ReplyT = TypeVar("ReplyT", Flushed, Invalidated, Explained, Pinned, Stats)
 
 _SAMPLING_HINTS = {name: f"SamplingParams({name}=...)" for name in SamplingParams.__struct_fields__}
 """Hints for sampling settings that are passed to ``generate`` or ``chat`` by mistake."""
@@ -341,6 +343,30 @@ class LLM:
         content, salt = split_prompt(prompt, cache_salt)
         return self._ask(Explain(next(self._ids), self._encode(content), salt), Explained)
 
+    def invalidate_cache(self, prompt: Prompt | None = None, *, cache_salt: str | None = None) -> Invalidated:
+        """Drops what is cached of a prompt and of all that continues it, from every tier; returns how many pages.
+
+        The prompt's last page goes if the prompt fills it, and the pages before it that lead to nothing else.
+
+        Args:
+            prompt: as in ``generate``, of at least one page. None: everything with ``cache_salt``, which may be "".
+            cache_salt: the salt if the prompt has none of its own.
+
+        Raises:
+            InvalidRequest: the prompt is shorter than a page, or neither prompt nor salt is given.
+        """
+        if prompt is None and cache_salt is None:
+            raise InvalidRequest(
+                "give a prompt, or only a cache_salt to drop all that is cached with it; "
+                "flush_cache empties the whole cache",
+                param="prompt",
+            )
+        content, salt = split_prompt(prompt or "", "" if cache_salt is None else cache_salt)
+        tokens = b"" if prompt is None else self._encode(content)
+        if prompt is not None:  # an empty one must not stand for everything
+            check_prefix(len(tokens) // 4, self._open_loop.ready.page_size)
+        return self._ask(Invalidate(next(self._ids), tokens, salt), Invalidated)
+
     def pin_cache(self, prompt: Prompt, ttl_s: float = DEFAULT_TTL_S, *, cache_salt: str = "") -> Pinned:
         """Pins what is cached of a prompt: for some time, everything else is evicted before it.
 
@@ -357,11 +383,11 @@ class LLM:
 
     def flush_cache(self) -> Flushed:
         """Empties the prefix cache; returns how many pages that freed."""
-        return self._ask(Flush("flush"), Flushed)
+        return self._ask(Flush(next(self._ids)), Flushed)
 
     def get_metrics(self) -> Stats:
         """Returns counters since the start and current gauges."""
-        return self._ask(GetStats("stats"), Stats)
+        return self._ask(GetStats(next(self._ids)), Stats)
 
     def shutdown(self) -> None:
         """Frees the memory of the model and the pool. Later calls raise ``ConfigError``.
@@ -389,8 +415,8 @@ class LLM:
             raise ConfigError("this LLM was shut down; create a new one")
         return self._loop
 
-    def _ask(self, query: Explain | Flush | GetStats | Pin, kind: type[ReplyT]) -> ReplyT:
-        """Returns the loop's answer to a query. Raises the error if it fails."""
+    def _ask(self, query: Flush | Invalidate | Explain | Pin | GetStats, kind: type[ReplyT]) -> ReplyT:
+        """Returns the loop's immediate reply to a query. Raises ``RequestError`` if the loop refuses it."""
         (reply,) = self._open_loop.receive(query)
         if isinstance(reply, Failed):
             raise request_error(reply.code, reply.text, param=reply.param)

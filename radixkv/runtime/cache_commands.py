@@ -5,37 +5,57 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from radixkv.errors import RequestError
-from radixkv.limits import check_ttl
+from radixkv.limits import check_prefix, check_ttl
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.pins import Pins
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.intake import Intake
+from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.tree.node import TOKEN_BYTES, Namespace
-from radixkv.wire import Explain, Explained, Failed, Flush, Flushed, Pin, Pinned, unpack_tokens
+from radixkv.wire import (
+    Explain,
+    Explained,
+    Failed,
+    Flush,
+    Flushed,
+    Invalidate,
+    Invalidated,
+    Pin,
+    Pinned,
+    unpack_tokens,
+)
 
 
 class CacheCommands:
-    """Carries out ``Flush``, ``Explain`` and ``Pin`` on the device's cache and the tiers behind it.
+    """Carries out ``Flush``, ``Invalidate``, ``Explain`` and ``Pin`` on the device's cache and the tiers behind it.
 
     Args:
         cache: the device's page cache.
         intake: checks prompts and salts.
+        scheduler: drops prefixes from all tiers.
         transfers: copy pages to and from the host tier; None without one.
         pins: of both caches.
     """
 
-    def __init__(self, cache: PageCache, intake: Intake, transfers: Transfers | None, pins: Pins) -> None:
+    def __init__(
+        self, cache: PageCache, intake: Intake, scheduler: Scheduler, transfers: Transfers | None, pins: Pins
+    ) -> None:
         self._cache = cache
         self._intake = intake
+        self._scheduler = scheduler
         self._transfers = transfers
         self._pins = pins
 
-    def run(self, message: Flush | Explain | Pin) -> Flushed | Explained | Pinned | Failed:
-        """Carries out a message; returns its answer. O(pages) for ``Flush``, O(tokens) for others."""
+    def run(
+        self, message: Flush | Invalidate | Explain | Pin
+    ) -> Flushed | Invalidated | Explained | Pinned | Failed:
+        """Carries out a message; returns its answer. O(tokens) for ``Explain`` and ``Pin``, else O(pages)."""
         try:
             match message:
                 case Flush():
                     return self._flush(message)
+                case Invalidate():
+                    return self._invalidate(message)
                 case Explain():
                     return self._explain(message)
                 case Pin():
@@ -49,6 +69,22 @@ class CacheCommands:
             self._transfers.flush()
         n_freed, n_leased = self._cache.flush()
         return Flushed(message.id, n_freed, n_leased)
+
+    def _invalidate(self, message: Invalidate) -> Invalidated:
+        namespace, page_size = self._intake.namespace(message.cache_salt), self._cache.page_size
+        n_tokens = len(message.tokens) // TOKEN_BYTES
+        if message.tokens:
+            self._intake.check_prompt(message.tokens)
+            check_prefix(n_tokens, page_size)
+        whole_pages = message.tokens[: (n_tokens - n_tokens % page_size) * TOKEN_BYTES]
+        dropped, transfers = self._scheduler.invalidate(namespace, whole_pages), self._transfers
+        return Invalidated(
+            id=message.id,
+            n_on_device=dropped.n_on_device,
+            n_held=dropped.n_held,
+            n_in_host=None if transfers is None else dropped.n_in_host,
+            n_on_disk=None if transfers is None or transfers.disk is None else dropped.n_on_disk,
+        )
 
     def _explain(self, message: Explain) -> Explained:
         self._intake.check_prompt(message.tokens)

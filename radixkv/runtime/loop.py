@@ -42,6 +42,7 @@ from radixkv.wire import (
     Flush,
     FromRuntime,
     GetStats,
+    Invalidate,
     NewTokens,
     Pin,
     PromptLogprobs,
@@ -150,7 +151,7 @@ class Loop:
         """The message that tells a frontend the sizes of model, pool and steps."""
         self._intake = Intake(self.ready, eos_token_ids=eos_token_ids, seed=seed, clock=clock)
         self._pins = Pins(cache, transfers, budget=pin_budget, clock=clock)
-        self._cache_commands = CacheCommands(cache, self._intake, transfers, self._pins)
+        self._cache_commands = CacheCommands(cache, self._intake, scheduler, transfers, self._pins)
         self._live: dict[str, _LiveRequest] = {}
         self._launched: deque[_LaunchedStep] = deque()
         self._last_result_at = 0.0
@@ -183,14 +184,16 @@ class Loop:
         if self._transfers is not None:
             self._transfers.wait(timeout_s)
 
-    def receive(self, message: Submit | Cancel | Flush | Explain | Pin | GetStats | Drain) -> list[FromRuntime]:
+    def receive(
+        self, message: Submit | Cancel | Flush | Invalidate | Explain | Pin | GetStats | Drain
+    ) -> list[FromRuntime]:
         """Takes a message; returns its immediate answers. O(tokens) for ``Submit``, ``Explain`` and ``Pin``."""
         match message:
             case Submit():
                 return self._submit(message)
             case Cancel():
                 return self._cancel(message)
-            case Flush() | Explain() | Pin():
+            case Flush() | Invalidate() | Explain() | Pin():
                 return [self._cache_commands.run(message)]
             case GetStats():
                 return [

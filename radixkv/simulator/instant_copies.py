@@ -7,7 +7,7 @@ from itertools import count
 
 from radixkv.errors import InvariantError
 from radixkv.runtime.cache.tiers.file_index import FileIndex, IndexedFile
-from radixkv.runtime.cache.tiers.page_store import FinishedTransfer
+from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, Removal
 from radixkv.runtime.step.page_copier import FinishedCopy
 
 
@@ -109,12 +109,10 @@ class InstantStore:
             self._index.add(IndexedFile(key, self.page_bytes, tick))
         return self._finish(len(keys))
 
-    def remove(self, key: bytes) -> int:
+    def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
         """See ``PageStore``."""
-        files = self._index.files_below(key)
-        for file in files:
-            self._index.remove(file.key)
-        return self._finish(len(files))
+        n_pages = len(self._index.remove_below(key, leading))
+        return Removal(self._finish(n_pages), n_pages)
 
     def clear(self) -> int:
         """See ``PageStore``."""

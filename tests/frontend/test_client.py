@@ -8,11 +8,12 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from radixkv.errors import WireError
+from radixkv.errors import InvalidRequest, WireError
 from radixkv.frontend import client as client_module
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.errors import ClientTooSlow, RuntimeSilent
@@ -23,7 +24,9 @@ from radixkv.runtime.process import RuntimeServer, _bind
 from radixkv.sampling import SamplingParams
 from radixkv.wire import (
     Done,
+    Failed,
     FromRuntime,
+    Invalidate,
     NewTokens,
     Stats,
     Submit,
@@ -228,6 +231,21 @@ def test_explain_returns_the_reply_of_the_runtime(tmp_path: Path) -> None:
         assert (explained.n_tokens, explained.n_cached, explained.reason) == (4, 2, "never_seen")
 
     run(tmp_path, ScriptedLoop(), test)
+
+
+def test_a_query_that_the_runtime_refuses_raises_its_error(tmp_path: Path) -> None:
+    class RefusingLoop(ScriptedLoop):
+        def receive(self, message: Any) -> list[FromRuntime]:
+            if isinstance(message, Invalidate):
+                return [Failed(message.id, "invalid_request", "too short", "prompt")]
+            return super().receive(message)
+
+    async def test(client: RuntimeClient, server: RuntimeServer) -> None:
+        with pytest.raises(InvalidRequest, match="too short") as raised:
+            await client.invalidate(pack_tokens([1]), "")
+        assert raised.value.param == "prompt"
+
+    run(tmp_path, RefusingLoop(), test)
 
 
 def test_leaving_a_group_cancels_only_unfinished_requests(tmp_path: Path) -> None:

@@ -147,13 +147,28 @@ def test_explain_without_contents_reveals_no_cached_token_and_no_other_salt() ->
     assert front.explain(range(1, 13), "hers", contents=False) == wire.Explained("e", 12, 0, "never_seen")
 
 
-def test_explain_checks_its_tokens_and_its_salt() -> None:
+def test_an_invalidated_prefix_is_not_found() -> None:
+    front = Frontend()
+    front.submit("a", range(1, 13), max_tokens=1)
+    front.run()
+    assert front.explain(range(1, 13)).n_cached == 11
+    tokens = token_bytes(list(range(1, 11)))
+    assert front.loop.receive(wire.Invalidate("i", tokens, "hers")) == [wire.Invalidated("i", 0, 0)]
+    assert front.loop.receive(wire.Invalidate("i", tokens)) == [wire.Invalidated("i", 3, 0)]
+    assert front.explain(range(1, 13)) == wire.Explained("e", 12, 0, "never_seen")
+
+
+def test_explain_and_invalidate_check_their_tokens_and_their_salt() -> None:
     front = Frontend()
     for message, param in (
         (wire.Explain("e", b""), "prompt"),
         (wire.Explain("e", b"abc"), "prompt"),
         (wire.Explain("e", token_bytes([1000])), "prompt"),
         (wire.Explain("e", token_bytes([1]), "x" * 129), "cache_salt"),
+        (wire.Invalidate("i", b"abc"), "prompt"),
+        (wire.Invalidate("i", token_bytes([1, 2, 3])), "prompt"),
+        (wire.Invalidate("i", token_bytes([1, 2, 3, 1000])), "prompt"),
+        (wire.Invalidate("i", b"", "x" * 129), "cache_salt"),
     ):
         (failed_message,) = front.loop.receive(message)
         assert isinstance(failed_message, wire.Failed)

@@ -334,7 +334,9 @@ class FakeDevice:
             if isinstance(value, str):
                 finite = False
             elif finite:
-                assert value.previous == previous, f"slot {row.batch_slot} reads another prefix at position {position}"
+                assert value.previous == previous, (
+                    f"slot {row.batch_slot} reads another prefix at position {position}"
+                )
                 previous = value.end
         if row.batch_slot in self.nan_logits_slots:
             self.nan_logits_slots.discard(row.batch_slot)

@@ -32,6 +32,8 @@ from radixkv.wire import (
     FromRuntime,
     GetStats,
     HostStats,
+    Invalidate,
+    Invalidated,
     NewTokens,
     Pin,
     Pinned,
@@ -136,6 +138,7 @@ class ScriptedLoop:
     submitted: list[Submit] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     explained: list[Explain] = field(default_factory=list)
+    invalidated: list[Invalidate] = field(default_factory=list)
     pinned: list[Pin] = field(default_factory=list)
     refuses_pins: bool = False
     """Whether pins fail, as with a budget of 0."""
@@ -162,7 +165,9 @@ class ScriptedLoop:
     def has_work(self) -> bool:
         return bool(self.running) and not self.is_held
 
-    def receive(self, message: Submit | Cancel | Flush | Explain | Pin | GetStats | Drain) -> list[FromRuntime]:
+    def receive(
+        self, message: Submit | Cancel | Flush | Invalidate | Explain | Pin | GetStats | Drain
+    ) -> list[FromRuntime]:
         match message:
             case Submit():
                 self.submitted.append(message)
@@ -176,6 +181,10 @@ class ScriptedLoop:
                 return self._cancel(message)
             case Flush():
                 return [Flushed(message.id, 3, 2)]
+            case Invalidate():
+                self.invalidated.append(message)
+                n_in_host = None if self.host is None else 2
+                return [Invalidated(message.id, 3, 1, n_in_host, None if self.disk is None else 4)]
             case Explain():
                 self.explained.append(message)
                 n_tokens = len(message.tokens) // 4

@@ -42,6 +42,7 @@ def status(site: Site, target: str, headers: str = "") -> int:
         ("GET", "/metrics"),
         ("GET", "/flush_cache"),
         ("POST", "/reset_prefix_cache"),
+        ("POST", "/cache/invalidate"),
         ("GET", "/server_info"),
         ("GET", "/version"),
         ("GET", "/nowhere"),

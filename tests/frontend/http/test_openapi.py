@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from radixkv.compat import Place, refusals
+from radixkv.frontend.api.invalidate import InvalidateRequest
 from radixkv.frontend.api.openai.schema import ChatRequest, CompletionRequest
 from radixkv.frontend.api.pin import PinRequest
 from radixkv.frontend.api.sglang.schema import GenerateRequest, SamplingFields
@@ -30,6 +31,7 @@ BODIES: list[tuple[str, type[msgspec.Struct], dict[str, Any]]] = [
     ("/detokenize", DetokenizeRequest, {"tokens": [1]}),
     ("/cache/explain", CachePromptRequest, {"prompt": "a"}),
     ("/cache/pin", PinRequest, {"prompt": "a"}),
+    ("/cache/invalidate", InvalidateRequest, {"prompt": "a" * 16}),
 ]
 
 VALUES: list[Any] = ["x", ["x"], [3], {"x": 1}, True, False, 3, [[1]]]

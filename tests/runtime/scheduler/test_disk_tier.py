@@ -18,14 +18,19 @@ def restarted_engine(n_tokens: int = 40, **settings: object) -> Engine:
     engine.finishes_copies, finishes_copies = True, engine.finishes_copies
     engine.add(prompt(n_tokens), max_tokens=1)
     engine.run()
-    transfers = engine.transfers
-    while transfers.is_busy or transfers.n_offers or transfers.disk.n_offers:
-        engine.finish_copies()
-        engine.scheduler.schedule()
+    write_all(engine)
     evict_all(engine.cache, engine.host)
     engine.check_invariants()
     engine.finishes_copies = finishes_copies
     return engine
+
+
+def write_all(engine: Engine) -> None:
+    """Stores and writes everything that was offered."""
+    transfers = engine.transfers
+    while transfers.is_busy or transfers.n_offers or transfers.disk.n_offers:
+        engine.finish_copies()
+        engine.scheduler.schedule()
 
 
 def finish(engine: Engine) -> None:
@@ -92,6 +97,45 @@ def test_a_flush_during_a_fetch() -> None:
     again = engine.add(prompt(40))
     finish(engine)
     assert again.n_loaded == 0
+
+
+def test_an_invalidation_during_a_fetch() -> None:
+    engine = restarted_engine(finishes_copies=False)
+    request = engine.add(prompt(40))
+    engine.turn()
+    assert engine.store.in_flight
+    dropped = engine.scheduler.invalidate(Namespace(), token_bytes(prompt(16)))
+    assert (dropped.n_on_device, dropped.n_in_host, dropped.n_on_disk) == (0, 0, 10)
+    finish(engine)
+    assert sources(request) == (0, 0, 0)
+
+
+def test_an_invalidation_leaves_what_another_sequence_needs() -> None:
+    engine = Engine(n_pages=64, page_size=4, n_slots=60, has_disk=True)
+    for last in (1, 2):
+        engine.add([*prompt(16), *prompt(8, first=last)], max_tokens=1)
+        engine.run()
+    write_all(engine)
+    dropped = engine.scheduler.invalidate(Namespace(), token_bytes([*prompt(16), *prompt(8)]))
+    assert dropped == (2, 0, 2, 2)
+    ends = (1, 0), (2, 8)
+    for last, n_kept in ends:
+        tokens = token_bytes([*prompt(16), *prompt(8, first=last)])
+        for tier, values in engine.cached_values(Namespace(), tokens).items():
+            assert len(values) * 4 == 16 + n_kept, tier
+
+
+def test_an_invalidation_lets_the_writes_of_others_go_on() -> None:
+    engine = Engine(n_pages=64, page_size=4, n_slots=60, has_disk=True)
+    engine.add(prompt(40), max_tokens=1)
+    engine.run()
+    engine.scheduler.schedule()
+    engine.copier.finish_all()
+    engine.scheduler.schedule()
+    assert engine.store.in_flight, "the prompt is not being written"
+    engine.scheduler.invalidate(Namespace(), token_bytes(prompt(8, first=2)))
+    write_all(engine)
+    assert engine.store.run(list(engine.store.pages)) == 10
 
 
 def test_a_policy_of_never_fetches_nothing() -> None:

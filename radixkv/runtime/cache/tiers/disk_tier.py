@@ -10,7 +10,7 @@ from typing import NamedTuple
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.load_cost import LoadCost
-from radixkv.runtime.cache.tiers.page_keys import KeyChain
+from radixkv.runtime.cache.tiers.page_keys import KeyChain, namespace_key
 from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, PageStore
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 
@@ -201,7 +201,7 @@ class DiskTier:
         for fetch in self._fetches.values():
             is_longer, is_shorter = fetch.tokens.startswith(tokens), tokens.startswith(fetch.tokens)
             fetch.is_invalidated |= fetch.namespace == namespace and (is_longer or is_shorter)
-        *leading, key = namespace_key(self.root, namespace), *self._keys(namespace, tokens)
+        *leading, key = namespace_key(self.root, namespace), *self._chain.keys(namespace, tokens)
         removal = self.store.remove(key, leading[1:])
         for write in self._writes.values():
             if write.source.can_commit:

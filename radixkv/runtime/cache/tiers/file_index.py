@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from sortedcontainers import SortedSet
@@ -113,3 +113,23 @@ class FileIndex:
         for digest in found:
             found += children[digest]
         return [self._files[digest] for digest in found if digest in self._files]
+
+    def remove_below(self, key: bytes, leading: Sequence[bytes] = ()) -> list[IndexedFile]:
+        """Removes ``files_below`` of a key, and leading pages that no other page continues then. O(files).
+
+        Args:
+            key: a page's, or a namespace's.
+            leading: keys of the pages before that page, in order; those that are removed are at the end.
+
+        Returns:
+            The removed files.
+        """
+        files = self.files_below(key)
+        for file in files:
+            self.remove(file.key)
+        for before in reversed(leading):
+            if self.is_continued(before):
+                break
+            if (file_before := self.remove(before)) is not None:
+                files.append(file_before)
+        return files

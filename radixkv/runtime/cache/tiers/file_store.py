@@ -128,14 +128,7 @@ class FileStore:
     def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
         """See ``PageStore``."""
         with self._names:
-            files = self._index.files_below(key)
-            for file in files:
-                self._index.remove(file.key)
-            for before in reversed(leading):
-                if self._index.is_continued(before):
-                    break
-                if (file := self._index.remove(before)) is not None:
-                    files.append(file)
+            files = self._index.remove_below(key, leading)
             return Removal(self._start_removal(files), len(files))
 
     def clear(self) -> int:

@@ -1,0 +1,93 @@
+"""``/cache/invalidate``: which prefix it names, and what it answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from radixkv.frontend.served_model import ServedModel
+from radixkv.text.chat_template import ChatTemplate
+from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire import Invalidate
+from support.running_site import running_site
+from support.scripted_runtime import DISK, HOST, VOCAB_SIZE, Site
+
+MESSAGES = [{"role": "user", "content": "hi there, you all"}]
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}!{% endif %}"
+
+
+@pytest.fixture(scope="module")
+def site(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    template = ChatTemplate(TEMPLATE, {}, "test")
+    with running_site(replace(served_model, chat_template=template), tmp_path_factory.mktemp("s")) as site:
+        yield site
+
+
+def invalidate(site: Site, **body: Any) -> tuple[Invalidate, dict[str, Any]]:
+    """Returns the message that the runtime gets, and the reply."""
+    reply = site.http.post("/cache/invalidate", json=body)
+    assert reply.status_code == 200, reply.text
+    return site.loop.invalidated[-1], reply.json()
+
+
+def test_a_prompt_or_messages_name_the_prefix(site: Site, tokenizer: Tokenizer) -> None:
+    text = "a text that is longer than a page"
+    message, reply = invalidate(site, prompt=text)
+    assert (message.tokens, message.cache_salt) == (tokenizer.encode(text), "")
+    assert reply == {"pages_dropped": {"device": 3}, "pages_held": 1}
+    message, _ = invalidate(site, prompt=list(range(16)), cache_salt="hers")
+    assert (len(message.tokens), message.cache_salt) == (64, "hers")
+    message, _ = invalidate(site, messages=MESSAGES)
+    assert tokenizer.decode(list(message.tokens[::4])) == MESSAGES[0]["content"], "no header of an answer"
+    message, _ = invalidate(site, messages=MESSAGES, add_generation_prompt=True)
+    assert tokenizer.decode(list(message.tokens[::4])) == MESSAGES[0]["content"] + "!"
+
+
+def test_a_salt_alone_names_all_that_it_has(site: Site) -> None:
+    for salt in ("hers", ""):
+        message, _ = invalidate(site, cache_salt=salt, prompt=None)
+        assert (message.tokens, message.cache_salt) == (b"", salt)
+
+
+def test_the_reply_has_the_pages_of_each_tier(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site.loop, "host", HOST)
+    assert invalidate(site, cache_salt="")[1]["pages_dropped"] == {"device": 3, "host": 2}
+    monkeypatch.setattr(site.loop, "disk", DISK)
+    assert invalidate(site, cache_salt="")[1]["pages_dropped"] == {"device": 3, "host": 2, "storage": 4}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt"),
+        ({"cache_salt": None}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": "", "cache_salt": "a"}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": "short"}, "prompt"),
+        ({"prompt": [1] * 15}, "prompt"),
+        ({"prompt": ["a"]}, "prompt"),
+        ({"prompt": [VOCAB_SIZE] * 16}, "prompt"),
+        ({"messages": []}, "messages"),
+        ({"prompt": [1] * 16, "messages": MESSAGES}, "prompt"),
+        ({"prompt": [1] * 16, "cache_salt": "é" * 65}, "cache_salt"),
+        ({"cache_salt": "é" * 65}, "cache_salt"),
+        ({"cache_salt": 5}, "cache_salt"),
+    ],
+    ids=lambda value: json.dumps(value)[:40],
+)
+def test_a_wrong_field_is_refused_by_name(site: Site, body: dict[str, Any], param: str) -> None:
+    n_before = len(site.loop.invalidated)
+    reply = site.http.post("/cache/invalidate", json=body)
+    assert reply.status_code == 400, reply.text
+    assert (reply.json()["error"]["param"], reply.json()["error"]["code"]) == (param, "invalid_request")
+    assert len(site.loop.invalidated) == n_before
+
+
+def test_another_model_is_not_found(site: Site) -> None:
+    for body in ({"cache_salt": ""}, {"prompt": [1] * 16}):
+        assert site.http.post("/cache/invalidate", json={**body, "model": "other"}).status_code == 404
