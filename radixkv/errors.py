@@ -7,6 +7,7 @@
     │   ├── InvalidRequest          a field has a wrong type or value
     │   │   ├── ContextLengthExceeded   prompt and output do not fit the context or the pool
     │   │   └── UnsupportedFeature      a feature that this release does not have
+    │   ├── SessionNotFound         no request had this session id, or its session was closed
     │   ├── QueueFull               too many requests are waiting
     │   ├── QueueTimeout            the request waited too long for its first step
     │   ├── Draining                the server is shutting down
@@ -77,6 +78,12 @@ class UnsupportedFeature(InvalidRequest):
     code = "unsupported_feature"
 
 
+class SessionNotFound(RequestError):
+    """No request had this session id, or its session was closed or forgotten."""
+
+    code = "session_not_found"
+
+
 class QueueFull(RequestError):
     """The waiting queue has ``max_queued_requests`` requests."""
 
@@ -135,6 +142,7 @@ _BY_CODE: dict[str, type[RequestError]] = {
         InvalidRequest,
         ContextLengthExceeded,
         UnsupportedFeature,
+        SessionNotFound,
         QueueFull,
         QueueTimeout,
         Draining,

@@ -9,6 +9,8 @@ from radixkv.errors import InvalidRequest, context_length_exceeded, shortened
 
 MAX_SALT_BYTES = 128
 """Longest ``cache_salt``, in UTF-8."""
+MAX_SESSION_ID_BYTES = 128
+"""Longest ``session_id``, in UTF-8."""
 DEFAULT_TTL_S = 300.0
 """Time for which a client pins a prefix if it does not say how long, in seconds."""
 MAX_TTL_S = 24 * 3600
@@ -30,6 +32,13 @@ def check_ids(ids: Collection[int], vocab_size: int, field: str) -> None:
             f"vocabulary of {vocab_size}",
             param=field,
         )
+
+
+def check_session_id(session_id: str) -> None:
+    """Raises ``InvalidRequest`` for a ``session_id`` longer than ``MAX_SESSION_ID_BYTES``."""
+    n_bytes = len(session_id.encode("utf-8", "surrogatepass"))
+    if n_bytes > MAX_SESSION_ID_BYTES:
+        raise InvalidRequest(f"session_id has {n_bytes} bytes; at most {MAX_SESSION_ID_BYTES}", param="session_id")
 
 
 def check_cache_salt(salt: str) -> None:

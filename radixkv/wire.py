@@ -93,6 +93,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     """Waiting requests with a lower number are admitted first."""
     pins: tuple[PromptPin, ...] = ()
     """Prefixes of the prompt to pin when the request ends, unless it failed or had no token of its answer yet."""
+    session_id: str = ""
+    """The conversation that the request is a turn of; empty for none."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -138,6 +140,18 @@ class Invalidate(msgspec.Struct, frozen=True, tag=True):
     tokens: bytes
     """The beginning, as little-endian int32 ids; at least one page. Empty: everything with this salt."""
     cache_salt: str = ""
+
+
+class CloseSession(msgspec.Struct, frozen=True, tag=True):
+    """Ends a session: what only it has cached is evicted first. Answered by ``SessionClosed``.
+
+    ``Failed`` with ``session_not_found`` if no request had this id, or the session was closed or forgotten.
+    """
+
+    id: str
+    session_id: str
+    cache_salt: str = ""
+    """That of the session's requests."""
 
 
 class GetStats(msgspec.Struct, frozen=True, tag=True):
@@ -281,6 +295,15 @@ class Invalidated(msgspec.Struct, frozen=True, tag=True):
     """None without a disk tier."""
 
 
+class SessionClosed(msgspec.Struct, frozen=True, tag=True):
+    """The answer to ``CloseSession``: pages that are the first to be evicted now."""
+
+    id: str
+    n_on_device: int
+    n_in_host: int | None = None
+    """None without a host tier."""
+
+
 class Explained(msgspec.Struct, frozen=True, tag=True):
     """The answer to ``Explain``; lengths and positions are in tokens.
 
@@ -316,6 +339,8 @@ class Explained(msgspec.Struct, frozen=True, tag=True):
     n_on_disk: int = 0
     """Prompt tokens after those on device and host tier that the disk tier lists. A page may turn out to be damaged
     when it is read, so they are no part of ``n_cached``."""
+    is_demoted: bool = False
+    """Whether the cached tokens are the first to be evicted: their session is closed, or has gone another way."""
     is_fetched: bool = False
     """Whether a request would fetch the tokens on disk, and then load them; else it would compute them."""
     n_pinned: int = 0
@@ -427,8 +452,10 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """A sign of life: the runtime has sent nothing else for half a second."""
 
 
-ToRuntime = Hello | Submit | Cancel | Flush | Invalidate | Explain | Pin | GetStats | Drain
-FromRuntime = Ready | Tokens | Done | Failed | Flushed | Invalidated | Explained | Pinned | Stats | Heartbeat
+ToRuntime = Hello | Submit | Cancel | Flush | Invalidate | CloseSession | Explain | Pin | GetStats | Drain
+FromRuntime = (
+    Ready | Tokens | Done | Failed | Flushed | Invalidated | SessionClosed | Explained | Pinned | Stats | Heartbeat
+)
 
 MessageT = TypeVar("MessageT")
 

@@ -13,6 +13,7 @@ from radixkv.sampling import SamplingParams
 from radixkv.wire import (
     MAX_FRAME_BYTES,
     Cancel,
+    CloseSession,
     Done,
     Drain,
     Explain,
@@ -33,6 +34,7 @@ from radixkv.wire import (
     PromptLogprobs,
     PromptPin,
     Ready,
+    SessionClosed,
     Start,
     Stats,
     Submit,
@@ -59,6 +61,7 @@ TO_RUNTIME: list[ToRuntime] = [
     Cancel(id="a"),
     Cancel(id="a", choice=1),
     Flush(id="f"),
+    CloseSession(id="c", session_id="s", cache_salt="x"),
     Invalidate(id="i", tokens=b"\1\0\0\0", cache_salt="s"),
     Explain(id="e", tokens=b"\1\0\0\0", cache_salt="s", contents=False),
     Pin(id="p", tokens=b"\1\0\0\0", ttl_s=300.0, cache_salt="s"),
@@ -76,6 +79,7 @@ FROM_RUNTIME: list[FromRuntime] = [
     Failed("a", "queue_full", "the queue is full", None),
     Flushed("f", 1, 2),
     Invalidated("i", 3, 1, 4, None),
+    SessionClosed("c", 3, None),
     Explained("e", 40, 32, "differs", 35, 7, 8),
     Explained("e", 40, 0, "other_namespace", n_cached_elsewhere=32),
     Pinned("p", 40, 32, 299.5),
@@ -122,7 +126,9 @@ def test_a_damaged_frame_is_a_message_or_refused(data: st.DataObject) -> None:
         message = decode_to_runtime(bytes(cut))
     except (WireError, InvalidRequest):
         return
-    assert isinstance(message, Hello | Submit | Cancel | Flush | Invalidate | Explain | GetStats | Drain)
+    assert isinstance(
+        message, Hello | Submit | Cancel | Flush | Invalidate | CloseSession | Explain | GetStats | Drain
+    )
 
 
 def test_frames_that_would_exhaust_memory_or_the_stack_are_refused() -> None:

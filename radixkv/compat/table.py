@@ -238,9 +238,10 @@ REFUSED = (
     ),
     Refused(
         "each request stands alone, and the cache finds the common prefix",
-        {OPENAI: "session_id", BODIES: "session_params"},
+        {BODIES: "session_params"},
         "send the whole conversation",
     ),
+    Refused("only a server has sessions", {CALLS: "session_id"}),
     Refused(
         "",
         {

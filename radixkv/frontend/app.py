@@ -22,6 +22,7 @@ from radixkv.frontend.api.invalidate import add_invalidate_route
 from radixkv.frontend.api.openai.routes import add_openai_routes
 from radixkv.frontend.api.pin import add_pin_route
 from radixkv.frontend.api.server_info import add_server_info_routes
+from radixkv.frontend.api.sessions import add_session_routes
 from radixkv.frontend.api.sglang.routes import add_generate_route
 from radixkv.frontend.api.tokenize import add_tokenize_routes
 from radixkv.frontend.client import RuntimeClient
@@ -94,6 +95,7 @@ def build_app(
     add_explain_route(app, client, served_model, body_reader, explain_contents=explain_contents)
     add_invalidate_route(app, client, served_model, body_reader)
     add_pin_route(app, client, served_model, body_reader)
+    add_session_routes(app, client, body_reader)
     add_server_info_routes(app, client, served_model, metrics, settings)
     for path in _REFUSED_ROUTES:
         app.add_api_route(path, _refuse_route, methods=["GET", "POST"], include_in_schema=False)

@@ -23,6 +23,7 @@ from radixkv.wire import (
     MAX_FRAME_BYTES,
     WIRE_VERSION,
     Cancel,
+    CloseSession,
     Done,
     Drain,
     Explain,
@@ -38,6 +39,7 @@ from radixkv.wire import (
     Pin,
     Pinned,
     Ready,
+    SessionClosed,
     Stats,
     Submit,
     Tokens,
@@ -47,8 +49,8 @@ from radixkv.wire import (
     endpoint,
 )
 
-Reply: TypeAlias = Flushed | Invalidated | Explained | Pinned | Stats
-ReplyT = TypeVar("ReplyT", Flushed, Invalidated, Explained, Pinned, Stats)
+Reply: TypeAlias = Flushed | Invalidated | SessionClosed | Explained | Pinned | Stats
+ReplyT = TypeVar("ReplyT", Flushed, Invalidated, SessionClosed, Explained, Pinned, Stats)
 
 MAX_PENDING_BYTES = 1 << 20
 """Limit on the unread output of a stream. A stream above it fails when more arrives."""
@@ -194,6 +196,10 @@ class RuntimeClient:
         """
         return await self._query(Invalidate(uuid.uuid4().hex, tokens, cache_salt), Invalidated)
 
+    async def close_session(self, session_id: str, cache_salt: str) -> SessionClosed:
+        """Ends a session: what only it has cached is evicted first. Raises ``SessionNotFound``."""
+        return await self._query(CloseSession(uuid.uuid4().hex, session_id, cache_salt), SessionClosed)
+
     async def explain(self, tokens: bytes, cache_salt: str, *, contents: bool) -> Explained:
         """Asks how long the cached prefix of ``tokens`` is and why it ends there.
 
@@ -271,7 +277,9 @@ class RuntimeClient:
         self._socket.close()
         self._context.term()
 
-    async def _query(self, query: Flush | Invalidate | Explain | Pin | GetStats, kind: type[ReplyT]) -> ReplyT:
+    async def _query(
+        self, query: Flush | Invalidate | CloseSession | Explain | Pin | GetStats, kind: type[ReplyT]
+    ) -> ReplyT:
         """Sends a query and returns its reply.
 
         Raises:
@@ -336,7 +344,7 @@ class RuntimeClient:
             case Failed():
                 if (request := self._remove(message.id)) is not None:
                     request.fail(request_error(message.code, message.text, param=message.param))
-            case Flushed() | Invalidated() | Explained() | Pinned() | Stats():
+            case Flushed() | Invalidated() | SessionClosed() | Explained() | Pinned() | Stats():
                 reply = self._queries.get(message.id)
                 if reply is not None and not reply.done():
                     reply.set_result(message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from radixkv.errors import RequestError
+from radixkv.errors import RequestError, SessionNotFound, shortened
 from radixkv.limits import check_prefix, check_ttl
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.pins import Pins
@@ -13,6 +13,7 @@ from radixkv.runtime.intake import Intake
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire import (
+    CloseSession,
     Explain,
     Explained,
     Failed,
@@ -22,17 +23,18 @@ from radixkv.wire import (
     Invalidated,
     Pin,
     Pinned,
+    SessionClosed,
     unpack_tokens,
 )
 
 
 class CacheCommands:
-    """Carries out ``Flush``, ``Invalidate``, ``Explain`` and ``Pin`` on the device's cache and the tiers behind it.
+    """Carries out the messages that look at the cache or change it, on the device and in the tiers behind it.
 
     Args:
         cache: the device's page cache.
         intake: checks prompts and salts.
-        scheduler: drops prefixes from all tiers.
+        scheduler: drops prefixes from all tiers, and has the sessions.
         transfers: copy pages to and from the host tier; None without one.
         pins: of both caches.
     """
@@ -47,8 +49,8 @@ class CacheCommands:
         self._pins = pins
 
     def run(
-        self, message: Flush | Invalidate | Explain | Pin
-    ) -> Flushed | Invalidated | Explained | Pinned | Failed:
+        self, message: Flush | Invalidate | CloseSession | Explain | Pin
+    ) -> Flushed | Invalidated | SessionClosed | Explained | Pinned | Failed:
         """Carries out a message; returns its answer. O(tokens) for ``Explain`` and ``Pin``, else O(pages)."""
         try:
             match message:
@@ -56,6 +58,8 @@ class CacheCommands:
                     return self._flush(message)
                 case Invalidate():
                     return self._invalidate(message)
+                case CloseSession():
+                    return self._close_session(message)
                 case Explain():
                     return self._explain(message)
                 case Pin():
@@ -86,6 +90,18 @@ class CacheCommands:
             n_on_disk=None if transfers is None or transfers.disk is None else dropped.n_on_disk,
         )
 
+    def _close_session(self, message: CloseSession) -> SessionClosed:
+        namespace = self._intake.namespace(message.cache_salt)
+        demoted = self._scheduler.sessions.close(namespace, message.session_id)
+        if demoted is None:
+            raise SessionNotFound(
+                f"there is no session {shortened(message.session_id)} with this cache_salt: no request had its id, "
+                "or it was closed, or forgotten for many newer ones",
+                param="session_id",
+            )
+        n_on_device, n_in_host = demoted
+        return SessionClosed(message.id, n_on_device, None if self._transfers is None else n_in_host)
+
     def _explain(self, message: Explain) -> Explained:
         self._intake.check_prompt(message.tokens)
         namespace = self._intake.namespace(message.cache_salt)
@@ -110,6 +126,7 @@ class CacheCommands:
             token=token,
             cached_token=explanation.cached_token,
             n_cached_elsewhere=explanation.n_tokens_elsewhere,
+            is_demoted=cache.tree.is_demoted(namespace, message.tokens),
             n_pinned=pinned.n_tokens,
             pin_seconds_left=pinned.seconds_left,
             **hits._asdict(),

@@ -14,7 +14,7 @@ import numpy as np
 
 from radixkv.config import MAX_PRIORITY, MAX_SEED, MIN_PRIORITY
 from radixkv.errors import InvalidRequest, shortened
-from radixkv.limits import MAX_PINS, check_cache_salt, check_ids, check_length, check_ttl
+from radixkv.limits import MAX_PINS, check_cache_salt, check_ids, check_length, check_session_id, check_ttl
 from radixkv.runtime.request import Request
 from radixkv.runtime.step.plan import RowSampling
 from radixkv.sampling import SamplingParams
@@ -62,6 +62,7 @@ class Intake:
                 param="priority",
             )
         self._check_pins(message.pins, n_prompt)
+        check_session_id(message.session_id)
         namespace, max_tokens = self.namespace(message.cache_salt), self._max_tokens(n_prompt, sampling.max_tokens)
         stop_token_ids = frozenset(sampling.stop_token_ids)
         seed = self._seeds.randint(0, MAX_SEED) if sampling.seed is None else sampling.seed

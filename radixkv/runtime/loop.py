@@ -35,6 +35,7 @@ from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire import (
     WIRE_VERSION,
     Cancel,
+    CloseSession,
     Done,
     Drain,
     Explain,
@@ -185,7 +186,7 @@ class Loop:
             self._transfers.wait(timeout_s)
 
     def receive(
-        self, message: Submit | Cancel | Flush | Invalidate | Explain | Pin | GetStats | Drain
+        self, message: Submit | Cancel | Flush | Invalidate | CloseSession | Explain | Pin | GetStats | Drain
     ) -> list[FromRuntime]:
         """Takes a message; returns its immediate answers. O(tokens) for ``Submit``, ``Explain`` and ``Pin``."""
         match message:
@@ -193,7 +194,7 @@ class Loop:
                 return self._submit(message)
             case Cancel():
                 return self._cancel(message)
-            case Flush() | Invalidate() | Explain() | Pin():
+            case Flush() | Invalidate() | CloseSession() | Explain() | Pin():
                 return [self._cache_commands.run(message)]
             case GetStats():
                 return [
@@ -261,6 +262,10 @@ class Loop:
             if message.pins:
                 self._pins.check_available("prompt_cache_options")
             choices = self._intake.make_choices(message)
+            if message.session_id and choices[0].reads_cache:
+                turn = self._scheduler.sessions.begin(choices[0].namespace, message.session_id)
+                for choice in choices:
+                    choice.turn = turn
             self._scheduler.add(choices[0], choices[1:])
         except RequestError as error:
             return [Failed(message.id, error.code, str(error), error.param)]

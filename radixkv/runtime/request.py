@@ -15,6 +15,7 @@ import msgspec
 
 from radixkv.errors import RequestError
 from radixkv.runtime.cache.block_table import BlockTable
+from radixkv.runtime.cache.sessions import Turn
 from radixkv.runtime.step.plan import History, Row, RowSampling, Scoring
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire import PromptLogprobs, TokenLogprobs
@@ -72,6 +73,8 @@ class Request:
     """Whether its pages may be stored in the host tier and loaded from it; False after a load has failed."""
     n_prompt_logprobs: int | None = None
     """How many of the most likely tokens to report with each prompt token; None reports no prompt logprobs."""
+    turn: Turn | None = None
+    """Its turn of a session, which all choices share; None without a session."""
     received_at: float = 0.0
     """When the request arrived, in seconds of the loop's clock."""
 
@@ -293,6 +296,8 @@ class Request:
         computed.clear()
         loaded.clear()
         fetched.clear()
+        if self.turn is not None:
+            self.turn.n_found = self.n_cached
 
 
 def _n_positions(ranges: Sequence[tuple[int, int]]) -> int:

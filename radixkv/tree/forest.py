@@ -96,17 +96,17 @@ class Forest:
         No child of the node may start with the first of the new pages.
 
         Returns:
-            The node that contains the new pages: ``node`` itself if it is a leaf with a single lease, as many hits
-            and no retention, else a new child with one lease.
+            The node that contains the new pages: ``node`` itself if it is a leaf with a single lease, as many
+            hits and no retention that is not demoted, else a new child with one lease.
         """
         self.version += 1
         self.n_leased += len(pages)
-        is_alike = node.n_leases == 1 and node.n_hits == n_hits and not node.n_retentions
+        is_alike = node.n_leases == 1 and node.n_hits == n_hits and node.rank >= 0 and not node.n_retentions
         if node.children is None and is_alike and node.parent is not None:
             node.key += tokens
             node.pages += pages
             return node
-        child = self._node(node.namespace, node, bytearray(tokens), list(pages), rank=node.rank)
+        child = self._node(node.namespace, node, bytearray(tokens), list(pages), rank=max(0, node.rank))
         child.n_leases = 1
         child.n_hits = n_hits
         if node.children is None:

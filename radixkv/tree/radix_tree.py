@@ -382,7 +382,7 @@ class RadixTree:
             runs.append(EvictedRun(namespace, parent_digest, tokens, pages))
         return runs
 
-    def demote(self, namespace: Namespace, tokens: bytes, n_kept: int = 0) -> None:
+    def demote(self, namespace: Namespace, tokens: bytes, n_kept: int = 0) -> int:
         """Makes the cached prefix of the tokens, but for its first ``n_kept`` tokens, the next to be evicted.
 
         For a sequence that nobody will use again. Until it is evicted it is found as before, and a use ends the
@@ -393,21 +393,44 @@ class RadixTree:
             namespace: namespace of the tokens.
             tokens: the sequence, in whole pages; a last page that they do not fill is left out.
             n_kept: length of the prefix that keeps its rank, a multiple of the page size.
+
+        Returns:
+            The number of demoted pages.
         """
         root = self._forest.roots.get(namespace)
         if root is None:
-            return
+            return 0
         path, _, partial, n_partial = walk(root, tokens, self._page_bytes)
         if partial is not None:
             path.append(self._forest.split(partial, n_partial))
-        n_pages_kept = n_kept // self._page_size
+        n_pages_kept, n_demoted = n_kept // self._page_size, 0
         for node in path:
             n_pages = len(node.pages)
             if 0 < n_pages_kept < n_pages:
                 self._forest.split(node, n_pages_kept)
             if n_pages_kept < n_pages:
                 self._forest.demote(node)
+                n_demoted += len(node.pages)
             n_pages_kept = max(0, n_pages_kept - n_pages)
+        return n_demoted
+
+    def n_demoted(self, lease: Lease) -> int:
+        """Returns how many pages at the end of the lease's path are demoted. O(edges)."""
+        self._require_open(lease)
+        n_demoted, node = 0, lease.node
+        while node.parent is not None and node.rank < 0:
+            n_demoted += len(node.pages)
+            node = node.parent
+        return n_demoted
+
+    def is_demoted(self, namespace: Namespace, tokens: bytes) -> bool:
+        """Returns whether the last page of the tokens' cached prefix is demoted. Changes nothing. O(edges)."""
+        root = self._forest.roots.get(namespace)
+        if root is None:
+            return False
+        path, _, partial, _ = walk(root, tokens, self._page_bytes)
+        end = path[-1] if partial is None and path else partial
+        return end is not None and end.rank < 0
 
     def shared_runs(self, leases: Sequence[Lease | None]) -> list[SharedLeases]:
         """Returns the runs of pages that several of the leases hold, for attention to read once. O(edges).

@@ -184,6 +184,7 @@ class Engine:
         min_tokens: int = 0,
         priority: int = 0,
         n_prompt_logprobs: int | None = None,
+        session_id: str = "",
     ) -> Request:
         """Adds a request; returns its leading choice."""
         request_id = f"r{next(self._ids)}"
@@ -205,6 +206,10 @@ class Engine:
             )
             for choice in range(n)
         ]
+        if session_id:
+            turn = self.scheduler.sessions.begin(namespace, session_id)
+            for choice in choices:
+                choice.turn = turn
         leader, *followers = choices
         if n_prompt_logprobs is not None:
             leader.n_prompt_logprobs, leader.reads_cache, leader.uses_tiers = n_prompt_logprobs, False, False

@@ -21,6 +21,7 @@ from radixkv.frontend.client import RuntimeClient
 from radixkv.wire import (
     WIRE_VERSION,
     Cancel,
+    CloseSession,
     DiskStats,
     Done,
     Drain,
@@ -39,6 +40,7 @@ from radixkv.wire import (
     Pinned,
     PromptLogprobs,
     Ready,
+    SessionClosed,
     Stats,
     Submit,
     TokenLogprobs,
@@ -166,7 +168,7 @@ class ScriptedLoop:
         return bool(self.running) and not self.is_held
 
     def receive(
-        self, message: Submit | Cancel | Flush | Invalidate | Explain | Pin | GetStats | Drain
+        self, message: Submit | Cancel | Flush | Invalidate | CloseSession | Explain | Pin | GetStats | Drain
     ) -> list[FromRuntime]:
         match message:
             case Submit():
@@ -185,6 +187,13 @@ class ScriptedLoop:
                 self.invalidated.append(message)
                 n_in_host = None if self.host is None else 2
                 return [Invalidated(message.id, 3, 1, n_in_host, None if self.disk is None else 4)]
+            case CloseSession() if all(
+                (one.session_id, one.cache_salt) != (message.session_id, message.cache_salt)
+                for one in self.submitted
+            ):
+                return [Failed(message.id, "session_not_found", "there is no such session", "session_id")]
+            case CloseSession():
+                return [SessionClosed(message.id, 3, None if self.host is None else 2)]
             case Explain():
                 self.explained.append(message)
                 n_tokens = len(message.tokens) // 4

@@ -69,6 +69,8 @@ def explanation(explained: Explained, tokenizer: Tokenizer | None, *, contents: 
         fields["host"] = {"tokens": explained.n_in_host, "is_loaded": explained.is_loaded}
         if explained.min_loaded_tokens is not None:
             fields["host"]["min_loaded_tokens"] = explained.min_loaded_tokens  # JSON has null for infinite
+    if explained.is_demoted:
+        fields["is_demoted"] = True
     if explained.n_on_disk:
         fields["storage"] = {"tokens": explained.n_on_disk, "is_fetched": explained.is_fetched}
     if explained.n_pinned:
@@ -95,6 +97,8 @@ def _summary(explained: Explained, tokenizer: Tokenizer | None, contents: bool) 
         how_much += f"; the disk tier has {explained.n_on_disk} more, which a request {then}"
     if explained.n_pinned:
         how_much += f"; the first {explained.n_pinned} are pinned for {explained.pin_seconds_left:.0f} s more"
+    if explained.is_demoted:
+        how_much += "; they are the first to be evicted"
     match explained.reason:
         case "whole" if explained.n_cached == explained.n_tokens - 1:
             why = "the last token of a prompt is always computed"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from radixkv.errors import InvalidRequest, RequestError
+from radixkv.errors import InvalidRequest, RequestError, SessionNotFound
 
 
 class ModelNotFound(InvalidRequest):
@@ -79,7 +79,7 @@ _UNAVAILABLE = frozenset({"queue_full", "queue_timeout", "draining", "runtime_di
 def status_of(error: RequestError) -> int:
     """Returns the HTTP status of an error."""
     match error:
-        case ModelNotFound() | RouteNotFound():
+        case ModelNotFound() | RouteNotFound() | SessionNotFound():
             return 404
         case MethodNotAllowed():
             return 405

@@ -342,6 +342,17 @@ class PageCache:
         self._free += self.tree.detach(namespace, tokens)
         return n_reachable - self.tree.n_pages_reachable, self.tree.n_pages_detached - n_detached
 
+    def demote(self, namespace: Namespace, tokens: bytes, n_kept: int) -> int:
+        """Makes the cached prefix of the tokens, but for its first ``n_kept`` tokens, the first to be evicted.
+
+        Returns the number of pages; ``RadixTree.demote``.
+        """
+        return self.tree.demote(namespace, tokens, n_kept)
+
+    def n_demoted(self, blocks: BlockTable) -> int:
+        """Returns how many pages at the end of the leased path are demoted. O(edges)."""
+        return 0 if blocks.lease is None else self.tree.n_demoted(blocks.lease)
+
     def check_counts(self) -> None:
         """Checks that free, reachable, detached and private pages add up to the pool. O(1).
 

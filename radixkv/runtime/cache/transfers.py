@@ -432,8 +432,12 @@ class Transfers:
             self.counters.n_failed += 1
         self._pages_in_store -= store.pages
         self._resume_postponed()
+        n_demoted = self.device.n_demoted(store.source)
+        n_kept = len(store.source.pages) - n_demoted
         self.host.close(store.blocks)
         self.device.close(store.source)
+        if n_demoted:  # while it was copied, or before: closing the store's slots has counted as their use
+            self.host.demote(store.offer.namespace, bytes(store.tokens), n_kept * self.device.page_size)
 
     def _resume_postponed(self) -> None:
         self._offers.extendleft(reversed(self._postponed))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.sessions import Sessions
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.scheduler.loading import LoadingRequests
@@ -34,11 +35,13 @@ class RunningRequests:
         loading: LoadingRequests,
         n_batch_slots: int,
         transfers: Transfers | None,
+        sessions: Sessions,
     ) -> None:
         self._cache = cache
         self._waiting = waiting
         self._loading = loading
         self._transfers = transfers
+        self._sessions = sessions
         self._free_batch_slots = list(range(n_batch_slots - 1, -1, -1))
         self._active: dict[Request, None] = {}
         self._releasing: dict[Request, None] = {}
@@ -209,6 +212,9 @@ class RunningRequests:
                 del self._releasing[request]
                 self.free(request)
                 request.discards_results = False
+                if request.turn is not None and request.phase is Phase.FINISHED and request.n_cached is not None:
+                    # After the release, which counts as a use of the pages.
+                    self._sessions.end(request.turn, bytes(request.tokens))
                 if request.phase is Phase.PREEMPTED:
                     request.phase = Phase.WAITING
                     self._waiting.add(request)

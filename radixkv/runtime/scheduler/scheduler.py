@@ -15,6 +15,7 @@ from typing import NamedTuple
 from radixkv.config import SchedulePolicy, SchedulerConfig
 from radixkv.errors import InvariantError, QueueFull, QueueTimeout
 from radixkv.runtime.cache.cache import ComputedRow, PageCache
+from radixkv.runtime.cache.sessions import Sessions
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.request import Phase, Request, Update
 from radixkv.runtime.scheduler.loading import LoadingRequests
@@ -92,7 +93,8 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.loading = LoadingRequests(cache, self.waiting, transfers)
-        self.running = RunningRequests(cache, self.waiting, self.loading, max_num_seqs, transfers)
+        self.sessions = Sessions(cache, None if transfers is None else transfers.host)
+        self.running = RunningRequests(cache, self.waiting, self.loading, max_num_seqs, transfers, self.sessions)
         self._shared_prefixes = SharedPrefixes(cache, min_tokens=min_shared_tokens) if finds_shared_runs else None
         self._transfers = transfers
         self._clock = clock

@@ -96,7 +96,6 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
 UNSUPPORTED: list[tuple[str, Any]] = [
     ("best_of", 2),
     ("suffix", "x"),
-    ("session_id", "s"),
     ("response_format", {"type": "json_object"}),
     ("response_format", {"type": "json_schema", "json_schema": {}}),
     ("tools", [{}]),

@@ -21,7 +21,7 @@ from radixkv.generation.params import (
     max_tokens_of_prompt_only,
     request_sampling_params,
 )
-from radixkv.limits import check_cache_salt
+from radixkv.limits import check_cache_salt, check_session_id
 from radixkv.sampling import SamplingParams
 from radixkv.wire import Submit, unpack_tokens
 
@@ -98,6 +98,7 @@ def _sampling(
     served_model.check_name(request.model)
     served_model.check_priority(request.priority)
     check_cache_salt(request.cache_salt or "")
+    check_session_id(request.session_id or "")
     fields = msgspec.structs.asdict(request) | {"logprobs": n_logprobs}
     return request_sampling_params(fields, max_tokens, served_model)
 
@@ -121,6 +122,7 @@ def _submits(
             reads_cache=not request.skip_reading_prefix_cache,
             priority=request.priority or 0,
             pins=tuple(implicit_pins(request, len(tokens) // 4)),
+            session_id=request.session_id or "",
         )
         for tokens in encoded
     ]

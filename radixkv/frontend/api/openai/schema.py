@@ -66,6 +66,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     prompt_cache_options: PromptCacheOptions | None = None
     skip_reading_prefix_cache: bool | None = False
     priority: Int64 | None = None
+    session_id: str | None = None
     return_token_ids: bool | None = False
     return_cached_tokens_details: bool | None = False
 

@@ -21,7 +21,7 @@ from radixkv.generation.params import (
     max_tokens_of_prompt_only,
     request_sampling_params,
 )
-from radixkv.limits import check_cache_salt
+from radixkv.limits import check_cache_salt, check_session_id
 from radixkv.sampling import SamplingParams
 from radixkv.wire import Submit
 
@@ -68,6 +68,7 @@ async def generate_prompts(
     with _sglang_names({"prompt": request.prompt_field}):
         prompts = split_prompts(given if isinstance(given, str) else list(given))
     check_cache_salt(request.cache_salt or "")
+    check_session_id(request.session_id or "")
     served_model.check_priority(request.priority)
     n_prompts = len(prompts)
     logprob_options = _logprob_options(request, n_prompts)
@@ -109,6 +110,7 @@ def _generate_prompt(
         cache_salt=request.cache_salt or "",
         reads_cache=not request.skip_reading_prefix_cache,
         priority=request.priority or 0,
+        session_id=request.session_id or "",
     )
     has_prompt_logprobs = sampling.logprobs is not None and start >= 0
     return GeneratePrompt(

@@ -58,6 +58,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     rid: str | list[str] | None = None
     priority: Int64 | None = None
     cache_salt: str | None = None
+    session_id: str | None = None
     skip_reading_prefix_cache: bool | None = False
 
     @property

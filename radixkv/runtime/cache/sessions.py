@@ -1,0 +1,145 @@
+"""Sessions: which cached sequences of a conversation nobody will continue, so that they are evicted first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.tree.node import TOKEN_BYTES, Namespace
+
+MAX_SESSIONS = 1 << 16
+"""Sessions that are remembered."""
+MAX_SESSION_TOKENS = 1 << 24
+"""Tokens of all sessions that are remembered, in 64 MiB. Beyond either limit, the session that was used least
+recently is forgotten: nothing of it is demoted, and closing it finds nothing."""
+
+_Key = tuple[Namespace, str]
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    tips: list[bytes] = field(default_factory=list)
+    """Sequences of finished turns that no later turn has superseded."""
+    n_found: int | None = None
+    """Tokens that its first turn found in the cache: others may need them. None before the end of that turn."""
+    is_closed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """A request of a session."""
+
+    key: _Key
+    session: _Session
+    seen: tuple[bytes, ...]
+    """The session's tips when the turn began."""
+    n_found: int = 0
+    """Prompt tokens that the request found in the cache."""
+
+
+class Sessions:
+    """Demotes what a session will not continue.
+
+    A turn *supersedes* the turns of its session that had finished when it began. What these had cached beyond their
+    common beginning with the new turn is demoted when the new one ends: an answer that was asked for again, a
+    history that was rewritten. Turns that run at the same time do not supersede each other. ``close`` demotes what
+    is left, and so does the end of a turn whose session was closed meanwhile. What the session's first turn found
+    in the cache stays as it is.
+
+    Args:
+        device: the cache of the KV pool.
+        host: the cache of the host slots; None without a host tier.
+    """
+
+    def __init__(self, device: PageCache, host: PageCache | None) -> None:
+        self._device = device
+        self._host = host
+        self._sessions: OrderedDict[_Key, _Session] = OrderedDict()
+        """Those used least recently come first."""
+        self._n_tokens = 0
+        """Tokens of all tips."""
+
+    def begin(self, namespace: Namespace, session_id: str) -> Turn:
+        """Begins a turn, and its session if there is none of this id. O(tips)."""
+        key = namespace, session_id
+        session = self._touch(key, _Session())
+        self._forget()
+        return Turn(key, session, tuple(session.tips))
+
+    def end(self, turn: Turn, tokens: bytes) -> None:
+        """Ends a turn, or one of its choices, once its pages are released.
+
+        O(tokens of the superseded turns), and ``RadixTree.demote``.
+
+        Args:
+            turn: the turn.
+            tokens: its prompt and answer.
+        """
+        session, (namespace, _) = turn.session, turn.key
+        if session.n_found is None:
+            session.n_found = turn.n_found
+        if session.is_closed:
+            self._demote(namespace, tokens, self._n_pages_found(session))
+            return
+        session = self._touch(turn.key, session)
+        superseded = [tip for tip in session.tips if any(tip is seen for seen in turn.seen)]
+        for tip in superseded:
+            session.tips.remove(tip)
+            n_pages = max(self._n_common_pages(tip, tokens), self._n_pages_found(session))
+            self._demote(namespace, tip, n_pages)
+        session.tips.append(tokens)
+        self._n_tokens += (len(tokens) - sum(map(len, superseded))) // TOKEN_BYTES
+        self._forget()
+
+    def close(self, namespace: Namespace, session_id: str) -> tuple[int, int] | None:
+        """Closes a session; what its running turns have is demoted when they end. ``RadixTree.demote``.
+
+        Returns:
+            The numbers of pages demoted on the device and in the host tier; None if there is no such session.
+        """
+        session = self._sessions.pop((namespace, session_id), None)
+        if session is None:
+            return None
+        session.is_closed = True
+        n_on_device = n_in_host = 0
+        for tip in session.tips:
+            self._n_tokens -= len(tip) // TOKEN_BYTES
+            demoted = self._demote(namespace, tip, self._n_pages_found(session))
+            n_on_device, n_in_host = n_on_device + demoted[0], n_in_host + demoted[1]
+        return n_on_device, n_in_host
+
+    def _demote(self, namespace: Namespace, tokens: bytes, n_pages_kept: int) -> tuple[int, int]:
+        """Demotes a sequence but for its first pages; returns the numbers of pages on device and host tier."""
+        n_kept = n_pages_kept * self._device.page_size
+        n_in_host = 0 if self._host is None else self._host.demote(namespace, tokens, n_kept)
+        return self._device.demote(namespace, tokens, n_kept), n_in_host
+
+    def _n_pages_found(self, session: _Session) -> int:
+        # A prompt that is cached as a whole counts one token less, because its last token is always computed.
+        return 0 if not session.n_found else (session.n_found + 1) // self._device.page_size
+
+    def _n_common_pages(self, first: bytes, second: bytes) -> int:
+        """Returns the number of leading pages that two sequences have in common. O(tokens)."""
+        page_bytes = self._device.page_size * TOKEN_BYTES
+        least, most = 0, min(len(first), len(second)) // page_bytes
+        while least < most:
+            middle = (least + most + 1) // 2
+            if first[: middle * page_bytes] == second[: middle * page_bytes]:
+                least = middle
+            else:
+                most = middle - 1
+        return least
+
+    def _touch(self, key: _Key, new: _Session) -> _Session:
+        """Returns the session of a key, which is ``new`` if there is none, and notes its use."""
+        session = self._sessions.setdefault(key, new)
+        self._sessions.move_to_end(key)
+        return session
+
+    def _forget(self) -> None:
+        """Forgets the sessions used least recently that are too many."""
+        while len(self._sessions) > MAX_SESSIONS or self._n_tokens > MAX_SESSION_TOKENS:
+            _, session = self._sessions.popitem(last=False)
+            self._n_tokens -= sum(map(len, session.tips)) // TOKEN_BYTES
+            session.tips.clear()

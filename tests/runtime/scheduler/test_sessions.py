@@ -1,0 +1,223 @@
+"""Sessions: what a conversation will not continue is evicted first, with a fake device and a fake copier."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from radixkv.runtime.cache import sessions
+from radixkv.runtime.request import GREEDY, Request
+from radixkv.tree.node import Namespace
+from support.engine import Engine, prompt, token_bytes
+from support.fake_device import unpack
+
+DEFAULT = Namespace()
+SEEDED = replace(GREEDY, temperature=1.0, seed=3)
+
+
+def serve(engine: Engine, tokens: list[int], session_id: str = "a", **options: Any) -> list[int]:
+    """Serves a turn; returns its prompt and answer."""
+    request = engine.add(tokens, session_id=session_id, **options)
+    engine.run()
+    return all_tokens(request)
+
+
+def all_tokens(request: Request) -> list[int]:
+    return unpack(bytes(request.tokens))
+
+
+def close(engine: Engine, session_id: str = "a", namespace: Namespace = DEFAULT) -> tuple[int, int] | None:
+    return engine.scheduler.sessions.close(namespace, session_id)
+
+
+def is_demoted(engine: Engine, tokens: list[int], namespace: Namespace = DEFAULT) -> bool:
+    return engine.cache.tree.is_demoted(namespace, token_bytes(tokens))
+
+
+def evict(engine: Engine, n_pages: int) -> None:
+    """Evicts pages of the device."""
+    blocks = engine.cache.open(DEFAULT, b"", bypasses_tree=True)
+    assert engine.cache.reserve(blocks, engine.cache.n_free + n_pages)
+    engine.cache.close(blocks)
+
+
+def n_cached(engine: Engine, tokens: list[int]) -> int:
+    return engine.cache.tree.match(DEFAULT, token_bytes(tokens))
+
+
+def test_a_closed_session_is_evicted_first() -> None:
+    engine = Engine(n_pages=64)
+    old = serve(engine, prompt(20, first=2), "old")
+    new = serve(engine, prompt(20), "new")
+    assert close(engine, "new") == (5, 0)
+    assert n_cached(engine, new) == 20, "it is found until it is evicted"
+    evict(engine, 5)
+    assert (n_cached(engine, old), n_cached(engine, new)) == (20, 0)
+
+
+def test_what_the_first_turn_found_is_not_demoted() -> None:
+    engine = Engine(n_pages=64)
+    shared = prompt(16)
+    engine.add([*shared, 1, 2, 3, 4])
+    engine.run()
+    first = serve(engine, [*shared, 5, 6, 7, 8])
+    serve(engine, [*first, 9, 9, 9, 9])
+    assert close(engine) == (3, 0)
+    assert not is_demoted(engine, shared)
+    assert is_demoted(engine, first)
+
+
+def test_a_first_turn_that_is_cached_as_a_whole_demotes_only_its_answer() -> None:
+    engine = Engine(n_pages=64)
+    engine.add(prompt(16), max_tokens=1)
+    engine.run()
+    whole = serve(engine, prompt(16), max_tokens=9)
+    assert close(engine) == (2, 0)
+    assert not is_demoted(engine, prompt(16))
+    assert is_demoted(engine, whole)
+
+
+def test_a_turn_that_continues_the_last_one_demotes_nothing() -> None:
+    engine = Engine(n_pages=64)
+    first = serve(engine, prompt(20))
+    second = serve(engine, [*first, 1, 2, 3, 4])
+    assert not is_demoted(engine, first)
+    assert not is_demoted(engine, second)
+
+
+def test_an_answer_that_was_asked_for_again_is_superseded() -> None:
+    engine = Engine(n_pages=64)
+    first = serve(engine, prompt(20), max_tokens=9)
+    second = serve(engine, [*prompt(16), 7, 7, 7, 7], max_tokens=9)
+    assert is_demoted(engine, first)
+    assert not is_demoted(engine, prompt(16))
+    assert not is_demoted(engine, second)
+    third = serve(engine, first)
+    assert not is_demoted(engine, first), "it was used again"
+    assert is_demoted(engine, second)
+    assert close(engine) == (len(third) // 4, 0)
+
+
+def test_turns_at_the_same_time_do_not_supersede_each_other() -> None:
+    engine = Engine(n_pages=64)
+    parts = [engine.add([*prompt(16), *[last] * 8], session_id="a", max_tokens=last) for last in (1, 5)]
+    engine.run()
+    ends = [all_tokens(part) for part in parts]
+    assert not any(is_demoted(engine, end) for end in ends)
+    serve(engine, ends[1])
+    assert [is_demoted(engine, end) for end in ends] == [True, False]
+    serve(engine, ends[0])
+    assert [is_demoted(engine, end) for end in ends] == [False, True]
+
+
+def test_all_choices_of_a_turn_are_kept_until_the_next_one() -> None:
+    engine = Engine(n_pages=64)
+    request = engine.add(prompt(20), n=2, max_tokens=9, session_id="a", sampling=SEEDED)
+    engine.run()
+    ends = [all_tokens(choice) for choice in engine.siblings[request.id]]
+    assert ends[0] != ends[1]
+    assert not any(is_demoted(engine, end) for end in ends)
+    serve(engine, ends[0])
+    assert [is_demoted(engine, end) for end in ends] == [False, True]
+    assert not is_demoted(engine, prompt(20))
+
+
+def test_a_turn_that_runs_while_its_session_is_closed_is_demoted_at_its_end() -> None:
+    engine = Engine(n_pages=64, n_slots=64)
+    request = engine.add(prompt(20), max_tokens=9, session_id="a")
+    for _ in range(3):
+        engine.turn()
+    assert close(engine) == (0, 0)
+    engine.run()
+    store_all(engine)
+    whole = all_tokens(request)
+    assert is_demoted(engine, whole)
+    assert engine.host.tree.is_demoted(DEFAULT, token_bytes(whole))
+    assert close(engine) is None
+
+
+def test_the_host_tier_demotes_too_also_what_is_stored_later() -> None:
+    engine = Engine(n_pages=64, n_slots=64, finishes_copies=False)
+    old = serve(engine, prompt(20, first=2), "old", max_tokens=9)
+    store_all(engine)
+    new = serve(engine, prompt(20), "new", max_tokens=9)
+    assert close(engine, "new")[0] == 7
+    store_all(engine)
+    assert n_in_host(engine, new) == 28
+    assert engine.host.tree.is_demoted(DEFAULT, token_bytes(new))
+    blocks = engine.host.open(DEFAULT, b"", bypasses_tree=True)
+    assert engine.host.reserve(blocks, engine.host.n_free + 7)
+    engine.host.close(blocks)
+    assert (n_in_host(engine, old), n_in_host(engine, new)) == (28, 0)
+
+
+def test_another_request_that_goes_on_from_a_closed_session_is_not_demoted() -> None:
+    engine = Engine(n_pages=64, n_slots=64)
+    first = serve(engine, prompt(20), max_tokens=9)
+    store_all(engine)
+    close(engine)
+    request = engine.add([*first, *prompt(12, first=3)], max_tokens=30)
+    for _ in range(10):
+        engine.turn()
+    store_all(engine)
+    going_on = all_tokens(request)
+    assert n_in_host(engine, going_on) >= 40
+    assert not engine.host.tree.is_demoted(DEFAULT, token_bytes(going_on))
+    engine.run()
+    store_all(engine)
+    whole = all_tokens(request)
+    for tree in (engine.cache.tree, engine.host.tree):
+        assert not tree.is_demoted(DEFAULT, token_bytes(whole))
+
+
+def test_ids_belong_to_a_salt() -> None:
+    engine = Engine(n_pages=64)
+    salted = Namespace(salt="hers")
+    serve(engine, prompt(20), namespace=salted)
+    assert close(engine) is None
+    assert close(engine, namespace=salted) == (5, 0)
+    assert close(engine, namespace=salted) is None
+
+
+def test_an_aborted_turn_counts_once_it_has_an_answer() -> None:
+    engine = Engine(n_pages=64)
+    first = serve(engine, prompt(20), max_tokens=9)
+    request = engine.add([*prompt(16), 7, 7, 7, 7], session_id="a", max_tokens=20)
+    engine.turn()
+    engine.abort(request)
+    engine.run()
+    assert not is_demoted(engine, first)
+    request = engine.add([*prompt(16), 7, 7, 7, 7], session_id="a", max_tokens=20)
+    for _ in range(5):
+        engine.turn()
+    engine.abort(request)
+    engine.run()
+    assert is_demoted(engine, first)
+
+
+def test_the_oldest_sessions_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 3)
+    engine = Engine(n_pages=64)
+    for name in "abcad":
+        serve(engine, prompt(8, first=ord(name)), name)
+    assert [name for name in "abcd" if close(engine, name) is not None] == ["a", "c", "d"]
+    monkeypatch.setattr(sessions, "MAX_SESSION_TOKENS", 30)
+    for name in "abc":
+        serve(engine, prompt(8, first=ord(name)), name)
+    assert [name for name in "abc" if close(engine, name) is not None] == ["b", "c"]
+    serve(engine, prompt(40), "d")
+    assert close(engine, "d") is None, "it is longer than the limit"
+    serve(engine, prompt(8), "e")
+    assert close(engine, "e") is not None
+
+
+def n_in_host(engine: Engine, tokens: list[int]) -> int:
+    return engine.host.tree.match(DEFAULT, token_bytes(tokens))
+
+
+def store_all(engine: Engine) -> None:
+    while engine.transfers.is_busy or engine.transfers.n_offers:
+        engine.finish_copies()
+        engine.scheduler.schedule()
