@@ -37,6 +37,14 @@ def test_an_answer(client: OpenAI) -> None:
     assert same.usage.prompt_tokens_details.cached_tokens > 0
 
 
+def test_a_turn_of_a_session(client: OpenAI) -> None:
+    assert client.chat.completions.create(**SETTINGS, extra_body={"session_id": "mine"}).choices
+    closed = client.post("/../sessions/mine/close", cast_to=object)
+    assert closed["pages_demoted"]["device"] > 0
+    with pytest.raises(openai.NotFoundError):
+        client.post("/../sessions/mine/close", cast_to=object)
+
+
 def test_max_tokens_is_the_older_name(client: OpenAI) -> None:
     reply = client.chat.completions.create(model="embedded", messages=MESSAGES, max_tokens=3)
     assert reply.usage.completion_tokens == 3

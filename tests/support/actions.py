@@ -36,6 +36,7 @@ class RequestOptions:
     sampling: RowSampling = GREEDY
     priority: int = 0
     prompt_logprobs: bool = False
+    session_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class Actions:
                     min_tokens=min(options.min_tokens, options.max_tokens),
                     priority=options.priority,
                     n_prompt_logprobs=0 if options.prompt_logprobs else None,
+                    session_id=options.session_id,
                 )
             except QueueFull:
                 return
@@ -193,6 +195,10 @@ class Actions:
             self.engine.pins.pin(NAMESPACES[namespace], tokens, ttl_s)
         else:
             self.engine.pins.unpin(NAMESPACES[namespace], tokens)
+
+    def close_session(self, session_id: str) -> None:
+        for namespace in NAMESPACES:
+            self.engine.scheduler.sessions.close(namespace, session_id)
         self.engine.check_invariants()
 
     def flush(self) -> None:

@@ -22,6 +22,7 @@ request_options = st.builds(
     sampling=st.sampled_from((GREEDY, PLAIN, PENALISED)),
     priority=st.sampled_from((0, 0, -1, 1)),
     prompt_logprobs=st.sampled_from((False, False, True)),
+    session_id=st.sampled_from(("", "", "a", "b")),
 )
 
 
@@ -119,6 +120,10 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(n_pages=st.integers(1, 6))
     def evict(self, n_pages: int) -> None:
         self.actions.evict(n_pages)
+
+    @rule(session_id=st.sampled_from(("a", "b")))
+    def close_session(self, session_id: str) -> None:
+        self.actions.close_session(session_id)
 
     @rule()
     def flush(self) -> None:

@@ -22,7 +22,11 @@ class CloseSessionRequest(msgspec.Struct, kw_only=True):
 def add_session_routes(app: DocumentedApp, client: RuntimeClient, body_reader: BodyReader) -> None:
     """Adds the route ``/sessions/{id}/close``."""
 
-    @app.post("/sessions/{id:path}/close", openapi_extra=app.json_body(CloseSessionRequest))
+    documented = app.json_body(CloseSessionRequest)
+    documented["requestBody"]["required"] = False
+    documented["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+
+    @app.post("/sessions/{id:path}/close", openapi_extra=documented)
     async def close_session(request: Request) -> Response:
         """Ends a session: what only it has cached is evicted first."""
         session_id, body = request.path_params["id"], CloseSessionRequest()

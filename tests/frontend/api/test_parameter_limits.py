@@ -49,6 +49,7 @@ RIGHT: list[dict[str, Any]] = [
     {"priority": -(1 << 31)},
     {"priority": (1 << 31) - 1},
     {"cache_salt": "é" * 64},
+    {"session_id": "é" * 64},
     {"tool_choice": "none"},
     {"response_format": {"type": "text"}},
     {"user": "someone"},
@@ -96,6 +97,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("priority", {"priority": 1 << 31}),
     ("priority", {"priority": 1 << 63}),
     ("cache_salt", {"cache_salt": "é" * 64 + "x"}),
+    ("session_id", {"session_id": "é" * 64 + "x"}),
     ("tool_choice", {"tool_choice": "required"}),
     ("response_format", {"response_format": {"type": "json_object"}}),
 ]

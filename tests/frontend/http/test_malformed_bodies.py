@@ -80,6 +80,8 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "stream": True, "stream_options": {"include_usage": 3}}, "stream_options"),
     ({"prompt": "a", "cache_salt": "é" * 65}, "cache_salt"),
     ({"prompt": "a", "cache_salt": 5}, "cache_salt"),
+    ({"prompt": "a", "session_id": "é" * 65}, "session_id"),
+    ({"prompt": "a", "session_id": 5}, "session_id"),
     ({"prompt": "a", "n": "two"}, "n"),
     ({"prompt": "a", "logprobs": True}, "logprobs"),
     ({"prompt": "a", "prompt_logprobs": True}, "prompt_logprobs"),

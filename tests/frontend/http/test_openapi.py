@@ -16,6 +16,7 @@ from radixkv.compat import Place, refusals
 from radixkv.frontend.api.invalidate import InvalidateRequest
 from radixkv.frontend.api.openai.schema import ChatRequest, CompletionRequest
 from radixkv.frontend.api.pin import PinRequest
+from radixkv.frontend.api.sessions import CloseSessionRequest
 from radixkv.frontend.api.sglang.schema import GenerateRequest, SamplingFields
 from radixkv.frontend.api.tokenize import DetokenizeRequest, TokenizeRequest
 from radixkv.frontend.cache_prompt import CachePromptRequest
@@ -32,6 +33,7 @@ BODIES: list[tuple[str, type[msgspec.Struct], dict[str, Any]]] = [
     ("/cache/explain", CachePromptRequest, {"prompt": "a"}),
     ("/cache/pin", PinRequest, {"prompt": "a"}),
     ("/cache/invalidate", InvalidateRequest, {"prompt": "a" * 16}),
+    ("/sessions/{id}/close", CloseSessionRequest, {}),
 ]
 
 VALUES: list[Any] = ["x", ["x"], [3], {"x": 1}, True, False, 3, [[1]]]

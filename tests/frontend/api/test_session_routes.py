@@ -1,0 +1,76 @@
+"""The field ``session_id`` and the route ``/sessions/{id}/close``."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from support.scripted_runtime import HOST, Site
+
+
+def ask(site: Site, session_id: str | None, **fields: Any) -> str:
+    """Sends a completion; returns the session that the runtime sees."""
+    body = {"prompt": [5, 6], "max_tokens": 1, "session_id": session_id, **fields}
+    assert site.http.post("/v1/completions", json=body).status_code == 200
+    return site.loop.submitted[-1].session_id
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/generate", {"text": "a"}),
+    ],
+)
+def test_a_body_names_its_session(site: Site, path: str, body: dict[str, Any]) -> None:
+    for session_id, expected in (("s", "s"), ("", ""), (None, "")):
+        reply = site.http.post(path, json={**body, "session_id": session_id})
+        assert reply.status_code == 200, reply.text
+        assert site.loop.submitted[-1].session_id == expected
+
+
+@pytest.mark.parametrize("session_id", ["plain", "with space", "a/b", "ü%2F", "close"])
+def test_a_session_is_closed_by_its_id(site: Site, session_id: str) -> None:
+    assert ask(site, session_id) == session_id
+    reply = site.http.post(f"/sessions/{quote(session_id, safe='')}/close")
+    assert (reply.status_code, reply.json()) == (
+        200,
+        {"session_id": session_id, "pages_demoted": {"device": 3}},
+    )
+
+
+def test_a_session_belongs_to_its_salt(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask(site, "salted", cache_salt="hers")
+    for body in ({}, {"cache_salt": None}, {"cache_salt": "his"}):
+        reply = site.http.post("/sessions/salted/close", json=body)
+        assert reply.status_code == 404
+        error = reply.json()["error"]
+        assert (error["type"], error["code"], error["param"]) == (
+            "NotFoundError",
+            "session_not_found",
+            "session_id",
+        )
+    monkeypatch.setattr(site.loop, "host", HOST)
+    reply = site.http.post("/sessions/salted/close", json={"cache_salt": "hers"})
+    assert reply.json() == {"session_id": "salted", "pages_demoted": {"device": 3, "host": 2}}
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "param"),
+    [
+        ("/sessions/s/close", b'{"cache_salt": 5}', "cache_salt"),
+        ("/sessions/s/close", b'{"cache_salt": "' + b"x" * 129 + b'"}', "cache_salt"),
+        ("/sessions/s/close", b"[]", None),
+        ("/sessions/s/close", b"{", None),
+        (f"/sessions/{'x' * 129}/close", b"{}", "session_id"),
+    ],
+)
+def test_a_wrong_close_is_refused(site: Site, path: str, content: bytes, param: str | None) -> None:
+    ask(site, "s")
+    reply = site.http.post(path, content=content, headers={"Content-Type": "application/json"})
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["param"] == param
+    assert site.http.post("/sessions/s/close", content=b"{}").status_code == 400, "no Content-Type"
