@@ -74,8 +74,9 @@ class Load:
     is_done: bool = False
     """Whether the copy has finished; ``source`` is closed then."""
     has_failed: bool = False
-    """Whether the copy has failed, or its pages were detached meanwhile. The device then has only the pages before
-    it."""
+    """Whether the copy has failed."""
+    is_lost: bool = False
+    """Whether the device has only the pages before it: the copy has failed, or its source was detached."""
     is_wanted: bool = True
     """Whether the request still waits for it. If not, ``blocks`` is closed when the copy has finished."""
 
@@ -402,15 +403,16 @@ class Transfers:
         self.copier.close()
 
     def _end_load(self, load: Load, finished: FinishedCopy) -> None:
-        load.is_done, load.has_failed = True, finished.error is not None or not load.source.can_commit
+        load.is_done, load.has_failed = True, finished.error is not None
+        load.is_lost = load.has_failed or not load.source.can_commit
         self.counters.load_seconds += finished.seconds
-        if finished.error is not None:
+        if load.has_failed:
             self.counters.n_failed += 1
         else:
             self.counters.n_loads += 1
             self.counters.n_pages_loaded += load.n_pages
             self.cost.add_load(load.n_pages * self.device.page_size, finished.seconds)
-        if not load.has_failed:
+        if not load.is_lost:
             self.device.commit_copied(load.blocks, load.tokens, len(load.tokens) // TOKEN_BYTES)
         self.host.close(load.source)
         if not load.is_wanted:

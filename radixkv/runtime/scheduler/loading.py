@@ -135,7 +135,7 @@ class LoadingRequests:
                         request.fetched_ranges.append((copy.start, copy.start + copy.n_tokens))
                 self.retract(request)
         for request, (load, _) in list(self._loads.items()):
-            if load.is_done and (load.has_failed or not load.blocks.can_commit):
+            if load.is_done and (load.is_lost or not load.blocks.can_commit):
                 request.uses_tiers = request.uses_tiers and not load.has_failed
                 self.retract(request)
                 has_finished = True

@@ -9,7 +9,7 @@ import pytest
 from radixkv.runtime.cache import transfers
 from radixkv.runtime.request import Phase, Request
 from radixkv.tree.node import Namespace
-from support.engine import Engine, prompt
+from support.engine import Engine, prompt, token_bytes
 from support.evicting import evict_all
 
 
@@ -57,6 +57,21 @@ def test_nothing_is_loaded_without_need() -> None:
     finish(engine)
     assert (again.n_cached, again.n_loaded) == (39, 0)
     assert engine.transfers.counters.n_loads == 0
+
+
+@pytest.mark.parametrize("n_tokens", [12, 24, 40])
+def test_an_invalidation_during_a_load_makes_the_request_compute_and_store(n_tokens: int) -> None:
+    engine = small_engine(n_pages=32, finishes_copies=False)
+    serve_and_store(engine)
+    request = engine.add(prompt(40))
+    engine.turn()
+    assert request.phase is Phase.LOADING
+    dropped = engine.scheduler.invalidate(Namespace(), token_bytes(prompt(n_tokens)))
+    assert (dropped.n_on_device, dropped.n_in_host) == (0, 10)
+    engine.finishes_copies = True
+    finish(engine)
+    assert (request.n_cached, request.n_loaded) == (0, 0)
+    assert engine.host.tree.match(Namespace(), token_bytes(prompt(40))) == 40
 
 
 def test_pages_are_stored_once() -> None:
