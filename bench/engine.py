@@ -41,7 +41,7 @@ from traces import record_trace, table
 
 from gpu import gpu_provenance, watched_power
 from radixkv import LLM, SamplingParams
-from radixkv.wire import Stats
+from radixkv.stats import Stats
 
 CACHE_COUNTERS = ("cache_seconds", "schedule_seconds", "step_seconds", "attention_seconds")
 SMALL_SIZES: Mapping[str, Mapping[str, int]] = {

@@ -34,6 +34,7 @@ from radixkv import SamplingParams
 from radixkv.checkpoints import resolve
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.runtime.loop import Loop, build_loop
+from radixkv.stats import Stats
 from radixkv.wire import (
     Cancel,
     Done,
@@ -41,7 +42,6 @@ from radixkv.wire import (
     Flush,
     FromRuntime,
     GetStats,
-    Stats,
     Submit,
     Tokens,
     pack_tokens,

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import msgspec
 import zmq
 
+from radixkv.stats import Stats
 from radixkv.wire import (
     WIRE_VERSION,
     Cancel,
@@ -34,7 +35,6 @@ from radixkv.wire import (
     PromptLogprobs,
     Ready,
     Start,
-    Stats,
     Submit,
     TokenLogprobs,
     Tokens,

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.errors import CheckpointError, ConfigError, InvalidRequest, RadixKVError, WireError
 from radixkv.sampling import SamplingParams
+from radixkv.stats import Stats
 from radixkv.wire import (
     MAX_FRAME_BYTES,
     Cancel,
@@ -36,7 +37,6 @@ from radixkv.wire import (
     Ready,
     SessionClosed,
     Start,
-    Stats,
     Submit,
     TokenLogprobs,
     Tokens,

@@ -19,6 +19,7 @@ import zmq.asyncio
 from radixkv.errors import Draining, RequestError, WireError, request_error
 from radixkv.frontend.http.errors import ClientTooSlow, RuntimeSilent
 from radixkv.frontend.in_flight import InFlightRequest, RequestMetrics, TokenDelta
+from radixkv.stats import Stats
 from radixkv.wire import (
     MAX_FRAME_BYTES,
     WIRE_VERSION,
@@ -40,7 +41,6 @@ from radixkv.wire import (
     Pinned,
     Ready,
     SessionClosed,
-    Stats,
     Submit,
     Tokens,
     ToRuntime,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from radixkv.checkpoints import resolve, resolve_tokenizer
-from radixkv.compat import Place, SettingNames, dtype_name, takes_other_names, write_policy_name
+from radixkv.compat import dtype_name, takes_other_names, write_policy_name
 from radixkv.config import (
     CacheConfig,
     Device,
@@ -29,12 +29,14 @@ from radixkv.generation.prompts import encode_ids, render_chat
 from radixkv.limits import DEFAULT_TTL_S, check_prefix
 from radixkv.llm.garbage_collection import paused_collector
 from radixkv.llm.interrupts import deferred_interrupts
+from radixkv.llm.names import CHAT_NAMES, GENERATE_NAMES, LLM_NAMES, as_name
 from radixkv.llm.offline_request import OfflineRequest
 from radixkv.llm.outputs import RequestOutput
 from radixkv.llm.prompts import Message, Prompt, as_conversation_list, as_prompt_list, broadcast, split_prompt
 from radixkv.runtime.device.factory import look_at_machine, resolve_config
 from radixkv.runtime.loop import Loop, open_loop
 from radixkv.sampling import SamplingParams
+from radixkv.stats import Stats
 from radixkv.terminal_progress import Progress
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
@@ -52,20 +54,12 @@ from radixkv.wire import (
     Invalidated,
     Pin,
     Pinned,
-    Stats,
     Submit,
     Tokens,
     unpack_tokens,
 )
 
-NameT = TypeVar("NameT", str, str | None)
 ReplyT = TypeVar("ReplyT", Flushed, Invalidated, Explained, Pinned, Stats)
-
-_SAMPLING_HINTS = {name: f"SamplingParams({name}=...)" for name in SamplingParams.__struct_fields__}
-"""Hints for sampling settings that are passed to ``generate`` or ``chat`` by mistake."""
-_LLM = SettingNames(Place.LLM, "LLM", ConfigError, typo_cutoff=0.8)  # other engines have more than the table lists
-_GENERATE = SettingNames(Place.LLM_GENERATE, "LLM.generate", ConfigError, hints=_SAMPLING_HINTS)
-_CHAT = SettingNames(Place.LLM_CHAT, "LLM.chat", ConfigError, hints=_SAMPLING_HINTS)
 
 _MAX_COPY_WAIT_S = 0.1
 """How long to wait at a time for pages from the host tier: between waits, Ctrl-C is noticed."""
@@ -123,7 +117,7 @@ class LLM:
         UnsupportedFeature: a setting is for a feature that this release does not have.
     """
 
-    @takes_other_names(_LLM)
+    @takes_other_names(LLM_NAMES)
     def __init__(
         self,
         model: str | Path = "tiny",
@@ -156,7 +150,7 @@ class LLM:
         show_download: Callable[[str], None] | None = None,
         **settings: object,
     ) -> None:
-        model, tokenizer = _as_name(model), _as_name(tokenizer)
+        model, tokenizer = as_name(model), as_name(tokenizer)
         config = EngineConfig(
             ModelConfig(
                 model,
@@ -211,7 +205,7 @@ class LLM:
         self._is_busy = False
         self._ids = (f"llm-{number}" for number in itertools.count())
 
-    @takes_other_names(_GENERATE)
+    @takes_other_names(GENERATE_NAMES)
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt] | None = None,
@@ -255,7 +249,7 @@ class LLM:
                 progress.show(f"{n_done}/{len(prompt_list)}, {n_tokens} new tokens", n_tokens)
         return [requests[position].output() for position in range(len(prompt_list))]
 
-    @takes_other_names(_CHAT)
+    @takes_other_names(CHAT_NAMES)
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
@@ -504,8 +498,3 @@ def _shown_download(model: str, show: Callable[[str], None] | None) -> Iterator[
     """Yields ``show``, or without it a function that shows its texts in a line on standard error."""
     with Progress(f"getting the model {model}", enabled=show is None) as progress:
         yield show or progress.show
-
-
-def _as_name(name: NameT | Path) -> NameT | str:
-    """Returns a folder as a string, which the configuration takes."""
-    return str(name) if isinstance(name, Path) else name

@@ -126,7 +126,7 @@ class CacheCommands:
             token=token,
             cached_token=explanation.cached_token,
             n_cached_elsewhere=explanation.n_tokens_elsewhere,
-            is_demoted=cache.tree.is_demoted(namespace, message.tokens),
+            is_demoted=cache.tree.demotions.reach_end(namespace, message.tokens),
             n_pinned=pinned.n_tokens,
             pin_seconds_left=pinned.seconds_left,
             **hits._asdict(),

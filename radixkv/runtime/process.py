@@ -28,6 +28,7 @@ import msgspec
 import zmq
 
 from radixkv.errors import ConfigError, RadixKVError, RequestError, WireError
+from radixkv.stats import Stats
 from radixkv.wire import (
     LOCK_NAME,
     MAX_FRAME_BYTES,
@@ -38,7 +39,6 @@ from radixkv.wire import (
     Heartbeat,
     Hello,
     Start,
-    Stats,
     ToRuntime,
     decode_to_runtime,
     encode,

@@ -9,7 +9,7 @@ from radixkv.runtime.cache.tiers.disk_tier import DiskTier
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.scheduler.scheduler import Scheduler
-from radixkv.wire import DiskStats, HostStats, Stats
+from radixkv.stats import DiskStats, HostStats, Stats
 
 
 @dataclass(slots=True)

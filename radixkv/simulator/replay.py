@@ -160,7 +160,7 @@ class Replay:
             return
         n_kept = spans[-2].n_pages * self._traffic.symbols_per_page
         for tier in self._caches.tiers:
-            tier.tree.demote(self._namespace, symbols, n_kept)
+            tier.tree.demotions.add(self._namespace, symbols, n_kept)
 
     def _evict_to_capacity(self) -> None:
         """Evicts down to the capacity by reserving, for a moment, the extra pages beside it."""

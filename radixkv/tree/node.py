@@ -137,6 +137,16 @@ class Retention:
         """When it is to end, in the clock of whoever added it."""
 
 
+def first_without_branch(node: Node) -> Node:
+    """Returns the highest node from which the path to ``node`` has no branch. O(edges)."""
+    parent = node.parent
+    while parent is not None and parent.parent is not None and parent.children is not None:
+        if len(parent.children) > 1:
+            break
+        node, parent = parent, parent.parent
+    return node
+
+
 def walk(node: Node, tokens: bytes, page_bytes: int) -> tuple[list[Node], int, Node | None, int]:
     """Follows ``tokens`` down from the end of ``node``. O(edges), and one comparison of the bytes.
 

@@ -8,13 +8,14 @@ from itertools import groupby
 from typing import NamedTuple
 
 from radixkv.errors import InvariantError
+from radixkv.tree.demotions import Demotions
 from radixkv.tree.digest import Digest, RecentDigests, chained_xxh3_64, digest_at
 from radixkv.tree.eviction import EvictionPolicy, LruEviction
 from radixkv.tree.explain import Explanation, explain_match
 from radixkv.tree.forest import Forest
 from radixkv.tree.invariants import check_counts, check_forest
 from radixkv.tree.neighbours import find_neighbours
-from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node, n_matching_bytes, walk
+from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node, first_without_branch, n_matching_bytes, walk
 from radixkv.tree.retention import Retentions
 from radixkv.tree.shared_runs import SharedLeases, find_shared_runs
 
@@ -72,6 +73,8 @@ class RadixTree:
         self._forest = Forest(self._page_bytes, digest)
         self.retentions = Retentions(self._forest, self._page_bytes)
         """The prefixes that are evicted after everything else."""
+        self.demotions = Demotions(self._forest, self._page_bytes)
+        """Makes sequences the next to be evicted."""
         self._leases: set[Lease] = set()
         self._evicted = RecentDigests(_MAX_REMEMBERED_EVICTIONS)
 
@@ -355,7 +358,7 @@ class RadixTree:
         # Cached pages that follow a shorter match belong to other sequences.
         if top is None or (end < n_bytes and (n_partial or top.children is not None)):
             return []
-        return self._forest.detach(_first_without_branch(top))
+        return self._forest.detach(first_without_branch(top))
 
     def evict(self, n_pages: int) -> list[EvictedRun]:
         """Frees ``n_pages`` pages, or all evictable ones if there are fewer.
@@ -381,56 +384,6 @@ class RadixTree:
             self._evicted.add(self._digest(parent_digest, tokens[: self._page_bytes]))
             runs.append(EvictedRun(namespace, parent_digest, tokens, pages))
         return runs
-
-    def demote(self, namespace: Namespace, tokens: bytes, n_kept: int = 0) -> int:
-        """Makes the cached prefix of the tokens, but for its first ``n_kept`` tokens, the next to be evicted.
-
-        For a sequence that nobody will use again. Until it is evicted it is found as before, and a use ends the
-        demotion. Pages that follow it in other sequences keep their rank, and with them it stays. Splits at most
-        two nodes. O(edges · log leaves + pages of the split nodes).
-
-        Args:
-            namespace: namespace of the tokens.
-            tokens: the sequence, in whole pages; a last page that they do not fill is left out.
-            n_kept: length of the prefix that keeps its rank, a multiple of the page size.
-
-        Returns:
-            The number of demoted pages.
-        """
-        root = self._forest.roots.get(namespace)
-        if root is None:
-            return 0
-        path, _, partial, n_partial = walk(root, tokens, self._page_bytes)
-        if partial is not None:
-            path.append(self._forest.split(partial, n_partial))
-        n_pages_kept, n_demoted = n_kept // self._page_size, 0
-        for node in path:
-            n_pages = len(node.pages)
-            if 0 < n_pages_kept < n_pages:
-                self._forest.split(node, n_pages_kept)
-            if n_pages_kept < n_pages:
-                self._forest.demote(node)
-                n_demoted += len(node.pages)
-            n_pages_kept = max(0, n_pages_kept - n_pages)
-        return n_demoted
-
-    def n_demoted(self, lease: Lease) -> int:
-        """Returns how many pages at the end of the lease's path are demoted. O(edges)."""
-        self._require_open(lease)
-        n_demoted, node = 0, lease.node
-        while node.parent is not None and node.rank < 0:
-            n_demoted += len(node.pages)
-            node = node.parent
-        return n_demoted
-
-    def is_demoted(self, namespace: Namespace, tokens: bytes) -> bool:
-        """Returns whether the last page of the tokens' cached prefix is demoted. Changes nothing. O(edges)."""
-        root = self._forest.roots.get(namespace)
-        if root is None:
-            return False
-        path, _, partial, _ = walk(root, tokens, self._page_bytes)
-        end = path[-1] if partial is None and path else partial
-        return end is not None and end.rank < 0
 
     def shared_runs(self, leases: Sequence[Lease | None]) -> list[SharedLeases]:
         """Returns the runs of pages that several of the leases hold, for attention to read once. O(edges).
@@ -521,16 +474,6 @@ class RadixTree:
     def _require_open(lease: Lease) -> None:
         if lease.released:
             raise InvariantError(f"a lease of {lease.n_tokens} tokens is used after its release")
-
-
-def _first_without_branch(node: Node) -> Node:
-    """Returns the highest node from which the path to ``node`` has no branch. O(edges)."""
-    parent = node.parent
-    while parent is not None and parent.parent is not None and parent.children is not None:
-        if len(parent.children) > 1:
-            break
-        node, parent = parent, parent.parent
-    return node
 
 
 def _path(lease: Lease) -> list[Node]:

@@ -22,13 +22,13 @@ from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.process import SLOW_READER_TIMEOUT_MS, open_listener
 from radixkv.runtime.process import RuntimeServer, _bind
 from radixkv.sampling import SamplingParams
+from radixkv.stats import Stats
 from radixkv.wire import (
     Done,
     Failed,
     FromRuntime,
     Invalidate,
     NewTokens,
-    Stats,
     Submit,
     Tokens,
     ToRuntime,

@@ -11,7 +11,17 @@ from radixkv.runtime.loop import Loop
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import PendingStep
-from radixkv.wire import Cancel, Done, Failed, FromRuntime, Stats, Submit, Tokens, pack_tokens, unpack_tokens
+from radixkv.stats import Stats
+from radixkv.wire import (
+    Cancel,
+    Done,
+    Failed,
+    FromRuntime,
+    Submit,
+    Tokens,
+    pack_tokens,
+    unpack_tokens,
+)
 
 
 def loop_of(llm: LLM) -> Loop:

@@ -13,6 +13,7 @@ from radixkv.runtime.loop import Loop
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.sampling import SamplingParams
+from radixkv.stats import Stats
 from radixkv.tree.node import Namespace
 from support.engine import PoisoningList, token_bytes
 from support.fake_device import ATTENTION_S, FakeDevice, FakePending, expected_output
@@ -182,7 +183,7 @@ def test_cancel_ends_a_request_at_once_and_only_once(loop: Loop) -> None:
     assert loop.receive(wire.Cancel("a")) == []
     assert not [m for m in run(loop) if isinstance(m, (wire.Done, wire.Failed))]
     (stats,) = loop.receive(wire.GetStats("s"))
-    assert isinstance(stats, wire.Stats)
+    assert isinstance(stats, Stats)
     assert stats.n_pages_free + stats.n_pages_evictable == 64
 
 
@@ -213,7 +214,7 @@ def test_stats_count_each_prompts_hits_once_in_tokens(loop: Loop) -> None:
     loop.receive(submit("b", 18))
     run(loop)
     (stats,) = loop.receive(wire.GetStats("s"))
-    assert isinstance(stats, wire.Stats)
+    assert isinstance(stats, Stats)
     assert (stats.prefix_queries_total, stats.prefix_hits_total) == (34, 16)
     assert (stats.prompt_tokens_total, stats.generation_tokens_total) == (34, 8)
     assert stats.step_seconds >= stats.schedule_seconds >= 0
@@ -229,7 +230,7 @@ def test_the_part_of_a_page_that_was_copied_is_counted_as_cached(loop: Loop) -> 
         assert isinstance(done, wire.Done)
         assert (done.n_cached_tokens, done.n_copied_tokens) == (n_tokens - 1, 2 if n_tokens == 15 else 0)
     (stats,) = loop.receive(wire.GetStats("s"))
-    assert isinstance(stats, wire.Stats)
+    assert isinstance(stats, Stats)
     assert (stats.prefix_hits_total, stats.prefix_hits_copied_total) == (14 + 15, 2)
 
 
@@ -252,7 +253,7 @@ def test_schedule_seconds_include_planning_and_results_but_not_the_device(
     loop.receive(submit("a", 10, max_tokens=10))
     run(loop)
     (stats,) = loop.receive(wire.GetStats("s"))
-    assert isinstance(stats, wire.Stats)
+    assert isinstance(stats, Stats)
     assert stats.steps_total == 10
     assert stats.schedule_seconds >= 2 * stats.steps_total * slow_s
     assert stats.step_seconds - stats.schedule_seconds >= stats.steps_total * slow_s
@@ -264,7 +265,7 @@ def test_attention_seconds_count_only_steps_that_did_not_fail(loop: Loop, device
     loop.receive(submit("a", 10, max_tokens=10))
     run(loop)
     (stats,) = loop.receive(wire.GetStats("s"))
-    assert isinstance(stats, wire.Stats)
+    assert isinstance(stats, Stats)
     assert stats.steps_total > len(device.executed) > 9
     assert stats.attention_seconds == ATTENTION_S * len(device.executed)
 

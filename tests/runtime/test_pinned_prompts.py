@@ -93,7 +93,7 @@ def test_a_flush_ends_pins() -> None:
     front.loop.receive(wire.Flush("f"))
     front.submit("b")
     front.run()
-    assert (explained(front, PROMPT).n_cached, explained(front, PROMPT).n_pinned) == (8, 0)
+    assert (explained(front, PROMPT).n_cached, explained(front, PROMPT).n_pinned) == (10, 0)
 
 
 @pytest.mark.parametrize(

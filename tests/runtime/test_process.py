@@ -19,6 +19,7 @@ import zmq
 
 from radixkv.config import EngineConfig
 from radixkv.sampling import SamplingParams
+from radixkv.stats import Stats
 from radixkv.wire import (
     LOCK_NAME,
     MAX_FRAME_BYTES,
@@ -32,7 +33,6 @@ from radixkv.wire import (
     Hello,
     Ready,
     Start,
-    Stats,
     Submit,
     ToRuntime,
     decode_from_runtime,
@@ -42,7 +42,8 @@ from support.live import LIMIT_S, wait_for
 
 SCRIPT = """
 import gc, sys, time, types
-from radixkv.wire import Ready, Stats, Drain, GetStats
+from radixkv.stats import Stats
+from radixkv.wire import Ready, Drain, GetStats
 
 class Loop:
     has_work = False

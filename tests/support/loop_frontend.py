@@ -12,6 +12,7 @@ from radixkv.runtime.loop import Loop
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.sampling import SamplingParams
+from radixkv.stats import Stats
 from radixkv.tree.node import Namespace
 from support.engine import PoisoningList, token_bytes
 from support.fake_device import FakeDevice, FakePending, unpack
@@ -118,9 +119,9 @@ class Frontend:
                         )
                         assert message.n_output_tokens == sum(map(len, received.tokens.values()))
 
-    def stats(self) -> wire.Stats:
+    def stats(self) -> Stats:
         (stats,) = self.loop.receive(wire.GetStats("s"))
-        assert isinstance(stats, wire.Stats)
+        assert isinstance(stats, Stats)
         return stats
 
     def explain(self, prompt: Iterable[int], salt: str = "", *, contents: bool = True) -> wire.Explained:

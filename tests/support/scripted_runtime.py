@@ -18,11 +18,11 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from radixkv.frontend.client import RuntimeClient
+from radixkv.stats import DiskStats, HostStats, Stats
 from radixkv.wire import (
     WIRE_VERSION,
     Cancel,
     CloseSession,
-    DiskStats,
     Done,
     Drain,
     Explain,
@@ -32,7 +32,6 @@ from radixkv.wire import (
     Flushed,
     FromRuntime,
     GetStats,
-    HostStats,
     Invalidate,
     Invalidated,
     NewTokens,
@@ -41,7 +40,6 @@ from radixkv.wire import (
     PromptLogprobs,
     Ready,
     SessionClosed,
-    Stats,
     Submit,
     TokenLogprobs,
     Tokens,

@@ -229,12 +229,12 @@ class World:
                     tracked.detached_from = len(tracked.pages)
 
     def demote(self, namespace: Namespace, tokens: bytes, n_kept: int) -> None:
-        n_demoted = self.tree.demote(namespace, tokens, n_kept * self.page_size)
+        n_demoted = self.tree.demotions.add(namespace, tokens, n_kept * self.page_size)
         n = self.expected_match(namespace, tokens)
         pages = self.path_pages(namespace, tokens[: n * self.page_bytes])[n_kept:]
         self.model.demoted(pages)
         assert n_demoted == len(pages)
-        assert self.tree.is_demoted(namespace, tokens[: n * self.page_bytes]) or not pages
+        assert self.tree.demotions.reach_end(namespace, tokens[: n * self.page_bytes]) or not pages
 
     def evict(self, n_pages: int) -> None:
         n_evictable = self.tree.n_pages_evictable

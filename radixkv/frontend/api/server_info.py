@@ -17,8 +17,8 @@ from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.served_model import ServedModel
+from radixkv.stats import Stats
 from radixkv.version import __version__
-from radixkv.wire import Stats
 
 
 def public_settings(engine: EngineConfig, server: ServerConfig) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from radixkv.config import MetricsCompat
 from radixkv.frontend.in_flight import cached_tokens_details
 from radixkv.frontend.metrics.stats_delta import StatsDelta
-from radixkv.wire import DiskStats, HostStats, Stats
+from radixkv.stats import DiskStats, HostStats, Stats
 
 _VLLM: Mapping[str, tuple[str, ...]] = {
     "num_requests_running": ("num_requests_running",),

@@ -12,7 +12,7 @@ from typing import Protocol
 from radixkv.errors import RequestError
 from radixkv.frontend.http.errors import RuntimeSilent
 from radixkv.frontend.metrics.stats_delta import StatsDelta
-from radixkv.wire import Stats
+from radixkv.stats import Stats
 
 
 class StatsSource(Protocol):

@@ -16,7 +16,7 @@ from prometheus_client.utils import floatToGoString
 
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.stats_delta import StatsDelta
-from radixkv.wire import DiskStats, HostStats, Stats
+from radixkv.stats import DiskStats, HostStats, Stats
 
 PREFIX = "radixkv:"
 FINISH_REASONS = ("stop", "length", "abort", "error")

@@ -347,11 +347,11 @@ class PageCache:
 
         Returns the number of pages; ``RadixTree.demote``.
         """
-        return self.tree.demote(namespace, tokens, n_kept)
+        return self.tree.demotions.add(namespace, tokens, n_kept)
 
     def n_demoted(self, blocks: BlockTable) -> int:
         """Returns how many pages at the end of the leased path are demoted. O(edges)."""
-        return 0 if blocks.lease is None else self.tree.n_demoted(blocks.lease)
+        return 0 if blocks.lease is None else self.tree.demotions.n_at_end(blocks.lease)
 
     def check_counts(self) -> None:
         """Checks that free, reachable, detached and private pages add up to the pool. O(1).

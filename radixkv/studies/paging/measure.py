@@ -20,11 +20,11 @@ from radixkv.errors import ConfigError
 from radixkv.llm import LLM
 from radixkv.runtime.device.factory import look_at_machine
 from radixkv.sampling import SamplingParams
+from radixkv.stats import Stats
 from radixkv.studies.paging.lengths import WorkloadLengths
 from radixkv.studies.paging.sequences import TokenRange
 from radixkv.studies.paging.study import PAGED, RESERVE_MAXIMUM, ResultLine
 from radixkv.studies.paging.workloads import StudyWorkload, generate_workload
-from radixkv.wire import Stats
 
 MEASURABLE = ("uniform-short", "variable-length", "shared-prefix")
 """Workloads with one answer per prompt whose prompts do not depend on answers."""

@@ -13,7 +13,8 @@ from radixkv.errors import RequestError, RuntimeDied
 from radixkv.frontend.http.errors import RuntimeSilent
 from radixkv.frontend.metrics.log import StatsLog
 from radixkv.frontend.metrics.stats_delta import StatsDelta
-from radixkv.wire import GetStats, Stats
+from radixkv.stats import Stats
+from radixkv.wire import GetStats
 from support.scripted_runtime import DISK, HOST, ScriptedLoop
 
 

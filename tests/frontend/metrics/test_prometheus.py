@@ -4,7 +4,8 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from radixkv.frontend.metrics.prometheus import Metrics
-from radixkv.wire import DiskStats, GetStats, HostStats, Stats
+from radixkv.stats import DiskStats, HostStats, Stats
+from radixkv.wire import GetStats
 from support.scripted_runtime import DISK, HOST, ScriptedLoop
 
 

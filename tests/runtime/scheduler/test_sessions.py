@@ -33,7 +33,7 @@ def close(engine: Engine, session_id: str = "a", namespace: Namespace = DEFAULT)
 
 
 def is_demoted(engine: Engine, tokens: list[int], namespace: Namespace = DEFAULT) -> bool:
-    return engine.cache.tree.is_demoted(namespace, token_bytes(tokens))
+    return engine.cache.tree.demotions.reach_end(namespace, token_bytes(tokens))
 
 
 def evict(engine: Engine, n_pages: int) -> None:
@@ -134,7 +134,7 @@ def test_a_turn_that_runs_while_its_session_is_closed_is_demoted_at_its_end() ->
     store_all(engine)
     whole = all_tokens(request)
     assert is_demoted(engine, whole)
-    assert engine.host.tree.is_demoted(DEFAULT, token_bytes(whole))
+    assert engine.host.tree.demotions.reach_end(DEFAULT, token_bytes(whole))
     assert close(engine) is None
 
 
@@ -146,7 +146,7 @@ def test_the_host_tier_demotes_too_also_what_is_stored_later() -> None:
     assert close(engine, "new")[0] == 7
     store_all(engine)
     assert n_in_host(engine, new) == 28
-    assert engine.host.tree.is_demoted(DEFAULT, token_bytes(new))
+    assert engine.host.tree.demotions.reach_end(DEFAULT, token_bytes(new))
     blocks = engine.host.open(DEFAULT, b"", bypasses_tree=True)
     assert engine.host.reserve(blocks, engine.host.n_free + 7)
     engine.host.close(blocks)
@@ -164,12 +164,12 @@ def test_another_request_that_goes_on_from_a_closed_session_is_not_demoted() -> 
     store_all(engine)
     going_on = all_tokens(request)
     assert n_in_host(engine, going_on) >= 40
-    assert not engine.host.tree.is_demoted(DEFAULT, token_bytes(going_on))
+    assert not engine.host.tree.demotions.reach_end(DEFAULT, token_bytes(going_on))
     engine.run()
     store_all(engine)
     whole = all_tokens(request)
     for tree in (engine.cache.tree, engine.host.tree):
-        assert not tree.is_demoted(DEFAULT, token_bytes(whole))
+        assert not tree.demotions.reach_end(DEFAULT, token_bytes(whole))
 
 
 def test_ids_belong_to_a_salt() -> None:

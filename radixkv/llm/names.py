@@ -1,0 +1,25 @@
+"""The names of the settings that ``LLM`` and its calls take, and those of other engines for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+from radixkv.compat import Place, SettingNames
+from radixkv.errors import ConfigError
+from radixkv.sampling import SamplingParams
+
+NameT = TypeVar("NameT", str, str | None)
+
+_SAMPLING_HINTS = {name: f"SamplingParams({name}=...)" for name in SamplingParams.__struct_fields__}
+"""Hints for sampling settings that are passed to ``generate`` or ``chat`` by mistake."""
+LLM_NAMES = SettingNames(
+    Place.LLM, "LLM", ConfigError, typo_cutoff=0.8
+)  # other engines have more than the table lists
+GENERATE_NAMES = SettingNames(Place.LLM_GENERATE, "LLM.generate", ConfigError, hints=_SAMPLING_HINTS)
+CHAT_NAMES = SettingNames(Place.LLM_CHAT, "LLM.chat", ConfigError, hints=_SAMPLING_HINTS)
+
+
+def as_name(name: NameT | Path) -> NameT | str:
+    """Returns a folder as a string, which the configuration takes."""
+    return str(name) if isinstance(name, Path) else name

@@ -1,0 +1,92 @@
+"""Counters and gauges of the runtime, which it sends to the frontend and ``LLM`` returns."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class HostStats(msgspec.Struct, frozen=True):
+    """Counters and gauges of the host tier."""
+
+    n_slots: int
+    """Pages that the tier can hold by now; its memory is prepared in the background."""
+    n_slots_free: int
+    n_slots_pinned: int
+    """Pages that a pin covers."""
+    page_bytes: int
+    """Size of a page."""
+    n_loading: int
+    """Requests that wait for pages from the tier."""
+    prefix_hits_total: int
+    """The part of ``Stats.prefix_hits_total`` that was loaded from the tier."""
+    pages_loaded_total: int
+    pages_stored_total: int
+    pages_evicted_total: int
+    load_seconds: float
+    """Time of the copies to the device, each alone: ``pages_loaded_total * page_bytes`` by it is the rate."""
+    store_seconds: float
+    copies_failed_total: int
+    hits_computed_total: int
+    """Admissions of prompts that compute tokens which the tier has, because loading them would take longer."""
+    load_seconds_per_token: float | None
+    """Moving average; None before the first copy. As ``compute_seconds_per_token``."""
+    compute_seconds_per_token: float | None
+
+
+class DiskStats(msgspec.Struct, frozen=True):
+    """Counters and gauges of the disk tier."""
+
+    n_pages: int
+    """Pages in the folder, with those of other models."""
+    n_bytes: int
+    """Bytes that they occupy."""
+    prefix_hits_total: int
+    """The part of ``HostStats.prefix_hits_total`` that came from disk before."""
+    pages_fetched_total: int
+    pages_written_total: int
+    pages_lost_total: int
+    """Pages that were listed but could not be read: damaged, removed, or an error of the file system."""
+    fetch_seconds: float
+    """Time of the reads, each prompt's alone."""
+    write_seconds: float
+    fetch_seconds_per_token: float | None
+    """Moving average; None before the first read."""
+
+
+class Stats(msgspec.Struct, frozen=True, tag=True):
+    """Counters since the start (``*_total``, ``*_seconds``) and current gauges."""
+
+    id: str
+    n_running: int
+    n_waiting: int
+    n_pages: int
+    n_pages_free: int
+    n_pages_evictable: int
+    n_pages_pinned: int
+    """Pages that a pin covers, of which requests may hold some."""
+    prefix_queries_total: int
+    """Prompt tokens of requests whose first prefill is done."""
+    prefix_hits_total: int
+    """The part of ``prefix_queries_total`` that was not computed."""
+    prompt_tokens_total: int
+    generation_tokens_total: int
+    preemptions_total: int
+    pages_evicted_total: int
+    steps_total: int
+    step_seconds: float
+    """Wall time of the loop's turns."""
+    schedule_seconds: float
+    """The part of ``step_seconds`` for making plans and taking results, cache work included."""
+    cache_seconds: float
+    """Time of tree and pool work. It is part of ``schedule_seconds``, with two exceptions: the work of a ``Flush``
+    or ``Cancel`` counts only here, and undoing failed steps counts in ``step_seconds`` too."""
+    attention_seconds: float
+    """Attention time on the device, concurrent with the host times: ``cache_seconds / attention_seconds`` is the
+    relative cost of memory management."""
+    frames_dropped_total: int
+    prefix_hits_copied_total: int = 0
+    """The part of ``prefix_hits_total`` that was copied from pages with other tokens after them."""
+    host: HostStats | None = None
+    """None without a host tier."""
+    disk: DiskStats | None = None
+    """None without a disk tier."""

@@ -1,0 +1,70 @@
+"""Demotions: cached sequences that are evicted before everything else."""
+
+from __future__ import annotations
+
+from radixkv.tree.forest import Forest
+from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, walk
+
+
+class Demotions:
+    """The demoted pages of a tree: those of sequences that nobody will use again.
+
+    Until a demoted page is evicted it is found as before, and a use ends the demotion.
+
+    Args:
+        forest: the nodes of the tree.
+        page_bytes: bytes of one page's tokens.
+    """
+
+    def __init__(self, forest: Forest, page_bytes: int) -> None:
+        self._forest = forest
+        self._page_bytes = page_bytes
+
+    def add(self, namespace: Namespace, tokens: bytes, n_kept: int = 0) -> int:
+        """Makes the cached prefix of the tokens, but for its first ``n_kept`` tokens, the next to be evicted.
+
+        Pages that follow it in other sequences keep their rank, and with them it stays. Splits at most two nodes.
+        O(edges · log leaves + pages of the split nodes).
+
+        Args:
+            namespace: namespace of the tokens.
+            tokens: the sequence, in whole pages; a last page that they do not fill is left out.
+            n_kept: length of the prefix that keeps its rank, a multiple of the page size.
+
+        Returns:
+            The number of demoted pages.
+        """
+        root = self._forest.roots.get(namespace)
+        if root is None:
+            return 0
+        path, _, partial, n_partial = walk(root, tokens, self._page_bytes)
+        if partial is not None:
+            path.append(self._forest.split(partial, n_partial))
+        n_pages_kept, n_demoted = n_kept * TOKEN_BYTES // self._page_bytes, 0
+        for node in path:
+            n_pages = len(node.pages)
+            if 0 < n_pages_kept < n_pages:
+                self._forest.split(node, n_pages_kept)
+            if n_pages_kept < n_pages:
+                self._forest.demote(node)
+                n_demoted += len(node.pages)
+            n_pages_kept = max(0, n_pages_kept - n_pages)
+        return n_demoted
+
+    @staticmethod
+    def n_at_end(lease: Lease) -> int:
+        """Returns how many pages at the end of the lease's path are demoted. O(edges)."""
+        n_demoted, node = 0, lease.node
+        while node.parent is not None and node.rank < 0:
+            n_demoted += len(node.pages)
+            node = node.parent
+        return n_demoted
+
+    def reach_end(self, namespace: Namespace, tokens: bytes) -> bool:
+        """Returns whether the last page of the tokens' cached prefix is demoted. Changes nothing. O(edges)."""
+        root = self._forest.roots.get(namespace)
+        if root is None:
+            return False
+        path, _, partial, _ = walk(root, tokens, self._page_bytes)
+        end = path[-1] if partial is None and path else partial
+        return end is not None and end.rank < 0
