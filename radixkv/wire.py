@@ -130,7 +130,7 @@ class Pin(msgspec.Struct, frozen=True, tag=True):
     tokens: bytes
     """The prompt, as little-endian int32 ids."""
     ttl_s: float
-    """How long to pin it, in seconds; 0 ends the pins of exactly this prompt."""
+    """How long to pin it, in seconds; 0 ends the pin of exactly this prompt."""
     cache_salt: str = ""
 
 

@@ -369,7 +369,7 @@ class LLM:
 
         Args:
             prompt: as in ``generate``.
-            ttl_s: how long to pin it, in seconds, at most 24 hours; 0 ends the pins of exactly this prompt.
+            ttl_s: how long to pin it, in seconds, at most 24 hours; 0 ends the pin of exactly this prompt.
             cache_salt: the salt if the prompt has none of its own.
         """
         content, salt = split_prompt(prompt, cache_salt)

@@ -276,13 +276,21 @@ class Forest:
 
     @staticmethod
     def _end_at(parent: Node | None, node: Node) -> None:
-        """Makes the retentions that end at a node that leaves the tree end at its parent, or nowhere at a root."""
+        """Makes the retentions that end at a node that leaves the tree end at its parent, or nowhere at a root.
+
+        O(retentions that end at the node), however many end at the parent.
+        """
+        moved, node.retentions = node.retentions, None
+        if moved is None:
+            return
         is_root = parent is None or parent.parent is None
-        for retention in node.retentions:
+        for retention in moved:
             retention.node = None if is_root else parent
         if parent is not None and not is_root:
-            parent.retentions += node.retentions
-        node.retentions = ()
+            if parent.retentions is None:
+                parent.retentions = moved
+            else:
+                parent.retentions |= moved
 
     def _make_evictable(self, node: Node) -> None:
         """Makes a node without a lease evictable if it is a leaf; deletes it if it is an empty root."""

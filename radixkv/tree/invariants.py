@@ -104,7 +104,7 @@ def _lease_counts(leases: Collection[Lease], page_bytes: int) -> dict[Node, int]
 def _check_retentions(forest: Forest, reachable: Collection[Node], detached: Collection[Node]) -> None:
     n_retentions: dict[Node, int] = {}
     for end in reachable:
-        for retention in end.retentions:
+        for retention in end.retentions or ():
             _expect(retention.node is end, end, "a retention is listed here, but ends elsewhere")
             node = end
             while node.parent is not None:

@@ -71,8 +71,8 @@ class Node:
         """Reference count: open leases whose path contains this node."""
         self.n_retentions = 0
         """Retentions whose path contains this node; if there is one, the node is evicted after all others."""
-        self.retentions: tuple[Retention, ...] = ()
-        """The retentions that end at this node."""
+        self.retentions: set[Retention] | None = None
+        """The retentions that end at this node; None if there are none."""
         self.rank = rank
         """Order of eviction, which the eviction policy gives: small ranks go first, negative ones are demoted."""
         self.n_hits = 0
@@ -90,7 +90,7 @@ class Node:
         """Drops every reference to other nodes, tokens and pages. O(1)."""
         self.parent = None
         self.children = None
-        self.retentions = ()
+        self.retentions = None
         self.digests = None
         self.key = bytearray()
         self.pages = []

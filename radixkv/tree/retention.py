@@ -16,10 +16,6 @@ class RetainedPath(NamedTuple):
     """Pages of the longest cached prefix."""
     n_retained: int
     """Leading pages of it that a retention covers."""
-    ending: list[Retention]
-    """The retentions that end on this path, so that a retention of the whole path covers what they cover."""
-    ending_last: tuple[Retention, ...]
-    """Those of them that end with the last cached page."""
 
 
 class Retentions:
@@ -50,14 +46,23 @@ class Retentions:
         """Returns what is cached and retained of the tokens. Changes nothing. O(edges)."""
         root = self._forest.roots.get(namespace)
         if root is None:
-            return RetainedPath(0, 0, [], ())
+            return RetainedPath(0, 0)
         path, end, partial, n_partial = walk(root, tokens, self._page_bytes)
-        ending = [retention for node in path for retention in node.retentions]
         n_retained = sum(len(node.pages) for node in path if node.n_retentions)
         if partial is not None and partial.n_retentions:
             n_retained += n_partial
-        ending_last = path[-1].retentions if path and partial is None else ()
-        return RetainedPath(end // self._page_bytes + n_partial, n_retained, ending, ending_last)
+        return RetainedPath(end // self._page_bytes + n_partial, n_retained)
+
+    def ending(self, namespace: Namespace, tokens: bytes) -> list[Retention]:
+        """Returns the retentions that end on the cached path of the tokens, so that one of the path covers them.
+
+        O(edges + retentions returned).
+        """
+        root = self._forest.roots.get(namespace)
+        if root is None:
+            return []
+        path, _, _, _ = walk(root, tokens, self._page_bytes)
+        return [retention for node in path for retention in node.retentions or ()]
 
     def until(self, namespace: Namespace, tokens: bytes) -> float:
         """Returns until when all of the retained prefix of the tokens is retained; 0 if nothing is.
@@ -71,8 +76,8 @@ class Retentions:
         retained = [node for node in (*path, partial) if node is not None and node.n_retentions]
         return max(one.until for one in _covering(retained[-1])) if retained else 0.0
 
-    def add(self, namespace: Namespace, tokens: bytes, until: float) -> Retention | None:
-        """Retains the longest cached prefix of the tokens, in whole pages; None if nothing of them is cached.
+    def add(self, namespace: Namespace, tokens: bytes, until: float) -> Retention:
+        """Retains the longest cached prefix of the tokens, in whole pages. It may be empty.
 
         Splits at most one node. O(edges · log leaves + pages of the split node).
 
@@ -83,23 +88,27 @@ class Retentions:
         """
         root = self._forest.roots.get(namespace)
         if root is None:
-            return None
+            return Retention(None, until)
         path, _, partial, n_partial = walk(root, tokens, self._page_bytes)
         if partial is not None:
             path.append(self._forest.split(partial, n_partial))
         if not path:
-            return None
+            return Retention(None, until)
         for node in path:
             self._forest.retain(node)
-        retention = Retention(path[-1], until)
-        path[-1].retentions += (retention,)
+        end = path[-1]
+        retention = Retention(end, until)
+        if end.retentions is None:
+            end.retentions = set()
+        end.retentions.add(retention)
         return retention
 
     def remove(self, retention: Retention) -> None:
         """Ends a retention; its pages return to their place in the order of eviction. O(edges · log leaves)."""
         node = retention.node
-        if node is not None:
-            node.retentions = tuple(one for one in node.retentions if one is not retention)
+        if node is not None and node.retentions is not None:
+            node.retentions.remove(retention)
+            node.retentions = node.retentions or None
         while node is not None and node.parent is not None:
             self._forest.end_retention(node)
             node = node.parent
@@ -111,6 +120,7 @@ def _covering(node: Node) -> Iterator[Retention]:
     stack = [node]
     while stack:
         node = stack.pop()
-        yield from node.retentions
-        if node.children is not None:
+        ending = node.retentions or ()
+        yield from ending
+        if node.children is not None and node.n_retentions > len(ending):
             stack.extend(child for child in node.children.values() if child.n_retentions)

@@ -144,6 +144,20 @@ def test_what_is_stored_after_the_pin_is_pinned_in_the_host_tier(write_policy: s
     assert pinned_in_host(engine, tokens) == 0
 
 
+def test_a_pin_that_ends_while_its_store_is_in_flight_leaves_nothing_pinned() -> None:
+    engine, tokens = host_engine("selective"), prompt(20)
+    engine.finishes_copies = False
+    engine.add(tokens, 1)
+    engine.run()
+    engine.pins.pin(Namespace(), token_bytes(tokens), 60.0)
+    engine.turn()
+    engine.pins.unpin(Namespace(), token_bytes(tokens))
+    engine.finish_copies()
+    engine.turn()
+    assert engine.host.matches([(Namespace(), token_bytes(tokens))]) == [20], "the store has finished"
+    assert pinned_in_host(engine, tokens) == 0
+
+
 def test_a_pinned_prompt_outlives_others_in_the_host_tier() -> None:
     engine, tokens = host_engine(), prompt(20)
     engine.add(tokens, 1)

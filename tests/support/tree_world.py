@@ -264,8 +264,8 @@ class World:
     def retain(self, namespace: Namespace, tokens: bytes, until: float) -> None:
         pages = self.path_pages(namespace, tokens[: self.expected_match(namespace, tokens) * self.page_bytes])
         retention = self.tree.retentions.add(namespace, tokens, until)
-        assert (retention is None) == (not pages)
-        if retention is not None:
+        assert (retention.node is None) == (not pages)
+        if pages:
             tokens = tokens[: len(pages) * self.page_bytes]
             self.retentions.append(TrackedRetention(retention, namespace, tokens, pages))
 
@@ -284,9 +284,8 @@ class World:
         assert found.n_retained == n_retained
         until = self.tree.retentions.until(namespace, tokens)
         assert until == max((retention.until for retention in covering), default=0.0)
-        assert {id(retention) for retention in found.ending} == {id(one.retention) for one in ending}
-        ending_last = {id(one.retention) for one in ending if len(one.pages) == n}
-        assert {id(retention) for retention in found.ending_last} == ending_last
+        found_ending = self.tree.retentions.ending(namespace, tokens)
+        assert {id(retention) for retention in found_ending} == {id(one.retention) for one in ending}
 
     def retained_pages(self, namespace: Namespace | None = None) -> set[int]:
         return {page for one in self.retentions if namespace in (None, one.namespace) for page in one.pages}

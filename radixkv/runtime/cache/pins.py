@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from time import monotonic
 
 from radixkv.errors import UnsupportedFeature
@@ -65,10 +64,10 @@ class Pins:
         self.device.pin(namespace, tokens, until)
         if self._transfers is not None and self.host is not None and uses_tiers:
             self.host.pin(namespace, tokens, until)
-            self._transfers.offer(namespace, tokens, partial(self.host.pin, until=until))
+            self._transfers.offer(namespace, tokens, self.host.renew)
 
     def unpin(self, namespace: Namespace, tokens: bytes) -> None:
-        """Ends the pins of exactly this sequence, in whole pages. O(edges · log leaves)."""
+        """Ends the pin of exactly this sequence, in whole pages. O(tokens + edges · log leaves)."""
         for tier in self._tiers():
             tier.unpin(namespace, tokens)
 

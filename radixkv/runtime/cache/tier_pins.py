@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sortedcontainers import SortedKeyList
 
@@ -28,6 +28,10 @@ class PinnedPrefix(NamedTuple):
     """How long all of them stay pinned; 0 if there are none."""
 
 
+_Prompt = tuple[Namespace, int]
+"""Names what was asked to be pinned: its namespace, and the hash of its whole pages."""
+
+
 class TierPins:
     """Pins prefixes of a page cache.
 
@@ -46,8 +50,9 @@ class TierPins:
         self._cache = cache
         self._budget = budget
         self._clock = clock
-        self._pins: OrderedDict[Retention, Namespace] = OrderedDict()
+        self._pins: OrderedDict[Retention, _Prompt] = OrderedDict()
         """All pins, oldest first."""
+        self._by_prompt: dict[_Prompt, Retention] = {}
         self._pins_of: dict[Namespace, OrderedDict[Retention, None]] = {}
         """The pins of each namespace, oldest first."""
         self._by_end = SortedKeyList(key=attrgetter("until"))
@@ -60,9 +65,10 @@ class TierPins:
     def pin(self, namespace: Namespace, tokens: bytes, until: float) -> None:
         """Pins what is cached of a sequence, in whole pages.
 
-        The new pin replaces those that it makes superfluous: they cover a prefix of it, and end no later. So a
-        conversation whose turns are pinned one after another has one pin. O(edges · log leaves) for each pin that
-        ends.
+        A sequence has one pin, which ends as late as the latest that was asked for. A pin replaces those that it
+        makes superfluous: they cover a prefix of it, and end no later. So a conversation whose turns are pinned one
+        after another has one pin. O(tokens + pins that end on the path), and O(edges · log leaves) for each pin
+        that ends.
 
         Args:
             namespace: namespace of the sequence.
@@ -73,29 +79,34 @@ class TierPins:
         if until <= self._clock():
             return
         retentions = self._cache.tree.retentions
+        prompt = self._prompt(namespace, tokens)
+        if (last := self._by_prompt.get(prompt)) is not None:
+            until = max(until, last.until)
+            self._end(last)
         tokens = tokens[: self._make_room(namespace, tokens) * self._cache.page_size * TOKEN_BYTES]
-        replaced = [one for one in retentions.find(namespace, tokens).ending if one.until <= until]
+        replaced = [one for one in retentions.ending(namespace, tokens) if one.until <= until]
         pin = retentions.add(namespace, tokens, until)
-        if pin is not None:
-            self._pins[pin] = namespace
-            self._pins_of.setdefault(namespace, OrderedDict())[pin] = None
-            self._by_end.add(pin)
+        self._pins[pin] = prompt
+        self._by_prompt[prompt] = pin
+        self._pins_of.setdefault(namespace, OrderedDict())[pin] = None
+        self._by_end.add(pin)
         for older in replaced:
             self._end(older)
         if len(self._pins) > _MAX_PINS:
             self._end(next(iter(self._pins)))
 
-    def unpin(self, namespace: Namespace, tokens: bytes) -> None:
-        """Ends the pins of exactly this sequence, but for a last page that it does not fill. O(edges · log leaves).
+    def renew(self, namespace: Namespace, tokens: bytes) -> None:
+        """Pins what is cached of a sequence by now, if its pin has not ended. Costs as ``pin``."""
+        if (pin := self._by_prompt.get(self._prompt(namespace, tokens))) is not None:
+            self.pin(namespace, tokens, pin.until)
 
-        Other pins of its prefixes, and of sequences that continue it, stay.
+    def unpin(self, namespace: Namespace, tokens: bytes) -> None:
+        """Ends the pin of exactly this sequence, but for a last page that it does not fill.
+
+        Other pins of its prefixes, and of sequences that continue it, stay. O(tokens + edges · log leaves).
         """
-        self.expire()
-        n_pages = len(tokens) // (self._cache.page_size * TOKEN_BYTES)
-        path = self._cache.tree.retentions.find(namespace, tokens)
-        if path.n_cached == n_pages:
-            for pin in path.ending_last:
-                self._end(pin)
+        if (pin := self._by_prompt.get(self._prompt(namespace, tokens))) is not None:
+            self._end(pin)
 
     def expire(self) -> None:
         """Ends the pins whose time is over. O(1) if there are none."""
@@ -130,15 +141,27 @@ class TierPins:
             n_new = path.n_cached - path.n_retained
             own_room = budget - retentions.n_pages_of(namespace)
             if n_new > own_room and namespace in self._pins_of:
-                self._end(next(iter(self._pins_of[namespace])))
+                self._end_oldest(self._pins_of[namespace])
             elif min(n_new, own_room) > budget_of_all - retentions.n_pages:
-                self._end(next(iter(self._pins)))
+                self._end_oldest(self._pins)
             else:
                 return path.n_retained + min(n_new, own_room)
 
+    def _end_oldest(self, pins: OrderedDict[Retention, Any]) -> None:
+        """Ends the oldest pins, up to the first one whose end leaves fewer pages pinned."""
+        n_before = self.n_pages
+        while pins and self.n_pages == n_before:
+            self._end(next(iter(pins)))
+
+    def _prompt(self, namespace: Namespace, tokens: bytes) -> _Prompt:
+        page_bytes = self._cache.page_size * TOKEN_BYTES
+        return namespace, hash(tokens[: len(tokens) // page_bytes * page_bytes])
+
     def _end(self, pin: Retention) -> None:
         self._cache.tree.retentions.remove(pin)
-        namespace = self._pins.pop(pin)
+        prompt = self._pins.pop(pin)
+        del self._by_prompt[prompt]
+        namespace, _ = prompt
         del self._pins_of[namespace][pin]
         if not self._pins_of[namespace]:
             del self._pins_of[namespace]

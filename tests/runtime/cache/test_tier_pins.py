@@ -83,6 +83,20 @@ def test_of_a_pin_above_the_budget_the_first_pages_are_kept() -> None:
     assert (world.pinned(small), world.pinned(large)) == (0, 4)
 
 
+def test_unpin_ends_a_pin_that_does_not_cover_all_of_its_sequence() -> None:
+    world = PinnedCache()
+    large = world.add(0, 9)
+    world.pin(large)
+    assert world.pinned(large) == 4
+    world.pins.unpin(Namespace(), large)
+    assert world.pins.n_pages == 0, "the budget had cut it"
+    world.pin(large[: 4 * PAGE_SIZE * 4])
+    world.squeeze(2)
+    assert world.pins.n_pages == 2
+    world.pins.unpin(Namespace(), large[: 4 * PAGE_SIZE * 4])
+    assert world.pins.n_pages == 0, "eviction had cut it"
+
+
 def test_pages_that_several_pins_share_count_once() -> None:
     world = PinnedCache()
     system = list(range(4))
@@ -137,6 +151,8 @@ def test_clear_ends_all_pins() -> None:
 @dataclass(eq=False)
 class NaivePin:
     salt: int
+    prompt: list[bytes]
+    """The prefixes that end with each of the pages that were asked for."""
     pages: list[bytes]
     """The prefixes that end with each of its pages."""
     until: float
@@ -173,6 +189,9 @@ def test_pins_do_what_the_naive_model_says(
             world.add_tokens(doubled, namespace)
         elif verb == "pin":
             world.pin(tokens, amount, namespace)
+            last = [pin for pin in pins if (pin.salt, pin.prompt) == (salt, prefixes)]
+            until = max([world.now + amount, *(pin.until for pin in last)])
+            pins = [pin for pin in pins if pin not in last]
             room, room_of_all = int(budget * 30), int(max(budget, 0.5) * 30)
             while len(covered(salt) | {(salt, page) for page in cached}) > room and any(
                 pin.salt == salt for pin in pins
@@ -181,12 +200,12 @@ def test_pins_do_what_the_naive_model_says(
             fitting = cached[:room] if not covered(salt) else cached
             while len(covered() | {(salt, page) for page in fitting}) > room_of_all:
                 pins.pop(0)
-            replaced = [pin for pin in pins if pin.salt == salt and pin.until <= world.now + amount]
+            replaced = [pin for pin in pins if pin.salt == salt and pin.pages and pin.until <= until]
             pins = [pin for pin in pins if pin not in replaced or pin.pages != fitting[: len(pin.pages)]]
-            pins.append(NaivePin(salt, fitting, world.now + amount))
+            pins.append(NaivePin(salt, prefixes, fitting, until))
         elif verb == "unpin":
             world.pins.unpin(namespace, tokens)
-            pins = [pin for pin in pins if (pin.salt, pin.pages) != (salt, prefixes)]
+            pins = [pin for pin in pins if (pin.salt, pin.prompt) != (salt, prefixes)]
         elif verb == "wait":
             world.now += amount
         else:
