@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from radixkv.errors import InvalidRequest
@@ -13,6 +14,8 @@ from radixkv.limits import MAX_PINS, parse_ttl
 from radixkv.wire import PromptPin
 
 _TOKEN_BYTES = 4
+_MAX_INLINE_CHARACTERS = 1 << 15
+"""Up to this many characters, a prompt is searched on the event loop."""
 
 
 class _Text(NamedTuple):
@@ -52,25 +55,22 @@ async def breakpoint_pins(
         tokens: the ids of the prompt.
         served_model: has the tokenizer.
 
-    Cost: a search in the text, and the encoding of up to four prefixes of it.
+    Cost: without a breakpoint O(parts); else a search in the text, of all of it for each part that the template
+    changes, and the encoding of up to four prefixes. Long texts are searched in a thread.
     """
-    pins: list[tuple[int, float]] = []
-    position = 0
-    for one in _texts(request):
-        found = max(_end(text, one.text, position), _end(text, one.text.strip(), position))
-        position = max(position, found)
-        if one.ttl_s is not None:
-            pins.append((position, one.ttl_s))
+    parts = list(_texts(request))
+    if all(part.ttl_s is None for part in parts):
+        return []
+    if len(text) <= _MAX_INLINE_CHARACTERS:
+        pins = _marked_ends(parts, text)
+    else:
+        pins = await served_model.serial.run(partial(_marked_ends, parts, text))
     options = request.prompt_cache_options
     is_explicit = options is None or options.mode == "explicit"
     latest = pins[-MAX_PINS if is_explicit else 1 - MAX_PINS :]
     prefixes = [text[:position] for position, _ in latest]
     adds_special_tokens = bool(request.add_special_tokens)
-    encoded = (
-        await encode_texts(prefixes, served_model, "messages", adds_special_tokens=adds_special_tokens)
-        if prefixes
-        else []
-    )
+    encoded = await encode_texts(prefixes, served_model, "messages", adds_special_tokens=adds_special_tokens)
     return [
         PromptPin(_n_common_tokens(prefix, tokens), ttl_s)
         for prefix, (_, ttl_s) in zip(encoded, latest, strict=True)
@@ -104,6 +104,17 @@ def _ttl(part: dict[str, Any], request: ChatRequest, path: str) -> float | None:
     if not isinstance(ttl, str):
         raise InvalidRequest(f"{path}.prompt_cache_breakpoint.ttl must be a text such as 30m", param="messages")
     return parse_ttl(ttl, "messages")
+
+
+def _marked_ends(parts: list[_Text], text: str) -> list[tuple[int, float]]:
+    """Returns where the parts with a breakpoint end in the prompt's text, and how long each is pinned."""
+    ends: list[tuple[int, float]] = []
+    position = 0
+    for part in parts:
+        position = max(position, _end(text, part.text, position), _end(text, part.text.strip(), position))
+        if part.ttl_s is not None:
+            ends.append((position, part.ttl_s))
+    return ends
 
 
 def _end(text: str, part: str, start: int) -> int:
