@@ -53,7 +53,7 @@ def check_ttl(ttl_s: float, field: str) -> None:
     is_number = isinstance(ttl_s, int | float) and not isinstance(ttl_s, bool)
     if not (is_number and 0 <= ttl_s <= MAX_TTL_S):  # also catches NaN
         raise InvalidRequest(
-            f"{field} is {shortened(ttl_s)}; it must be between 0 and {MAX_TTL_S} seconds (24h)", param=field
+            f"a ttl of {shortened(ttl_s)} seconds; it must be between 0 and {MAX_TTL_S} (24h)", param=field
         )
 
 
@@ -62,7 +62,7 @@ def parse_ttl(text: str, field: str) -> float:
     match = _TTL.fullmatch(text)
     if match is None:
         raise InvalidRequest(
-            f"{field} has a ttl that is no number of seconds, minutes or hours; give one such as 90s, 5m or 12h",
+            "the ttl is no whole number of seconds, minutes or hours; give one such as 90s, 5m or 12h",
             param=field,
         )
     ttl_s = float(match[1]) * _SECONDS[match[2]]
