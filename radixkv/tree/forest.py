@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from radixkv.tree.children import Children
 from radixkv.tree.digest import Digest, namespace_digest
 from radixkv.tree.evictable import EvictableLeaves
-from radixkv.tree.node import Namespace, Node
+from radixkv.tree.node import Namespace, Node, Retention
 
 _DEMOTED = -1
 """Rank of demoted nodes."""
@@ -191,7 +191,8 @@ class Forest:
             if node.n_retentions:
                 self._count_retained(node.namespace, -len(node.pages))
                 node.n_retentions = 0
-                self._end_at(parent, node)
+                if node.retentions is not None:
+                    self._end_at(parent, node, node.retentions)
             if node.n_leases:
                 node.detached = True
                 self.n_leased -= len(node.pages)
@@ -246,7 +247,8 @@ class Forest:
     def _remove(self, leaf: Node) -> None:
         parent = leaf.parent
         assert parent is not None
-        self._end_at(parent, leaf)
+        if leaf.retentions is not None:
+            self._end_at(parent, leaf, leaf.retentions)
         self._drop_child(parent, leaf)
         leaf.unlink()
 
@@ -275,14 +277,12 @@ class Forest:
             self.retained_pages[namespace] = n_of_namespace
 
     @staticmethod
-    def _end_at(parent: Node | None, node: Node) -> None:
+    def _end_at(parent: Node | None, node: Node, moved: set[Retention]) -> None:
         """Makes the retentions that end at a node that leaves the tree end at its parent, or nowhere at a root.
 
         O(retentions that end at the node), however many end at the parent.
         """
-        moved, node.retentions = node.retentions, None
-        if moved is None:
-            return
+        node.retentions = None
         is_root = parent is None or parent.parent is None
         for retention in moved:
             retention.node = None if is_root else parent
