@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sortedcontainers import SortedKeyList
 
@@ -132,26 +132,39 @@ class TierPins:
         return PinnedPrefix(n_pages * self._cache.page_size, retentions.until(namespace, tokens) - self._clock())
 
     def _make_room(self, namespace: Namespace, tokens: bytes) -> int:
-        """Ends the oldest pins until the sequence fits into the budget; returns how many pages of it fit."""
+        """Ends the oldest pins until the sequence fits into the budget; returns how many pages of it fit.
+
+        Those that end on its path stay: the sequence needs their pages itself.
+        """
         retentions, n_pages = self._cache.tree.retentions, self._cache.n_pages
         budget = int(self._budget * n_pages)
         budget_of_all = int(max(self._budget, _MAX_SHARE) * n_pages)
+        own = self._off_path(self._pins_of.get(namespace, ()), namespace, tokens)
+        everyones = self._off_path(self._pins, namespace, tokens)
         while True:
             path = retentions.find(namespace, tokens)
             n_new = path.n_cached - path.n_retained
-            own_room = budget - retentions.n_pages_of(namespace)
-            if n_new > own_room and namespace in self._pins_of:
-                self._end_oldest(self._pins_of[namespace])
-            elif min(n_new, own_room) > budget_of_all - retentions.n_pages:
-                self._end_oldest(self._pins)
-            else:
-                return path.n_retained + min(n_new, own_room)
+            own_room, room_of_all = budget - retentions.n_pages_of(namespace), budget_of_all - retentions.n_pages
+            if n_new > own_room and self._end_oldest(own):
+                continue
+            if min(n_new, own_room) > room_of_all and self._end_oldest(everyones):
+                continue
+            return path.n_retained + min(n_new, own_room, room_of_all)
 
-    def _end_oldest(self, pins: OrderedDict[Retention, Any]) -> None:
-        """Ends the oldest pins, up to the first one whose end leaves fewer pages pinned."""
+    def _off_path(self, pins: Collection[Retention], namespace: Namespace, tokens: bytes) -> Iterator[Retention]:
+        """Yields those of the pins that do not end on a sequence's path, as of the first one. O(pins)."""
+        on_path = set(self._cache.tree.retentions.ending(namespace, tokens))
+        yield from [pin for pin in pins if pin not in on_path]
+
+    def _end_oldest(self, pins: Iterator[Retention]) -> bool:
+        """Ends pins up to the first one whose end leaves fewer pages pinned; returns whether there was one."""
         n_before = self.n_pages
-        while pins and self.n_pages == n_before:
-            self._end(next(iter(pins)))
+        for pin in pins:
+            if pin in self._pins:
+                self._end(pin)
+            if self.n_pages < n_before:
+                return True
+        return False
 
     def _prompt(self, namespace: Namespace, tokens: bytes) -> _Prompt:
         page_bytes = self._cache.page_size * TOKEN_BYTES

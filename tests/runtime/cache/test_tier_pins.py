@@ -83,6 +83,17 @@ def test_of_a_pin_above_the_budget_the_first_pages_are_kept() -> None:
     assert (world.pinned(small), world.pinned(large)) == (0, 4)
 
 
+def test_a_pin_above_the_budget_leaves_those_of_its_prefixes() -> None:
+    world = PinnedCache()
+    system, other, chat = world.add(0, 2), world.add(100, 2), world.add(0, 9)
+    world.pin(system, 100.0)
+    world.pin(other, 100.0)
+    world.pin(chat, 10.0)
+    assert (world.pinned(chat), world.pinned(other)) == (4, 0)
+    world.now = 10.0
+    assert world.pinned(system) == 2
+
+
 def test_unpin_ends_a_pin_that_does_not_cover_all_of_its_sequence() -> None:
     world = PinnedCache()
     large = world.add(0, 9)
@@ -193,13 +204,14 @@ def test_pins_do_what_the_naive_model_says(
             until = max([world.now + amount, *(pin.until for pin in last)])
             pins = [pin for pin in pins if pin not in last]
             room, room_of_all = int(budget * 30), int(max(budget, 0.5) * 30)
+            on_path = [p for p in pins if p.salt == salt and p.pages and p.pages == cached[: len(p.pages)]]
             while len(covered(salt) | {(salt, page) for page in cached}) > room and any(
-                pin.salt == salt for pin in pins
+                pin.salt == salt and pin not in on_path for pin in pins
             ):
-                pins.remove(next(pin for pin in pins if pin.salt == salt))
-            fitting = cached[:room] if not covered(salt) else cached
+                pins.remove(next(pin for pin in pins if pin.salt == salt and pin not in on_path))
+            fitting = cached[:room]
             while len(covered() | {(salt, page) for page in fitting}) > room_of_all:
-                pins.pop(0)
+                pins.remove(next(pin for pin in pins if pin not in on_path))
             replaced = [pin for pin in pins if pin.salt == salt and pin.pages and pin.until <= until]
             pins = [pin for pin in pins if pin not in replaced or pin.pages != fitting[: len(pin.pages)]]
             pins.append(NaivePin(salt, prefixes, fitting, until))
