@@ -85,7 +85,13 @@ async def main() -> None:
                 ready_s = round(time.perf_counter() - begun, 1)
                 for bench in benches:
                     line = await measure(bench, address, arguments.processes, is_small=arguments.small)
-                    line |= {"cache": cache, "mode": "server", "server_flags": " ".join(arguments.flag), "ready_s": ready_s, **about}
+                    line |= {
+                        "cache": cache,
+                        "mode": "server",
+                        "server_flags": " ".join(arguments.flag),
+                        "ready_s": ready_s,
+                        **about,
+                    }
                     print(row(line), flush=True)
                     append(arguments.output_file, line)
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 MAX_BYTES_PER_S_BESIDE_STEPS = 20e9
-"""Rate of all copies together beside steps. A copy takes 1.5 to 2.4 ms of the steps' time for each GB, so that steps
-take at most 5% longer (docs/decisions/log/0023-page-copies.md)."""
+"""Rate of all copies together beside steps, which take at most 5% longer then: a copy takes 0.9 to 2.4 ms of
+their time for each GB (docs/decisions/log/0023-page-copies.md)."""
 BURST_S = 0.005
 """Time at that rate that copies may catch up after a pause: a thread that has slept may wait as long for the
 interpreter's lock."""

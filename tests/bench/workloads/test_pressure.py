@@ -80,5 +80,5 @@ def test_a_pool_that_is_too_small_has_evicted_a_returning_chat(pool_tokens, retu
     sampling = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     cached = [llm.generate([request.prompt], sampling)[0].num_cached_tokens for request in requests]
     llm.shutdown()
-    assert not any(cached[:10])
+    assert max(cached[:10]) < 16, "other chats share less than a page"
     assert [count > 64 for count in cached[10:]] == [returns_to_cache] * 10
