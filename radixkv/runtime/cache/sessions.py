@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.tree.node import TOKEN_BYTES, Namespace
@@ -17,10 +18,16 @@ recently is forgotten: nothing of it is demoted, and closing it finds nothing.""
 _Key = tuple[Namespace, str]
 
 
+class _Tip(NamedTuple):
+    serial: int
+    tokens: bytes
+    """Prompt and answer."""
+
+
 @dataclass(slots=True, eq=False)
 class _Session:
-    tips: list[bytes] = field(default_factory=list)
-    """Sequences of finished turns that no later turn has superseded."""
+    tips: deque[_Tip] = field(default_factory=deque)
+    """Finished turns that no later turn has superseded, in the order of their ends."""
     n_found: int | None = None
     """Tokens that its first turn found in the cache: others may need them. None before the end of that turn."""
     is_closed: bool = False
@@ -32,10 +39,10 @@ class Turn:
 
     key: _Key
     session: _Session
-    seen: tuple[bytes, ...]
-    """The session's tips when the turn began."""
+    n_ended: int
+    """Turns of all sessions that had ended when it began: it supersedes those of its session with lower serials."""
     n_found: int = 0
-    """Prompt tokens that the request found in the cache."""
+    """Prompt tokens that the request found in the cache, without those of a part of a page."""
 
 
 class Sessions:
@@ -59,13 +66,15 @@ class Sessions:
         """Those used least recently come first."""
         self._n_tokens = 0
         """Tokens of all tips."""
+        self._n_ended = 0
+        """Turns that have ended, and choices of turns."""
 
     def begin(self, namespace: Namespace, session_id: str) -> Turn:
-        """Begins a turn, and its session if there is none of this id. O(tips)."""
+        """Begins a turn, and its session if there is none of this id. O(1)."""
         key = namespace, session_id
         session = self._touch(key, _Session())
         self._forget()
-        return Turn(key, session, tuple(session.tips))
+        return Turn(key, session, self._n_ended)
 
     def end(self, turn: Turn, tokens: bytes) -> None:
         """Ends a turn, or one of its choices, once its pages are released.
@@ -77,19 +86,21 @@ class Sessions:
             tokens: its prompt and answer.
         """
         session, (namespace, _) = turn.session, turn.key
+        if not session.is_closed:
+            session = self._touch(turn.key, session)
         if session.n_found is None:
             session.n_found = turn.n_found
         if session.is_closed:
             self._demote(namespace, tokens, self._n_pages_found(session))
             return
-        session = self._touch(turn.key, session)
-        superseded = [tip for tip in session.tips if any(tip is seen for seen in turn.seen)]
-        for tip in superseded:
-            session.tips.remove(tip)
-            n_pages = max(self._n_common_pages(tip, tokens), self._n_pages_found(session))
-            self._demote(namespace, tip, n_pages)
-        session.tips.append(tokens)
-        self._n_tokens += (len(tokens) - sum(map(len, superseded))) // TOKEN_BYTES
+        while session.tips and session.tips[0].serial < turn.n_ended:
+            superseded = session.tips.popleft().tokens
+            self._n_tokens -= len(superseded) // TOKEN_BYTES
+            n_pages = max(self._n_common_pages(superseded, tokens), self._n_pages_found(session))
+            self._demote(namespace, superseded, n_pages)
+        session.tips.append(_Tip(self._n_ended, tokens))
+        self._n_ended += 1
+        self._n_tokens += len(tokens) // TOKEN_BYTES
         self._forget()
 
     def close(self, namespace: Namespace, session_id: str) -> tuple[int, int] | None:
@@ -104,8 +115,8 @@ class Sessions:
         session.is_closed = True
         n_on_device = n_in_host = 0
         for tip in session.tips:
-            self._n_tokens -= len(tip) // TOKEN_BYTES
-            demoted = self._demote(namespace, tip, self._n_pages_found(session))
+            self._n_tokens -= len(tip.tokens) // TOKEN_BYTES
+            demoted = self._demote(namespace, tip.tokens, self._n_pages_found(session))
             n_on_device, n_in_host = n_on_device + demoted[0], n_in_host + demoted[1]
         return n_on_device, n_in_host
 
@@ -141,5 +152,5 @@ class Sessions:
         """Forgets the sessions used least recently that are too many."""
         while len(self._sessions) > MAX_SESSIONS or self._n_tokens > MAX_SESSION_TOKENS:
             _, session = self._sessions.popitem(last=False)
-            self._n_tokens -= sum(map(len, session.tips)) // TOKEN_BYTES
+            self._n_tokens -= sum(len(tip.tokens) for tip in session.tips) // TOKEN_BYTES
             session.tips.clear()
