@@ -297,7 +297,7 @@ class Request:
         loaded.clear()
         fetched.clear()
         if self.turn is not None:
-            self.turn.n_found = self.n_cached
+            self.turn.n_found = self.n_cached - self.n_copied
 
 
 def _n_positions(ranges: Sequence[tuple[int, int]]) -> int:
