@@ -32,7 +32,7 @@ class Demotions:
             n_kept: length of the prefix that keeps its rank, a multiple of the page size.
 
         Returns:
-            The number of demoted pages.
+            The number of pages that were not demoted before.
         """
         root = self._forest.roots.get(namespace)
         if root is None:
@@ -45,7 +45,7 @@ class Demotions:
             n_pages = len(node.pages)
             if 0 < n_pages_kept < n_pages:
                 self._forest.split(node, n_pages_kept)
-            if n_pages_kept < n_pages:
+            if n_pages_kept < n_pages and node.rank >= 0:
                 self._forest.demote(node)
                 n_demoted += len(node.pages)
             n_pages_kept = max(0, n_pages_kept - n_pages)
