@@ -434,12 +434,7 @@ class Transfers:
             self.counters.n_failed += 1
         self._pages_in_store -= store.pages
         self._resume_postponed()
-        n_demoted = self.device.n_demoted(store.source)
-        n_kept = len(store.source.pages) - n_demoted
-        self.host.close(store.blocks)
-        self.device.close(store.source)
-        if n_demoted:  # while it was copied, or before: closing the store's slots has counted as their use
-            self.host.demote(store.offer.namespace, bytes(store.tokens), n_kept * self.device.page_size)
+        self._close_both(store.source, store.blocks, store.offer.namespace, bytes(store.tokens))
 
     def _resume_postponed(self) -> None:
         self._offers.extendleft(reversed(self._postponed))
@@ -464,8 +459,7 @@ class Transfers:
         first, last = blocks.n_leased, self.device.n_computed(source) // self.device.page_size
         is_being_stored = first < last and source.pages[first] in self._pages_in_store
         if first >= last or is_being_stored or not self.host.reserve(blocks, last):
-            self.host.close(blocks)
-            self.device.close(source)
+            self._close_both(source, blocks, offer.namespace, offer.tokens)
             if first >= last:
                 _stored(offer)
             elif is_being_stored or self.host.n_pages < self.copier.n_slots:
@@ -481,6 +475,19 @@ class Transfers:
         )
         self._pages_in_store |= store.pages
         self._stores[self.copier.store(pages, blocks.pages[first:last])] = store
+
+    def _close_both(self, source: BlockTable, blocks: BlockTable, namespace: Namespace, tokens: bytes) -> None:
+        """Closes a store's block tables on the device and in the host tier.
+
+        Closing the host's counts as a use of its slots, which would end their demotion: those whose pages are demoted
+        on the device are demoted again.
+        """
+        n_demoted = self.device.n_demoted(source)
+        n_kept = len(source.pages) - n_demoted
+        self.host.close(blocks)
+        self.device.close(source)
+        if n_demoted:
+            self.host.demote(namespace, tokens, n_kept * self.device.page_size)
 
 
 def _stored(offer: Offer) -> None:

@@ -79,6 +79,20 @@ def test_a_first_turn_that_is_cached_as_a_whole_demotes_only_its_answer() -> Non
     assert is_demoted(engine, whole)
 
 
+def test_a_page_of_which_the_first_turn_found_a_part_is_demoted() -> None:
+    engine = Engine(n_pages=64, page_size=8)
+    engine.add(prompt(16))
+    engine.run()
+    other = prompt(16)
+    other[15] += 1
+    turn = engine.add([*other, 5], session_id="a", max_tokens=1)
+    engine.run()
+    assert (turn.n_cached, turn.n_copied) == (15, 7)
+    assert close(engine) == (1, 0)
+    assert is_demoted(engine, other)
+    assert not is_demoted(engine, prompt(16))
+
+
 def test_a_turn_that_continues_the_last_one_demotes_nothing() -> None:
     engine = Engine(n_pages=64)
     first = serve(engine, prompt(20))
@@ -124,6 +138,13 @@ def test_all_choices_of_a_turn_are_kept_until_the_next_one() -> None:
     assert not is_demoted(engine, prompt(20))
 
 
+def test_a_page_of_several_choices_counts_once_when_it_is_demoted() -> None:
+    engine = Engine(n_pages=64)
+    engine.add(prompt(20), n=2, max_tokens=9, session_id="a", sampling=SEEDED)
+    engine.run()
+    assert close(engine) == (engine.cache.tree.n_pages_reachable, 0)
+
+
 def test_a_turn_that_runs_while_its_session_is_closed_is_demoted_at_its_end() -> None:
     engine = Engine(n_pages=64, n_slots=64)
     request = engine.add(prompt(20), max_tokens=9, session_id="a")
@@ -151,6 +172,22 @@ def test_the_host_tier_demotes_too_also_what_is_stored_later() -> None:
     assert engine.host.reserve(blocks, engine.host.n_free + 7)
     engine.host.close(blocks)
     assert (n_in_host(engine, old), n_in_host(engine, new)) == (28, 0)
+
+
+def test_an_offer_of_what_is_stored_already_does_not_end_its_demotion() -> None:
+    engine = Engine(n_pages=64, n_slots=64)
+    request = engine.add(prompt(20), max_tokens=4, session_id="a")
+    for _ in range(3):
+        engine.turn()
+        while engine.transfers.is_busy or engine.transfers.n_offers:
+            engine.finish_copies()
+            engine.transfers.advance()
+    assert n_in_host(engine, prompt(20)) == 20
+    close(engine)
+    engine.run()
+    store_all(engine)
+    for tree in (engine.cache.tree, engine.host.tree):
+        assert tree.demotions.reach_end(DEFAULT, bytes(request.tokens))
 
 
 def test_another_request_that_goes_on_from_a_closed_session_is_not_demoted() -> None:
@@ -211,6 +248,21 @@ def test_the_oldest_sessions_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
     assert close(engine, "d") is None, "it is longer than the limit"
     serve(engine, prompt(8), "e")
     assert close(engine, "e") is not None
+
+
+def test_a_turn_whose_session_was_forgotten_keeps_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 1)
+    engine = Engine(n_pages=64)
+    engine.add(prompt(16))
+    engine.run()
+    first = engine.add([*prompt(16), 1, 2, 3, 4], session_id="a")
+    engine.turn()
+    engine.abort(engine.add(prompt(8), session_id="b"))
+    engine.add(prompt(8, first=9), session_id="a", max_tokens=20)
+    engine.run()
+    assert close(engine) is not None
+    assert not is_demoted(engine, prompt(16))
+    assert is_demoted(engine, all_tokens(first))
 
 
 def n_in_host(engine: Engine, tokens: list[int]) -> int:
