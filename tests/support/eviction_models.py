@@ -49,9 +49,12 @@ class LruModel:
     def priority(self, use: PageUse) -> int:
         return 0
 
-    def demoted(self, pages: Sequence[int]) -> None:
-        for page in pages:
+    def demoted(self, pages: Sequence[int]) -> int:
+        """Returns how many of the pages were not demoted before."""
+        new = [page for page in pages if not self.pages[page].is_demoted]
+        for page in new:
             self.pages[page].is_demoted = True
+        return len(new)
 
     def check_victim(self, victim: int, leaves: Sequence[int]) -> None:
         demoted = [page for page in leaves if self.pages[page].is_demoted]

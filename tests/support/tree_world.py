@@ -232,8 +232,7 @@ class World:
         n_demoted = self.tree.demotions.add(namespace, tokens, n_kept * self.page_size)
         n = self.expected_match(namespace, tokens)
         pages = self.path_pages(namespace, tokens[: n * self.page_bytes])[n_kept:]
-        self.model.demoted(pages)
-        assert n_demoted == len(pages)
+        assert n_demoted == self.model.demoted(pages)
         assert self.tree.demotions.reach_end(namespace, tokens[: n * self.page_bytes]) or not pages
 
     def evict(self, n_pages: int) -> None:
