@@ -143,7 +143,7 @@ def detached_lease_commits(patch: Patch) -> None:
 
 
 def detach_leaves_pages_that_lead_nowhere(patch: Patch) -> None:
-    patch.setattr(radix_tree, "_first_without_branch", lambda node: node)
+    patch.setattr(radix_tree, "first_without_branch", lambda node: node)
 
 
 def detach_loses_unleased_pages(patch: Patch) -> None:
