@@ -185,8 +185,8 @@ class Scheduler:
         """Drops every cached sequence that begins with ``tokens`` from all tiers.
 
         The prefix's own pages go too, back to where another cached sequence branches off. Copies in flight add
-        nothing of it to any tier, and running requests keep what they hold until they end. What is computed later
-        is cached anew.
+        nothing of it to any tier. Running requests keep what they hold until they end; that, and what they compute
+        after it, is not found by others. What later requests compute is cached anew.
 
         O(nodes · log leaves), and O(pages in the store) with a disk tier.
 
