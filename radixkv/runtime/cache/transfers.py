@@ -479,8 +479,8 @@ class Transfers:
     def _close_both(self, source: BlockTable, blocks: BlockTable, namespace: Namespace, tokens: bytes) -> None:
         """Closes a store's block tables on the device and in the host tier.
 
-        Closing the host's counts as a use of its slots, which would end their demotion: those whose pages are demoted
-        on the device are demoted again.
+        Closing the host's counts as a use of its slots, which ends their demotion: what is demoted on the device is
+        demoted there again.
         """
         n_demoted = self.device.n_demoted(source)
         n_kept = len(source.pages) - n_demoted
