@@ -345,7 +345,7 @@ class PageCache:
     def demote(self, namespace: Namespace, tokens: bytes, n_kept: int) -> int:
         """Makes the cached prefix of the tokens, but for its first ``n_kept`` tokens, the first to be evicted.
 
-        Returns the number of pages; ``RadixTree.demote``.
+        Returns the number of pages; ``Demotions.add``.
         """
         return self.tree.demotions.add(namespace, tokens, n_kept)
 

@@ -79,7 +79,7 @@ class Sessions:
     def end(self, turn: Turn, tokens: bytes) -> None:
         """Ends a turn, or one of its choices, once its pages are released.
 
-        O(tokens of the superseded turns), and ``RadixTree.demote``.
+        O(tokens of the superseded turns), and ``Demotions.add``.
 
         Args:
             turn: the turn.
@@ -104,7 +104,7 @@ class Sessions:
         self._forget()
 
     def close(self, namespace: Namespace, session_id: str) -> tuple[int, int] | None:
-        """Closes a session; what its running turns have is demoted when they end. ``RadixTree.demote``.
+        """Closes a session; what its running turns have is demoted when they end. ``Demotions.add``.
 
         Returns:
             The numbers of pages demoted on the device and in the host tier; None if there is no such session.
