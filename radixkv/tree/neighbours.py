@@ -71,10 +71,14 @@ def find_neighbours(node: Node, n_pages: int, page: bytes, page_bytes: int) -> N
     )
 
 
-def n_common_tokens(page: bytes, other: bytes) -> int:
-    """Returns how many leading tokens a page has in common with another, which is at least as long. O(bytes)."""
-    differing = int.from_bytes(page, "little") ^ int.from_bytes(other[: len(page)], "little")
-    if not differing:
-        return len(page) // TOKEN_BYTES
-    lowest_bit = (differing & -differing).bit_length() - 1
-    return lowest_bit // (8 * TOKEN_BYTES)
+def n_common_tokens(first: bytes, second: bytes) -> int:
+    """Returns how many leading tokens two sequences have in common. O(bytes), by binary search."""
+    n_common, limit = 0, min(len(first), len(second)) // TOKEN_BYTES
+    while n_common < limit:
+        middle = (n_common + limit + 1) // 2
+        part = slice(n_common * TOKEN_BYTES, middle * TOKEN_BYTES)
+        if first[part] == second[part]:
+            n_common = middle
+        else:
+            limit = middle - 1
+    return n_common

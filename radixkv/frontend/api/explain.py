@@ -98,7 +98,7 @@ def _summary(explained: Explained, tokenizer: Tokenizer | None, contents: bool) 
     if explained.n_pinned:
         how_much += f"; the first {explained.n_pinned} are pinned for {explained.pin_seconds_left:.0f} s more"
     if explained.is_demoted:
-        how_much += "; they are the first to be evicted"
+        how_much += "; they are the first to be evicted" + (" after that" if explained.n_pinned else "")
     match explained.reason:
         case "whole" if explained.n_cached == explained.n_tokens - 1:
             why = "the last token of a prompt is always computed"

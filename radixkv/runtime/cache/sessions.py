@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.tree.neighbours import n_common_tokens
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 
 MAX_SESSIONS = 1 << 16
@@ -96,7 +97,9 @@ class Sessions:
         while session.tips and session.tips[0].serial < turn.n_ended:
             superseded = session.tips.popleft().tokens
             self._n_tokens -= len(superseded) // TOKEN_BYTES
-            n_pages = max(self._n_common_pages(superseded, tokens), self._n_pages_found(session))
+            n_pages = max(
+                n_common_tokens(superseded, tokens) // self._device.page_size, self._n_pages_found(session)
+            )
             self._demote(namespace, superseded, n_pages)
         session.tips.append(_Tip(self._n_ended, tokens))
         self._n_ended += 1
@@ -129,18 +132,6 @@ class Sessions:
     def _n_pages_found(self, session: _Session) -> int:
         # A prompt that is cached as a whole counts one token less, because its last token is always computed.
         return 0 if not session.n_found else (session.n_found + 1) // self._device.page_size
-
-    def _n_common_pages(self, first: bytes, second: bytes) -> int:
-        """Returns the number of leading pages that two sequences have in common. O(tokens)."""
-        page_bytes = self._device.page_size * TOKEN_BYTES
-        least, most = 0, min(len(first), len(second)) // page_bytes
-        while least < most:
-            middle = (least + most + 1) // 2
-            if first[: middle * page_bytes] == second[: middle * page_bytes]:
-                least = middle
-            else:
-                most = middle - 1
-        return least
 
     def _touch(self, key: _Key, new: _Session) -> _Session:
         """Returns the session of a key, which is ``new`` if there is none, and notes its use."""

@@ -11,9 +11,9 @@ from radixkv.frontend.api.openai.schema import DEFAULT_TTL_S, ChatRequest, Gener
 from radixkv.frontend.prompt_encoding import encode_texts
 from radixkv.frontend.served_model import ServedModel
 from radixkv.limits import MAX_PINS, parse_ttl
+from radixkv.tree.neighbours import n_common_tokens
 from radixkv.wire import PromptPin
 
-_TOKEN_BYTES = 4
 _MAX_INLINE_CHARACTERS = 1 << 15
 """Up to this many characters, a prompt is searched on the event loop."""
 
@@ -72,7 +72,7 @@ async def breakpoint_pins(
     adds_special_tokens = bool(request.add_special_tokens)
     encoded = await encode_texts(prefixes, served_model, "messages", adds_special_tokens=adds_special_tokens)
     return [
-        PromptPin(_n_common_tokens(prefix, tokens), ttl_s)
+        PromptPin(n_common_tokens(prefix, tokens), ttl_s)
         for prefix, (_, ttl_s) in zip(encoded, latest, strict=True)
     ]
 
@@ -121,15 +121,3 @@ def _end(text: str, part: str, start: int) -> int:
     """Returns where the first occurrence of a part from ``start`` on ends; 0 without one."""
     found = text.find(part, start)
     return 0 if found < 0 else found + len(part)
-
-
-def _n_common_tokens(first: bytes, second: bytes) -> int:
-    """Returns how many leading tokens two prompts share. O(tokens · log tokens), by comparisons of bytes."""
-    low, high = 0, min(len(first), len(second)) // _TOKEN_BYTES
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[: middle * _TOKEN_BYTES] == second[: middle * _TOKEN_BYTES]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
