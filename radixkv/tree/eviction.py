@@ -36,7 +36,7 @@ class EvictionPolicy(Protocol):
         ...
 
     def hit(self, nodes: Sequence[Node]) -> None:
-        """Notes that a request has found these nodes, which its lease pins already. O(nodes)."""
+        """Notes that a request has found these nodes, which its lease holds already. O(nodes)."""
         return
 
     def victim(self, leaves: SortedKeyList) -> int:

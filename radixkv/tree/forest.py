@@ -51,7 +51,7 @@ class Forest:
             self.roots[namespace] = root
         return root
 
-    def pin(self, node: Node) -> None:
+    def add_lease(self, node: Node) -> None:
         """Adds a lease to the reference count of a node. O(log leaves)."""
         if not node.n_leases and node.parent is not None:
             n_pages = len(node.pages)
@@ -61,10 +61,10 @@ class Forest:
                 self.evictable.remove(node)
         node.n_leases += 1
 
-    def unpin(self, node: Node) -> list[int]:
+    def remove_lease(self, node: Node) -> list[int]:
         """Removes a lease from the reference count of a node. O(log leaves + pages freed).
 
-        Callers unpin a path from its end upwards.
+        Callers go along a path from its end upwards.
 
         Returns:
             The pages that this frees. With the last lease go all pages of a detached node, and the pages whose KV

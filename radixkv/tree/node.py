@@ -97,7 +97,7 @@ class Node:
 
 
 class Lease:
-    """A pin on the path from a root to the end of ``node``; no page of the path is evicted until the release.
+    """A hold on the path from a root to the end of ``node``; no page of the path is evicted until the release.
 
     Read-only outside the tree.
     """

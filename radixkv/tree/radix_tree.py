@@ -1,4 +1,4 @@
-"""Radix tree of cached KV pages, with leases that pin paths and eviction of unused leaves."""
+"""Radix tree of cached KV pages, with leases that hold paths and eviction of unused leaves."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PartialPage(NamedTuple):
     """A cached page of which a request can use the first tokens only."""
 
     lease: Lease
-    """Pins the page until it is copied; ends with it."""
+    """Holds the page until it is copied; ends with it."""
     page: int
     """Index of the page."""
     n_tokens: int
@@ -50,8 +50,8 @@ class RadixTree:
     """Index of the cached pages of all namespaces by their tokens.
 
     Tokens are little-endian int32 bytes. Pages are indices into the KV pool, which the tree never touches. Two
-    sequences share a page only after a comparison of their tokens, never because of a hash. A *lease* pins the path
-    of one request against eviction; methods that take a lease raise ``InvariantError`` if it was released.
+    sequences share a page only after a comparison of their tokens, never because of a hash. A *lease* keeps one
+    request's path from eviction; methods that take a lease raise ``InvariantError`` if it was released.
 
     No method recurses, and none creates work for the cyclic garbage collector.
     """
@@ -113,7 +113,7 @@ class RadixTree:
         return 0 if root is None else n_matching_bytes(root, tokens, self._page_bytes) // TOKEN_BYTES
 
     def lease(self, namespace: Namespace, tokens: bytes, *, is_use: bool = True, is_hit: bool = True) -> Lease:
-        """Pins the longest cached prefix of the tokens, in whole pages.
+        """Holds the longest cached prefix of the tokens, in whole pages.
 
         The prefix may be empty. Splits at most one node. O(edges + log leaves), and O(pages of the split node).
 
@@ -127,7 +127,7 @@ class RadixTree:
         """
         root = self._forest.root(namespace)
         lease = Lease(root, 0, is_use=is_use, is_hit=is_use and is_hit)
-        self._forest.pin(root)
+        self._forest.add_lease(root)
         self._advance(lease, tokens)
         self._leases.add(lease)
         return lease
@@ -167,7 +167,7 @@ class RadixTree:
     def lease_partial_page(
         self, lease: Lease, tokens: bytes, *, min_tokens: int, max_tokens: int
     ) -> PartialPage | None:
-        """Pins the computed page after the end of the lease that shares the most leading tokens with a request.
+        """Holds the computed page after the end of the lease that shares the most leading tokens with a request.
 
         The lease is neither a use nor a hit of the page: the request soon has its tokens in a page of its own. The
         first lease on the first page of a longer run splits its node. O(edges + log children), a scan of a few
@@ -176,7 +176,7 @@ class RadixTree:
         Args:
             lease: an open lease.
             tokens: the request's tokens after the end of the lease, at most a page of them.
-            min_tokens: fewest tokens for which to pin a page, at least 1.
+            min_tokens: fewest tokens for which to hold a page, at least 1.
             max_tokens: most tokens that count as shared.
 
         Returns:
@@ -190,11 +190,11 @@ class RadixTree:
         if source is None or source.n_common < min_tokens:
             return None
         node = source.node if len(source.node.pages) == 1 else self._forest.split(source.node, 1)
-        pin = self.fork(lease)
-        pin.is_use = pin.is_hit = False
-        self._forest.pin(node)
-        pin.node, pin.n_tokens = node, pin.n_tokens + self._page_size
-        return PartialPage(pin, node.pages[0], min(source.n_common, max_tokens))
+        held = self.fork(lease)
+        held.is_use = held.is_hit = False
+        self._forest.add_lease(node)
+        held.node, held.n_tokens = node, held.n_tokens + self._page_size
+        return PartialPage(held, node.pages[0], min(source.n_common, max_tokens))
 
     def commit(self, lease: Lease, tokens: bytes | bytearray, pages: Sequence[int]) -> list[int]:
         """Inserts pages after the end of the lease, and extends the lease over them.
@@ -251,7 +251,7 @@ class RadixTree:
         return second
 
     def release(self, lease: Lease) -> list[int]:
-        """Unpins the path and, if the lease is a use, marks it as used until now. O(edges + log leaves).
+        """Lets go of the path and, if the lease is a use, marks it as used until now. O(edges + log leaves).
 
         Returns:
             The pages to free: those that no other lease holds and that are detached or not computed, because no
@@ -270,7 +270,7 @@ class RadixTree:
         node: Node | None = lease.node
         while node is not None:
             parent = node.parent
-            freed += self._forest.unpin(node)
+            freed += self._forest.remove_lease(node)
             node = parent
         return freed
 
@@ -463,7 +463,7 @@ class RadixTree:
             end += n_pages * self._page_bytes
         if path:
             for node in path:
-                self._forest.pin(node)
+                self._forest.add_lease(node)
             lease.node = path[-1]
             lease.n_tokens += end // TOKEN_BYTES
             if lease.is_hit:

@@ -208,14 +208,14 @@ def accept_what_a_preempted_row_sampled(patch: Patch) -> None:
 
 
 def count_a_page_twice(patch: Patch) -> None:
-    pin = Forest.pin
+    add_lease = Forest.add_lease
 
     def mutant(self: Forest, node: Node) -> None:
         if not node.n_leases and node.parent is not None:
             self.n_evictable += 1
-        pin(self, node)
+        add_lease(self, node)
 
-    patch.setattr(Forest, "pin", mutant)
+    patch.setattr(Forest, "add_lease", mutant)
 
 
 OF_PAGES: tuple[Callable[[Patch], None], ...] = (

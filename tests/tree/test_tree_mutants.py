@@ -45,33 +45,35 @@ def leased_leaf_stays_evictable(patch: Patch) -> None:
             self.n_evictable -= len(pinned.pages)
         pinned.n_leases += 1
 
-    patch.setattr(Forest, "pin", pin)
+    patch.setattr(Forest, "add_lease", pin)
 
 
 def inner_node_is_evictable(patch: Patch) -> None:
-    def unpin(self: Forest, unpinned: Any) -> list[int]:
-        freed = original(self, unpinned)
-        if not unpinned.n_leases and unpinned.parent is not None and unpinned.children is not None:
-            self.evictable.add(unpinned)
+    def remove_lease(self: Forest, released: Any) -> list[int]:
+        freed = original(self, released)
+        if not released.n_leases and released.parent is not None and released.children is not None:
+            self.evictable.add(released)
         return freed
 
-    original = Forest.unpin
-    patch.setattr(Forest, "unpin", unpin)
+    original = Forest.remove_lease
+    patch.setattr(Forest, "remove_lease", remove_lease)
 
 
-def release_does_not_unpin(patch: Patch) -> None:
+def release_removes_no_lease(patch: Patch) -> None:
     def release(self: RadixTree, lease: Lease) -> list[int]:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Forest, "unpin", lambda self, unpinned: [])
+            inner.setattr(Forest, "remove_lease", lambda self, released: [])
             return original(self, lease)
 
     original = RadixTree.release
     patch.setattr(RadixTree, "release", release)
 
 
-def release_unpins_twice(patch: Patch) -> None:
-    original = Forest.unpin
-    patch.setattr(Forest, "unpin", lambda self, unpinned: original(self, unpinned) + original(self, unpinned))
+def release_removes_a_lease_twice(patch: Patch) -> None:
+    original = Forest.remove_lease
+    patch.setattr(
+        Forest, "remove_lease", lambda self, released: original(self, released) + original(self, released)
+    )
 
 
 def uses_are_not_ranked(patch: Patch) -> None:
@@ -156,12 +158,12 @@ def detach_loses_unleased_pages(patch: Patch) -> None:
 
 
 def uncomputed_pages_stay_cached(patch: Patch) -> None:
-    def unpin(self: Forest, unpinned: Any) -> list[int]:
-        unpinned.n_computed = len(unpinned.pages)
-        return original(self, unpinned)
+    def remove_lease(self: Forest, released: Any) -> list[int]:
+        released.n_computed = len(released.pages)
+        return original(self, released)
 
-    original = Forest.unpin
-    patch.setattr(Forest, "unpin", unpin)
+    original = Forest.remove_lease
+    patch.setattr(Forest, "remove_lease", remove_lease)
 
 
 def shared_leaf_grows_in_place(patch: Patch) -> None:
@@ -178,15 +180,15 @@ def shared_leaf_grows_in_place(patch: Patch) -> None:
 
 
 def empty_roots_stay(patch: Patch) -> None:
-    def unpin(self: Forest, unpinned: Any) -> list[int]:
-        is_root = unpinned.parent is None and not unpinned.detached
-        freed = original(self, unpinned)
+    def remove_lease(self: Forest, released: Any) -> list[int]:
+        is_root = released.parent is None and not released.detached
+        freed = original(self, released)
         if is_root:
-            self.roots[unpinned.namespace] = unpinned
+            self.roots[released.namespace] = released
         return freed
 
-    original = Forest.unpin
-    patch.setattr(Forest, "unpin", unpin)
+    original = Forest.remove_lease
+    patch.setattr(Forest, "remove_lease", remove_lease)
 
 
 def eviction_takes_the_newest(patch: Patch) -> None:
@@ -264,7 +266,7 @@ def removed_child_is_still_found(patch: Patch) -> None:
 OF_VERBS = (
     match_ignores_the_namespace,
     duplicates_are_lost,
-    release_does_not_unpin,
+    release_removes_no_lease,
     fork_does_not_pin,
     retained_leaves_are_evicted_as_others,
     retained_pages_are_never_let_go,
@@ -276,7 +278,7 @@ OTHERS = (
     split_marks_all_as_computed,
     leased_leaf_stays_evictable,
     inner_node_is_evictable,
-    release_unpins_twice,
+    release_removes_a_lease_twice,
     uses_are_not_ranked,
     namespaces_are_ignored,
     only_the_first_page_is_compared,

@@ -24,7 +24,7 @@ class BlockTable:
     """The pages of one request: leased ones, which belong to the tree, then the *tail*, the request's own pages."""
 
     lease: Lease | None
-    """Pins the leased pages. None: the request neither reads from the tree nor adds to it."""
+    """Holds the leased pages. None: the request neither reads from the tree nor adds to it."""
     pages: list[int]
     """Page indices in token order: the lease's pages, then the tail."""
     n_leased: int
@@ -36,7 +36,7 @@ class BlockTable:
     copies: list[tuple[int, int]] = field(default_factory=list)
     """Page copies (source, destination) that the plan of its next row must carry."""
     source: Lease | None = None
-    """Pins the source of ``copies`` until the copy is done, if the source belongs to the tree."""
+    """Holds the source of ``copies`` until the copy is done, if the source belongs to the tree."""
 
     @property
     def can_commit(self) -> bool:

@@ -19,7 +19,7 @@ from radixkv.tree.radix_tree import RadixTree
 from radixkv.tree.shared_runs import SharedLeases
 
 MIN_COPIED_TOKENS = 4
-"""Fewest tokens for which a part of a page is copied. Finding and pinning the page takes the host about as long as
+"""Fewest tokens for which a part of a page is copied. Finding and leasing the page takes the host about as long as
 a GPU takes to compute one token or two, and prompts with nothing else in common share the first one."""
 _NO_STEP = -1
 """Number of no step: pages with it were used by none."""

@@ -208,7 +208,7 @@ class PromptRows:
         if end <= request.n_scheduled or not self._running.make_room(request, end):
             return None
         start = request.n_scheduled
-        # Only now: while others make room, a page that is pinned for a copy could be the only one to evict.
+        # Only now: while others make room, a page that is leased for a copy could be the only one to evict.
         if request.reads_cache and start == blocks.n_leased * page_size:
             start += self._cache.copy_partial_page(blocks, request.tokens, request.n_known - 1)
             if start > request.n_scheduled and request.n_cached is None:

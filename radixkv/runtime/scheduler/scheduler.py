@@ -40,7 +40,7 @@ class LaunchedPlan(NamedTuple):
     requests: list[Request]
     """The request of each row."""
     sources: list[Lease]
-    """Pins of the tree's pages that the plan copies."""
+    """Leases on the tree's pages that the plan copies."""
 
 
 class InvalidatedPages(NamedTuple):
@@ -383,7 +383,7 @@ class Scheduler:
 
 
 def _take_copies(requests: list[Request]) -> tuple[tuple[tuple[int, int], ...], list[Lease]]:
-    """Takes the page copies of the requests with a prompt's row in this plan, and the pins of their sources."""
+    """Takes the page copies of the requests with a prompt's row in this plan, and the leases on their sources."""
     copies: list[tuple[int, int]] = []
     sources: list[Lease] = []
     for request in requests:

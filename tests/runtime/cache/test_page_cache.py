@@ -52,7 +52,7 @@ def test_append_pages_evicts_for_all_block_tables_or_changes_nothing() -> None:
 def test_check_counts_finds_wrong_counts_that_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = full_cache(2)
     cache.check_counts()
-    monkeypatch.setattr(Forest, "pin", lambda self, node: setattr(node, "n_leases", node.n_leases + 1))
+    monkeypatch.setattr(Forest, "add_lease", lambda self, node: setattr(node, "n_leases", node.n_leases + 1))
     blocks = cache.open(Namespace(), (0).to_bytes(TOKEN_BYTES, "little"))
     cache.close(blocks)
     with pytest.raises(InvariantError, match="-1 pages leased"):

@@ -15,7 +15,7 @@ from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, PageStore
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 
 _MAX_WRITTEN_BYTES = 256 << 20
-"""Bytes of writes in flight at a time, and at most 1/4 of the host tier: they pin their slots."""
+"""Bytes of writes in flight at a time, and at most 1/4 of the host tier: they hold their slots."""
 _MAX_OFFERS = 4096
 """Offers that wait to be written; beyond them the oldest is dropped."""
 _MAX_OFFERS_PER_TURN = 32
