@@ -99,7 +99,7 @@ def keep_a_store_of_what_was_invalidated(patch: Patch) -> None:
     end_store = Transfers._end_store
 
     def mutant(self: Transfers, store: Any, finished: FinishedCopy) -> None:
-        source, store.source = store.source, self.device.open(store.namespace, b"", is_use=False)
+        source, store.source = store.source, self.device.open(store.offer.namespace, b"", is_use=False)
         end_store(self, store, finished)
         self.device.close(source)
 
