@@ -66,6 +66,10 @@ class LoadingRequests:
         loaded = [request for request, (load, _) in self._loads.items() if load.is_done]
         return sorted(loaded, key=lambda request: request.order)
 
+    def is_loaded(self, request: Request) -> bool:
+        """Whether the copy of a request's pages is done. O(1)."""
+        return request in self._loads and self._loads[request].load.is_done
+
     def blocks(self, request: Request) -> BlockTable:
         """The block table of a loaded request, with its loaded pages. O(1)."""
         return self._loads[request].load.blocks

@@ -143,6 +143,8 @@ class PromptRows:
         for request in candidates:
             if request.block_table is not None:
                 continue  # it has overtaken a candidate, or is the one that others overtake
+            if request.phase is Phase.LOADING and not self._loading.is_loaded(request):
+                continue  # its load began as it tried to overtake a candidate
             if request.phase is Phase.WAITING and self._loading.begin(
                 request, self._running.n_room(request, prefilling)
             ):

@@ -371,3 +371,19 @@ def test_close_does_not_wait_for_host_memory(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(transfers, "monotonic", lambda: next(looks) * 1e-6)
     engine.transfers.close(timeout_s=60.0)
     assert engine.copier.n_closed == 1
+
+
+def test_a_request_whose_load_began_as_it_tried_to_overtake_waits_for_it() -> None:
+    """The prompt of two chunks lets shorter ones overtake, one of which has its pages in the host tier."""
+    engine = Engine(n_pages=40, page_size=4, n_slots=200, max_num_batched_tokens=34)
+    serve(engine, 16, first=1)
+    for first in range(2, 8):
+        serve(engine, 40, first=first)
+    longer = engine.add(prompt(60, 20))
+    loaded = engine.add(prompt(16, 1))
+    engine.launch()
+    assert loaded.phase is Phase.LOADING
+    assert loaded.block_table is None
+    finish(engine)
+    assert longer.n_cached == 0
+    assert loaded.n_loaded > 0
