@@ -1,5 +1,5 @@
 # `make demo` serves and measures the prefix cache. `make test` checks a change. `make test-nightly` runs what takes
-# too long for every change, half an hour: see tests/property/README.md.
+# too long for every change, an hour: see tests/property/README.md.
 
 SHELL := /bin/sh
 VENV := .venv
