@@ -88,7 +88,7 @@ class InstantStore:
 
     def run(self, keys: Sequence[bytes]) -> int:
         """See ``PageStore``."""
-        return next((n for n, key in enumerate(keys) if key not in self._index), len(keys))
+        return self._index.run(keys)
 
     def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         """See ``PageStore``."""

@@ -37,7 +37,7 @@ class FileIndex:
     A page is of no use without those before it, and those may not have been read for long: the host tier has them.
     Keys contain the digest of their parent's key, so that the files' names are all that the order needs.
 
-    ``in`` and ``len`` are safe in any thread; everything else needs a lock.
+    ``in``, ``len`` and ``run`` are safe in any thread; everything else needs a lock.
     """
 
     def __init__(self, files: Iterable[IndexedFile] = ()) -> None:
@@ -57,6 +57,10 @@ class FileIndex:
 
     def __len__(self) -> int:
         return len(self._files)
+
+    def run(self, keys: Sequence[bytes]) -> int:
+        """Returns the number of leading keys that are in the index. O(that number)."""
+        return next((n for n, key in enumerate(keys) if key not in self), len(keys))
 
     def add(self, file: IndexedFile) -> None:
         """Adds a file that is not in the index. O(log files)."""

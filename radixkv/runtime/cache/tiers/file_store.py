@@ -110,8 +110,7 @@ class FileStore:
 
     def run(self, keys: Sequence[bytes]) -> int:
         """See ``PageStore``."""
-        index = self._index
-        return next((n for n, key in enumerate(keys) if key not in index), len(keys))
+        return self._index.run(keys)
 
     def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         """See ``PageStore``."""
