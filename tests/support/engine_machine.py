@@ -193,12 +193,8 @@ class TieredEngineMachine(EngineMachine):
     @rule(base=small)
     def return_together(self, base: int) -> None:
         """Serves all requests, evicts the device, and adds twice a prompt whose pages are in the host tier."""
-        engine = self.actions.engine
-        for _ in range(200):
-            self.actions.launch()
-            engine.finish_copies()
-            self.actions.collect()
-        self.actions.evict(engine.n_pages)
+        self.actions.serve_all()
+        self.actions.evict(self.actions.engine.n_pages)
         self.actions.add(base, 40, [1], RequestOptions(), twice=True)
         self.actions.launch()
 
@@ -230,12 +226,8 @@ class DiskEngineMachine(TieredEngineMachine):
     @rule(base=small)
     def return_after_an_eviction(self, base: int) -> None:
         """Serves all requests, evicts everything, and adds a known prompt, whose pages are on disk then."""
-        engine = self.actions.engine
-        for _ in range(200):
-            self.actions.launch()
-            engine.finish_copies()
-            self.actions.collect()
-        self.actions.evict(engine.n_pages)
-        self.actions.evict_slots(engine.host.n_pages)
+        self.actions.serve_all()
+        self.actions.evict(self.actions.engine.n_pages)
+        self.actions.evict_slots(self.actions.engine.host.n_pages)
         self.actions.add(base, 40, [1], RequestOptions(), twice=False)
         self.actions.launch()
