@@ -19,6 +19,8 @@ from radixkv.runtime.device.memory_check import available_bytes
 logger = logging.getLogger(__name__)
 
 _GIB = 1 << 30
+_N_THREADS = 4
+"""Threads of the first access: an H200's host takes 0.34 s per GiB with one, 0.10 with 4 and 0.05 with 8."""
 
 
 class PinnedMemory:
@@ -96,14 +98,14 @@ class PinnedMemory:
 
     def _pin_all(self) -> None:
         if self._cpus is not None:
-            os.sched_setaffinity(0, self._cpus)
+            os.sched_setaffinity(0, self._cpus)  # the threads started below inherit it
         for first in range(0, self._n_bytes, self._piece_bytes):
             if self._is_closing:
                 return
             n_bytes = min(self._piece_bytes, self._n_bytes - first)
             try:
                 _require(n_bytes)
-                ctypes.memset(self.address + first, 0, n_bytes)  # the first access allocates; releases the lock
+                self._touch(first, n_bytes)
                 self._pin(self.address + first, n_bytes)
             except RuntimeError as error:
                 logger.warning(
@@ -114,6 +116,23 @@ class PinnedMemory:
                 )
                 return
             self._n_ready_bytes = first + n_bytes
+
+    def _touch(self, first: int, n_bytes: int) -> None:
+        """Writes zeros: the first access allocates. A write releases the interpreter's lock."""
+        part = -(-n_bytes // _N_THREADS)
+        threads = [
+            threading.Thread(
+                target=ctypes.memset,
+                args=(self.address + start, 0, min(part, first + n_bytes - start)),
+                name="touch-memory",
+                daemon=True,
+            )
+            for start in range(first, first + n_bytes, part)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
 
 def _require(n_bytes: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -79,6 +81,18 @@ def test_closing_does_not_wait_for_all_pieces() -> None:
     memory.close()
     assert len(n_pinned) < 3000
     assert device.pinned == {}
+
+
+def test_a_process_that_ends_while_memory_is_pinned_ends_silently() -> None:
+    program = """
+import time
+from radixkv.runtime.device.pinned_memory import PinnedMemory
+memory = PinnedMemory(1 << 30, 4096, lambda address, n_bytes: None, lambda address: None)
+while not memory.n_ready_bytes:
+    time.sleep(0.001)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_memory_that_a_hanging_thread_uses_can_be_closed() -> None:
