@@ -6,7 +6,7 @@ VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -q
 # Packages of clients exclude each other: each list in tests/clients has an environment of its own.
 CLIENTS := $(patsubst tests/clients/%.txt,$(VENV)/clients/%/.ready,$(wildcard tests/clients/*.txt))
-# An environment with Triton, for the tests of the CUDA kernels in Triton's interpreter.
+# An environment for the tests of the CUDA kernels in Triton's interpreter.
 NIGHTLY := $(VENV)/nightly
 KERNEL_TESTS := $(NIGHTLY)/bin/python -m pytest --noconftest --numprocesses 2 --dist loadfile \
 	-W ignore::RuntimeWarning -W ignore::DeprecationWarning
@@ -61,12 +61,10 @@ $(VENV)/clients/%/.ready: tests/clients/%.txt $(VENV)/.ready
 	$(PIP) --python $(@D)/bin/python install --no-compile -r $<
 	@touch $@
 
-# The packages of VENV, with Triton as the extra `cuda` pins it, and a NumPy that Triton's interpreter can use.
+# The packages of VENV, Triton among them, with a NumPy that Triton's interpreter can use.
 $(NIGHTLY)/.ready: pyproject.toml $(VENV)/.ready
 	$(VENV)/bin/python -m venv --without-pip $(@D)
-	$(PIP) --python $(@D)/bin/python install --no-compile 'numpy<2.4' "$$($(VENV)/bin/python -c \
-		'import tomllib; extras = tomllib.load(open("$<", "rb"))["project"]["optional-dependencies"]; \
-		print(next(pin for pin in extras["cuda"] if pin.startswith("triton")))')"
+	$(PIP) --python $(@D)/bin/python install --no-compile 'numpy<2.4'
 	site=$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
 		echo "import site; site.addsitedir('$$site')" \
 		> "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"

@@ -17,7 +17,7 @@ from result_lines import report, script_parser
 from radixkv.bench.environment import provenance
 from radixkv.checkpoints import resolve
 from radixkv.config import EngineConfig, ModelConfig
-from radixkv.runtime.loop import build_loop
+from radixkv.runtime.open_loop import build_loop
 from radixkv.sampling import SamplingParams
 from radixkv.wire import Submit, Tokens, pack_tokens
 

@@ -33,7 +33,8 @@ from gpu import gpu_provenance
 from radixkv import SamplingParams
 from radixkv.checkpoints import resolve
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from radixkv.runtime.loop import Loop, build_loop
+from radixkv.runtime.loop import Loop
+from radixkv.runtime.open_loop import build_loop
 from radixkv.stats import Stats
 from radixkv.wire import (
     Cancel,
@@ -141,8 +142,8 @@ class Soak:
             while self.n_on_device < goal or self.loop.has_work:
                 while self.n_on_device < goal and len(self.live) < self.n_clients:
                     self._send()
-                if self.loop.is_waiting_for_copies:
-                    self.loop.wait_for_copies(1.0)
+                if self.loop.is_waiting:
+                    self.loop.wait(1.0)
                 self._take(self.loop.turn())
                 if self.live and rng.random() < CANCEL_SHARE:
                     self._take(self.loop.receive(Cancel(rng.choice(sorted(self.live)))))
@@ -217,8 +218,8 @@ class Soak:
         sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
         messages = self.loop.receive(Submit("alone", pack_tokens(prompt), sampling))
         while self.loop.has_work:
-            if self.loop.is_waiting_for_copies:
-                self.loop.wait_for_copies(1.0)
+            if self.loop.is_waiting:
+                self.loop.wait(1.0)
             messages += self.loop.turn()
         self._end_copies()
         tokens = b"".join(item.tokens for one in messages if isinstance(one, Tokens) for item in one.items)
@@ -230,8 +231,8 @@ class Soak:
         end = time.monotonic() + MAX_COPYING_S
         stats = self._stats()
         while stats.n_pages_free + stats.n_pages_evictable < stats.n_pages and time.monotonic() < end:
-            self.loop.wait_for_copies(0.01)
-            self.loop.advance_copies()
+            self.loop.wait(0.01)
+            self.loop.advance()
             stats = self._stats()
 
     def _stats(self) -> Stats:

@@ -121,7 +121,7 @@ def run_overlapping(executor: Executor, plans: Plans, n_steps: int) -> list[floa
     times_s = []
     for plan in islice(plans, n_steps):
         begun = time.perf_counter()
-        launched.append(executor.launch(plan))
+        launched.append(executor.launch(plan).finish(None))
         times_s.append(time.perf_counter() - begun)
         if len(launched) > 1:
             launched.popleft().result()

@@ -184,6 +184,9 @@ class NullPending:
 
     outcome: StepResult
 
+    def finish(self, masks: None) -> NullPending:
+        return self
+
     def result(self) -> StepResult:
         return self.outcome
 

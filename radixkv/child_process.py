@@ -31,6 +31,7 @@ class ChildProcess:
         *,
         output: IO[bytes] | None = None,
         environment: Mapping[str, str] | None = None,
+        max_line_bytes: int = 1 << 16,
     ) -> Self:
         """Starts the command. Costs about 15 ms more than a bare start.
 
@@ -41,6 +42,7 @@ class ChildProcess:
             output: file for standard output and standard error. None: ``read_line`` and ``read`` return standard
                 output, and standard error is this process's.
             environment: the environment variables. None: those of this process.
+            max_line_bytes: longest line that ``read_line`` can return.
         """
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid())),
@@ -49,6 +51,7 @@ class ChildProcess:
             stdout=output or PIPE,
             stderr=output,
             env=environment,
+            limit=max_line_bytes,
             start_new_session=True,
         )
         return cls(process)
@@ -73,7 +76,7 @@ class ChildProcess:
         self._process.stdin.write(line + b"\n")
 
     async def read_line(self) -> bytes:
-        """Returns the next line of standard output, of at most 64 KiB; empty at its end."""
+        """Returns the next line of standard output; empty at its end."""
         assert self._process.stdout is not None
         return await self._process.stdout.readline()
 

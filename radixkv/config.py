@@ -267,6 +267,12 @@ class ServerConfig:
     priority_range: tuple[int, int] | None = None
     """Lowest and highest ``priority`` that a request may have. None: all with an API key; only 0 without one,
     because then any program of this machine could go before all others."""
+    tool_call_parser: str | None = None
+    """The format of tool calls, or ``none``; None finds it out from the checkpoint."""
+    reasoning_parser: str | None = None
+    """The format of reasoning, or ``none``; None finds it out from the checkpoint."""
+    keep_nonces: bool = False
+    """Whether system messages keep texts that are known to differ from request to request."""
 
     def __post_init__(self) -> None:
         _check_at_most(65535, "65535", "port", self.port)
@@ -275,9 +281,12 @@ class ServerConfig:
         _check_origins(self.allowed_origins, has_key=self.api_key is not None)
         if self.explain_contents is not None:
             _check_bool("explain_contents", self.explain_contents)
+        _check_bool("keep_nonces", self.keep_nonces)
         _check_priority_range(self.priority_range)
         _check_text("served_model_name", self.served_model_name, "a name")
         _check_text("chat_template", self.chat_template, "a file")
+        _check_text("tool_call_parser", self.tool_call_parser, "a name")
+        _check_text("reasoning_parser", self.reasoning_parser, "a name")
         if self.metrics_compat not in (None, "vllm", "sglang"):
             raise ConfigError(f"metrics_compat {shortened(self.metrics_compat)} is unknown; use vllm or sglang")
         _check_seconds("stats_interval_s", self.stats_interval_s)

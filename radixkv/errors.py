@@ -108,6 +108,12 @@ class NumericalFailure(RequestError):
     code = "numerical_error"
 
 
+class GrammarFailure(RequestError):
+    """The grammar of this request rejected a sampled token."""
+
+    code = "grammar_error"
+
+
 class DeviceFailure(RequestError):
     """The device failed on this request's step, and again when it was retried alone."""
 

@@ -12,6 +12,7 @@ import msgspec
 from radixkv.compat import Place, SettingNames, naming
 from radixkv.config import MAX_SEED
 from radixkv.errors import InvalidRequest, shortened
+from radixkv.structured_outputs import StructuredOutputs, parse_structured_outputs
 
 KindT = TypeVar("KindT")
 
@@ -99,6 +100,11 @@ class SamplingParams(msgspec.Struct, metaclass=_TakesOtherNames, frozen=True, kw
     prompt_logprobs: int | None = None
     """Like ``logprobs``, for each token of the prompt but the first. The whole prompt is then computed, even if it
     is cached."""
+    structured_outputs: StructuredOutputs | None = None
+    """What the output must match; also as a mapping. None: anything.
+
+    The grammar wins over other settings. The output ends when nothing may follow, also before ``min_tokens`` and
+    with ``ignore_eos``. A token of ``stop_token_ids`` ends it only where the grammar allows that token."""
 
     @property
     def has_penalties(self) -> bool:
@@ -110,6 +116,8 @@ class SamplingParams(msgspec.Struct, metaclass=_TakesOtherNames, frozen=True, kw
         msgspec.structs.force_setattr(self, "stop", _tuple_of(str, "stop", self.stop))
         msgspec.structs.force_setattr(self, "stop_token_ids", _tuple_of(int, "stop_token_ids", self.stop_token_ids))
         msgspec.structs.force_setattr(self, "logit_bias", _parse_logit_bias(self.logit_bias))
+        wanted = parse_structured_outputs(self.structured_outputs)
+        msgspec.structs.force_setattr(self, "structured_outputs", wanted)
         values = msgspec.structs.asdict(self)
         for name in (*_FLOAT_RANGES, *_INTEGER_RANGES):
             if type(values[name]) not in _PYTHON_TYPES:

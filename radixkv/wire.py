@@ -27,7 +27,7 @@ from radixkv.errors import CheckpointError, ConfigError, RadixKVError, WireError
 from radixkv.sampling import SamplingParams
 from radixkv.stats import Stats
 
-WIRE_VERSION = 9
+WIRE_VERSION = 10
 """Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -47,6 +47,8 @@ class Start(msgspec.Struct, frozen=True):
     folder: str
     """Path of the resolved checkpoint."""
     socket_path: str
+    tokenizer_folder: str = ""
+    """Path of the folder with the tokenizer; empty: ``folder``."""
 
 
 class Fatal(msgspec.Struct, frozen=True):
@@ -244,6 +246,28 @@ class Tokens(msgspec.Struct, frozen=True, tag=True):
     prompts: list[PromptLogprobs] = []
 
 
+class CacheMiss(msgspec.Struct, frozen=True, array_like=True):
+    """Why a prompt lacked at least a page in the cache when its first row was scheduled. Lengths are in tokens."""
+
+    reason: str
+    """``differs``, ``evicted``, ``never_seen`` or ``other_namespace``, see ``tree.explain``; or ``not_read``: the
+    request reads no cache."""
+    n_matched: int
+    """Length of the match in whole pages."""
+    place: int = 0
+    """A 64-bit digest of the tokens that match: equal for misses that end at the same page of the same text."""
+    first_difference: int | None = None
+    """Position of the first token that no cached sequence has, if other cached pages follow the match."""
+    common: bytes = b""
+    """The last tokens before the first difference, or else before the end of the match."""
+    prompt: bytes = b""
+    """The prompt's tokens after those."""
+    cached: bytes = b""
+    """The tokens at the same positions in the cached sequence with the longest match; empty if there is none."""
+    n_elsewhere: int | None = None
+    """For ``other_namespace``: the longest cached prefix in any other namespace."""
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """Terminal: the request is finished, or was cancelled. All its tokens came before."""
 
@@ -263,6 +287,8 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """Time from receipt until the first row was scheduled."""
     n_copied_tokens: int = 0
     """The part of ``n_cached_tokens`` that was copied from pages with other tokens after them."""
+    miss: CacheMiss | None = None
+    """None if less than a page of the prompt was not cached, or if requests share no pages."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

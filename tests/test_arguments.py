@@ -133,7 +133,7 @@ def test_every_setting_has_a_flag():
     assert len(fields(ModelConfig)) == 8
     assert len(fields(CacheConfig)) == 13
     assert len(fields(SchedulerConfig)) == 7
-    assert len(fields(ServerConfig)) == 12
+    assert len(fields(ServerConfig)) == 15
 
 
 @pytest.mark.parametrize(

@@ -113,14 +113,17 @@ def test_a_wrong_value_names_its_field(settings: dict[str, Any], message: str) -
 
 def test_settings_of_other_engines_without_effect_are_accepted() -> None:
     no_op: dict[str, Any] = {"best_of": 1, "detokenize": True, "bad_words": [], "guided_decoding": None}
-    assert SamplingParams(**no_op, structured_outputs=None, temperature=0.5) == SamplingParams(temperature=0.5)
+    assert SamplingParams(**no_op, temperature=0.5) == SamplingParams(temperature=0.5)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"best_of": 2}, "best_of.* n\\b"),
-        ({"structured_outputs": {"json": {}}}, "structured_outputs "),
+        (
+            {"structured_outputs": {"whitespace_pattern": " "}},
+            "structured_outputs.'whitespace_pattern'",
+        ),
         ({"bad_words": ["a"], "n": 2}, r"bad_words \['a'\] .*logit_bias"),
         ({"best_of": True}, "best_of"),
         ({"temprature": 0.0}, r"temprature.* temperature"),

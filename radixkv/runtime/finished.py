@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+
+def wait_readable(descriptors: Iterable[int], timeout_s: float) -> None:
+    """Waits until one of the descriptors is readable, at most ``timeout_s``."""
+    poll = select.poll()  # select.select takes no descriptor above 1023, and an application may have as many
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    poll.poll(timeout_s * 1000)
 
 
 class Finished(Generic[T]):

@@ -146,4 +146,5 @@ class Intake:
             logit_bias=tuple(sampling.logit_bias.items()),
             banned=tuple(sorted(token for token in stop_token_ids if token < self._ready.vocab_size)),
             n_logprobs=sampling.logprobs,
+            is_masked=sampling.structured_outputs is not None,
         )

@@ -1,36 +1,33 @@
 """The engine loop: receive -> schedule -> launch -> complete -> send; the only user of both scheduler and device.
 
-One turn launches step n+1 and then takes the result of step n, so that the host works while the device computes.
+One turn launches step n+1 and then takes the result of step n, so that the host works while the device computes. If
+rows of step n+1 have grammars, the turn then fills their token masks, which need the result of step n.
 The runtime process drives it with messages from a socket, ``LLM`` with messages from Python calls.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from time import monotonic, perf_counter
-from typing import NamedTuple
 
-from radixkv.checkpoints import Checkpoint
-from radixkv.config import CacheConfig, EngineConfig
-from radixkv.errors import DeviceError, Draining, InvariantError, RequestError
+from radixkv.config import CacheConfig
+from radixkv.errors import DeviceError, Draining, InvariantError, RequestError, UnsupportedFeature
 from radixkv.runtime.cache.pins import Pins
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.cache_commands import CacheCommands
-from radixkv.runtime.device.factory import look_at_machine, open_executor, resolve_config
-from radixkv.runtime.device.resolved_config import ResolvedConfig
+from radixkv.runtime.compiling import CompilingRequests
+from radixkv.runtime.finished import wait_readable
 from radixkv.runtime.intake import Intake
+from radixkv.runtime.launched_steps import LaunchedSteps
 from radixkv.runtime.request import Phase, Request, Update
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.stats import StepCounters, make_stats
 from radixkv.runtime.step.executor import Executor
-from radixkv.runtime.step.plan import StepPlan
-from radixkv.runtime.step.result import PendingStep
-from radixkv.runtime.tiers import open_tiers
-from radixkv.tree.eviction import open_eviction_policy
+from radixkv.runtime.structured.grammars import Grammars
+from radixkv.runtime.token_masks import fill_masks
+from radixkv.sampling import SamplingParams
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire import (
     WIRE_VERSION,
@@ -59,13 +56,6 @@ LOOKAHEAD = 1
 
 _MAX_CLOSE_S = 5.0
 """How long ``Loop.close`` may write pages to disk."""
-
-
-class _LaunchedStep(NamedTuple):
-    plan: StepPlan
-    pending: PendingStep
-    launched_at: float
-    """Time of ``perf_counter``."""
 
 
 @dataclass(slots=True)
@@ -101,6 +91,10 @@ class _LiveRequest:
         return sum(choice.n_outputs for choice in self.choices)
 
 
+def _refuse_grammars() -> Grammars:
+    raise UnsupportedFeature("structured_outputs needs grammars; this loop has none", param="structured_outputs")
+
+
 class Loop:
     """Turns messages of the frontend into steps on the device, and their results into messages.
 
@@ -109,6 +103,8 @@ class Loop:
         scheduler: plans the steps.
         executor: the device.
         transfers: the scheduler's, which copy pages to and from the host tier; None without one.
+        open_grammars: opens what compiles structured outputs, when it is needed first; raises
+            ``UnsupportedFeature`` if there is none.
         max_model_len: maximum of prompt and output together, in tokens.
         eos_token_ids: tokens that end an output, unless its request has ``ignore_eos``.
         pin_budget: fraction of each tier's pages that the pins of a namespace cover at most.
@@ -123,6 +119,7 @@ class Loop:
         executor: Executor,
         *,
         transfers: Transfers | None = None,
+        open_grammars: Callable[[], Grammars] = _refuse_grammars,
         max_model_len: int,
         eos_token_ids: frozenset[int] = frozenset(),
         pin_budget: float = CacheConfig.pin_budget,
@@ -135,6 +132,7 @@ class Loop:
         self._scheduler = scheduler
         self._executor = executor
         self._transfers = transfers
+        self._compiling = CompilingRequests(open_grammars)
         self._clock = clock
         self.ready = Ready(
             version=WIRE_VERSION,
@@ -154,36 +152,36 @@ class Loop:
         self._pins = Pins(cache, transfers, budget=pin_budget, clock=clock)
         self._cache_commands = CacheCommands(cache, self._intake, scheduler, transfers, self._pins)
         self._live: dict[str, _LiveRequest] = {}
-        self._launched: deque[_LaunchedStep] = deque()
-        self._last_result_at = 0.0
-        self.is_waiting_for_copies = False
-        """Whether the last turn had nothing to plan, launch or collect before pages are copied from the host tier.
+        self._steps = LaunchedSteps(executor)
+        self.is_waiting = False
+        """Whether the last turn had nothing to plan, launch or collect before pages are copied from the host tier,
+        or grammars are compiled.
 
-        Wait for a message, or until one of ``copy_descriptors`` is readable, then call ``turn``."""
+        Wait for a message, or until one of ``descriptors`` is readable, then call ``turn``."""
         self._counters = StepCounters()
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is waiting, running or releasing."""
-        return not self._scheduler.is_idle
+        """Whether any request is compiling its grammar, waiting, running or releasing."""
+        return bool(self._compiling) or not self._scheduler.is_idle
 
     @property
-    def copy_descriptors(self) -> list[int]:
-        """Descriptors of which one is readable when pages have been copied between tiers; none without tiers.
+    def descriptors(self) -> list[int]:
+        """Descriptors of which one is readable when pages have been copied between tiers, or a grammar is compiled.
 
-        Call ``turn`` then, or ``advance_copies`` if there is no work."""
-        return [] if self._transfers is None else self._transfers.descriptors()
+        Call ``turn`` then, or ``advance`` if there is no work."""
+        copies = [] if self._transfers is None else self._transfers.descriptors()
+        return [*copies, *self._compiling.descriptors]
 
-    def advance_copies(self) -> None:
+    def advance(self) -> None:
         """Takes finished copies of pages and starts those that were offered. For a loop without work. O(pages)."""
         self._pins.expire()
         if self._transfers is not None:
             self._scheduler.loading.advance()
 
-    def wait_for_copies(self, timeout_s: float) -> None:
-        """Waits until pages have been copied, at most ``timeout_s``."""
-        if self._transfers is not None:
-            self._transfers.wait(timeout_s)
+    def wait(self, timeout_s: float) -> None:
+        """Waits until one of ``descriptors`` is readable, at most ``timeout_s``."""
+        wait_readable(self.descriptors, timeout_s)
 
     def receive(
         self, message: Submit | Cancel | Flush | Invalidate | CloseSession | Explain | Pin | GetStats | Drain
@@ -199,7 +197,13 @@ class Loop:
             case GetStats():
                 return [
                     make_stats(
-                        message.id, self._scheduler, self._cache, self._counters, self._transfers, self._pins
+                        message.id,
+                        self._scheduler,
+                        self._cache,
+                        self._counters,
+                        self._transfers,
+                        self._pins,
+                        len(self._compiling),
                     )
                 ]
             case Drain():
@@ -209,42 +213,45 @@ class Loop:
     def turn(self) -> list[FromRuntime]:
         """Fails timed-out requests, launches the next step, then takes the oldest step's result.
 
-        The result is taken only if more than ``LOOKAHEAD`` steps are launched, or if nothing could be planned.
+        The result is taken only if more than ``LOOKAHEAD`` steps are launched, or if nothing could be planned. A
+        launched step with masked rows is finished after that, when all tokens before it are known.
 
         Raises:
             InvariantError: a bug in radixkv.
         """
         started = perf_counter()
         self._pins.expire()
-        messages = self._to_messages(self._scheduler.expire())
+        messages = [*self._admit_compiled(), *self._to_messages(self._scheduler.expire())]
         plan = self._scheduler.schedule()
         self._counters.schedule_seconds += perf_counter() - started
         if plan is not None:
             self._counters.steps += 1
             try:
-                self._launched.append(_LaunchedStep(plan, self._executor.launch(plan), perf_counter()))
+                self._steps.launch(plan)
             except DeviceError:
-                while self._launched:
+                while self._steps:
                     messages += self._collect_result()
                 messages += self._to_messages(self._scheduler.fail())
-        self.is_waiting_for_copies = False
-        if len(self._launched) > LOOKAHEAD or (plan is None and self._launched):
+        self.is_waiting = False
+        if len(self._steps) > LOOKAHEAD or (plan is None and self._steps):
             messages += self._collect_result()
         elif plan is None and self.has_work:
-            if not self._scheduler.is_copying:
+            if not (self._scheduler.is_idle or self._scheduler.is_copying):
                 raise InvariantError(
                     f"{len(self._scheduler.running)} requests are running, {len(self._scheduler.loading)} loading "
                     f"and {len(self._scheduler.waiting)} waiting, but none of them fits into a step"
                 )
-            self.is_waiting_for_copies = True
+            self.is_waiting = True
+        messages += self._finish_step()
         if not self.has_work:
-            self.advance_copies()
+            self.advance()
         self._counters.step_seconds += perf_counter() - started
         return messages
 
     def close(self) -> None:
         """Frees the device's memory, even with steps in flight. Call once; the loop is unusable afterwards."""
-        self._launched.clear()
+        self._steps.drop()
+        self._compiling.close()
         if self._transfers is not None:
             self._transfers.close(_MAX_CLOSE_S)
         self._executor.close()
@@ -266,11 +273,34 @@ class Loop:
                 turn = self._scheduler.sessions.begin(choices[0].namespace, message.session_id)
                 for choice in choices:
                     choice.turn = turn
-            self._scheduler.add(choices[0], choices[1:])
+            self._add(choices, message.sampling)
         except RequestError as error:
             return [Failed(message.id, error.code, str(error), error.param)]
         self._live[message.id] = _LiveRequest(choices, len(choices), message.pins)
         return []
+
+    def _add(self, choices: list[Request], sampling: SamplingParams) -> None:
+        """Queues a new request, or compiles its grammar first. Raises ``QueueFull`` or ``UnsupportedFeature``."""
+        specification = sampling.structured_outputs
+        if specification is None or self._compiling.add(choices, specification):
+            self._scheduler.add(choices[0], choices[1:])
+
+    def _admit_compiled(self) -> list[FromRuntime]:
+        """Queues the requests whose grammars are compiled; those whose grammar is refused fail."""
+        messages: list[FromRuntime] = []
+        for choices, cancelled, error in self._compiling.take():
+            if error is None:
+                try:
+                    self._scheduler.add(choices[0], choices[1:])
+                except RequestError as full:
+                    error = full
+            if error is not None:
+                del self._live[choices[0].id]
+                messages.append(Failed(choices[0].id, error.code, str(error), error.param))
+                continue
+            for choice in cancelled:
+                self._scheduler.abort(choice)
+        return messages
 
     def _cancel(self, message: Cancel) -> list[FromRuntime]:
         live = self._live.get(message.id)
@@ -283,44 +313,41 @@ class Loop:
         choice = live.choices[message.choice]
         if choice.phase is Phase.FINISHED:
             return []
-        self._scheduler.abort(choice)
+        if choice.phase is Phase.COMPILING:
+            if not self._compiling.cancel(choice):
+                return []
+        else:
+            self._scheduler.abort(choice)
         live.n_unfinished -= 1
         item = NewTokens(message.id, b"", message.choice, "abort")
         return [Tokens([item]), *([] if live.n_unfinished else [self._finish(live, "abort")])]
 
+    def _finish_step(self) -> list[FromRuntime]:
+        """Finishes the newest step if it waits for token masks and all tokens before it are known."""
+        if not self._steps.waits_for_masks:
+            return []
+        masks = fill_masks(self._scheduler.launched_plans[-1], self._compiling.grammars, self.ready.vocab_size)
+        try:
+            self._steps.finish(masks)
+        except DeviceError:
+            return self._to_messages(self._scheduler.fail())
+        return []
+
     def _collect_result(self) -> list[FromRuntime]:
         """Takes the oldest launched step's result. If it failed, so have all steps launched after it."""
-        plan, pending, launched_at = self._launched.popleft()
         try:
-            result = pending.result()
+            step = self._steps.take_result()
         except DeviceError:
-            self._discard_launched()
             return self._to_messages(self._scheduler.fail())
         if self._transfers is not None:
-            self._measure_step(self._transfers, plan, launched_at)
-        self._counters.attention_seconds += result.attention_seconds
+            n_prompt_tokens = sum(row.n_tokens for row in step.plan.rows if row.n_tokens > 1)
+            self._transfers.cost.add_step(n_prompt_tokens, step.plan.n_tokens, step.seconds)
+        self._counters.attention_seconds += step.result.attention_seconds
         started = perf_counter()
-        updates = self._scheduler.complete(plan, result)
+        updates = self._scheduler.complete(step.plan, step.result)
         self._cache.check_counts()
         self._counters.schedule_seconds += perf_counter() - started
         return self._to_messages(updates)
-
-    def _measure_step(self, transfers: Transfers, plan: StepPlan, launched_at: float) -> None:
-        """Tells the estimate of a load's gain how long a step took, from its launch or the result before it."""
-        now = perf_counter()
-        seconds = now - max(launched_at, self._last_result_at)
-        self._last_result_at = now
-        n_prompt_tokens = sum(row.n_tokens for row in plan.rows if row.n_tokens > 1)
-        transfers.cost.add_step(n_prompt_tokens, plan.n_tokens, seconds)
-
-    def _discard_launched(self) -> None:
-        """Waits for all launched steps and discards their results."""
-        while self._launched:
-            pending = self._launched.popleft().pending
-            try:
-                pending.result()
-            except DeviceError:
-                continue
 
     def _to_messages(self, updates: list[Update]) -> list[FromRuntime]:
         items: list[NewTokens] = []
@@ -361,6 +388,8 @@ class Loop:
         The last choice goes first: an aborted leader would hand its prompt over to the next choice.
         """
         del self._live[live.choices[0].id]
+        if live.choices[0].phase is Phase.COMPILING:
+            self._compiling.leave(live.choices)
         for choice in reversed(live.choices):
             if choice.phase is not Phase.FINISHED:
                 self._scheduler.abort(choice)
@@ -381,6 +410,7 @@ class Loop:
             n_fetched_tokens=live.n_fetched,
             queue_time_s=scheduled_at - first.received_at,
             n_copied_tokens=live.n_copied,
+            miss=next((choice.miss for choice in live.choices if choice.miss is not None), None),
         )
 
     def _pin_prompt(self, live: _LiveRequest) -> None:
@@ -400,54 +430,3 @@ def _new_tokens(update: Update, token: int) -> NewTokens:
         stop_token_id=token if update.finish_reason == "stop" else None,
         logprobs=None if update.logprobs is None else [update.logprobs],
     )
-
-
-def build_loop(config: EngineConfig, checkpoint: Checkpoint) -> Loop:
-    """Resolves the settings and opens a loop. Takes seconds. Raises as ``open_loop`` and ``resolve_config`` do."""
-    return open_loop(resolve_config(config, checkpoint, look_at_machine(config.model.device)), checkpoint)
-
-
-def open_loop(resolved: ResolvedConfig, checkpoint: Checkpoint) -> Loop:
-    """Loads the model, allocates the pool and makes a loop over them. Takes seconds.
-
-    Raises:
-        CheckpointError: the checkpoint is corrupt or of an unknown kind.
-        ConfigError: the settings do not fit the checkpoint or the machine.
-    """
-    with ExitStack() as on_failure:
-        executor = open_executor(resolved, checkpoint)
-        on_failure.callback(executor.close)
-        cache = TimedPageCache(
-            executor.n_pages,
-            resolved.page_size,
-            shares=resolved.enable_prefix_caching,
-            policy=open_eviction_policy(resolved.eviction_policy, resolved.ghost_capacity),
-        )
-        transfers = None
-        if resolved.host_memory_bytes is not None:
-            transfers = open_tiers(resolved, checkpoint, executor, cache, resolved.host_memory_bytes)
-            on_failure.callback(transfers.close, timeout_s=0.0)
-        scheduler = Scheduler(
-            cache,
-            max_num_seqs=resolved.max_num_seqs,
-            max_num_batched_tokens=resolved.max_num_batched_tokens,
-            schedule_policy=resolved.schedule_policy,
-            lpm_window=resolved.lpm_window,
-            lpm_max_passes=resolved.lpm_max_passes,
-            max_queued_requests=resolved.max_queued_requests,
-            queue_timeout_s=resolved.queue_timeout_s,
-            transfers=transfers,
-            finds_shared_runs=executor.uses_shared_runs,
-        )
-        loop = Loop(
-            cache,
-            scheduler,
-            executor,
-            transfers=transfers,
-            max_model_len=resolved.max_model_len,
-            eos_token_ids=checkpoint.eos_token_ids,
-            pin_budget=resolved.pin_budget,
-            seed=resolved.seed,
-        )
-        on_failure.pop_all()
-    return loop

@@ -135,10 +135,15 @@ def _serve(start: Start) -> None:
         threading.Thread(target=_exit_with_frontend, args=(socket_path,), daemon=True).start()
         # Imported here because it takes seconds: a taken lock or a vanished frontend is noticed before.
         from radixkv.checkpoints import resolve
-        from radixkv.runtime.loop import build_loop
+        from radixkv.runtime.open_loop import build_loop
 
         try:
-            loop = build_loop(start.engine, resolve(start.folder, load_format=start.engine.model.load_format))
+            loop = build_loop(
+                start.engine,
+                resolve(start.folder, load_format=start.engine.model.load_format),
+                Path(start.tokenizer_folder or start.folder),
+                warms_grammars=True,
+            )
         except (MemoryError, RuntimeError) as error:
             # torch raises a plain RuntimeError when an allocation fails.
             if isinstance(error, RuntimeError) and "allocate" not in str(error):
@@ -230,11 +235,11 @@ class RuntimeServer:
         """
         silent_since = time.monotonic()
         while self.loop.has_work or not self._is_draining:
-            can_turn = self.loop.has_work and not self.loop.is_waiting_for_copies
+            can_turn = self.loop.has_work and not self.loop.is_waiting
             self._receive(0 if can_turn else int(HEARTBEAT_S * 1000))
             has_turned = self.loop.has_work
             if not has_turned:
-                self.loop.advance_copies()
+                self.loop.advance()
             if has_turned and self._send(self.loop.turn()):
                 silent_since = time.monotonic()
             elif time.monotonic() - silent_since >= HEARTBEAT_S:
@@ -267,7 +272,7 @@ class RuntimeServer:
 
     def _has_message(self, wait_ms: int) -> bool:
         """Waits until a message has arrived or pages are copied; returns whether a message has."""
-        descriptors = self.loop.copy_descriptors if wait_ms else []
+        descriptors = self.loop.descriptors if wait_ms else []
         if not descriptors:
             return bool(self.socket.poll(wait_ms))
         poller = zmq.Poller()

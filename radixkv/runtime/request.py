@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,7 +19,10 @@ from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.sessions import Turn
 from radixkv.runtime.step.plan import History, Row, RowSampling, Scoring
 from radixkv.tree.node import TOKEN_BYTES, Namespace
-from radixkv.wire import PromptLogprobs, TokenLogprobs
+from radixkv.wire import CacheMiss, PromptLogprobs, TokenLogprobs
+
+if TYPE_CHECKING:
+    from radixkv.runtime.structured.matcher import Matcher
 
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0, index=0)
 
@@ -30,6 +34,8 @@ class Phase(Enum):
     steps, or pending copies of its forks, use them.
     """
 
+    COMPILING = "compiling"
+    """Not known to the scheduler until its grammar is compiled."""
     FOLLOWING = "following"
     """Its leader computes the prompt; it has neither a batch slot nor pages."""
     WAITING = "waiting"
@@ -73,6 +79,8 @@ class Request:
     """Whether its pages may be stored in the host tier and loaded from it; False after a load has failed."""
     n_prompt_logprobs: int | None = None
     """How many of the most likely tokens to report with each prompt token; None reports no prompt logprobs."""
+    matcher: Matcher | None = None
+    """Its output's state in its grammar, after all known tokens; None without a grammar."""
     turn: Turn | None = None
     """Its turn of a session, which all choices share; None without a session."""
     received_at: float = 0.0
@@ -138,6 +146,9 @@ class Request:
     """Whether its pages may be fetched from disk; False after that has failed, so that it is not tried for ever."""
     prompt_logprobs_end: int = 1
     """First prompt position whose logprobs were not reported yet; the first token has none."""
+    miss: CacheMiss | None = None
+    """Why no more of its prompt was cached when its first row was scheduled; None if less than a page was missing,
+    or if another choice is the leader."""
     scheduled_at: float | None = None
     """When its first row, or its leader's, was scheduled."""
 
@@ -220,7 +231,8 @@ class Request:
         if self.needs_history:
             history = History(bytes(self.tokens), self.n_prompt)
             self.needs_history = False
-        banned = settings.banned if index < self.min_tokens else ()
+        # The mask of a row with a grammar has the bans, because it must not become empty.
+        banned = settings.banned if index < self.min_tokens and not settings.is_masked else ()
         return msgspec.structs.replace(settings, index=index, banned=banned, history=history)
 
     def scoring(self, start: int, end: int) -> Scoring | None:

@@ -35,13 +35,14 @@ def make_stats(
     counters: StepCounters,
     transfers: Transfers | None,
     pins: Pins,
+    n_compiling: int,
 ) -> Stats:
     """Returns the message with all counters and gauges. O(1)."""
     pins.expire()
     return Stats(
         id=stats_id,
         n_running=len(scheduler.running),
-        n_waiting=len(scheduler.waiting) + len(scheduler.loading),
+        n_waiting=n_compiling + len(scheduler.waiting) + len(scheduler.loading),
         n_pages=cache.n_pages,
         n_pages_free=cache.n_free,
         n_pages_evictable=cache.n_available - cache.n_free,

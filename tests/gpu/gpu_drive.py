@@ -10,7 +10,7 @@ from radixkv import LLM, SamplingParams
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.plan import StepPlan
-from radixkv.runtime.step.result import PendingStep
+from radixkv.runtime.step.result import RunningStep
 from radixkv.stats import Stats
 from radixkv.wire import (
     Cancel,
@@ -121,7 +121,7 @@ class Recorder:
     def uses_shared_runs(self) -> bool:
         return self._executor.uses_shared_runs
 
-    def launch(self, plan: StepPlan) -> PendingStep:
+    def launch(self, plan: StepPlan) -> RunningStep:
         self.plans.append(plan)
         return self._executor.launch(plan)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler
 from radixkv.runtime.step.plan import History, RowSampling
+from radixkv.runtime.step.result import TokenMasks
 from radixkv.wire import TokenLogprobs
 
 VOCAB = 9001
@@ -46,13 +47,15 @@ def sample(
     rows: Sequence[RowSampling],
     sampler: CudaSampler | None = None,
     batch_slots: Sequence[int] | None = None,
+    masks: TokenMasks | None = None,
 ) -> tuple[list[int], list[TokenLogprobs | None]]:
     """Samples one step and checks that logits are unchanged. Tokens are -1 for rows that are not finite."""
     on_device = logits.to(DEVICE)
     finite = logits.isfinite().all(-1)
     greedy = torch.where(finite, logits.float().argmax(-1), 0).int().to(DEVICE)
     sampler = sampler or make(len(rows), logits.shape[1])
-    sampled = sampler.sample(on_device, batch_slots or range(len(rows)), rows, greedy, finite.int().to(DEVICE))
+    slots = batch_slots or range(len(rows))
+    sampled = sampler.sample(on_device, slots, rows, greedy, finite.int().to(DEVICE), masks)
     if DEVICE == "cuda":
         torch.cuda.synchronize()
     assert torch.equal(on_device.cpu().view(torch.uint8), logits.view(torch.uint8))

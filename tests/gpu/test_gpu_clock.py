@@ -13,7 +13,7 @@ from gpu_support import family, greedy, opened, save
 from torch import Tensor
 
 from radixkv.runtime.step.plan import StepPlan
-from radixkv.runtime.step.result import PendingStep
+from radixkv.runtime.step.result import PendingStep, RunningStep
 
 pytest.importorskip("triton", reason="the device's clock is read in a Triton kernel")
 pytest.importorskip("flashinfer", reason="attention on CUDA is FlashInfer's")
@@ -93,9 +93,10 @@ def test_overlapping_steps_report_their_own_attention_time(
     with opened(save(tmp_path, num_hidden_layers=n_layers)) as llm:
         launch = executor_of(llm).launch
 
-        def recorded_launch(plan: StepPlan) -> PendingStep:
-            steps.append(launch(plan))
-            return steps[-1]
+        def recorded_launch(plan: StepPlan) -> RunningStep:
+            running = launch(plan)
+            steps.append(running.finish(None))  # finished at its launch, since no row is masked
+            return running
 
         monkeypatch.setattr(executor_of(llm), "launch", recorded_launch)
         drive = Drive(llm, checks=False)

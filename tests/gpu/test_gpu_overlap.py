@@ -20,7 +20,7 @@ def run_plans(executor: Executor, plans: list[StepPlan], n_ahead: int) -> list[t
     launched: deque[PendingStep] = deque()
     tokens = []
     for plan in plans:
-        launched.append(executor.launch(plan))
+        launched.append(executor.launch(plan).finish(None))
         if len(launched) > n_ahead:
             tokens.append(launched.popleft().result().tokens)
     return tokens + [pending.result().tokens for pending in launched]

@@ -32,10 +32,10 @@ class FakeWorld:
     has_work: bool = False
     checks: list[float] = field(default_factory=list)
     """Times of the checks."""
-    is_waiting_for_copies: bool = False
-    copy_descriptors: tuple[int, ...] = ()
+    is_waiting: bool = False
+    descriptors: tuple[int, ...] = ()
 
-    def advance_copies(self) -> None:
+    def advance(self) -> None:
         """Nothing: there is no other tier."""
 
     def monotonic(self) -> float:

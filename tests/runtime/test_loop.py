@@ -17,6 +17,7 @@ from radixkv.stats import Stats
 from radixkv.tree.node import Namespace
 from support.engine import PoisoningList, token_bytes
 from support.fake_device import ATTENTION_S, FakeDevice, FakePending, expected_output
+from support.fake_grammars import FakeCompiler
 
 EOS = 999
 
@@ -37,7 +38,9 @@ def device() -> FakeDevice:
 def make_loop(device: FakeDevice, eos_token_ids: frozenset[int] = frozenset([EOS])) -> Loop:
     cache = TimedPageCache(64, 4, min_copied_tokens=1, free_pages=PoisoningList(device))
     scheduler = Scheduler(cache, max_num_seqs=4, max_num_batched_tokens=64, max_queued_requests=3)
-    return Loop(cache, scheduler, device, max_model_len=100, eos_token_ids=eos_token_ids)
+    return Loop(
+        cache, scheduler, device, open_grammars=FakeCompiler, max_model_len=100, eos_token_ids=eos_token_ids
+    )
 
 
 @pytest.fixture
@@ -151,7 +154,7 @@ def test_without_max_tokens_the_output_fills_the_context(loop: Loop) -> None:
 def test_a_request_larger_than_the_pool_is_refused(device: FakeDevice) -> None:
     cache = TimedPageCache(4, 4)
     scheduler = Scheduler(cache, max_num_seqs=4, max_num_batched_tokens=64)
-    loop = Loop(cache, scheduler, device, max_model_len=100)
+    loop = Loop(cache, scheduler, device, open_grammars=FakeCompiler, max_model_len=100)
     (failed,) = loop.receive(submit("a", 10, max_tokens=8))
     assert isinstance(failed, wire.Failed)
     assert failed.code == "context_length_exceeded"

@@ -49,13 +49,13 @@ class Loop:
     has_work = False
     ready = Ready(1, 100, 200, 16, 10, 8, 64, "cpu", "float32")
     step = staticmethod(lambda: None)
-    is_waiting_for_copies = False
-    copy_descriptors = []
+    is_waiting = False
+    descriptors = []
 
     def close(self):
         pass
 
-    def advance_copies(self):
+    def advance(self):
         pass
 
     def receive(self, message):
@@ -69,16 +69,16 @@ class Loop:
         {step}
         return []
 
-checkpoints, loop = types.ModuleType("radixkv.checkpoints"), types.ModuleType("radixkv.runtime.loop")
+checkpoints, loop = types.ModuleType("radixkv.checkpoints"), types.ModuleType("radixkv.runtime.open_loop")
 checkpoints.resolve = lambda folder, **settings: folder
 
-def build_loop(config, checkpoint):
+def build_loop(config, checkpoint, tokenizer_folder, **settings):
     print("libraries print")
     {build}
     return Loop()
 
 loop.build_loop = build_loop
-sys.modules |= {{"radixkv.checkpoints": checkpoints, "radixkv.runtime.loop": loop}}
+sys.modules |= {{"radixkv.checkpoints": checkpoints, "radixkv.runtime.open_loop": loop}}
 from radixkv.runtime.process import main
 sys.exit(main())
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from radixkv import LLM, SamplingParams
-from radixkv.runtime import loop, tiers
+from radixkv.runtime import open_loop, tiers
 from radixkv.runtime.cache.tiers import file_store
 
 
@@ -34,8 +34,8 @@ def test_a_disk_tier_with_pages_of_any_size(tmp_path: Path, page_size: int, max_
         (file_store, "TransferThreads"),
         (tiers, "DiskTier"),
         (tiers, "Transfers"),
-        (loop, "Scheduler"),
-        (loop, "Loop"),
+        (open_loop, "Scheduler"),
+        (open_loop, "Loop"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -15,6 +15,7 @@ from radixkv.runtime.step.plan import RowSampling
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from support.engine import Engine, name_of, token_bytes
 from support.fake_device import KVValue, unpack
+from support.fake_grammars import FakeGrammar
 
 PLAIN = replace(GREEDY, temperature=1.0, seed=3)
 PENALISED = replace(PLAIN, frequency_penalty=0.5, n_logprobs=1)
@@ -37,6 +38,7 @@ class RequestOptions:
     priority: int = 0
     prompt_logprobs: bool = False
     session_id: str = ""
+    grammar: FakeGrammar | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class Actions:
                     priority=options.priority,
                     n_prompt_logprobs=0 if options.prompt_logprobs else None,
                     session_id=options.session_id,
+                    grammar=options.grammar,
                 )
             except QueueFull:
                 return
@@ -124,6 +127,10 @@ class Actions:
             for update in self.engine.collect():
                 if update.finish_reason is not None:
                     self.known = [*self.known, unpack(bytes(update.request.tokens))][-12:]
+
+    def finish_step(self) -> None:
+        """Fills the masks of the newest step, if all tokens before it are known."""
+        self.engine.finish_step()
 
     def abort(self, which: int, *, whole: bool) -> None:
         """Aborts one choice, or all choices of its request, the last first."""

@@ -45,11 +45,11 @@ def recorded_logits() -> Iterator[Logits]:
     sample = Sampler.sample
 
     def sample_and_record(
-        self: Sampler, rows: Tensor, batch_slots: Sequence[int], sampling: Sequence[RowSampling]
+        self: Sampler, rows: Tensor, batch_slots: Sequence[int], sampling: Sequence[RowSampling], masks: Any
     ) -> list[SampledToken | None]:
         for row, row_sampling in zip(rows, sampling, strict=True):
             recorded[row_sampling.seed, row_sampling.index] = row.clone()
-        return sample(self, rows, batch_slots, sampling)
+        return sample(self, rows, batch_slots, sampling, masks)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Sampler, "sample", sample_and_record)
@@ -149,8 +149,8 @@ class CpuServer:
 
     def run(self) -> None:
         while self.loop.has_work:
-            if self.loop.is_waiting_for_copies:
-                self.loop.wait_for_copies(1.0)
+            if self.loop.is_waiting:
+                self.loop.wait(1.0)
             for message in self.loop.turn():
                 match message:
                     case wire.Tokens(items, prompts):
@@ -178,9 +178,9 @@ class CpuServer:
         """Waits until everything that was offered to the other tiers is in them."""
         assert self.transfers is not None
         while self.transfers.is_busy or self.transfers.n_offers or (self.disk is not None and self.disk.n_offers):
-            self.loop.advance_copies()
+            self.loop.advance()
             if self.transfers.is_busy:
-                self.loop.wait_for_copies(1.0)
+                self.loop.wait(1.0)
 
     def _root_key(self, checkpoint: Checkpoint) -> bytes:
         page = self.executor.page_format

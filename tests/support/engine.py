@@ -23,13 +23,14 @@ from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.request import GREEDY, Phase, Request, Update
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import RowSampling, StepPlan
-from radixkv.runtime.step.result import PendingStep
+from radixkv.runtime.token_masks import fill_masks
 from radixkv.tree.eviction import open_eviction_policy
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire import TokenLogprobs
 from support.fake_copier import FakeCopier
 from support.fake_device import (
     FakeDevice,
+    FakePending,
     KVValue,
     chain,
     expected_output,
@@ -37,6 +38,7 @@ from support.fake_device import (
     logprobs_of,
     unpack,
 )
+from support.fake_grammars import FakeCompiler, FakeGrammar
 from support.fake_store import FakeStore
 
 
@@ -166,7 +168,7 @@ class Engine:
         """Ids of requests whose rows make a step fail."""
         self.rows: dict[tuple[int, int], Request] = {}
         """The request of each row, by (step, batch slot)."""
-        self.pending: deque[tuple[StepPlan, PendingStep]] = deque()
+        self.pending: deque[tuple[StepPlan, FakePending]] = deque()
         self._ids = count()
         self.check_invariants()
 
@@ -185,6 +187,7 @@ class Engine:
         priority: int = 0,
         n_prompt_logprobs: int | None = None,
         session_id: str = "",
+        grammar: FakeGrammar | None = None,
     ) -> Request:
         """Adds a request; returns its leading choice."""
         request_id = f"r{next(self._ids)}"
@@ -196,7 +199,10 @@ class Engine:
                 n_prompt=len(prompt),
                 max_tokens=max_tokens,
                 choice=choice,
-                sampling=replace(sampling, seed=sampling.seed + choice, banned=tuple(stop)),
+                sampling=replace(
+                    sampling, seed=sampling.seed + choice, banned=tuple(stop), is_masked=grammar is not None
+                ),
+                matcher=None if grammar is None else grammar.new_matcher(),
                 min_tokens=min_tokens,
                 stop_token_ids=frozenset(stop),
                 reads_cache=reads_cache,
@@ -221,6 +227,9 @@ class Engine:
         return leader
 
     def launch(self) -> StepPlan | None:
+        """Launches the next step; before it, takes the results that the masks of an unfinished one depend on."""
+        while not self.finish_step():
+            self.collect()
         plan = self.scheduler.schedule()
         if plan is not None:
             launched = self.scheduler.launched_plans[-1]
@@ -241,6 +250,8 @@ class Engine:
                     self.device.fail_steps.add(plan.step)
             try:
                 self.pending.append((plan, self.device.launch(plan)))
+                if not plan.is_masked:
+                    self.pending[-1][1].finish(None)
             except DeviceError:
                 while self.pending:
                     self.collect()
@@ -248,11 +259,23 @@ class Engine:
         self.check_invariants()
         return plan
 
+    def finish_step(self) -> bool:
+        """Finishes the newest step if all tokens before it are known; False if they are not."""
+        if not self.pending or self.pending[-1][1].is_finished:
+            return True
+        if len(self.pending) > 1:
+            return False
+        masks = fill_masks(self.scheduler.launched_plans[-1], FakeCompiler(), self.device.vocab_size)
+        self.pending[-1][1].finish(masks)
+        return True
+
     def expire(self) -> None:
         self.take(self.scheduler.expire())
         self.check_invariants()
 
     def collect(self) -> list[Update]:
+        """Takes the oldest step's result, after filling its masks if that was not done."""
+        self.finish_step()
         plan, pending = self.pending.popleft()
         try:
             result = pending.result()
@@ -393,7 +416,9 @@ class Engine:
                 seed=sampling.seed if sampling.temperature else 0,
                 min_tokens=request.min_tokens,
                 banned=sampling.banned,
+                grammar=None if request.matcher is None else request.matcher.grammar,
             )
+            assert ended.reason != "grammar_error", "a token was sampled that the mask forbids"
             if ended.reason in ("stop", "length"):
                 assert ended.tokens == expected
             else:

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from radixkv.config import EvictionPolicyName, WritePolicy
 from radixkv.runtime.request import GREEDY
 from support.actions import PENALISED, PLAIN, Actions, RequestOptions
+from support.fake_grammars import FakeGrammar
 
 small = st.integers(0, 40)
 request_options = st.builds(
@@ -23,6 +24,7 @@ request_options = st.builds(
     priority=st.sampled_from((0, 0, -1, 1)),
     prompt_logprobs=st.sampled_from((False, False, True)),
     session_id=st.sampled_from(("", "", "a", "b")),
+    grammar=st.sampled_from((None, None, None, FakeGrammar(), FakeGrammar(7, 9))),
 )
 
 
@@ -83,6 +85,10 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def collect(self) -> None:
         self.actions.collect()
+
+    @rule()
+    def finish_step(self) -> None:
+        self.actions.finish_step()
 
     @rule(which=small, whole=st.booleans())
     def abort(self, which: int, whole: bool) -> None:

@@ -2,8 +2,8 @@
 
 The hash of a slot is a link of a chain over the namespace and all tokens up to its position. So a row that reads
 another prefix's page, a freed page or an unwritten one fails at once. The sampled token is a function of the
-chain's end, the seed and the banned tokens. Logprobs are functions of the chain's end and the token.
-``expected_output`` and ``expected_prompt_logprobs`` compute them without a device.
+chain's end, the seed, the banned tokens and the row's mask. Logprobs are functions of the chain's end and the
+token. ``expected_output`` and ``expected_prompt_logprobs`` compute them without a device.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ from __future__ import annotations
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from radixkv.errors import DeviceError
 from radixkv.runtime.step.plan import Row, RowSampling, SharedRun, StepPlan
-from radixkv.runtime.step.result import StepResult
+from radixkv.runtime.step.result import StepResult, TokenMasks
 from radixkv.tree.node import Namespace
 from radixkv.wire import TokenLogprobs
+from support.fake_grammars import END, FakeGrammar
 
 VOCAB_SIZE = 1000
 NAN = "nan"
@@ -57,10 +61,12 @@ def chain(namespace: Namespace, tokens: Iterable[int]) -> int:
     return end
 
 
-def next_token(end: int, seed: int = 0, banned: Sequence[int] = ()) -> int:
+def next_token(
+    end: int, seed: int = 0, banned: Container[int] = (), is_allowed: Callable[[int], bool] = lambda _: True
+) -> int:
     """Returns the token that is sampled after a chain."""
     token = 100 + (end + seed * 7919) % (VOCAB_SIZE - 100)
-    while token in banned:
+    while token in banned or not is_allowed(token):
         token = 100 + (token - 99) % (VOCAB_SIZE - 100)
     return token
 
@@ -79,12 +85,21 @@ def expected_output(
     seed: int = 0,
     min_tokens: int = 0,
     banned: Sequence[int] = (),
+    grammar: FakeGrammar | None = None,
 ) -> list[int]:
     """Returns the correct output of a request, computed naively."""
     end = chain(namespace, prompt)
     tokens: list[int] = []
     while len(tokens) < n_tokens and not (tokens and tokens[-1] in stop):
-        tokens.append(next_token(end, seed, banned if len(tokens) < min_tokens else ()))
+        banned_now = banned if len(tokens) < min_tokens else ()
+        if grammar is None:
+            tokens.append(next_token(end, seed, banned_now))
+        else:
+            allowed = grammar.allowed(tokens)
+            allowed = allowed - set(banned_now) or allowed
+            tokens.append(next_token(end, seed, is_allowed=allowed.__contains__))
+            if tokens[-1] == END:
+                break
         end = link(end, tokens[-1])
     return tokens
 
@@ -104,7 +119,22 @@ def unpack(tokens: bytes) -> list[int]:
 class FakePending:
     device: FakeDevice
     plan: StepPlan
+    is_finished: bool = False
+    masks: dict[int, NDArray[np.int32]] = field(default_factory=dict)
+    """By row of the plan."""
     outcome: StepResult | DeviceError | None = None
+
+    def finish(self, masks: TokenMasks | None) -> FakePending:
+        assert not self.is_finished, "a step is finished twice"
+        self.is_finished = True
+        if masks is not None:
+            assert list(masks.rows) == sorted(set(masks.rows)), "masks are of ascending rows"
+            for row, bits in zip(masks.rows, masks.bits, strict=True):
+                sampling = self.plan.rows[row].sampling
+                assert sampling is not None, "a mask for a row that does not sample"
+                assert sampling.is_masked, "a mask for a row without one"
+                self.masks[row] = bits.copy()
+        return self
 
     def result(self) -> StepResult:
         while self.outcome is None:
@@ -158,10 +188,15 @@ class FakeDevice:
         if self.refuse_launches:
             self.refuse_launches -= 1
             raise DeviceError("the launch was refused")
+        assert all(pending.is_finished for pending in self._queue), "a step is launched before another is finished"
         self.trace.append(f"launch {plan.step}")
         pending = FakePending(self, plan)
         self._queue.append(pending)
         return pending
+
+    def drop_newest(self) -> None:
+        """Forgets the newest launched step, which failed in its second half."""
+        self._queue.pop()
 
     def poison(self, pages: Iterable[int]) -> None:
         for page in pages:
@@ -171,16 +206,17 @@ class FakeDevice:
 
     def run_next(self) -> None:
         pending = self._queue.popleft()
+        assert pending.is_finished, "the result of a step without its masks"
         self.trace.append(f"result {pending.plan.step}")
         if pending.plan.step in self.fail_steps:
             for failed in (pending, *self._queue):
                 failed.outcome = DeviceError(f"step {pending.plan.step} failed")
             self._queue.clear()
             return
-        pending.outcome = self._execute(pending.plan)
+        pending.outcome = self._execute(pending.plan, pending.masks)
         self.executed.append(pending.plan)
 
-    def _execute(self, plan: StepPlan) -> StepResult:
+    def _execute(self, plan: StepPlan, masks: Mapping[int, NDArray[np.int32]]) -> StepResult:
         writer: dict[tuple[int, int], int] = {}
         self._copy(plan)
         for row in plan.rows:
@@ -200,7 +236,8 @@ class FakeDevice:
         ends = [self._read(index, row, chains[index], writer) for index, row in enumerate(plan.rows)]
         rows = list(zip(plan.rows, ends, strict=True))
         tokens = [
-            -1 if row.sampling is None else self._choose(row.batch_slot, row.sampling, end) for row, end in rows
+            -1 if row.sampling is None else self._choose(row.batch_slot, row.sampling, end, masks.get(index))
+            for index, (row, end) in enumerate(rows)
         ]
         return StepResult(
             tokens=tuple(tokens),
@@ -253,11 +290,17 @@ class FakeDevice:
                     self.kv[destination, offset] = value
                     self.copied_slots.add((destination, offset))
 
-    def _choose(self, batch_slot: int, sampling: RowSampling, end: int | None) -> int:
+    def _choose(
+        self, batch_slot: int, sampling: RowSampling, end: int | None, bits: NDArray[np.int32] | None
+    ) -> int:
         """Returns the next token; -1 if the row is not finite. Checks that penalties count the right tokens."""
-        token = (
-            None if end is None else next_token(end, sampling.seed if sampling.temperature else 0, sampling.banned)
-        )
+        seed = sampling.seed if sampling.temperature else 0
+        token = None
+        if end is not None and bits is None:
+            token = next_token(end, seed, sampling.banned)
+        elif end is not None and bits is not None:
+            allowed = {int(one) for one in np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))}
+            token = next_token(end, seed, sampling.banned, allowed.__contains__)
         if sampling.history is not None:
             assert sampling.has_penalties, "a history without penalties"
             self.histories[batch_slot] = sampling.history.n_prompt, unpack(sampling.history.tokens)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from radixkv.stats import Stats
 from radixkv.tree.node import Namespace
 from support.engine import PoisoningList, token_bytes
 from support.fake_device import FakeDevice, FakePending, unpack
+from support.fake_grammars import FakeCompiler
 
 PROMPT = list(range(1, 12))
 NAMESPACE = Namespace()
@@ -52,13 +53,29 @@ class ReceivedMessages:
 class Frontend:
     """Drives a loop with a fake device, and collects its messages by request."""
 
-    def __init__(self, *, n_pages: int = 64, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        n_pages: int = 64,
+        eos_token_ids: frozenset[int] = frozenset(),
+        open_grammars: Callable[[], FakeCompiler] | None = None,
+        **settings: Any,
+    ) -> None:
         self.device = OneNamespaceDevice(n_pages, 4)
         self.now = 0.0
         cache = TimedPageCache(n_pages, 4, min_copied_tokens=1, free_pages=PoisoningList(self.device))
         defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
         self.scheduler = Scheduler(cache, **(defaults | settings), clock=lambda: self.now)
-        self.loop = Loop(cache, self.scheduler, self.device, max_model_len=100, clock=lambda: self.now)
+        self.grammars = FakeCompiler()
+        self.loop = Loop(
+            cache,
+            self.scheduler,
+            self.device,
+            open_grammars=open_grammars or (lambda: self.grammars),
+            eos_token_ids=eos_token_ids,
+            max_model_len=100,
+            clock=lambda: self.now,
+        )
         self.received: dict[str, ReceivedMessages] = {}
 
     def submit(
@@ -95,6 +112,8 @@ class Frontend:
         for _ in range(1000):
             if not self.loop.has_work:
                 return
+            if self.loop.is_waiting:
+                self.grammars.finish(0)
             self.turn()
         raise AssertionError("the loop does not come to an end")
 

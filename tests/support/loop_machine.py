@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from radixkv.wire import Pinned, PromptPin
+from support.fake_grammars import FakeGrammar
 from support.loop_frontend import Frontend
 
 
@@ -17,12 +18,15 @@ class LoopMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.caught_before = sys.exc_info()[1]
+        self.grammars: dict[str, FakeGrammar] = {}
+        """By id of the request."""
 
-    @initialize(n_pages=st.sampled_from((16, 24, 48)))
-    def start(self, n_pages: int) -> None:
+    @initialize(n_pages=st.sampled_from((16, 24, 48)), compiles_at_once=st.booleans())
+    def start(self, n_pages: int, compiles_at_once: bool) -> None:
         self.front = Frontend(
             n_pages=n_pages, max_num_seqs=4, max_num_batched_tokens=16, max_queued_requests=4, queue_timeout_s=50
         )
+        self.front.grammars.is_immediate = compiles_at_once
 
     @precondition(lambda self: len(self.front.received) < 10)
     @rule(
@@ -34,12 +38,28 @@ class LoopMachine(RuleBasedStateMachine):
         prompt_logprobs=st.sampled_from((None, None, 0)),
         frequency_penalty=st.sampled_from((0.0, 1.0)),
         logprobs=st.sampled_from((None, 1)),
+        grammar=st.sampled_from((None, None, FakeGrammar(), FakeGrammar(7, 9), FakeGrammar(rejects=True))),
         ttl_s=st.sampled_from((0, 0, 30)),
     )
-    def submit(self, first: int, length: int, priority: int, ttl_s: int, **sampling: object) -> None:
+    def submit(
+        self,
+        first: int,
+        length: int,
+        priority: int,
+        ttl_s: int,
+        grammar: FakeGrammar | None,
+        **sampling: object,
+    ) -> None:
         name = f"r{len(self.front.received)}"
         pins = [PromptPin(length, ttl_s)] if ttl_s else []
+        if grammar is not None:
+            sampling["structured_outputs"] = grammar.specification
+            self.grammars[name] = grammar
         self.front.submit(name, range(first, first + length), priority=priority, pins=pins, **sampling)
+
+    @rule(which=st.integers(0, 9), refuses=st.booleans())
+    def compile(self, which: int, refuses: bool) -> None:
+        self.front.grammars.finish(which, refuses=refuses)
 
     @rule(first=st.integers(1, 3), length=st.integers(1, 29), ttl_s=st.sampled_from((0, 10, 100)))
     def pin(self, first: int, length: int, ttl_s: int) -> None:
@@ -78,5 +98,9 @@ class LoopMachine(RuleBasedStateMachine):
         self.front.device.fail_steps.clear()
         self.front.run()
         assert all(received.terminal is not None for received in self.front.received.values())
+        for name, grammar in self.grammars.items():
+            for output in self.front.received[name].tokens.values():
+                matcher = FakeGrammar(grammar.modulus, grammar.length).new_matcher()
+                assert all(matcher.accept(token) for token in output), "an output does not match its grammar"
         stats = self.front.stats()
         assert stats.n_pages_free + stats.n_pages_evictable == self.front.device.n_pages

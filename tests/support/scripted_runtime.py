@@ -146,10 +146,10 @@ class ScriptedLoop:
     """Counters of a host tier, from which every request has loaded one token; None: there is no host tier."""
     disk: DiskStats | None = None
     """Counters of a disk tier, from which that token came; None: there is no disk tier."""
-    is_waiting_for_copies: bool = False
-    copy_descriptors: tuple[int, ...] = ()
+    is_waiting: bool = False
+    descriptors: tuple[int, ...] = ()
 
-    def advance_copies(self) -> None:
+    def advance(self) -> None:
         """Nothing: there is no other tier."""
 
     def close(self) -> None:
@@ -332,9 +332,9 @@ def run_as_process(loop: ScriptedLoop) -> int:
     """Runs the real process entry around a scripted loop."""
     checkpoints = types.ModuleType("radixkv.checkpoints")
     checkpoints.resolve = lambda folder, **settings: folder
-    module = types.ModuleType("radixkv.runtime.loop")
-    module.build_loop = lambda config, checkpoint: loop
-    sys.modules |= {"radixkv.checkpoints": checkpoints, "radixkv.runtime.loop": module}
+    module = types.ModuleType("radixkv.runtime.open_loop")
+    module.build_loop = lambda config, checkpoint, tokenizer_folder, **settings: loop
+    sys.modules |= {"radixkv.checkpoints": checkpoints, "radixkv.runtime.open_loop": module}
     from radixkv.runtime.process import main
 
     return main()

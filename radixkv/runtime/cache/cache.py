@@ -14,6 +14,7 @@ from typing import NamedTuple
 from radixkv.errors import InvariantError
 from radixkv.runtime.cache.block_table import BlockTable, ReplacedPage
 from radixkv.tree.eviction import EvictionPolicy
+from radixkv.tree.explain import Explanation
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node
 from radixkv.tree.radix_tree import RadixTree
 from radixkv.tree.shared_runs import SharedLeases
@@ -21,6 +22,8 @@ from radixkv.tree.shared_runs import SharedLeases
 MIN_COPIED_TOKENS = 4
 """Fewest tokens for which a part of a page is copied. Finding and leasing the page takes the host about as long as
 a GPU takes to compute one token or two, and prompts with nothing else in common share the first one."""
+_MAX_NAMESPACES = 16
+"""With more namespaces, ``PageCache.explain`` does not search them: it runs for each prompt with a miss."""
 _NO_STEP = -1
 """Number of no step: pages with it were used by none."""
 
@@ -177,6 +180,13 @@ class PageCache:
         blocks.copies = [(partial.page, blocks.pages[blocks.n_leased])]
         blocks.source = partial.lease
         return partial.n_tokens
+
+    def explain(self, namespace: Namespace, tokens: bytes) -> Explanation:
+        """Explains why no more of the tokens is cached, for the owner of the server.
+
+        It names another namespace only while there are few. O(edges + log children). See ``RadixTree.explain``.
+        """
+        return self.tree.explain(namespace, tokens, max_namespaces=_MAX_NAMESPACES)
 
     def release_sources(self, sources: Iterable[Lease]) -> None:
         """Lets go of pages whose copies are done, or were undone. O(edges + log leaves) each."""

@@ -43,6 +43,7 @@ class TimedPageCache(PageCache):
     count_hit = _timed(PageCache.count_hit)
     extend = _timed(PageCache.extend)
     copy_partial_page = _timed(PageCache.copy_partial_page)
+    explain = _timed(PageCache.explain)
     release_sources = _timed(PageCache.release_sources)
     reserve = _timed(PageCache.reserve)
     append_pages = _timed(PageCache.append_pages)

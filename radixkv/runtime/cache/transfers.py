@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.load_cost import LoadCost
 from radixkv.runtime.cache.tiers.disk_tier import DiskTier, Fetch
+from radixkv.runtime.finished import wait_readable
 from radixkv.runtime.step.page_copier import FinishedCopy, PageCopier
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 
@@ -382,10 +382,7 @@ class Transfers:
 
     def wait(self, timeout_s: float) -> None:
         """Waits until a copy has finished, at most ``timeout_s``."""
-        poll = select.poll()  # select.select takes no descriptor above 1023, and an application may have as many
-        for descriptor in self.descriptors():
-            poll.register(descriptor, select.POLLIN)
-        poll.poll(timeout_s * 1000)
+        wait_readable(self.descriptors(), timeout_s)
 
     def close(self, timeout_s: float) -> None:
         """Ends the copies, and frees the host memory.

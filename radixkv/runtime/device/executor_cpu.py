@@ -25,7 +25,7 @@ from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
 from radixkv.runtime.device.weights.weights import Weights, open_weights
 from radixkv.runtime.step.executor import PageFormat
 from radixkv.runtime.step.plan import StepPlan
-from radixkv.runtime.step.result import StepResult
+from radixkv.runtime.step.result import StepResult, TokenMasks
 from radixkv.wire import TokenLogprobs
 
 logger = logging.getLogger(__name__)
@@ -37,8 +37,8 @@ _MAX_LOGIT_ROWS = 256
 class CpuExecutor:
     """An ``Executor`` on the CPU.
 
-    ``launch`` packs a plan and queues it. ``result`` computes the queued steps up to and including its own, so that
-    callers see the same order of events as with an asynchronous device.
+    ``launch`` packs a plan and queues it, and ``finish`` keeps its masks. ``result`` computes the queued steps up
+    to and including its own, so that callers see the same order of events as with an asynchronous device.
 
     In float32 results are bitwise independent of the other rows in a step, of chunking and of cache hits. In
     bfloat16 weights, activations and KV are bfloat16, while sums, norms, rotary angles and attention are computed
@@ -151,7 +151,7 @@ class CpuExecutor:
             oldest = self._queue.popleft()
             try:
                 with torch.inference_mode():
-                    oldest.outcome = self._compute(oldest.packed)
+                    oldest.outcome = self._compute(oldest.packed, oldest.masks)
             except Exception as error:  # any exception fails this step
                 oldest.outcome = f"step {oldest.number} failed: {type(error).__name__}: {error}"
                 logger.exception("step %d failed", oldest.number)
@@ -159,7 +159,7 @@ class CpuExecutor:
                     later = self._queue.popleft()
                     later.outcome = f"step {later.number} depends on step {oldest.number}, which failed"
 
-    def _compute(self, packed: PackedStep) -> StepResult:
+    def _compute(self, packed: PackedStep, masks: TokenMasks | None) -> StepResult:
         if packed.copies:
             self.pool.copy(packed.copies)
         ids = packed.ids.clone()
@@ -176,7 +176,7 @@ class CpuExecutor:
 
         hidden = self.model(ids, packed.positions, attend)
         last = hidden[packed.last_indices]
-        sampled = self._sample(last, packed)
+        sampled = self._sample(last, packed, masks)
         prompt = {targets.row: self._prompt_logprobs(hidden, targets) for targets in packed.prompt_targets}
         not_finite = {row for rows in (sampled, prompt) for row, outcome in rows.items() if outcome is None}
         finite = [
@@ -194,22 +194,29 @@ class CpuExecutor:
             attention_seconds=attention_seconds,
         )
 
-    def _sample(self, last: Tensor, packed: PackedStep) -> dict[int, SampledToken | None]:
+    def _sample(self, last: Tensor, packed: PackedStep, masks: TokenMasks | None) -> dict[int, SampledToken | None]:
         """Samples a token for each row that has sampling settings and stores it as its batch slot's last token.
 
         Args:
             last: [rows, hidden], hidden state of each row's last token.
             packed: step to sample for.
+            masks: of the step's masked rows.
 
         Returns:
             Token by row; None if the row's logits are not finite.
         """
         sampling_rows = [(row, sampling) for row, sampling in enumerate(packed.sampling) if sampling is not None]
+        bits = {} if masks is None else dict(zip(masks.rows, masks.bits, strict=True))
         sampled: dict[int, SampledToken | None] = {}
         for start in range(0, len(sampling_rows), _MAX_LOGIT_ROWS):
             rows, sampling = zip(*sampling_rows[start : start + _MAX_LOGIT_ROWS], strict=True)
             batch_slots = packed.batch_slots[list(rows)]
-            choices = self._sampler.sample(self.model.logits(last[list(rows)]), batch_slots.tolist(), sampling)
+            choices = self._sampler.sample(
+                self.model.logits(last[list(rows)]),
+                batch_slots.tolist(),
+                sampling,
+                [bits.get(row) for row in rows] if bits else None,
+            )
             # A step that is already queued needs some token to continue with, even after a failed row.
             tokens = [0 if choice is None else choice.token for choice in choices]
             self._last_tokens[batch_slots] = torch.tensor(tokens)
@@ -232,12 +239,13 @@ class CpuExecutor:
 
 
 class _Step:
-    """A launched step, a ``PendingStep``."""
+    """A launched step: a ``RunningStep``, then a ``PendingStep``."""
 
     def __init__(self, executor: CpuExecutor, number: int, packed: PackedStep) -> None:
         self._executor = executor
         self.number = number
         self.packed = packed
+        self.masks: TokenMasks | None = None
         self.outcome: StepResult | str | None = None
         """Result of the step, or the text of its failure; None until it was computed.
 
@@ -248,6 +256,11 @@ class _Step:
     @property
     def done(self) -> bool:
         return self.outcome is not None
+
+    def finish(self, masks: TokenMasks | None) -> _Step:
+        """Keeps the masks until the step is computed."""
+        self.masks = masks
+        return self
 
     def result(self) -> StepResult:
         """Computes this step and all queued before it. Raises ``DeviceError`` if this or an earlier one failed."""

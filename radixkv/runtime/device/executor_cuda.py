@@ -22,7 +22,7 @@ from radixkv.runtime.device.sampling.penalties import has_edits
 from radixkv.runtime.device.sampling.settings import is_greedy
 from radixkv.runtime.step.executor import PageFormat
 from radixkv.runtime.step.plan import RowSampling, Scoring, StepPlan
-from radixkv.runtime.step.result import StepResult
+from radixkv.runtime.step.result import StepResult, TokenMasks
 from radixkv.wire import TokenLogprobs
 
 _MAX_PROMPT_LOGPROB_ROWS = 256
@@ -33,7 +33,8 @@ class CudaExecutor:
     """A ``runtime.step.executor.Executor`` on one GPU.
 
     ``launch`` enqueues a step on the device's only stream and returns; ``result`` waits for that step alone.
-    Sampled tokens stay on the device, where the next step reads them; the host gets a copy.
+    Sampled tokens stay on the device, where the next step reads them; the host gets a copy. A step with masked rows
+    is sampled by ``finish``, which enqueues that while the device still computes the layers.
 
     Args:
         runner: with an open pool.
@@ -83,8 +84,8 @@ class CudaExecutor:
         """Token ids are below this."""
         return self._vocab_size
 
-    def launch(self, plan: StepPlan) -> CudaStep:
-        """Enqueues a step.
+    def launch(self, plan: StepPlan) -> RunningCudaStep:
+        """Enqueues a step, and its sampling if no row is masked.
 
         Raises:
             DeviceError: the plan does not fit, or the device has too little memory for it; results of kernels that
@@ -94,18 +95,21 @@ class CudaExecutor:
         step = self._packer.pack(plan)
         with self._errors.convert(plan.step), torch.inference_mode(), torch.cuda.stream(self._stream):
             outputs = self._runner.enqueue(step)
-            sampled = self._sample(step, outputs)
             prompt_logprobs = [
                 (index, logprobs)
                 for index, row in enumerate(plan.rows)
                 if row.scoring is not None
                 for logprobs in self._prompt_logprobs(row.scoring, int(step.firsts[index]), outputs.hidden)
             ]
-            launched = CudaStep(
-                plan, outputs.report, self._runner.timer, sampled, prompt_logprobs, self._stream, self._errors
-            )
-            self._last_step = launched.done
-            return launched
+            running = RunningCudaStep(self, step, outputs, prompt_logprobs)
+            if not plan.is_masked:
+                running.pending = self._sample_step(running, None)
+            return running
+
+    def finish(self, running: RunningCudaStep, masks: TokenMasks | None) -> CudaStep:
+        """Enqueues the sampling of a step. Raises ``DeviceError`` or ``DeviceLost``."""
+        with self._errors.convert(running.step.plan.step), torch.inference_mode(), torch.cuda.stream(self._stream):
+            return self._sample_step(running, masks)
 
     @property
     def page_format(self) -> PageFormat:
@@ -144,7 +148,15 @@ class CudaExecutor:
         """Whether a launched step has not finished. Safe in any thread."""
         return self._last_step is not None and not self._last_step.query()
 
-    def _sample(self, step: PackedStep, outputs: StepOutputs) -> _SampledStep | None:
+    def _sample_step(self, running: RunningCudaStep, masks: TokenMasks | None) -> CudaStep:
+        sampled = self._sample(running.step, running.outputs, masks)
+        report = running.outputs.report
+        plan, prompt_logprobs = running.step.plan, running.prompt_logprobs
+        finished = CudaStep(plan, report, self._runner.timer, sampled, prompt_logprobs, self._stream, self._errors)
+        self._last_step = finished.done
+        return finished
+
+    def _sample(self, step: PackedStep, outputs: StepOutputs, masks: TokenMasks | None) -> _SampledStep | None:
         """Samples the rows that need more than their argmax token; None if there are none."""
         sampled_rows = [
             (i, row.sampling)
@@ -159,7 +171,8 @@ class CudaExecutor:
         greedy, finite = outputs.argmax_result[:, : step.n_rows]
         if len(sampled_rows) < step.n_rows:
             logits, greedy, finite = (values.index_select(0, row_indices) for values in (logits, greedy, finite))
-        sampled = self._sampler.sample(logits, step.batch_slots[rows].tolist(), sampling, greedy, finite)
+        masked = None if masks is None else _in_order_of(rows, masks)
+        sampled = self._sampler.sample(logits, step.batch_slots[rows].tolist(), sampling, greedy, finite, masked)
         outputs.argmax_result[0].index_copy_(0, row_indices, sampled.tokens)
         self._runner.set_last_tokens(row_indices, sampled.tokens)
         has_logprobs = any(row_sampling.n_logprobs is not None for row_sampling in sampling)
@@ -191,8 +204,30 @@ class _SampledStep:
     """The sampler's result; None if no row reports logprobs."""
 
 
+class RunningCudaStep:
+    """A launched step: a ``runtime.step.result.RunningStep``."""
+
+    def __init__(
+        self,
+        executor: CudaExecutor,
+        step: PackedStep,
+        outputs: StepOutputs,
+        prompt_logprobs: list[tuple[int, PromptLogprobs]],
+    ) -> None:
+        self._executor = executor
+        self.step = step
+        self.outputs = outputs
+        self.prompt_logprobs = prompt_logprobs
+        self.pending: CudaStep | None = None
+        """The finished step, if it was sampled at its launch."""
+
+    def finish(self, masks: TokenMasks | None) -> CudaStep:
+        """Enqueues the sampling, unless that is done. Raises ``DeviceError`` or ``DeviceLost``."""
+        return self.pending or self._executor.finish(self, masks)
+
+
 class CudaStep:
-    """A launched step: a ``runtime.step.result.PendingStep``. Constructing it enqueues the copy of its results."""
+    """A finished step: a ``runtime.step.result.PendingStep``. Constructing it enqueues the copy of its results."""
 
     def __init__(
         self,
@@ -251,6 +286,12 @@ class CudaStep:
             return ()
         by_row = dict(zip(self._sampled.rows, self._sampled.logprobs.collect(), strict=True))
         return tuple(by_row.get(row) if finite[row] else None for row in range(len(finite)))
+
+
+def _in_order_of(rows: list[int], masks: TokenMasks) -> TokenMasks:
+    """Returns the masks with indices into ``rows``, which are ascending and contain all masked rows."""
+    indices = {row: index for index, row in enumerate(rows)}
+    return TokenMasks(tuple(indices[row] for row in masks.rows), masks.bits)
 
 
 def _needs_sampler(sampling: RowSampling) -> bool:

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 from radixkv.runtime.step.page_copier import HostMemoryCopier
 from radixkv.runtime.step.plan import StepPlan
-from radixkv.runtime.step.result import PendingStep
+from radixkv.runtime.step.result import RunningStep
 
 
 class PageFormat(NamedTuple):
@@ -49,8 +49,11 @@ class Executor(Protocol):
         """Whether the device uses ``StepPlan.shared_runs``; if not, the scheduler need not find them."""
         ...
 
-    def launch(self, plan: StepPlan) -> PendingStep:
-        """Launches a step without waiting for earlier ones. Raises ``DeviceError`` or ``DeviceLost``."""
+    def launch(self, plan: StepPlan) -> RunningStep:
+        """Launches a step without waiting for earlier ones. Raises ``DeviceError`` or ``DeviceLost``.
+
+        Every step launched before must be finished (``RunningStep.finish``).
+        """
         ...
 
     @property

@@ -41,6 +41,8 @@ class RowSampling(msgspec.Struct, frozen=True):
     """Token ids that must not be sampled: those that would end the output before ``min_tokens``."""
     n_logprobs: int | None = None
     """How many of the most likely tokens to report with the sampled one; None reports no logprobs."""
+    is_masked: bool = False
+    """Whether ``RunningStep.finish`` gets a mask of the tokens that may be sampled."""
     history: History | None = None
     """With penalties, set on the first row that samples in a new batch slot. For later rows the device appends the
     tokens that it samples in that batch slot."""
@@ -119,6 +121,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     """Runs of pages that decode rows share, if the executor uses them. Runs nest: a run of more rows comes before
     the runs that some of those rows share after it. Empty does not mean that no pages are shared.
     The same tuple object always means the same runs, so that a device can cache what it plans for them."""
+    is_masked: bool = False
+    """Whether any row is masked, so that its token is sampled by ``RunningStep.finish``."""
 
     def __post_init__(self) -> None:
         """Raises ``InvariantError`` if a copy's source is a destination: copies may run in any order. O(copies)."""

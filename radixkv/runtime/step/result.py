@@ -1,10 +1,12 @@
-"""Results of a step, and the handle of a launched step that returns them."""
+"""The two halves of a step after its launch, and its results."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from radixkv.wire import TokenLogprobs
 
@@ -26,8 +28,37 @@ class StepResult(msgspec.Struct, frozen=True):
     CUDA it is estimated from one layer."""
 
 
+class TokenMasks(NamedTuple):
+    """Which tokens the masked rows of a step may sample."""
+
+    rows: tuple[int, ...]
+    """Indices of rows of the plan, ascending. A row whose ``RowSampling.is_masked`` is set and that is not listed
+    samples from all tokens; its result is dropped."""
+    bits: NDArray[np.int32]
+    """[rows, ceil(vocab / 32)], C-contiguous: bit ``i`` of word ``w`` allows token ``32 * w + i``. Each row allows
+    at least one token."""
+
+
+class RunningStep(Protocol):
+    """Handle of a launched step whose tokens are not sampled yet."""
+
+    def finish(self, masks: TokenMasks | None) -> PendingStep:
+        """Samples the step's tokens, without waiting. Called exactly once, and before the next launch.
+
+        A device may sample at the launch if no row is masked; this call only returns the handle then.
+
+        Args:
+            masks: of the masked rows; None if there is none to constrain.
+
+        Raises:
+            DeviceError: the step failed. So have all steps launched after it.
+            DeviceLost: the device cannot be used any more.
+        """
+        ...
+
+
 class PendingStep(Protocol):
-    """Handle of a launched step."""
+    """Handle of a finished step."""
 
     def result(self) -> StepResult:
         """Waits for the step and returns its result.

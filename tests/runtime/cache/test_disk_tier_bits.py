@@ -186,7 +186,7 @@ def test_a_flush_empties_the_folder(restarts: Restarts) -> None:
         assert server.outputs[40].tokens == restarts.cold.outputs[40].tokens
         server.loop.receive(wire.Flush("f"))
         assert select.select([server.disk.store], [], [], TIMEOUT_S)[0], "the flush does not finish"
-        server.loop.advance_copies()
+        server.loop.advance()
         assert not select.select([server.disk.store], [], [], 0)[0], "an idle server would turn without end"
     assert page_files(restarts.folder) == []
 

@@ -16,14 +16,14 @@ import torch
 from radixkv.checkpoints import Checkpoint
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.errors import ConfigError
-from radixkv.runtime import loop
+from radixkv.runtime import open_loop
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.device import factory
 from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.device.factory import choose_device, open_executor, resolve_config
 from radixkv.runtime.device.machine_cuda import PACKAGES, Gpu, Machine
 from radixkv.runtime.device.resolved_config import with_defaults
-from radixkv.runtime.loop import build_loop
+from radixkv.runtime.open_loop import build_loop
 from radixkv.runtime.scheduler.scheduler import Scheduler
 
 Get = Callable[[str], Checkpoint]
@@ -148,7 +148,7 @@ def test_each_setting_of_the_scheduler_reaches_it(small: Checkpoint, monkeypatch
         settings_used.update(settings)
         return Scheduler(cache, **settings)
 
-    monkeypatch.setattr(loop, "Scheduler", make_scheduler)
+    monkeypatch.setattr(open_loop, "Scheduler", make_scheduler)
     settings = SchedulerConfig(
         3, 99, "fcfs", max_queued_requests=5, lpm_window=6, lpm_max_passes=7, queue_timeout_s=8
     )

@@ -23,6 +23,7 @@ from radixkv.generation.params import (
 )
 from radixkv.limits import check_cache_salt, check_session_id
 from radixkv.sampling import SamplingParams
+from radixkv.structured_outputs import StructuredOutputs
 from radixkv.wire import Submit
 
 _SGLANG_NAMES: Mapping[str, str] = {
@@ -149,12 +150,29 @@ def _sampling(fields: SamplingFields, n_logprobs: int | None, start: int, model:
         "seed": fields.seed if fields.sampling_seed is None else fields.sampling_seed,
         "logprobs": n_logprobs,
         "prompt_logprobs": n_logprobs if start >= 0 else None,
+        "structured_outputs": _structured_outputs(fields),
     }
     max_tokens = DEFAULT_MAX_NEW_TOKENS if fields.max_new_tokens is msgspec.UNSET else fields.max_new_tokens
     with _sglang_names(_SGLANG_NAMES):
         if max_tokens == 0:
             max_tokens = max_tokens_of_prompt_only(fields.min_new_tokens)
         return request_sampling_params(values, max_tokens, model)
+
+
+def _structured_outputs(fields: SamplingFields) -> StructuredOutputs | None:
+    names = [name for name in _STRUCTURED if getattr(fields, name)]
+    if len(names) > 1:
+        raise InvalidRequest(f"{' and '.join(names)} are given; give one of them", param=names[1])
+    return StructuredOutputs(**{_STRUCTURED[name]: getattr(fields, name) for name in names}) if names else None
+
+
+_STRUCTURED: Mapping[str, str] = {
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "structural_tag": "structural_tag",
+}
+"""SGLang's names of the fields of ``StructuredOutputs``."""
 
 
 def _rids(request: GenerateRequest, n_prompts: int) -> list[str]:

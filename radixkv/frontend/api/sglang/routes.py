@@ -30,6 +30,7 @@ from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.http.sse import EventStream, event
 from radixkv.frontend.in_flight import TokenDelta, cached_tokens_details, is_slow_to_render, without_output
+from radixkv.frontend.miss_report import miss_fields
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.logprobs import TokenRenderer
 from radixkv.generation.models import GenerationModel
@@ -115,6 +116,8 @@ class GenerateWriter:
     ) -> None:
         self._arrived = arrived
         self._prompts = prompts
+        self._explains_cache = bool(request.explain_cache)
+        self._tokenizer = model.tokenizer
         self._has_host_tier = model.ready.n_host_slots is not None
         self._has_disk = model.ready.has_disk
         self._input_logprobs = [InputLogprobs(prompt, model.tokenizer) for prompt in prompts]
@@ -193,6 +196,8 @@ class GenerateWriter:
             meta |= {"cached_tokens": n_cached, "e2e_latency": time.monotonic() - self._arrived}
             if self._has_host_tier:
                 meta["cached_tokens_details"] = cached_tokens_details(n_cached, n_loaded, n_fetched)
+            if self._explains_cache and done.miss is not None:
+                meta["cache_miss"] = miss_fields(done.miss, self._tokenizer)
         if choice.logprobs is not None:
             meta |= self._input_logprobs[prompt_index].fields() | choice.logprobs.fields()
         return {"text": choice.output.text, "output_ids": choice.output.token_ids, "meta_info": meta}

@@ -42,6 +42,10 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     no_stop_trim: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
@@ -60,6 +64,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     session_id: str | None = None
     skip_reading_prefix_cache: bool | None = False
+    explain_cache: bool | None = False
 
     @property
     def prompt_field(self) -> str:

@@ -58,7 +58,11 @@ class Sampler:
         self._seen: list[_SeenTokens | None] = [None] * n_batch_slots
 
     def sample(
-        self, logits: Tensor, batch_slots: Sequence[int], sampling: Sequence[RowSampling]
+        self,
+        logits: Tensor,
+        batch_slots: Sequence[int],
+        sampling: Sequence[RowSampling],
+        masks: Sequence[NDArray[np.int32] | None] | None = None,
     ) -> list[SampledToken | None]:
         """Samples one token per row.
 
@@ -66,6 +70,7 @@ class Sampler:
             logits: [rows, vocab] float32, contiguous; not changed.
             batch_slots: [rows], without duplicates.
             sampling: [rows].
+            masks: [rows] of [ceil(vocab / 32)], as in ``TokenMasks``; None for rows, or for all, without one.
 
         Returns:
             [rows]; None for rows whose logits are not finite, whose batch slots keep their token counts.
@@ -81,10 +86,10 @@ class Sampler:
         drawn = [row for row in finite if has_edits(sampling[row]) or not is_greedy(sampling[row])]
         top_ks = {row: top_k_of(sampling[row], self._vocab_size) for row in drawn}
         for chunk in self._chunks([row for row in drawn if top_ks[row]]):
-            values = self._edited(logits, chunk, batch_slots, sampling)
+            values = self._edited(logits, chunk, batch_slots, sampling, masks)
             tokens[chunk] = _draw_listed(values, [sampling[row] for row in chunk], [top_ks[row] for row in chunk])
         for chunk in self._chunks([row for row in drawn if not top_ks[row]]):
-            values = self._edited(logits, chunk, batch_slots, sampling)
+            values = self._edited(logits, chunk, batch_slots, sampling, masks)
             tokens[chunk] = _draw_unlisted(values, [sampling[row] for row in chunk], self._workspace)
         sampled: list[SampledToken | None] = [None] * len(sampling)
         chosen = tokens.tolist()
@@ -136,10 +141,15 @@ class Sampler:
             self._biases[batch_slot] = TokenBiases.parse(row, self._vocab_size)
 
     def _edited(
-        self, logits: Tensor, rows: Sequence[int], batch_slots: Sequence[int], sampling: Sequence[RowSampling]
+        self,
+        logits: Tensor,
+        rows: Sequence[int],
+        batch_slots: Sequence[int],
+        sampling: Sequence[RowSampling],
+        masks: Sequence[NDArray[np.int32] | None] | None,
     ) -> Tensor:
-        """Returns the logits of rows after biases, bans and penalties, in whole blocks: ``_take``, or a copy in the
-        second workspace."""
+        """Returns the logits of rows after biases, bans, penalties and masks, in whole blocks: ``_take``, or a copy
+        in the second workspace."""
         values = _take(logits, rows)
         edited = [(index, row) for index, row in enumerate(rows) if has_edits(sampling[row])]
         if edited:
@@ -149,6 +159,8 @@ class Sampler:
                 values[index].index_add_(0, torch.from_numpy(biases.ids), torch.from_numpy(biases.values))
             if sampling[row].has_penalties and (seen := self._seen[batch_slots[row]]) is not None:
                 seen.penalise(values[index], sampling[row])
+            if masks is not None and (bits := masks[row]) is not None:
+                values[index, : self._vocab_size].masked_fill_(_forbidden(bits, self._vocab_size), -math.inf)
         return values
 
     def _logprobs(
@@ -205,6 +217,12 @@ class _SeenTokens:
         after = torch.where(before > 0.0, before * (1.0 / repetition), before * repetition)
         after -= row.frequency_penalty * self._n_outputs + row.presence_penalty * (self._n_outputs > 0)
         values[self._ids] = torch.where(before == -math.inf, before, after.clamp_(-MAX_LOGIT, MAX_LOGIT))
+
+
+def _forbidden(bits: NDArray[np.int32], vocab_size: int) -> Tensor:
+    """Returns which tokens a mask forbids, [vocab] bool."""
+    allowed = np.unpackbits(bits.astype("<i4", copy=False).view(np.uint8), count=vocab_size, bitorder="little")
+    return torch.from_numpy(allowed == 0)
 
 
 def _likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,9 @@
-"""Logit biases, bans and penalties of a row, as both samplers apply them.
+"""Logit biases, bans, penalties and token masks of a row, as both samplers apply them.
 
 A bias is added to its token's logit, and a banned token's logit becomes -inf. Then the repetition penalty divides
 the positive and multiplies the negative logits of tokens in prompt or output. From the logits of tokens in the
-output, the frequency penalty is subtracted once for each occurrence, and the presence penalty once.
+output, the frequency penalty is subtracted once for each occurrence, and the presence penalty once. Last, the
+logits of tokens that the row's mask forbids become -inf.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _TOKEN = np.dtype("<i4")
 
 
 def has_edits(sampling: RowSampling) -> bool:
-    """Whether a row's logits have biases, bans or penalties."""
-    return sampling.has_penalties or bool(sampling.logit_bias) or bool(sampling.banned)
+    """Whether a row's logits have biases, bans, penalties or a mask."""
+    return sampling.has_penalties or sampling.is_masked or bool(sampling.logit_bias) or bool(sampling.banned)
 
 
 @dataclass(frozen=True)

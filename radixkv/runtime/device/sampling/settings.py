@@ -1,9 +1,10 @@
 """What the settings of a row mean to both samplers, and the random numbers that they draw with.
 
-Settings apply in this order: logit bias, bans, penalties, temperature, ``top_k``, ``min_p``, ``top_p``. Swapping
-``top_k`` and ``min_p`` would make no difference. Of equal logits the smaller id comes first: in a greedy choice, in
-``top_k``, and in listed logprobs. ``top_p`` after ``top_k`` keeps the fewest tokens whose sum reaches the share;
-without ``top_k`` it keeps or drops tokens of equal weight together. Logprobs are those of the original logits.
+Settings apply in this order: logit bias, bans, penalties, token mask, temperature, ``top_k``, ``min_p``, ``top_p``.
+Swapping ``top_k`` and ``min_p`` would make no difference. Of equal logits the smaller id comes first: in a greedy
+choice, in ``top_k``, and in listed logprobs. ``top_p`` after ``top_k`` keeps the fewest tokens whose sum reaches
+the share; without ``top_k`` it keeps or drops tokens of equal weight together. Logprobs are those of the original
+logits.
 """
 
 from __future__ import annotations

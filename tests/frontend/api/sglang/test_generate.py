@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import math
@@ -9,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from radixkv.frontend.api.sglang.prompts import generate_prompts
+from radixkv.frontend.api.sglang.schema import parse_generate
+from radixkv.frontend.served_model import ServedModel
 from support.scripted_runtime import EOS, FAILS_AFTER_THREE, FAILS_AT_ONCE, MAX_MODEL_LEN, VOCAB_SIZE, Site
 
 SECRET = "do-not-repeat-me"
@@ -364,11 +368,7 @@ def test_an_unsupported_feature_is_refused_by_name(site: Site, name: str, value:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("json_schema", "{}"),
-        ("regex", "a"),
-        ("ebnf", "a"),
         ("stop_regex", "a"),
-        ("json_schema", {}),
         ("custom_params", {"a": 1}),
         ("logprobs", 0),
         ("spaces_between_special_tokens", False),
@@ -391,3 +391,33 @@ def test_an_unsupported_sampling_feature_is_refused_by_name(site: Site, name: st
 def test_errors_use_the_field_names_of_sglang(site: Site, body: dict[str, Any], message: str) -> None:
     reply = site.http.post("/generate", json={"text": "a", **body})
     assert reply.json()["error"]["message"].startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"json_schema": '{"type": "integer"}'}, "json"),
+        ({"regex": "a+", "ebnf": "", "json_schema": None}, "regex"),
+        ({"ebnf": 'root ::= "a"'}, "grammar"),
+        ({"structural_tag": '{"format": {}}'}, "structural_tag"),
+    ],
+)
+def test_a_format_of_the_answer_reaches_the_runtime(
+    served_model: ServedModel, given: dict[str, Any], field: str
+) -> None:
+    body = json.dumps({"text": "a", "sampling_params": given}).encode()
+    request, sampling = parse_generate(body, 100, {})
+    (prompt,) = asyncio.run(generate_prompts(request, sampling, served_model))
+    wanted = prompt.prompt.sampling.structured_outputs
+
+    assert wanted is not None
+    assert wanted.kind == field
+    assert getattr(wanted, field) in given.values()
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [({"json_schema": "{}", "regex": "a"}, "regex"), ({"json_schema": {}}, "json_schema"), ({"ebnf": 3}, "ebnf")],
+)
+def test_a_wrong_format_of_the_answer_is_refused(site: Site, given: dict[str, Any], name: str) -> None:
+    check_refusal(site.http.post("/generate", json={"text": "a", "sampling_params": given}), name)

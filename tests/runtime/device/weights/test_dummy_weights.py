@@ -34,7 +34,11 @@ def execute(folder: Path, **settings: Any) -> CpuExecutor:
 
 
 def first_token(executor: CpuExecutor) -> int:
-    result = executor.launch(StepPlan(0, (row_of(random_ids(50, seed=1), range(7), sampling=GREEDY),))).result()
+    result = (
+        executor.launch(StepPlan(0, (row_of(random_ids(50, seed=1), range(7), sampling=GREEDY),)))
+        .finish(None)
+        .result()
+    )
     assert result.finite == (True,)
     return result.tokens[0]
 

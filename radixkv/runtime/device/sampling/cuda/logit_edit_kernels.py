@@ -1,8 +1,9 @@
-"""The kernels that apply logit biases, bans and penalties, and count tokens for penalties.
+"""The kernels that apply logit biases, bans, penalties and token masks, and count tokens for penalties.
 
 A token's count is an int16: its sign bit is set if the token is in the prompt, and the other bits count its
-occurrences in the output. ``rows`` is [3, n] int32: each row's index in the logits, its batch slot, and whether it
-has penalties. ``penalties`` is [4, n] float32: repetition, its inverse, frequency, presence. All are contiguous.
+occurrences in the output. ``rows`` is [4, n] int32: each row's index in the logits, its batch slot, whether it has
+penalties, and the index of its mask, or -1. ``masks`` is [m, words] int32, as in ``TokenMasks``. ``penalties`` is
+[4, n] float32: repetition, its inverse, frequency, presence. All are contiguous.
 """
 
 from __future__ import annotations
@@ -14,19 +15,24 @@ from torch import Tensor
 from radixkv.runtime.device.sampling.cuda.softmax_parts import PART
 from radixkv.runtime.device.sampling.penalties import MAX_LOGIT
 
+N_ROW_FIELDS = 4
+"""Rows of ``rows``."""
 _ENTRIES = 128
 """List entries, or counted rows, per program."""
 _LARGEST: tl.constexpr = tl.constexpr(MAX_LOGIT)
 
 
-def edit_rows(logits: Tensor, counts: Tensor, rows: Tensor, penalties: Tensor, edited: Tensor) -> None:
-    """Computes logits after penalties into ``edited``; one launch.
+def edit_rows(
+    logits: Tensor, counts: Tensor, rows: Tensor, penalties: Tensor, masks: Tensor, edited: Tensor
+) -> None:
+    """Computes logits after penalties and masks into ``edited``; one launch.
 
     Args:
         logits: [any, vocab], any float dtype.
         counts: [batch slots, vocab] int16.
-        rows: [3, n] int32, see the module.
+        rows: [4, n] int32, see the module.
         penalties: [4, n] float32, see the module.
+        masks: [m, words] int32, see the module.
         edited: [n, vocab] float32.
     """
     n_rows, size = edited.shape
@@ -35,22 +41,31 @@ def edit_rows(logits: Tensor, counts: Tensor, rows: Tensor, penalties: Tensor, e
         counts,
         rows,
         penalties,
+        masks,
         edited,
         logits.stride(0),
         n_rows,
         size,
+        masks.shape[1],
         BLOCK=PART.value,
         num_warps=8,
     )
 
 
 def edit_tokens(
-    logits: Tensor, counts: Tensor, rows: Tensor, penalties: Tensor, lists: Tensor, longest: int, edited: Tensor
+    logits: Tensor,
+    counts: Tensor,
+    rows: Tensor,
+    penalties: Tensor,
+    masks: Tensor,
+    lists: Tensor,
+    longest: int,
+    edited: Tensor,
 ) -> None:
     """Recomputes the logits of listed tokens in ``edited``, with a bias before their penalties; one launch.
 
     Args:
-        logits, counts, rows, penalties, edited: as for ``edit_rows``.
+        logits, counts, rows, penalties, masks, edited: as for ``edit_rows``.
         lists: [3, m] int64: addresses of lists, their sizes, and the row of ``edited`` that each belongs to. A list
             is [2, size] int32: distinct tokens, and the bits of their float32 biases.
         longest: size of the longest list.
@@ -61,12 +76,14 @@ def edit_tokens(
         counts,
         rows,
         penalties,
+        masks,
         lists,
         edited,
         logits.stride(0),
         edited.shape[0],
         n_lists,
         edited.shape[1],
+        masks.shape[1],
         BLOCK=_ENTRIES,
         num_warps=4,
     )
@@ -106,16 +123,32 @@ def _clamp(values: tl.tensor) -> tl.tensor:
     return tl.minimum(tl.maximum(values, -_LARGEST), _LARGEST)
 
 
-@triton.jit(do_not_specialize=["n_rows"], do_not_specialize_on_alignment=["rows", "penalties"])
+@triton.jit
+def _mask(
+    values: tl.tensor,
+    masks: tl.tensor,
+    mask: tl.tensor,
+    ids: tl.tensor,
+    inside: tl.tensor,
+    n_words: tl.tensor,
+) -> tl.tensor:
+    """Returns -inf for the tokens ``ids`` that the row's mask forbids; ``mask`` is its index, or -1."""
+    word = tl.load(masks + mask.to(tl.int64) * n_words + ids // 32, inside & (mask >= 0), -1)
+    return tl.where((word >> (ids % 32)) & 1 != 0, values, float("-inf"))
+
+
+@triton.jit(do_not_specialize=["n_rows"], do_not_specialize_on_alignment=["rows", "penalties", "masks"])
 def _edit_rows(
     logits: tl.tensor,
     counts: tl.tensor,
     rows: tl.tensor,
     penalties: tl.tensor,
+    masks: tl.tensor,
     edited: tl.tensor,
     stride: tl.tensor,
     n_rows: tl.tensor,
     size: tl.tensor,
+    n_words: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
     row = tl.program_id(0)
@@ -134,21 +167,26 @@ def _edit_rows(
             tl.load(penalties + 2 * n_rows + row),
             tl.load(penalties + 3 * n_rows + row),
         )
-    tl.store(edited + row.to(tl.int64) * size + ids, _clamp(values), inside)
+    values = _mask(_clamp(values), masks, tl.load(rows + 3 * n_rows + row), ids, inside, n_words)
+    tl.store(edited + row.to(tl.int64) * size + ids, values, inside)
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_lists"], do_not_specialize_on_alignment=["rows", "penalties", "lists"])
+@triton.jit(
+    do_not_specialize=["n_rows", "n_lists"], do_not_specialize_on_alignment=["rows", "penalties", "masks", "lists"]
+)
 def _edit_tokens(
     logits: tl.tensor,
     counts: tl.tensor,
     rows: tl.tensor,
     penalties: tl.tensor,
+    masks: tl.tensor,
     lists: tl.tensor,
     edited: tl.tensor,
     stride: tl.tensor,
     n_rows: tl.tensor,
     n_lists: tl.tensor,
     size: tl.tensor,
+    n_words: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
     list_ = tl.program_id(0)
@@ -173,6 +211,7 @@ def _edit_tokens(
         tl.load(penalties + 3 * n_rows + row),
     )
     values = tl.where(bias == float("-inf"), bias, _clamp(values))
+    values = _mask(values, masks, tl.load(rows + 3 * n_rows + row), token, inside, n_words)
     tl.store(edited + row * size + token, values, inside)
 
 

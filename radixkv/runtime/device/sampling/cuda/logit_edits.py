@@ -1,4 +1,4 @@
-"""Logit biases, bans and penalties of the batch slots' requests."""
+"""Logit biases, bans, penalties and token masks of the batch slots' requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixkv.runtime.device.array_copies_cuda import to_device
-from radixkv.runtime.device.sampling.cuda.logit_edit_kernels import count_tokens, edit_rows, edit_tokens
+from radixkv.runtime.device.sampling.cuda.logit_edit_kernels import (
+    N_ROW_FIELDS,
+    count_tokens,
+    edit_rows,
+    edit_tokens,
+)
 from radixkv.runtime.device.sampling.penalties import (
     MIN_REPETITION_PENALTY,
     TokenBiases,
@@ -19,6 +24,7 @@ from radixkv.runtime.device.sampling.penalties import (
     split_history,
 )
 from radixkv.runtime.step.plan import RowSampling
+from radixkv.runtime.step.result import TokenMasks
 
 MAX_EDITED_ROWS = 128
 """Most rows edited at a time."""
@@ -35,6 +41,21 @@ class _SentBiases:
     parsed: TokenBiases
     entries: Tensor
     """[2, m] int32: distinct tokens, and the bits of their biases."""
+
+
+@dataclass(frozen=True)
+class SentMasks:
+    """Token masks on the device."""
+
+    index: dict[int, int]
+    """Row of ``bits`` by row of the step's sampled rows."""
+    bits: Tensor
+    """[masks, words] int32."""
+
+    @classmethod
+    def send(cls, masks: TokenMasks, device: torch.device) -> SentMasks:
+        """Enqueues the copy of the masks."""
+        return cls({row: index for index, row in enumerate(masks.rows)}, to_device(masks.bits, device))
 
 
 class LogitEdits:
@@ -54,6 +75,7 @@ class LogitEdits:
         self._device = device
         self._counts = torch.zeros(max_rows, vocab_size, dtype=torch.int16, device=device)
         self._edited = torch.zeros(min(MAX_EDITED_ROWS, max_rows), vocab_size, dtype=torch.float32, device=device)
+        self._no_masks = torch.zeros(1, -(-vocab_size // 32), dtype=torch.int32, device=device)
         self._has_history = [False] * max_rows
         self._biases: list[_SentBiases | None] = [None] * max_rows
 
@@ -81,24 +103,31 @@ class LogitEdits:
             self._fill(histories)
 
     def apply(
-        self, logits: Tensor, rows: Sequence[int], batch_slots: Sequence[int], sampling: Sequence[RowSampling]
+        self,
+        logits: Tensor,
+        rows: Sequence[int],
+        batch_slots: Sequence[int],
+        sampling: Sequence[RowSampling],
+        masks: SentMasks | None = None,
     ) -> Tensor:
-        """Copies up to ``MAX_EDITED_ROWS`` rows to float32, and applies biases, bans and penalties.
+        """Copies up to ``MAX_EDITED_ROWS`` rows to float32, and applies biases, bans, penalties and masks.
 
         The next call overwrites the result. If ``logits`` are finite, it has no NaN or inf, and -inf only for
-        banned tokens.
+        banned and masked tokens.
 
         Args:
             logits: [any, vocab], any float dtype.
             rows: [n], indices of the rows of ``logits``.
             batch_slots: [n], those of the rows, as adopted.
             sampling: [n], their settings.
+            masks: of those of the rows that have one.
 
         Returns:
             [n, vocab].
         """
-        row_info = np.empty((3, len(rows)), dtype=np.int32)
-        row_info[:] = rows, batch_slots, [row.has_penalties for row in sampling]
+        mask_index = [-1] * len(rows) if masks is None else [masks.index.get(row, -1) for row in rows]
+        row_info = np.empty((N_ROW_FIELDS, len(rows)), dtype=np.int32)
+        row_info[:] = rows, batch_slots, [row.has_penalties for row in sampling], mask_index
         repetition = np.maximum([row.repetition_penalty for row in sampling], MIN_REPETITION_PENALTY)
         penalties = np.empty((4, len(rows)), dtype=np.float32)
         penalties[:] = (
@@ -109,7 +138,9 @@ class LogitEdits:
         )
         sent = to_device(np.concatenate((row_info, penalties.view(np.int32))), self._device)
         edited = self._edited[: len(rows)]
-        edit_rows(logits, self._counts, sent[:3], sent[3:].view(torch.float32), edited)
+        row_fields, penalty_fields = sent[:N_ROW_FIELDS], sent[N_ROW_FIELDS:].view(torch.float32)
+        bits = self._no_masks if masks is None else masks.bits
+        edit_rows(logits, self._counts, row_fields, penalty_fields, bits, edited)
         edited_rows = [
             (index, biases)
             for index, batch_slot in enumerate(batch_slots)
@@ -119,7 +150,7 @@ class LogitEdits:
             sizes = [biases.entries.shape[1] for _, biases in edited_rows]
             addresses = [biases.entries.data_ptr() for _, biases in edited_rows]
             lists = to_device(np.array((addresses, sizes, [index for index, _ in edited_rows])), self._device)
-            edit_tokens(logits, self._counts, sent[:3], sent[3:].view(torch.float32), lists, max(sizes), edited)
+            edit_tokens(logits, self._counts, row_fields, penalty_fields, bits, lists, max(sizes), edited)
         return edited
 
     def count(self, batch_slots: Sequence[int], rows: Sequence[int], tokens: Tensor, finite: Tensor) -> None:

@@ -14,11 +14,12 @@ from radixkv.runtime.device.array_copies_cuda import to_device
 from radixkv.runtime.device.ops.cuda.argmax import FEW_ROWS, argmax, argmax_scratch
 from radixkv.runtime.device.sampling.cuda.draw import draw_listed, draw_unlisted
 from radixkv.runtime.device.sampling.cuda.draw_settings import MAX_LISTED, DrawSettings
-from radixkv.runtime.device.sampling.cuda.logit_edits import MAX_EDITED_ROWS, LogitEdits
+from radixkv.runtime.device.sampling.cuda.logit_edits import MAX_EDITED_ROWS, LogitEdits, SentMasks
 from radixkv.runtime.device.sampling.cuda.logprobs import PendingLogprobs
 from radixkv.runtime.device.sampling.penalties import has_edits
 from radixkv.runtime.device.sampling.settings import check_targets, is_greedy, top_k_of
 from radixkv.runtime.step.plan import History, RowSampling
+from radixkv.runtime.step.result import TokenMasks
 from radixkv.wire import TokenLogprobs
 
 
@@ -96,6 +97,8 @@ class CudaSampler:
         edits = {"history": History(bytes(4), 1), "presence_penalty": 1.0, "logit_bias": ((0, 1.0),)}
         for row in (listed, drawn, replace(listed, **edits), replace(drawn, **edits)):
             self.sample(logits, [0], [row], tokens, finite)
+        masks = TokenMasks((0,), np.full((1, -(-self._vocab_size // 32)), -1, dtype=np.int32))
+        self.sample(logits, [0], [replace(listed, is_masked=True)], tokens, finite, masks)
         for scored in (logits, several):
             self.score(scored, np.zeros(len(scored), dtype=np.int32), 1)
         self._edits.reset()
@@ -107,6 +110,7 @@ class CudaSampler:
         sampling: Sequence[RowSampling],
         greedy: Tensor,
         finite: Tensor,
+        masks: TokenMasks | None = None,
     ) -> SampledRows:
         """Samples one token per row.
 
@@ -118,6 +122,7 @@ class CudaSampler:
             sampling: [rows].
             greedy: [rows] int32, each row's argmax token, the smallest id of equal ones.
             finite: [rows] int32, 1 where all logits are finite, else 0.
+            masks: of the masked rows, with indices of ``sampling``; None if no row has one.
 
         Raises:
             DeviceError: a token id is outside the vocabulary, all tokens are banned, or a row has penalties without
@@ -133,10 +138,11 @@ class CudaSampler:
                 plain.append(row)
         if plain:
             self._draw(logits, plain, plain, sampling, tokens)
+        sent_masks = None if masks is None else SentMasks.send(masks, self._device)
         for first in range(0, len(edited), MAX_EDITED_ROWS):
             chunk = edited[first : first + MAX_EDITED_ROWS]
             values = self._edits.apply(
-                logits, chunk, [batch_slots[row] for row in chunk], [sampling[row] for row in chunk]
+                logits, chunk, [batch_slots[row] for row in chunk], [sampling[row] for row in chunk], sent_masks
             )
             self._draw(values, range(len(chunk)), chunk, sampling, tokens)
         tokens.mul_(finite)

@@ -1,0 +1,69 @@
+"""What the output of an OpenAI request must match, from any of the fields that say it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from radixkv.errors import InvalidRequest, shortened
+from radixkv.frontend.api.openai.schema import GenerationRequest
+from radixkv.structured_outputs import StructuredOutputs, parse_structured_outputs
+
+
+def requested_structured_outputs(request: GenerationRequest) -> StructuredOutputs | None:
+    """Returns what the output must match; None if it may be anything.
+
+    Raises:
+        InvalidRequest: a field is invalid, or two of them ask for something; ``param`` names the field.
+    """
+    found: dict[str, StructuredOutputs] = {}
+    for name, parse in _PARSERS.items():
+        if (value := getattr(request, name)) is None:
+            continue
+        try:
+            wanted = parse(value)
+        except InvalidRequest as error:
+            error.param = name
+            raise
+        if wanted is not None:
+            found[name] = wanted
+    if len(found) > 1:
+        raise InvalidRequest(f"{' and '.join(found)} are given; give one of them", param=list(found)[1])
+    return next(iter(found.values()), None)
+
+
+def _guided(field: str) -> Callable[[Any], StructuredOutputs | None]:
+    """Returns the parser of one of vLLM's older fields."""
+    return lambda value: parse_structured_outputs({field: value})
+
+
+def _response_format(value: Mapping[str, Any]) -> StructuredOutputs | None:
+    match value:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return StructuredOutputs(json_object=True)
+        case {"type": "json_schema", "json_schema": {"schema": dict() | bool() as schema}}:
+            return parse_structured_outputs({"json": schema})
+        case {"type": "json_schema"}:
+            raise InvalidRequest("response_format.json_schema.schema is missing; give it")
+        case {"type": "structural_tag"}:
+            return StructuredOutputs(structural_tag=json.dumps(value))
+    if not value:
+        return None
+    raise InvalidRequest(
+        f"response_format.type is {shortened(value.get('type'))}; it must be text, json_object, json_schema or "
+        "structural_tag"
+    )
+
+
+_PARSERS: Mapping[str, Callable[[Any], StructuredOutputs | None]] = {
+    "structured_outputs": parse_structured_outputs,
+    "response_format": _response_format,
+    "guided_json": _guided("json"),
+    "guided_regex": _guided("regex"),
+    "guided_choice": _guided("choice"),
+    "guided_grammar": _guided("grammar"),
+}
+"""Each field with what reads it."""

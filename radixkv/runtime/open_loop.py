@@ -1,0 +1,111 @@
+"""Opens a loop: the model, the pool, the tiers and the scheduler over them."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+
+from radixkv.checkpoints import Checkpoint
+from radixkv.config import EngineConfig
+from radixkv.errors import UnsupportedFeature
+from radixkv.runtime.cache.timed import TimedPageCache
+from radixkv.runtime.device.factory import look_at_machine, open_executor, resolve_config
+from radixkv.runtime.device.resolved_config import ResolvedConfig
+from radixkv.runtime.loop import Loop
+from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.structured.grammars import Grammars, refusal_of_all
+from radixkv.runtime.structured.vocabulary import read_vocabulary
+from radixkv.runtime.tiers import open_tiers
+from radixkv.tree.eviction import open_eviction_policy
+
+
+def build_loop(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    tokenizer_folder: Path | None = None,
+    *,
+    warms_grammars: bool = False,
+) -> Loop:
+    """Resolves the settings and opens a loop. Takes seconds. Raises as ``open_loop`` and ``resolve_config`` do."""
+    resolved = resolve_config(config, checkpoint, look_at_machine(config.model.device))
+    return open_loop(resolved, checkpoint, tokenizer_folder, warms_grammars=warms_grammars)
+
+
+def open_loop(
+    resolved: ResolvedConfig,
+    checkpoint: Checkpoint,
+    tokenizer_folder: Path | None = None,
+    *,
+    warms_grammars: bool = False,
+) -> Loop:
+    """Loads the model, allocates the pool and makes a loop over them. Takes seconds.
+
+    Args:
+        resolved: the settings.
+        checkpoint: the model.
+        tokenizer_folder: has the tokenizer that structured outputs are written in; None: the checkpoint's folder.
+        warms_grammars: whether grammars can be compiled at once when this returns, if this engine has any. If not,
+            the first request with structured outputs waits for seconds.
+
+    Raises:
+        CheckpointError: the checkpoint is corrupt or of an unknown kind.
+        ConfigError: the settings do not fit the checkpoint or the machine.
+    """
+    open_grammars = partial(_open_grammars, checkpoint, tokenizer_folder or checkpoint.folder)
+    with ExitStack() as on_failure:
+        warm = None
+        if warms_grammars:
+            with suppress(UnsupportedFeature):  # each request with structured outputs is told why
+                warm = open_grammars()  # beside the model
+                on_failure.callback(warm.close)
+        executor = open_executor(resolved, checkpoint)
+        on_failure.callback(executor.close)
+        cache = TimedPageCache(
+            executor.n_pages,
+            resolved.page_size,
+            shares=resolved.enable_prefix_caching,
+            policy=open_eviction_policy(resolved.eviction_policy, resolved.ghost_capacity),
+        )
+        transfers = None
+        if resolved.host_memory_bytes is not None:
+            transfers = open_tiers(resolved, checkpoint, executor, cache, resolved.host_memory_bytes)
+            on_failure.callback(transfers.close, timeout_s=0.0)
+        scheduler = Scheduler(
+            cache,
+            max_num_seqs=resolved.max_num_seqs,
+            max_num_batched_tokens=resolved.max_num_batched_tokens,
+            schedule_policy=resolved.schedule_policy,
+            lpm_window=resolved.lpm_window,
+            lpm_max_passes=resolved.lpm_max_passes,
+            max_queued_requests=resolved.max_queued_requests,
+            queue_timeout_s=resolved.queue_timeout_s,
+            transfers=transfers,
+            finds_shared_runs=executor.uses_shared_runs,
+        )
+        loop = Loop(
+            cache,
+            scheduler,
+            executor,
+            transfers=transfers,
+            open_grammars=open_grammars if warm is None else lambda: warm,
+            max_model_len=resolved.max_model_len,
+            eos_token_ids=checkpoint.eos_token_ids,
+            pin_budget=resolved.pin_budget,
+            seed=resolved.seed,
+        )
+        if warm is not None:
+            warm.wait_until_ready()
+        on_failure.pop_all()
+    return loop
+
+
+def _open_grammars(checkpoint: Checkpoint, tokenizer_folder: Path) -> Grammars:
+    """Starts what compiles grammars; returns at once. Raises ``UnsupportedFeature`` if this engine has none."""
+    has_tokenizer = (tokenizer_folder / "tokenizer.json").exists()
+    eos_token_ids = sorted(checkpoint.eos_token_ids)
+    if (refusal := refusal_of_all(has_tokenizer=has_tokenizer, has_eos=bool(eos_token_ids))) is not None:
+        raise refusal
+    read = partial(read_vocabulary, tokenizer_folder, checkpoint.vocab_size, eos_token_ids)
+    return Grammars(read, n_threads=len(os.sched_getaffinity(0)))

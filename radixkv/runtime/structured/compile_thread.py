@@ -1,0 +1,92 @@
+"""The thread of ``CompileJobs``, and what passes between it and the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from radixkv.errors import RequestError
+from radixkv.runtime.structured.compile_jobs import CompileJobs
+from radixkv.runtime.structured.messages import TrialLimits
+from radixkv.runtime.structured.vocabulary import Vocabulary
+from radixkv.structured_outputs import StructuredOutputs
+
+if TYPE_CHECKING:
+    from radixkv.runtime.structured.matcher import Grammar
+
+
+class CompileThread:
+    """Runs from construction to ``close``. One other thread calls the methods; only two of them wait."""
+
+    def __init__(self, read_vocabulary: Callable[[], Vocabulary], limits: TrialLimits) -> None:
+        self._outcomes: deque[tuple[StructuredOutputs, Grammar | RequestError]] = deque()
+        self._readable, self._writable = os.pipe()
+        os.set_blocking(self._readable, False)
+        os.set_blocking(self._writable, False)
+        self._is_settled = threading.Event()
+        """Set when compiling can begin at once, or never will."""
+        self._failure: Exception | None = None
+        self._jobs = CompileJobs(read_vocabulary, limits, self._end)
+        self._loop = asyncio.new_event_loop()
+        self._main = self._loop.create_task(self._jobs.run(self._is_settled.set))
+        self._thread = threading.Thread(target=self._run, name="radixkv-grammars", daemon=True)
+        self._thread.start()
+
+    def wait_until_ready(self) -> None:
+        """Waits until compiling can begin at once.
+
+        Raises:
+            RadixKVError: the vocabulary could not be read, or the process of trials could not be started.
+        """
+        self._is_settled.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable while ``take`` has something to return."""
+        return self._readable
+
+    def submit(self, spec: StructuredOutputs) -> None:
+        """Compiles a specification when there is room."""
+        self._loop.call_soon_threadsafe(self._jobs.submit, spec)
+
+    def cancel(self, spec: StructuredOutputs) -> None:
+        """Does not compile a specification, unless that has begun."""
+        self._loop.call_soon_threadsafe(self._jobs.cancel, spec)
+
+    def take(self) -> list[tuple[StructuredOutputs, Grammar | RequestError]]:
+        """Returns what was compiled or refused since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._readable, 1 << 16)
+        return [self._outcomes.popleft() for _ in range(len(self._outcomes))]
+
+    def close(self) -> None:
+        """Ends the process of trials and the thread; waits for what this process compiles."""
+        with contextlib.suppress(RuntimeError):  # the thread has failed and closed its loop
+            self._loop.call_soon_threadsafe(self._main.cancel)
+        self._thread.join()
+        os.close(self._readable)
+        os.close(self._writable)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            try:
+                runner.run(self._wait())
+            except asyncio.CancelledError:
+                pass
+            except Exception as error:
+                self._failure = error
+                self._is_settled.set()
+
+    async def _wait(self) -> None:
+        await self._main
+
+    def _end(self, spec: StructuredOutputs, outcome: Grammar | RequestError) -> None:
+        self._outcomes.append((spec, outcome))
+        with contextlib.suppress(BlockingIOError):  # the pipe is full, and so readable
+            os.write(self._writable, b"\0")

@@ -1,0 +1,114 @@
+"""Compiles specifications with xgrammar."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import xgrammar
+
+from radixkv.errors import InvalidRequest, shortened
+from radixkv.runtime.structured.source import ANY_OBJECT, Source
+from radixkv.runtime.structured.vocabulary import Vocabulary
+
+_CONTROL_CHARACTER = re.compile(rb"[\x00-\x1f]")
+_PLACE_IN_XGRAMMAR = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+?:\d+: (Check failed: \(.*?\) is false: |Warning: )?")
+
+
+class Compiler:
+    """Compiles sources for one vocabulary. Thread-safe; compiling lets other threads run."""
+
+    def __init__(self, vocabulary: Vocabulary, *, n_threads: int, cache_bytes: int) -> None:
+        """Takes a fifth of a second for 128,000 tokens.
+
+        Args:
+            vocabulary: the tokens.
+            n_threads: processors that one compilation may use.
+            cache_bytes: size of the cache of masks that similar rules of several grammars share.
+        """
+        self.vocabulary = vocabulary
+        self._compiler = _open(vocabulary.tokens, vocabulary.eos_token_ids, n_threads, cache_bytes)
+        # JSON on one line has no control characters, but xgrammar allows them in strings with a length.
+        printable = [b"" if _CONTROL_CHARACTER.search(token) else token for token in vocabulary.tokens]
+        self._json_compiler = _open(printable, vocabulary.eos_token_ids, n_threads, cache_bytes)
+
+    def warm_up(self) -> None:
+        """Compiles the rules that nearly every JSON schema has. Takes 50 ms for 128,000 tokens."""
+        self.compile(Source("json", ANY_OBJECT))
+
+    def compile(self, source: Source) -> xgrammar.CompiledGrammar:
+        """Compiles a source, which may take any time and memory.
+
+        Raises:
+            InvalidRequest: xgrammar refuses it.
+        """
+        try:
+            match source.language:
+                case "json":
+                    # One space after commas and colons: where any white space is allowed, models may stall in it.
+                    return self._json_compiler.compile_json_schema(source.text, any_whitespace=False)
+                case "regex":
+                    return self._compiler.compile_regex(source.text)
+                case "grammar":
+                    return self._compiler.compile_grammar(source.text)
+            return self._compiler.compile_structural_tag(source.text)
+        except (RuntimeError, ValueError, TypeError) as error:  # what C++ and its bindings raise
+            raise refusal(str(error)) from None
+
+
+def _open(
+    tokens: Sequence[bytes], eos_token_ids: Sequence[int], n_threads: int, cache_bytes: int
+) -> xgrammar.GrammarCompiler:
+    info = xgrammar.TokenizerInfo(
+        list(tokens), xgrammar.VocabType.RAW, vocab_size=len(tokens), stop_token_ids=list(eos_token_ids)
+    )
+    return xgrammar.GrammarCompiler(info, max_threads=n_threads, cache_limit_bytes=cache_bytes)
+
+
+def check_patterns(source: Source) -> None:
+    """Raises ``InvalidRequest`` for a pattern in a schema that xgrammar would let leave its JSON string.
+
+    xgrammar builds an automaton of most patterns, without the characters that JSON strings have as escapes only. If
+    it cannot, because the pattern needs such characters or repeats too often, it allows them as they are.
+    """
+    if source.language != "json":
+        return
+    for pattern in set(_patterns(json.loads(source.text))):
+        schema = json.dumps({"type": "string", "pattern": pattern})
+        try:
+            grammar = xgrammar.Grammar.from_json_schema(schema)
+        except RuntimeError as error:
+            raise refusal(str(error)) from None
+        if "json_string=true" not in str(grammar):
+            raise refusal(f"the pattern {shortened(pattern)} is too long, or needs characters that JSON escapes")
+
+
+def refusal(text: str) -> InvalidRequest:
+    """Returns the error for a specification that xgrammar refuses or only partly enforces.
+
+    Args:
+        text: what xgrammar says, with the place in its source.
+    """
+    lines = (_PLACE_IN_XGRAMMAR.sub("", line) for line in text.splitlines())
+    reason = " ".join("; ".join(dict.fromkeys(line for line in lines if line)).split())
+    shown = reason if len(reason) <= 300 else f"{reason[:200]}...{reason[-80:]}"
+    return InvalidRequest(f"structured_outputs cannot be enforced: {shown}", param="structured_outputs")
+
+
+def _patterns(schema: Any) -> Iterator[str]:
+    """Yields the patterns of strings and names in a prepared schema."""
+    match schema:
+        case {"enum": list()}:
+            return
+        case {"type": "string", "pattern": pattern}:
+            yield pattern
+        case dict():
+            if schema.get("type") == "object":
+                yield from schema.get("patternProperties", {})
+            for one in schema.values():
+                yield from _patterns(one)
+        case list():
+            for one in schema:
+                yield from _patterns(one)

@@ -1,0 +1,153 @@
+"""The grammars of requests: compiled beside the loop, within limits, and kept for later requests."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixkv.errors import RequestError, UnsupportedFeature
+from radixkv.runtime.structured.compile_thread import CompileThread
+from radixkv.runtime.structured.messages import TrialLimits
+from radixkv.runtime.structured.vocabulary import Vocabulary
+from radixkv.structured_outputs import StructuredOutputs
+
+if TYPE_CHECKING:
+    from radixkv.runtime.structured.matcher import Grammar, MaskFiller, Matcher
+
+DEADLINE_S = 10.0
+"""Longest time that a trial may take."""
+MEMORY_BYTES = 2 << 30
+"""Memory that a trial may take."""
+CACHE_BYTES = 256 << 20
+"""Size of the compiled grammars that are kept; one of them may have a quarter of it."""
+
+
+def refusal_of_all(*, has_tokenizer: bool, has_eos: bool) -> UnsupportedFeature | None:
+    """Returns why this engine refuses every specification; None if it does not."""
+    if importlib.util.find_spec("xgrammar") is None:
+        reason = "needs xgrammar; install radixkv[structured]"
+    elif not has_tokenizer:
+        reason = "needs a checkpoint with a tokenizer; this one has no tokenizer.json"
+    elif not has_eos:
+        reason = "needs a checkpoint that names its end-of-sequence token, which this one does not"
+    else:
+        return None
+    return UnsupportedFeature(f"structured_outputs {reason}", param="structured_outputs")
+
+
+class Grammars:
+    """Compiles specifications in the background, and keeps the grammars that were used last.
+
+    All methods are called by one thread. They return at once, but for ``wait_until_ready`` and ``close``.
+    """
+
+    def __init__(
+        self,
+        read_vocabulary: Callable[[], Vocabulary],
+        *,
+        n_threads: int,
+        deadline_s: float = DEADLINE_S,
+        memory_bytes: int = MEMORY_BYTES,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        """Starts a thread that reads the vocabulary and starts the process of trials; returns at once.
+
+        Args:
+            read_vocabulary: called by that thread.
+            n_threads: processors for one compilation, and for filling masks.
+            deadline_s: longest time that a trial may take.
+            memory_bytes: memory that a trial may take.
+            cache_bytes: size of the compiled grammars to keep.
+        """
+        self._limits = TrialLimits(deadline_s, memory_bytes, cache_bytes // 4, n_threads)
+        self._cache_bytes = cache_bytes
+        self._grammars: OrderedDict[StructuredOutputs, Grammar] = OrderedDict()
+        """Kept grammars, the one that was used last at the end."""
+        self._n_kept_bytes = 0
+        self._n_tickets = 0
+        self._waiting: dict[StructuredOutputs, list[int]] = {}
+        """Tickets of each specification that is being compiled."""
+        self._specs: dict[int, StructuredOutputs] = {}
+        """The specification of each of those tickets."""
+        self._filler: MaskFiller | None = None
+        self._thread = CompileThread(read_vocabulary, self._limits)
+
+    def wait_until_ready(self) -> None:
+        """Waits until compiling can begin at once, which takes 4 s from the start.
+
+        Raises:
+            RadixKVError: the vocabulary could not be read, or the process could not be started.
+        """
+        self._thread.wait_until_ready()
+
+    def get(self, spec: StructuredOutputs) -> Grammar | None:
+        """Returns the grammar of a specification if it is kept. O(length)."""
+        if (grammar := self._grammars.get(spec)) is not None:
+            self._grammars.move_to_end(spec)
+        return grammar
+
+    def request(self, spec: StructuredOutputs) -> int:
+        """Begins to compile a specification, unless that has begun; returns the ticket for ``take_compiled``."""
+        self._n_tickets += 1
+        self._specs[self._n_tickets] = spec
+        if (tickets := self._waiting.get(spec)) is not None:
+            tickets.append(self._n_tickets)
+        else:
+            self._waiting[spec] = [self._n_tickets]
+            self._thread.submit(spec)
+        return self._n_tickets
+
+    def cancel(self, ticket: int) -> None:
+        """Forgets a ticket. The grammar is kept when it is compiled, if compiling has begun."""
+        if (spec := self._specs.pop(ticket, None)) is None:
+            return
+        self._waiting[spec].remove(ticket)
+        if not self._waiting[spec]:
+            del self._waiting[spec]
+            self._thread.cancel(spec)
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether there are tickets that ``take_compiled`` has not returned."""
+        return bool(self._specs)
+
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable while ``take_compiled`` may have something to return."""
+        return self._thread.fileno()
+
+    def take_compiled(self) -> list[tuple[int, Grammar | RequestError]]:
+        """Returns the tickets that ended since the last call, with their grammars, or why there is none."""
+        taken: list[tuple[int, Grammar | RequestError]] = []
+        for spec, outcome in self._thread.take():
+            if not isinstance(outcome, RequestError):
+                self._keep(spec, outcome)
+            for ticket in self._waiting.pop(spec, ()):
+                del self._specs[ticket]
+                taken.append((ticket, outcome))
+        return taken
+
+    def fill_masks(self, matchers: Sequence[Matcher], masks: NDArray[np.int32]) -> None:
+        """Fills the masks of answers, as ``MaskFiller.fill`` does."""
+        if self._filler is None:
+            from radixkv.runtime.structured.matcher import MaskFiller  # which imports xgrammar
+
+            self._filler = MaskFiller(self._limits.n_threads)
+        self._filler.fill(matchers, masks)
+
+    def close(self) -> None:
+        """Ends the process and the thread. Waits for grammars that passed their trials, which takes no longer."""
+        self._thread.close()
+
+    def _keep(self, spec: StructuredOutputs, grammar: Grammar) -> None:
+        if (old := self._grammars.pop(spec, None)) is not None:
+            self._n_kept_bytes -= old.n_bytes
+        self._grammars[spec] = grammar
+        self._n_kept_bytes += grammar.n_bytes
+        while self._n_kept_bytes > self._cache_bytes:
+            _, evicted = self._grammars.popitem(last=False)
+            self._n_kept_bytes -= evicted.n_bytes

@@ -1,0 +1,101 @@
+"""One trial: compiles a specification within limits of time and memory, and follows a short answer through it."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import numpy as np
+
+from radixkv.errors import InvalidRequest
+from radixkv.runtime.structured.compiler import Compiler, check_patterns, refusal
+from radixkv.runtime.structured.matcher import Grammar, MaskFiller
+from radixkv.runtime.structured.messages import TrialLimits, TrialResult
+from radixkv.runtime.structured.source import Source, prepare_source
+from radixkv.runtime.structured.vocabulary import Vocabulary
+from radixkv.structured_outputs import StructuredOutputs
+
+MAX_PROBED_TOKENS = 32
+"""Length of the answer that is followed."""
+N_TIMED = 4
+"""Number of tokens at the end of that answer whose times count."""
+MAX_TOKEN_S = 0.01
+"""Longest time of a token there. A slower grammar would delay all other requests; others take less than 1 ms."""
+STACK_BYTES = 1 << 20
+"""Stack of a trial. A thread of the runtime has more, so that what nests too deep for it fails here."""
+
+
+def run_trial(spec: StructuredOutputs, compiler: Compiler, limits: TrialLimits, writer: int) -> NoReturn:
+    """Writes a ``TrialResult`` to a descriptor and ends this process; the kernel ends it at the deadline."""
+    code = 1
+    try:
+        signal.setitimer(signal.ITIMER_REAL, limits.deadline_s)
+        # The runtime must see at once when the process that was forked ends.
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, 0)
+        os.dup2(nowhere, 1)
+        _limit_memory(limits.memory_bytes)
+        try:
+            result = TrialResult(0, source=_try(spec, compiler, limits))
+        except InvalidRequest as error:
+            result = TrialResult(0, refusal=str(error))
+        with open(writer, "wb", closefd=False) as pipe:
+            pipe.write(msgspec.json.encode(result))
+        code = 0
+    finally:
+        os._exit(code)  # without the handlers of the process that this one is a copy of
+
+
+def _limit_memory(memory_bytes: int) -> None:
+    """Limits the memory that this process may take from now on. Only Linux counts it in this way."""
+    if sys.platform == "linux":
+        status = Path("/proc/self/status").read_text()
+        used = int(status.partition("VmData:")[2].split()[0]) << 10
+        resource.setrlimit(resource.RLIMIT_DATA, (used + memory_bytes, used + memory_bytes))
+    resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+
+
+def _try(spec: StructuredOutputs, compiler: Compiler, limits: TrialLimits) -> Source:
+    source = prepare_source(spec)
+    with tempfile.TemporaryFile() as log:
+        os.dup2(log.fileno(), 2)  # xgrammar writes to standard error what it ignores
+        check_patterns(source)
+        grammar = Grammar(compiler.compile(source))
+        log.seek(0)
+        warnings = [line for line in log.read().decode(errors="replace").splitlines() if "Warning: " in line]
+    if warnings:
+        raise refusal("\n".join(warnings))
+    if grammar.n_bytes > limits.grammar_bytes:
+        raise refusal(
+            f"the compiled grammar has {grammar.n_bytes >> 20} MiB, more than {limits.grammar_bytes >> 20}; "
+            "make it smaller or simpler"
+        )
+    _follow(grammar, compiler.vocabulary)
+    return source
+
+
+def _follow(grammar: Grammar, vocabulary: Vocabulary) -> None:
+    """Follows a random answer; raises ``InvalidRequest`` if that is slow, or no token may come next."""
+    choices = random.Random(0)
+    matcher, filler = grammar.new_matcher(), MaskFiller(1)
+    masks = np.zeros((1, vocabulary.n_mask_words), np.int32)
+    times_s: list[float] = []
+    while not matcher.has_ended and len(times_s) < MAX_PROBED_TOKENS:
+        began = time.perf_counter()
+        filler.fill([matcher], masks)
+        allowed = np.flatnonzero(np.unpackbits(masks.view(np.uint8), bitorder="little"))
+        if not len(allowed):
+            raise refusal("after some answers no token may come next; give every rule a way to end")
+        going_on = np.setdiff1d(allowed, vocabulary.eos_token_ids)
+        matcher.accept(int(choices.choice(going_on if len(going_on) else allowed)))
+        times_s.append(time.perf_counter() - began)
+    if min(times_s[-N_TIMED:]) > MAX_TOKEN_S:  # the least, as any of them may have been interrupted
+        raise refusal("its grammar is too ambiguous: it takes too long to say which tokens may come next")

@@ -1,0 +1,61 @@
+"""Fills the token masks of a launched step, once the host knows all tokens before it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixkv.runtime.request import Phase, Request
+from radixkv.runtime.scheduler.scheduler import LaunchedPlan
+from radixkv.runtime.step.result import TokenMasks
+from radixkv.runtime.structured.grammars import Grammars
+
+if TYPE_CHECKING:
+    from radixkv.runtime.structured.matcher import Matcher
+
+_WORD_BITS = 32
+
+
+def fill_masks(launched: LaunchedPlan, grammars: Grammars, vocab_size: int) -> TokenMasks | None:
+    """Returns the masks of a step's masked rows; None if no row needs one any more.
+
+    A row whose request has ended or failed since the launch needs none: its result is dropped. End tokens that
+    ``min_tokens`` bans are taken out of a mask, unless nothing else would remain.
+
+    O(masked rows · vocab / 32), and what the grammars take.
+
+    Args:
+        launched: the newest launched step; the results of all earlier ones were taken.
+        grammars: those of the requests are of them.
+        vocab_size: token ids are below it.
+    """
+    rows: list[int] = []
+    requests: list[Request] = []
+    matchers: list[Matcher] = []
+    for index, (row, request) in enumerate(zip(launched.plan.rows, launched.requests, strict=True)):
+        is_dropped = request.phase is Phase.FINISHED or request.discards_results
+        if row.sampling is not None and row.sampling.is_masked and not is_dropped:
+            assert request.matcher is not None, "a masked row belongs to a request with a grammar"
+            assert row.sampling.index == request.n_outputs, "the tokens before a mask are known"
+            rows.append(index)
+            requests.append(request)
+            matchers.append(request.matcher)
+    if not rows:
+        return None
+    bits = np.empty((len(rows), -(-vocab_size // _WORD_BITS)), dtype=np.int32)
+    grammars.fill_masks(matchers, bits)
+    for request, row_bits in zip(requests, bits, strict=True):
+        if request.n_outputs < request.min_tokens:
+            _ban(row_bits, request.sampling.banned)
+    return TokenMasks(tuple(rows), bits)
+
+
+def _ban(bits: NDArray[np.int32], tokens: tuple[int, ...]) -> None:
+    """Clears the bits of tokens, unless no other is set."""
+    cleared = bits.view(np.uint32).copy()
+    for token in tokens:
+        cleared[token // _WORD_BITS] &= np.uint32(~(1 << token % _WORD_BITS) & 0xFFFFFFFF)
+    if cleared.any():
+        bits[:] = cleared.view(np.int32)

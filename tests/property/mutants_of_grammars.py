@@ -1,0 +1,71 @@
+"""Mutants of token masks and of what is done with the tokens sampled under them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import support.engine
+from radixkv.runtime.request import Request, Update
+from radixkv.runtime.scheduler.scheduler import LaunchedPlan, Scheduler
+from radixkv.runtime.step.result import TokenMasks
+from radixkv.runtime.structured.grammars import Grammars
+from radixkv.runtime.token_masks import fill_masks
+from radixkv.wire import TokenLogprobs
+
+Patch = pytest.MonkeyPatch
+
+
+def change_masks(patch: Patch, change: Callable[[TokenMasks], TokenMasks]) -> None:
+    """Changes the masks of every step."""
+
+    def mutant(launched: LaunchedPlan, grammars: Grammars, vocab_size: int) -> TokenMasks | None:
+        masks = fill_masks(launched, grammars, vocab_size)
+        return None if masks is None else change(masks)
+
+    patch.setattr(support.engine, "fill_masks", mutant)
+
+
+def swap_the_masks_of_two_rows(patch: Patch) -> None:
+    change_masks(patch, lambda masks: TokenMasks(masks.rows, np.ascontiguousarray(masks.bits[::-1])))
+
+
+def leave_the_last_mask_out(patch: Patch) -> None:
+    change_masks(patch, lambda masks: TokenMasks(masks.rows[:-1], masks.bits[:-1]))
+
+
+def forget_what_min_tokens_bans(patch: Patch) -> None:
+    def mutant(launched: LaunchedPlan, grammars: Grammars, vocab_size: int) -> TokenMasks | None:
+        kept = [request.min_tokens for request in launched.requests]
+        for request in launched.requests:
+            request.min_tokens = 0
+        masks = fill_masks(launched, grammars, vocab_size)
+        for request, min_tokens in zip(launched.requests, kept, strict=True):
+            request.min_tokens = min_tokens
+        return masks
+
+    patch.setattr(support.engine, "fill_masks", mutant)
+
+
+def forget_a_token_in_the_grammar(patch: Patch) -> None:
+    append_token = Scheduler._append_token
+
+    def mutant(self: Scheduler, request: Request, token: int, logprobs: TokenLogprobs | None) -> Update:
+        matcher = request.matcher
+        if request.n_outputs == 1:
+            request.matcher = None
+        update = append_token(self, request, token, logprobs)
+        request.matcher = matcher
+        return update
+
+    patch.setattr(Scheduler, "_append_token", mutant)
+
+
+OF_GRAMMARS: tuple[Callable[[Patch], None], ...] = (
+    swap_the_masks_of_two_rows,
+    leave_the_last_mask_out,
+    forget_what_min_tokens_bans,
+    forget_a_token_in_the_grammar,
+)

@@ -1,0 +1,275 @@
+"""Grammars are compiled beside their user, within limits, whatever is asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from radixkv.errors import CheckpointError, InvalidRequest, RequestError
+from radixkv.runtime.structured.grammars import Grammars, refusal_of_all
+from radixkv.runtime.structured.matcher import Grammar
+from radixkv.runtime.structured.vocabulary import Vocabulary
+from radixkv.structured_outputs import StructuredOutputs
+from support.grammar_walks import tiny_vocabulary
+from support.json_schemas import closed
+from support.processes import children, has_ended
+
+TRIALS = "radixkv.runtime.structured.trial_process"
+DEADLINE_S = 4.0
+CACHE_BYTES = 400_000
+WAIT_S = 120.0
+"""Limit of waits that end by themselves."""
+
+SLOW = StructuredOutputs(json='{"type": "string", "pattern": "^.{0,4000}$"}')
+"""Takes much longer than the deadline."""
+
+
+def wait_for(grammars: Grammars, *tickets: int) -> list[tuple[int, Grammar | RequestError]]:
+    """Returns what is taken until these tickets have ended, in the order of their ends."""
+    taken: list[tuple[int, Grammar | RequestError]] = []
+    while not set(tickets) <= {ticket for ticket, _ in taken}:
+        assert select.select([grammars], [], [], WAIT_S)[0], "the tickets do not end"
+        taken += grammars.take_compiled()
+    return taken
+
+
+def compiled(grammars: Grammars, spec: StructuredOutputs) -> Grammar | RequestError:
+    ticket = grammars.request(spec)
+    return dict(wait_for(grammars, ticket))[ticket]
+
+
+def trials() -> int:
+    """Returns the id of the process of trials."""
+    (pid,) = children(os.getpid(), TRIALS)
+    return pid
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[Grammars]:
+    made = Grammars(
+        tiny_vocabulary, n_threads=1, deadline_s=DEADLINE_S, memory_bytes=512 << 20, cache_bytes=CACHE_BYTES
+    )
+    made.wait_until_ready()
+    yield made
+    made.close()
+
+
+VALID: list[Mapping[str, Any]] = [
+    {"json": '{"type": "object", "properties": {"a": {"type": "integer"}}}'},
+    {"json_object": True},
+    {"regex": "[a-z]+(-[0-9]{2})?"},
+    {"choice": ("yes", 'a "quote"')},
+    {"grammar": 'root ::= "a" root | "b"'},
+    {
+        "structural_tag": json.dumps(
+            {
+                "type": "structural_tag",
+                "format": {
+                    "type": "triggered_tags",
+                    "triggers": ["<f="],
+                    "tags": [
+                        {
+                            "begin": "<f=a>",
+                            "content": {"type": "json_schema", "json_schema": closed(x={"type": "integer"})},
+                            "end": "</f>",
+                        }
+                    ],
+                },
+            }
+        )
+    },
+]
+
+HOSTILE: list[Mapping[str, Any]] = [
+    {"json": "{"},
+    {"json": '{"type": "object", "not": {}}'},
+    {"json": '{"$ref": "#"}'},
+    {"json": '{"type": "integer", "minimum": 3, "maximum": 2}'},
+    {"json": '{"type": "integer", "multipleOf": 7, "minimum": 0}'},
+    {"json": '{"type": "string", "pattern": "^\\"$"}'},
+    {"json": '{"type": "string", "pattern": "(a"}'},
+    {"json": '{"type": "string", "pattern": "^(.{0,200}x){0,200}$"}'},
+    {"json": json.dumps({"enum": [f"{i * 7919:x}" for i in range(15_000)]})},
+    {"json": json.dumps({"properties": {f"p{i}": {"type": "integer"} for i in range(5000)}})},
+    {"json": json.dumps({"anyOf": [{"$ref": f"#/anyOf/{i}"} for i in range(3000)]})},
+    {"json": '{"items":' * 20_000 + "{}" + "}" * 20_000},
+    {"regex": "(ab"},
+    {"regex": "a^b"},
+    {"regex": "(?=a)b"},
+    {"regex": "(" * 20_000 + "a" + ")" * 20_000},
+    {"regex": "([a-z]{1,300}[0-9]{1,300}){1,300}"},
+    {"choice": tuple(f"{i * 7919:x}" for i in range(20_000))},
+    {"grammar": "root ::= other"},
+    {"grammar": "root ::= root"},
+    {
+        "grammar": 'root ::= "a" root'  # may only be cut
+        ' | "b" dead\ndead ::= "c" dead2\ndead2 ::= dead2'
+    },
+    {"grammar": "root ::= (root root root | [a-z])* root?"},
+    {"structural_tag": "{}"},
+    {"structural_tag": "[" * 20_000},
+    {"structural_tag": '{"type": "structural_tag", "format": {"type": "json_schema", "json_schema": {"not": {}}}}'},
+]
+
+
+@pytest.mark.parametrize("fields", VALID)
+def test_each_kind_is_compiled_once_and_kept(grammars: Grammars, fields: Mapping[str, Any]) -> None:
+    spec = StructuredOutputs(**fields)
+    assert grammars.get(spec) is None
+    grammar = compiled(grammars, spec)
+
+    assert isinstance(grammar, Grammar)
+    assert grammars.get(StructuredOutputs(**fields)) is grammar
+    assert not grammars.is_compiling
+    assert not grammar.new_matcher().has_ended
+
+
+@pytest.mark.parametrize("index", range(len(HOSTILE)))
+def test_a_hostile_specification_is_refused_and_the_next_one_is_compiled(grammars: Grammars, index: int) -> None:
+    error = compiled(grammars, StructuredOutputs(**HOSTILE[index]))
+
+    assert isinstance(error, InvalidRequest)
+    assert error.param == "structured_outputs"
+    assert len(str(error)) < 500
+    assert isinstance(compiled(grammars, StructuredOutputs(choice=("canary", str(index)))), Grammar)
+
+
+def test_a_specification_that_takes_too_long_delays_no_other_one(grammars: Grammars) -> None:
+    slow = grammars.request(SLOW)
+    quick = [grammars.request(StructuredOutputs(regex=f"quick{i}")) for i in range(5)]
+    taken = wait_for(grammars, slow, *quick)
+
+    assert [ticket for ticket, _ in taken][-1] == slow
+    outcomes = dict(taken)
+    assert all(isinstance(outcomes[ticket], Grammar) for ticket in quick)
+    assert isinstance(outcomes[slow], InvalidRequest)
+    assert f"{DEADLINE_S:g} s" in str(outcomes[slow])
+
+
+def test_requests_of_one_specification_share_its_compilation(grammars: Grammars) -> None:
+    spec = StructuredOutputs(regex="shared+")
+    first, second = grammars.request(spec), grammars.request(spec)
+    taken = dict(wait_for(grammars, first, second))
+
+    assert taken[first] is taken[second]
+    assert isinstance(taken[first], Grammar)
+
+
+def test_a_cancelled_ticket_never_ends_and_the_others_do(grammars: Grammars) -> None:
+    spec = StructuredOutputs(regex="cancelled+")
+    first, second = grammars.request(spec), grammars.request(spec)
+    grammars.cancel(first)
+    grammars.cancel(first)
+    taken = wait_for(grammars, second)
+    assert [ticket for ticket, _ in taken] == [second]
+
+    alone = grammars.request(StructuredOutputs(regex="alone"))
+    grammars.cancel(alone)
+    assert not grammars.is_compiling
+    again = grammars.request(StructuredOutputs(regex="alone"))
+    assert alone not in dict(wait_for(grammars, again))
+
+
+def test_the_grammars_that_were_used_last_are_kept_up_to_a_size(grammars: Grammars) -> None:
+    specs = [
+        StructuredOutputs(json=json.dumps(closed(**{f"name_{i}_{j}": {"type": "number"} for j in range(8)})))
+        for i in range(20)
+    ]
+    first = specs[0]
+    n_bytes = 0
+    for spec in specs:
+        grammar = compiled(grammars, spec)
+        assert isinstance(grammar, Grammar)
+        n_bytes += grammar.n_bytes
+        assert grammars.get(first) is not None  # a use
+    kept = [spec for spec in specs if grammars.get(spec) is not None]
+
+    assert n_bytes > CACHE_BYTES, "the test needs more grammars"
+    assert kept == [first, *specs[len(specs) - len(kept) + 1 :]]
+    assert len(kept) > 2
+
+
+def test_a_killed_process_of_trials_is_replaced_and_nobody_fails(grammars: Grammars) -> None:
+    killed = trials()
+    tickets = [grammars.request(StructuredOutputs(regex=f"killed{i}+")) for i in range(6)]
+    os.kill(killed, signal.SIGKILL)
+    taken = dict(wait_for(grammars, *tickets))
+
+    assert all(isinstance(outcome, Grammar) for outcome in taken.values())
+    assert isinstance(compiled(grammars, StructuredOutputs(regex="after")), Grammar)
+    assert trials() != killed
+
+
+def test_closing_in_the_middle_of_a_trial_ends_the_process(grammars: Grammars) -> None:
+    before = set(children(os.getpid(), TRIALS))
+    closing = Grammars(tiny_vocabulary, n_threads=1, deadline_s=WAIT_S)
+    closing.wait_until_ready()
+    (process,) = set(children(os.getpid(), TRIALS)) - before
+    closing.request(SLOW)
+    closing.request(StructuredOutputs(regex="a"))
+    closing.close()
+
+    assert has_ended(process)
+
+
+def test_closing_before_the_process_has_started_ends_it() -> None:
+    before = set(children(os.getpid(), TRIALS))
+    Grammars(tiny_vocabulary, n_threads=1).close()
+
+    assert all(has_ended(process) for process in set(children(os.getpid(), TRIALS)) - before)
+
+
+def test_a_vocabulary_that_cannot_be_read_is_reported() -> None:
+    def read_vocabulary() -> Vocabulary:
+        raise CheckpointError("no tokenizer here")
+
+    broken = Grammars(read_vocabulary, n_threads=1)
+    with pytest.raises(CheckpointError, match="no tokenizer here"):
+        broken.wait_until_ready()
+    broken.close()
+
+
+PARENT = """
+import os, signal, sys
+from support.grammar_walks import tiny_vocabulary
+from support.processes import children
+from radixkv.runtime.structured.grammars import Grammars
+from radixkv.structured_outputs import StructuredOutputs
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as the runtime does
+grammars = Grammars(tiny_vocabulary, n_threads=1)
+grammars.wait_until_ready()
+grammars.request(StructuredOutputs(json='{"type": "string", "pattern": "^.{0,4000}$"}'))
+print(*children(os.getpid(), "radixkv.runtime.structured.trial_process"), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_process_ends_when_its_parent_is_killed() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        process = int(parent.stdout.readline())
+        parent.kill()
+        parent.wait()
+
+        assert has_ended(process)
+
+
+def test_an_engine_that_cannot_compile_says_why() -> None:
+    assert refusal_of_all(has_tokenizer=True, has_eos=True) is None
+    for has_tokenizer in (False, True):
+        error = refusal_of_all(has_tokenizer=has_tokenizer, has_eos=False)
+        assert error is not None
+        assert error.param == "structured_outputs"

@@ -1,0 +1,195 @@
+"""Requests with grammars in the loop: compiled before they are queued, masked in the second half of a step."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from radixkv.errors import DeviceError, UnsupportedFeature
+from radixkv.runtime.step.result import TokenMasks
+from radixkv.wire import Drain
+from support.fake_device import FakePending, expected_output
+from support.fake_grammars import END, FakeCompiler, FakeGrammar
+from support.loop_frontend import NAMESPACE, PROMPT, Frontend, done, failed
+
+GRAMMAR = FakeGrammar()
+LONG = FakeGrammar(7, 9)
+
+
+def submit(front: Frontend, name: str, grammar: FakeGrammar, **sampling: object) -> None:
+    front.submit(name, structured_outputs=grammar.specification, max_tokens=20, **sampling)
+
+
+def expected(grammar: FakeGrammar, n_tokens: int = 20, **options: object) -> list[int]:
+    return expected_output(NAMESPACE, PROMPT, n_tokens, **{"seed": 5, "grammar": grammar, **options})
+
+
+def test_outputs_match_their_grammars_beside_requests_without() -> None:
+    front = Frontend()
+    front.submit("free")
+    submit(front, "short", GRAMMAR, n=2)
+    submit(front, "long", LONG)
+    front.run()
+    assert front.received["free"].tokens[0] == expected_output(NAMESPACE, PROMPT, 6, seed=5)
+    assert front.received["short"].tokens == {0: expected(GRAMMAR), 1: expected(GRAMMAR, seed=6)}
+    assert front.received["long"].tokens[0] == expected(LONG)
+    assert front.received["long"].tokens[0][-1] == END
+    assert done(front.received["long"]).finish_reason == "stop"
+
+
+def test_masks_are_filled_after_the_next_launch_and_the_last_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launch n+1, result n, finish n+1: the device computes step n+1 while the host fills its masks."""
+    front = Frontend()
+    trace = front.device.trace
+    finish = FakePending.finish
+
+    def traced(pending: FakePending, masks: TokenMasks | None) -> FakePending:
+        trace.append(f"finish {pending.plan.step}")
+        return finish(pending, masks)
+
+    monkeypatch.setattr(FakePending, "finish", traced)
+    submit(front, "a", LONG)
+    front.run()
+    for step in range(1, 8):
+        order = [trace.index(event) for event in (f"launch {step}", f"result {step - 1}", f"finish {step}")]
+        assert all(one < other for one, other in pairwise(order))
+
+
+def test_a_request_is_queued_when_its_grammar_is_compiled() -> None:
+    front = Frontend()
+    front.grammars.is_immediate = False
+    submit(front, "a", GRAMMAR)
+    front.turn()
+    assert front.loop.has_work
+    assert front.loop.is_waiting
+    front.submit("b")
+    front.turn()
+    assert not front.loop.is_waiting, "others do not wait for the grammar"
+    front.grammars.finish(0)
+    front.run()
+    assert front.received["a"].tokens[0] == expected(GRAMMAR)
+
+
+def test_a_refused_grammar_fails_its_request_alone() -> None:
+    front = Frontend()
+    front.grammars.is_immediate = False
+    submit(front, "a", GRAMMAR)
+    submit(front, "b", GRAMMAR)
+    front.grammars.finish(0, refuses=True)
+    front.run()
+    refusal = failed(front.received["a"])
+    assert (refusal.code, refusal.param) == ("invalid_request", "structured_outputs")
+    assert front.received["b"].tokens[0] == expected(GRAMMAR)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_request_is_cancelled_while_its_grammar_is_compiled(is_compiled: bool) -> None:
+    front = Frontend()
+    front.grammars.is_immediate = False
+    submit(front, "a", GRAMMAR, n=2)
+    front.turn()
+    if is_compiled:
+        front.grammars.finish(0)
+    front.cancel("a")
+    assert done(front.received["a"]).finish_reason == "abort"
+    assert not front.loop.has_work
+    front.grammars.finish(0)
+    front.submit("canary")
+    front.run()
+    assert front.received["canary"].tokens[0] == expected_output(NAMESPACE, PROMPT, 6, seed=5)
+
+
+@pytest.mark.parametrize("choice", [0, 1])
+def test_one_choice_is_cancelled_while_the_grammar_is_compiled(choice: int) -> None:
+    front = Frontend()
+    front.grammars.is_immediate = False
+    submit(front, "a", GRAMMAR, n=2)
+    front.cancel("a", choice)
+    front.cancel("a", choice)
+    front.grammars.finish(0)
+    front.run()
+    received = front.received["a"]
+    assert received.finish_reasons[choice] == "abort"
+    assert received.tokens[1 - choice] == expected(GRAMMAR, seed=6 - choice)
+
+
+def test_a_rejected_token_fails_one_request() -> None:
+    front = Frontend()
+    submit(front, "a", FakeGrammar(rejects=True))
+    submit(front, "b", GRAMMAR)
+    front.run()
+    assert failed(front.received["a"]).code == "grammar_error"
+    assert front.received["b"].tokens[0] == expected(GRAMMAR)
+
+
+def test_the_grammar_wins_over_min_tokens_and_ignore_eos() -> None:
+    """The end token is banned while another may come, and ends the output also with ``ignore_eos``."""
+    front = Frontend(eos_token_ids=frozenset({END}))
+    submit(front, "a", GRAMMAR, min_tokens=12, ignore_eos=True)
+    front.run()
+    assert front.received["a"].tokens[0] == expected(GRAMMAR, min_tokens=12, banned=(END,))
+    assert done(front.received["a"]).finish_reason == "stop"
+
+
+def test_a_step_that_fails_in_its_second_half_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    front = Frontend()
+    finish, failures = FakePending.finish, [3, 7]
+
+    def finish_or_fail(pending: FakePending, masks: TokenMasks | None) -> FakePending:
+        if masks is not None and pending.plan.step in failures:
+            failures.remove(pending.plan.step)
+            front.device.drop_newest()
+            raise DeviceError("the sampling failed")
+        return finish(pending, masks)
+
+    monkeypatch.setattr(FakePending, "finish", finish_or_fail)
+    submit(front, "a", LONG)
+    submit(front, "b", GRAMMAR)
+    front.run()
+    assert not failures
+    assert front.received["a"].tokens[0] == expected(LONG)
+    assert front.received["b"].tokens[0] == expected(GRAMMAR)
+
+
+def test_a_step_that_waits_for_masks_is_discarded_with_the_one_before() -> None:
+    front = Frontend()
+    submit(front, "a", LONG)
+    for _ in range(3):
+        front.turn()
+    front.device.fail_steps.add(front.stats().steps_total - 1)
+    front.run()
+    assert front.received["a"].tokens[0] == expected(LONG)
+
+
+def test_a_drained_loop_still_compiles_what_it_has_taken() -> None:
+    front = Frontend()
+    front.grammars.is_immediate = False
+    submit(front, "a", GRAMMAR)
+    front.loop.receive(Drain())
+    front.run()
+    assert front.received["a"].tokens[0] == expected(GRAMMAR)
+
+
+def test_a_full_queue_fails_a_request_when_its_grammar_is_compiled() -> None:
+    front = Frontend(max_queued_requests=1)
+    front.grammars.is_immediate = False
+    submit(front, "a", GRAMMAR)
+    front.submit("b")
+    front.grammars.finish(0)
+    front.loop.check()
+    front.turn()
+    assert failed(front.received["a"]).code == "queue_full"
+    front.run()
+    assert front.received["b"].tokens[0] == expected_output(NAMESPACE, PROMPT, 6, seed=5)
+
+
+def test_without_grammars_a_structured_request_is_refused_by_name() -> None:
+    def refuse() -> FakeCompiler:
+        raise UnsupportedFeature("this engine has no grammars", param="structured_outputs")
+
+    front = Frontend(open_grammars=refuse)
+    submit(front, "a", GRAMMAR)
+    refusal = failed(front.received["a"])
+    assert (refusal.code, refusal.param) == ("unsupported_feature", "structured_outputs")
+    assert not front.loop.has_work
