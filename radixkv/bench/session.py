@@ -14,18 +14,38 @@ Prompt = str | tuple[int, ...] | list[Message]
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool."""
+
+    name: str
+    arguments: str
+    """The arguments as JSON text."""
+    id: str = ""
+    """The server's name of the call, which the tool's result refers to."""
+
+    @property
+    def message_part(self) -> dict[str, Any]:
+        """The call as an entry of ``tool_calls`` of an assistant's message."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+@dataclass(frozen=True)
 class BenchRequest:
     """One generation request."""
 
     prompt: Prompt
     output_len: int
-    """Tokens to generate for each choice; the end-of-sequence token is ignored."""
+    """Tokens to generate for each choice; without ``ignore_eos`` their maximum."""
     n: int = 1
     """Number of choices."""
     temperature: float = 0.0
     seed: int | None = None
-    check: Callable[[Sequence[str]], bool] | None = None
-    """Returns whether the choices' texts give the correct answer; None: the answer is not checked."""
+    check: Callable[[Reply], bool | None] | None = None
+    """Returns whether the reply is correct, or None if it is not to be judged. None: no reply is judged."""
+    ignore_eos: bool = True
+    """Whether answers go on after the end-of-sequence token."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """The tools that the model may call, in OpenAI's format; only for chats."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +54,20 @@ class Reply:
 
     texts: tuple[str, ...]
     """The text of each choice."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The tool calls of the first choice."""
+    reasoning: str = ""
+    """The reasoning of the first choice, if the server returns it in a field of its own."""
+
+    @property
+    def message(self) -> Message:
+        """The first choice as the assistant's message in the next prompt of the chat."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.texts[0]}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [call.message_part for call in self.tool_calls]
+        return message
 
 
 Turns = Generator[Sequence[BenchRequest], Sequence[Reply], None]
@@ -50,7 +84,7 @@ class Session:
     turns: Callable[[], Turns]
     """Returns a fresh generator at each call, so that the same session can be sent to several servers."""
     n_requests: int
-    """Number of requests in all turns."""
+    """Number of requests in all turns. If it depends on the answers: the number for correct answers."""
     first_turn: int = 0
     """Index of the first turn in its chat; above 0 if other sessions have the chat's earlier turns."""
     arrival_s: float | None = None

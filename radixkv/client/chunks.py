@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -11,6 +12,8 @@ from radixkv.client.errors import BadReply
 
 MAX_CHOICES = 1024
 """Upper bound of a choice's index; a larger index is an error of the server."""
+MAX_TOOL_CALLS = 1024
+"""Upper bound of a tool call's index; a larger index is an error of the server."""
 
 NULL = msgspec.Raw(b"null")
 
@@ -30,13 +33,29 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails | None = None
 
 
+class FunctionDelta(msgspec.Struct, frozen=True):
+    """The new part of a called function's name and arguments."""
+
+    name: str | None = None
+    arguments: str | None = None
+    """A piece of JSON text."""
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    """The new part of a tool call; ``id`` and the function's name come in the call's first delta."""
+
+    index: Annotated[int, msgspec.Meta(ge=0, lt=MAX_TOOL_CALLS)] = 0
+    id: str | None = None
+    function: FunctionDelta = FunctionDelta()
+
+
 class ChatDelta(msgspec.Struct, frozen=True):
     """The new output of a chat's choice."""
 
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: Any = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):
@@ -58,11 +77,20 @@ class ChunkChoice(msgspec.Struct, frozen=True):
         return (self.delta.content if self.delta is not None else self.text) or ""
 
     @property
+    def reasoning(self) -> str:
+        """The new reasoning that the server returns in a field of its own, under either of its names."""
+        delta = self.delta
+        return "" if delta is None else delta.reasoning_content or delta.reasoning or ""
+
+    @property
+    def tool_calls(self) -> Sequence[ToolCallDelta]:
+        """The new parts of tool calls."""
+        return (self.delta.tool_calls if self.delta is not None else None) or ()
+
+    @property
     def has_output(self) -> bool:
         """Whether the event has output of the model: text, token ids, reasoning or tool calls."""
-        delta = self.delta
-        has_other_output = delta is not None and (delta.reasoning_content or delta.reasoning or delta.tool_calls)
-        return bool(self.content or self.token_ids or has_other_output)
+        return bool(self.content or self.token_ids or self.reasoning or self.tool_calls)
 
 
 class Chunk(msgspec.Struct, frozen=True):

@@ -27,6 +27,10 @@ class Place(Flag):
     """The body of SGLang's ``/generate``."""
     GENERATE_SAMPLING = auto()
     """``sampling_params`` in that body."""
+    RESPONSES = auto()
+    """The body of OpenAI's ``/v1/responses``."""
+    MESSAGES = auto()
+    """The bodies of Anthropic's ``/v1/messages``."""
     ROUTE = auto()
     """A path of the server."""
 
@@ -79,6 +83,7 @@ ALIASES: Mapping[Place, Mapping[str, str]] = {
         "min_new_tokens": "min_tokens",
         "sampling_seed": "seed",
         "no_stop_trim": "include_stop_str_in_output",
+        "guided_decoding": "structured_outputs",
     },
 }
 """By place: other engines' names of our settings. ``no_`` before ours means that the values are opposite."""
@@ -88,8 +93,8 @@ UNITS: Mapping[str, int] = {"kv_offloading_size": 1 << 30, "hicache_size": 10**9
 
 ALWAYS_ON_FLAGS: Mapping[Place, str] = {
     Place.FLAG: "enable_chunked_prefill async_scheduling",
-    Place.SERVE_FLAG: "enable_metrics enable_cache_report enable_prompt_tokens_details disable_log_requests "
-    "no_enable_log_requests",
+    Place.SERVE_FLAG: "enable_auto_tool_choice enable_metrics enable_cache_report enable_prompt_tokens_details "
+    "disable_log_requests no_enable_log_requests",
 }
 """Flags without a value that turn on what radixkv always does."""
 
@@ -144,29 +149,23 @@ REFUSED = (
         },
     ),
     Refused(
-        "this release has no guided decoding",
+        "grammars are compiled by xgrammar",
         {
-            ENGINE: "guided_decoding_backend grammar_backend",
-            Place.LLM_GENERATE: "guided_options_request",
-            Place.SAMPLING: "guided_decoding",
-            PARAMETERS: "structured_outputs",
-            PARAMETERS | SGLANG: "structural_tag json_schema regex ebnf",
-            OPENAI: 'response_format={"type":"text"} guided_json guided_regex guided_choice guided_grammar '
-            "guided_decoding_backend guided_whitespace_pattern",
+            ENGINE: 'guided_decoding_backend="auto"|"xgrammar" grammar_backend="xgrammar"',
+            OPENAI: 'guided_decoding_backend="auto"|"xgrammar"',
         },
     ),
+    Refused("structured outputs have one layout, JSON on one line", {OPENAI: "guided_whitespace_pattern"}),
+    Refused("", {PARAMETERS: "structural_tag json_schema regex ebnf"}, "use structured_outputs"),
+    Refused("", {Place.LLM_GENERATE: "guided_options_request"}, "use structured_outputs of SamplingParams"),
     Refused(
-        "this release has no tool calls",
-        {
-            ENGINE: "enable_auto_tool_choice=false tool_call_parser",
-            Place.LLM_CHAT | OPENAI: "tools",
-            OPENAI: 'tool_choice="none" functions function_call="none" web_search_options',
-        },
+        "LLM returns answers as the model writes them",
+        {Place.LLM: "enable_auto_tool_choice=false tool_call_parser reasoning_parser"},
     ),
-    Refused(
-        "answers are returned as the model writes them",
-        {ENGINE: "reasoning_parser", PARAMETERS: "thinking_token_budget"},
-    ),
+    Refused("tools are for chats", {Place.COMPLETIONS: 'tools tool_choice="none"'}, "use /v1/chat/completions"),
+    Refused("functions are tools now", {OPENAI: 'functions function_call="none"'}, "use tools and tool_choice"),
+    Refused("the server has no tools of its own", {OPENAI: "web_search_options"}),
+    Refused("reasoning has no limit of its own", {PARAMETERS: "thinking_token_budget"}, "use max_tokens"),
     Refused(
         "this release supports text only",
         {
@@ -276,13 +275,20 @@ REFUSED = (
     Refused("", {SGLANG: "logprobs=false"}, "use return_logprob and top_logprobs_num"),
     Refused("", {Place.GENERATE: "token_ids_logprob"}, "use top_logprobs_num"),
     Refused(
-        "this server has no Responses API",
-        {Place.ROUTE: "/v1/responses"},
-        "use /v1/chat/completions; openai-agents does after set_default_openai_api('chat_completions')",
+        "conversations are not stored",
+        {Place.RESPONSES: "store=false previous_response_id conversation background=false prompt"},
+        "send the whole conversation in input",
     ),
-    Refused("this server has no Messages API", {Place.ROUTE: "/v1/messages"}, "use /v1/chat/completions"),
+    Refused("prompts are not truncated", {Place.RESPONSES: 'truncation="disabled"'}),
+    Refused("tools run at the client", {Place.MESSAGES: "mcp_servers container"}),
+    Refused("this API returns no logprobs here", {Place.RESPONSES: "top_logprobs=0"}, "use /v1/chat/completions"),
+    Refused("", {Place.RESPONSES: "prompt_cache_options"}, "use /cache/pin"),
+    Refused("", {Place.RESPONSES: "max_tokens max_completion_tokens"}, "use max_output_tokens"),
+    Refused("", {Place.RESPONSES: "messages"}, "use input"),
+    Refused("", {Place.RESPONSES: "response_format"}, "use text.format"),
+    Refused("", {Place.MESSAGES: "stop"}, "use stop_sequences"),
     Refused("", {Place.ROUTE: "/abort_request"}, "close the connection, which ends its request"),
 )
 
-EMPTY_OBJECT_ASKS = frozenset({"guided_json", "json_schema", "web_search_options"})
+EMPTY_OBJECT_ASKS = frozenset({"json_schema", "web_search_options"})
 """Names for which ``{}`` asks for something: any JSON, or a search without options."""

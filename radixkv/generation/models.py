@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from radixkv.errors import InvalidRequest
+import msgspec
+
+from radixkv.errors import InvalidRequest, UnsupportedFeature
+from radixkv.generation.parsers.answer_format import AnswerFormat
+from radixkv.generation.tools import ToolUse
+from radixkv.sampling import SamplingParams
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import Ready
+
+if TYPE_CHECKING:
+    from radixkv.generation.parsers.answer_parser import AnswerParser
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +29,8 @@ class GenerationModel:
     tokenizer: Tokenizer | None
     """None if the checkpoint has no tokenizer; prompts are then token ids."""
     chat_template: ChatTemplate | None = None
+    answer_format: AnswerFormat | None = None
+    """How the model writes calls of tools and reasoning; None if it has neither."""
     eos_token_ids: frozenset[int] = frozenset()
     """Tokens that end an answer without being in ``stop_token_ids``."""
     default_sampling: Mapping[str, float | int] = field(default_factory=dict)
@@ -45,3 +56,42 @@ class GenerationModel:
                 param=field,
             )
         return self.tokenizer
+
+    def check_tools(self, tools: ToolUse) -> None:
+        """Raises ``UnsupportedFeature`` if calls are wanted and the model has no format of them."""
+        if tools.mode != "none" and (self.answer_format is None or not self.answer_format.has_tools):
+            raise UnsupportedFeature(
+                "tools need a model with a format of tool calls, and this model's chat template shows none; leave "
+                "tools out, or name the format when starting the server (--tool-call-parser)",
+                param="tools",
+            )
+
+    def constrained(self, sampling: SamplingParams, prompt: str, tools: ToolUse) -> SamplingParams:
+        """Returns the sampling parameters with what the answer must match so that its calls are as demanded.
+
+        Args:
+            sampling: as requested, perhaps with a format for the answer's text.
+            prompt: the rendered prompt.
+            tools: the tools of the request.
+
+        Raises:
+            InvalidRequest: as ``AnswerFormat.constraint``.
+        """
+        if self.answer_format is None:
+            return sampling
+        constraint = self.answer_format.constraint(prompt, tools, sampling.structured_outputs)
+        if constraint is sampling.structured_outputs:
+            return sampling
+        return msgspec.structs.replace(sampling, structured_outputs=constraint)
+
+    def open_parser(self, prompt: str, tools: ToolUse, *, has_reasoning: bool = True) -> AnswerParser | None:
+        """Returns what splits one answer into parts; None if all of its text is plain text. O(prompt).
+
+        Args:
+            prompt: the rendered prompt, which may have begun the answer.
+            tools: the tools of the request.
+            has_reasoning: whether to split reasoning off.
+        """
+        if self.answer_format is None:
+            return None
+        return self.answer_format.open_parser(prompt, tools, has_reasoning=has_reasoning)

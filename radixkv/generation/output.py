@@ -4,41 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import repeat
-from typing import Generic
+from typing import TYPE_CHECKING, Generic
 
 import msgspec
 
 from radixkv.generation.answer_text import AnswerText
 from radixkv.generation.logprobs import RenderedT, TokenRenderer
 from radixkv.generation.models import GenerationModel
+from radixkv.generation.parts import Part, ReasoningPart, TextPart, ToolCallPart
 from radixkv.sampling import SamplingParams
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import TokenLogprobs, unpack_tokens
 
-
-class TextPart(msgspec.Struct):
-    """Text of the answer itself."""
-
-    text: str
+if TYPE_CHECKING:  # it imports Transformers, which few models need
+    from radixkv.generation.parsers.answer_parser import AnswerParser
 
 
 class OutputDelta(msgspec.Struct, Generic[RenderedT]):
     """Output of one choice: what is new, or everything so far. Consecutive ones can be concatenated."""
 
-    parts: list[TextPart] = []
-    """What the tokens say, in order. Neighbours are of different kinds."""
+    parts: list[Part] = []
+    """What the tokens say, in order. Neighbours are of different kinds, or different calls."""
     token_ids: list[int] = []
     logprobs: list[RenderedT] = []
     """One per token, as the API shows it; empty if it shows none."""
     finish_reason: str | None = None
-    """None while the choice is running."""
+    """``stop``, ``length``, ``abort`` or ``tool_calls``; None while the choice is running."""
     stop_reason: int | str | None = None
     """The stop string or the token of ``stop_token_ids`` that ended the choice."""
 
     @property
     def text(self) -> str:
         """The text of the answer itself."""
-        return "".join([part.text for part in self.parts])
+        return "".join([part.text for part in self.parts if isinstance(part, TextPart)])
+
+    @property
+    def reasoning(self) -> str:
+        """The text of the reasoning."""
+        return "".join([part.text for part in self.parts if isinstance(part, ReasoningPart)])
+
+    @property
+    def tool_calls(self) -> list[ToolCallPart]:
+        """The calls of tools, in order."""
+        return [part for part in self.parts if isinstance(part, ToolCallPart)]
 
     @property
     def is_empty(self) -> bool:
@@ -50,14 +58,26 @@ class OutputDelta(msgspec.Struct, Generic[RenderedT]):
         if not text:
             return
         if self.parts:
-            self.parts[-1].text += text
+            self.add_part(TextPart(text))
         else:
             self.parts.append(TextPart(text))
+
+    def add_part(self, part: Part) -> None:
+        """Appends a part, or continues the last one with it if both are of one kind and, for calls, of one call."""
+        last = self.parts[-1] if self.parts else None
+        if isinstance(part, ToolCallPart):
+            if isinstance(last, ToolCallPart) and last.index == part.index:
+                last.arguments += part.arguments
+                return
+        elif isinstance(last, type(part)):
+            last.text += part.text
+            return
+        self.parts.append(msgspec.structs.replace(part))  # a copy, because parts grow
 
     def add(self, later: OutputDelta[RenderedT]) -> None:
         """Appends the output that follows."""
         for part in later.parts:
-            self.add_text(part.text)
+            self.add_part(part)
         self.token_ids += later.token_ids
         self.logprobs += later.logprobs
         if later.finish_reason is not None:
@@ -73,6 +93,8 @@ class ChoiceStream(Generic[RenderedT]):
         render_token: renders a token's logprobs; None if the caller shows none.
         first_offset: characters before the answer in the choice's text, if ``render_token`` needs the offset of
             each token. None is faster; ``render_token`` then gets 0 as the offset.
+        parser: splits the text into parts; None if all of it is text. It may look for special tokens, so the text
+            has them then.
     """
 
     def __init__(
@@ -81,12 +103,16 @@ class ChoiceStream(Generic[RenderedT]):
         model: GenerationModel,
         render_token: TokenRenderer[RenderedT] | None = None,
         first_offset: int | None = None,
+        parser: AnswerParser | None = None,
     ) -> None:
         self.n_tokens = 0
         self.is_ended = False
         """Whether the choice is complete; later tokens are dropped."""
         self._sampling = sampling
         self._tokenizer = model.tokenizer
+        self._parser = parser
+        if parser is not None:
+            sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
         self._text = None if model.tokenizer is None else answer_text(sampling, model.tokenizer)
         self._render_token = render_token
         self._first_offset = first_offset
@@ -118,9 +144,9 @@ class ChoiceStream(Generic[RenderedT]):
         if self._text is not None and self._goes_singly:
             offsets = self._push_singly(self._text, output, ids, is_stopped=is_stopped)
         elif self._text is not None and finish_reason is not None and not self.n_tokens:
-            output.add_text(self._text.decode_all(ids, is_stopped=is_stopped))
+            self._add_text(output, self._text.decode_all(ids, is_stopped=is_stopped))
         elif self._text is not None:
-            output.add_text(self._text.push(ids, is_stopped=is_stopped)[0])
+            self._add_text(output, self._text.push(ids, is_stopped=is_stopped)[0])
         output.token_ids = ids
         self.n_tokens += len(ids)
         if self._render_token is not None:
@@ -132,6 +158,14 @@ class ChoiceStream(Generic[RenderedT]):
         if finish_reason is not None or self._goes_singly:
             self._end(output, finish_reason, stop_token_id)
         return output
+
+    def _add_text(self, output: OutputDelta[RenderedT], text: str) -> None:
+        """Appends decoded text, which the parser may split into parts."""
+        if self._parser is None:
+            output.add_text(text)
+            return
+        for part in self._parser.feed(text):
+            output.add_part(part)
 
     def _push_singly(
         self, text: AnswerText, output: OutputDelta[RenderedT], ids: list[int], *, is_stopped: bool
@@ -148,16 +182,21 @@ class ChoiceStream(Generic[RenderedT]):
             if has_matched:
                 break
         del ids[len(offsets) :]
-        output.add_text("".join(pieces))
+        self._add_text(output, "".join(pieces))
         return offsets
 
     def _end(self, output: OutputDelta[RenderedT], finish_reason: str | None, stop_token_id: int | None) -> None:
         """Ends the choice at a stop string, which its remaining text may complete, or as the runtime did."""
         if self._text is not None:
             if finish_reason is not None and self._text.stop_string is None:
-                output.add_text(self._text.finish()[0])
+                self._add_text(output, self._text.finish()[0])
             if self._text.stop_string is not None:
                 finish_reason, output.stop_reason = "stop", self._text.stop_string
+        if self._parser is not None and finish_reason is not None:
+            for part in self._parser.finish(is_cut=finish_reason != "stop"):
+                output.add_part(part)
+            if self._parser.n_calls and finish_reason == "stop":
+                finish_reason = "tool_calls"
         if output.stop_reason is None and stop_token_id in self._explicit_stop_ids:
             output.stop_reason = stop_token_id
         output.finish_reason = finish_reason

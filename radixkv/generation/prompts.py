@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from radixkv.errors import InvalidRequest, shortened
+from radixkv.errors import InvalidRequest, UnsupportedFeature, shortened
 from radixkv.generation.models import GenerationModel
+from radixkv.generation.tools import ToolUse
 from radixkv.limits import check_ids
 from radixkv.text.messages import normalize_messages
 from radixkv.text.template_sandbox import OperationBudget
@@ -36,6 +37,7 @@ def render_chat(
     *,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
+    tools: ToolUse | None = None,
     variables: Mapping[str, Any] | None = None,
     budget: OperationBudget | None = None,
 ) -> str:
@@ -48,11 +50,13 @@ def render_chat(
         model: provides the template.
         add_generation_prompt: whether the text ends with the start of the assistant's message.
         continue_final_message: whether the text ends within the last message, for the model to continue it.
+        tools: the tools that the template shows to the model.
         variables: further variables for the template.
         budget: as ``ChatTemplate.render`` takes it.
 
     Raises:
         InvalidRequest: the template cannot render the messages with these options.
+        UnsupportedFeature: there are tools, and the template does not read them.
         BudgetExceeded: rendering takes more than its budget.
     """
     if model.chat_template is None:
@@ -62,10 +66,17 @@ def render_chat(
             param="messages",
         )
     check_template_variables(variables)
+    if tools is not None and tools.mode != "none" and "tools" not in model.chat_template.source:
+        raise UnsupportedFeature(
+            "the chat template does not show tools to the model; set a file with one that does "
+            "(--chat-template), or leave tools out",
+            param="tools",
+        )
+    shown = {} if tools is None or not tools.tools else {"tools": tools.definitions}
     return model.chat_template.render(
         normalize_messages(messages),
         budget,
-        **(variables or {}),
+        **{**(variables or {}), **shown},
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
     )

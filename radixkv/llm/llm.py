@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -26,6 +26,7 @@ from radixkv.errors import ConfigError, InvalidRequest, request_error
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.params import check_sampling, default_sampling_params
 from radixkv.generation.prompts import encode_ids, render_chat
+from radixkv.generation.tools import parse_tool_use
 from radixkv.limits import DEFAULT_TTL_S, check_prefix
 from radixkv.llm.garbage_collection import paused_collector
 from radixkv.llm.interrupts import deferred_interrupts
@@ -34,10 +35,11 @@ from radixkv.llm.offline_request import OfflineRequest
 from radixkv.llm.outputs import RequestOutput
 from radixkv.llm.prompts import Message, Prompt, as_conversation_list, as_prompt_list, broadcast, split_prompt
 from radixkv.runtime.device.factory import look_at_machine, resolve_config
-from radixkv.runtime.loop import Loop, open_loop
+from radixkv.runtime.loop import Loop
+from radixkv.runtime.open_loop import open_loop
 from radixkv.sampling import SamplingParams
 from radixkv.stats import Stats
-from radixkv.terminal_progress import Progress
+from radixkv.terminal_progress import Progress, shown_download
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import (
@@ -61,7 +63,7 @@ from radixkv.wire import (
 
 ReplyT = TypeVar("ReplyT", Flushed, Invalidated, Explained, Pinned, Stats)
 
-_MAX_COPY_WAIT_S = 0.1
+_MAX_WAIT_S = 0.1
 """How long to wait at a time for pages from the host tier: between waits, Ctrl-C is noticed."""
 _MAX_SUBMITS_PER_TURN = 128
 """Most prompts encoded and submitted between two steps: about 10 ms of work for long prompts, and as many requests
@@ -181,7 +183,7 @@ class LLM:
             seed,
         )
         machine = look_at_machine(config.model.device)
-        with _shown_download(model, show_download) as show:
+        with shown_download(model, show_download) as show:
             tokenizer_folder = None if tokenizer is None else resolve_tokenizer(tokenizer, show_download=show)
             checkpoint = resolve(model, revision, load_format="dummy", show_download=show)
         resolved = resolve_config(config, checkpoint, machine)
@@ -189,11 +191,11 @@ class LLM:
         template = ChatTemplate.load(folder, None if chat_template is None else Path(chat_template))
         loaded_tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
         if load_format == "auto" and not checkpoint.has_weights:
-            with _shown_download(model, show_download) as show:
+            with shown_download(model, show_download) as show:
                 checkpoint = resolve(model, revision, show_download=show)  # the weights, so only after all checks
         self._max_queued = config.scheduler.max_queued_requests
         self._default_sampling = default_sampling_params(checkpoint.default_sampling)
-        loop = open_loop(resolved, checkpoint)
+        loop = open_loop(resolved, checkpoint, folder)
         self._loop: Loop | None = loop
         self._model = GenerationModel(
             ready=loop.ready,
@@ -258,6 +260,7 @@ class LLM:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **settings: object,
     ) -> list[RequestOutput]:
@@ -269,6 +272,7 @@ class LLM:
             use_tqdm: as in ``generate``.
             add_generation_prompt: whether the prompt ends with the header of the assistant's answer.
             continue_final_message: whether the answer continues the last message.
+            tools: functions in OpenAI's format, which the template shows to the model. Calls are part of the text.
             chat_template_kwargs: further variables of the template.
             settings: settings that only vLLM has, as in ``LLM``.
 
@@ -280,6 +284,7 @@ class LLM:
                 conversation,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
+                tools=tools,
                 chat_template_kwargs=chat_template_kwargs,
             )
             for conversation in as_conversation_list(messages)
@@ -292,6 +297,7 @@ class LLM:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Returns the token ids of the prompt that ``chat`` makes of a conversation. Raises ``RequestError``."""
@@ -301,6 +307,7 @@ class LLM:
             self._model,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            tools=parse_tool_use(tools),
             variables=chat_template_kwargs,
         )
         return unpack_tokens(tokenizer.encode(text, adds_special_tokens=False))
@@ -459,8 +466,8 @@ class LLM:
                             by_id[request.submit.id] = request
                             n_done += self._apply(loop.receive(request.submit), by_id)
                     if loop.has_work:
-                        if loop.is_waiting_for_copies:
-                            loop.wait_for_copies(_MAX_COPY_WAIT_S)
+                        if loop.is_waiting:
+                            loop.wait(_MAX_WAIT_S)
                         messages = loop.turn()
                         n_done += self._apply(messages, by_id)
                         n_tokens += sum(len(one.items) for one in messages if isinstance(one, Tokens))
@@ -491,10 +498,3 @@ class LLM:
                 case _:
                     raise AssertionError(f"the loop does not send {message!r} unasked")
         return n_done
-
-
-@contextmanager
-def _shown_download(model: str, show: Callable[[str], None] | None) -> Iterator[Callable[[str], None]]:
-    """Yields ``show``, or without it a function that shows its texts in a line on standard error."""
-    with Progress(f"getting the model {model}", enabled=show is None) as progress:
-        yield show or progress.show

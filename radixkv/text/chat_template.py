@@ -39,6 +39,8 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str], origin: str) -> None:
+        self.source = source
+        """The template's text."""
         self._tokens = dict(tokens)
         try:
             self._template = SandboxedEnvironment().from_string(source)

@@ -33,8 +33,13 @@ def _normalize_message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
     if not isinstance(message.get("name"), str | None):
         raise _invalid(f"{path}.name must be a text")
     plain = {**message, "content": _content(message.get("content"), f"{path}.content")}
-    if message.get("tool_calls") is not None:
-        plain["tool_calls"] = _calls(message["tool_calls"], f"{path}.tool_calls")
+    if calls := plain.pop("tool_calls", None):  # templates ask whether there is such a key
+        plain["tool_calls"] = _calls(calls, f"{path}.tool_calls")
+    reasoning = plain.pop("reasoning_content", None) or plain.pop("reasoning", None)
+    if not isinstance(reasoning, str | None):
+        raise _invalid(f"{path}.reasoning_content must be a text")
+    if reasoning:
+        plain["reasoning_content"] = reasoning
     return plain
 
 
@@ -76,7 +81,7 @@ def _call(call: object, path: str) -> dict[str, Any]:
             arguments = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
             raise _invalid(f"{path}.function.arguments is not JSON") from None
-    return {**call, "function": {**function, "arguments": arguments}}
+    return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
 
 
 def _invalid(text: str) -> InvalidRequest:

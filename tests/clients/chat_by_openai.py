@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 
 import openai
@@ -133,6 +134,22 @@ def test_cache_options_and_breakpoints(client: OpenAI) -> None:
     assert ended["seconds_left"] > 11 * 3600
 
 
+def test_an_answer_matches_its_schema(client: OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 10}, "count": {"enum": [1, 2, 3]}},
+        "required": ["name", "count"],
+        "additionalProperties": False,
+    }
+    response_format = {"type": "json_schema", "json_schema": {"name": "thing", "strict": True, "schema": schema}}
+    answer = client.chat.completions.create(
+        **SETTINGS | {"response_format": response_format, "max_completion_tokens": 60}
+    )
+    thing = json.loads(answer.choices[0].message.content)
+    assert thing.keys() == {"name", "count"}
+    assert thing["count"] in (1, 2, 3)
+
+
 @pytest.mark.parametrize(
     ("settings", "param"),
     [
@@ -142,7 +159,8 @@ def test_cache_options_and_breakpoints(client: OpenAI) -> None:
         ({"temperature": -0.1}, "temperature"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format"),
         ({"extra_body": {"prompt_cache_options": {"ttl": "abc"}}}, "prompt_cache_options"),
         ({"extra_body": {"prompt_cache_options": {"mode": "sometimes"}}}, "prompt_cache_options"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),

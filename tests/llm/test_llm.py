@@ -360,8 +360,6 @@ def test_calls_accept_neutral_arguments_of_vllm_and_reject_others_by_name(llm: L
         llm.chat(messages, GREEDY, template_kwargs={})
     with pytest.raises(UnsupportedFeature, match=r"temperature.* SamplingParams\(temperature=...\)"):
         llm.chat(messages, temperature=0.5)
-    with pytest.raises(UnsupportedFeature, match=r"tools .*tool calls"):
-        llm.chat(messages, GREEDY, tools=[{"type": "function"}])
     with pytest.raises(UnsupportedFeature, match="chat_template .* LLM"):
         llm.chat(messages, GREEDY, tools=None, chat_template="{{ messages }}")
 

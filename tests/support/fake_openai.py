@@ -37,6 +37,11 @@ class FakeServer:
         """The status of such responses."""
         self.requests = []
         """Path, body and Authorization header of each request."""
+        self.message = None
+        """Function from a chat's body to the assistant's message that answers it; None: answers of made tokens.
+
+        The message may have ``reasoning_content``, ``content`` and ``tool_calls``; it is streamed in small pieces.
+        """
         self.returns_ids = True
         self.reports_cached = True
         self.flushes_at = FLUSH_ENDPOINTS
@@ -242,6 +247,8 @@ class Stream:
             return fake.ended.wait(LIMIT_S)
         if self.is_chat:
             self.begin_chat()
+        if self.is_chat and fake.message is not None:
+            return self.send_message(fake.message(self.body))
         for position in range(0 if fault == "no_output" else self.count):
             for index in range(self.n):
                 self.token(index, position)
@@ -268,6 +275,26 @@ class Stream:
         for index in range(self.n):
             role = {"index": index, "delta": {"role": "assistant", "content": ""}}
             self.event({"choices": [role]} | (head if index == 0 else {}))
+
+    def send_message(self, message):
+        """Streams a message, two characters an event; a tool call begins with its id and name."""
+        deltas = [{"reasoning_content": piece} for piece in pieces(message.get("reasoning_content"))]
+        deltas += [{"content": piece} for piece in pieces(message.get("content"))]
+        for index, call in enumerate(message.get("tool_calls", ())):
+            function = call["function"]
+            head = {"id": call["id"], "type": "function", "function": {"name": function["name"], "arguments": ""}}
+            deltas.append({"tool_calls": [{"index": index} | head]})
+            deltas += [
+                {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+                for piece in pieces(function["arguments"])
+            ]
+        ids = {"token_ids": [7]} if self.fake.returns_ids else {}
+        for delta in deltas:
+            self.event({"choices": [{"index": 0, "delta": delta} | ids]})
+        reason = "tool_calls" if message.get("tool_calls") else "stop"
+        self.event({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
+        self.count = len(deltas)
+        self.end()
 
     def token(self, index, position):
         fake = self.fake
@@ -329,6 +356,11 @@ def output_ids(body, count, index=0):
 
 def output_text(token):
     return "\u2028é" if token % 2 else f" {token}"
+
+
+def pieces(text):
+    """Returns a text in pieces of two characters."""
+    return [text[start : start + 2] for start in range(0, len(text or ""), 2)]
 
 
 def common(one, other):

@@ -114,3 +114,16 @@ def test_special_tokens_of_its_own_can_be_left_out(tmp_path: Path) -> None:
     assert tokenizer.decode([0, 1], skip_special_tokens=False) == "<s> a"
     assert tokenizer.token(0) is None
     assert tokenizer.token(0, skip_special_tokens=False) == "<s>"
+
+
+def test_the_vocabulary_has_what_each_token_adds_to_a_text(tokenizer: Tokenizer) -> None:
+    vocabulary = tokenizer.vocabulary()
+    encoded = tokenizer.encode("the cat sat on the mat. <tool>", adds_special_tokens=False)
+    ids = [one for (one,) in struct.iter_unpack("<i", encoded)]
+    (special,) = struct.unpack("<i", tokenizer.encode("</s>", adds_special_tokens=False)[-4:])
+
+    assert len(vocabulary) >= tokenizer.vocab_size  # there may be ids without a token
+    assert vocabulary[special] == b""
+    # Some decoders drop the space at the start of a text.
+    first, rest = ids[:1], ids[1:]
+    assert tokenizer.decode(ids) == tokenizer.decode(first) + b"".join(vocabulary[one] for one in rest).decode()

@@ -75,6 +75,7 @@ class LoadGenerator:
         Raises:
             RunInterrupted: the task was cancelled.
             CheckpointError: a chat is to be encoded, and there is no chat template.
+            ConfigError: a request with tools is to be encoded.
         """
         builder = RequestBuilder(load.model, self._encoder, load.has_extensions)
         counts = RequestProgress(progress, sum(session.n_requests for session in sessions))
@@ -149,7 +150,7 @@ class _Run:
                 due = None if due is None else time.perf_counter()  # latencies include building the next turn
                 if any(record.error is not None for record in records):
                     return await self._check_server(records)
-                requests = _next_turn(session.turns, [Reply(record.texts) for record in records])
+                requests = _next_turn(session.turns, [record.reply for record in records])
                 if requests is None:
                     return None
                 prepared = await self._prepare(requests)
@@ -178,7 +179,7 @@ class _Run:
                 with self._progress.in_flight():
                     await self._client.send(prepared.path, prepared.body, record, n_choices=prepared.request.n)
             check = prepared.request.check
-            record.is_correct = None if check is None else check(record.texts)
+            record.is_correct = None if check is None else check(record.reply)
         except BadReply as error:
             record.error, record.error_kind = str(error), error.kind
         except asyncio.CancelledError:

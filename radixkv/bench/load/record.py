@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from radixkv.client.chunks import ChunkChoice, Usage, read_chunk, read_token_ids
+from radixkv.bench.session import Reply, ToolCall
+from radixkv.client.chunks import ChunkChoice, ToolCallDelta, Usage, read_chunk, read_token_ids
 from radixkv.client.errors import BadReply
 
 
@@ -18,12 +19,24 @@ class ChoiceRecord:
     """The answer of one choice."""
 
     text: str = ""
+    reasoning: str = ""
+    """The reasoning, if the server returns it in a field of its own."""
+    tool_calls: list[ToolCall] = field(default_factory=list)
     token_ids: list[int] | None = None
     """Output token ids. None: the server does not return them."""
     arrivals: list[float] = field(default_factory=list)
     """Arrival time of each piece, in seconds after the request was sent."""
     finish_reason: str | None = None
     """The server's reason for the end. None: the choice has not ended."""
+
+    def add_tool_call(self, delta: ToolCallDelta) -> None:
+        """Adds the new part of a tool call."""
+        while len(self.tool_calls) <= delta.index:
+            self.tool_calls.append(ToolCall("", ""))
+        call, more = self.tool_calls[delta.index], delta.function
+        self.tool_calls[delta.index] = ToolCall(
+            call.name + (more.name or ""), call.arguments + (more.arguments or ""), delta.id or call.id
+        )
 
 
 @dataclass
@@ -73,6 +86,12 @@ class Record:
     def texts(self) -> tuple[str, ...]:
         """The text of each choice."""
         return tuple(answer.text for answer in self.choices)
+
+    @property
+    def reply(self) -> Reply:
+        """The answers as the session gets them."""
+        first = self.choices[0] if self.choices else ChoiceRecord()
+        return Reply(self.texts, tuple(first.tool_calls), first.reasoning)
 
     @property
     def token_ids(self) -> list[list[int]] | None:
@@ -184,6 +203,9 @@ class Record:
             choice.token_ids = choice.token_ids or []
             choice.token_ids += chunk.token_ids
         choice.text += chunk.content
+        choice.reasoning += chunk.reasoning
+        for delta in chunk.tool_calls:
+            choice.add_tool_call(delta)
         choice.finish_reason = chunk.finish_reason or choice.finish_reason
         # An event that has only a finish_reason is no token; it counts when the choice has no other event.
         if chunk.has_output or (chunk.finish_reason and not choice.arrivals):

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from radixkv.bench.session import BenchRequest, Session, Turns
-from radixkv.errors import CheckpointError, InvalidRequest
+from radixkv.errors import CheckpointError, ConfigError, InvalidRequest
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.messages import normalize_messages
 from radixkv.text.tokenizer import Tokenizer
@@ -45,6 +45,7 @@ class RequestBuilder:
 
         Raises:
             CheckpointError: a chat is to be encoded, and there is no chat template.
+            ConfigError: as ``PromptEncoder.encode``.
         """
         return [self._build_one(request) for request in requests]
 
@@ -69,7 +70,9 @@ class RequestBuilder:
             "stream_options": {"include_usage": True},
         }
         if self.has_extensions:
-            body |= {"ignore_eos": True, "return_token_ids": True}
+            body |= {"return_token_ids": True} | ({"ignore_eos": True} if request.ignore_eos else {})
+        if request.tools:
+            body["tools"] = request.tools
         if request.temperature > 0:
             body["top_p"] = 1.0  # otherwise the default is that of the checkpoint's generation_config.json
         if request.n != 1:
@@ -100,8 +103,14 @@ class PromptEncoder:
         Raises:
             InvalidRequest: the prompt has a lone surrogate, or the chat template rejects the messages.
             CheckpointError: the prompt is a chat and the folder has no chat template.
+            ConfigError: the request has tools, whose calls servers find in the answers to chats only.
         """
         prompt = request.prompt
+        if request.tools:
+            raise ConfigError(
+                "a workload with tools cannot be sent as token ids: servers find tool calls in the answers to "
+                "chats only; leave out --prompt-form tokens"
+            )
         if isinstance(prompt, tuple):
             return request
         if isinstance(prompt, str):

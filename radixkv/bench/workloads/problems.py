@@ -6,9 +6,11 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import msgspec
+
+from radixkv.bench.session import Reply
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -60,8 +62,8 @@ _BEFORE, _BEHIND = r"(?<![\w-])(?<!\d[.:])", r"(?!\w)(?![.:]\d)"
 """Patterns for where a word or number may begin and where it may end."""
 _NUMBER = re.compile(rf"{_BEFORE}-?\$?(?:\d+(?:\.\d+)?|\.\d+){_BEHIND}")
 
-Check = Callable[[Sequence[str]], bool]
-"""A ``BenchRequest.check``: takes the choices' texts and returns whether they are correct."""
+Check = Callable[[Reply], bool]
+"""A ``BenchRequest.check`` that can be said of every reply."""
 
 
 def result_check(problem: Problem, prefix: str = "") -> Check | None:
@@ -74,7 +76,7 @@ def result_check(problem: Problem, prefix: str = "") -> Check | None:
         prefix: the beginning of the answer, which the prompt has.
     """
     expected = _result(problem.answer)
-    return None if expected is None else lambda texts: _result(prefix + texts[0]) == expected
+    return None if expected is None else lambda reply: _result(prefix + reply.texts[0]) == expected
 
 
 def majority_result_check(problem: Problem) -> Check | None:
@@ -85,8 +87,8 @@ def majority_result_check(problem: Problem) -> Check | None:
     """
     expected = _result(problem.answer)
 
-    def check(texts: Sequence[str]) -> bool:
-        votes = Counter(result for result in map(_result, texts) if result is not None)
+    def check(reply: Reply) -> bool:
+        votes = Counter(result for result in map(_result, reply.texts) if result is not None)
         return bool(votes) and votes.most_common(1)[0][0] == expected
 
     return None if expected is None else check
@@ -97,16 +99,16 @@ def prefix_check(answer: str) -> Check:
 
     More text may follow, since requests ignore the end of sequence.
     """
-    return lambda texts: texts[0].strip().startswith(answer)
+    return lambda reply: reply.texts[0].strip().startswith(answer)
 
 
 def tool_call_check(call: str) -> Check:
     """Returns a check that the first choice begins with JSON of the same value as this call."""
     expected = json.loads(call)
 
-    def check(texts: Sequence[str]) -> bool:
+    def check(reply: Reply) -> bool:
         try:
-            return bool(json.JSONDecoder().raw_decode(texts[0].strip())[0] == expected)
+            return bool(json.JSONDecoder().raw_decode(reply.texts[0].strip())[0] == expected)
         except (ValueError, RecursionError):
             return False
 
@@ -122,7 +124,12 @@ def mention_check(problem: Problem) -> Check | None:
     expected, check = _result(problem.answer), result_check(problem)
     if expected is None or check is None:
         return None
-    return lambda texts: check(texts) if MARK in texts[0] else _mentions(answer_line(texts[0]), expected)
+
+    def check_mention(reply: Reply) -> bool:
+        text = reply.texts[0]
+        return check(reply) if MARK in text else _mentions(answer_line(text), expected)
+
+    return check_mention
 
 
 def answer_line(text: str, expected: str | None = None) -> str:

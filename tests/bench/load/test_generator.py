@@ -209,9 +209,9 @@ def test_max_concurrency_limits_requests_of_one_turn(fake):
 
 def test_an_answer_is_checked(fake):
     text = "".join(map(output_text, output_ids("one", 2)))
-    checks = [lambda texts: list(texts) == [text], lambda texts: False, None]
+    checks = [lambda reply: reply.texts == (text,), lambda reply: False, lambda reply: None, None]
     records = send(fake.address, [BenchRequest("one", 2, check=check) for check in checks]).records
-    assert [record.is_correct for record in records] == [True, False, None]
+    assert [record.is_correct for record in records] == [True, False, None, None]
 
 
 def test_a_key_goes_with_every_request(fake):

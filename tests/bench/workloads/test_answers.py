@@ -3,6 +3,7 @@
 import pytest
 
 from radixkv.bench.workloads.problems import Problem, majority_result_check, mention_check, result_check
+from support.sessions import said
 
 
 @pytest.mark.parametrize(
@@ -26,8 +27,8 @@ from radixkv.bench.workloads.problems import Problem, majority_result_check, men
 )
 def test_results_are_compared_as_numbers_or_words(right, given, same):
     problem = Problem("How many?", f"Some.\n#### {right}")
-    assert result_check(problem)([f" Well.\n#### {given}\n"]) is same
-    assert majority_result_check(problem)([f"#### {given}", ""]) is same
+    assert result_check(problem)(said(f" Well.\n#### {given}\n")) is same
+    assert majority_result_check(problem)(said(f"#### {given}", "")) is same
 
 
 def test_a_problem_without_a_result_is_not_checked():
@@ -37,7 +38,7 @@ def test_a_problem_without_a_result_is_not_checked():
 
 @pytest.mark.parametrize("text", [" $45.", " It costs 45 dollars.", " 45", " See (45)\nnothing"])
 def test_without_the_mark_a_mention_is_enough(text):
-    assert mention_check(Problem("How much?", "#### $45"))([text])
+    assert mention_check(Problem("How much?", "#### $45"))(said(text))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_without_the_mark_a_mention_is_enough(text):
     ],
 )
 def test_a_mention_is_compared_as_a_result_is(right, text):
-    assert mention_check(Problem("Which?", f"#### {right}"))([text])
+    assert mention_check(Problem("Which?", f"#### {right}"))(said(text))
 
 
 @pytest.mark.parametrize(
@@ -84,9 +85,9 @@ def test_a_mention_is_compared_as_a_result_is(right, text):
     ],
 )
 def test_a_part_of_another_word_or_number_does_not_count(right, text):
-    assert not mention_check(Problem("Which?", f"#### {right}"))([text])
+    assert not mention_check(Problem("Which?", f"#### {right}"))(said(text))
 
 
 @pytest.mark.parametrize("text", ["", " 450", " 145", " four\n45", " 45, but then\n#### 44", " a45"])
 def test_a_mention_must_be_a_word_of_the_first_line(text):
-    assert not mention_check(Problem("How much?", "#### $45"))([text])
+    assert not mention_check(Problem("How much?", "#### $45"))(said(text))

@@ -9,7 +9,7 @@ from radixkv.bench.workloads.base import Source
 from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload
 from radixkv.bench.workloads.documents import document_head, generate_documents
 from radixkv.errors import ConfigError
-from support.sessions import collect_requests, collect_turns
+from support.sessions import collect_requests, collect_turns, said
 
 GENERATED = Source()
 
@@ -66,14 +66,14 @@ def test_the_expected_answer_is_correct_and_that_of_another_question_is_not(name
     assert {request.prompt for request in requests} == answers.keys()
     for request in requests:
         sentence, result = answers[request.prompt].split("\n#### ")
-        assert request.check([f" {sentence}\n#### {result}\n\nQuestion: Who?\nAnswer: Nobody.\n#### nobody"])
-        assert request.check([f" {sentence}"])
-        assert request.check([f" It is {result.upper()}!"])
-        assert not request.check([f" It is another.\n{sentence}"])
-        assert not request.check([f" {sentence}\n#### another"])
-        assert not request.check([f" It is {result}x."])
+        assert request.check(said(f" {sentence}\n#### {result}\n\nQuestion: Who?\nAnswer: Nobody.\n#### nobody"))
+        assert request.check(said(f" {sentence}"))
+        assert request.check(said(f" It is {result.upper()}!"))
+        assert not request.check(said(f" It is another.\n{sentence}"))
+        assert not request.check(said(f" {sentence}\n#### another"))
+        assert not request.check(said(f" It is {result}x."))
         wrong = [answer for answer in answers.values() if answer.split("#### ")[1] != result]
-        assert not any(request.check([f" {answer}"]) for answer in wrong)
+        assert not any(request.check(said(f" {answer}")) for answer in wrong)
 
 
 def write(folder, counts):
@@ -100,9 +100,9 @@ def test_a_data_set_gives_its_first_documents_and_questions(tmp_path):
         chain.from_iterable(turns)
     )
     (request, *_) = collect_requests(loaded.sessions)
-    assert request.check([" I think a0.0, of course."])
-    assert request.check([" #### A0.0"])
-    assert not request.check([" a0.01"])
+    assert request.check(said(" I think a0.0, of course."))
+    assert request.check(said(" #### A0.0"))
+    assert not request.check(said(" a0.01"))
 
 
 def test_the_seed_decides_the_order_of_a_data_set(tmp_path):

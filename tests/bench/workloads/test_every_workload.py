@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from radixkv.bench.workloads.base import Source
 from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload, workload_names
 from radixkv.errors import ConfigError
-from support.sessions import collect_requests, collect_turns, comparable_fields
+from support.sessions import collect_requests, collect_turns, comparable_fields, said
 
 NAMES = workload_names()
 LENGTHS = {"output_len", "num_facts", "block_len", "max_context", "too_long"}
@@ -75,7 +75,7 @@ def test_checks_reject_wrong_answers(name):
     checks = [request.check for request in requests if request.check is not None]
     assert len(checks) >= len(requests) // 4
     assert not any(
-        check([text]) for check in checks for text in ("", "#### 0.123", "{}", "#### nobody", "{" * 5000)
+        check(said(text)) for check in checks for text in ("", "#### 0.123", "{}", "#### nobody", "{" * 5000)
     )
 
 
@@ -100,4 +100,4 @@ def test_any_parameters_and_any_answers_give_sessions_with_n_requests(data):
         turns = collect_turns(session, lambda request, answers=answers: (answers * 8)[: request.n])
         assert sum(map(len, turns)) == session.n_requests
         for request in chain.from_iterable(turns):
-            assert request.check is None or request.check((answers * 8)[: request.n]) in (False, True)
+            assert request.check is None or request.check(said(*(answers * 8)[: request.n])) in (False, True)

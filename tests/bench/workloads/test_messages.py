@@ -10,7 +10,7 @@ from radixkv.bench.workloads.base import Source
 from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload
 from radixkv.bench.workloads.chat import Chat, generate_chats
 from radixkv.errors import ConfigError
-from support.sessions import collect_requests, collect_turns
+from support.sessions import collect_requests, collect_turns, said
 
 GENERATED = Source()
 
@@ -69,14 +69,14 @@ def test_an_agent_calls_gets_the_result_and_answers():
                 {"role": "assistant", "content": turn.call},
                 {"role": "tool", "content": turn.result},
             ]
-            assert call.check([turn.call])
-            assert call.check([json.dumps(json.loads(turn.call), separators=(",", ":"))])
-            assert call.check([turn.call + "user\n\n{}"])
-            assert not call.check([turn.answer])
-            assert not call.check([turn.call[:-1]])
-            assert not call.check([turn.call.replace('"name": "', '"name": "un')])
-            assert answer.check([turn.answer])
-            assert not answer.check([turn.call])
+            assert call.check(said(turn.call))
+            assert call.check(said(json.dumps(json.loads(turn.call), separators=(",", ":"))))
+            assert call.check(said(turn.call + "user\n\n{}"))
+            assert not call.check(said(turn.answer))
+            assert not call.check(said(turn.call[:-1]))
+            assert not call.check(said(turn.call.replace('"name": "', '"name": "un')))
+            assert answer.check(said(turn.answer))
+            assert not answer.check(said(turn.call))
         for answer, call in zip(chat[1::2], chat[2::2], strict=False):
             assert call.prompt[:-2] == answer.prompt
             assert call.prompt[-2] == {"role": "assistant", "content": TURNS_BY_USER[last_user(answer)].answer}
@@ -99,10 +99,10 @@ def test_chats_are_sent_turn_by_turn_with_the_models_answers():
         for before, after in pairwise(requests):
             assert after.prompt[:-1] == [*before.prompt, {"role": "assistant", "content": "Well."}]
         for request, (_, answer) in zip(requests, chat.turns, strict=True):
-            assert request.check([answer])
-            assert request.check([answer + "user\n\nHello!"])
-            assert not request.check([answer[:-1]])
-            assert not request.check(["Well. " + answer])
+            assert request.check(said(answer))
+            assert request.check(said(answer + "user\n\nHello!"))
+            assert not request.check(said(answer[:-1]))
+            assert not request.check(said("Well. " + answer))
 
 
 RECORDED = [

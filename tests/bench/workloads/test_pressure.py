@@ -10,7 +10,7 @@ from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload
 from radixkv.errors import ConfigError
 from radixkv.llm import LLM
 from radixkv.sampling import SamplingParams
-from support.sessions import collect_requests
+from support.sessions import collect_requests, said
 
 GENERATED = Source()
 
@@ -43,8 +43,8 @@ def test_the_next_turn_has_the_recorded_answer_whatever_the_server_answers():
     for request, returning in zip((first, second), later, strict=True):
         assert (request.prompt.count("Question: "), returning.prompt.count("Question: ")) == (3, 6)
         recorded, *rest = returning.prompt.removeprefix(request.prompt).split("\n\n")
-        assert request.check([recorded])
-        assert not request.check([" nonsense"])
+        assert request.check(said(recorded))
+        assert not request.check(said(" nonsense"))
         assert len(rest) == 3
 
 

@@ -13,7 +13,7 @@ from radixkv.bench.workloads.base import Source
 from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload
 from radixkv.bench.workloads.tree_of_thought import best
 from radixkv.errors import ConfigError
-from support.sessions import collect_requests, collect_turns, common_prefix
+from support.sessions import collect_requests, collect_turns, common_prefix, said
 
 ANSWERS = {problem.question: problem.answer for problem in islice(generate_problems(0), 1000)}
 
@@ -85,10 +85,10 @@ def test_samples_of_one_prompt_are_choices_of_one_request_with_its_own_seed():
 def test_the_expected_answer_is_correct_and_that_of_another_question_is_not(name):
     for request in collect_requests(make(name).sessions):
         answer, result = expected_answer(request), float(expected_answer(request).split("#### ")[1])
-        assert request.check([f" {answer}\n\nQuestion: And then?\nAnswer: #### 5"])
-        assert request.check([f" ####  ${result:,.2f}.\n"])
-        assert not request.check([f" {answer.split('####')[0]}"])
-        assert not request.check([f" {answer}1"])
+        assert request.check(said(f" {answer}\n\nQuestion: And then?\nAnswer: #### 5"))
+        assert request.check(said(f" ####  ${result:,.2f}.\n"))
+        assert not request.check(said(f" {answer.split('####')[0]}"))
+        assert not request.check(said(f" {answer}1"))
         assert request.output_len == 48
 
 
@@ -96,12 +96,12 @@ def test_the_majority_of_samples_decides():
     (request, *_) = collect_requests(make("self-consistency", num_samples=5).sessions)
     answer = expected_answer(request)
     wrong, other = answer + "0", answer + "00"
-    assert request.check([answer, wrong, answer, other, other + "0"])
-    assert request.check([answer, "no idea", "no idea", "no idea", "no idea"])
-    assert request.check([answer, wrong, "", "", ""])
-    assert not request.check([wrong, answer, "", "", ""])
-    assert not request.check([answer, wrong, wrong, other, other + "0"])
-    assert not request.check([""] * 5)
+    assert request.check(said(answer, wrong, answer, other, other + "0"))
+    assert request.check(said(answer, "no idea", "no idea", "no idea", "no idea"))
+    assert request.check(said(answer, wrong, "", "", ""))
+    assert not request.check(said(wrong, answer, "", "", ""))
+    assert not request.check(said(answer, wrong, wrong, other, other + "0"))
+    assert not request.check(said(*[""] * 5))
 
 
 def step(request: BenchRequest):
@@ -142,10 +142,10 @@ def test_a_search_is_correct_if_its_last_branch_is():
     result = expected_answer(last[0]).split("#### ")[1]
     for request in last:
         answer = request.prompt.rpartition("\nAnswer:")[2]
-        assert request.check([f"\n#### {result}"]) == ("####" not in answer)
+        assert request.check(said(f"\n#### {result}")) == ("####" not in answer)
     (session, *_) = make("tree-of-thought", num_prompts=1).sessions
     for request in collect_turns(session, lambda _: [f" #### {result}\n"])[-1]:
-        assert request.check(["anything"])
+        assert request.check(said("anything"))
 
 
 def test_the_best_branches_are_the_most_frequent():

@@ -1,0 +1,1 @@
+"""Calls of tools and reasoning in the text that a model writes."""

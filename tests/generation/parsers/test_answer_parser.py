@@ -1,0 +1,260 @@
+"""Calls and reasoning are found in every format, wherever the text is cut."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixkv.generation.parsers.answer_format import AnswerFormat
+from radixkv.generation.tools import ToolUse, parse_tool_use
+from support.tool_formats import HEADER, SHOWN_BY, TOOLS, USE, answer_format, parse
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+PARIS = ("weather", '{"city": "Paris"}')
+
+HERMES: dict[str, tuple[str, list[Any]]] = {
+    "no call": ("Hello there. \n", ["Hello there. \n"]),
+    "one call": (CALL, [PARIS]),
+    "white space around": (f"\n{CALL}\n", [PARIS]),
+    "text before and after": (f"I look.\n\n{CALL}\nDone.", ["I look.", PARIS, "Done."]),
+    "two calls": (f"{CALL}\n{CALL}", [PARIS, PARIS]),
+    "two calls without a break": (CALL + CALL, [PARIS, PARIS]),
+    "nested braces": (
+        '<tool_call>{"name": "f", "arguments": {"a": {"b": {"c": [{}, {"d": "}"}]}}}}</tool_call>',
+        [("f", '{"a": {"b": {"c": [{}, {"d": "}"}]}}}')],
+    ),
+    "braces in a string": (
+        '<tool_call>{"name": "f", "arguments": {"command": "mkdir -p test/{a,b"}}</tool_call>',
+        [("f", '{"command": "mkdir -p test/{a,b"}')],
+    ),
+    "escaped quotes": (
+        r'<tool_call>{"name": "f", "arguments": {"a": "say \"hi\" \\"}}</tool_call>',
+        [("f", r'{"a": "say \"hi\" \\"}')],
+    ),
+    "unicode": (
+        r'<tool_call>{"name": "f", "arguments": {"a": "具体 🦜 \u00e9"}}</tool_call>',
+        [("f", r'{"a": "具体 🦜 \u00e9"}')],
+    ),
+    "the end marker in a string": (
+        '<tool_call>{"name": "f", "arguments": {"a": "x</tool_call>y <tool_call> z"}}</tool_call>ok',
+        [("f", '{"a": "x</tool_call>y <tool_call> z"}'), "ok"],
+    ),
+    "empty arguments": ('<tool_call>{"name": "now", "arguments": {}}</tool_call>', [("now", "{}")]),
+    "no arguments": ('<tool_call>{"name": "now"}</tool_call>', [("now", "{}")]),
+    "null arguments": ('<tool_call>{"name": "now", "arguments": null}</tool_call>', [("now", "{}")]),
+    "arguments before the name": (
+        '<tool_call>{"arguments": {"city": "Paris"}, "name": "weather"}</tool_call>',
+        [PARIS],
+    ),
+    "arguments encoded as a string": (
+        r'<tool_call>{"name": "weather", "arguments": "{\"city\": \"Paris\"}"}</tool_call>',
+        [PARIS],
+    ),
+    "an id, and white space everywhere": (
+        '<tool_call> { "id" : "1" , "name" : "weather" , "arguments" : {"city": "Paris"} } </tool_call>',
+        [PARIS],
+    ),
+    "a brace too few": (
+        '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}</tool_call>ok',
+        [PARIS, "ok"],
+    ),
+    "a brace too many": ('<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}}</tool_call>', [PARIS]),
+    "a list of calls": (
+        '<tool_call>[{"name": "now", "arguments": {}}, {"name": "now"}]</tool_call>',
+        [("now", "{}"), ("now", "{}")],
+    ),
+    "an unknown function": ('<tool_call>{"name": "g", "arguments": {}}</tool_call>', [("g", "{}")]),
+    "no name": ('<tool_call>{"arguments": {}}</tool_call>!', ['<tool_call>{"arguments": {}}</tool_call>!']),
+    "no JSON": ("a <tool_call>hello</tool_call> b", ["a <tool_call>hello</tool_call> b"]),
+    "a name that is no text": ('<tool_call>{"name": 3}</tool_call>', ['<tool_call>{"name": 3}</tool_call>']),
+    "a marker that does not go on": ("a <tool_ca b <tool", ["a <tool_ca b <tool"]),
+    "an end without a start": ("a </tool_call> b", ["a </tool_call> b"]),
+    "a call without its end": (CALL.removesuffix("\n</tool_call>"), [PARIS]),
+}
+OTHERS: dict[str, tuple[str, str, list[Any]]] = {
+    "mistral": (
+        "mistral",
+        '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Paris"}}, {"name": "now", "arguments": {}}]',
+        [PARIS, ("now", "{}")],
+    ),
+    "mistral's text": ("mistral", "Hi [TOOL", ["Hi [TOOL"]),
+    "mistral with names outside": (
+        "mistral_args",
+        'Wait.[TOOL_CALLS]weather[ARGS]{"city": "Paris"}[TOOL_CALLS]now[CALL_ID]123456789[ARGS]{}',
+        ["Wait.", PARIS, ("now", "{}")],
+    ),
+    "mistral with cut arguments": (
+        "mistral_args",
+        '[TOOL_CALLS]weather[ARGS]{"city": "Pa',
+        ['[TOOL_CALLS]weather[ARGS]{"city": "Pa'],
+    ),
+    "llama": ("llama3_json", '{"name": "weather", "parameters": {"city": "Paris"}}', [PARIS]),
+    "llama with its tag": ("llama3_json", '<|python_tag|>{"name": "now", "parameters": {}}', [("now", "{}")]),
+    "llama with two calls": (
+        "llama3_json",
+        '{"name": "now", "parameters": {}}; {"name": "weather", "parameters": {"city": "Paris"}}',
+        [("now", "{}"), PARIS],
+    ),
+    "llama's other JSON": ("llama3_json", '{"name": "Bob", "age": 3} or so', ['{"name": "Bob", "age": 3} or so']),
+    "llama's later JSON": (
+        "llama3_json",
+        'It is {"name": "now", "parameters": {}}',
+        ['It is {"name": "now", "parameters": {}}'],
+    ),
+    "qwen coder": (
+        "qwen3_coder",
+        "Sure.\n<tool_call>\n<function=search>\n<parameter=count>\n3\n</parameter>\n<parameter=exact>\ntrue\n"
+        '</parameter>\n<parameter=tags>\n["a", "b"]\n</parameter>\n<parameter=note>\n12 <b>\n"é"\n</parameter>\n'
+        "</function>\n</tool_call>\n",
+        ["Sure.", ("search", '{"count": 3, "exact": true, "tags": ["a", "b"], "note": "12 <b>\\n\\"é\\""}')],
+    ),
+    "qwen coder without arguments or outer tag": (
+        "qwen3_coder",
+        "<function=now>\n</function>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        [("now", "{}"), ("now", "{}")],
+    ),
+}
+CASES = {name: ("hermes", *case) for name, case in HERMES.items()} | OTHERS
+
+
+@pytest.fixture(scope="module")
+def formats(tmp_path_factory: pytest.TempPathFactory) -> dict[str, AnswerFormat]:
+    folder = tmp_path_factory.mktemp("model")
+    return {name: answer_format(folder, name) for name in SHOWN_BY}
+
+
+def cut(text: str, places: set[int]) -> list[str]:
+    ends = [*sorted(places), len(text)]
+    return [text[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_calls_are_found(formats: dict[str, AnswerFormat], case: str) -> None:
+    format_name, text, expected = CASES[case]
+    assert parse(formats[format_name], [text]) == expected
+    assert parse(formats[format_name], list(text)) == expected
+
+
+@pytest.mark.parametrize("case", CASES)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_the_parts_do_not_depend_on_where_the_text_is_cut(
+    formats: dict[str, AnswerFormat], case: str, data: st.DataObject
+) -> None:
+    format_name, text, expected = CASES[case]
+    places = data.draw(st.sets(st.integers(0, len(text))))
+    assert parse(formats[format_name], cut(text, places)) == expected
+
+
+@settings(max_examples=200)
+@given(
+    calls=st.lists(
+        st.tuples(
+            st.sampled_from(["weather", "search", "f.g-h"]),
+            st.dictionaries(
+                st.text(max_size=5),
+                st.recursive(
+                    st.none() | st.booleans() | st.integers() | st.text() | st.sampled_from(["</tool_call>", "}}"]),
+                    lambda each: (
+                        st.lists(each, max_size=3) | st.dictionaries(st.text(max_size=3), each, max_size=3)
+                    ),
+                    max_leaves=5,
+                ),
+                max_size=3,
+            ),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    is_ascii=st.booleans(),
+    data=st.data(),
+)
+def test_any_arguments_come_through(
+    formats: dict[str, AnswerFormat], calls: list[tuple[str, dict[str, Any]]], is_ascii: bool, data: st.DataObject
+) -> None:
+    written = [json.dumps({"name": name, "arguments": found}, ensure_ascii=is_ascii) for name, found in calls]
+    text = "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in written)
+    places = data.draw(st.sets(st.integers(0, len(text)), max_size=20))
+    found = parse(formats["hermes"], cut(text, places))
+    assert [(name, json.loads(arguments)) for name, arguments in found] == calls
+
+
+@given(text=st.text(alphabet='<tool_call>/{}[]":, \nname', max_size=60), data=st.data())
+def test_no_text_fails_or_depends_on_the_cuts(
+    formats: dict[str, AnswerFormat], text: str, data: st.DataObject
+) -> None:
+    places = data.draw(st.sets(st.integers(0, len(text))))
+    for one in formats.values():
+        assert parse(one, cut(text, places)) == parse(one, [text])
+
+
+@pytest.mark.parametrize("format_name", SHOWN_BY)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_a_cut_answer_is_a_prefix(formats: dict[str, AnswerFormat], format_name: str, data: st.DataObject) -> None:
+    """A prefix of an answer never shows a call that the whole answer has not, nor changes its arguments."""
+    cases = [
+        case for case in CASES.values() if case[0] == format_name and any(isinstance(p, tuple) for p in case[2])
+    ]
+    _, text, expected = data.draw(st.sampled_from(cases))
+    end = data.draw(st.integers(0, len(text)))
+    found = [part for part in parse(formats[format_name], [text[:end]], is_cut=True) if isinstance(part, tuple)]
+    whole = [part for part in expected if isinstance(part, tuple)]
+    for (name, arguments), (whole_name, whole_arguments) in zip(found, whole, strict=False):
+        assert name == whole_name
+        assert arguments == whole_arguments or not _is_json(arguments)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def test_arguments_arrive_while_the_model_writes_them(formats: dict[str, AnswerFormat]) -> None:
+    parser = formats["hermes"].open_parser(HEADER, USE)
+    assert parser is not None
+    shown = [len(parser.feed(character)) for character in CALL]
+    assert sum(shown) > len('{"city": "Paris"}')
+
+
+def test_only_offered_tools_are_called(formats: dict[str, AnswerFormat]) -> None:
+    assert formats["hermes"].open_parser(HEADER, ToolUse()) is None
+    unwanted = parse_tool_use(TOOLS, "none")
+    assert formats["hermes"].open_parser(HEADER, unwanted) is None
+
+
+REASONING: dict[str, tuple[str, str, list[Any]]] = {
+    "both": ("", "<think>\nI see.\n</think>\n\nHello.\n", [("think", "I see."), "Hello.\n"]),
+    "begun in the prompt": ("<think>\n", "I see.\n</think>\n\nHello.", [("think", "I see."), "Hello."]),
+    "begun at the prompt's very end": ("<think>", "I see.</think>Hello.", [("think", "I see."), "Hello."]),
+    "ended in the prompt": ("<think>\n\n</think>\n\n", "Hello <think> there", ["Hello <think> there"]),
+    "none": ("", "Hello.", ["Hello."]),
+    "named later": ("", "The tag <think> begins it.", ["The tag <think> begins it."]),
+    "empty": ("", "<think>\n\n</think>\n\nHello.", ["Hello."]),
+    "cut": ("", "<think>\nI se", [("think", "I se")]),
+    "a call after it": ("<think>\n", f"I call.\n</think>\n\n{CALL}", [("think", "I call."), PARIS]),
+    "a call named in it": ("<think>\n", f"I say {CALL} now</think>", [("think", f"I say {CALL} now")]),
+}
+
+
+@pytest.mark.parametrize("case", REASONING)
+def test_reasoning_is_split_off(tmp_path: Path, case: str) -> None:
+    prefill, text, expected = REASONING[case]
+    one = answer_format(tmp_path, "hermes", has_reasoning=True)
+    earlier = "<|im_start|>user\nwhat is <think>?<|im_end|>\n"
+    for pieces in ([text], list(text)):
+        assert parse(one, pieces, prompt=f"{earlier}{HEADER}{prefill}") == expected
+
+
+def test_reasoning_may_stay_in_the_text(tmp_path: Path) -> None:
+    one = answer_format(tmp_path, "hermes", has_reasoning=True)
+    assert one.open_parser(HEADER, ToolUse(), has_reasoning=False) is None
+    assert one.open_parser(HEADER, ToolUse()) is not None

@@ -1,0 +1,95 @@
+"""A choice's calls are the same however its tokens arrive, also where special tokens mark them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers
+
+from radixkv.generation.models import GenerationModel
+from radixkv.generation.output import ChoiceStream, OutputDelta
+from radixkv.generation.parts import Part, TextPart, ToolCallPart
+from radixkv.sampling import SamplingParams
+from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire import Ready, pack_tokens, unpack_tokens
+from support.tool_formats import HEADER, USE, answer_format
+
+MARKERS = ["<tool_call>", "</tool_call>", "<end>"]
+EOS = 256 + MARKERS.index("<end>")
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+ANSWER = f"I look.\n{CALL}\n{CALL}"
+ARGUMENTS = '{"city": "Köln"}'
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> GenerationModel:
+    folder = tmp_path_factory.mktemp("model")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(MARKERS)
+    backend.save(str(folder / "tokenizer.json"))
+    return GenerationModel(
+        ready=Ready(6, 300, 1000, 16, 100, 8, 512, "cpu", "float32"),
+        tokenizer=Tokenizer.load(folder),
+        answer_format=answer_format(folder, "hermes"),
+        eos_token_ids=frozenset({EOS}),
+    )
+
+
+def answer(
+    model: GenerationModel, text: str, cuts: set[int], sampling: SamplingParams, finish_reason: str = "stop"
+) -> OutputDelta[Any]:
+    """Returns the output of a text whose tokens arrive in groups, with ids left out of calls."""
+    ids = unpack_tokens(model.require_tokenizer("text").encode(text, adds_special_tokens=False))
+    if finish_reason == "stop":
+        ids.append(EOS)
+    ends = [*sorted(cut for cut in cuts if cut < len(ids)), len(ids)]
+    stream: ChoiceStream[Any] = ChoiceStream(sampling, model, parser=model.open_parser(HEADER, USE))
+    output: OutputDelta[Any] = OutputDelta()
+    for begin, end in zip([0, *ends], ends, strict=False):
+        is_last = end == len(ids)
+        stop_id = EOS if is_last and finish_reason == "stop" else None
+        output.add(stream.absorb(pack_tokens(ids[begin:end]), None, finish_reason if is_last else None, stop_id))
+    output.parts = [msgspec.structs.replace(p, id="") if isinstance(p, ToolCallPart) else p for p in output.parts]
+    return output
+
+
+WHOLE: list[Part] = [
+    TextPart("I look."),
+    ToolCallPart(0, "", "weather", ARGUMENTS),
+    ToolCallPart(1, "", "weather", ARGUMENTS),
+]
+
+
+@settings(max_examples=50)
+@given(cuts=st.sets(st.integers(1, 200), max_size=60))
+def test_calls_do_not_depend_on_how_tokens_are_grouped(model: GenerationModel, cuts: set[int]) -> None:
+    for sampling in (SamplingParams(), SamplingParams(stop=("never",))):
+        output = answer(model, ANSWER, cuts, sampling)
+        assert (output.parts, output.finish_reason, output.stop_reason) == (WHOLE, "tool_calls", None)
+
+
+@settings(max_examples=50)
+@given(cuts=st.sets(st.integers(1, 200), max_size=60))
+def test_a_stop_string_ends_an_answer_within_a_call(model: GenerationModel, cuts: set[int]) -> None:
+    output = answer(model, ANSWER, cuts, SamplingParams(stop=("öln",)))
+    assert output.parts == [TextPart("I look."), ToolCallPart(0, "", "weather", '{"city": "K')]
+    assert (output.finish_reason, output.stop_reason) == ("tool_calls", "öln")
+
+
+@pytest.mark.parametrize("reason", ["length", "abort"])
+def test_a_cut_answer_keeps_its_reason(model: GenerationModel, reason: str) -> None:
+    output = answer(model, ANSWER, set(), SamplingParams(), reason)
+    assert (output.parts, output.finish_reason) == (WHOLE, reason)
+
+
+def test_text_without_calls_stops(model: GenerationModel) -> None:
+    output = answer(model, "Hello. \n", {3, 8}, SamplingParams())
+    assert (output.parts, output.finish_reason) == ([TextPart("Hello. \n")], "stop")

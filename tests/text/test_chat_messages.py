@@ -1,0 +1,66 @@
+"""Messages reach chat templates in one form, whatever client sent them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from radixkv.errors import InvalidRequest
+from radixkv.text.messages import normalize_messages
+
+
+def assistant(**fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, **fields}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [('{"a": {"b": 1}}', {"a": {"b": 1}}), ({"a": 1}, {"a": 1}), ("", {}), (None, {}), ("{}", {})],
+)
+def test_arguments_of_calls_are_objects(arguments: object, expected: object) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    (message,) = normalize_messages([assistant(tool_calls=[call])])
+    assert message["tool_calls"] == [{**call, "function": {"name": "f", "arguments": expected}}]
+
+
+@pytest.mark.parametrize("calls", [None, []])
+def test_a_message_without_calls_has_no_such_key(calls: object) -> None:
+    (message,) = normalize_messages([assistant(content="a", tool_calls=calls)])
+    assert "tool_calls" not in message
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"reasoning_content": "a"}, "a"),
+        ({"reasoning": "a"}, "a"),
+        ({"reasoning_content": None, "reasoning": "a"}, "a"),
+        ({"reasoning_content": ""}, None),
+        ({"reasoning_content": None}, None),
+        ({}, None),
+    ],
+)
+def test_reasoning_has_one_name(fields: dict[str, Any], expected: str | None) -> None:
+    (message,) = normalize_messages([assistant(content="b", **fields)])
+    assert message.get("reasoning_content") == expected
+    assert ("reasoning_content" in message) == (expected is not None)
+
+
+def test_a_result_needs_no_id_and_may_have_parts() -> None:
+    parts = [{"type": "text", "text": "3"}, {"type": "text", "text": "4"}]
+    assert normalize_messages([{"role": "tool", "content": parts}]) == [{"role": "tool", "content": "3\n4"}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"tool_calls": 3}, r"messages\[0\]\.tool_calls"),
+        ({"tool_calls": [3]}, r"messages\[0\]\.tool_calls\[0\]"),
+        ({"tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}, r"tool_calls\[0\]\.function\.arguments"),
+        ({"reasoning_content": 3}, r"messages\[0\]\.reasoning_content"),
+    ],
+)
+def test_what_is_wrong_is_named(fields: dict[str, Any], path: str) -> None:
+    with pytest.raises(InvalidRequest, match=path):
+        normalize_messages([assistant(**fields)])
