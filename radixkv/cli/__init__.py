@@ -91,7 +91,7 @@ def _parser(arguments: Sequence[str]) -> Parser:
     """Returns a parser for ``arguments``; commands of other packages have flags only if ``arguments`` name them."""
     # Imported here, so that Ctrl-C during the imports is handled by main.
     from radixkv.arguments import Parser
-    from radixkv.cli import chat, explain, generate, serve
+    from radixkv.cli import chat, doctor, explain, generate, serve
 
     parser = Parser(
         prog="radixkv",
@@ -101,7 +101,7 @@ def _parser(arguments: Sequence[str]) -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"radixkv {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
-    for command in (serve, chat, generate, explain):
+    for command in (serve, chat, generate, explain, doctor):
         command.add(commands)
     for name, summary, add in (
         ("bench", "measure a server and the effect of its prefix cache", _add_bench),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from radixkv.arguments import Parser
+from radixkv.arguments import Parser, add_server_flags
 from radixkv.cli.offline import is_utf8
 from radixkv.errors import ConfigError
 from radixkv.terminal_progress import Progress
@@ -70,14 +70,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="SALT",
         help="cache salt of the prompt, its cache namespace (default: that of the chat in --file, or none)",
     )
-    server = parser.add_argument_group("server")
-    server.add_argument(
-        "--base-url",
-        default="http://127.0.0.1:8000",
-        metavar="URL",
-        help="address of the server (default: %(default)s)",
-    )
-    server.add_argument("--api-key", metavar="KEY", help="API key of the server")
+    add_server_flags(parser)
     parser.set_defaults(parser=parser, run=run)
 
 

@@ -74,6 +74,12 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         "(default: only without --api-key)",
     )
     http.add_argument(
+        "--keep-nonces",
+        action="store_true",
+        help="leave texts in system messages that are known to differ from request to request, such as the billing "
+        "header of Claude Code; they end every cached prefix (default: they are removed)",
+    )
+    http.add_argument(
         "--priority-range",
         type=_priority_range,
         metavar="MIN,MAX",
@@ -82,6 +88,18 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     http.add_argument(
         "--chat-template", metavar="FILE", help="file with a chat template to use instead of the tokenizer's own"
+    )
+    http.add_argument(
+        "--tool-call-parser",
+        metavar="NAME",
+        help="format of tool calls: hermes, llama3_json, mistral, qwen3_coder, an alias of vLLM or SGLang, or none "
+        "(default: what the checkpoint or its chat template shows)",
+    )
+    http.add_argument(
+        "--reasoning-parser",
+        metavar="NAME",
+        help="format of reasoning: qwen3, deepseek_r1 or none (default: what the checkpoint or its chat template "
+        "shows)",
     )
     http.add_argument(
         "--metrics-compat",
@@ -149,7 +167,10 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
             max_body_bytes=args.max_body_bytes,
             api_key=_api_key(args),
             explain_contents=args.explain_contents,
+            keep_nonces=args.keep_nonces,
             chat_template=args.chat_template,
+            tool_call_parser=args.tool_call_parser,
+            reasoning_parser=args.reasoning_parser,
             metrics_compat=args.metrics_compat,
             stats_interval_s=args.stats_interval or None,
             allowed_origins=args.allowed_origins,

@@ -71,3 +71,6 @@ class RecentDigests:
 
     def __contains__(self, digest: int) -> bool:
         return digest in self._digests
+
+    def __len__(self) -> int:
+        return len(self._digests)

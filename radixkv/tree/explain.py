@@ -33,14 +33,20 @@ class Explanation(NamedTuple):
     """Leading tokens that the next page shares with its lower neighbour in byte order; None without a neighbour."""
     common_above: int | None = None
     """Leading tokens that the next page shares with its upper neighbour in byte order; None without a neighbour."""
-    cached_token: int | None = None
-    """Token at ``first_difference`` of the neighbour that shares more tokens."""
+    cached_tokens: bytes = b""
+    """Tokens of the neighbour that shares more, from ``first_difference`` to the end of its page."""
     namespace: Namespace | None = None
     """With ``other_namespace``: the namespace that has the longest prefix of the prompt cached."""
     n_tokens_elsewhere: int | None = None
     """With ``other_namespace``: the length of that prefix in tokens."""
     n_partial: int = 0
     """Leading tokens after the match that a computed page shares, whose KV a request can therefore copy."""
+
+    @property
+    def cached_token(self) -> int | None:
+        """The first of ``cached_tokens``; None if there is none."""
+        first = self.cached_tokens[:TOKEN_BYTES]
+        return int.from_bytes(first, "little", signed=True) if first else None
 
 
 def explain_match(
@@ -51,11 +57,12 @@ def explain_match(
     digest: Digest,
     evicted: RecentDigests,
     contents: bool,
+    max_namespaces: int | None = None,
 ) -> Explanation:
     """Explains why the match of ``tokens`` in ``namespace`` ends where it does.
 
-    O(edges + log children) and a digest of each page without one. Then O(edges) for each other namespace, unless
-    the reason is ``whole`` or ``evicted``.
+    O(edges + log children) and, once anything was evicted, a digest of each page without one. Then O(edges) for
+    each other namespace, unless the reason is ``whole`` or ``evicted``.
 
     Args:
         roots: the root of each namespace.
@@ -65,7 +72,8 @@ def explain_match(
         digest: the tree's digest function.
         evicted: digests of the first pages of recently evicted runs.
         contents: False withholds other namespaces, and everything that would let a client guess a cached page token
-            by token: ``n_partial``, ``first_difference``, ``cached_token`` and the common lengths.
+            by token: ``n_partial``, ``first_difference``, ``cached_tokens`` and the common lengths.
+        max_namespaces: if there are more in all, other namespaces are ignored; None: no limit.
     """
     root = roots.get(namespace)
     path, end, partial, n_partial = ([], 0, None, 0) if root is None else walk(root, tokens, page_bytes)
@@ -73,11 +81,11 @@ def explain_match(
     page = tokens[end : end + page_bytes]
     neighbours = Neighbours(None, None)
     if root is None:  # nothing cached, perhaps because all of it was evicted
-        parent_digest = namespace_digest(digest, namespace)
+        was_evicted = len(evicted) > 0 and digest(namespace_digest(digest, namespace), page) in evicted
     else:
         last = path[-1] if path else root
         node, n_pages = (last, len(last.pages)) if partial is None else (partial, n_partial)
-        parent_digest = digest_at(digest, node, n_pages, page_bytes)
+        was_evicted = len(evicted) > 0 and digest(digest_at(digest, node, n_pages, page_bytes), page) in evicted
         if page:
             neighbours = find_neighbours(node, n_pages, page, page_bytes)
 
@@ -86,12 +94,12 @@ def explain_match(
     reason: Reason = "never_seen" if nearest is None else "differs"
     if len(page) < page_bytes:
         reason = "whole"
-    elif digest(parent_digest, page) in evicted:
+    elif was_evicted:
         reason = "evicted"
     if not contents:
         return Explanation(reason, end // TOKEN_BYTES)
     elsewhere, n_elsewhere = None, None
-    if reason in ("differs", "never_seen"):
+    if reason in ("differs", "never_seen") and (max_namespaces is None or len(roots) <= max_namespaces):
         longest = _longest_elsewhere(roots, tokens, page_bytes, end)
         if longest is not None:
             reason = "other_namespace"
@@ -103,7 +111,7 @@ def explain_match(
         first_difference=end // TOKEN_BYTES + nearest.n_common if nearest is not None and differs else None,
         common_below=None if below is None else below.n_common,
         common_above=None if above is None else above.n_common,
-        cached_token=_token_at(nearest.tokens, nearest.n_common) if nearest is not None and differs else None,
+        cached_tokens=nearest.tokens[TOKEN_BYTES * nearest.n_common :] if nearest is not None and differs else b"",
         namespace=elsewhere,
         n_tokens_elsewhere=n_elsewhere,
         n_partial=0 if source is None else source.n_common,
@@ -121,7 +129,3 @@ def _longest_elsewhere(
             longest = end + n_partial * page_bytes
             match = namespace, longest // TOKEN_BYTES
     return match
-
-
-def _token_at(page: bytes, index: int) -> int:
-    return int.from_bytes(page[TOKEN_BYTES * index : TOKEN_BYTES * (index + 1)], "little", signed=True)

@@ -395,14 +395,17 @@ class RadixTree:
                 self._require_open(lease)
         return find_shared_runs(leases)
 
-    def explain(self, namespace: Namespace, tokens: bytes, *, contents: bool = True) -> Explanation:
-        """Explains why the match of the tokens ends where it does.
+    def explain(
+        self, namespace: Namespace, tokens: bytes, *, contents: bool = True, max_namespaces: int | None = None
+    ) -> Explanation:
+        """Explains why the match of the tokens ends where it does. The cost is that of ``explain_match``.
 
-        O(edges + log children), and O(edges) for each other namespace. Without ``contents`` it reveals nothing
-        finer than whole pages, and ignores other namespaces.
+        Without ``contents`` it reveals nothing finer than whole pages, and ignores other namespaces. Those are also
+        ignored if there are more than ``max_namespaces`` in all.
         """
+        roots, evicted = self._forest.roots, self._evicted
         return explain_match(
-            self._forest.roots, namespace, tokens, self._page_bytes, self._digest, self._evicted, contents
+            roots, namespace, tokens, self._page_bytes, self._digest, evicted, contents, max_namespaces
         )
 
     def reachable_pages(self) -> Iterator[int]:

@@ -27,6 +27,8 @@ def test_serve_reads_its_model_and_server_flags():
         ),
         *("--allowed-origins", '["https://app.example", "http://localhost:3000"]'),
         "--priority-range=-1,2",
+        *("--tool-call-parser", "qwen25", "--reasoning-parser", "none", "--enable-auto-tool-choice"),
+        "--keep-nonces",
     )
     assert args.positional_model == "some/model"
     assert args.seed == 7
@@ -43,6 +45,9 @@ def test_serve_reads_its_model_and_server_flags():
         False,
         ("https://app.example", "http://localhost:3000"),
         (-1, 2),
+        "qwen25",
+        "none",
+        True,
     )
     assert engine_config(args, model="some/model", seed=7) == EngineConfig(ModelConfig("some/model"), seed=7)
 
@@ -59,6 +64,11 @@ def test_serve_reads_its_model_and_server_flags():
 )
 def test_only_a_server_without_a_key_explains_contents_by_default(flags, explains):
     assert server_config(command(add_serve, "serve", *flags)).may_explain_contents is explains
+
+
+def test_known_nonces_are_removed_unless_a_flag_keeps_them():
+    assert not server_config(command(add_serve, "serve")).keep_nonces
+    assert server_config(command(add_serve, "serve", "--keep-nonces")).keep_nonces
 
 
 @pytest.mark.parametrize("content", ["sesame", "sesame\n", "sesame\r\n"])

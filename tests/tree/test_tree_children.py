@@ -73,20 +73,20 @@ def test_explain_gives_each_reason() -> None:
         tree.mark_computed(lease, 4)
         tree.release(lease)
 
-    def differs(n_tokens: int, index: int, below: int | None, above: int | None, token: int) -> Explanation:
-        return Explanation("differs", n_tokens, index, below, above, token, n_partial=index - n_tokens)
+    def differs(n_tokens: int, index: int, below: int | None, above: int | None, *tokens: int) -> Explanation:
+        return Explanation("differs", n_tokens, index, below, above, ids(*tokens), n_partial=index - n_tokens)
 
     assert tree.explain(here, ids(1, 2, 5, 6, 7)) == Explanation("whole", 4)
     assert tree.explain(here, ids(1, 2, 5)) == Explanation("whole", 2, common_above=1, n_partial=1)
     assert tree.explain(here, ids(1, 2, 5), contents=False) == Explanation("whole", 2)
-    differs_in_the_last_page = Explanation("whole", 2, 2, common_below=0, common_above=0, cached_token=7)
+    differs_in_the_last_page = Explanation("whole", 2, 2, common_below=0, common_above=0, cached_tokens=ids(7, 8))
     assert tree.explain(here, ids(1, 2, 6)) == differs_in_the_last_page
-    assert tree.explain(here, ids(1, 2, 7, 4)) == differs(2, 3, 0, 1, token=8)
-    assert tree.explain(here, ids(1, 2, 5, 9)) == differs(2, 3, 1, 0, token=6)
-    assert tree.explain(here, ids(1, 2, 6, 0)) == differs(2, 2, 0, 0, token=7)
+    assert tree.explain(here, ids(1, 2, 7, 4)) == differs(2, 3, 0, 1, 8)
+    assert tree.explain(here, ids(1, 2, 5, 9)) == differs(2, 3, 1, 0, 6)
+    assert tree.explain(here, ids(1, 2, 6, 0)) == differs(2, 2, 0, 0, 7, 8)
     assert tree.explain(here, ids(1, 2, 5, 6, 7, 8)) == Explanation("never_seen", 4)
     assert tree.explain(Namespace(tenant="t"), ids(4, 4)) == Explanation("never_seen", 0)
-    other = Explanation("other_namespace", 0, 0, 0, None, cached_token=1, namespace=there, n_tokens_elsewhere=2)
+    other = Explanation("other_namespace", 0, 0, 0, None, ids(1, 2), namespace=there, n_tokens_elsewhere=2)
     assert tree.explain(here, ids(9, 9)) == other
     tree.evict(1)
     assert tree.explain(here, ids(1, 2, 5, 6)).reason == "evicted"

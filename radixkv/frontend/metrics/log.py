@@ -12,7 +12,15 @@ from typing import Protocol
 from radixkv.errors import RequestError
 from radixkv.frontend.http.errors import RuntimeSilent
 from radixkv.frontend.metrics.stats_delta import StatsDelta
+from radixkv.frontend.miss_report import worst_miss
+from radixkv.frontend.misses import MissCounts
 from radixkv.stats import Stats
+from radixkv.text.tokenizer import Tokenizer
+
+MISS_INTERVAL_S = 60.0
+"""Time between two lines about cache misses."""
+_MIN_MISS_SHARE, _MIN_MISS_TOKENS = 0.25, 10_000
+"""Misses of one kind that are worth a line: their share of the lost tokens of an interval, and their tokens."""
 
 
 class StatsSource(Protocol):
@@ -26,6 +34,47 @@ class StatsSource(Protocol):
 def log_line(text: str) -> None:
     """Prints one line to standard error."""
     print(f"radixkv: {text}", file=sys.stderr, flush=True)
+
+
+class MissSource(Protocol):
+    """Provider of the requests that missed the cache."""
+
+    def take_recent_misses(self) -> MissCounts:
+        """Returns what requests that ended since the last call did not find in the cache."""
+        ...
+
+
+class MissLog:
+    """Logs at most one line per interval, about where most of the avoidable misses end and why.
+
+    Args:
+        source: queried once per interval.
+        tokenizer: gives the texts of tokens; None for positions only.
+        interval_s: seconds between queries.
+        write: takes the lines.
+    """
+
+    def __init__(
+        self,
+        source: MissSource,
+        tokenizer: Tokenizer | None,
+        interval_s: float = MISS_INTERVAL_S,
+        *,
+        write: Callable[[str], None] = log_line,
+    ) -> None:
+        self._source = source
+        self._tokenizer = tokenizer
+        self._interval_s = interval_s
+        self._write = write
+
+    async def run(self) -> None:
+        """Logs until it is cancelled."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            recent = self._source.take_recent_misses()
+            line = worst_miss(recent, self._tokenizer, min_share=_MIN_MISS_SHARE, min_tokens=_MIN_MISS_TOKENS)
+            if line is not None:
+                self._write(f"cache misses of the last {self._interval_s:g} s: {line}")
 
 
 class StatsLog:

@@ -19,7 +19,7 @@ from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.stats import DiskStats, HostStats, Stats
 
 PREFIX = "radixkv:"
-FINISH_REASONS = ("stop", "length", "abort", "error")
+FINISH_REASONS = ("stop", "tool_calls", "length", "abort", "error")
 """Finish reasons: the first two are complete answers, ``abort`` means that the client left."""
 
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

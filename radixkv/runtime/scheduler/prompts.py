@@ -8,6 +8,7 @@ from typing import NamedTuple
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.scheduler.loading import LoadingRequests
+from radixkv.runtime.scheduler.misses import find_miss
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.runtime.step.plan import Row
@@ -215,10 +216,13 @@ class PromptRows:
             start += self._cache.copy_partial_page(blocks, request.tokens, request.n_known - 1)
             if start > request.n_scheduled and request.n_cached is None:
                 request.copied_ranges.append((request.n_scheduled, start))
+        # Only before the commit, after which the tree has the prompt's own pages.
+        miss = find_miss(self._cache, request, start) if request.scheduled_at is None else None
         n_in_tree = self._cache.commit(blocks, request.tokens, end, request.last_step)
         write_start = min(end, max(start, n_in_tree * page_size))
         if request.scheduled_at is None:
             request.scheduled_at = self._clock()
+            request.miss = miss
         return request.make_row(start, end, write_start, step)
 
 

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from radixkv.config import SchedulePolicy, SchedulerConfig
-from radixkv.errors import InvariantError, QueueFull, QueueTimeout
+from radixkv.errors import GrammarFailure, InvariantError, QueueFull, QueueTimeout
 from radixkv.runtime.cache.cache import ComputedRow, PageCache
 from radixkv.runtime.cache.sessions import Sessions
 from radixkv.runtime.cache.transfers import Transfers
@@ -326,7 +326,8 @@ class Scheduler:
             return None
         shared = () if self._shared_prefixes is None else self._shared_prefixes.find(requests[:n_decoding])
         copies, sources = _take_copies(requests[n_decoding:])
-        plan = StepPlan(self._n_steps, tuple(rows), copies, shared)
+        is_masked = any(row.sampling is not None and row.sampling.is_masked for row in rows)
+        plan = StepPlan(self._n_steps, tuple(rows), copies, shared, is_masked)
         self._launched.append(LaunchedPlan(plan, requests, sources))
         self._n_steps += 1
         return plan
@@ -365,7 +366,14 @@ class Scheduler:
             self.running.copies_done(request)
 
     def _append_token(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> Update:
-        """Appends a sampled token: forks the followers of a leader, finishes a request at its end."""
+        """Appends a sampled token: forks the followers of a leader, finishes a request at its end.
+
+        A request whose grammar rejects the token fails.
+        """
+        if request.matcher is not None and not request.matcher.accept(token):
+            self.running.finish(request)
+            text = f"the sampled token {token} is not one that structured_outputs allows here"
+            return Update(request, error=GrammarFailure(text))
         request.tokens += token.to_bytes(TOKEN_BYTES, "little")
         if request.n_cached is None:
             request.count_cached()
@@ -373,7 +381,7 @@ class Scheduler:
         if request.followers:
             self.running.fork_followers(request)
         reason = None
-        if token in request.stop_token_ids:
+        if token in request.stop_token_ids or (request.matcher is not None and request.matcher.has_ended):
             reason = "stop"
         elif request.n_known == request.n_prompt + request.max_tokens:
             reason = "length"

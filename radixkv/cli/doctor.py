@@ -1,0 +1,45 @@
+"""``radixkv doctor``: why the prompts of a running server were not cached."""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+
+from radixkv.arguments import Parser, add_server_flags
+from radixkv.terminal_progress import Progress
+
+
+class Misses(msgspec.Struct):
+    """Misses that end at one place, or for one reason."""
+
+    text: str
+
+
+class DoctorResponse(msgspec.Struct):
+    """The response of ``/cache/doctor``."""
+
+    text: str
+    misses: list[Misses]
+
+
+def add(commands: argparse._SubParsersAction[Parser]) -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "doctor",
+        help="show why prompts of a server were not cached, and what that cost",
+        description="Ask a running radixkv server where the cached parts of its prompts have ended since it was "
+        "started, why, and how many tokens were computed for that.",
+    )
+    add_server_flags(parser)
+    parser.set_defaults(parser=parser, run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the report and returns the exit code."""
+    from radixkv.cli.server_client import ServerClient
+
+    with Progress(f"asking {args.base_url}"), ServerClient(args.base_url, args.api_key) as client:
+        report = client.get("/cache/doctor", DoctorResponse)
+    print("\n".join([report.text, *(f"  {misses.text}" for misses in report.misses)]))
+    return 0

@@ -1,0 +1,64 @@
+"""The route ``/cache/doctor``: where the matches of prompts with the cache end, and what that costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from radixkv.frontend.client import RuntimeClient
+from radixkv.frontend.http.openapi import DocumentedApp
+from radixkv.frontend.miss_report import miss_fields, place_text
+from radixkv.frontend.misses import MissCounts, MissesAtPlace
+from radixkv.frontend.served_model import ServedModel
+from radixkv.text.tokenizer import Tokenizer
+
+MAX_REPORTED_PLACES = 16
+"""Most places of a report."""
+
+
+def add_doctor_route(app: DocumentedApp, client: RuntimeClient, served_model: ServedModel) -> None:
+    """Adds the route ``/cache/doctor``."""
+
+    @app.get("/cache/doctor")
+    async def doctor(request: Request) -> Response:
+        """Where the matches of prompts with the cache end, why, and how many tokens that costs."""
+        nonces = served_model.nonce_filter
+        report = doctor_fields(client.misses, served_model.tokenizer)
+        return JSONResponse(report if nonces is None else {**report, "nonces_removed": nonces.n_removed})
+
+
+def doctor_fields(counts: MissCounts, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Returns the JSON object of all misses that were counted. Detokenizes a few tokens for each place."""
+    places = counts.places()[:MAX_REPORTED_PLACES]
+    return {
+        "requests": counts.n_requests,
+        "prompt_tokens": counts.n_prompt,
+        "lost_tokens": counts.n_lost,
+        "text": _summary(counts),
+        "misses": [_place_fields(place, counts, tokenizer) for place in places],
+    }
+
+
+def _place_fields(place: MissesAtPlace, counts: MissCounts, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    example = miss_fields(place.example, tokenizer)
+    if place.reason != "differs":
+        example = {"reason": place.reason}  # the places of the others differ
+    return example | {
+        "requests": place.n_requests,
+        "lost_tokens": place.n_lost,
+        "share": round(place.n_lost / counts.n_lost, 4) if counts.n_lost else 0.0,
+        "lost_tokens_per_request": place.n_lost // place.n_requests,
+        "text": place_text(place, counts, tokenizer),
+    }
+
+
+def _summary(counts: MissCounts) -> str:
+    if not counts.n_requests:
+        return "no request has ended yet"
+    cached = 1 - counts.n_lost / counts.n_prompt
+    return (
+        f"{cached:.0%} of {counts.n_prompt:,} prompt tokens of {counts.n_requests:,} requests were cached; "
+        f"{counts.n_lost:,} were lost, that is computed"
+    )

@@ -1,0 +1,87 @@
+"""What users see of cache misses, as JSON and in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from radixkv.frontend.misses import MissCounts, MissesAtPlace
+from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire import CacheMiss, Done, unpack_tokens
+
+_MAX_CHARACTERS = 40
+"""Most characters of each text around a first difference."""
+
+
+def without_contents(done: Done) -> Done:
+    """Returns a request's end without what tells a client more than whole pages of its own salt."""
+    miss = done.miss
+    if miss is not None:
+        reason = "never_seen" if miss.reason == "other_namespace" else miss.reason
+        miss = CacheMiss(reason, miss.n_matched, miss.place)
+    n_cached = done.n_cached_tokens - done.n_copied_tokens
+    return msgspec.structs.replace(done, n_cached_tokens=n_cached, n_copied_tokens=0, miss=miss)
+
+
+def miss_fields(miss: CacheMiss, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Returns the JSON object of one miss, without fields that do not apply."""
+    fields: dict[str, Any] = {"reason": miss.reason, "matched_tokens": miss.n_matched}
+    if miss.first_difference is not None:
+        fields["first_difference"] = {"position": miss.first_difference}
+        if tokenizer is not None:
+            fields["first_difference"] |= {
+                "after": _text(miss.common, tokenizer)[-_MAX_CHARACTERS:],
+                "prompt": _text(miss.prompt, tokenizer)[:_MAX_CHARACTERS],
+                "cached": _text(miss.cached, tokenizer)[:_MAX_CHARACTERS],
+            }
+    if miss.n_elsewhere is not None:
+        fields["cached_elsewhere_tokens"] = miss.n_elsewhere
+    return fields
+
+
+def place_text(place: MissesAtPlace, counts: MissCounts, tokenizer: Tokenizer | None) -> str:
+    """Returns what was lost at a place, and why, in words."""
+    share = f"{place.n_lost / counts.n_lost:.0%} of lost tokens" if counts.n_lost else "no lost tokens"
+    match place.reason:
+        case "differs":
+            what = f"{share} {_where(place.example, tokenizer)}"
+        case "evicted":
+            what = f"{share} were cached and have been evicted"
+        case "other_namespace":
+            what = f"{share} are cached under another cache_salt, which is not shared"
+        case "not_read":
+            what = f"{share} are of requests that do not read the cache"
+        case _:
+            what = f"{share} are new: no earlier request continued there"
+    return f"{what}; {place.n_lost // place.n_requests:,} tokens a request"
+
+
+def worst_miss(counts: MissCounts, tokenizer: Tokenizer | None, *, min_share: float, min_tokens: int) -> str | None:
+    """Returns a line about the worst avoidable misses; None if there are none above these bounds.
+
+    Args:
+        counts: the misses.
+        tokenizer: gives the texts of tokens; None for positions only.
+        min_share: the least share of lost tokens that is worth a line.
+        min_tokens: the fewest lost tokens that are worth a line.
+    """
+    for place in counts.places():
+        is_avoidable = place.reason not in ("never_seen", "not_read") and place.n_requests > 1
+        if is_avoidable and place.n_lost >= max(min_tokens, min_share * counts.n_lost):
+            return place_text(place, counts, tokenizer)
+    return None
+
+
+def _where(miss: CacheMiss, tokenizer: Tokenizer | None) -> str:
+    if miss.first_difference is None:
+        return f"end in the page after token {miss.n_matched}, where the cache has other tokens"
+    if tokenizer is None:
+        return f"end at token {miss.first_difference}, where the prompts differ"
+    after = _text(miss.common, tokenizer)[-_MAX_CHARACTERS:]
+    behind = f" after {after!r}" if after else ""
+    return f"end at token {miss.first_difference}, where the prompts differ{behind}"
+
+
+def _text(tokens: bytes, tokenizer: Tokenizer) -> str:
+    return tokenizer.decode(unpack_tokens(tokens), skip_special_tokens=False)

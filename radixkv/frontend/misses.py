@@ -1,0 +1,98 @@
+"""Counts of cache misses by the place in the prompts where the matches end, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from radixkv.wire import CacheMiss, Done
+
+MAX_PLACES = 256
+"""Most places that are counted; a new one takes the room of the one with the fewest lost tokens."""
+_MAX_POSITIONS = 16
+"""Most positions of first differences that are counted at a place."""
+_MIN_SHARE = 1 / 8
+"""Positions with a smaller share of a place's lost tokens are chance: two nonces may begin with equal tokens."""
+
+
+@dataclass(slots=True)
+class MissesAtPosition:
+    """Misses whose prompts differ from the cache at the same position of the same text."""
+
+    example: CacheMiss
+    """The latest of them."""
+    n_lost: int = 0
+    """Prompt tokens that were computed."""
+
+
+@dataclass(slots=True)
+class MissesAtPlace:
+    """Misses for the same reason whose matches end after the same pages of text."""
+
+    reason: str
+    n_requests: int = 0
+    n_lost: int = 0
+    """Prompt tokens that were computed."""
+    n_uncertain: int = 0
+    """Most tokens that may have been lost here before the place was counted."""
+    positions: dict[int | None, MissesAtPosition] = field(default_factory=dict)
+
+    @property
+    def example(self) -> CacheMiss:
+        """A miss at the earliest position where a good part of the misses differ."""
+        frequent = [at for at in self.positions.values() if at.n_lost >= _MIN_SHARE * self.n_lost]
+        return min(frequent or self.positions.values(), key=lambda at: at.example.first_difference or 0).example
+
+
+class MissCounts:
+    """Counts the prompt tokens of ended requests, and where those that were not cached were lost.
+
+    The counts of a place are exact from the request on with which it began to be counted. Every place that has lost
+    more than ``1 / MAX_PLACES`` of all lost tokens is among those that are counted.
+    """
+
+    def __init__(self) -> None:
+        self.n_requests = 0
+        self.n_prompt = 0
+        """Prompt tokens."""
+        self.n_lost = 0
+        """Prompt tokens that were computed."""
+        self._places: dict[Hashable, MissesAtPlace] = {}
+
+    def add(self, done: Done) -> None:
+        """Counts a request. O(1), and O(``MAX_PLACES``) for a miss at a new place."""
+        if not done.n_output_tokens:
+            return  # it was cancelled before its prompt was computed
+        self.n_requests += 1
+        self.n_prompt += done.n_prompt_tokens
+        n_lost = done.n_prompt_tokens - done.n_cached_tokens
+        self.n_lost += n_lost
+        if done.miss is None:
+            return
+        place = self._place(done.miss)
+        place.n_requests += 1
+        place.n_lost += n_lost
+        position = done.miss.first_difference
+        if position in place.positions or len(place.positions) < _MAX_POSITIONS:
+            at = place.positions.setdefault(position, MissesAtPosition(done.miss))
+            at.example = done.miss
+            at.n_lost += n_lost
+
+    def places(self) -> list[MissesAtPlace]:
+        """Returns the places, the one with the most lost tokens first. O(``MAX_PLACES``)."""
+        return sorted(self._places.values(), key=lambda place: place.n_lost, reverse=True)
+
+    def _place(self, miss: CacheMiss) -> MissesAtPlace:
+        # Only where prompts differ is it the place that matters; all texts that are new are counted as one.
+        key = (miss.reason, miss.n_matched, miss.place) if miss.reason == "differs" else miss.reason
+        place = self._places.get(key)
+        if place is None:
+            place = MissesAtPlace(miss.reason)
+            if len(self._places) == MAX_PLACES:
+                least = min(self._places, key=lambda other: self._rank(self._places[other]))
+                place.n_uncertain = self._rank(self._places.pop(least))
+            self._places[key] = place
+        return place
+
+    def _rank(self, place: MissesAtPlace) -> int:
+        return place.n_lost + place.n_uncertain

@@ -1,0 +1,43 @@
+"""Where the match of a prompt with the cache ends when the prompt is admitted, and why."""
+
+from __future__ import annotations
+
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.request import Request
+from radixkv.tree.digest import chained_xxh3_64
+from radixkv.tree.node import TOKEN_BYTES
+from radixkv.wire import CacheMiss
+
+_N_COMMON, _N_DIFFERENT = 8, 4
+"""Tokens shown before the end of a match, and after it on each side."""
+
+
+def find_miss(cache: PageCache, request: Request, n_found: int) -> CacheMiss | None:
+    """Returns why a prompt is not cached further; None if it lacks less than a page, or shares nothing by design.
+
+    O(tokens that match) and ``PageCache.explain``.
+
+    Args:
+        cache: the page cache of the device, before the request has committed anything.
+        request: a request that has just been admitted for the first time.
+        n_found: leading tokens of its prompt that need not be computed.
+    """
+    n_missing = request.n_prompt - 1 - n_found  # the last token is always computed
+    if n_missing < cache.page_size or request.bypasses_tree or not cache.shares:
+        return None
+    if not request.reads_cache:
+        return CacheMiss("not_read", 0)
+    tokens = bytes(memoryview(request.tokens)[: request.n_prompt * TOKEN_BYTES])
+    explanation = cache.explain(request.namespace, tokens)
+    first_difference = explanation.first_difference
+    end = explanation.n_tokens if first_difference is None else first_difference
+    return CacheMiss(
+        reason=explanation.reason,
+        n_matched=explanation.n_tokens,
+        place=chained_xxh3_64(0, tokens[: explanation.n_tokens * TOKEN_BYTES]),
+        first_difference=first_difference,
+        common=tokens[max(0, end - _N_COMMON) * TOKEN_BYTES : end * TOKEN_BYTES],
+        prompt=tokens[end * TOKEN_BYTES : (end + _N_DIFFERENT) * TOKEN_BYTES],
+        cached=explanation.cached_tokens[: _N_DIFFERENT * TOKEN_BYTES],
+        n_elsewhere=explanation.n_tokens_elsewhere,
+    )

@@ -1,0 +1,151 @@
+"""Counts of cache misses: which places are named, and how many are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from contextlib import suppress
+
+import pytest
+
+from radixkv.frontend.api.doctor import MAX_REPORTED_PLACES, doctor_fields
+from radixkv.frontend.metrics.log import MissLog
+from radixkv.frontend.miss_report import without_contents
+from radixkv.frontend.misses import MAX_PLACES, MissCounts
+from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire import CacheMiss, Done, pack_tokens
+
+
+def done(
+    miss: CacheMiss | None, n_prompt: int = 100, n_cached: int = 0, *, n_copied: int = 0, n_output: int = 1
+) -> Done:
+    return Done("r", "stop", n_prompt, n_output, n_cached, 0, 0, 0.0, n_copied, miss)
+
+
+def differs(tokenizer: Tokenizer, place: int, position: int, common: str = "cch=", own: str = "a1") -> CacheMiss:
+    n_matched = position - position % 16
+    texts = (tokenizer.encode(text) for text in (common, own, "b2"))
+    return CacheMiss("differs", n_matched, place, position, *texts)
+
+
+def test_the_place_of_most_lost_tokens_is_named_first(tokenizer: Tokenizer) -> None:
+    counts = MissCounts()
+    for _ in range(8):
+        counts.add(done(differs(tokenizer, 7, 41), 1041, 41))
+    counts.add(done(CacheMiss("never_seen", 16, 3), 1016, 16))
+    counts.add(done(CacheMiss("never_seen", 32, 4), 1032, 32))
+    counts.add(done(None, 50, 50))
+    counts.add(done(differs(tokenizer, 7, 41), n_output=0))  # cancelled before its prompt was computed
+    report = doctor_fields(counts, tokenizer)
+    assert (report["requests"], report["prompt_tokens"], report["lost_tokens"]) == (11, 8 * 1041 + 2098, 10_000)
+    first, second = report["misses"]
+    text = first.pop("text")
+    assert all(word in text for word in ("80%", "token 41", "'cch='", "1,000 tokens a request"))
+    assert first == {
+        "reason": "differs",
+        "matched_tokens": 32,
+        "first_difference": {"position": 41, "after": "cch=", "prompt": "a1", "cached": "b2"},
+        "requests": 8,
+        "lost_tokens": 8000,
+        "share": 0.8,
+        "lost_tokens_per_request": 1000,
+    }
+    assert (second["reason"], second["requests"], second["lost_tokens"]) == ("never_seen", 2, 2000)
+
+
+def test_nonces_that_begin_alike_by_chance_do_not_hide_where_they_begin(tokenizer: Tokenizer) -> None:
+    counts = MissCounts()
+    for position, n_misses in ((41, 30), (42, 70), (33, 2)):
+        for _ in range(n_misses):
+            counts.add(done(differs(tokenizer, 7, position)))
+    (only,) = doctor_fields(counts, tokenizer)["misses"]
+    assert (only["requests"], only["first_difference"]["position"]) == (102, 41)
+
+
+def test_the_same_position_in_two_texts_is_two_places(tokenizer: Tokenizer) -> None:
+    counts = MissCounts()
+    counts.add(done(differs(tokenizer, 1, 41)))
+    counts.add(done(differs(tokenizer, 2, 41)))
+    assert len(counts.places()) == 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_of_any_number_of_places_those_that_lose_most_are_kept(tokenizer: Tokenizer, seed: int) -> None:
+    rng, counts, exact = random.Random(seed), MissCounts(), Counter[int]()
+    for step in range(20 * MAX_PLACES):
+        is_frequent = step >= 2 * MAX_PLACES and rng.random() < 0.9
+        place = rng.choice((1, 2, 3)) if is_frequent else 1000 + step
+        n_prompt = rng.randrange(200, 400) if is_frequent else rng.randrange(10_000, 30_000)
+        exact[place] += n_prompt
+        counts.add(done(differs(tokenizer, place, 41), n_prompt))
+    places = counts.places()
+    assert len(places) == MAX_PLACES < len(exact)
+    kept = {place.example.place: place for place in places}
+    total = exact.total()
+    for place, n_lost in exact.items():
+        if n_lost > total / MAX_PLACES:
+            assert kept[place].n_lost <= n_lost <= kept[place].n_lost + kept[place].n_uncertain
+    report = doctor_fields(counts, tokenizer)
+    assert len(report["misses"]) == MAX_REPORTED_PLACES
+    assert report["lost_tokens"] == total
+
+
+def test_without_contents_only_whole_pages_of_the_own_salt_are_told(tokenizer: Tokenizer) -> None:
+    counts = MissCounts()
+    hidden = without_contents(done(differs(tokenizer, 7, 41), n_cached=41, n_copied=9))
+    assert (hidden.n_cached_tokens, hidden.n_copied_tokens) == (32, 0)
+    counts.add(hidden)
+    elsewhere = CacheMiss("other_namespace", 0, 0, 5, pack_tokens([1]), pack_tokens([2]), pack_tokens([3]), 16)
+    counts.add(without_contents(done(elsewhere)))
+    report = doctor_fields(counts, tokenizer)
+    assert [place["reason"] for place in report["misses"]] == ["never_seen", "differs"]
+    assert "first_difference" not in str(report)
+    assert report["misses"][1]["matched_tokens"] == 32
+    assert "cch" not in str(report)
+
+
+def test_a_report_of_nothing_has_no_misses() -> None:
+    report = doctor_fields(MissCounts(), None)
+    assert (report["requests"], report["lost_tokens"], report["misses"]) == (0, 0, [])
+
+
+class Source:
+    """Returns counts once, and then empty ones."""
+
+    def __init__(self, counts: MissCounts) -> None:
+        self._counts = counts
+
+    def take_recent_misses(self) -> MissCounts:
+        counts, self._counts = self._counts, MissCounts()
+        return counts
+
+
+def logged(counts: MissCounts, tokenizer: Tokenizer | None) -> list[str]:
+    lines: list[str] = []
+
+    async def run() -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await MissLog(Source(counts), tokenizer, 0.001, write=lines.append).run()
+
+    asyncio.run(run())
+    return lines
+
+
+def test_many_requests_that_miss_alike_are_one_line_in_the_log(tokenizer: Tokenizer) -> None:
+    counts = MissCounts()
+    for _ in range(100):
+        counts.add(done(differs(tokenizer, 7, 41), 1041, 41))
+    (line,) = logged(counts, tokenizer)
+    assert "token 41" in line
+    assert "cch=" in line
+
+
+def test_what_cannot_be_avoided_or_is_little_is_not_logged(tokenizer: Tokenizer) -> None:
+    new, little, once = MissCounts(), MissCounts(), MissCounts()
+    for _ in range(100):
+        new.add(done(CacheMiss("never_seen", 0), 10_000))
+        little.add(done(differs(tokenizer, 7, 41), 50))
+    once.add(done(differs(tokenizer, 7, 41), 100_000))
+    assert [logged(counts, tokenizer) for counts in (new, little, once)] == [[], [], []]
