@@ -23,6 +23,7 @@ from transformers import LlamaForCausalLM
 
 from radixkv import LLM, RequestOutput, SamplingParams
 from radixkv.bench.environment import provenance
+from radixkv.bench.session import Reply
 from radixkv.bench.workloads.arithmetic import read_problems
 from radixkv.bench.workloads.problems import question_prompt, result_check, worked_examples
 from radixkv.checkpoints import resolve
@@ -110,7 +111,8 @@ def score_gsm8k(llm: LLM, path: Path, n_problems: int) -> dict[str, Any]:
         outputs = llm.generate([head + question_prompt(problem) for problem in problems], sampling, use_tqdm=False)
         checks = [result_check(problem) for problem in problems]
         n_right = sum(
-            check is not None and check([text_of(output)]) for check, output in zip(checks, outputs, strict=True)
+            check is not None and check(Reply((text_of(output),)))
+            for check, output in zip(checks, outputs, strict=True)
         )
         percents[n_shots] = round(100 * n_right / len(problems), 1)
     return {"gsm8k_problems": len(problems), "right_pct_by_shots": percents}

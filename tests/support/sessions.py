@@ -8,6 +8,11 @@ AnswerFunction = Callable[[BenchRequest], Sequence[str]]
 """Returns the texts of a request's choices."""
 
 
+def said(*texts: str) -> Reply:
+    """Returns a reply whose choices have these texts."""
+    return Reply(texts)
+
+
 def answer_yes(request: BenchRequest) -> Sequence[str]:
     """Gives the same answer to every request."""
     return ["Yes."] * request.n
