@@ -20,8 +20,9 @@ from radixkv.version import __version__
 if TYPE_CHECKING:
     from radixkv.llm import LLM, CompletionOutput, RequestOutput
     from radixkv.sampling import SamplingParams
+    from radixkv.structured_outputs import StructuredOutputs
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "StructuredOutputs", "__version__"]
 
 
 def __getattr__(name: str) -> object:
@@ -29,4 +30,6 @@ def __getattr__(name: str) -> object:
         return getattr(importlib.import_module("radixkv.llm"), name)
     if name == "SamplingParams":
         return importlib.import_module("radixkv.sampling").SamplingParams
+    if name == "StructuredOutputs":
+        return importlib.import_module("radixkv.structured_outputs").StructuredOutputs
     raise AttributeError(f"module 'radixkv' has no attribute {name!r}")

@@ -7,6 +7,7 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self, TextIO
 
@@ -91,3 +92,10 @@ class Progress:
     def _write(self, text: str) -> None:
         self._stream.write(text)
         self._stream.flush()
+
+
+@contextlib.contextmanager
+def shown_download(model: str, show: Callable[[str], None] | None) -> Iterator[Callable[[str], None]]:
+    """Yields ``show``, or without it a function that shows its texts in a line on standard error."""
+    with Progress(f"getting the model {model}", enabled=show is None) as progress:
+        yield show or progress.show

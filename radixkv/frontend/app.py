@@ -17,10 +17,13 @@ from radixkv.compat import Place, refusals
 from radixkv.config import MetricsCompat
 from radixkv.errors import ContextLengthExceeded, InvalidRequest, RequestError
 from radixkv.frontend.api.admin import add_admin_routes
+from radixkv.frontend.api.anthropic.routes import add_messages_routes
+from radixkv.frontend.api.doctor import add_doctor_route
 from radixkv.frontend.api.explain import add_explain_route
 from radixkv.frontend.api.invalidate import add_invalidate_route
 from radixkv.frontend.api.openai.routes import add_openai_routes
 from radixkv.frontend.api.pin import add_pin_route
+from radixkv.frontend.api.responses.routes import add_responses_route
 from radixkv.frontend.api.server_info import add_server_info_routes
 from radixkv.frontend.api.sessions import add_session_routes
 from radixkv.frontend.api.sglang.routes import add_generate_route
@@ -89,10 +92,13 @@ def build_app(
         },
     )
     add_openai_routes(app, client, served_model, body_reader)
+    add_responses_route(app, client, served_model, body_reader)
+    add_messages_routes(app, client, served_model, body_reader)
     add_generate_route(app, client, served_model, body_reader)
     add_admin_routes(app, client, metrics, aliases)
     add_tokenize_routes(app, served_model, body_reader)
     add_explain_route(app, client, served_model, body_reader, explain_contents=explain_contents)
+    add_doctor_route(app, client, served_model)
     add_invalidate_route(app, client, served_model, body_reader)
     add_pin_route(app, client, served_model, body_reader)
     add_session_routes(app, client, body_reader)
@@ -119,7 +125,7 @@ async def _refuse_route(request: Request) -> Response:
 
 async def _render_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return name_misspelt_fields(request, error_response(error))
+    return name_misspelt_fields(request, error_response(error, request.url.path))
 
 
 async def _render_too_long(served_model: ServedModel, request: Request, error: Exception) -> Response:
@@ -127,21 +133,23 @@ async def _render_too_long(served_model: ServedModel, request: Request, error: E
     assert isinstance(error, ContextLengthExceeded)
     if served_model.ready.pool_limit is not None:
         error = ContextLengthExceeded(f"{error} ({served_model.ready.pool_limit})", param=error.param)
-    return name_misspelt_fields(request, error_response(error))
+    return name_misspelt_fields(request, error_response(error, request.url.path))
 
 
 async def _render_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         return error_response(
-            RouteNotFound("there is no such path; OpenAI's begin with /v1, such as /v1/chat/completions")
+            RouteNotFound("there is no such path; OpenAI's begin with /v1, such as /v1/chat/completions"),
+            request.url.path,
         )
     if error.status_code == 405:
         allowed = ", ".join(sorted((error.headers or {})["Allow"].split(", ")))
-        response = error_response(MethodNotAllowed(f"this path does not take this method; use {allowed}"))
+        not_allowed = MethodNotAllowed(f"this path does not take this method; use {allowed}")
+        response = error_response(not_allowed, request.url.path)
         response.headers["Allow"] = allowed
         return response
-    return error_response(InvalidRequest(error.detail))
+    return error_response(InvalidRequest(error.detail), request.url.path)
 
 
 async def _render_nothing(request: Request, error: Exception) -> Response:
@@ -149,6 +157,6 @@ async def _render_nothing(request: Request, error: Exception) -> Response:
 
 
 async def _render_fault(request: Request, error: Exception) -> Response:
-    response = error_response(RequestError("the server failed on this request; its log says why"))
+    response = error_response(RequestError("the server failed on this request; its log says why"), request.url.path)
     response.headers["Connection"] = "close"  # uvicorn closes it now; without the header clients would reuse it
     return response

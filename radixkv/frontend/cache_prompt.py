@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from radixkv.frontend.chat_text import TextRequest, check_text_request, render_messages
-from radixkv.frontend.http.body_decoder import check_messages, check_prompt
+from radixkv.frontend.http.body_decoder import check_messages, check_prompt, check_tools
 from radixkv.frontend.prompt_encoding import encode_prompts, encode_texts, split_prompts
 from radixkv.frontend.served_model import ServedModel
 from radixkv.limits import check_cache_salt
@@ -16,7 +16,7 @@ class CachePromptRequest(TextRequest, kw_only=True):
     cache_salt: str | None = None
 
 
-CACHE_PROMPT_CHECKS = {"prompt": check_prompt, "messages": check_messages}
+CACHE_PROMPT_CHECKS = {"prompt": check_prompt, "messages": check_messages, "tools": check_tools}
 """The checks of its long fields, for a ``BodyDecoder``."""
 
 

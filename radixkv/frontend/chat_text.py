@@ -12,6 +12,7 @@ import msgspec
 from radixkv.errors import InvalidRequest, context_length_exceeded
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.prompts import render_chat
+from radixkv.generation.tools import ToolUse, parse_tool_use
 from radixkv.text.template_sandbox import BudgetExceeded, OperationBudget
 
 MAX_MESSAGES = 4096
@@ -27,6 +28,7 @@ class TextRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     messages: list[dict[str, Any]] | None = None
+    tools: list[Any] | None = None
     add_generation_prompt: bool | None = True
     continue_final_message: bool | None = False
     chat_template_kwargs: dict[str, Any] | None = None
@@ -70,6 +72,7 @@ async def render_messages(request: TextRequest, served_model: ServedModel) -> st
         served_model,
         add_generation_prompt=request.adds_generation_prompt(),
         continue_final_message=bool(request.continue_final_message),
+        tools=parse_tool_use(request.tools),
         variables=request.chat_template_kwargs,
     )
 
@@ -80,9 +83,10 @@ async def conversation_text(
     *,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
+    tools: ToolUse | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> str:
-    """Does what ``render_chat`` does, in a thread if the messages are long.
+    """Does what ``render_chat`` does, without known nonces, and in a thread if the messages are long.
 
     Raises:
         InvalidRequest: as ``render_chat``, or there are no messages, or more than ``MAX_MESSAGES``.
@@ -99,15 +103,18 @@ async def conversation_text(
             advice="shorten the conversation",
             param="messages",
         )
+    kept = messages if served_model.nonce_filter is None else served_model.nonce_filter.remove(messages)
     render = partial(
         render_chat,
-        messages,
+        kept,
         served_model,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
+        tools=tools,
         variables=variables,
     )
-    if len(messages) <= _MAX_INLINE_MESSAGES and _n_characters(messages) <= _MAX_INLINE_CHARACTERS:
+    shown = [*messages, *((tools and tools.definitions) or ())]
+    if len(shown) <= _MAX_INLINE_MESSAGES and _n_characters(shown) <= _MAX_INLINE_CHARACTERS:
         with contextlib.suppress(BudgetExceeded):
             return render(budget=OperationBudget(_MAX_INLINE_OPERATIONS, _MAX_INLINE_S))
     return await served_model.serial.run(render)

@@ -19,6 +19,8 @@ import zmq.asyncio
 from radixkv.errors import Draining, RequestError, WireError, request_error
 from radixkv.frontend.http.errors import ClientTooSlow, RuntimeSilent
 from radixkv.frontend.in_flight import InFlightRequest, RequestMetrics, TokenDelta
+from radixkv.frontend.miss_report import without_contents
+from radixkv.frontend.misses import MissCounts
 from radixkv.stats import Stats
 from radixkv.wire import (
     MAX_FRAME_BYTES,
@@ -117,18 +119,22 @@ class RuntimeClient:
     Args:
         socket_path: the runtime's Unix socket.
         metrics: records latencies and finish reasons.
-        counts_partial_pages: False leaves the tokens that were copied from a part of a page out of all counts of
-            cached tokens: one by one, they would show what other clients have sent.
+        shows_contents: False leaves out what would show what other clients have sent: of misses everything but
+            whole pages of their own salt, and of all counts of cached tokens those that were copied from a part of
+            a page.
 
     Raises:
         ConfigError: the socket's path is too long.
     """
 
-    def __init__(self, socket_path: str, metrics: RequestMetrics, *, counts_partial_pages: bool = True) -> None:
+    def __init__(self, socket_path: str, metrics: RequestMetrics, *, shows_contents: bool = True) -> None:
         address = endpoint(socket_path)
         self.metrics = metrics
         """Records latencies and finish reasons."""
-        self._counts_partial_pages = counts_partial_pages
+        self.misses = MissCounts()
+        """What ended requests did not find in the cache, since the start."""
+        self._recent_misses = MissCounts()
+        self._shows_contents = shows_contents
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         # No high-water mark: a send never blocks or drops. The output of the requests that the runtime admitted is
@@ -179,6 +185,11 @@ class RuntimeClient:
         """
         return RequestGroup(self, prompts, arrived, streams)
 
+    def take_recent_misses(self) -> MissCounts:
+        """Returns what requests that ended since the last call did not find in the cache."""
+        recent, self._recent_misses = self._recent_misses, MissCounts()
+        return recent
+
     async def idle(self) -> None:
         """Waits until nothing is in flight."""
         await self._idle.wait()
@@ -225,7 +236,7 @@ class RuntimeClient:
         stats = await self._query(GetStats(id=uuid.uuid4().hex), Stats)
         n_dropped = stats.frames_dropped_total + self._n_frames_dropped
         n_hits, n_copied = stats.prefix_hits_total, stats.prefix_hits_copied_total
-        if not self._counts_partial_pages:
+        if not self._shows_contents:
             n_hits, n_copied = n_hits - n_copied, 0
         return msgspec.structs.replace(
             stats, frames_dropped_total=n_dropped, prefix_hits_total=n_hits, prefix_hits_copied_total=n_copied
@@ -333,10 +344,11 @@ class RuntimeClient:
                     if (request := self._receiver(item.id)) is not None:
                         request.add_tokens(item, self.metrics)
             case Done():
+                if not self._shows_contents:
+                    message = without_contents(message)
+                self.misses.add(message)
+                self._recent_misses.add(message)
                 if (request := self._remove(message.id)) is not None:
-                    if message.n_copied_tokens and not self._counts_partial_pages:
-                        n_cached = message.n_cached_tokens - message.n_copied_tokens
-                        message = msgspec.structs.replace(message, n_cached_tokens=n_cached, n_copied_tokens=0)
                     request.end(message, self.metrics)
             case Failed() if (query := self._queries.get(message.id)) is not None:
                 if not query.done():

@@ -25,10 +25,12 @@ from radixkv.frontend.app import build_app
 from radixkv.frontend.file_limit import raise_file_limit
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.connection import Connection
-from radixkv.frontend.metrics.log import StatsLog, log_line
+from radixkv.frontend.metrics.log import MissLog, StatsLog, log_line
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.runtime_process import RuntimeProcess, preflight
 from radixkv.frontend.served_model import ServedModel
+from radixkv.generation.nonces import NonceFilter
+from radixkv.generation.parsers.answer_format import AnswerFormat
 from radixkv.terminal_progress import Progress
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
@@ -167,7 +169,7 @@ async def _serve(engine: EngineConfig, server: ServerConfig, listener: socket.so
             explain_contents=server.may_explain_contents,
             settings=public_settings(engine, server),
         )
-        async with _logging_stats(runtime, metrics, server.stats_interval_s):
+        async with _logging_stats(runtime, served_model, metrics, server.stats_interval_s):
             return await _serve_until_end(
                 runtime, served_model, body_reader, _uvicorn(app), listener, server.heartbeat_timeout_s, signals
             )
@@ -183,13 +185,20 @@ async def _start(
     with Progress(f"loading {checkpoint.folder}", is_log=True):
         starting = asyncio.create_task(
             RuntimeProcess.start(
-                engine, checkpoint.folder, metrics, counts_partial_pages=server.may_explain_contents
+                engine,
+                checkpoint.folder,
+                metrics,
+                tokenizer_folder=texts_folder,
+                shows_contents=server.may_explain_contents,
             )
         )
         try:
             # The tokenizers package holds the GIL while it reads a file: seconds for millions of tokens.
             with signals.left_to_kernel():
                 tokenizer, longest = await asyncio.to_thread(_load_tokenizer, texts_folder)
+            answer_format = await asyncio.to_thread(
+                AnswerFormat.load, texts_folder, template, server.tool_call_parser, server.reasoning_parser
+            )
         except BaseException:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
@@ -204,8 +213,12 @@ async def _start(
         created=int(time.time()),
         max_token_characters=longest,
         chat_template=template,
+        answer_format=answer_format,
         default_sampling=checkpoint.default_sampling,
         priority_range=server.allowed_priorities,
+        caches_prompts=engine.cache.enable_prefix_caching,
+        pins_prompts=engine.cache.enable_prefix_caching and engine.cache.pin_budget > 0,
+        nonce_filter=None if server.keep_nonces else NonceFilter(),
     )
     return runtime, served_model
 
@@ -256,18 +269,21 @@ def _uvicorn(app: ASGIApp) -> uvicorn.Server:
 
 @contextlib.asynccontextmanager
 async def _logging_stats(
-    runtime: RuntimeProcess, metrics: Metrics, interval_s: float | None
+    runtime: RuntimeProcess, served_model: ServedModel, metrics: Metrics, interval_s: float | None
 ) -> AsyncIterator[None]:
-    """Logs the engine's statistics every ``interval_s`` seconds inside the context; never if it is None."""
+    """Logs statistics every ``interval_s`` seconds inside the context, and cache misses; nothing if it is None."""
     if interval_s is None:
         yield
         return
-    logging = asyncio.create_task(StatsLog(runtime.client, interval_s, metrics.set_stats_delta).run())
+    stats_log = StatsLog(runtime.client, interval_s, metrics.set_stats_delta)
+    miss_log = MissLog(runtime.client, served_model.tokenizer)
+    logging = [asyncio.create_task(stats_log.run()), asyncio.create_task(miss_log.run())]
     try:
         yield
     finally:
-        logging.cancel()
-        await asyncio.gather(logging, return_exceptions=True)
+        for task in logging:
+            task.cancel()
+        await asyncio.gather(*logging, return_exceptions=True)
 
 
 def _load_tokenizer(folder: Path) -> tuple[Tokenizer | None, int | None]:

@@ -51,13 +51,14 @@ class RuntimeProcess:
         checkpoint_folder: Path,
         metrics: RequestMetrics,
         *,
-        counts_partial_pages: bool = True,
+        tokenizer_folder: Path | None = None,
+        shows_contents: bool = True,
         command: Sequence[str] = RUNTIME,
         timeout_s: float = START_TIMEOUT_S,
     ) -> Self:
         """Spawns the process and waits until it has loaded the model, which takes seconds.
 
-        ``counts_partial_pages`` is that of ``RuntimeClient``.
+        ``shows_contents`` is that of ``RuntimeClient``.
 
         Raises:
             ConfigError, CheckpointError, WireError: the runtime reported this error.
@@ -69,9 +70,10 @@ class RuntimeProcess:
             folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
             cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
             socket_path = str(folder / SOCKET_NAME)
-            client = RuntimeClient(socket_path, metrics, counts_partial_pages=counts_partial_pages)
+            client = RuntimeClient(socket_path, metrics, shows_contents=shows_contents)
             cleanup.push_async_callback(client.close)
-            process = await _spawn(command, Start(engine, str(checkpoint_folder), socket_path))
+            start = Start(engine, str(checkpoint_folder), socket_path, str(tokenizer_folder or checkpoint_folder))
+            process = await _spawn(command, start)
             cleanup.push_async_callback(process.close)
             ready = await _wait_until_ready(process, client, timeout_s)
             return cls(process, client, ready, cleanup.pop_all())

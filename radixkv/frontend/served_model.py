@@ -11,6 +11,7 @@ from radixkv.frontend.batch_tokenizer import BatchTokenizer
 from radixkv.frontend.http.errors import ModelNotFound
 from radixkv.frontend.serial_executor import SerialExecutor
 from radixkv.generation.models import GenerationModel
+from radixkv.generation.nonces import NonceFilter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,12 @@ class ServedModel(GenerationModel):
     """Most characters of one token. None if unknown: then no text is refused before it is tokenized."""
     priority_range: tuple[int, int] = (MIN_PRIORITY, MAX_PRIORITY)
     """Lowest and highest ``priority`` that a request may have."""
+    caches_prompts: bool = True
+    """Whether what is computed of a prompt stays in the cache."""
+    pins_prompts: bool = True
+    """Whether clients may pin prompts."""
+    nonce_filter: NonceFilter | None = field(default_factory=NonceFilter)
+    """Removes known nonces from system messages; None leaves them."""
     serial: SerialExecutor = field(default_factory=SerialExecutor)
     """Runs long tokenizing and rendering one call at a time: tokenizing takes hundreds of bytes of memory per
     token."""

@@ -27,7 +27,7 @@ def server(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield live
 
 
-OPENAI = ("completions_by_openai.py", "chat_by_openai.py")
+OPENAI = ("completions_by_openai.py", "chat_by_openai.py", "responses_by_openai.py")
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,7 @@ OPENAI = ("completions_by_openai.py", "chat_by_openai.py")
     [
         ("openai-2", OPENAI),
         ("openai-3", OPENAI),
+        ("anthropic-2", ["by_anthropic.py"]),
         ("openai-2", ["by_litellm.py"]),
         ("openai-2", ["by_langchain.py"]),
     ],

@@ -12,7 +12,7 @@ from radixkv.checkpoints.resolve import resolve, resolve_tokenizer
 from radixkv.llm import LLM
 from radixkv.sampling import SamplingParams
 from support.paths import ROOT
-from support.sessions import collect_requests, collect_turns
+from support.sessions import collect_requests, collect_turns, said
 
 TEXT = (ROOT / "docs" / "workloads.md").read_text()
 
@@ -79,7 +79,7 @@ def test_the_example_sends_the_documented_requests(example):
     first, *_ = requests = collect_requests(example.sessions)
     assert len(requests) == 3
     assert first.prompt.count("#### ") == 2
-    assert first.check([" 7 * 6 = $42.\n100 - 42 = $58.\n#### 58"])
+    assert first.check(said(" 7 * 6 = $42.\n100 - 42 = $58.\n#### 58"))
     assert example.counts == {}
 
 
@@ -89,4 +89,6 @@ def test_the_embedded_model_answers_the_example_rightly(example):
     sampling = SamplingParams(temperature=0.0, max_tokens=requests[0].output_len, ignore_eos=True)
     answers = llm.generate([request.prompt for request in requests], sampling)
     llm.shutdown()
-    assert all(request.check([answer.outputs[0].text]) for request, answer in zip(requests, answers, strict=True))
+    assert all(
+        request.check(said(answer.outputs[0].text)) for request, answer in zip(requests, answers, strict=True)
+    )

@@ -58,7 +58,7 @@ CHAT_ONLY: list[tuple[str, list[Any]]] = [
     ("messages", [None, [], "x", [1], [{}], [{"role": "user"}], [{"role": 1, "content": "x"}]]),
     ("messages", [[{"role": "user", "content": 5}], [{"role": "user", "content": "x " * CONTEXT}]]),
     ("tools", [[{"type": "function"}]]),
-    ("response_format", [{"type": "json_object"}]),
+    ("response_format", [{"type": "json_schema"}, {"type": "xml"}]),
 ]
 CASES = [
     *[("/v1/completions", COMPLETION, *case) for case in COMMON + COMPLETION_ONLY],

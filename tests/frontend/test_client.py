@@ -45,12 +45,12 @@ def run(
     loop: ScriptedLoop,
     test: Callable[[RuntimeClient, RuntimeServer], Awaitable[None]],
     *,
-    counts_partial_pages: bool = True,
+    shows_contents: bool = True,
 ) -> None:
     """Runs ``test`` with a client and a runtime in a thread."""
 
     async def limited() -> None:
-        client = RuntimeClient(str(path / "r.sock"), Metrics(), counts_partial_pages=counts_partial_pages)
+        client = RuntimeClient(str(path / "r.sock"), Metrics(), shows_contents=shows_contents)
         try:
             async with asyncio.timeout(LIMIT_S):
                 await client.handshake()
@@ -107,9 +107,9 @@ class CopiesPartialPages(ScriptedLoop):
         return message
 
 
-@pytest.mark.parametrize(("counts_partial_pages", "n_cached"), [(True, 7), (False, 4)])
+@pytest.mark.parametrize(("shows_contents", "n_cached"), [(True, 7), (False, 4)])
 def test_parts_of_pages_are_counted_only_if_clients_may_know(
-    tmp_path: Path, counts_partial_pages: bool, n_cached: int
+    tmp_path: Path, shows_contents: bool, n_cached: int
 ) -> None:
     async def test(client: RuntimeClient, server: RuntimeServer) -> None:
         done = (await gather(client, [prompt(1)]))[-1].done
@@ -119,7 +119,7 @@ def test_parts_of_pages_are_counted_only_if_clients_may_know(
         assert stats.prefix_hits_total == 10 * n_cached
         assert done.n_copied_tokens == stats.prefix_hits_copied_total / 10 == n_cached - 4
 
-    run(tmp_path, CopiesPartialPages(), test, counts_partial_pages=counts_partial_pages)
+    run(tmp_path, CopiesPartialPages(), test, shows_contents=shows_contents)
 
 
 def test_a_reader_that_is_too_slow_gets_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

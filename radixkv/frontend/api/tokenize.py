@@ -13,7 +13,7 @@ from radixkv.compat import Place, refusals
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.chat_text import TextRequest, check_text_request, render_messages
 from radixkv.frontend.http.body import BodyReader
-from radixkv.frontend.http.body_decoder import BodyDecoder, check_messages
+from radixkv.frontend.http.body_decoder import BodyDecoder, check_messages, check_tools
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.served_model import ServedModel
@@ -73,7 +73,11 @@ def _check_tokens(raw: bytes, maximum: int) -> None:
         raise InvalidRequest(f"tokens must be a list of at most {maximum} token ids", param="tokens")
 
 
-_tokenize = BodyDecoder(TokenizeRequest, {"prompt": _check_text, "messages": check_messages}, refusals(Place.TEXT))
+_tokenize = BodyDecoder(
+    TokenizeRequest,
+    {"prompt": _check_text, "messages": check_messages, "tools": check_tools},
+    refusals(Place.TEXT),
+)
 _detokenize = BodyDecoder(DetokenizeRequest, {"tokens": _check_tokens}, {})
 
 

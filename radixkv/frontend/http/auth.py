@@ -21,6 +21,8 @@ OPEN_PATHS = frozenset({"/health", "/ping"})
 class ApiKeyRequired:
     """Refuses requests without the API key, except liveness checks.
 
+    The key is in ``Authorization: Bearer`` or, as Anthropic's clients send it, in ``x-api-key``.
+
     It ignores Host and Origin: a browser does not add the key by itself, and pages of other sites do not know it.
     """
 
@@ -32,17 +34,19 @@ class ApiKeyRequired:
         """Passes the request on or answers it with 401."""
         needs_key = scope["type"] == "http" and scope["path"] not in OPEN_PATHS
         if needs_key and (error := self._refusal(Headers(scope=scope))) is not None:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
     def _refusal(self, headers: Headers) -> Unauthorized | None:
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
+            key = headers.get("x-api-key", "")  # as Anthropic's clients send it
+        if not key.strip():
             return Unauthorized("this server needs its key: send the header 'Authorization: Bearer KEY'")
         # Digests have equal lengths, so that the time of the comparison does not reveal the key's length.
         if not hmac.compare_digest(_digest(key.strip()), self._digest):
-            return Unauthorized("the key in the header 'Authorization' is not this server's; send the right one")
+            return Unauthorized("the key of this request is not this server's; send the right one")
         return None
 
 
@@ -68,7 +72,7 @@ class LocalOnly:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on or answers it with 403."""
         if scope["type"] == "http" and (error := self._refusal(Headers(scope=scope))) is not None:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 

@@ -32,7 +32,7 @@ MAX_FIELD_BYTES = 1 << 16
 MAX_KEYS = 1 << 16
 """Most keys of all objects in a body; each takes a third of a microsecond. A message has a few."""
 MAX_MARKS = 1 << 19
-"""Most brackets and commas in ``messages``; each may stand for a value to decode."""
+"""Most brackets and commas in ``messages`` or ``tools``; each may stand for a value to decode."""
 MAX_UNKNOWN_FIELDS = 64
 """Most unknown fields of an object that are compared with the known ones, and most that are named in all."""
 _FREE_MARKS, _MARKS_PER_TOKEN = 1 << 14, 4
@@ -189,17 +189,30 @@ def check_prompt(raw: bytes, max_prompt_tokens: int) -> None:
             raise context_length_exceeded(f"it has {n_ids} tokens", max_prompt_tokens, param="prompt")
 
 
-def check_messages(raw: bytes, max_prompt_tokens: int) -> None:
-    """Refuses more values than a conversation that fits the context could have, by counting brackets and commas."""
-    n_marks = len(raw) - len(raw.translate(None, b",[{"))
-    if n_marks > _FREE_MARKS + _MARKS_PER_TOKEN * max_prompt_tokens:
-        raise context_length_exceeded(
-            f"messages has {n_marks} brackets and commas", max_prompt_tokens, param="messages"
-        )
-    if n_marks > MAX_MARKS:
-        raise InvalidRequest(
-            f"messages has {n_marks} brackets and commas; at most {MAX_MARKS} a request", param="messages"
-        )
+def check_values(field: str) -> SizeCheck:
+    """Returns a check of a field whose values are all part of the prompt.
+
+    It refuses more values than a prompt that fits the context could have, by counting brackets and commas.
+    """
+
+    def check(raw: bytes, max_prompt_tokens: int) -> None:
+        n_marks = len(raw) - len(raw.translate(None, b",[{"))
+        if n_marks > _FREE_MARKS + _MARKS_PER_TOKEN * max_prompt_tokens:
+            raise context_length_exceeded(
+                f"{field} has {n_marks} brackets and commas", max_prompt_tokens, param=field
+            )
+        if n_marks > MAX_MARKS:
+            raise InvalidRequest(
+                f"{field} has {n_marks} brackets and commas; at most {MAX_MARKS} a request", param=field
+            )
+
+    return check
+
+
+check_messages = check_values("messages")
+"""The check of chat messages."""
+check_tools = check_values("tools")
+"""The check of the tools of a chat."""
 
 
 def mixed_prompt_error() -> InvalidRequest:

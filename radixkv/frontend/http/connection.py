@@ -105,7 +105,7 @@ class Connection(H11Protocol):
         """Answers bytes that are not an HTTP request with 400, unless a response has begun, and closes."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             error = InvalidRequest("this is not a valid HTTP/1.1 request; send one")
-            response = Response(msgspec.json.encode(error_body(error)), media_type="application/json")
+            response = Response(msgspec.json.encode(error_body(error, path="")), media_type="application/json")
             headers = [*response.raw_headers, (b"connection", b"close")]
             for event in (
                 h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),

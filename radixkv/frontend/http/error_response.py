@@ -28,13 +28,17 @@ _HEADERS = {
 }
 
 
-def error_response(error: RequestError) -> Response:
-    """Returns the response to an error. A 503 has Retry-After; a body beyond a limit closes the connection."""
+def error_response(error: RequestError, path: str) -> Response:
+    """Returns the response to an error of a request for ``path``.
+
+    A 503 has Retry-After; a body beyond a limit closes the connection.
+    """
     status = status_of(error)
     # A 503 before the body has arrived comes from a server that shuts down, which does not wait for uploads.
     kind = Response if status == 503 else EarlyResponse
     headers = _HEADERS.get(status, {})
-    return kind(msgspec.json.encode(error_body(error)), status, headers=headers, media_type="application/json")
+    body = msgspec.json.encode(error_body(error, path))
+    return kind(body, status, headers=headers, media_type="application/json")
 
 
 class EarlyResponse(Response):

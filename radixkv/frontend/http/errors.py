@@ -1,4 +1,4 @@
-"""HTTP statuses of errors, and OpenAI's ``{"error": {message, type, param, code}}``."""
+"""HTTP statuses of errors, and their JSON as OpenAI's and Anthropic's clients read it."""
 
 from __future__ import annotations
 
@@ -73,6 +73,20 @@ _TYPES = {
     503: "ServiceUnavailableError",
 }
 
+_ANTHROPIC_PATHS = "/v1/messages"
+"""Paths that begin so have errors in Anthropic's format."""
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    500: "api_error",
+    503: "overloaded_error",
+}
+"""By status; ``invalid_request_error`` for all others."""
+
 _UNAVAILABLE = frozenset({"queue_full", "queue_timeout", "draining", "runtime_died", "runtime_silent"})
 
 
@@ -96,13 +110,10 @@ def status_of(error: RequestError) -> int:
     return 503 if error.code in _UNAVAILABLE else 500
 
 
-def error_body(error: RequestError) -> dict[str, Any]:
-    """Returns the JSON object of an error."""
-    return {
-        "error": {
-            "message": str(error),
-            "type": _TYPES[status_of(error)],
-            "param": error.param,
-            "code": error.code,
-        }
-    }
+def error_body(error: RequestError, path: str) -> dict[str, Any]:
+    """Returns the JSON object of an error, in the format of the path's API."""
+    status, details = status_of(error), {"param": error.param, "code": error.code}
+    if not path.startswith(_ANTHROPIC_PATHS):
+        return {"error": {"message": str(error), "type": _TYPES[status], **details}}
+    kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": str(error), **details}}

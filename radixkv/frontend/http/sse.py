@@ -25,18 +25,25 @@ def event(data: dict[str, Any]) -> bytes:
     return EVENT_START + msgspec.json.encode(data) + EVENT_END
 
 
-def error_event(error: RequestError) -> bytes:
-    """Encodes an error in the middle of a stream."""
-    return event(error_body(error))
+def typed_event(data: dict[str, Any]) -> bytes:
+    """Encodes an event whose name is the ``type`` of its data."""
+    kind: str = data["type"]
+    return b"event: " + kind.encode() + b"\n" + event(data)
 
 
 class EventStream(Response):
-    """A stream of events. An error before the first event gives a plain error response, a later one an event."""
+    """A stream of events. An error before the first event gives a plain error response, a later one an event.
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    Args:
+        events: the encoded events.
+        end: what follows the last event.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None], end: bytes = DONE_EVENT) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]
         self._events = events
+        self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends events until they end or the client leaves."""
@@ -48,7 +55,7 @@ class EventStream(Response):
             try:
                 first = await anext(events)
             except RequestError as error:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope["path"])(scope, receive, send)
                 return
             start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
             await send(start)
@@ -58,10 +65,10 @@ class EventStream(Response):
                 # Take an event only when the connection has room. Unread output waits in the runtime client, which
                 # limits it.
                 await connection.drain()
-                async for event in events:
-                    connection.write_part(event)
+                async for encoded in events:
+                    connection.write_part(encoded)
                     if connection.is_full:
                         await connection.drain()
             except RequestError as error:
-                connection.write_part(error_event(error))
-        await send({"type": "http.response.body", "body": DONE_EVENT, "more_body": False})
+                connection.write_part(event(error_body(error, scope["path"])))
+        await send({"type": "http.response.body", "body": self._end, "more_body": False})

@@ -165,7 +165,7 @@ def test_metrics_are_repeated_with_metrics_compat(site: Site, vllm: Site) -> Non
 
 def test_a_full_queue_and_a_queue_timeout_set_retry_after(site: Site) -> None:
     full = site.http.post("/v1/completions", json={"prompt": [FAILS_AT_ONCE]})
-    waited = error_response(QueueTimeout("it waited for 5 s"))
+    waited = error_response(QueueTimeout("it waited for 5 s"), "/generate")
     for status, headers, body, code in (
         (full.status_code, full.headers, full.content, "queue_full"),
         (waited.status_code, waited.headers, waited.body, "queue_timeout"),
@@ -178,8 +178,6 @@ def test_a_full_queue_and_a_queue_timeout_set_retry_after(site: Site) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/v1/responses",
-        "/v1/messages",
         "/v1/embeddings",
         "/v1/rerank",
         "/encode",

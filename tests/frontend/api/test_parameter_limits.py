@@ -52,6 +52,11 @@ RIGHT: list[dict[str, Any]] = [
     {"session_id": "é" * 64},
     {"tool_choice": "none"},
     {"response_format": {"type": "text"}},
+    {"response_format": {"type": "json_object"}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "any", "schema": {}, "strict": True}}},
+    {"structured_outputs": {"choice": ["a", ""]}},
+    {"structured_outputs": {"regex": "a", "backend": "auto", "disable_any_whitespace": True}},
+    {"guided_json": {}, "guided_choice": []},
     {"user": "someone"},
 ]
 
@@ -99,7 +104,23 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("cache_salt", {"cache_salt": "é" * 64 + "x"}),
     ("session_id", {"session_id": "é" * 64 + "x"}),
     ("tool_choice", {"tool_choice": "required"}),
-    ("response_format", {"response_format": {"type": "json_object"}}),
+    ("response_format", {"response_format": {"type": "xml"}}),
+    ("response_format", {"response_format": {"type": ["text"]}}),
+    ("response_format", {"response_format": {"json_schema": {}}}),
+    ("response_format", {"response_format": {"type": "json_schema"}}),
+    ("response_format", {"response_format": {"type": "json_schema", "json_schema": {"schema": "{}"}}}),
+    ("response_format", {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}),
+    ("structured_outputs", {"structured_outputs": {"regex": "a", "choice": ["a"]}}),
+    ("structured_outputs", {"structured_outputs": {"regex": 3}}),
+    ("structured_outputs", {"structured_outputs": {"choice": ["a", 3]}}),
+    ("structured_outputs", {"structured_outputs": {"choice": "a"}}),
+    ("structured_outputs", {"structured_outputs": {"json": ["a"]}}),
+    ("structured_outputs", {"structured_outputs": {"json_object": "yes"}}),
+    ("structured_outputs", {"structured_outputs": {"schema": "a"}}),
+    ("structured_outputs", {"structured_outputs": "a"}),
+    ("structured_outputs", {"structured_outputs": {"regex": "a" * (1 << 16)}}),
+    ("guided_regex", {"guided_json": {}, "guided_regex": "a"}),
+    ("guided_choice", {"guided_choice": "a"}),
 ]
 
 

@@ -135,8 +135,8 @@ def test_other_models_and_features_are_refused(site: Site) -> None:
     for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})):
         assert site.http.post(path, json={**body, "model": "other"}).status_code == 404
         assert site.http.post(path, json={**body, "model": "echo"}).status_code == 200
-    reply = site.http.post("/tokenize", json={"messages": MESSAGES, "tools": [{}]})
-    check_refusal(reply, "tools", "unsupported_feature")
+    reply = site.http.post("/tokenize", json={"messages": MESSAGES, "functions": [{}]})
+    check_refusal(reply, "functions", "unsupported_feature")
 
 
 def test_long_lists_are_refused_before_they_are_decoded(site: Site, served_model: ServedModel) -> None:

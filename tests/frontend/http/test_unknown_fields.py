@@ -65,7 +65,7 @@ def test_a_misspelt_field_is_named_in_the_response(
         ("/v1/completions", {"prompt": "a", "temprature": 0.5, "max_tokens": 1 << 20}),
         ("/generate", {"text": "a", "sampling_params": {"temprature": 0.5, "top_p": 2.0}}),
         ("/generate", {"text": "a", "sampling_params": {"temprature": 0.5, "top_p": "high"}}),
-        ("/generate", {"text": "a", "sampling_params": {"temprature": 0.5, "regex": "a"}}),
+        ("/generate", {"text": "a", "sampling_params": {"temprature": 0.5, "stop_regex": "a"}}),
         ("/generate", {"text": "a", "sampling_params": [{"temprature": 0.5}, {}]}),
     ],
     ids=lambda value: str(value)[:80],

@@ -12,6 +12,7 @@ from radixkv.frontend.api.openai.prompt_logprobs import PromptWithLogprobs
 from radixkv.frontend.api.openai.schema import ChatRequest
 from radixkv.generation.logprobs import TokenRenderer
 from radixkv.generation.output import OutputDelta
+from radixkv.generation.parts import TextPart, ToolCallPart
 from radixkv.wire import unpack_tokens
 
 
@@ -35,7 +36,7 @@ class ChatFormat:
         response["choices"] = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": output.text, "refusal": None},
+                "message": self._message(output),
                 **self._end(output),
             }
             for index, output in enumerate(outputs)
@@ -54,12 +55,42 @@ class ChatFormat:
         self, index: int, output: OutputDelta[RenderedToken], prompt: PromptWithLogprobs, *, is_first: bool
     ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Returns the chunks with new output of one choice; the very first has only the role."""
-        content: dict[str, Any] = {"index": index, "delta": {"content": output.text}, **self._end(output)}
+        content: dict[str, Any] = {"index": index, "delta": self._delta(output), **self._end(output)}
         if not is_first:
             return [(content, {})]
         role = {"role": "assistant", "content": ""}
         start = {"index": index, "delta": role, "logprobs": None, "finish_reason": None}
         return [(start, self._prompt_ids(prompt)), (content, {})]
+
+    def _message(self, output: OutputDelta[RenderedToken]) -> dict[str, Any]:
+        """Returns the message of a whole answer; its content is null if the answer has other parts only."""
+        text, calls, reasoning = output.text, output.tool_calls, self._shown_reasoning(output)
+        message: dict[str, Any] = {"role": "assistant", "content": text if text or not output.parts else None}
+        message["refusal"] = None
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = [_whole_call(call) for call in calls]
+        return message
+
+    def _delta(self, output: OutputDelta[RenderedToken]) -> dict[str, Any]:
+        """Returns what is new of an answer."""
+        match output.parts:
+            case []:
+                return {"content": ""}
+            case [TextPart(text)]:  # the most frequent
+                return {"content": text}
+        delta: dict[str, Any] = {}
+        if reasoning := self._shown_reasoning(output):
+            delta["reasoning_content"] = reasoning
+        if content := output.text:
+            delta["content"] = content
+        if calls := output.tool_calls:
+            delta["tool_calls"] = [_call_delta(call) for call in calls]
+        return delta
+
+    def _shown_reasoning(self, output: OutputDelta[RenderedToken]) -> str:
+        return "" if self._request.include_reasoning is False else output.reasoning
 
     def _end(self, output: OutputDelta[RenderedToken]) -> dict[str, Any]:
         """Returns the fields after a choice's text."""
@@ -76,3 +107,14 @@ class ChatFormat:
         if not self._request.return_token_ids:
             return {}
         return {"prompt_token_ids": unpack_tokens(prompt.prompt.tokens)}
+
+
+def _whole_call(call: ToolCallPart) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _call_delta(call: ToolCallPart) -> dict[str, Any]:
+    """Returns what is new of a call; only its first delta has id and name."""
+    if call.id:
+        return {"index": call.index, **_whole_call(call)}
+    return {"index": call.index, "function": {"arguments": call.arguments}}

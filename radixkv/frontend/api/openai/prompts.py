@@ -9,10 +9,12 @@ from collections.abc import Sequence
 import msgspec
 
 from radixkv.errors import InvalidRequest
-from radixkv.frontend.api.openai.prompt_pins import breakpoint_pins, check_breakpoints, implicit_pins
 from radixkv.frontend.api.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
+from radixkv.frontend.api.openai.structured_fields import requested_structured_outputs
+from radixkv.frontend.chat import ChatPrompt
 from radixkv.frontend.chat_text import conversation_text
 from radixkv.frontend.prompt_encoding import encode_prompts, encode_texts, split_prompts
+from radixkv.frontend.prompt_pins import breakpoint_pins, check_breakpoints
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.params import (
@@ -21,9 +23,10 @@ from radixkv.generation.params import (
     max_tokens_of_prompt_only,
     request_sampling_params,
 )
-from radixkv.limits import check_cache_salt, check_session_id
+from radixkv.generation.tools import parse_tool_use
+from radixkv.limits import MAX_PINS, check_cache_salt, check_session_id
 from radixkv.sampling import SamplingParams
-from radixkv.wire import Submit, unpack_tokens
+from radixkv.wire import PromptPin, Submit, unpack_tokens
 
 
 async def completion_prompts(request: CompletionRequest, served_model: ServedModel) -> list[Submit]:
@@ -47,13 +50,15 @@ async def completion_prompts(request: CompletionRequest, served_model: ServedMod
     return _submits(request, encoded, sampling, served_model, max_tokens_field, "prompt")
 
 
-async def chat_prompt(request: ChatRequest, served_model: ServedModel) -> Submit:
+async def chat_prompt(request: ChatRequest, served_model: ServedModel) -> ChatPrompt:
     """Checks the request, applies the chat template and encodes the text, long ones in a thread.
 
     Raises:
         InvalidRequest: a field cannot be served; ``param`` names it.
     """
-    check_breakpoints(request)
+    check_breakpoints(request.messages, request.breakpoint_ttl_s)
+    tools = parse_tool_use(request.tools, request.tool_choice, request.parallel_tool_calls)
+    served_model.check_tools(tools)
     max_tokens_field, max_tokens = request.requested_max_tokens
     sampling = _sampling(request, served_model, max_tokens, request.n_logprobs)
     text = await conversation_text(
@@ -61,16 +66,27 @@ async def chat_prompt(request: ChatRequest, served_model: ServedModel) -> Submit
         served_model,
         add_generation_prompt=request.adds_generation_prompt,
         continue_final_message=bool(request.continue_final_message),
+        tools=tools,
         variables=request.template_variables,
     )
+    sampling = served_model.constrained(sampling, text, tools)
     (tokens,) = await encode_texts(
         [text], served_model, "messages", adds_special_tokens=bool(request.add_special_tokens)
     )
     if not tokens:
         raise InvalidRequest("the chat template renders the messages as an empty text", param="messages")
     (prompt,) = _submits(request, [tokens], sampling, served_model, max_tokens_field, "messages")
-    breakpoints = await breakpoint_pins(request, text, tokens, served_model)
-    return msgspec.structs.replace(prompt, pins=(*breakpoints, *prompt.pins)) if breakpoints else prompt
+    breakpoints = await breakpoint_pins(
+        request.messages,
+        text,
+        tokens,
+        served_model,
+        default_ttl_s=request.breakpoint_ttl_s,
+        max_pins=MAX_PINS - len(prompt.pins),
+        adds_special_tokens=bool(request.add_special_tokens),
+    )
+    prompt = msgspec.structs.replace(prompt, pins=(*breakpoints, *prompt.pins)) if breakpoints else prompt
+    return ChatPrompt(prompt, text, tools, request.separate_reasoning is not False)
 
 
 async def echoed_texts(
@@ -99,8 +115,17 @@ def _sampling(
     served_model.check_priority(request.priority)
     check_cache_salt(request.cache_salt or "")
     check_session_id(request.session_id or "")
-    fields = msgspec.structs.asdict(request) | {"logprobs": n_logprobs}
+    structured_outputs = requested_structured_outputs(request)
+    fields = msgspec.structs.asdict(request) | {"logprobs": n_logprobs, "structured_outputs": structured_outputs}
     return request_sampling_params(fields, max_tokens, served_model)
+
+
+def _implicit_pins(request: GenerationRequest, n_tokens: int) -> tuple[PromptPin, ...]:
+    """Returns the pin of a whole prompt of ``n_tokens``, or none if the request asks for none."""
+    options = request.prompt_cache_options
+    if options is None or options.mode == "explicit":
+        return ()
+    return (PromptPin(n_tokens, options.ttl_s),)
 
 
 def _submits(
@@ -121,7 +146,7 @@ def _submits(
             cache_salt=request.cache_salt or "",
             reads_cache=not request.skip_reading_prefix_cache,
             priority=request.priority or 0,
-            pins=tuple(implicit_pins(request, len(tokens) // 4)),
+            pins=_implicit_pins(request, len(tokens) // 4),
             session_id=request.session_id or "",
         )
         for tokens in encoded

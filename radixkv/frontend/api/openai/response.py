@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -21,10 +21,14 @@ from radixkv.frontend.in_flight import (
     is_slow_to_render,
     without_output,
 )
+from radixkv.frontend.miss_report import miss_fields
 from radixkv.generation.logprobs import TokenRenderer
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import ChoiceStream, OutputDelta
-from radixkv.wire import Submit
+from radixkv.wire import CacheMiss, Done, Submit
+
+if TYPE_CHECKING:
+    from radixkv.generation.parsers.answer_parser import AnswerParser
 
 _REPEATED_TOKENS_PER_TOKEN = 16
 """Tokens of a repeated prompt that take as long to render as one token of an answer."""
@@ -91,6 +95,7 @@ class ResponseWriter:
         model: ends answers and turns them into text.
         prompts: the encoded prompts of the request.
         echoed: the prompts' texts, if choices begin with them.
+        open_parser: returns what splits the text of one choice into parts; None if all of it is text.
         arrived: when the request arrived, in monotonic seconds.
     """
 
@@ -102,6 +107,7 @@ class ResponseWriter:
         prompts: Sequence[Submit],
         *,
         echoed: Sequence[str] | None = None,
+        open_parser: Callable[[], AnswerParser | None] = lambda: None,
         arrived: float,
     ) -> None:
         self._request = request
@@ -110,6 +116,10 @@ class ResponseWriter:
         self._n = request.n_choices
         self._n_prompt = sum(len(prompt.tokens) // 4 for prompt in prompts)
         self._n_cached, self._n_loaded, self._n_fetched, self._n_done = 0, 0, 0, 0
+        self._n_lost = 0
+        self._miss: CacheMiss | None = None
+        """That of the prompt of which the most tokens were computed, ``_n_lost``."""
+        self._tokenizer = model.tokenizer
         self._has_host_tier = model.ready.n_host_slots is not None
         self._has_disk = model.ready.has_disk
         render_token = response_format.render_token if prompts[0].sampling.logprobs is not None else None
@@ -124,7 +134,9 @@ class ResponseWriter:
             for index, prompt in enumerate(prompts)
         ]
         self._choices = [
-            ChoiceStream(prompt.prompt.sampling, model, render_token, first_offset=len(prompt.echo))
+            ChoiceStream(
+                prompt.prompt.sampling, model, render_token, first_offset=len(prompt.echo), parser=open_parser()
+            )
             for prompt in self._prompts
             for _ in range(self._n)
         ]
@@ -198,12 +210,18 @@ class ResponseWriter:
             self._n_cached += delta.done.n_cached_tokens
             self._n_loaded += delta.done.n_loaded_tokens
             self._n_fetched += delta.done.n_fetched_tokens
+            self._count_miss(delta.done)
             self._n_done += 1
         if delta.prompt_logprobs:
             self._prompts[delta.prompt].absorb(delta.prompt_logprobs)
         if self._request.is_only_echo:
             delta = without_output(delta)
         return choice.absorb(delta.tokens, delta.logprobs, delta.finish_reason, delta.stop_token_id)
+
+    def _count_miss(self, done: Done) -> None:
+        n_lost = done.n_prompt_tokens - done.n_cached_tokens
+        if done.miss is not None and n_lost > self._n_lost:
+            self._n_lost, self._miss = n_lost, done.miss
 
     def _usage(self) -> dict[str, Any]:
         """Returns the usage so far; the number of cached tokens is known only at the end."""
@@ -217,6 +235,8 @@ class ResponseWriter:
             usage["prompt_tokens_details"] = {"cached_tokens": self._n_cached}
             if self._has_host_tier:
                 usage["prompt_tokens_details"] |= self._cached_tokens_details()
+            if self._request.explain_cache and self._miss is not None:
+                usage["prompt_tokens_details"]["cache_miss"] = miss_fields(self._miss, self._tokenizer)
         return usage
 
     def _usage_of_chunk(self) -> dict[str, Any]:

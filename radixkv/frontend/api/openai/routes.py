@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -47,7 +48,11 @@ def add_openai_routes(
         arrived = time.monotonic()
         body = await body_reader.read(request, parse_chat, served_model.max_prompt_and_answer)
         prompt = await cancel_on_disconnect(request.receive, chat_prompt(body, served_model))
-        writer = ResponseWriter(body, ChatFormat(body, served_model.name), served_model, [prompt], arrived=arrived)
+        parser = partial(prompt.open_parser, served_model)
+        response_format = ChatFormat(body, served_model.name)
+        writer = ResponseWriter(
+            body, response_format, served_model, [prompt.submit], open_parser=parser, arrived=arrived
+        )
         return await _response(request, writer, client, streams=bool(body.stream))
 
     @app.get("/v1/models")

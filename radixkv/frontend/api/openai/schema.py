@@ -9,7 +9,7 @@ import msgspec
 
 from radixkv.compat import Place, refusals
 from radixkv.errors import InvalidRequest
-from radixkv.frontend.http.body_decoder import BodyDecoder, Int64, check_messages, check_prompt
+from radixkv.frontend.http.body_decoder import BodyDecoder, Int64, check_messages, check_prompt, check_tools
 from radixkv.limits import parse_ttl
 from radixkv.sampling import MAX_LOGPROBS
 
@@ -67,8 +67,20 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     skip_reading_prefix_cache: bool | None = False
     priority: Int64 | None = None
     session_id: str | None = None
+    structured_outputs: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     return_token_ids: bool | None = False
     return_cached_tokens_details: bool | None = False
+    explain_cache: bool | None = False
+
+    @property
+    def breakpoint_ttl_s(self) -> float:
+        """How long a breakpoint that names no time lives, in seconds. Raises ``InvalidRequest``."""
+        return DEFAULT_TTL_S if self.prompt_cache_options is None else self.prompt_cache_options.ttl_s
 
     @property
     def n_choices(self) -> int:
@@ -114,6 +126,11 @@ class ChatRequest(GenerationRequest, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = False
     reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
     @property
     def n_logprobs(self) -> int | None:
@@ -142,7 +159,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
 _completions = BodyDecoder(
     CompletionRequest, {"prompt": check_prompt}, refusals(Place.COMPLETIONS), ids_field="prompt"
 )
-_chats = BodyDecoder(ChatRequest, {"messages": check_messages}, refusals(Place.CHATS))
+_chats = BodyDecoder(ChatRequest, {"messages": check_messages, "tools": check_tools}, refusals(Place.CHATS))
 
 
 def parse_completion(

@@ -1,13 +1,12 @@
-"""OpenAI's cache options and breakpoints, as prefixes of the prompt to pin."""
+"""Breakpoints in chat messages, as prefixes of the prompt to pin."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from radixkv.errors import InvalidRequest
-from radixkv.frontend.api.openai.schema import DEFAULT_TTL_S, ChatRequest, GenerationRequest
 from radixkv.frontend.prompt_encoding import encode_texts
 from radixkv.frontend.served_model import ServedModel
 from radixkv.limits import MAX_PINS, parse_ttl
@@ -26,22 +25,21 @@ class _Text(NamedTuple):
     """How long the prompt up to its end is pinned; None without a breakpoint."""
 
 
-def implicit_pins(request: GenerationRequest, n_tokens: int) -> list[PromptPin]:
-    """Returns the pin of a whole prompt of ``n_tokens``, or none if the request asks for none."""
-    options = request.prompt_cache_options
-    if options is None or options.mode == "explicit":
-        return []
-    return [PromptPin(n_tokens, options.ttl_s)]
-
-
-def check_breakpoints(request: ChatRequest) -> None:
+def check_breakpoints(messages: Sequence[dict[str, Any]], default_ttl_s: float) -> None:
     """Raises ``InvalidRequest`` for a malformed breakpoint; its text never repeats a part of the body."""
-    for _ in _texts(request):
+    for _ in _texts(messages, default_ttl_s):
         pass
 
 
 async def breakpoint_pins(
-    request: ChatRequest, text: str, tokens: bytes, served_model: ServedModel
+    messages: Sequence[dict[str, Any]],
+    text: str,
+    tokens: bytes,
+    served_model: ServedModel,
+    *,
+    default_ttl_s: float,
+    max_pins: int = MAX_PINS,
+    adds_special_tokens: bool = False,
 ) -> list[PromptPin]:
     """Returns the pins of the latest breakpoints in the messages.
 
@@ -50,26 +48,26 @@ async def breakpoint_pins(
     the template changes, the pin ends with the last part before it that is in the prompt.
 
     Args:
-        request: the request, whose breakpoints are checked.
+        messages: in OpenAI's format, with breakpoints that ``check_breakpoints`` accepts.
         text: the prompt that the chat template makes of the messages.
         tokens: the ids of the prompt.
         served_model: has the tokenizer.
+        default_ttl_s: lifetime of a breakpoint that names none, in seconds.
+        max_pins: most pins; the latest breakpoints win.
+        adds_special_tokens: whether the prompt was encoded with the tokenizer's special tokens.
 
     Cost: without a breakpoint O(parts); else a search in the text, of all of it for each part that the template
     changes, and the encoding of up to four prefixes. Long texts are searched in a thread.
     """
-    parts = list(_texts(request))
+    parts = list(_texts(messages, default_ttl_s))
     if all(part.ttl_s is None for part in parts):
         return []
     if len(text) <= _MAX_INLINE_CHARACTERS:
         pins = _marked_ends(parts, text)
     else:
         pins = await served_model.serial.run(partial(_marked_ends, parts, text))
-    options = request.prompt_cache_options
-    is_explicit = options is None or options.mode == "explicit"
-    latest = pins[-MAX_PINS if is_explicit else 1 - MAX_PINS :]
+    latest = pins[-max_pins:]
     prefixes = [text[:position] for position, _ in latest]
-    adds_special_tokens = bool(request.add_special_tokens)
     encoded = await encode_texts(prefixes, served_model, "messages", adds_special_tokens=adds_special_tokens)
     return [
         PromptPin(n_common_tokens(prefix, tokens), ttl_s)
@@ -77,19 +75,19 @@ async def breakpoint_pins(
     ]
 
 
-def _texts(request: ChatRequest) -> Iterator[_Text]:
+def _texts(messages: Sequence[dict[str, Any]], default_ttl_s: float) -> Iterator[_Text]:
     """Yields the texts of the messages in order."""
-    for index, message in enumerate(request.messages):
+    for index, message in enumerate(messages):
         content = message.get("content")
         if isinstance(content, str):
             yield _Text(content, None)
         for number, part in enumerate(content if isinstance(content, list) else ()):
             text = part.get("text") if isinstance(part, dict) else None
             if isinstance(text, str):
-                yield _Text(text, _ttl(part, request, f"messages[{index}].content[{number}]"))
+                yield _Text(text, _ttl(part, default_ttl_s, f"messages[{index}].content[{number}]"))
 
 
-def _ttl(part: dict[str, Any], request: ChatRequest, path: str) -> float | None:
+def _ttl(part: dict[str, Any], default_ttl_s: float, path: str) -> float | None:
     """Returns how long a part's breakpoint lives; None without one. Raises ``InvalidRequest``."""
     marker = part.get("prompt_cache_breakpoint")
     if marker is None:
@@ -100,7 +98,7 @@ def _ttl(part: dict[str, Any], request: ChatRequest, path: str) -> float | None:
         )
     ttl = marker.get("ttl")
     if ttl is None:
-        return DEFAULT_TTL_S if request.prompt_cache_options is None else request.prompt_cache_options.ttl_s
+        return default_ttl_s
     if not isinstance(ttl, str):
         raise InvalidRequest(f"{path}.prompt_cache_breakpoint.ttl must be a text such as 30m", param="messages")
     return parse_ttl(ttl, "messages")

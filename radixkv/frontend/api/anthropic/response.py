@@ -1,0 +1,161 @@
+"""Responses of ``/v1/messages``, whole or as a stream of events."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from radixkv.frontend.client import RuntimeClient
+from radixkv.frontend.http.sse import typed_event
+from radixkv.frontend.single_answer import SingleAnswer
+from radixkv.generation.output import OutputDelta
+from radixkv.generation.parts import Part, ReasoningPart, TextPart, ToolCallPart
+
+_STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class MessageWriter:
+    """Runs one request and writes its response. Use either ``whole`` or ``events``, once.
+
+    Args:
+        answer: runs the prompt.
+        model: the name of the model.
+    """
+
+    def __init__(self, answer: SingleAnswer, model: str) -> None:
+        self._answer = answer
+        self._head = {
+            "id": f"msg_{uuid.uuid4().hex}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+        }
+
+    async def whole(self, client: RuntimeClient) -> bytes:
+        """Returns the JSON of the message. Raises ``RequestError``; cancelling it cancels the request."""
+        output = await self._answer.whole(client)
+        content = [_block(part) for part in output.parts]
+        end = _end(output) | {"container": None}
+        return msgspec.json.encode({**self._head, "content": content, **end, "usage": self._usage()})
+
+    async def events(self, client: RuntimeClient) -> AsyncGenerator[bytes, None]:
+        """Yields the stream's events. Raises ``RequestError``; closing it cancels the request."""
+        blocks = _BlockEvents()
+        last: OutputDelta[None] = OutputDelta()
+        has_begun = False
+        async with aclosing(self._answer.outputs(client, streams=True)) as outputs:
+            async for output in outputs:
+                events = [] if has_begun else [self._start(), {"type": "ping"}]
+                has_begun = True
+                for part in output.parts:
+                    events += blocks.add(part)
+                if output.finish_reason is not None:
+                    last = output
+                if events:
+                    yield b"".join(map(typed_event, events))
+        events = [
+            *blocks.end(),
+            {"type": "message_delta", "delta": _end(last), "usage": self._usage()},
+            {"type": "message_stop"},
+        ]
+        yield b"".join(map(typed_event, events))
+
+    def _start(self) -> dict[str, Any]:
+        message: dict[str, Any] = {
+            **self._head,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": self._usage(),
+        }
+        return {"type": "message_start", "message": message}
+
+    def _usage(self) -> dict[str, int]:
+        """Returns the usage so far; what the cache gave is known only at the end."""
+        answer = self._answer
+        return {
+            "input_tokens": answer.n_prompt - answer.n_cached - answer.n_written,
+            "cache_creation_input_tokens": answer.n_written,
+            "cache_read_input_tokens": answer.n_cached,
+            "output_tokens": answer.n_output,
+        }
+
+
+class _BlockEvents:
+    """Events about the content of one message. Each part of another kind, or of another call, is a block."""
+
+    def __init__(self) -> None:
+        self._index = -1
+        self._open: Part | None = None
+        """A part of the block that has begun and not ended."""
+
+    def add(self, part: Part) -> Iterator[dict[str, Any]]:
+        """Yields the events of a part or a piece of one."""
+        if not _continues(part, self._open):
+            yield from self.end()
+            self._index += 1
+            self._open = part
+            yield {"type": "content_block_start", "index": self._index, "content_block": _empty_block(part)}
+        if (delta := _delta(part)) is not None:
+            yield {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+    def end(self) -> Iterator[dict[str, Any]]:
+        """Yields the event that ends the open block, if there is one."""
+        if self._open is not None:
+            yield {"type": "content_block_stop", "index": self._index}
+        self._open = None
+
+
+def _continues(part: Part, block: Part | None) -> bool:
+    if isinstance(part, ToolCallPart):
+        return isinstance(block, ToolCallPart) and block.index == part.index
+    return type(part) is type(block)
+
+
+def _empty_block(part: Part) -> dict[str, Any]:
+    match part:
+        case TextPart():
+            return {"type": "text", "text": ""}
+        case ReasoningPart():
+            return {"type": "thinking", "thinking": "", "signature": ""}
+        case ToolCallPart():
+            return {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
+
+
+def _delta(part: Part) -> dict[str, Any] | None:
+    match part:
+        case TextPart():
+            return {"type": "text_delta", "text": part.text}
+        case ReasoningPart():
+            return {"type": "thinking_delta", "thinking": part.text}
+        case ToolCallPart():
+            return {"type": "input_json_delta", "partial_json": part.arguments} if part.arguments else None
+
+
+def _block(part: Part) -> dict[str, Any]:
+    match part:
+        case TextPart():
+            return {"type": "text", "text": part.text}
+        case ReasoningPart():
+            return {"type": "thinking", "thinking": part.text, "signature": ""}
+        case ToolCallPart():
+            return {"type": "tool_use", "id": part.id, "name": part.name, "input": _arguments(part.arguments)}
+
+
+def _arguments(text: str) -> Any:
+    """Returns the arguments of a call; an object without any if the answer was cut within them."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return {}
+
+
+def _end(output: OutputDelta[None]) -> dict[str, Any]:
+    """Returns the fields that say why the message ended."""
+    if isinstance(output.stop_reason, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": output.stop_reason}
+    return {"stop_reason": _STOP_REASONS.get(output.finish_reason or "", "end_turn"), "stop_sequence": None}

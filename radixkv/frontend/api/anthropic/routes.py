@@ -1,0 +1,52 @@
+"""Anthropic's endpoints."""
+
+from __future__ import annotations
+
+import time
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from radixkv.frontend.api.anthropic.response import MessageWriter
+from radixkv.frontend.api.anthropic.schema import (
+    CountTokensRequest,
+    MessagesRequest,
+    parse_count_tokens,
+    parse_messages,
+)
+from radixkv.frontend.api.anthropic.translation import answer_chat, prompt_chat
+from radixkv.frontend.chat import chat_prompt, count_tokens
+from radixkv.frontend.client import RuntimeClient
+from radixkv.frontend.http.body import BodyReader
+from radixkv.frontend.http.disconnect import cancel_on_disconnect
+from radixkv.frontend.http.openapi import DocumentedApp
+from radixkv.frontend.http.sse import EventStream
+from radixkv.frontend.served_model import ServedModel
+from radixkv.frontend.single_answer import SingleAnswer
+
+
+def add_messages_routes(
+    app: DocumentedApp, client: RuntimeClient, served_model: ServedModel, body_reader: BodyReader
+) -> None:
+    """Adds the routes ``/v1/messages`` and ``/v1/messages/count_tokens``."""
+
+    @app.post("/v1/messages", openapi_extra=app.json_body(MessagesRequest))
+    async def messages(request: Request) -> Response:
+        """Anthropic's messages."""
+        arrived = time.monotonic()
+        body = await body_reader.read(request, parse_messages, served_model.max_prompt_and_answer)
+        served_model.check_name(body.model)
+        prompt = await cancel_on_disconnect(request.receive, chat_prompt(answer_chat(body), served_model))
+        writer = MessageWriter(SingleAnswer(prompt, served_model, arrived=arrived), served_model.name)
+        if body.stream:
+            return EventStream(writer.events(client), end=b"")
+        whole = await cancel_on_disconnect(request.receive, writer.whole(client))
+        return Response(whole, media_type="application/json")
+
+    @app.post("/v1/messages/count_tokens", openapi_extra=app.json_body(CountTokensRequest))
+    async def count(request: Request) -> Response:
+        """The number of tokens that the prompt of a message would have."""
+        body = await body_reader.read(request, parse_count_tokens, served_model.max_prompt_and_answer)
+        served_model.check_name(body.model)
+        n_tokens = await cancel_on_disconnect(request.receive, count_tokens(prompt_chat(body), served_model))
+        return JSONResponse({"input_tokens": n_tokens})

@@ -1,0 +1,125 @@
+"""Responses of ``/v1/responses``, whole or as a stream of events."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from radixkv.errors import RequestError
+from radixkv.frontend.api.responses.items import Event, OutputItems
+from radixkv.frontend.api.responses.schema import ResponsesRequest
+from radixkv.frontend.api.responses.translation import SEALED_REASONING
+from radixkv.frontend.client import RuntimeClient
+from radixkv.frontend.http.sse import typed_event
+from radixkv.frontend.single_answer import SingleAnswer
+
+
+class ResponsesWriter:
+    """Runs one request and writes its response. Use either ``whole`` or ``events``, once.
+
+    Args:
+        request: the parsed body.
+        answer: runs the prompt.
+        model: the name of the model.
+    """
+
+    def __init__(self, request: ResponsesRequest, answer: SingleAnswer, model: str) -> None:
+        self._answer = answer
+        self._items = OutputItems(seals_reasoning=SEALED_REASONING in (request.include or ()))
+        self._numbers = itertools.count()
+        self._head = {
+            "id": f"resp_{uuid.uuid4().hex}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": model,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "metadata": request.metadata or {},
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
+            "store": False,
+            "temperature": request.temperature,
+            "text": {"format": {"type": "text"}} if request.text is None else msgspec.to_builtins(request.text),
+            "tool_choice": "auto" if request.tool_choice is None else request.tool_choice,
+            "tools": request.tools or [],
+            "top_p": request.top_p,
+            "truncation": "disabled",
+        }
+
+    async def whole(self, client: RuntimeClient) -> bytes:
+        """Returns the JSON of the response. Raises ``RequestError``; cancelling it cancels the request."""
+        output = await self._answer.whole(client)
+        for part in output.parts:
+            for _ in self._items.add(part):
+                pass
+        for _ in self._items.end(_status(output.finish_reason)):
+            pass
+        return msgspec.json.encode(self._response(_status(output.finish_reason)))
+
+    async def events(self, client: RuntimeClient) -> AsyncGenerator[bytes, None]:
+        """Yields the stream's events; closing it cancels the request.
+
+        Raises:
+            RequestError: the request failed before the first event. A later failure is an event.
+        """
+        has_begun, status = False, "completed"
+        try:
+            async with aclosing(self._answer.outputs(client, streams=True)) as outputs:
+                async for output in outputs:
+                    events = [] if has_begun else self._begin()
+                    has_begun = True
+                    for part in output.parts:
+                        events += self._items.add(part)
+                    if output.finish_reason is not None:
+                        status = _status(output.finish_reason)
+                    if events:
+                        yield self._encode(events)
+        except RequestError as error:
+            if not has_begun:
+                raise
+            failed = self._response("failed") | {"error": {"code": "server_error", "message": str(error)}}
+            yield self._encode([{"type": "response.failed", "response": failed}])
+            return
+        events = list(self._items.end(status))
+        yield self._encode([*events, {"type": f"response.{status}", "response": self._response(status)}])
+
+    def _begin(self) -> list[Event]:
+        response = self._response("in_progress")
+        return [{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")]
+
+    def _encode(self, events: list[Event]) -> bytes:
+        return b"".join([typed_event({**event, "sequence_number": next(self._numbers)}) for event in events])
+
+    def _response(self, status: str) -> dict[str, Any]:
+        """Returns the response object as it is now."""
+        return self._head | {
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "output": list(self._items.items),
+            "usage": None if status == "in_progress" else self._usage(),
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        answer = self._answer
+        return {
+            "input_tokens": answer.n_prompt,
+            "input_tokens_details": {
+                "cached_tokens": answer.n_cached,
+                "cache_write_tokens": answer.n_written,
+            },
+            "output_tokens": answer.n_output,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": answer.n_prompt + answer.n_output,
+        }
+
+
+def _status(finish_reason: str | None) -> str:
+    return "incomplete" if finish_reason == "length" else "completed"

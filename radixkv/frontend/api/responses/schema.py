@@ -1,0 +1,57 @@
+"""Bodies of OpenAI's Responses API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from radixkv.compat import Place, refusals
+from radixkv.frontend.http.body_decoder import BodyDecoder, Int64, check_values
+
+
+class Reasoning(msgspec.Struct):
+    """``reasoning``: how much the model reasons before it answers."""
+
+    effort: str | None = None
+
+
+class TextFormat(msgspec.Struct):
+    """``text.format``: what the answer must match."""
+
+    type: str
+    schema: dict[str, Any] | None = None
+
+
+class TextOptions(msgspec.Struct):
+    """``text``."""
+
+    format: TextFormat | None = None
+
+
+class ResponsesRequest(msgspec.Struct, kw_only=True):
+    """The body of ``POST /v1/responses``, with radixkv's fields about cache and queue."""
+
+    input: str | list[dict[str, Any]]
+    model: str | None = None
+    instructions: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    reasoning: Reasoning | None = None
+    text: TextOptions | None = None
+    include: list[str] | None = None
+    metadata: dict[str, str] | None = None
+    stream: bool | None = False
+    cache_salt: str | None = None
+    session_id: str | None = None
+    priority: Int64 | None = None
+
+
+_CHECKS = {name: check_values(name) for name in ("input", "instructions", "tools", "text")}
+
+parse_responses = BodyDecoder(ResponsesRequest, _CHECKS, refusals(Place.RESPONSES)).decode
+"""Parses a body. Raises ``InvalidRequest``, whose text never repeats a part of the body."""

@@ -1,0 +1,198 @@
+"""Translation of Responses requests to conversations in OpenAI's chat format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from radixkv.errors import InvalidRequest, UnsupportedFeature, shortened
+from radixkv.frontend.api.responses.reasoning import unsealed_reasoning
+from radixkv.frontend.api.responses.schema import ResponsesRequest, TextOptions
+from radixkv.frontend.chat import Chat
+from radixkv.structured_outputs import StructuredOutputs
+
+SEALED_REASONING = "reasoning.encrypted_content"
+"""The value of ``include`` that asks for the reasoning in a form that clients send back."""
+_TEXT_TYPES = frozenset({"input_text", "output_text", "text", "refusal"})
+_SYSTEM_ROLES = frozenset({"system", "developer"})
+
+
+def answer_chat(request: ResponsesRequest) -> Chat:
+    """Translates a request. Raises ``InvalidRequest``, which names the field."""
+    for name in request.include or ():
+        if name == "message.output_text.logprobs":
+            raise UnsupportedFeature(
+                f"include has {name}, which is not supported here; use /v1/chat/completions", param="include"
+            )
+    conversation = _Conversation()
+    if request.instructions:
+        conversation.add_system([{"type": "text", "text": request.instructions}])
+    if isinstance(request.input, str):
+        conversation.add({"role": "user", "content": request.input})
+    else:
+        for index, item in enumerate(request.input):
+            conversation.add_item(item, f"input[{index}]")
+    tools = [_tool(tool) for tool in request.tools or () if tool.get("type") == "function"]
+    return Chat(
+        messages=conversation.messages,
+        tools=tools,
+        tool_choice=_tool_choice(request.tool_choice),
+        parallel_tool_calls=request.parallel_tool_calls,
+        sampling={
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "structured_outputs": _structured_outputs(request.text),
+        },
+        max_tokens=request.max_output_tokens,
+        field_names={"messages": "input", "max_tokens": "max_output_tokens", "structured_outputs": "text"},
+        variables=_variables(request),
+        cache_salt=request.cache_salt or "",
+        session_id=request.session_id or "",
+        priority=request.priority or 0,
+    )
+
+
+class _Conversation:
+    """The messages of the items so far. What the assistant said and called in a row is one message."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+
+    def add(self, message: dict[str, Any]) -> None:
+        """Adds a message of its own."""
+        self.messages.append(message)
+
+    def add_system(self, parts: list[dict[str, Any]]) -> None:
+        """Adds parts to the system message; it must be the first one in many chat templates."""
+        if len(self.messages) == 1 and self.messages[0]["role"] == "system":
+            self.messages[0]["content"] += parts
+        else:
+            self.add({"role": "system", "content": parts})
+
+    def add_item(self, item: Mapping[str, Any], path: str) -> None:
+        """Adds an item of ``input``."""
+        match item.get("type", "message"):
+            case "message":
+                self._add_message(item, path)
+            case "reasoning":
+                self._add_reasoning(item, path)
+            case "function_call":
+                self._assistant("tool_calls").setdefault("tool_calls", []).append(_call(item, path))
+            case "function_call_output":
+                if not isinstance(item.get("call_id"), str):
+                    raise _invalid(f"{path}.call_id must be a text")
+                content = _texts(item.get("output"), f"{path}.output")
+                self.add({"role": "tool", "tool_call_id": item["call_id"], "content": content})
+            case "item_reference":
+                raise UnsupportedFeature(
+                    f"{path} refers to an item of an earlier response, and this server stores none; send the item",
+                    param="input",
+                )
+            case kind:
+                raise UnsupportedFeature(
+                    f"{path} is of type {shortened(kind)}, which this release does not support; use message, "
+                    "reasoning, function_call and function_call_output",
+                    param="input",
+                )
+
+    def _add_message(self, item: Mapping[str, Any], path: str) -> None:
+        role, content = item.get("role"), _texts(item.get("content"), f"{path}.content")
+        if role in _SYSTEM_ROLES:
+            self.add_system(content)
+        elif role == "assistant":
+            self._assistant("content")["content"] = content
+        elif role == "user":
+            self.add({"role": "user", "content": content})
+        else:
+            raise _invalid(f"{path}.role must be user, assistant, system or developer")
+
+    def _add_reasoning(self, item: Mapping[str, Any], path: str) -> None:
+        content = item.get("content")
+        if not isinstance(content, list | None):
+            raise _invalid(f"{path}.content must be a list")
+        texts = [part.get("text") for part in content or () if isinstance(part, dict)]
+        text = "".join(text for text in texts if isinstance(text, str))
+        text = text or unsealed_reasoning(item.get("encrypted_content"))
+        if text:
+            self._assistant("reasoning_content")["reasoning_content"] = text
+
+    def _assistant(self, adds: str) -> dict[str, Any]:
+        """Returns the assistant's message to which a field is added: the last one, unless that has later fields."""
+        order = ("reasoning_content", "content", "tool_calls")
+        last = self.messages[-1] if self.messages else None
+        later = order[order.index(adds) :] if adds != "tool_calls" else ()
+        if last is None or last["role"] != "assistant" or any(last.get(name) for name in later):
+            last = {"role": "assistant", "content": ""}
+            self.messages.append(last)
+        return last
+
+
+def _texts(content: object, path: str) -> list[dict[str, Any]]:
+    """Returns the text parts of a text or of a list of parts."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise _invalid(f"{path} must be a text or a list of parts")
+    return [_text_part(part, f"{path}[{index}]") for index, part in enumerate(content)]
+
+
+def _text_part(part: object, path: str) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind not in _TEXT_TYPES:
+        raise UnsupportedFeature(
+            f"{path} is of type {shortened(kind)}, and this release supports text only", param="input"
+        )
+    text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
+    if kind is None or not isinstance(text, str):
+        raise _invalid(f'{path} must be {{"type": "input_text", "text": ...}} with a text')
+    return {"type": "text", "text": text}
+
+
+def _call(item: Mapping[str, Any], path: str) -> dict[str, Any]:
+    name, call_id, arguments = item.get("name"), item.get("call_id"), item.get("arguments")
+    if not isinstance(name, str) or not isinstance(call_id, str) or not isinstance(arguments, str):
+        raise _invalid(f"{path} must have the texts call_id, name and arguments")
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
+
+
+def _tool_choice(choice: object) -> object:
+    """Returns ``tool_choice`` of OpenAI's chat format; what is malformed stays as it is, and is refused later."""
+    match choice:
+        case {"type": "function", "name": str(name)}:
+            return {"type": "function", "function": {"name": name}}
+        case {"type": "allowed_tools", "mode": mode, "tools": list(tools)}:
+            allowed = [_tool_choice(tool) for tool in tools]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
+    return choice
+
+
+def _variables(request: ResponsesRequest) -> dict[str, Any]:
+    """Returns the variables of chat templates that switch reasoning off, and say how much of it."""
+    effort = None if request.reasoning is None else request.reasoning.effort
+    if effort is None:
+        return {}
+    return {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
+
+
+def _structured_outputs(text: TextOptions | None) -> StructuredOutputs | None:
+    if text is None or text.format is None:
+        return None
+    match text.format.type:
+        case "text":
+            return None
+        case "json_object":
+            return StructuredOutputs(json_object=True)
+        case "json_schema" if text.format.schema is not None:
+            return StructuredOutputs(json=msgspec.json.encode(text.format.schema).decode())
+    raise _invalid("text.format must have type text, json_object, or json_schema with a schema", "text")
+
+
+def _invalid(text: str, param: str = "input") -> InvalidRequest:
+    return InvalidRequest(text, param=param)

@@ -1,0 +1,157 @@
+"""A conversation to answer, which every API with messages translates its requests into, and its prompt."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from radixkv.errors import InvalidRequest
+from radixkv.frontend.chat_text import conversation_text
+from radixkv.frontend.prompt_encoding import encode_texts
+from radixkv.frontend.prompt_pins import breakpoint_pins, check_breakpoints
+from radixkv.frontend.served_model import ServedModel
+from radixkv.generation.models import GenerationModel
+from radixkv.generation.params import clamp_max_tokens, request_sampling_params
+from radixkv.generation.tools import ToolUse, parse_tool_use
+from radixkv.limits import MAX_PINS, check_cache_salt, check_session_id
+from radixkv.wire import PromptPin, Submit
+
+if TYPE_CHECKING:
+    from radixkv.generation.parsers.answer_parser import AnswerParser
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chat:
+    """A conversation to answer once."""
+
+    messages: Sequence[dict[str, Any]]
+    """In OpenAI's chat format. Text parts may have ``prompt_cache_breakpoint`` with a ``ttl``."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """In OpenAI's chat format."""
+    tool_choice: object = None
+    """In OpenAI's chat format."""
+    parallel_tool_calls: bool | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """By the names of ``SamplingParams``; None counts as omitted."""
+    max_tokens: int | None = None
+    """None: the rest of the context."""
+    field_names: Mapping[str, str] = field(default_factory=dict)
+    """The request's names of ``messages``, ``max_tokens`` and fields of ``SamplingParams``, where they differ."""
+    continue_final_message: bool = False
+    """Whether the answer continues the last message."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Further variables for the chat template."""
+    pin_s: float | None = None
+    """How long the whole prompt is pinned, in seconds; None: only its breakpoints are."""
+    cache_salt: str = ""
+    session_id: str = ""
+    priority: int = 0
+
+    def tool_use(self) -> ToolUse:
+        """Checks and returns the tools. Raises ``InvalidRequest``."""
+        return parse_tool_use(list(self.tools), self.tool_choice, self.parallel_tool_calls)
+
+    def field_name(self, name: str) -> str:
+        """Returns the request's name of a field."""
+        return self.field_names.get(name, name)
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """The prompt of a chat, with what is needed to read its answers."""
+
+    submit: Submit
+    text: str
+    """The rendered messages."""
+    tools: ToolUse
+    splits_reasoning: bool
+
+    def open_parser(self, model: GenerationModel) -> AnswerParser | None:
+        """Returns a parser of one answer; None if all of its text is plain text."""
+        return model.open_parser(self.text, self.tools, has_reasoning=self.splits_reasoning)
+
+
+async def chat_text(chat: Chat, tools: ToolUse, served_model: ServedModel) -> str:
+    """Returns the text of a conversation, rendered by the chat template. Raises ``InvalidRequest``."""
+    with _naming_fields(chat):
+        return await conversation_text(
+            chat.messages,
+            served_model,
+            add_generation_prompt=not chat.continue_final_message,
+            continue_final_message=chat.continue_final_message,
+            tools=tools,
+            variables=chat.variables,
+        )
+
+
+async def chat_tokens(text: str, chat: Chat, served_model: ServedModel) -> bytes:
+    """Returns the tokens of ``chat_text``. Raises ``InvalidRequest``, also if there are none."""
+    field_name = chat.field_name("messages")
+    (tokens,) = await encode_texts([text], served_model, field_name, adds_special_tokens=False)
+    if not tokens:
+        raise InvalidRequest("the chat template renders the messages as an empty text", param=field_name)
+    return tokens
+
+
+async def count_tokens(chat: Chat, served_model: ServedModel) -> int:
+    """Returns the length of a conversation's prompt in tokens. Raises ``InvalidRequest``."""
+    text = await chat_text(chat, chat.tool_use(), served_model)
+    return len(await chat_tokens(text, chat, served_model)) // 4
+
+
+async def chat_prompt(chat: Chat, served_model: ServedModel) -> ChatPrompt:
+    """Checks a conversation and returns its prompt; long ones are rendered and encoded in a thread.
+
+    Raises:
+        InvalidRequest: a field cannot be served; ``param`` names it.
+    """
+    served_model.check_priority(chat.priority)
+    check_cache_salt(chat.cache_salt)
+    check_session_id(chat.session_id)
+    tools = chat.tool_use()
+    served_model.check_tools(tools)
+    with _naming_fields(chat):
+        check_breakpoints(chat.messages, 0.0)
+        sampling = request_sampling_params(chat.sampling, chat.max_tokens, served_model)
+    text = await chat_text(chat, tools, served_model)
+    with _naming_fields(chat):
+        sampling = served_model.constrained(sampling, text, tools)
+    tokens = await chat_tokens(text, chat, served_model)
+    max_tokens_field = None if chat.max_tokens is None else chat.field_name("max_tokens")
+    n_prompt, messages_field = len(tokens) // 4, chat.field_name("messages")
+    prompt = Submit(
+        id=uuid.uuid4().hex,
+        tokens=tokens,
+        sampling=clamp_max_tokens(sampling, served_model, n_prompt, max_tokens_field, messages_field),
+        cache_salt=chat.cache_salt,
+        priority=chat.priority,
+        session_id=chat.session_id,
+    )
+    return ChatPrompt(await _with_pins(prompt, chat, text, served_model), text, tools, splits_reasoning=True)
+
+
+async def _with_pins(prompt: Submit, chat: Chat, text: str, served_model: ServedModel) -> Submit:
+    """Returns the prompt with the pins of the conversation, or as it is where nothing can be pinned."""
+    if not served_model.pins_prompts:
+        return prompt
+    whole = [] if chat.pin_s is None else [PromptPin(len(prompt.tokens) // 4, chat.pin_s)]
+    pins = await breakpoint_pins(
+        chat.messages, text, prompt.tokens, served_model, default_ttl_s=0.0, max_pins=MAX_PINS - len(whole)
+    )
+    return msgspec.structs.replace(prompt, pins=(*pins, *whole))
+
+
+@contextmanager
+def _naming_fields(chat: Chat) -> Iterator[None]:
+    """Gives errors of the block the request's name of the field that they are about."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param is not None:
+            error.param = chat.field_name(error.param)
+        raise

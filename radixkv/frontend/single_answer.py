@@ -1,0 +1,84 @@
+"""One prompt's only answer while it is generated, and the usage at its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from radixkv.frontend.chat import ChatPrompt
+from radixkv.frontend.client import RuntimeClient
+from radixkv.frontend.in_flight import TokenDelta, is_slow_to_render
+from radixkv.frontend.served_model import ServedModel
+from radixkv.generation.output import ChoiceStream, OutputDelta
+from radixkv.wire import Done
+
+
+class SingleAnswer:
+    """Runs a prompt with one answer. Iterate ``outputs`` once.
+
+    Args:
+        prompt: the prompt.
+        served_model: ends the answer and turns it into text.
+        arrived: when the request arrived, in monotonic seconds.
+    """
+
+    def __init__(self, prompt: ChatPrompt, served_model: ServedModel, *, arrived: float) -> None:
+        self.n_prompt = len(prompt.submit.tokens) // 4
+        self.done: Done | None = None
+        """How the request ended; None before."""
+        self._prompt = prompt.submit
+        self._served_model = served_model
+        self._arrived = arrived
+        self._choice: ChoiceStream[None] = ChoiceStream(
+            prompt.submit.sampling, served_model, parser=prompt.open_parser(served_model)
+        )
+
+    @property
+    def n_output(self) -> int:
+        """Tokens of the answer so far."""
+        return self._choice.n_tokens
+
+    @property
+    def n_cached(self) -> int:
+        """Prompt tokens that were not computed; 0 before the end."""
+        return 0 if self.done is None else self.done.n_cached_tokens
+
+    @property
+    def n_written(self) -> int:
+        """Prompt tokens that were computed and are now cached, in whole pages; 0 before the end."""
+        if self.done is None or not self._served_model.caches_prompts:
+            return 0
+        return max(0, self.n_prompt - self.n_prompt % self._served_model.ready.page_size - self.n_cached)
+
+    async def outputs(self, client: RuntimeClient, *, streams: bool) -> AsyncGenerator[OutputDelta[None], None]:
+        """Yields the output as it arrives. Raises ``RequestError``; closing it cancels the request.
+
+        Args:
+            client: sends the request.
+            streams: whether a client reads the output as it arrives; one that falls too far behind fails.
+        """
+        group = client.submit([self._prompt], arrived=self._arrived, streams=streams)
+        async with group, aclosing(group.deltas()) as deltas:
+            async for delta in deltas:
+                if delta.done is not None:
+                    self.done = delta.done
+                if is_slow_to_render(delta):
+                    output = await asyncio.to_thread(self._convert, delta)
+                else:
+                    output = self._convert(delta)
+                if output.finish_reason is not None:
+                    group.end_choice(delta, output.finish_reason)
+                if not output.is_empty:
+                    yield output
+
+    async def whole(self, client: RuntimeClient) -> OutputDelta[None]:
+        """Returns the whole output. Raises ``RequestError``; cancelling it cancels the request."""
+        whole: OutputDelta[None] = OutputDelta()
+        async with aclosing(self.outputs(client, streams=False)) as outputs:
+            async for output in outputs:
+                whole.add(output)
+        return whole
+
+    def _convert(self, delta: TokenDelta) -> OutputDelta[None]:
+        return self._choice.absorb(delta.tokens, delta.logprobs, delta.finish_reason, delta.stop_token_id)

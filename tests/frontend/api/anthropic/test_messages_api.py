@@ -1,0 +1,162 @@
+"""``/v1/messages`` and ``/v1/messages/count_tokens`` over HTTP, with a runtime that echoes the prompt."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixkv.config import ServerConfig
+from radixkv.frontend.served_model import ServedModel
+from radixkv.wire import unpack_tokens
+from support.running_site import running_site
+from support.scripted_runtime import MAX_MODEL_LEN, Site
+
+CLAUDE_CODE = json.loads((Path(__file__).parent / "claude_code.json").read_text())
+USER = {"role": "user", "content": "Hi"}
+
+
+def body(**changes: Any) -> dict[str, Any]:
+    return {"model": "echo", "max_tokens": 5, "messages": [USER], **changes}
+
+
+def post(site: Site, **changes: Any) -> Any:
+    reply = site.http.post("/v1/messages", json=body(**changes))
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def check_error(reply: Any, status: int, kind: str, param: str | None = None) -> None:
+    found = reply.json()
+    assert (reply.status_code, found["type"], found["error"]["type"]) == (status, "error", kind), reply.text
+    assert found["error"]["message"]
+    assert found["error"]["param"] == param
+
+
+def test_a_message_is_answered(site: Site) -> None:
+    message = post(site, system="Be kind.")
+    assert (message["type"], message["role"], message["model"]) == ("message", "assistant", "echo")
+    assert message["content"] == [{"type": "text", "text": "<syst"}]
+    assert (message["stop_reason"], message["stop_sequence"]) == ("max_tokens", None)
+    n_prompt = len("<system>Be kind.<user>Hi<assistant>")
+    usage = message["usage"]
+    assert usage["cache_read_input_tokens"] == n_prompt // 2
+    assert usage["cache_creation_input_tokens"] == n_prompt - n_prompt % 16 - n_prompt // 2
+    assert sum(usage.values()) == n_prompt + 5
+
+
+def test_a_server_without_a_prefix_cache_writes_nothing(served_model: ServedModel, tmp_path: Path) -> None:
+    with running_site(replace(served_model, caches_prompts=False), tmp_path) as site:
+        assert post(site)["usage"]["cache_creation_input_tokens"] == 0
+
+
+def test_a_stop_sequence_ends_the_answer(site: Site) -> None:
+    message = post(site, stop_sequences=["ser"], max_tokens=20)
+    assert message["content"] == [{"type": "text", "text": "<u"}]
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "ser")
+
+
+ANSWER = (
+    "<think>\nI run ls.\n</think>\n\nLook: "
+    '<tool_call>\n{"name": "Bash", "arguments": {"command": "ls"}}\n</tool_call>'
+)
+
+
+def test_a_model_without_a_format_of_calls_says_so(site: Site) -> None:
+    reply = site.http.post("/v1/messages", json=body(tools=CLAUDE_CODE["tools"]))
+    check_error(reply, 400, "invalid_request_error", "tools")
+    assert "--tool-call-parser" in reply.json()["error"]["message"]
+
+
+def test_a_body_of_claude_code_is_answered(agent_site: Site) -> None:
+    with agent_site.http.stream("POST", "/v1/messages?beta=true", json={**CLAUDE_CODE, "max_tokens": 20}) as reply:
+        assert reply.status_code == 200
+        events = [line for line in reply.iter_lines() if line.startswith("event: ")]
+    assert events[:2] == ["event: message_start", "event: ping"]
+    assert events[-1] == "event: message_stop"
+    tokens = unpack_tokens(agent_site.loop.submitted[-1].tokens)
+    prompt = agent_site.http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
+    assert "<system>You are Claude Code" in prompt, "without the billing header"
+    assert '"name": "Bash"' in prompt
+    assert "web_search" not in prompt
+    assert agent_site.loop.submitted[-1].pins[-1].ttl_s == 300.0
+
+
+def test_reasoning_text_and_calls_are_blocks(agent_site: Site) -> None:
+    messages = [{"role": "user", "content": ANSWER}]
+    message = post(agent_site, max_tokens=200, tools=CLAUDE_CODE["tools"], messages=messages)
+    thinking, text, call = message["content"]
+    assert (thinking["type"], thinking["thinking"].strip()) == ("thinking", "I run ls.")
+    assert (text["type"], text["text"].strip()) == ("text", "Look:")
+    assert (call["type"], call["name"], call["input"]) == ("tool_use", "Bash", {"command": "ls"})
+    assert call["id"]
+    assert message["stop_reason"] == "tool_use"
+
+
+def test_cache_control_of_the_body_pins_the_whole_prompt(site: Site) -> None:
+    post(site, cache_control={"type": "ephemeral", "ttl": "1h"})
+    (pin,) = site.loop.submitted[-1].pins
+    assert (pin.n_tokens, pin.ttl_s) == (len("<user>Hi<assistant>"), 3600.0)
+    post(site, cache_control={"type": "ephemeral"})
+    assert site.loop.submitted[-1].pins == ()
+
+
+def test_breakpoints_ask_for_nothing_where_nothing_can_be_pinned(served_model: ServedModel, tmp_path: Path) -> None:
+    with running_site(replace(served_model, pins_prompts=False), tmp_path) as site:
+        blocks = CLAUDE_CODE["system"]
+        assert post(site, system=blocks, cache_control={"type": "ephemeral", "ttl": "1h"})
+        assert site.loop.submitted[-1].pins == ()
+
+
+def test_counted_tokens_are_those_of_the_message(agent_site: Site) -> None:
+    agent = {name: CLAUDE_CODE[name] for name in ("messages", "system", "tools")}
+    for changes in ({}, {"system": "Be kind."}, agent):
+        counted = agent_site.http.post("/v1/messages/count_tokens", json={"messages": [USER], **changes}).json()
+        usage = post(agent_site, max_tokens=1, **changes)["usage"]
+        assert counted == {"input_tokens": sum(usage.values()) - 1}
+
+
+def test_the_answer_continues_the_last_message(site: Site) -> None:
+    usage = post(site, max_tokens=1, messages=[USER, {"role": "assistant", "content": "Well"}])["usage"]
+    assert sum(usage.values()) - 1 == len("<user>Hi<assistant>Well")
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "nobody", "content": "a"}]}, "messages"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"cache_salt": "a" * 200}, "cache_salt"),
+        ({"container": "a"}, "container"),
+    ],
+    ids=lambda value: json.dumps(value)[:40],
+)
+def test_a_wrong_field_is_an_error_as_anthropic_writes_it(site: Site, changes: dict[str, Any], param: str) -> None:
+    check_error(site.http.post("/v1/messages", json=body(**changes)), 400, "invalid_request_error", param)
+    assert post(site)["type"] == "message"
+
+
+def test_errors_have_the_types_of_anthropic(site: Site) -> None:
+    check_error(site.http.post("/v1/messages", json=body(model="other")), 404, "not_found_error", "model")
+    check_error(site.http.post("/v1/messages", content=b"{"), 400, "invalid_request_error")
+    check_error(site.http.get("/v1/messages"), 405, "invalid_request_error")
+    messages = [{"role": "user", "content": "a" * MAX_MODEL_LEN}]
+    too_long = site.http.post("/v1/messages", json=body(messages=messages))
+    check_error(too_long, 400, "invalid_request_error", "messages")
+    assert "prompt is too long" in too_long.json()["error"]["message"], "by which Claude Code knows it"
+
+
+def test_the_key_may_be_in_the_header_of_anthropic(served_model: ServedModel, tmp_path: Path) -> None:
+    with running_site(served_model, tmp_path, ServerConfig(api_key="k")) as site:
+        check_error(site.http.post("/v1/messages", json=body()), 401, "authentication_error")
+        for headers in ({"x-api-key": "k"}, {"Authorization": "Bearer k"}):
+            assert site.http.post("/v1/messages", json=body(), headers=headers).status_code == 200
+        for headers in ({"x-api-key": "no"}, {"Authorization": "Bearer no", "x-api-key": "k"}):
+            reply = site.http.post("/v1/messages", json=body(), headers=headers)
+            check_error(reply, 401, "authentication_error")

@@ -1,0 +1,136 @@
+"""Translation of Responses requests to conversations in OpenAI's chat format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixkv.errors import InvalidRequest
+from radixkv.frontend.api.responses.reasoning import sealed_reasoning
+from radixkv.frontend.api.responses.schema import parse_responses
+from radixkv.frontend.api.responses.translation import answer_chat
+from radixkv.frontend.chat import Chat
+
+CODEX = Path(__file__).parent / "codex.json"
+
+
+def translate(**body: Any) -> Chat:
+    return answer_chat(parse_responses(json.dumps({"input": "Hi", **body}).encode(), 1000))
+
+
+def texts(message: dict[str, Any]) -> Any:
+    content = message["content"]
+    return content if isinstance(content, str) else [part["text"] for part in content]
+
+
+def test_a_body_of_codex_is_translated() -> None:
+    chat = answer_chat(parse_responses(CODEX.read_bytes(), 1000))
+    assert [message["role"] for message in chat.messages] == [
+        *("system", "user", "user", "assistant", "tool", "tool", "assistant", "user")
+    ]
+    system, _, _, called, first, second, said, _ = chat.messages
+    assert texts(system) == [
+        "You are a coding agent running in the Codex CLI.",
+        "<permissions>Ask first.</permissions>",
+    ]
+    assert (texts(called), called["reasoning_content"]) == (["I look."], "I run ls.")
+    assert [(call["id"], call["function"]["arguments"]) for call in called["tool_calls"]] == [
+        ("call_1", '{"cmd": "ls"}'),
+        ("call_2", '{"cmd": "pwd"}'),
+    ]
+    assert [(one["tool_call_id"], texts(one)) for one in (first, second)] == [
+        ("call_1", ["a.py"]),
+        ("call_2", ["/repo"]),
+    ]
+    assert texts(said) == ["There is a.py."]
+    assert "reasoning_content" not in said, "another server's reasoning cannot be read"
+    (tool,) = chat.tools
+    assert (tool["function"]["name"], tool["function"]["strict"]) == ("exec_command", False)
+    assert (chat.tool_choice, chat.parallel_tool_calls, chat.max_tokens) == ("auto", True, None)
+    assert chat.variables == {"reasoning_effort": "medium"}
+
+
+def test_reasoning_comes_back_as_it_was_sent() -> None:
+    for item in (
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm é"}]},
+        {"type": "reasoning", "summary": [], "encrypted_content": sealed_reasoning("Hm é")},
+    ):
+        chat = translate(input=[{"role": "user", "content": "a"}, item, {"role": "assistant", "content": "b"}])
+        assert [message.get("reasoning_content") for message in chat.messages] == [None, "Hm é"]
+
+
+def test_each_turn_of_the_assistant_is_a_message_of_its_own() -> None:
+    call = {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}
+    said = {"role": "assistant", "content": "a"}
+    roles = [len(message.get("tool_calls", ())) for message in translate(input=[said, call, said, said]).messages]
+    assert roles == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "value"),
+    [
+        ({"format": {"type": "json_object"}}, "json_object", True),
+        (
+            {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}},
+            "json",
+            '{"type":"object"}',
+        ),
+    ],
+)
+def test_a_format_constrains_the_answer(text: Any, field: str, value: Any) -> None:
+    assert getattr(translate(text=text).sampling["structured_outputs"], field) == value
+    assert translate(text={"format": {"type": "text"}}).sampling["structured_outputs"] is None
+
+
+def test_choices_of_tools_are_translated() -> None:
+    assert translate(tool_choice="required").tool_choice == "required"
+    named = {"type": "function", "function": {"name": "f"}}
+    assert translate(tool_choice={"type": "function", "name": "f"}).tool_choice == named
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
+    expected = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named]}}
+    assert translate(tool_choice=allowed).tool_choice == expected
+
+
+def test_no_reasoning_is_asked_for_by_its_effort() -> None:
+    assert translate(reasoning={"effort": "none"}).variables == {"enable_thinking": False}
+    assert translate(reasoning={}).variables == {}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input"),
+        ({"input": [{"type": "computer_call"}]}, "input"),
+        ({"input": [{"role": "nobody", "content": "a"}]}, "input"),
+        ({"input": [{"role": "user"}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "a"}]}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "input"),
+        ({"input": [{"type": "function_call_output", "output": "a"}]}, "input"),
+        ({"input": [{"type": "reasoning", "content": "a"}]}, "input"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"store": True}, "store"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"messages": [{}]}, "messages"),
+    ],
+    ids=lambda value: json.dumps(value)[:60],
+)
+def test_a_wrong_field_is_named(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        translate(**body)
+    assert raised.value.param == param
+
+
+def test_what_asks_for_nothing_is_accepted() -> None:
+    nothing = {"store": False, "previous_response_id": None, "background": False, "truncation": "disabled"}
+    assert translate(**nothing, top_logprobs=0, prompt_cache_key="a", user="b").messages == [
+        {"role": "user", "content": "Hi"}
+    ]
