@@ -93,6 +93,7 @@ def refusal(text: str) -> InvalidRequest:
     """
     lines = (_PLACE_IN_XGRAMMAR.sub("", line) for line in text.splitlines())
     reason = " ".join("; ".join(dict.fromkeys(line for line in lines if line)).split())
+    reason = reason or "a part of it repeats too often; xgrammar enforces up to 128 repeats in a pattern"
     shown = reason if len(reason) <= 300 else f"{reason[:200]}...{reason[-80:]}"
     return InvalidRequest(f"structured_outputs cannot be enforced: {shown}", param="structured_outputs")
 

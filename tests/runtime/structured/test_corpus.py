@@ -91,3 +91,20 @@ def test_special_tokens_and_control_characters_never_enter_strings(compiler: Com
         assert not matcher.accept(vocabulary.tokens.index(b"\t"))
         assert not matcher.accept(vocabulary.tokens.index(b"\n"))
         assert matcher.accept(quote)
+
+
+@pytest.mark.parametrize(
+    ("shortest", "longest"), [(0, 0), (0, 3), (2, 3), (3, 3), (2, None), (0, 128), (100, 129), (129, None)]
+)
+def test_a_string_is_as_long_as_it_may_be(shortest: int, longest: int | None, compiler: Compiler) -> None:
+    length = {"minLength": shortest} | ({} if longest is None else {"maxLength": longest})
+    matcher = compiled({"type": "string", **length}, compiler).new_matcher()
+    quote, letter, space = (tiny_vocabulary().tokens.index(text) for text in (b'"', b"a", b" "))
+    assert matcher.accept(quote)
+    for n_letters in range(shortest + 5 if longest is None else longest):
+        if n_letters < shortest:
+            assert not matcher.accept(quote)
+        assert matcher.accept(letter if n_letters % 2 else space)
+    if longest is not None:
+        assert not matcher.accept(letter)
+    assert matcher.accept(quote)
