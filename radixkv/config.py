@@ -27,6 +27,7 @@ WritePolicy = Literal["through", "selective"]
 LoadPolicy = Literal["auto", "always", "never"]
 EvictionPolicyName = Literal["lru", "lfuda", "adaptive"]
 MetricsCompat = Literal["vllm", "sglang"]
+GrammarBackend = Literal["xgrammar", "none"]
 
 
 def _check_integer(name: str, value: object) -> int:
@@ -85,6 +86,9 @@ class ModelConfig:
     """``auto``: CUDA if there is a GPU that runs the checkpoint, else the CPU."""
     enforce_eager: bool = False
     """Whether to capture no CUDA graphs: a faster start, but slower steps. No effect on the CPU."""
+    grammar_backend: GrammarBackend = "xgrammar"
+    """What compiles grammars of structured outputs. ``none`` refuses structured outputs, and a server starts
+    without the process that compiles them, which takes 4 s of processor time and 300 MB."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
@@ -97,6 +101,8 @@ class ModelConfig:
             raise ConfigError(f"load_format {shortened(self.load_format)} is not supported; use auto or dummy")
         if self.device not in ("auto", "cpu", "cuda"):
             raise ConfigError(f"device {shortened(self.device)} is unknown; use auto, cpu or cuda")
+        if self.grammar_backend not in get_args(GrammarBackend):
+            raise ConfigError(f"grammar_backend {shortened(self.grammar_backend)} is unknown; use xgrammar or none")
         _check_bool("enforce_eager", self.enforce_eager)
         _check_text("revision", self.revision, "a branch, tag or commit")
         _check_text("tokenizer", self.tokenizer, "a folder or a hub name")

@@ -24,6 +24,7 @@ from support.flags import command, parse, read, refused
         (("--dtype",), "bfloat16", "model.dtype", "bfloat16"),
         (("--load-format",), "dummy", "model.load_format", "dummy"),
         (("--device",), "cpu", "model.device", "cpu"),
+        (("--grammar-backend",), "none", "model.grammar_backend", "none"),
         (("--max-model-len", "--context-length"), "512", "model.max_model_len", 512),
         (("--page-size", "--block-size"), "8", "cache.page_size", 8),
         (("--kv-cache-memory-bytes",), "4096", "cache.kv_cache_memory_bytes", 4096),
@@ -87,6 +88,7 @@ engines = st.builds(
         tokenizer=st.none() | st.sampled_from(["org/name", "-odd", "/folder with space"]),
         device=st.sampled_from(["auto", "cpu", "cuda"]),
         enforce_eager=st.booleans(),
+        grammar_backend=st.sampled_from(["xgrammar", "none"]),
     ),
     cache=st.builds(
         CacheConfig,
@@ -130,7 +132,7 @@ def test_engine_flags_reproduce_the_configuration(config):
 def test_every_setting_has_a_flag():
     """A new field of a configuration must appear in ``engines`` above, and so in ``engine_flags``."""
     assert {field.name for field in fields(EngineConfig)} == {"model", "cache", "scheduler", "seed"}
-    assert len(fields(ModelConfig)) == 8
+    assert len(fields(ModelConfig)) == 9
     assert len(fields(CacheConfig)) == 13
     assert len(fields(SchedulerConfig)) == 7
     assert len(fields(ServerConfig)) == 15

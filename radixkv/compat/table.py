@@ -151,7 +151,7 @@ REFUSED = (
     Refused(
         "grammars are compiled by xgrammar",
         {
-            ENGINE: 'guided_decoding_backend="auto"|"xgrammar" grammar_backend="xgrammar"',
+            ENGINE: 'guided_decoding_backend="auto"|"xgrammar"',
             OPENAI: 'guided_decoding_backend="auto"|"xgrammar"',
         },
     ),

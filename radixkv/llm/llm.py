@@ -15,6 +15,7 @@ from radixkv.config import (
     Device,
     EngineConfig,
     EvictionPolicyName,
+    GrammarBackend,
     LoadFormat,
     LoadPolicy,
     ModelConfig,
@@ -82,25 +83,22 @@ class LLM:
             16-bit type on CUDA. torch's dtypes, such as ``torch.bfloat16``, are accepted too.
         load_format: ``auto``, or ``dummy`` for random weights of the shapes in ``config.json``.
         enforce_eager: whether to run without CUDA graphs: a quicker start, but slower steps.
+        grammar_backend: what compiles structured outputs: ``xgrammar``, or ``none`` to refuse them.
         chat_template: a file with a chat template to use instead of the tokenizer's own.
         max_model_len: maximum length of a prompt plus its answer, in tokens; None takes the model's own limit.
         max_num_seqs: maximum number of sequences in a step; None takes 256 on the CPU, 512 on CUDA.
         max_num_batched_tokens: maximum number of tokens in a step; None takes 2048 on the CPU, 8192 on CUDA.
         page_size: tokens per page.
-        kv_cache_memory_bytes: size of the page pool; None takes 1 GiB on the CPU, and on CUDA what
-            ``gpu_memory_utilization`` leaves.
+        kv_cache_memory_bytes: size of the page pool; None: 1 GiB on the CPU, ``gpu_memory_utilization`` on CUDA.
         max_total_tokens: size of the page pool in tokens, instead of ``kv_cache_memory_bytes``.
-        gpu_memory_utilization: share of the GPU's memory for weights, pool and workspace together; None takes 0.9.
-            On the CPU it has no effect.
+        gpu_memory_utilization: share of the GPU's memory for weights, pool and workspace; None: 0.9. CUDA only.
         enable_prefix_caching: whether prompts share the pages of common prefixes.
         host_memory_bytes: size of the host tier, host memory that keeps copies of pages; None: no host tier.
         cache_dir: folder of the disk tier, which keeps what enters the host tier over restarts; it holds the
             prompts' tokens. None: no disk tier.
         cache_dir_bytes: maximum size of the files in ``cache_dir``. None: 64 GiB.
-        write_policy: what the host tier gets: ``through`` (all computed pages) or ``selective`` (those that a
-            second request has used).
-        load_policy: for prompts whose pages the host tier has: ``always`` load them, ``never``, or ``auto``: load
-            or compute, whichever is faster by measured rates.
+        write_policy: the host tier gets ``through`` all computed pages, ``selective`` those used a second time.
+        load_policy: pages of the host tier are loaded ``always``, ``never`` or, by ``auto``, if that is faster.
         eviction_policy: which pages are evicted first: ``lru`` (the least recently used), ``lfuda`` (those with the
             fewest uses, with aging) or ``adaptive`` (those that promise the fewest hits, as learnt from traffic).
         ghost_capacity: how many evicted pages ``adaptive`` remembers, as a multiple of the pages cached.
@@ -130,6 +128,7 @@ class LLM:
         dtype: object = "auto",
         load_format: LoadFormat = "auto",
         enforce_eager: bool = False,
+        grammar_backend: GrammarBackend = "xgrammar",
         chat_template: str | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int | None = None,
@@ -163,6 +162,7 @@ class LLM:
                 tokenizer,
                 device,
                 enforce_eager,
+                grammar_backend,
             ),
             CacheConfig(
                 page_size,

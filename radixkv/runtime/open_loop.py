@@ -53,7 +53,9 @@ def open_loop(
         CheckpointError: the checkpoint is corrupt or of an unknown kind.
         ConfigError: the settings do not fit the checkpoint or the machine.
     """
-    open_grammars = partial(_open_grammars, checkpoint, tokenizer_folder or checkpoint.folder)
+    open_grammars = partial(
+        _open_grammars, checkpoint, tokenizer_folder or checkpoint.folder, is_off=resolved.grammar_backend == "none"
+    )
     with ExitStack() as on_failure:
         warm = None
         if warms_grammars:
@@ -101,8 +103,12 @@ def open_loop(
     return loop
 
 
-def _open_grammars(checkpoint: Checkpoint, tokenizer_folder: Path) -> Grammars:
+def _open_grammars(checkpoint: Checkpoint, tokenizer_folder: Path, *, is_off: bool) -> Grammars:
     """Starts what compiles grammars; returns at once. Raises ``UnsupportedFeature`` if this engine has none."""
+    if is_off:
+        raise UnsupportedFeature(
+            "structured_outputs is off: this engine runs with grammar_backend none", param="structured_outputs"
+        )
     has_tokenizer = (tokenizer_folder / "tokenizer.json").exists()
     eos_token_ids = sorted(checkpoint.eos_token_ids)
     if (refusal := refusal_of_all(has_tokenizer=has_tokenizer, has_eos=bool(eos_token_ids))) is not None:

@@ -23,6 +23,7 @@ KEY = "sk-of-the-tests"
 def server(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """A server whose queue is too short for a large batch."""
     flags = ("--served-model-name", "embedded", "--max-num-seqs", "8", "--max-queued-requests", "24")
+    flags += ("--grammar-backend", "xgrammar")
     with serving(sensitive, tmp_path_factory.mktemp("s") / "errors", *flags, key=KEY) as live:
         yield live
 

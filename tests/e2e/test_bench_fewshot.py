@@ -14,7 +14,7 @@ import pytest
 
 from support.live import LIMIT_S, children, complaints, is_running, wait_for
 
-POOL = ["--max-total-tokens", "16384"]
+POOL = ["--max-total-tokens", "16384", "--grammar-backend", "none"]
 SMALL = ["--num-prompts", "6", "--num-shots", "3", "--output-len", "4", "--warmup-requests", "1"]
 
 

@@ -8,6 +8,7 @@ from radixkv.config import (
     Device,
     EngineConfig,
     EvictionPolicyName,
+    GrammarBackend,
     LoadFormat,
     LoadPolicy,
     SchedulePolicy,
@@ -33,6 +34,7 @@ class ResolvedConfig:
     dtype: str
     load_format: LoadFormat
     enforce_eager: bool
+    grammar_backend: GrammarBackend
     max_model_len: int
     page_size: int
     enable_prefix_caching: bool
@@ -94,6 +96,7 @@ def with_defaults(
         dtype=model.dtype,
         load_format=model.load_format,
         enforce_eager=model.enforce_eager,
+        grammar_backend=model.grammar_backend,
         max_model_len=model.max_model_len or max_position_embeddings,
         page_size=cache.page_size,
         enable_prefix_caching=cache.enable_prefix_caching,

@@ -25,8 +25,8 @@ MAX_SIZE = (1 << 31) - 1
 """Largest length or number of items, which xgrammar keeps in 32 bits."""
 MAX_REPEATS = 128
 """Longest strings whose length is enforced by a pattern, which xgrammar makes one automaton of; it cannot for more
-repeats. A length alone becomes a loop of rules, in which xgrammar cannot prepare masks: filling one then takes up to
-40 ms for 128,000 tokens, and 5 us in an automaton. Both allow the same strings."""
+repeats. A length alone becomes a loop of rules, in which xgrammar cannot prepare masks: filling one then takes up
+to 40 ms for 128,000 tokens, and 5 us in an automaton. Both allow the same strings."""
 
 UNSUPPORTED = (
     "not if then else dependentRequired dependentSchemas dependencies contains minContains maxContains "
