@@ -1,8 +1,9 @@
 """Accuracy of the embedded model on held-out problems, by family and prompt length, through the engine.
 
 Appends a JSON line for each family: percent correct and number of cases, with the cache on, greedy, in float32 on
-the CPU. Another line has the number of Transformers' answers (in float32) to some of these prompts that have the
-same tokens. ``--gsm8k`` adds GSM8K's problems, with eight worked examples and without any.
+the CPU. A case of an agent is correct if all its calls and its answer are. Another line has the number of
+Transformers' answers (in float32) to some of these prompts that have the same tokens. ``--gsm8k`` adds GSM8K's
+problems, with eight worked examples and without any.
 
 Run it from the repository's root with ``-m``: otherwise Transformers takes ``kernels.py`` here for a package.
 
@@ -27,7 +28,8 @@ from radixkv.bench.session import Reply
 from radixkv.bench.workloads.arithmetic import read_problems
 from radixkv.bench.workloads.problems import question_prompt, result_check, worked_examples
 from radixkv.checkpoints import resolve
-from training.cases import LENGTHS, OUTPUT_TOKENS, Case, cases, families
+from training.cases import LENGTHS, OUTPUT_TOKENS, Step, cases, count_right, families
+from training.chat_format import Conversation
 
 COMPARED_LENGTHS = (500, 2000)
 GSM8K_SHOTS = 8
@@ -66,18 +68,25 @@ def score(llm: LLM, family: str, n_cases: Mapping[int, int]) -> dict[str, Any]:
     n_tokens: dict[int, int] = {}
     for length, count in n_cases.items():
         taken = list(islice(cases(family, length), count))
-        outputs = generate(llm, taken)
-        n_right = sum(case.is_right(text_of(output)) for case, output in zip(taken, outputs, strict=True))
+        outputs = generate(llm, [step for case in taken for step in case.steps])
+        n_right = count_right(taken, map(text_of, outputs))
         percents[length] = round(100 * n_right / count, 1)
-        n_tokens[length] = sum(len(output.prompt_token_ids) for output in outputs) // count
+        n_tokens[length] = sum(len(output.prompt_token_ids) for output in outputs) // len(outputs)
         print(f"{family} at {length}: {n_right} of {count} right", flush=True)
     return {"family": family, "cases": dict(n_cases), "right_pct": percents, "mean_prompt_tokens": n_tokens}
 
 
-def generate(llm: LLM, chosen: Sequence[Case]) -> list[RequestOutput]:
+def generate(llm: LLM, steps: Sequence[Step]) -> list[RequestOutput]:
     """Returns greedy answers, which may end at the end of sequence."""
-    prompts = [case.prompt if isinstance(case.prompt, str) else llm.chat_prompt(case.prompt) for case in chosen]
+    prompts = [encode(llm, step.prompt) for step in steps]
     return llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS), use_tqdm=False)
+
+
+def encode(llm: LLM, prompt: str | Conversation) -> str | list[int]:
+    """Returns a text unchanged, and a chat as the token ids of the prompt that the chat template makes of it."""
+    if isinstance(prompt, str):
+        return prompt
+    return llm.chat_prompt(prompt.messages, chat_template_kwargs=prompt.template_variables)
 
 
 def compare_with_transformers(llm: LLM, n_cases: int) -> dict[str, int]:
@@ -86,7 +95,7 @@ def compare_with_transformers(llm: LLM, n_cases: int) -> dict[str, int]:
     same = []
     for family in families():
         for length in COMPARED_LENGTHS:
-            for output in generate(llm, list(islice(cases(family, length), n_cases))):
+            for output in generate(llm, [case.steps[0] for case in islice(cases(family, length), n_cases)]):
                 prompt = torch.tensor([output.prompt_token_ids])
                 ids = model.generate(
                     prompt,

@@ -1,25 +1,28 @@
-"""Held-out evaluation cases: prompts of each family at a given length, with a check of the answer."""
+"""Held-out evaluation cases: prompts of each family at a given length, with checks of the answers."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from radixkv.bench.workloads.agents import generate_tool_tasks, tool_task_messages
 from radixkv.bench.workloads.arithmetic import generate_problems
 from radixkv.bench.workloads.chat import generate_chats
 from radixkv.bench.workloads.documents import document_head, generate_documents
-from radixkv.bench.workloads.problems import Problem, question_prompt, result_of, worked_examples
+from radixkv.bench.workloads.errands import generate_agent_tasks
+from radixkv.bench.workloads.problems import TEACHER_PROMPT, Problem, question_prompt, result_of, worked_examples
+from training.answers import Check, answers_like, is_json
+from training.chat_format import Conversation
+from training.conversations import agent_conversation, chat_messages, question_messages, with_reasoning
+from training.extraction import generate_extractions
+from training.made_tools import generate_made_tasks
 from training.texts import (
     CHAT_TOKENS,
+    ERRAND_TOKENS,
     FACT_TOKENS,
     PROBLEM_TOKENS,
-    TOOL_TASK_TOKENS,
-    Message,
-    chat_messages,
-    question_messages,
+    RECORD_TOKENS,
+    TOOLS_TOKENS,
 )
 
 SEED = 7
@@ -28,17 +31,38 @@ SCORE_SEEDS = range(17)
 """Seeds whose questions training leaves out: those of the cases and the first ones of the workloads."""
 LENGTHS = (500, 1000, 2000, 4000, 7500)
 """Approximate prompt lengths in tokens; the last one and its answer stay below the model's 8192."""
-OUTPUT_TOKENS = 64
+OUTPUT_TOKENS = 256
 """Maximum length of a right answer in tokens."""
 
 
-class Case(NamedTuple):
+class Step(NamedTuple):
     """A prompt with a check of its answer."""
 
-    prompt: str | list[Message]
-    """A text, or the messages of a chat."""
-    is_right: Callable[[str], bool]
-    """Returns whether a text is the right answer."""
+    prompt: str | Conversation
+    """A text, or a chat whose next message is to be written."""
+    is_right: Check
+
+
+class Case(NamedTuple):
+    """One or more prompts; the case is right if all answers are.
+
+    The steps of an agent's loop contain the right answers to the earlier steps, so all are right if and only if the
+    loop is right in which the model's own answers are sent back.
+    """
+
+    steps: tuple[Step, ...]
+
+
+def count_right(batch: Sequence[Case], answers: Iterable[str]) -> int:
+    """Returns the number of cases all of whose answers are right.
+
+    Args:
+        batch: the cases.
+        answers: the answers to all their steps, in order.
+    """
+    rest = iter(answers)
+    checked = [[step.is_right(next(rest)) for step in case.steps] for case in batch]
+    return sum(map(all, checked))
 
 
 def cases(family: str, n_tokens: int) -> Iterator[Case]:
@@ -55,52 +79,82 @@ def _arithmetic(n_tokens: int) -> Iterator[Case]:
     """Yields questions after worked examples, which are the same for all cases."""
     shots = worked_examples(islice(generate_problems(SEED + 1), max(0, n_tokens // PROBLEM_TOKENS - 1)))
     for problem in generate_problems(SEED):
-        yield Case(shots + question_prompt(problem), _has_result(problem))
+        yield Case((Step(shots + question_prompt(problem), _has_result(problem)),))
 
 
 def _lookup(n_tokens: int) -> Iterator[Case]:
     """Yields a document and one question about it."""
     for document in generate_documents(SEED, max(1, int((n_tokens - 40) / FACT_TOKENS)), 1):
         (problem,) = document.problems
-        yield Case(document_head(document) + question_prompt(problem), _has_result(problem))
+        yield Case((Step(document_head(document) + question_prompt(problem), _has_result(problem)),))
 
 
 def _in_chat(n_tokens: int) -> Iterator[Case]:
     """Yields chats with a document in the system prompt and one question."""
     for document in generate_documents(SEED + 2, max(1, int((n_tokens - 60) / FACT_TOKENS)), 1):
         *messages, _ = question_messages("Be brief and kind.\n\n" + document.text, document.problems)
-        yield Case(messages, _has_result(document.problems[0]))
+        yield Case((Step(Conversation(messages), _has_result(document.problems[0])),))
 
 
 def _chat(n_tokens: int) -> Iterator[Case]:
     """Yields chats whose last answer is the right one."""
     for chat in generate_chats(SEED, max(2, n_tokens // CHAT_TOKENS)):
         *messages, answer = chat_messages(chat)
-        yield Case(messages, answer["content"].__eq__)
+        yield Case((Step(Conversation(messages), answer["content"].__eq__),))
 
 
-def _tools(n_tokens: int) -> Iterator[Case]:
-    """Yields alternately a prompt for a tool call and a prompt for the answer after the tool's result."""
-    for tool_task in generate_tool_tasks(SEED, max(1, (n_tokens - 60) // TOOL_TASK_TOKENS)):
-        messages = tool_task_messages(tool_task)
-        turn = tool_task.turns[-1]
-        yield Case(messages[:-3], _is_json(turn.call))
-        yield Case(messages[:-1], turn.answer.__eq__)
+def _agents(n_tokens: int) -> Iterator[Case]:
+    """Yields the last errand of agents with three tools."""
+    for task in generate_agent_tasks(SEED, _n_errands(n_tokens)):
+        yield _last_request(agent_conversation(task))
 
 
-def _has_result(problem: Problem) -> Callable[[str], bool]:
+def _made_tools(n_tokens: int) -> Iterator[Case]:
+    """Yields the last request to assistants with tools that no one has seen before."""
+    for conversation in generate_made_tasks(SEED, _n_errands(n_tokens)):
+        yield _last_request(conversation)
+
+
+def _extraction(n_tokens: int) -> Iterator[Case]:
+    """Yields texts and schemas, to be answered with JSON."""
+    for conversation in generate_extractions(SEED, max(1, (n_tokens - 2 * RECORD_TOKENS) // RECORD_TOKENS)):
+        *messages, answer = conversation.messages
+        yield Case((Step(Conversation(messages), is_json(answer["content"])),))
+
+
+def _reasoning(n_tokens: int) -> Iterator[Case]:
+    """Yields in turn a problem of arithmetic, a question about a document and an errand, to be thought about."""
+    n_shots = max(0, n_tokens // PROBLEM_TOKENS - 1)
+    system = TEACHER_PROMPT + worked_examples(islice(generate_problems(SEED + 1), n_shots))
+    documents = generate_documents(SEED + 3, max(1, int((n_tokens - 60) / FACT_TOKENS)), 1)
+    tasks = generate_agent_tasks(SEED + 3, _n_errands(n_tokens))
+    for problem, document, task in zip(generate_problems(SEED + 3), documents, tasks, strict=False):
+        yield _last_request(Conversation(question_messages(system, [problem], thinks=True), enable_thinking=True))
+        about = question_messages(document.text, document.problems, thinks=True)
+        yield _last_request(Conversation(about, enable_thinking=True))
+        yield _last_request(with_reasoning(agent_conversation(task)))
+
+
+def _n_errands(n_tokens: int) -> int:
+    return max(1, (n_tokens - TOOLS_TOKENS) // ERRAND_TOKENS)
+
+
+def _last_request(conversation: Conversation) -> Case:
+    """Returns the case whose steps are the assistant's messages after the last one of the user."""
+    messages = conversation.messages
+    start = max(index for index, message in enumerate(messages) if message["role"] == "user")
+    return Case(
+        tuple(
+            Step(conversation._replace(messages=messages[:index]), answers_like(message))
+            for index, message in enumerate(messages)
+            if index > start and message["role"] == "assistant"
+        )
+    )
+
+
+def _has_result(problem: Problem) -> Check:
     expected = result_of(problem.answer)
     return lambda text: result_of(text) == expected
-
-
-def _is_json(expected: str) -> Callable[[str], bool]:
-    def is_right(text: str) -> bool:
-        try:
-            return bool(json.loads(text) == json.loads(expected))
-        except ValueError:
-            return False
-
-    return is_right
 
 
 _FAMILIES: dict[str, Callable[[int], Iterator[Case]]] = {
@@ -108,5 +162,8 @@ _FAMILIES: dict[str, Callable[[int], Iterator[Case]]] = {
     "lookup": _lookup,
     "in_chat": _in_chat,
     "chat": _chat,
-    "tools": _tools,
+    "agents": _agents,
+    "made_tools": _made_tools,
+    "extraction": _extraction,
+    "reasoning": _reasoning,
 }

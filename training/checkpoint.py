@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from training.chat_format import BEGIN, END, END_OF_TURN
 from training.llama import Llama, ModelShape
-from training.tokenizer import BEGIN, END, END_OF_TURN
 
 SHARD_BYTES = 11_500_000
 TOP_P = 0.7

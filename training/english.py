@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-_NOUNS = (
+NOUNS = (
     "time year people way day man thing woman life child world school state family student group country "
     "problem hand part place case week company system program question work government number night point "
     "home water room mother area money story fact month lot right study book eye job word business issue side "
@@ -58,7 +58,7 @@ def sentences(seed: int) -> Iterator[str]:
     rng = random.Random(seed)
 
     def noun_phrase() -> str:
-        return f"{rng.choice(_ADJECTIVES)} {rng.choice(_NOUNS)}{rng.choice(('', '', 's'))}"
+        return f"{rng.choice(_ADJECTIVES)} {rng.choice(NOUNS)}{rng.choice(('', '', 's'))}"
 
     while True:
         words = [
@@ -66,7 +66,7 @@ def sentences(seed: int) -> Iterator[str]:
             noun_phrase(),
             rng.choice(_VERBS),
             rng.choice(_FUNCTION_WORDS),
-            rng.choice((noun_phrase(), rng.choice(_NOUNS))),
+            rng.choice((noun_phrase(), rng.choice(NOUNS))),
             *rng.choices(_FUNCTION_WORDS, k=rng.randint(0, 5)),
         ]
         text = " ".join(words)

@@ -21,13 +21,16 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from radixkv.bench.workloads.agents import generate_tool_tasks, tool_task_messages
 from radixkv.bench.workloads.arithmetic import generate_problems
 from radixkv.bench.workloads.chat import generate_chats
 from radixkv.bench.workloads.documents import generate_documents
+from radixkv.bench.workloads.errands import errand_messages, generate_agent_tasks
 from radixkv.bench.workloads.problems import result_of
 from training.cases import SEED
-from training.texts import HELD_OUT_SEEDS, chat_messages
+from training.conversations import chat_messages
+from training.extraction import generate_extractions
+from training.made_tools import generate_made_tasks
+from training.texts import HELD_OUT_SEEDS
 
 N_HELD_OUT = 500
 
@@ -98,30 +101,38 @@ def _chats(n_turns: int) -> Callable[[int], Iterator[Prompt]]:
     return generate
 
 
-def _calls(n_turns: int) -> Callable[[int], Iterator[Prompt]]:
+def _errands(n_errands: int) -> Callable[[int], Iterator[Prompt]]:
+    """Returns a generator of errands, whose questions include the results of the tools."""
+
     def generate(seed: int) -> Iterator[Prompt]:
-        for tool_task in generate_tool_tasks(seed, n_turns):
-            *messages, user, call, _, _ = tool_task_messages(tool_task)
-            yield Prompt(json.dumps(messages), user["content"], call["content"])
+        for task in generate_agent_tasks(seed, n_errands, is_held_out=seed in HELD_OUT_SEEDS):
+            *earlier, errand = task.errands
+            context = json.dumps([task.agent.definitions, *(errand_messages(other) for other in earlier)])
+            results = [call.result for call in errand.calls]
+            yield Prompt(context, json.dumps([errand.user, results]), errand.answer)
 
     return generate
 
 
-def _results(n_turns: int) -> Callable[[int], Iterator[Prompt]]:
-    def generate(seed: int) -> Iterator[Prompt]:
-        for tool_task in generate_tool_tasks(seed, n_turns):
-            *messages, user, _, result, answer = tool_task_messages(tool_task)
-            yield Prompt(json.dumps(messages), user["content"] + result["content"], answer["content"])
+def _made_requests(seed: int) -> Iterator[Prompt]:
+    for chat in generate_made_tasks(seed, 2, is_held_out=seed in HELD_OUT_SEEDS):
+        *messages, results, answer = chat.messages
+        yield Prompt(json.dumps([chat.tools, messages]), results["content"], answer["content"])
 
-    return generate
+
+def _extractions(seed: int) -> Iterator[Prompt]:
+    for chat in generate_extractions(seed, 1, is_held_out=seed in HELD_OUT_SEEDS):
+        *messages, question, answer = chat.messages
+        yield Prompt(json.dumps(messages), question["content"], answer["content"])
 
 
 GENERATORS: dict[str, Callable[[int], Iterator[Prompt]]] = {
     "arithmetic": _problems,
     **{f"lookup, {n_facts} facts": _documents(n_facts) for n_facts in (1, 3, 40)},
     **{f"chat, {n_turns} turns": _chats(n_turns) for n_turns in (1, 2, 3, 6, 20)},
-    **{f"tools, call, {n_turns} turns": _calls(n_turns) for n_turns in (1, 2, 6)},
-    **{f"tools, answer, {n_turns} turns": _results(n_turns) for n_turns in (1, 2, 6)},
+    **{f"agents, {n_errands} errands": _errands(n_errands) for n_errands in (1, 2, 6)},
+    "made tools, 2 requests": _made_requests,
+    "extraction, 1 record": _extractions,
 }
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import islice
 
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
-from training.cases import OUTPUT_TOKENS, Case, cases, families
+from training.cases import OUTPUT_TOKENS, Step, cases, count_right, families
+from training.chat_format import BEGIN, END, END_OF_TURN, ChatFormat
 from training.llama import Cache, Llama
-from training.tokenizer import BEGIN, END, END_OF_TURN, chat_message, header
 
 _BATCH_TOKENS = 1 << 19
 """Maximum prompt tokens of a batch, padding included."""
@@ -22,21 +23,20 @@ def score(model: Llama, tokenizer: Tokenizer, n_cases: int, lengths: Sequence[in
     Takes seconds on a GPU.
     """
     percentages: dict[str, dict[int, float]] = {}
+    chat_format = ChatFormat()
     for family in families():
         percentages[family] = {}
         for length in lengths:
             batch = list(islice(cases(family, length), n_cases))
-            texts = answers(model, tokenizer, [render(case) for case in batch])
-            n_right = sum(case.is_right(text) for case, text in zip(batch, texts, strict=True))
+            steps = [step for case in batch for step in case.steps]
+            n_right = count_right(batch, answers(model, tokenizer, [render(step, chat_format) for step in steps]))
             percentages[family][length] = round(100 * n_right / n_cases, 1)
     return percentages
 
 
-def render(case: Case) -> str:
-    """Returns the prompt as one text; messages are rendered by the chat template."""
-    if isinstance(case.prompt, str):
-        return BEGIN + case.prompt
-    return BEGIN + "".join(map(chat_message, case.prompt)) + header("assistant")
+def render(step: Step, chat_format: ChatFormat) -> str:
+    """Returns the prompt as one text."""
+    return BEGIN + step.prompt if isinstance(step.prompt, str) else chat_format.prompt(step.prompt)
 
 
 @torch.inference_mode()
@@ -47,13 +47,14 @@ def answers(model: Llama, tokenizer: Tokenizer, prompts: Sequence[str]) -> list[
     texts = []
     step = max(1, _BATCH_TOKENS // max(map(len, all_ids)))
     for start in range(0, len(all_ids), step):
-        for ids in _generate(model, all_ids[start : start + step]):
+        for ids in _generate(model, all_ids[start : start + step], end_ids):
             length = next((index for index, token in enumerate(ids) if token in end_ids), len(ids))
             texts.append(tokenizer.decode(ids[:length]))
     return texts
 
 
-def _generate(model: Llama, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+def _generate(model: Llama, prompts: Sequence[Sequence[int]], end_ids: Set[int | None]) -> list[list[int]]:
+    """Returns the tokens of each answer; generation stops soon after all answers have ended."""
     weight = model.model.embed_tokens.weight
     lengths = torch.tensor([len(ids) for ids in prompts], device=weight.device)
     longest = max(map(len, prompts))
@@ -62,8 +63,11 @@ def _generate(model: Llama, prompts: Sequence[Sequence[int]]) -> list[list[int]]
     hidden = model.forward_cached(padded, torch.zeros_like(lengths), cache)
     # Cache entries of padding are overwritten before any token attends to them.
     last = hidden[torch.arange(len(prompts), device=weight.device), lengths - 1]
-    out = []
+    out: list[Tensor] = []
+    ends = torch.tensor([*end_ids], device=weight.device)
     for step in range(OUTPUT_TOKENS):
+        if step % 16 == 0 and out and bool(torch.isin(torch.stack(out, 1), ends).any(1).all()):
+            break
         out.append(model.logits(last).argmax(-1))
         last = model.forward_cached(out[-1][:, None], lengths + step, cache)[:, 0]
     ids: list[list[int]] = torch.stack(out, 1).tolist()

@@ -7,12 +7,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from radixkv.bench.workloads.agents import generate_tool_tasks, tool_task_messages
 from radixkv.bench.workloads.arithmetic import generate_problems
-from radixkv.bench.workloads.chat import SYSTEMS, SmallTalk, generate_chats
+from radixkv.bench.workloads.chat import SYSTEMS, generate_chats
 from radixkv.bench.workloads.documents import document_head, generate_documents
+from radixkv.bench.workloads.errands import generate_agent_tasks
 from radixkv.bench.workloads.problems import TEACHER_PROMPT, Problem, question_prompt, worked_examples
-from training.tokenizer import BEGIN, END, chat_message, header
+from training.chat_format import BEGIN, END, END_OF_TURN, THINK, ChatFormat, Conversation
+from training.conversations import (
+    agent_conversation,
+    chat_messages,
+    question_messages,
+    with_reasoning,
+    without_earlier_reasoning,
+)
+from training.extraction import generate_extractions
+from training.made_tools import generate_made_tasks
 
 HELD_OUT_SEEDS = range(1 << 20)
 """Seeds reserved for scores, tests and workloads; training uses only larger ones."""
@@ -27,8 +36,11 @@ PROBLEM_TOKENS = 98
 FACT_TOKENS = 10.4
 LOOKUP_TOKENS = 30
 CHAT_TOKENS = 25
-TOOL_TASK_TOKENS = 78
-"""Approximate tokens of one problem, fact, document question, chat turn and tool task, answers included."""
+TOOLS_TOKENS = 340
+ERRAND_TOKENS = 125
+RECORD_TOKENS = 60
+"""Approximate tokens of one problem, fact, document question, chat turn, the tools of a task, errand, and record to
+extract; answers included."""
 
 
 class TextPart(NamedTuple):
@@ -39,8 +51,6 @@ class TextPart(NamedTuple):
 
 
 Text = list[TextPart]
-Message = dict[str, str]
-"""A chat message with ``role`` and ``content``."""
 
 
 class Texts:
@@ -56,18 +66,23 @@ class Texts:
         self._rng = random.Random(seed)
         self._held_out = held_out
         self._problems = self._training_problems()
+        self._format = ChatFormat()
 
     def text(self, n_tokens: int) -> Text:
-        """Returns one text of about ``n_tokens``, with its begin-of-text and end-of-text tokens."""
+        """Returns one text of about ``n_tokens``, with its begin-of-text and end-of-text tokens.
+
+        A text with tools or a schema has some 500 tokens, even if fewer are asked for.
+        """
         kinds = (
             self._few_shot,
             self._lookup,
             self._chat,
-            self._tool_task,
             self._few_shot_chat,
             self._document_chat,
+            self._agent_task,
+            self._extraction,
         )
-        generate = self._rng.choices(kinds, (34, 30, 10, 12, 7, 7))[0]
+        generate = self._rng.choices(kinds, (24, 21, 9, 8, 8, 21, 9))[0]
         return [TextPart(BEGIN, IGNORED), *generate(n_tokens), TextPart(END, ANSWER)]
 
     def _few_shot(self, n_tokens: int) -> Iterable[TextPart]:
@@ -84,19 +99,30 @@ class Texts:
         return [TextPart(opening + document_head(document), CONTEXT), *self._question_parts(document.problems)]
 
     def _chat(self, n_tokens: int) -> Iterable[TextPart]:
-        return self._chat_parts(chat_messages(next(generate_chats(self._seed(), max(1, n_tokens // CHAT_TOKENS)))))
+        thinks = self._rng.random() < 0.15
+        chat = next(generate_chats(self._seed(), max(1, n_tokens // CHAT_TOKENS)))
+        return self._chat_parts(Conversation(chat_messages(chat, thinks=thinks), enable_thinking=thinks))
 
-    def _tool_task(self, n_tokens: int) -> Iterable[TextPart]:
-        return self._chat_parts(
-            tool_task_messages(next(generate_tool_tasks(self._seed(), max(1, n_tokens // TOOL_TASK_TOKENS))))
-        )
+    def _agent_task(self, n_tokens: int) -> Iterable[TextPart]:
+        n_errands = max(1, (n_tokens - TOOLS_TOKENS) // ERRAND_TOKENS)
+        if self._rng.random() < 0.4:
+            task = next(generate_agent_tasks(self._seed(), n_errands, is_held_out=False))
+            conversation = agent_conversation(task)
+        else:
+            conversation = next(generate_made_tasks(self._seed(), n_errands, is_held_out=False))
+        return self._chat_parts(with_reasoning(conversation) if self._rng.random() < 0.2 else conversation)
+
+    def _extraction(self, n_tokens: int) -> Iterable[TextPart]:
+        n_records = self._rng.choice((1, max(1, (n_tokens - 2 * RECORD_TOKENS) // RECORD_TOKENS)))
+        return self._chat_parts(next(generate_extractions(self._seed(), n_records, is_held_out=False)))
 
     def _few_shot_chat(self, n_tokens: int) -> Iterable[TextPart]:
         """Returns a chat whose system prompt contains worked examples."""
+        rng = self._rng
         problems = self._some_problems(n_tokens // PROBLEM_TOKENS)
-        n_shots = self._rng.randint(0, len(problems) - 1)
-        system = self._rng.choice((TEACHER_PROMPT, "")) + worked_examples(problems[:n_shots])
-        return self._chat_parts(question_messages(system, problems[n_shots:]))
+        n_shots = rng.randint(0, len(problems) - 1) if rng.random() < 0.7 else 0
+        system = rng.choice((TEACHER_PROMPT, "")) + worked_examples(problems[:n_shots])
+        return self._question_chat(system, problems[n_shots:])
 
     def _document_chat(self, n_tokens: int) -> Iterable[TextPart]:
         """Returns a chat about a document, which is in the system prompt or before the first question."""
@@ -105,12 +131,16 @@ class Texts:
         n_facts = max(n_problems, int((n_tokens - n_problems * LOOKUP_TOKENS) / FACT_TOKENS))
         document = next(generate_documents(self._seed(), n_facts, n_problems))
         if rng.random() < 0.5:
-            return self._chat_parts(
-                question_messages(rng.choice(SYSTEMS) + "\n\n" + document.text, document.problems)
-            )
+            return self._question_chat(rng.choice(SYSTEMS) + "\n\n" + document.text, document.problems)
         first, *others = document.problems
         first = Problem(document_head(document) + first.question, first.answer)
-        return self._chat_parts(question_messages(rng.choice(SYSTEMS), [first, *others]))
+        return self._question_chat(rng.choice(SYSTEMS), [first, *others])
+
+    def _question_chat(self, system: str, problems: Sequence[Problem]) -> Iterable[TextPart]:
+        thinks = self._rng.random() < 0.35
+        return self._chat_parts(
+            Conversation(question_messages(system, problems, thinks=thinks), enable_thinking=thinks)
+        )
 
     def _question_parts(self, problems: Sequence[Problem]) -> Iterator[TextPart]:
         """Yields questions and answers.
@@ -135,23 +165,27 @@ class Texts:
             else:
                 yield TextPart("\n\n", CONTEXT)
 
-    def _chat_parts(self, messages: Iterable[Message]) -> Iterator[TextPart]:
-        """Yields the parts of a chat. In a quarter of the chats answers may continue with another turn."""
+    def _chat_parts(self, conversation: Conversation) -> Iterator[TextPart]:
+        """Yields the parts of a chat, except the begin-of-text token.
+
+        In a quarter of the plain chats answers may continue with another turn. In half of the chats with thinking
+        the reasoning of earlier turns is missing, as when a client does not return it.
+        """
         rng = self._rng
-        is_messy = rng.random() < 0.25
-        for message in messages:
-            if message["role"] != "assistant":
-                yield TextPart(chat_message(message), CONTEXT)
-                continue
-            yield TextPart(header("assistant"), CONTEXT)
-            rest = chat_message(message).removeprefix(header("assistant"))
-            if is_messy and rng.random() < 0.6:
-                yield TextPart(message["content"], ANSWER)
+        thinks = conversation.enable_thinking
+        is_messy = not thinks and not conversation.tools and rng.random() < 0.25
+        if thinks and rng.random() < 0.5:
+            conversation = without_earlier_reasoning(conversation)
+        for text, is_answer in self._format.parts(conversation):
+            if not is_answer:
+                yield TextPart(text.removeprefix(BEGIN), CONTEXT)
+            elif is_messy and rng.random() < 0.6:
+                yield TextPart(text.removesuffix(END_OF_TURN), ANSWER)
                 other = next(generate_chats(self._seed(), 1)).turns[0]
                 yield TextPart(_cut(rng, f"user\n\n{other[0]}assistant\n\n{other[1]}"), IGNORED)
-                yield TextPart(rest.removeprefix(message["content"]), IGNORED)
+                yield TextPart(END_OF_TURN, IGNORED)
             else:
-                yield TextPart(rest, ANSWER)
+                yield TextPart(text, IGNORED if thinks and not text.startswith(THINK) else ANSWER)
 
     def _some_problems(self, count: int) -> list[Problem]:
         return list(islice(self._problems, max(1, count)))
@@ -164,25 +198,6 @@ class Texts:
 
     def _seed(self) -> int:
         return self._rng.randrange(HELD_OUT_SEEDS.stop, 1 << 62)
-
-
-def chat_messages(chat: SmallTalk) -> list[Message]:
-    """Returns the messages of a chat as a client sends them, answers included."""
-    messages = [{"role": "system", "content": chat.system}] if chat.system else []
-    for user, assistant in chat.turns:
-        messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
-    return messages
-
-
-def question_messages(system: str, problems: Iterable[Problem]) -> list[Message]:
-    """Returns a chat in which each question is one user message, followed by its answer."""
-    messages = [{"role": "system", "content": system}] if system else []
-    for problem in problems:
-        messages += [
-            {"role": "user", "content": problem.question},
-            {"role": "assistant", "content": problem.answer},
-        ]
-    return messages
 
 
 def held_out_questions(seeds: Iterable[int]) -> frozenset[str]:

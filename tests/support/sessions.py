@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 from radixkv.bench.session import BenchRequest, Reply, Session
 
-AnswerFunction = Callable[[BenchRequest], Sequence[str]]
-"""Returns the texts of a request's choices."""
+AnswerFunction = Callable[[BenchRequest], Sequence[str] | Reply]
+"""Returns the texts of a request's choices, or the whole reply."""
 
 
 def said(*texts: str) -> Reply:
@@ -28,7 +28,8 @@ def collect_turns(session: Session, answer: AnswerFunction = answer_yes) -> list
         except StopIteration:
             return turns
         turns.append(requests)
-        replies = [Reply(tuple(answer(request))) for request in requests]
+        answers = map(answer, requests)
+        replies = [answered if isinstance(answered, Reply) else Reply(tuple(answered)) for answered in answers]
 
 
 def collect_requests(sessions: Sequence[Session], answer: AnswerFunction = answer_yes) -> list[BenchRequest]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,11 @@ from radixkv.bench.workloads.fewshot import FewShot
 from radixkv.bench.workloads.long_document_qa import LongDocumentQA
 from radixkv.checkpoints import resolve
 from radixkv.text.chat_template import ChatTemplate
+from radixkv.text.messages import normalize_messages
+from support.agent_oracle import next_reply
+from support.sessions import collect_turns
 from training.cases import SCORE_SEEDS, SEED
+from training.chat_format import ChatFormat, Conversation
 from training.texts import HELD_OUT_PROBLEMS, HELD_OUT_SEEDS, Texts, held_out_questions
 
 QUESTION = re.compile(r"Question: (.+)\nAnswer: (\S(?:.+\n)*?#### .+)\n\n")
@@ -50,13 +53,6 @@ def source_of(path: Path, *lines: Any) -> Source:
     return Source(dataset=path)
 
 
-def conversations(learned: list[str]) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    for text in learned:
-        messages = [{"role": role, "content": content} for role, content in MESSAGE.findall(text)]
-        if messages:
-            yield text, messages
-
-
 def test_worked_examples_are_learned_as_a_workload_sends_them(learned: list[str], tmp_path: Path) -> None:
     n_learned = 0
     for text in learned:
@@ -72,8 +68,8 @@ def test_documents_are_learned_as_a_workload_sends_them(learned: list[str], tmp_
     n_learned = 0
     for text in learned:
         head, _, rest = text.removeprefix("<|begin_of_text|>").partition("\n\n")
-        if head.startswith("Notes on"):
-            question, answer = QUESTION.findall(rest)[0]
+        if head.startswith("Notes on") and (found := QUESTION.findall(rest)):
+            question, answer = found[0]
             line = {"text": head, "questions": [{"question": question, "answer": answer}]}
             kind = LongDocumentQA(num_documents=1, num_questions=1)
             (prompt,) = prompts_of(kind.make(source_of(tmp_path / "documents.jsonl", line)), [""])
@@ -86,24 +82,31 @@ def test_chats_are_learned_as_the_template_renders_what_a_workload_sends(
 ) -> None:
     template = ChatTemplate.load(resolve("tiny").folder)
     assert template is not None
-    n_learned = {"chats": 0, "tools": 0}
-    for text, messages in conversations(learned):
-        source = source_of(tmp_path / "conversation.jsonl", {"messages": messages})
+    n_learned = 0
+    for text in learned:
+        messages = [{"role": role, "content": content} for role, content in MESSAGE.findall(text)]
         answers = [message["content"] for message in messages if message["role"] == "assistant"]
-        if "tool" in {message["role"] for message in messages}:
-            made, name = Agents(num_sessions=1, num_turns=100).make(source), "tools"
-        elif "\n" not in "".join(answers):
-            made, name = Chat(num_sessions=1, num_turns=100).make(source), "chats"
-        else:
+        if not messages or "\n" in "".join(answers) or "# Tools" in text:
             continue
-        sent = prompts_of(made, answers)
+        source = source_of(tmp_path / "conversation.jsonl", {"messages": messages})
+        sent = prompts_of(Chat(num_sessions=1, num_turns=100).make(source), answers)
         assert len(sent) == len(answers)
-        n_learned[name] += all(
+        n_learned += all(
             text.startswith(template.render(prompt, add_generation_prompt=True) + answer + "<|eot_id|>")
             for prompt, answer in zip(sent, answers, strict=True)
         )
-    assert n_learned["chats"] > 15
-    assert n_learned["tools"] > 15
+    assert n_learned > 15
+
+
+def test_agents_are_learned_as_the_template_renders_what_the_workload_sends() -> None:
+    template, chat_format = ChatTemplate.load(resolve("tiny").folder), ChatFormat()
+    assert template is not None
+    for session in Agents(num_shots=2).make(Source(3)).sessions:
+        for turn in collect_turns(session, lambda request: next_reply(request.prompt)):
+            (request,) = turn
+            assert isinstance(request.prompt, list)
+            sent = template.render(normalize_messages(request.prompt), tools=list(request.tools))
+            assert sent == chat_format.prompt(Conversation(request.prompt, request.tools))
 
 
 def test_held_out_questions_are_not_in_training_texts() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -102,19 +101,6 @@ def prefix_check(answer: str) -> Check:
     return lambda reply: reply.texts[0].strip().startswith(answer)
 
 
-def tool_call_check(call: str) -> Check:
-    """Returns a check that the first choice begins with JSON of the same value as this call."""
-    expected = json.loads(call)
-
-    def check(reply: Reply) -> bool:
-        try:
-            return bool(json.JSONDecoder().raw_decode(reply.texts[0].strip())[0] == expected)
-        except (ValueError, RecursionError):
-            return False
-
-    return check
-
-
 def mention_check(problem: Problem) -> Check | None:
     """Returns a check like ``result_check`` that also accepts answers without the mark of a result.
 
@@ -127,7 +113,7 @@ def mention_check(problem: Problem) -> Check | None:
 
     def check_mention(reply: Reply) -> bool:
         text = reply.texts[0]
-        return check(reply) if MARK in text else _mentions(answer_line(text), expected)
+        return check(reply) if MARK in text else mentions(answer_line(text), expected)
 
     return check_mention
 
@@ -146,12 +132,12 @@ def _result(text: str) -> float | str | None:
     return None if result is None else _value(result)
 
 
-def _mentions(line: str, expected: float | str) -> bool:
-    """Returns whether the line contains the result, not as a part of another word or number."""
-    line = without_grouping(line)
-    if isinstance(expected, str):
-        return re.search(f"{_BEFORE}{re.escape(expected)}{_BEHIND}", line.casefold()) is not None
-    return any(_value(number.replace("$", "")) == expected for number in _NUMBER.findall(line))
+def mentions(text: str, value: float | str) -> bool:
+    """Returns whether the text contains a number or a word, not as a part of another."""
+    text = without_grouping(text)
+    if isinstance(value, str):
+        return re.search(f"{_BEFORE}{re.escape(value.casefold())}{_BEHIND}", text.casefold()) is not None
+    return any(_value(number.replace("$", "")) == value for number in _NUMBER.findall(text))
 
 
 def _value(result: str) -> float | str:

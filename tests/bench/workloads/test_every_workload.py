@@ -45,7 +45,8 @@ def test_sessions_can_be_repeated_and_have_n_requests(name):
             [comparable_fields(request) for turn in collect_turns(session) for request in turn] for _ in range(2)
         )
         assert first == again
-        assert len(first) == session.n_requests > 0
+        assert 0 < len(first) <= session.n_requests
+        assert name == "agents" or len(first) == session.n_requests
         assert all(collect_turns(session)), "a turn without requests"
 
 
@@ -98,6 +99,6 @@ def test_any_parameters_and_any_answers_give_sessions_with_n_requests(data):
     for session in sessions:
         answers = data.draw(st.lists(st.text(), min_size=1, max_size=5))
         turns = collect_turns(session, lambda request, answers=answers: (answers * 8)[: request.n])
-        assert sum(map(len, turns)) == session.n_requests
+        assert name == "agents" or sum(map(len, turns)) == session.n_requests
         for request in chain.from_iterable(turns):
             assert request.check is None or request.check(said(*(answers * 8)[: request.n])) in (False, True)

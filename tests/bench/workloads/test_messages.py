@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 
-from radixkv.bench.workloads.agents import generate_tool_tasks
 from radixkv.bench.workloads.base import Source
 from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload
 from radixkv.bench.workloads.chat import Chat, generate_chats
@@ -29,63 +28,6 @@ def chats_of(loaded, answer):
 
 def last_user(request):
     return next(message["content"] for message in reversed(request.prompt) if message["role"] == "user")
-
-
-TURNS_BY_USER = {
-    turn.user: turn for task, _ in zip(generate_tool_tasks(0, 3), range(8), strict=False) for turn in task.turns
-}
-
-
-def run_task(request):
-    """Returns the expected call or answer, followed by more text."""
-    turn = TURNS_BY_USER[last_user(request)]
-    return [(turn.call if request.prompt[-1]["role"] == "user" else turn.answer) + "user\n\nThanks!"]
-
-
-def test_agents_with_the_same_tools_share_the_system_prompt_and_the_examples():
-    firsts = [chat[0].prompt for chat in chats_of(make("agents"), run_task)]
-    assert len(firsts) == 8
-    heads = {}
-    for messages in firsts:
-        assert [message["role"] for message in messages] == [
-            "system",
-            *["user", "assistant", "tool", "assistant"] * 12,
-            "user",
-        ]
-        heads.setdefault(messages[0]["content"], []).append(messages)
-    assert 2 <= len(heads) <= 4
-    for shared in heads.values():
-        assert all(messages[:-1] == shared[0][:-1] for messages in shared)
-    assert all(len(json.dumps(messages)) > 4000 for messages in firsts)
-
-
-def test_an_agent_calls_gets_the_result_and_answers():
-    for chat in chats_of(make("agents"), run_task):
-        assert len(chat) == 6
-        for call, answer in zip(chat[::2], chat[1::2], strict=True):
-            turn = TURNS_BY_USER[last_user(call)]
-            assert answer.prompt == [
-                *call.prompt,
-                {"role": "assistant", "content": turn.call},
-                {"role": "tool", "content": turn.result},
-            ]
-            assert call.check(said(turn.call))
-            assert call.check(said(json.dumps(json.loads(turn.call), separators=(",", ":"))))
-            assert call.check(said(turn.call + "user\n\n{}"))
-            assert not call.check(said(turn.answer))
-            assert not call.check(said(turn.call[:-1]))
-            assert not call.check(said(turn.call.replace('"name": "', '"name": "un')))
-            assert answer.check(said(turn.answer))
-            assert not answer.check(said(turn.call))
-        for answer, call in zip(chat[1::2], chat[2::2], strict=False):
-            assert call.prompt[:-2] == answer.prompt
-            assert call.prompt[-2] == {"role": "assistant", "content": TURNS_BY_USER[last_user(answer)].answer}
-
-
-def test_wrong_calls_stay_in_the_chat_with_their_first_line():
-    for chat in chats_of(make("agents", num_shots=0), lambda _: ["\nnonsense \n{}"]):
-        contents = [message["content"] for message in chat[-1].prompt if message["role"] == "assistant"]
-        assert contents == ["nonsense "] * 5
 
 
 def test_chats_are_sent_turn_by_turn_with_the_models_answers():
@@ -225,21 +167,3 @@ def test_bad_lines_are_skipped_on_request(tmp_path):
     path.write_text(path.read_text() + "oops\n")
     for name in ("chat", "agents"):
         assert make(name, Source(0, path, skip_bad_lines=True), num_sessions=1).counts == {"bad_lines": 1}
-
-
-def test_example_tasks_depend_on_the_seed_alone():
-    """They do not depend on the numbers of sessions and turns, and differ from the sessions themselves."""
-
-    def heads(seed, **changes):
-        sessions = make("agents", Source(seed), **changes).sessions
-        firsts = [collect_turns(session)[0][0].prompt for session in sessions]
-        return {first[0]["content"]: json.dumps(first[:-1]) for first in firsts}
-
-    few, many, other = heads(0, num_sessions=2), heads(0, num_sessions=20, num_turns=5), heads(1, num_sessions=20)
-    assert few.items() <= many.items()
-    assert many.keys() == other.keys()
-    assert not {*many.values()} & {*other.values()}
-    same_length = make("agents", num_shots=3, num_turns=3).sessions
-    for session in same_length:
-        *before, last = collect_turns(session)[0][0].prompt
-        assert last not in before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import operator
 import re
 from collections.abc import Callable, Iterator
@@ -12,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from radixkv.bench.workloads.agents import generate_tool_tasks
 from radixkv.bench.workloads.arithmetic import generate_problems
 from radixkv.bench.workloads.chat import generate_chats
 from radixkv.bench.workloads.documents import document_head, generate_documents
+from radixkv.bench.workloads.errands import generate_agent_tasks
 from radixkv.bench.workloads.problems import Problem, question_prompt, result_of, worked_examples
 from radixkv.errors import ConfigError
 
 MAKERS: dict[str, Callable[[int], Iterator[Any]]] = {
     "arithmetic": generate_problems,
     "lookup": lambda seed: generate_documents(seed, n_facts=20, n_problems=3),
-    "tools": lambda seed: generate_tool_tasks(seed, n_turns=3),
+    "tools": lambda seed: generate_agent_tasks(seed, n_errands=3),
     "chat": lambda seed: generate_chats(seed, n_turns=4),
 }
 RECALLED = re.compile(
@@ -102,19 +101,6 @@ def test_documents_refuse_too_many_questions_or_facts() -> None:
         generate_documents(0, 4, 5)
     with pytest.raises(ConfigError, match="1 to 2000 facts, not 2001"):
         generate_documents(0, 2001, 1)
-
-
-def test_a_call_copies_its_arguments_from_the_user_and_the_answer_has_the_result() -> None:
-    for task in islice(generate_tool_tasks(1, n_turns=3), 300):
-        assert len(task.turns) == 3
-        for turn in task.turns:
-            call = json.loads(turn.call)
-            assert list(call) == ["name", "arguments"]
-            assert f"- {call['name']}({', '.join(call['arguments'])})" in task.system
-            for value in call["arguments"].values():
-                assert re.search(rf"\b{re.escape(str(value))}\b", turn.user), turn
-            for value in json.loads(turn.result).values():
-                assert value is True or str(value) in turn.answer, turn
 
 
 def test_a_chat_recalls_stated_facts() -> None:
