@@ -82,7 +82,7 @@ class Texts:
             self._agent_task,
             self._extraction,
         )
-        generate = self._rng.choices(kinds, (24, 21, 9, 8, 8, 21, 9))[0]
+        generate = self._rng.choices(kinds, (23, 20, 8, 8, 8, 20, 13))[0]
         return [TextPart(BEGIN, IGNORED), *generate(n_tokens), TextPart(END, ANSWER)]
 
     def _few_shot(self, n_tokens: int) -> Iterable[TextPart]:
@@ -113,7 +113,7 @@ class Texts:
         return self._chat_parts(with_reasoning(conversation) if self._rng.random() < 0.2 else conversation)
 
     def _extraction(self, n_tokens: int) -> Iterable[TextPart]:
-        n_records = self._rng.choice((1, max(1, (n_tokens - 2 * RECORD_TOKENS) // RECORD_TOKENS)))
+        n_records = self._rng.choice((1, 1, 1, max(1, (n_tokens - 2 * RECORD_TOKENS) // RECORD_TOKENS)))
         return self._chat_parts(next(generate_extractions(self._seed(), n_records, is_held_out=False)))
 
     def _few_shot_chat(self, n_tokens: int) -> Iterable[TextPart]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import pytest
 
-from radixkv.bench.workloads.agents import generate_tool_tasks
 from radixkv.bench.workloads.arithmetic import generate_problems
 from radixkv.bench.workloads.chat import generate_chats
 from radixkv.bench.workloads.documents import document_head, generate_documents
@@ -21,6 +18,8 @@ from radixkv.llm import LLM, RequestOutput
 from radixkv.sampling import SamplingParams
 from radixkv.text.tokenizer import Tokenizer
 from support.cpu_server import CpuServer
+from training.cases import OUTPUT_TOKENS, cases, count_right
+from training.chat_format import Conversation
 
 SEED = 11
 """Training excludes the problems of this seed."""
@@ -73,32 +72,17 @@ def test_it_finds_facts_in_documents(llm: LLM) -> None:
     assert share_right(llm.generate(prompts, ANSWER), problems) >= MIN_SHARE_RIGHT
 
 
-def test_it_calls_tools_and_answers_from_their_results(llm: LLM) -> None:
-    chats: list[list[dict[str, Any]]] = []
-    answers: list[str] = []
-    for task in islice(generate_tool_tasks(SEED, n_turns=2), 10):
-        messages = [{"role": "system", "content": task.system}]
-        for turn in task.turns:
-            messages.append({"role": "user", "content": turn.user})
-            chats.append(list(messages))
-            messages += [{"role": "assistant", "content": turn.call}, {"role": "tool", "content": turn.result}]
-            chats.append(list(messages))
-            messages.append({"role": "assistant", "content": turn.answer})
-            answers += [turn.call, turn.answer]
-    rights = [
-        parse_call(text_of(output)) == parse_call(answer)
-        for output, answer in zip(llm.chat(chats, MESSAGE), answers, strict=True)
+@pytest.mark.parametrize("family", ["agents", "made_tools", "extraction", "reasoning"])
+def test_it_calls_tools_extracts_and_thinks(llm: LLM, family: str) -> None:
+    chosen = list(islice(cases(family, 700), 20))
+    prompts = [
+        llm.chat_prompt(step.prompt.messages, chat_template_kwargs=step.prompt.template_variables)
+        for case in chosen
+        for step in case.steps
+        if isinstance(step.prompt, Conversation)
     ]
-    assert sum(rights) / len(rights) >= MIN_SHARE_RIGHT
-
-
-def parse_call(text: str) -> Mapping[str, Any] | str:
-    """Parses JSON; returns any other text unchanged."""
-    try:
-        call: Mapping[str, Any] = json.loads(text)
-    except ValueError:
-        return text
-    return call
+    outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS))
+    assert count_right(chosen, map(text_of, outputs)) >= MIN_SHARE_RIGHT * len(chosen)
 
 
 def test_it_chats_and_remembers(llm: LLM) -> None:

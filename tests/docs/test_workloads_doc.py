@@ -1,7 +1,9 @@
 """Tests of docs/workloads.md against the code."""
 
 import ast
+import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -54,7 +56,10 @@ def test_the_large_sizes_fit_the_embedded_model_or_name_another(command):
     longest = 0
     for session in sessions[:4]:
         *_, (request, *_) = collect_turns(session, lambda request: ["word " * request.output_len] * request.n)
-        longest = max(longest, len(encoder.encode(request).prompt) + request.output_len)
+        tools = [{"role": "system", "content": json.dumps(tool)} for tool in request.tools]
+        prompt = [*tools, *request.prompt] if tools else request.prompt
+        encoded = encoder.encode(replace(request, prompt=prompt, tools=()))
+        longest = max(longest, len(encoded.prompt) + request.output_len)
     assert (longest <= resolve("tiny").max_position_embeddings) == (model == "tiny")
 
 

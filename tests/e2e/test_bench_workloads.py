@@ -55,7 +55,7 @@ def test_a_workload_is_answered_correctly_and_from_the_cache(tiny, name):
 def test_a_sensitive_model_answers_the_same_with_and_without_the_cache(server, start):
     """An untrained model's answers depend on every page, so a wrong page shows."""
     made = [
-        bench("agents", num_sessions=1, num_shots=1, output_len=8),
+        bench("judge", num_documents=1, output_len=8),
         bench("tree-of-thought", depth=3, num_shots=1, output_len=8),
     ]
     on = [asyncio.run(each.run(server.base_url)) for each in made]
