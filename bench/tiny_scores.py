@@ -19,16 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from result_lines import report, script_parser
+from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
+from bench.result_lines import report, script_parser
 from radixkv import LLM, RequestOutput, SamplingParams
 from radixkv.bench.environment import provenance
 from radixkv.bench.session import Reply
 from radixkv.bench.workloads.arithmetic import read_problems
 from radixkv.bench.workloads.problems import question_prompt, result_check, worked_examples
 from radixkv.checkpoints import resolve
-from training.cases import LENGTHS, OUTPUT_TOKENS, Step, cases, count_right, families
+from training.cases import LENGTHS, OUTPUT_TOKENS, Step, cases, count_right, families, fitting_cases
 from training.chat_format import Conversation
 
 COMPARED_LENGTHS = (500, 2000)
@@ -66,8 +67,14 @@ def score(llm: LLM, family: str, n_cases: Mapping[int, int]) -> dict[str, Any]:
     """Returns percent correct by prompt length, with the numbers of cases and of prompt tokens."""
     percents: dict[int, float] = {}
     n_tokens: dict[int, int] = {}
+    tokenizer = Tokenizer.from_file(str(resolve("tiny").folder / "tokenizer.json"))
+
+    def token_ids(prompt: str | Conversation) -> list[int]:
+        ready = prompt_of(llm, prompt)
+        return tokenizer.encode(ready).ids if isinstance(ready, str) else ready
+
     for length, count in n_cases.items():
-        taken = list(islice(cases(family, length), count))
+        taken = fitting_cases(family, length, count, token_ids)
         outputs = generate(llm, [step for case in taken for step in case.steps])
         n_right = count_right(taken, map(text_of, outputs))
         percents[length] = round(100 * n_right / count, 1)
@@ -78,11 +85,11 @@ def score(llm: LLM, family: str, n_cases: Mapping[int, int]) -> dict[str, Any]:
 
 def generate(llm: LLM, steps: Sequence[Step]) -> list[RequestOutput]:
     """Returns greedy answers, which may end at the end of sequence."""
-    prompts = [encode(llm, step.prompt) for step in steps]
+    prompts = [prompt_of(llm, step.prompt) for step in steps]
     return llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS), use_tqdm=False)
 
 
-def encode(llm: LLM, prompt: str | Conversation) -> str | list[int]:
+def prompt_of(llm: LLM, prompt: str | Conversation) -> str | list[int]:
     """Returns a text unchanged, and a chat as the token ids of the prompt that the chat template makes of it."""
     if isinstance(prompt, str):
         return prompt

@@ -15,6 +15,7 @@ from training.answers import Check, answers_like, is_json
 from training.chat_format import Conversation
 from training.conversations import agent_conversation, chat_messages, question_messages, with_reasoning
 from training.extraction import generate_extractions
+from training.llama import ModelShape
 from training.made_tools import generate_made_tasks
 from training.texts import (
     CHAT_TOKENS,
@@ -30,7 +31,7 @@ SEED = 7
 SCORE_SEEDS = range(17)
 """Seeds whose questions training leaves out: those of the cases and the first ones of the workloads."""
 LENGTHS = (500, 1000, 2000, 4000, 7500)
-"""Approximate prompt lengths in tokens; the last one and its answer stay below the model's 8192."""
+"""Approximate prompt lengths in tokens."""
 OUTPUT_TOKENS = 256
 """Maximum length of a right answer in tokens."""
 
@@ -51,6 +52,25 @@ class Case(NamedTuple):
     """
 
     steps: tuple[Step, ...]
+
+
+def fitting_cases(
+    family: str, n_tokens: int, count: int, encode: Callable[[str | Conversation], Sequence[int]]
+) -> list[Case]:
+    """Returns the first cases with prompts of about ``n_tokens`` that leave room for an answer in the context.
+
+    Args:
+        family: one of ``families()``.
+        n_tokens: approximate length of the prompts.
+        count: number of cases.
+        encode: returns the token ids of a prompt.
+    """
+    longest = ModelShape.context_length - OUTPUT_TOKENS
+
+    def fits(case: Case) -> bool:
+        return all(len(encode(step.prompt)) <= longest for step in case.steps)
+
+    return list(islice(filter(fits, cases(family, n_tokens)), count))
 
 
 def count_right(batch: Sequence[Case], answers: Iterable[str]) -> int:

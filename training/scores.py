@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from itertools import islice
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from training.cases import OUTPUT_TOKENS, Step, cases, count_right, families
-from training.chat_format import BEGIN, END, END_OF_TURN, ChatFormat
+from training.cases import OUTPUT_TOKENS, count_right, families, fitting_cases
+from training.chat_format import BEGIN, END, END_OF_TURN, ChatFormat, Conversation
 from training.llama import Cache, Llama
 
 _BATCH_TOKENS = 1 << 19
@@ -24,19 +23,24 @@ def score(model: Llama, tokenizer: Tokenizer, n_cases: int, lengths: Sequence[in
     """
     percentages: dict[str, dict[int, float]] = {}
     chat_format = ChatFormat()
+
+    def encode(prompt: str | Conversation) -> list[int]:
+        ids: list[int] = tokenizer.encode(render(prompt, chat_format), add_special_tokens=False).ids
+        return ids
+
     for family in families():
         percentages[family] = {}
         for length in lengths:
-            batch = list(islice(cases(family, length), n_cases))
-            steps = [step for case in batch for step in case.steps]
-            n_right = count_right(batch, answers(model, tokenizer, [render(step, chat_format) for step in steps]))
+            batch = fitting_cases(family, length, n_cases, encode)
+            texts = [render(step.prompt, chat_format) for case in batch for step in case.steps]
+            n_right = count_right(batch, answers(model, tokenizer, texts))
             percentages[family][length] = round(100 * n_right / n_cases, 1)
     return percentages
 
 
-def render(step: Step, chat_format: ChatFormat) -> str:
+def render(prompt: str | Conversation, chat_format: ChatFormat) -> str:
     """Returns the prompt as one text."""
-    return BEGIN + step.prompt if isinstance(step.prompt, str) else chat_format.prompt(step.prompt)
+    return BEGIN + prompt if isinstance(prompt, str) else chat_format.prompt(prompt)
 
 
 @torch.inference_mode()
