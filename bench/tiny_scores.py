@@ -3,7 +3,8 @@
 Appends a JSON line for each family: percent correct and number of cases, with the cache on, greedy, in float32 on
 the CPU. A case of an agent is correct if all its calls and its answer are. Another line has the number of
 Transformers' answers (in float32) to some of these prompts that have the same tokens. ``--gsm8k`` adds GSM8K's
-problems, with eight worked examples and without any.
+problems, with eight worked examples and without any. With ``--grammar`` all tools are strict, and JSON must match
+its schema.
 
 Run it from the repository's root with ``-m``: otherwise Transformers takes ``kernels.py`` here for a package.
 
@@ -13,6 +14,7 @@ Run it from the repository's root with ``-m``: otherwise Transformers takes ``ke
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -29,8 +31,12 @@ from radixkv.bench.session import Reply
 from radixkv.bench.workloads.arithmetic import read_problems
 from radixkv.bench.workloads.problems import question_prompt, result_check, worked_examples
 from radixkv.checkpoints import resolve
-from training.cases import LENGTHS, OUTPUT_TOKENS, Step, cases, count_right, families, fitting_cases
-from training.chat_format import Conversation
+from radixkv.generation.parsers.answer_format import AnswerFormat
+from radixkv.generation.tools import parse_tool_use
+from radixkv.structured_outputs import StructuredOutputs
+from radixkv.text.chat_template import ChatTemplate
+from training.cases import OUTPUT_TOKENS, Step, cases, count_right, families, fitting_cases, lengths
+from training.chat_format import ChatFormat, Conversation
 
 COMPARED_LENGTHS = (500, 2000)
 GSM8K_SHOTS = 8
@@ -44,6 +50,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=150, help="of each family, with prompts up to 2000 tokens")
     parser.add_argument("--long-cases", type=int, default=30, help="of each family, with longer prompts; 0: none")
     parser.add_argument("--compare", type=int, default=5, help="prompts of each family and of two lengths; 0: none")
+    parser.add_argument("--grammar", action="store_true", help="constrain calls and JSON by their schemas")
     parser.add_argument("--gsm8k", type=Path, metavar="FILE")
     parser.add_argument("--gsm8k-problems", type=int, default=50)
     arguments = parser.parse_args()
@@ -55,15 +62,16 @@ def main() -> None:
 def lines(llm: LLM, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields the requested result lines."""
     for family in arguments.families:
-        counts = {length: arguments.cases if length <= 2000 else arguments.long_cases for length in LENGTHS}
-        yield score(llm, family, {length: count for length, count in counts.items() if count})
+        counts = {length: arguments.cases if length <= 2000 else arguments.long_cases for length in lengths(family)}
+        counts = {length: count for length, count in counts.items() if count}
+        yield score(llm, family, counts, has_grammar=arguments.grammar)
     if arguments.compare:
         yield compare_with_transformers(llm, arguments.compare)
     if arguments.gsm8k is not None:
         yield score_gsm8k(llm, arguments.gsm8k, arguments.gsm8k_problems)
 
 
-def score(llm: LLM, family: str, n_cases: Mapping[int, int]) -> dict[str, Any]:
+def score(llm: LLM, family: str, n_cases: Mapping[int, int], *, has_grammar: bool) -> dict[str, Any]:
     """Returns percent correct by prompt length, with the numbers of cases and of prompt tokens."""
     percents: dict[int, float] = {}
     n_tokens: dict[int, int] = {}
@@ -75,18 +83,46 @@ def score(llm: LLM, family: str, n_cases: Mapping[int, int]) -> dict[str, Any]:
 
     for length, count in n_cases.items():
         taken = fitting_cases(family, length, count, token_ids)
-        outputs = generate(llm, [step for case in taken for step in case.steps])
+        outputs = generate(llm, [step for case in taken for step in case.steps], has_grammar=has_grammar)
         n_right = count_right(taken, map(text_of, outputs))
         percents[length] = round(100 * n_right / count, 1)
         n_tokens[length] = sum(len(output.prompt_token_ids) for output in outputs) // len(outputs)
         print(f"{family} at {length}: {n_right} of {count} right", flush=True)
-    return {"family": family, "cases": dict(n_cases), "right_pct": percents, "mean_prompt_tokens": n_tokens}
+    grammar = {"grammar": True} if has_grammar else {}
+    return {
+        "family": family,
+        **grammar,
+        "cases": dict(n_cases),
+        "right_pct": percents,
+        "mean_prompt_tokens": n_tokens,
+    }
 
 
-def generate(llm: LLM, steps: Sequence[Step]) -> list[RequestOutput]:
+def generate(llm: LLM, steps: Sequence[Step], *, has_grammar: bool = False) -> list[RequestOutput]:
     """Returns greedy answers, which may end at the end of sequence."""
     prompts = [prompt_of(llm, step.prompt) for step in steps]
-    return llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS), use_tqdm=False)
+    sampling = [
+        SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, structured_outputs=constraint)
+        for constraint in (constraints(steps) if has_grammar else [None] * len(steps))
+    ]
+    return llm.generate(prompts, sampling, use_tqdm=False)
+
+
+def constraints(steps: Sequence[Step]) -> list[StructuredOutputs | None]:
+    """Returns what the answers must match if all tools are strict, and JSON matches its schema."""
+    folder, chat_format = resolve("tiny").folder, ChatFormat()
+    answer_format = AnswerFormat.load(folder, ChatTemplate.load(folder, None))
+    assert answer_format is not None, "the model calls tools"
+
+    def constraint(prompt: str | Conversation) -> StructuredOutputs | None:
+        if isinstance(prompt, str):
+            return None
+        if prompt.schema is not None:
+            return StructuredOutputs(json=json.dumps(prompt.schema))
+        tools = [{**tool, "function": {**tool["function"], "strict": True}} for tool in prompt.tools]
+        return answer_format.constraint(chat_format.prompt(prompt), parse_tool_use(tools))
+
+    return [constraint(step.prompt) for step in steps]
 
 
 def prompt_of(llm: LLM, prompt: str | Conversation) -> str | list[int]:

@@ -22,7 +22,6 @@ from training.texts import (
     ERRAND_TOKENS,
     FACT_TOKENS,
     PROBLEM_TOKENS,
-    RECORD_TOKENS,
     TOOLS_TOKENS,
 )
 
@@ -95,6 +94,11 @@ def families() -> tuple[str, ...]:
     return tuple(_FAMILIES)
 
 
+def lengths(family: str) -> tuple[int, ...]:
+    """Returns those of ``LENGTHS`` that a family has prompts of."""
+    return LENGTHS[:1] if family == "extraction" else LENGTHS
+
+
 def _arithmetic(n_tokens: int) -> Iterator[Case]:
     """Yields questions after worked examples, which are the same for all cases."""
     shots = worked_examples(islice(generate_problems(SEED + 1), max(0, n_tokens // PROBLEM_TOKENS - 1)))
@@ -136,10 +140,10 @@ def _made_tools(n_tokens: int) -> Iterator[Case]:
 
 
 def _extraction(n_tokens: int) -> Iterator[Case]:
-    """Yields texts and schemas, to be answered with JSON."""
-    for conversation in generate_extractions(SEED, max(1, (n_tokens - 2 * RECORD_TOKENS) // RECORD_TOKENS)):
+    """Yields texts of one record with schemas, to be answered with JSON; the prompts have some 200 tokens."""
+    for conversation in generate_extractions(SEED, 1):
         *messages, answer = conversation.messages
-        yield Case((Step(Conversation(messages), is_json(answer["content"])),))
+        yield Case((Step(conversation._replace(messages=messages), is_json(answer["content"])),))
 
 
 def _reasoning(n_tokens: int) -> Iterator[Case]:

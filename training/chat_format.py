@@ -44,6 +44,8 @@ class Conversation(NamedTuple):
     """Definitions of tools in OpenAI's format."""
     enable_thinking: bool = False
     """Whether the assistant thinks before it answers."""
+    schema: Mapping[str, Any] | None = None
+    """The JSON schema of the answer; the template does not show it."""
 
     @property
     def template_variables(self) -> dict[str, Any]:

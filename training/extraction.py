@@ -95,7 +95,7 @@ def _conversation(rng: random.Random, kind: Kind, n_records: int) -> Conversatio
         {"role": "user", "content": user},
         {"role": "assistant", "content": json.dumps(records[chosen].value, ensure_ascii=False)},
     ]
-    return Conversation(messages)
+    return Conversation(messages, schema=kind.schema)
 
 
 def _paragraph(rng: random.Random, record: Record, name: str = "") -> str:

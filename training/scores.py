@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from training.cases import OUTPUT_TOKENS, count_right, families, fitting_cases
+from training.cases import OUTPUT_TOKENS, count_right, families, fitting_cases, lengths
 from training.chat_format import BEGIN, END, END_OF_TURN, ChatFormat, Conversation
 from training.llama import Cache, Llama
 
@@ -16,10 +16,10 @@ _BATCH_TOKENS = 1 << 19
 """Maximum prompt tokens of a batch, padding included."""
 
 
-def score(model: Llama, tokenizer: Tokenizer, n_cases: int, lengths: Sequence[int]) -> dict[str, dict[int, float]]:
+def score(model: Llama, tokenizer: Tokenizer, n_cases: int, max_length: int) -> dict[str, dict[int, float]]:
     """Returns the percentage of right answers by family and length, decoded greedily in the model's dtype.
 
-    Takes seconds on a GPU.
+    Prompts have up to about ``max_length`` tokens. Takes seconds on a GPU.
     """
     percentages: dict[str, dict[int, float]] = {}
     chat_format = ChatFormat()
@@ -30,7 +30,7 @@ def score(model: Llama, tokenizer: Tokenizer, n_cases: int, lengths: Sequence[in
 
     for family in families():
         percentages[family] = {}
-        for length in lengths:
+        for length in (length for length in lengths(family) if length <= max_length):
             batch = fitting_cases(family, length, n_cases, encode)
             texts = [render(step.prompt, chat_format) for case in batch for step in case.steps]
             n_right = count_right(batch, answers(model, tokenizer, texts))
@@ -60,19 +60,19 @@ def answers(model: Llama, tokenizer: Tokenizer, prompts: Sequence[str]) -> list[
 def _generate(model: Llama, prompts: Sequence[Sequence[int]], end_ids: Set[int | None]) -> list[list[int]]:
     """Returns the tokens of each answer; generation stops soon after all answers have ended."""
     weight = model.model.embed_tokens.weight
-    lengths = torch.tensor([len(ids) for ids in prompts], device=weight.device)
+    sizes = torch.tensor([len(ids) for ids in prompts], device=weight.device)
     longest = max(map(len, prompts))
     padded = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in prompts], device=weight.device)
     cache = Cache(model.shape, len(prompts), longest + OUTPUT_TOKENS, weight)
-    hidden = model.forward_cached(padded, torch.zeros_like(lengths), cache)
+    hidden = model.forward_cached(padded, torch.zeros_like(sizes), cache)
     # Cache entries of padding are overwritten before any token attends to them.
-    last = hidden[torch.arange(len(prompts), device=weight.device), lengths - 1]
+    last = hidden[torch.arange(len(prompts), device=weight.device), sizes - 1]
     out: list[Tensor] = []
     ends = torch.tensor([*end_ids], device=weight.device)
     for step in range(OUTPUT_TOKENS):
         if step % 16 == 0 and out and bool(torch.isin(torch.stack(out, 1), ends).any(1).all()):
             break
         out.append(model.logits(last).argmax(-1))
-        last = model.forward_cached(out[-1][:, None], lengths + step, cache)[:, 0]
+        last = model.forward_cached(out[-1][:, None], sizes + step, cache)[:, 0]
     ids: list[list[int]] = torch.stack(out, 1).tolist()
     return ids
