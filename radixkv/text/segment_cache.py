@@ -8,16 +8,15 @@ are supported.
 
 from __future__ import annotations
 
-import json
 import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from string import ascii_letters, digits
-from typing import Any
 
 import tokenizers
-from tokenizers import models, normalizers, pre_tokenizers
+
+from radixkv.text.separators import is_local, pre_tokenizer_steps
 
 _CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -69,19 +68,11 @@ class SegmentCache:
     def create(cls, backend: tokenizers.Tokenizer) -> SegmentCache | None:
         """Returns a cache for the tokenizer, or None if no safe cuts are known for it."""
         needs_text_before = _NEEDS_TEXT_BEFORE_NEWLINE.get(_split_pattern(backend) or "")
-        looks_around = any(
-            "\n" in token.content or token.lstrip or token.rstrip or token.single_word
-            for token in backend.get_added_tokens_decoder().values()
-        )
-        is_local = (
-            # NFC never merges an ASCII letter or digit with the character before it.
-            (backend.normalizer is None or isinstance(backend.normalizer, normalizers.NFC))
-            and isinstance(backend.model, models.BPE)
-            and not backend.model.dropout
-            and all(backend.model.token_to_id(letter) is not None for letter in pre_tokenizers.ByteLevel.alphabet())
-            and not looks_around
-        )
-        if needs_text_before is None or not is_local or (added_ids := _added_ids(backend)) is None:
+        has_newline = any("\n" in token.content for token in backend.get_added_tokens_decoder().values())
+        # NFC, which a local tokenizer may have, never merges an ASCII letter or digit with the character before it.
+        if needs_text_before is None or has_newline or not is_local(backend):
+            return None
+        if (added_ids := _added_ids(backend)) is None:
             return None
         return cls(backend, needs_text_before=needs_text_before, added_ids=added_ids)
 
@@ -184,10 +175,7 @@ def _added_ids(backend: tokenizers.Tokenizer) -> tuple[bytes, bytes] | None:
 
 def _split_pattern(backend: tokenizers.Tokenizer) -> str | None:
     """Returns the regex by which a byte-level tokenizer splits words; None for any other pre-tokenizer."""
-    if backend.pre_tokenizer is None:
-        return None
-    outer: dict[str, Any] = json.loads(backend.pre_tokenizer.__getstate__())
-    match outer.get("pretokenizers", [outer]):
+    match pre_tokenizer_steps(backend):
         case [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]:
             return "GPT-2"
         case [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -14,6 +14,7 @@ from tokenizers import decoders, pre_tokenizers
 from radixkv.checkpoints.files import read_text
 from radixkv.errors import CheckpointError, ContextLengthExceeded, InvalidRequest, context_length_exceeded
 from radixkv.text.segment_cache import SegmentCache, pack_ids
+from radixkv.text.separators import find_separators
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _MAX_CACHED_TOKENS = 1 << 15
@@ -142,6 +143,15 @@ class Tokenizer:
         """Returns the bytes of tokens of a byte-level vocabulary; they may split a character. O(ids)."""
         special = self._special if skip_special_tokens else ()
         return b"".join([self.token_bytes(token_id) for token_id in ids if token_id not in special])
+
+    def separators(self, token_ids: Iterable[int]) -> dict[str, int]:
+        """Returns those of the tokens at which a text can be cut without changing its ids: id by text.
+
+        The ids of a text are then those of its parts, each with the separator at its end, encoded without the
+        tokenizer's special tokens. There are none unless the tokenizer is byte-level BPE, without a normalizer or
+        with NFC, and the token is special.
+        """
+        return find_separators(self._backend, token_ids) if self.is_byte_level else {}
 
     def vocabulary(self) -> list[bytes]:
         """Returns the bytes that each token adds to a text, by id; empty for special tokens and ids without one.
