@@ -16,11 +16,21 @@ class Misses(msgspec.Struct):
     text: str
 
 
+class HistoryAnswers(msgspec.Struct):
+    """Earlier answers in prompts."""
+
+    otherwise: int
+    """Those that were not as the model wrote them."""
+    text: str
+
+
 class DoctorResponse(msgspec.Struct):
     """The response of ``/cache/doctor``."""
 
     text: str
     misses: list[Misses]
+    history_answers: HistoryAnswers | None = None
+    """None if the server keeps no answers."""
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -41,5 +51,8 @@ def run(args: argparse.Namespace) -> int:
 
     with Progress(f"asking {args.base_url}"), ServerClient(args.base_url, args.api_key) as client:
         report = client.get("/cache/doctor", DoctorResponse)
-    print("\n".join([report.text, *(f"  {misses.text}" for misses in report.misses)]))
+    lines = [report.text, *(f"  {misses.text}" for misses in report.misses)]
+    if report.history_answers is not None and report.history_answers.otherwise:
+        lines.append(report.history_answers.text)
+    print("\n".join(lines))
     return 0

@@ -95,7 +95,7 @@ def build_app(
     add_responses_route(app, client, served_model, body_reader)
     add_messages_routes(app, client, served_model, body_reader)
     add_generate_route(app, client, served_model, body_reader)
-    add_admin_routes(app, client, metrics, aliases)
+    add_admin_routes(app, client, served_model, metrics, aliases)
     add_tokenize_routes(app, served_model, body_reader)
     add_explain_route(app, client, served_model, body_reader, explain_contents=explain_contents)
     add_doctor_route(app, client, served_model)

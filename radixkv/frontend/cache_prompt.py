@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from radixkv.frontend.chat_text import TextRequest, check_text_request, render_messages
 from radixkv.frontend.http.body_decoder import check_messages, check_prompt, check_tools
-from radixkv.frontend.prompt_encoding import encode_prompts, encode_texts, split_prompts
+from radixkv.frontend.prompt_encoding import encode_conversation, encode_prompts, split_prompts
 from radixkv.frontend.served_model import ServedModel
 from radixkv.limits import check_cache_salt
 
@@ -21,7 +21,9 @@ CACHE_PROMPT_CHECKS = {"prompt": check_prompt, "messages": check_messages, "tool
 
 
 async def encode_prompt(request: CachePromptRequest, served_model: ServedModel) -> bytes:
-    """Checks the request; returns the prompt's little-endian int32 ids. Long texts are encoded in a thread.
+    """Checks the request; returns the prompt's little-endian int32 ids, as a chat would send them.
+
+    Long texts are encoded in a thread.
 
     Raises:
         InvalidRequest: a field cannot be served; ``param`` names it.
@@ -32,7 +34,10 @@ async def encode_prompt(request: CachePromptRequest, served_model: ServedModel) 
     adds_special_tokens = request.adds_special_tokens()
     if request.prompt is None:
         text = await render_messages(request, served_model)
-        (tokens,) = await encode_texts([text], served_model, "messages", adds_special_tokens=adds_special_tokens)
+        encoded = await encode_conversation(
+            text, request.cache_salt or "", served_model, "messages", adds_special_tokens=adds_special_tokens
+        )
+        tokens = encoded.tokens
     else:
         prompts = split_prompts(request.prompt if isinstance(request.prompt, str) else list(request.prompt))
         (tokens,) = await encode_prompts(prompts, served_model, adds_special_tokens=adds_special_tokens)

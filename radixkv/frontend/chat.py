@@ -12,7 +12,8 @@ import msgspec
 
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.chat_text import conversation_text
-from radixkv.frontend.prompt_encoding import encode_texts
+from radixkv.frontend.kept_answers import AnswerKeeper
+from radixkv.frontend.prompt_encoding import EncodedConversation, encode_conversation
 from radixkv.frontend.prompt_pins import breakpoint_pins, check_breakpoints
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.models import GenerationModel
@@ -70,6 +71,8 @@ class ChatPrompt:
     """The rendered messages."""
     tools: ToolUse
     splits_reasoning: bool
+    keeper: AnswerKeeper | None = None
+    """Keeps the answers for later turns; None if they are not kept."""
 
     def open_parser(self, model: GenerationModel) -> AnswerParser | None:
         """Returns a parser of one answer; None if all of its text is plain text."""
@@ -89,19 +92,20 @@ async def chat_text(chat: Chat, tools: ToolUse, served_model: ServedModel) -> st
         )
 
 
-async def chat_tokens(text: str, chat: Chat, served_model: ServedModel) -> bytes:
+async def chat_tokens(text: str, chat: Chat, served_model: ServedModel) -> EncodedConversation:
     """Returns the tokens of ``chat_text``. Raises ``InvalidRequest``, also if there are none."""
     field_name = chat.field_name("messages")
-    (tokens,) = await encode_texts([text], served_model, field_name, adds_special_tokens=False)
-    if not tokens:
+    encoded = await encode_conversation(text, chat.cache_salt, served_model, field_name)
+    if not encoded.tokens:
         raise InvalidRequest("the chat template renders the messages as an empty text", param=field_name)
-    return tokens
+    return encoded
 
 
 async def count_tokens(chat: Chat, served_model: ServedModel) -> int:
     """Returns the length of a conversation's prompt in tokens. Raises ``InvalidRequest``."""
     text = await chat_text(chat, chat.tool_use(), served_model)
-    return len(await chat_tokens(text, chat, served_model)) // 4
+    encoded = await chat_tokens(text, chat, served_model)
+    return len(encoded.tokens) // 4
 
 
 async def chat_prompt(chat: Chat, served_model: ServedModel) -> ChatPrompt:
@@ -121,18 +125,19 @@ async def chat_prompt(chat: Chat, served_model: ServedModel) -> ChatPrompt:
     text = await chat_text(chat, tools, served_model)
     with _naming_fields(chat):
         sampling = served_model.constrained(sampling, text, tools)
-    tokens = await chat_tokens(text, chat, served_model)
+    encoded = await chat_tokens(text, chat, served_model)
     max_tokens_field = None if chat.max_tokens is None else chat.field_name("max_tokens")
-    n_prompt, messages_field = len(tokens) // 4, chat.field_name("messages")
+    n_prompt, messages_field = len(encoded.tokens) // 4, chat.field_name("messages")
     prompt = Submit(
         id=uuid.uuid4().hex,
-        tokens=tokens,
+        tokens=encoded.tokens,
         sampling=clamp_max_tokens(sampling, served_model, n_prompt, max_tokens_field, messages_field),
         cache_salt=chat.cache_salt,
         priority=chat.priority,
         session_id=chat.session_id,
     )
-    return ChatPrompt(await _with_pins(prompt, chat, text, served_model), text, tools, splits_reasoning=True)
+    prompt = await _with_pins(prompt, chat, text, served_model)
+    return ChatPrompt(prompt, text, tools, splits_reasoning=True, keeper=encoded.open_keeper())
 
 
 async def _with_pins(prompt: Submit, chat: Chat, text: str, served_model: ServedModel) -> Submit:
@@ -141,7 +146,13 @@ async def _with_pins(prompt: Submit, chat: Chat, text: str, served_model: Served
         return prompt
     whole = [] if chat.pin_s is None else [PromptPin(len(prompt.tokens) // 4, chat.pin_s)]
     pins = await breakpoint_pins(
-        chat.messages, text, prompt.tokens, served_model, default_ttl_s=0.0, max_pins=MAX_PINS - len(whole)
+        chat.messages,
+        text,
+        prompt.tokens,
+        served_model,
+        default_ttl_s=0.0,
+        cache_salt=chat.cache_salt,
+        max_pins=MAX_PINS - len(whole),
     )
     return msgspec.structs.replace(prompt, pins=(*pins, *whole))
 

@@ -1,14 +1,15 @@
-"""Where prompts are encoded: on the event loop, in a batch with others, or in a thread."""
+"""Encoding of prompts: on the event loop, in a batch with others, or in a thread."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
-from radixkv.errors import InvalidRequest, context_length_exceeded
+from radixkv.errors import ContextLengthExceeded, InvalidRequest, context_length_exceeded
 from radixkv.frontend.http.body_decoder import check_prompt_count, mixed_prompt_error
+from radixkv.frontend.kept_answers import AnswerKeeper, History, KeptAnswers
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.prompts import encode_ids
 
@@ -55,6 +56,52 @@ async def encode_prompts(
     return encoded
 
 
+class EncodedConversation(NamedTuple):
+    """The tokens of a rendered conversation."""
+
+    tokens: bytes
+    """Little-endian int32 ids."""
+    kept_answers: KeptAnswers | None = None
+    """Where its answers are kept; None if they are not."""
+    history: History | None = None
+    """What was found there."""
+
+    def open_keeper(self) -> AnswerKeeper | None:
+        """Returns what keeps the conversation's next answers; None if they are not kept."""
+        if self.kept_answers is None or self.history is None:
+            return None
+        return self.kept_answers.open_keeper(self.history, self.tokens)
+
+
+async def encode_conversation(
+    text: str, cache_salt: str, served_model: ServedModel, field: str, *, adds_special_tokens: bool = False
+) -> EncodedConversation:
+    """Encodes a rendered conversation, with the tokens in which the model wrote its earlier answers.
+
+    Raises:
+        InvalidRequest: as ``encode_texts``.
+    """
+    kept_answers = None if adds_special_tokens else served_model.kept_answers
+    history = None if kept_answers is None else kept_answers.look_up(text, cache_salt)
+    if history is not None and history.has_kept_tokens:
+        if (tokens := await _encode_history(history, served_model, field)) is not None:
+            return EncodedConversation(tokens, kept_answers, history)
+        history = None  # the tokenizer's own encoding may fit: it is often shorter than what the model wrote
+    (tokens,) = await encode_texts([text], served_model, field, adds_special_tokens=adds_special_tokens)
+    return EncodedConversation(tokens, kept_answers, history)
+
+
+async def _encode_history(history: History, served_model: ServedModel, field: str) -> bytes | None:
+    """Returns the tokens of a conversation with kept ones in their places; None if there are too many."""
+    texts = [piece for piece in history.pieces if isinstance(piece, str)]
+    try:
+        encoded = iter(await encode_texts(texts, served_model, field, adds_special_tokens=False) if texts else ())
+    except ContextLengthExceeded:
+        return None
+    tokens = b"".join([next(encoded) if isinstance(piece, str) else piece for piece in history.pieces])
+    return tokens if len(tokens) // 4 <= served_model.max_prompt_and_answer else None
+
+
 async def encode_texts(
     texts: Sequence[str], served_model: ServedModel, field: str, *, adds_special_tokens: bool
 ) -> list[bytes]:
@@ -71,9 +118,27 @@ async def encode_texts(
             return [tokenizer.encode_inline(text, limit, adds_special_tokens=adds_special_tokens) for text in texts]
         if n_characters <= _MAX_BATCHED_CHARACTERS:
             return await served_model.batch_tokenizer.encode(texts, adds_special_tokens=adds_special_tokens)
-        encode_one = partial(tokenizer.encode, limit=limit, adds_special_tokens=adds_special_tokens)
-        # One call per text, so that a client's disconnect cancels the remaining ones.
-        return [await served_model.serial.run(partial(encode_one, text)) for text in texts]
+        encoded: list[bytes] = []
+        for group in _groups(texts):  # one call each, so that a client's disconnect cancels the remaining ones
+            encode = partial(tokenizer.encode_batch, group, limit, adds_special_tokens=adds_special_tokens)
+            for result in await served_model.serial.run(encode):
+                if isinstance(result, InvalidRequest):
+                    raise result
+                encoded.append(result)
+        return encoded
     except InvalidRequest as error:
         error.param = field
         raise
+
+
+def _groups(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Yields the texts in groups of at most ``_MAX_BATCHED_CHARACTERS``; a longer text is a group of its own."""
+    group: list[str] = []
+    n_characters = 0
+    for text in texts:
+        if group and n_characters + len(text) > _MAX_BATCHED_CHARACTERS:
+            yield group
+            group, n_characters = [], 0
+        group.append(text)
+        n_characters += len(text)
+    yield group

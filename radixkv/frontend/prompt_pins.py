@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from radixkv.errors import InvalidRequest
-from radixkv.frontend.prompt_encoding import encode_texts
+from radixkv.frontend.prompt_encoding import encode_conversation
 from radixkv.frontend.served_model import ServedModel
 from radixkv.limits import MAX_PINS, parse_ttl
 from radixkv.tree.neighbours import n_common_tokens
@@ -38,6 +38,7 @@ async def breakpoint_pins(
     served_model: ServedModel,
     *,
     default_ttl_s: float,
+    cache_salt: str,
     max_pins: int = MAX_PINS,
     adds_special_tokens: bool = False,
 ) -> list[PromptPin]:
@@ -53,6 +54,7 @@ async def breakpoint_pins(
         tokens: the ids of the prompt.
         served_model: has the tokenizer.
         default_ttl_s: lifetime of a breakpoint that names none, in seconds.
+        cache_salt: of the prompt, to find its earlier answers.
         max_pins: most pins; the latest breakpoints win.
         adds_special_tokens: whether the prompt was encoded with the tokenizer's special tokens.
 
@@ -67,12 +69,13 @@ async def breakpoint_pins(
     else:
         pins = await served_model.serial.run(partial(_marked_ends, parts, text))
     latest = pins[-max_pins:]
-    prefixes = [text[:position] for position, _ in latest]
-    encoded = await encode_texts(prefixes, served_model, "messages", adds_special_tokens=adds_special_tokens)
-    return [
-        PromptPin(n_common_tokens(prefix, tokens), ttl_s)
-        for prefix, (_, ttl_s) in zip(encoded, latest, strict=True)
-    ]
+    pinned = []
+    for position, ttl_s in latest:
+        prefix = await encode_conversation(
+            text[:position], cache_salt, served_model, "messages", adds_special_tokens=adds_special_tokens
+        )
+        pinned.append(PromptPin(n_common_tokens(prefix.tokens, tokens), ttl_s))
+    return pinned
 
 
 def _texts(messages: Sequence[dict[str, Any]], default_ttl_s: float) -> Iterator[_Text]:

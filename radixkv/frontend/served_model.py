@@ -9,6 +9,7 @@ from radixkv.config import MAX_PRIORITY, MIN_PRIORITY
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.batch_tokenizer import BatchTokenizer
 from radixkv.frontend.http.errors import ModelNotFound
+from radixkv.frontend.kept_answers import KeptAnswers
 from radixkv.frontend.serial_executor import SerialExecutor
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.nonces import NonceFilter
@@ -42,6 +43,13 @@ class ServedModel(GenerationModel):
         """Tokenizes texts of moderate length. Requires a tokenizer."""
         assert self.tokenizer is not None
         return BatchTokenizer(self.tokenizer, self.max_prompt_and_answer)
+
+    @cached_property
+    def kept_answers(self) -> KeptAnswers | None:
+        """The tokens of answers, for later turns; None if nothing is cached or the tokenizer does not allow it."""
+        if self.tokenizer is None or not self.caches_prompts:
+            return None
+        return KeptAnswers.create(self.tokenizer, self.eos_token_ids)
 
     @property
     def warnings(self) -> list[str]:

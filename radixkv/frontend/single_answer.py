@@ -28,6 +28,7 @@ class SingleAnswer:
         self.done: Done | None = None
         """How the request ended; None before."""
         self._prompt = prompt.submit
+        self._keeper = prompt.keeper
         self._served_model = served_model
         self._arrived = arrived
         self._choice: ChoiceStream[None] = ChoiceStream(
@@ -81,4 +82,6 @@ class SingleAnswer:
         return whole
 
     def _convert(self, delta: TokenDelta) -> OutputDelta[None]:
+        if self._keeper is not None:
+            self._keeper.add(delta)
         return self._choice.absorb(delta.tokens, delta.logprobs, delta.finish_reason, delta.stop_token_id)

@@ -132,6 +132,8 @@ class ScriptedLoop:
 
     step_s: float = 0.0
     is_held: bool = False
+    answers: list[list[int]] = field(default_factory=list)
+    """What the choices generate one after the other, each up to its last token; none: the echo."""
     may_fail: bool = True
     """Whether requests of ``FAILS_AFTER_THREE`` fail; if not, they stay at three tokens."""
     running: dict[str, _Running] = field(default_factory=dict)
@@ -243,7 +245,8 @@ class ScriptedLoop:
         for index, choice in enumerate(request.choices):
             if choice.finish_reason is not None or (index and not has_begun):
                 continue
-            token = request.prompt[(choice.n + index) % len(request.prompt)]
+            echo = request.prompt[(choice.n + index) % len(request.prompt)]
+            token = self.answers[index][choice.n] if self.answers else echo
             choice.n += 1
             ends = token in sampling.stop_token_ids or (token == EOS and not sampling.ignore_eos)
             if ends and choice.n > sampling.min_tokens:

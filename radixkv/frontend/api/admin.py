@@ -17,6 +17,7 @@ from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.prometheus import Metrics
+from radixkv.frontend.served_model import ServedModel
 from radixkv.sampling import SamplingParams
 from radixkv.wire import Flushed, Submit, pack_tokens
 
@@ -25,13 +26,18 @@ HEALTH_GENERATE_TIMEOUT_S = 20.0
 
 
 def add_admin_routes(
-    app: DocumentedApp, client: RuntimeClient, metrics: Metrics, aliases: MetricAliases | None
+    app: DocumentedApp,
+    client: RuntimeClient,
+    served_model: ServedModel,
+    metrics: Metrics,
+    aliases: MetricAliases | None,
 ) -> None:
     """Adds the routes for health checks, ``/metrics``, ``/flush_cache`` and ``/reset_prefix_cache``.
 
     Args:
         app: gets the routes.
         client: of the runtime.
+        served_model: counts answers in the history of chats.
         metrics: shown by ``/metrics``.
         aliases: repeats the metrics under another engine's names; None for no repetition.
     """
@@ -59,7 +65,7 @@ def add_admin_routes(
     @app.get("/metrics", response_class=PlainTextResponse)
     async def render_metrics(request: Request) -> Response:
         """Metrics in Prometheus' text format."""
-        text = metrics.render(await client.stats(), aliases)
+        text = metrics.render(await client.stats(), aliases, served_model.kept_answers)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.api_route("/flush_cache", methods=["GET", "POST"])

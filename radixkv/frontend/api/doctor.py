@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.openapi import DocumentedApp
+from radixkv.frontend.kept_answers import KeptAnswers
 from radixkv.frontend.miss_report import miss_fields, place_text
 from radixkv.frontend.misses import MissCounts, MissesAtPlace
 from radixkv.frontend.served_model import ServedModel
@@ -24,9 +25,12 @@ def add_doctor_route(app: DocumentedApp, client: RuntimeClient, served_model: Se
     @app.get("/cache/doctor")
     async def doctor(request: Request) -> Response:
         """Where the matches of prompts with the cache end, why, and how many tokens that costs."""
-        nonces = served_model.nonce_filter
         report = doctor_fields(client.misses, served_model.tokenizer)
-        return JSONResponse(report if nonces is None else {**report, "nonces_removed": nonces.n_removed})
+        if served_model.nonce_filter is not None:
+            report["nonces_removed"] = served_model.nonce_filter.n_removed
+        if served_model.kept_answers is not None:
+            report["history_answers"] = _history_fields(served_model.kept_answers)
+        return JSONResponse(report)
 
 
 def doctor_fields(counts: MissCounts, tokenizer: Tokenizer | None) -> dict[str, Any]:
@@ -38,6 +42,17 @@ def doctor_fields(counts: MissCounts, tokenizer: Tokenizer | None) -> dict[str, 
         "lost_tokens": counts.n_lost,
         "text": _summary(counts),
         "misses": [_place_fields(place, counts, tokenizer) for place in places],
+    }
+
+
+def _history_fields(kept_answers: KeptAnswers) -> dict[str, Any]:
+    """Returns how many earlier answers of this server prompts contained, by what their text was."""
+    n_same, n_otherwise = kept_answers.n_same, kept_answers.n_otherwise
+    return {
+        "same": n_same,
+        "otherwise": n_otherwise,
+        "text": f"{n_otherwise:,} of {n_same + n_otherwise:,} answers in the history of chats are not as the "
+        "model wrote them",
     }
 
 

@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from radixkv.frontend.kept_answers import KeptAnswers
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.stats import DiskStats, HostStats, Stats
@@ -62,10 +63,20 @@ class Metrics:
         """Sets the latest statistics delta."""
         self.stats_delta = stats_delta
 
-    def render(self, stats: Stats, aliases: MetricAliases | None = None) -> bytes:
-        """Renders Prometheus' text format, with the metrics repeated under ``aliases`` if given. O(series)."""
+    def render(
+        self, stats: Stats, aliases: MetricAliases | None = None, kept_answers: KeptAnswers | None = None
+    ) -> bytes:
+        """Renders Prometheus' text format. O(series).
+
+        Args:
+            stats: of the runtime.
+            aliases: repeats the metrics under another engine's names; None for no repetition.
+            kept_answers: counts answers in the history of chats; None if they are not kept.
+        """
         durations = (self._first_token, self._next_token, self._whole, self._queue)
         families = [*(each.family() for each in durations), self._ended_family(), *_families(stats)]
+        if kept_answers is not None:
+            families.append(_history_family(kept_answers))
         if aliases is not None:
             families += [*aliases.families(families), *aliases.derived(stats, self.stats_delta)]
         registry = CollectorRegistry(auto_describe=False)
@@ -77,6 +88,14 @@ class Metrics:
         for reason, count in self._n_ended.items():
             family.add_metric([reason], count)
         return family
+
+
+def _history_family(kept_answers: KeptAnswers) -> Metric:
+    text = "Answers of this server in the history of chats, by whether they are rendered as the model wrote them."
+    family = CounterMetricFamily(PREFIX + "history_answers", text, labels=["rendered"])
+    family.add_metric(["same"], kept_answers.n_same)
+    family.add_metric(["otherwise"], kept_answers.n_otherwise)
+    return family
 
 
 class _Durations:

@@ -13,7 +13,7 @@ from radixkv.frontend.api.openai.schema import ChatRequest, CompletionRequest, G
 from radixkv.frontend.api.openai.structured_fields import requested_structured_outputs
 from radixkv.frontend.chat import ChatPrompt
 from radixkv.frontend.chat_text import conversation_text
-from radixkv.frontend.prompt_encoding import encode_prompts, encode_texts, split_prompts
+from radixkv.frontend.prompt_encoding import encode_conversation, encode_prompts, split_prompts
 from radixkv.frontend.prompt_pins import breakpoint_pins, check_breakpoints
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.models import GenerationModel
@@ -70,23 +70,28 @@ async def chat_prompt(request: ChatRequest, served_model: ServedModel) -> ChatPr
         variables=request.template_variables,
     )
     sampling = served_model.constrained(sampling, text, tools)
-    (tokens,) = await encode_texts(
-        [text], served_model, "messages", adds_special_tokens=bool(request.add_special_tokens)
+    encoded = await encode_conversation(
+        text,
+        request.cache_salt or "",
+        served_model,
+        "messages",
+        adds_special_tokens=bool(request.add_special_tokens),
     )
-    if not tokens:
+    if not encoded.tokens:
         raise InvalidRequest("the chat template renders the messages as an empty text", param="messages")
-    (prompt,) = _submits(request, [tokens], sampling, served_model, max_tokens_field, "messages")
+    (prompt,) = _submits(request, [encoded.tokens], sampling, served_model, max_tokens_field, "messages")
     breakpoints = await breakpoint_pins(
         request.messages,
         text,
-        tokens,
+        encoded.tokens,
         served_model,
         default_ttl_s=request.breakpoint_ttl_s,
+        cache_salt=request.cache_salt or "",
         max_pins=MAX_PINS - len(prompt.pins),
         adds_special_tokens=bool(request.add_special_tokens),
     )
     prompt = msgspec.structs.replace(prompt, pins=(*breakpoints, *prompt.pins)) if breakpoints else prompt
-    return ChatPrompt(prompt, text, tools, request.separate_reasoning is not False)
+    return ChatPrompt(prompt, text, tools, request.separate_reasoning is not False, encoded.open_keeper())
 
 
 async def echoed_texts(

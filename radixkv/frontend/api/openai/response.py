@@ -21,6 +21,7 @@ from radixkv.frontend.in_flight import (
     is_slow_to_render,
     without_output,
 )
+from radixkv.frontend.kept_answers import AnswerKeeper
 from radixkv.frontend.miss_report import miss_fields
 from radixkv.generation.logprobs import TokenRenderer
 from radixkv.generation.models import GenerationModel
@@ -96,6 +97,7 @@ class ResponseWriter:
         prompts: the encoded prompts of the request.
         echoed: the prompts' texts, if choices begin with them.
         open_parser: returns what splits the text of one choice into parts; None if all of it is text.
+        keeper: keeps the answers of a chat for later turns; None if they are not kept.
         arrived: when the request arrived, in monotonic seconds.
     """
 
@@ -108,11 +110,13 @@ class ResponseWriter:
         *,
         echoed: Sequence[str] | None = None,
         open_parser: Callable[[], AnswerParser | None] = lambda: None,
+        keeper: AnswerKeeper | None = None,
         arrived: float,
     ) -> None:
         self._request = request
         self._format = response_format
         self._arrived = arrived
+        self._keeper = keeper
         self._n = request.n_choices
         self._n_prompt = sum(len(prompt.tokens) // 4 for prompt in prompts)
         self._n_cached, self._n_loaded, self._n_fetched, self._n_done = 0, 0, 0, 0
@@ -214,6 +218,8 @@ class ResponseWriter:
             self._n_done += 1
         if delta.prompt_logprobs:
             self._prompts[delta.prompt].absorb(delta.prompt_logprobs)
+        if self._keeper is not None:
+            self._keeper.add(delta)
         if self._request.is_only_echo:
             delta = without_output(delta)
         return choice.absorb(delta.tokens, delta.logprobs, delta.finish_reason, delta.stop_token_id)

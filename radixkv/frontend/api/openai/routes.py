@@ -51,7 +51,13 @@ def add_openai_routes(
         parser = partial(prompt.open_parser, served_model)
         response_format = ChatFormat(body, served_model.name)
         writer = ResponseWriter(
-            body, response_format, served_model, [prompt.submit], open_parser=parser, arrived=arrived
+            body,
+            response_format,
+            served_model,
+            [prompt.submit],
+            open_parser=parser,
+            keeper=prompt.keeper,
+            arrived=arrived,
         )
         return await _response(request, writer, client, streams=bool(body.stream))
 

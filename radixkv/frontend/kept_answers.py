@@ -1,0 +1,238 @@
+"""The token ids of answers, for the next turns of their conversations.
+
+A chat template renders an earlier answer as text, and a tokenizer may choose other tokens for it than the model
+wrote. The prompt would then differ from what is cached. So tokens of answers are kept, and stand in later prompts
+where the same text stands at the same place.
+
+A *segment* is a text up to the end of an end-of-sequence token. The *place* of a segment is a digest of the cache
+salt and of all text before it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import xxhash
+
+from radixkv.frontend.in_flight import TokenDelta
+from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire import unpack_tokens
+
+MAX_KEPT_BYTES = 1 << 26
+"""Most memory of kept answers. A token takes 4 bytes and its text about as many, so these are some eight million
+tokens: more than the KV pool of one GPU has, and the tokens of an answer without KV save little."""
+_ENTRY_BYTES = 256
+"""About the memory of an entry beside its text and its tokens."""
+_REASONING = "<think>"
+"""A prompt may begin the reasoning of an answer, which templates leave out of the history."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A rendered conversation, with the tokens of its segments that are kept answers."""
+
+    pieces: list[str | bytes]
+    """In order: texts to encode one by one, and kept tokens as little-endian int32."""
+    place: bytes
+    """That of the text after the last end-of-sequence token."""
+    rest: str
+    """The text after the last end-of-sequence token."""
+    separator: int | None
+    """That token; None without one."""
+    n_same: int
+    """Segments that are answers of this server."""
+    n_otherwise: int
+    """Other segments at whose place this server gave an answer."""
+
+    @property
+    def has_kept_tokens(self) -> bool:
+        """Whether any tokens are known."""
+        return any(isinstance(piece, bytes) for piece in self.pieces)
+
+
+class KeptAnswers:
+    """An LRU cache of answers' tokens by conversation. Thread-safe.
+
+    The tokens of a segment are found only for exactly its text. What stands before it is compared by a digest: if
+    two digests were equal by chance, a prompt would still say what the client wrote, in other tokens.
+
+    Args:
+        tokenizer: of the model; ``Tokenizer.separators`` says at which tokens texts may be cut.
+        separators: end-of-sequence tokens at which texts are cut, id by text; at least one.
+        max_bytes: most memory; the least recently used answers are dropped first.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, separators: Mapping[str, int], max_bytes: int = MAX_KEPT_BYTES
+    ) -> None:
+        self.n_same = 0
+        """Answers of this server that later prompts contained as the model wrote them."""
+        self.n_otherwise = 0
+        """Answers of this server that later prompts contained with another text."""
+        self.n_bytes = 0
+        """About the memory of what is kept."""
+        self._tokenizer = tokenizer
+        self._separators = dict(separators)
+        self._ids = frozenset(self._separators.values())
+        # Of alternatives that begin at one place, the longest must come first, as in the tokenizer.
+        longest_first = sorted(separators, key=len, reverse=True)
+        self._end = re.compile("|".join(map(re.escape, longest_first)))
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[tuple[bytes, str], bytes] = OrderedDict()
+        """The tokens of answers by place and segment. By place and an empty text: what stood before the latest
+        answer in its segment."""
+
+    @classmethod
+    def create(cls, tokenizer: Tokenizer, eos_token_ids: Iterable[int]) -> KeptAnswers | None:
+        """Returns an empty cache, or None if texts cannot be cut at the model's end-of-sequence tokens."""
+        separators = tokenizer.separators(eos_token_ids)
+        return cls(tokenizer, separators) if separators else None
+
+    def look_up(self, text: str, cache_salt: str) -> History:
+        """Finds the kept answers in a rendered conversation. O(text), some 2 µs for 1,000 characters."""
+        # The salt's own digest has a fixed length, so no salt and text can be those of another pair.
+        digest = xxhash.xxh3_128(xxhash.xxh3_128_digest(cache_salt.encode()))
+        pieces: list[str | bytes] = []
+        separator: int | None = None
+        start = n_plain = n_same = n_otherwise = 0
+        with self._lock:
+            for match in self._end.finditer(text):
+                end = match.end()
+                segment, place = text[start:end], digest.digest()
+                if self._has_answer(place):
+                    tokens, header = self._get(place, segment)
+                    if tokens is not None:
+                        pieces += [text[n_plain:start], tokens]
+                        n_plain, n_same = end, n_same + 1
+                    elif segment.startswith(header):
+                        n_otherwise += 1
+                digest.update(segment.encode(errors="surrogatepass"))
+                start, separator = end, self._separators[match[0]]
+            place, rest = digest.digest(), text[start:]
+            if (tokens := self._cut_answer(place, rest)) is not None:
+                pieces += [text[n_plain:start], tokens]
+                n_plain = len(text)
+        pieces.append(text[n_plain:])
+        shown = [piece for piece in pieces if piece] or [""]
+        return History(shown, place, rest, separator, n_same, n_otherwise)
+
+    def open_keeper(self, history: History, prompt: bytes) -> AnswerKeeper:
+        """Returns what keeps the answers to a prompt, and counts the answers in its history.
+
+        Args:
+            history: of the prompt.
+            prompt: all its tokens, as little-endian int32 ids.
+        """
+        with self._lock:
+            self.n_same += history.n_same
+            self.n_otherwise += history.n_otherwise
+        rest_tokens = prompt[_after_last(history.separator, prompt) :]
+        return AnswerKeeper(self, self._tokenizer, history.place, history.rest, rest_tokens)
+
+    def keep(self, place: bytes, header: str, header_tokens: bytes, answer: str, tokens: bytes) -> None:
+        """Keeps an answer if its last token, and no other, is one of the separators. O(answer).
+
+        Args:
+            place: of the answer's segment.
+            header: text of the prompt before the answer, in its segment.
+            header_tokens: of that text, as little-endian int32 ids.
+            answer: the answer's text, with that of special tokens.
+            tokens: of the answer, as little-endian int32 ids.
+        """
+        segment = header + answer
+        end = self._end.search(segment)
+        if end is None or end.end() < len(segment) or int.from_bytes(tokens[-4:], "little") not in self._ids:
+            return
+        begun = header.rfind(_REASONING)
+        with self._lock:
+            self._put(place, segment, header_tokens + tokens)
+            self._put(place, "", (header if begun < 0 else header[:begun]).encode())
+            while self.n_bytes > self._max_bytes:
+                (_, oldest), value = self._entries.popitem(last=False)
+                self.n_bytes -= _size(oldest, value)
+
+    def _cut_answer(self, place: bytes, rest: str) -> bytes | None:
+        """Returns the tokens of a text that is an answer without its end-of-sequence token."""
+        if not rest or not self._has_answer(place):
+            return None
+        for separator in self._separators:
+            if (tokens := self._get(place, rest + separator)[0]) is not None:
+                return tokens[:-4]
+        return None
+
+    def _has_answer(self, place: bytes) -> bool:
+        return (place, "") in self._entries
+
+    def _get(self, place: bytes, segment: str) -> tuple[bytes | None, str]:
+        """Returns the tokens of an answer, None if it is not kept, and what stood before the latest one there."""
+        tokens = self._entries.get((place, segment))
+        if tokens is not None:
+            self._entries.move_to_end((place, segment))
+        # After its answers, so that it is not dropped before them.
+        self._entries.move_to_end((place, ""))
+        return tokens, self._entries[place, ""].decode()
+
+    def _put(self, place: bytes, segment: str, value: bytes) -> None:
+        old = self._entries.pop((place, segment), None)
+        if old is not None:
+            self.n_bytes -= _size(segment, old)
+        self._entries[place, segment] = value
+        self.n_bytes += _size(segment, value)
+
+
+class AnswerKeeper:
+    """Collects the tokens of the answers to one prompt, and keeps each answer that the model itself ended.
+
+    Args:
+        kept_answers: where they are kept.
+        tokenizer: gives the bytes of tokens.
+        place: that of the answers' segment.
+        header: text of the prompt in the answers' segment.
+        header_tokens: of that text, as little-endian int32 ids.
+    """
+
+    def __init__(
+        self, kept_answers: KeptAnswers, tokenizer: Tokenizer, place: bytes, header: str, header_tokens: bytes
+    ) -> None:
+        self._kept_answers = kept_answers
+        self._tokenizer = tokenizer
+        self._place = place
+        self._header = header
+        self._header_tokens = header_tokens
+        self._answers: dict[int, tuple[bytearray, bytearray]] = {}
+        """The tokens of each choice so far, and their text in UTF-8."""
+
+    def add(self, delta: TokenDelta) -> None:
+        """Adds new tokens of a choice, or its end. O(tokens), 0.2 µs each and 1.5 µs a call."""
+        tokens, text = self._answers.setdefault(delta.choice, (bytearray(), bytearray()))
+        tokens += delta.tokens
+        text += self._tokenizer.decode_bytes(unpack_tokens(bytes(delta.tokens)), skip_special_tokens=False)
+        if delta.finish_reason is None:
+            return
+        del self._answers[delta.choice]
+        try:
+            answer = text.decode()
+        except UnicodeDecodeError:
+            return  # no text of a client is equal to it
+        self._kept_answers.keep(self._place, self._header, self._header_tokens, answer, bytes(tokens))
+
+
+def _after_last(token_id: int | None, prompt: bytes) -> int:
+    """Returns the offset after the last such token of a prompt, which has one; 0 for None. O(bytes after it)."""
+    if token_id is None:
+        return 0
+    wanted = token_id.to_bytes(4, "little")
+    found = prompt.rindex(wanted)
+    while found % 4:  # the bytes may be parts of two other tokens
+        found = prompt.rindex(wanted, 0, found + 3)
+    return found + 4
+
+
+def _size(segment: str, value: bytes) -> int:
+    return sys.getsizeof(segment) + len(value) + _ENTRY_BYTES

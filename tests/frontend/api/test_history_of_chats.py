@@ -1,0 +1,176 @@
+"""Answers in the history of chats have the tokens that the model wrote, in every API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from radixkv.frontend.served_model import ServedModel
+from radixkv.text.chat_template import ChatTemplate
+from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire import unpack_tokens
+from support.running_site import running_site
+from support.scripted_runtime import EOS, Site
+
+MERGES = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o")]
+TEMPLATE = ChatTemplate(
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}",
+    {},
+    "the test",
+)
+QUESTION, NEXT = {"role": "user", "content": "hello?"}, {"role": "user", "content": "hello!"}
+ANSWER = "hello, hello"
+
+
+def make_tokenizer() -> Tokenizer:
+    """Returns a tokenizer whose token i is byte letter i, with ``EOS`` as the end and ``hello`` as one token."""
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<eos>", *(a + b for a, b in MERGES)]
+    backend = tokenizers.Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, MERGES))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<eos>"])
+    return Tokenizer(backend)
+
+
+TOKENIZER = make_tokenizer()
+LETTERS = [TOKENIZER.encode(letter, adds_special_tokens=False)[0] for letter in ANSWER]
+
+
+@pytest.fixture
+def talking_site(served_model: ServedModel, tmp_path: Path) -> Iterator[Site]:
+    """A site whose model writes ``ANSWER`` with one token for each letter."""
+    with running_site(replace(served_model, tokenizer=TOKENIZER, chat_template=TEMPLATE), tmp_path) as site:
+        site.loop.answers = [[*LETTERS, EOS]]
+        yield site
+
+
+def plain(text: str) -> list[int]:
+    return unpack_tokens(TOKENIZER.encode(text, adds_special_tokens=False))
+
+
+def sent(site: Site) -> list[int]:
+    """Returns the tokens of the latest prompt."""
+    return unpack_tokens(site.loop.submitted[-1].tokens)
+
+
+def post(site: Site, path: str, **body: Any) -> Any:
+    reply = site.http.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    return reply
+
+
+def chat(site: Site, messages: list[Any], **changes: Any) -> list[Any]:
+    reply = post(site, "/v1/chat/completions", messages=messages, **changes).json()
+    return [*messages, reply["choices"][-1]["message"], NEXT]
+
+
+def streamed_chat(site: Site, messages: list[Any], **changes: Any) -> list[Any]:
+    reply = post(site, "/v1/chat/completions", messages=messages, stream=True, **changes)
+    events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+    text = "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
+    return [*messages, {"role": "assistant", "content": text}, NEXT]
+
+
+def responses(site: Site, messages: list[Any], **changes: Any) -> list[Any]:
+    return [*messages, *post(site, "/v1/responses", input=messages, **changes).json()["output"], NEXT]
+
+
+def message(site: Site, messages: list[Any], **changes: Any) -> list[Any]:
+    content = post(site, "/v1/messages", messages=messages, max_tokens=50, **changes).json()["content"]
+    return [*messages, {"role": "assistant", "content": content}, NEXT]
+
+
+@pytest.mark.parametrize("turn", [chat, streamed_chat, responses, message])
+def test_the_next_prompt_begins_with_the_last_one_and_its_answer(
+    talking_site: Site, turn: Callable[..., list[Any]]
+) -> None:
+    messages: list[Any] = [QUESTION]
+    expected: list[int] = []
+    for _ in range(3):
+        messages = turn(talking_site, messages)
+        assert sent(talking_site)[: len(expected)] == expected
+        assert TOKENIZER.decode(sent(talking_site), skip_special_tokens=False).endswith("<assistant>")
+        expected = [*sent(talking_site), *LETTERS, EOS]
+    assert len(sent(talking_site)) > len(plain(f"{ANSWER}<eos>")) + 2 * len(LETTERS)
+    salt = {"cache_salt": "other"} if turn is not message else {}
+    if salt:
+        turn(talking_site, messages, **salt)
+        text = TOKENIZER.decode(sent(talking_site), skip_special_tokens=False)
+        assert sent(talking_site) == plain(text), "answers are kept for their own salt"
+
+
+def test_each_of_several_answers_can_be_continued(talking_site: Site) -> None:
+    talking_site.loop.answers = [[*LETTERS, EOS], [*plain("hell"), *LETTERS[4:], EOS]]
+    reply = post(talking_site, "/v1/chat/completions", messages=[QUESTION], n=2).json()
+    first = [*sent(talking_site)]
+    assert {choice["message"]["content"] for choice in reply["choices"]} == {ANSWER}
+    chat(talking_site, [QUESTION, {"role": "assistant", "content": ANSWER}, NEXT], n=2)
+    begun = sent(talking_site)[len(first) :]
+    assert begun[: len(LETTERS)] == LETTERS or begun[: len(LETTERS) - 3] == [*plain("hell"), *LETTERS[4:]]
+
+
+def test_answers_that_the_model_did_not_end_are_not_kept(talking_site: Site) -> None:
+    for ending in ({"max_tokens": 6}, {"stop": [", "]}):
+        messages = chat(talking_site, [QUESTION], **ending)
+        chat(talking_site, messages)
+        assert sent(talking_site) == plain(TOKENIZER.decode(sent(talking_site), skip_special_tokens=False))
+
+
+def test_counted_and_explained_and_pinned_prompts_are_those_that_are_sent(talking_site: Site) -> None:
+    messages = chat(talking_site, [QUESTION])
+    chat(talking_site, messages)
+    tokens = sent(talking_site)
+    assert tokens != plain(TOKENIZER.decode(tokens, skip_special_tokens=False))
+    counted = post(talking_site, "/v1/messages/count_tokens", model="echo", messages=messages)
+    assert counted.json()["input_tokens"] == len(tokens)
+    post(talking_site, "/cache/explain", messages=messages)
+    assert unpack_tokens(talking_site.loop.explained[-1].tokens) == tokens
+    post(talking_site, "/cache/pin", messages=messages)
+    assert unpack_tokens(talking_site.loop.pinned[-1].tokens) == tokens
+
+
+def test_a_breakpoint_behind_an_answer_pins_its_tokens(talking_site: Site) -> None:
+    marker = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+
+    def marked(one: Any) -> dict[str, Any]:
+        return {"role": one["role"], "content": [{"type": "text", "text": one["content"], **marker}]}
+
+    question, answer, later = chat(talking_site, [QUESTION])
+    for messages, end in (
+        ([question, answer, marked(later)], "<eos><assistant>"),
+        ([question, marked(answer)], ""),
+    ):
+        chat(talking_site, messages)
+        tokens = sent(talking_site)
+        (pin,) = talking_site.loop.submitted[-1].pins
+        if end:
+            assert pin.n_tokens == len(tokens) - len(plain(end))
+        else:
+            assert tokens[: pin.n_tokens][-len(LETTERS) :] == LETTERS
+
+
+def test_answers_of_the_history_are_counted(talking_site: Site) -> None:
+    def counts() -> tuple[dict[str, int], list[str]]:
+        report = talking_site.http.get("/cache/doctor").json()["history_answers"]
+        lines = talking_site.http.get("/metrics").text.splitlines()
+        return report, [line for line in lines if line.startswith("radixkv:history_answers_total")]
+
+    question, answer, later = chat(talking_site, [QUESTION])
+    for content in (answer["content"], answer["content"], "hello"):
+        post(talking_site, "/v1/messages/count_tokens", model="echo", messages=[question, answer, later])
+        chat(talking_site, [question, {"role": "assistant", "content": content}, later])
+    report, lines = counts()
+    assert (report["same"], report["otherwise"]) == (2, 1)
+    assert "1 of 3" in report["text"]
+    assert lines == [
+        'radixkv:history_answers_total{rendered="same"} 2.0',
+        'radixkv:history_answers_total{rendered="otherwise"} 1.0',
+    ]

@@ -1,0 +1,260 @@
+"""Kept answers against a naive model: a table of tokens by salt and whole text."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers
+
+from radixkv.frontend.in_flight import TokenDelta
+from radixkv.frontend.kept_answers import KeptAnswers
+from radixkv.frontend.prompt_encoding import encode_conversation
+from radixkv.frontend.served_model import ServedModel
+from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire import pack_tokens, unpack_tokens
+from support.scripted_runtime import ScriptedLoop
+
+ENDS = ("<eos>", "<eot>")
+MERGES = [("h", "e"), ("l", "l"), ("he", "ll"), ("<", "e"), ("o", "s"), ("Ġ", "he"), (">", "<"), ("Ã", "©")]
+READY = msgspec.structs.replace(ScriptedLoop().ready, max_model_len=2000, n_pages=500)
+
+
+def make_tokenizer() -> Tokenizer:
+    """Returns a tokenizer in which texts have many tokenizations; token ``i`` is byte letter ``i``."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = [*letters, *(a + b for a, b in MERGES)]
+    backend = tokenizers.Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, MERGES))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([*ENDS, "<think>"])
+    return Tokenizer(backend)
+
+
+TOKENIZER = make_tokenizer()
+
+
+def ids(text: str) -> list[int]:
+    return unpack_tokens(TOKENIZER.encode(text, adds_special_tokens=False))
+
+
+END_IDS = [ids(end)[0] for end in ENDS]
+
+
+def letters(text: str) -> list[int]:
+    """Returns the ids of a text, a token for each byte."""
+    return [token for byte in text.encode() for token in _BYTE_IDS[byte]]
+
+
+_BYTE_IDS = {byte: [token] for token in range(256) for byte in TOKENIZER.token_bytes(token)}
+
+
+def model(max_bytes: int | None = None) -> ServedModel:
+    served_model = ServedModel(
+        name="m",
+        root="m",
+        ready=READY,
+        tokenizer=TOKENIZER,
+        eos_token_ids=frozenset(END_IDS),
+        created=0,
+    )
+    if max_bytes is not None:
+        kept = KeptAnswers(TOKENIZER, dict(zip(ENDS, END_IDS, strict=True)), max_bytes)
+        served_model.__dict__["kept_answers"] = kept
+    return served_model
+
+
+class Server:
+    """Encodes conversations and takes answers, as the server does."""
+
+    def __init__(self, max_bytes: int | None = None) -> None:
+        self.model = model(max_bytes)
+        assert self.model.kept_answers is not None
+        self.kept = self.model.kept_answers
+
+    def tokens(self, text: str, salt: str = "") -> list[int]:
+        encoded = asyncio.run(encode_conversation(text, salt, self.model, "messages"))
+        return unpack_tokens(encoded.tokens)
+
+    def answer(self, text: str, answer: Sequence[int], salt: str = "", groups: Sequence[int] = ()) -> list[int]:
+        """Answers a prompt with tokens that arrive in groups; returns the prompt's tokens."""
+        encoded = asyncio.run(encode_conversation(text, salt, self.model, "messages"))
+        keeper = encoded.open_keeper()
+        assert keeper is not None
+        cuts = [0, *sorted({cut for cut in groups if cut < len(answer)} - {0}), len(answer)]
+        for start, end in itertools.pairwise(cuts):
+            is_last = end == len(answer)
+            stop = answer[-1] if is_last and answer[-1] in END_IDS else None
+            reason = None if not is_last else "length" if stop is None else "stop"
+            keeper.add(TokenDelta(0, 0, bytearray(pack_tokens(answer[start:end])), [], reason, stop))
+        return unpack_tokens(encoded.tokens)
+
+
+def segments(text: str) -> list[str]:
+    """Splits a text after each end-of-sequence token."""
+    found = [""]
+    while text:
+        end = next((end for end in ENDS if text.startswith(end)), None)
+        found[-1] += end or text[0]
+        text = text[len(end or text[0]) :]
+        if end is not None:
+            found.append("")
+    return found
+
+
+class NaiveServer:
+    """What ``Server`` must do, from the definition."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, str], list[int]] = {}
+        """The tokens of the last segment of a text, by salt and text."""
+
+    def tokens(self, text: str, salt: str) -> list[int]:
+        found: list[int] = []
+        before = ""
+        *whole, rest = segments(text)
+        for segment in whole:
+            before += segment
+            found += self.kept.get((salt, before), ids(segment))
+        cut = [self.kept[salt, text + end][:-1] for end in ENDS if rest and (salt, text + end) in self.kept]
+        return found + (cut[0] if cut else ids(rest))
+
+    def answer(self, text: str, answer: Sequence[int], salt: str) -> None:
+        try:
+            written = b"".join(map(TOKENIZER.token_bytes, answer)).decode()
+        except UnicodeDecodeError:
+            return
+        *whole, rest = segments(text)
+        if answer[-1] in END_IDS and len(segments(rest + written)) == 2:
+            prompt = self.tokens(text, salt)
+            n_before = len(self.tokens("".join(whole), salt))
+            self.kept[salt, text + written] = prompt[n_before:] + list(answer)
+
+
+TEXTS = st.lists(
+    st.sampled_from(["hell", "he", "o", " he", "é", "e", "<e", "os>", "<eos", "><", "<user>", "<think>", *ENDS])
+    | st.text("hel o<é>", max_size=3),
+    max_size=5,
+).map("".join)
+ANSWERS = st.tuples(
+    st.lists(
+        st.one_of(
+            TEXTS.map(ids),
+            TEXTS.map(letters),
+            st.integers(0, TOKENIZER.vocab_size + 3).map(lambda token: [token]),
+        ),
+        max_size=4,
+    ),
+    st.sampled_from([ids("<eos>"), ids("<eos>"), ids("<eot>"), [], letters("<eos>")]),
+).map(lambda drawn: [*itertools.chain(*drawn[0]), *drawn[1]] or [0])
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 30),  # which earlier text is continued
+        TEXTS,
+        ANSWERS,
+        st.sampled_from(["", "a", "b"]),
+        st.lists(st.integers(0, 20), max_size=3),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps=STEPS)
+def test_prompts_have_the_tokens_of_the_model(
+    steps: list[tuple[int, str, list[int], str, list[int]]],
+) -> None:
+    server, naive = Server(), NaiveServer()
+    texts = [""]
+    for which, more, answer, salt, groups in steps:
+        text = texts[which % len(texts)] + more
+        expected = naive.tokens(text, salt)
+        if text:
+            assert server.tokens(text, salt) == expected
+            assert b"".join(map(TOKENIZER.token_bytes, expected)).decode() == text
+            assert server.tokens(text, "never answered") == ids(text)
+        server.answer(text, answer, salt, groups)
+        naive.answer(text, answer, salt)
+        written = b"".join(map(TOKENIZER.token_bytes, answer)).decode(errors="replace")
+        texts += [text + written, text + written + "<user>"]
+    for text in texts[1:]:
+        for salt in ("", "a", "b"):
+            assert server.tokens(text, salt) == naive.tokens(text, salt)
+
+
+QUESTION = "<user>he<eos><bot>"
+
+
+def test_answers_are_counted_by_how_they_are_rendered() -> None:
+    server = Server()
+
+    def counts() -> tuple[int, int]:
+        return server.kept.n_same, server.kept.n_otherwise
+
+    server.answer(QUESTION + "<think>", letters("hello<think>") + ids("<eos>"))
+    assert counts() == (0, 0)
+    server.answer(QUESTION + "<think>hello<think><eos><user>", letters("hello") + ids("<eos>"))
+    assert counts() == (1, 0)
+    server.answer(QUESTION + "hello<eos><user>", letters("o") + ids("<eos>"))
+    assert counts() == (1, 1), "the template left out the reasoning, with its beginning in the prompt"
+    server.answer("<user>he<eos><user>ho<eos><bot>", letters("o") + ids("<eos>"))
+    assert counts() == (1, 1), "there is no answer at that place"
+    server.tokens(QUESTION + "hello<eos><user>")
+    assert counts() == (1, 1), "only prompts that are answered are counted"
+
+
+def test_old_answers_are_dropped() -> None:
+    answer = letters("hello") * 100 + ids("<eos>")
+    written = "hello" * 100 + "<eos>"
+    server = Server(max_bytes=10_000)
+    for number in range(20):
+        server.answer(f"{number}{QUESTION}", answer)
+        assert server.kept.n_bytes <= 10_000
+        assert server.tokens(f"0{QUESTION}{written}") == ids(f"0{QUESTION}") + answer, "it was used in each round"
+    kept = [
+        number for number in range(20) if server.tokens(f"{number}{QUESTION}{written}")[-len(answer) :] == answer
+    ]
+    assert kept[0] == 0
+    assert kept[1:] == list(range(20 - len(kept) + 1, 20)), "the latest"
+    assert 1 < len(kept) < 8
+
+
+def test_the_bytes_of_two_tokens_are_not_the_end_of_a_segment() -> None:
+    (eos,) = ids("<eos>")
+    rest = [eos << 16, 0]
+    assert pack_tokens([eos]) in pack_tokens(rest)
+    server = Server()
+    history = server.kept.look_up(QUESTION, "")
+    keeper = server.kept.open_keeper(history, pack_tokens([*ids("<user>he"), eos, *rest]))
+    keeper.add(TokenDelta(0, 0, bytearray(pack_tokens([eos])), [], "stop", eos))
+    assert server.tokens(QUESTION + "<eos>") == [*ids("<user>he"), eos, *rest, eos]
+
+
+def test_too_many_tokens_are_encoded_by_the_tokenizer() -> None:
+    server = Server()
+    answer = letters("hell" * 300) + ids("<eos>")
+    question = QUESTION + "hell" * 700 + "<eos>"
+    server.answer(question, answer)
+    whole = question + "hell" * 300 + "<eos>"
+    assert len(ids(question)) + len(answer) < READY.max_model_len
+    assert server.tokens(whole) == ids(question) + answer
+    longer = whole + "hell" * 200
+    assert len(ids(longer)) < READY.max_model_len < len(ids(question) + answer) + 200
+    assert server.tokens(longer) == ids(longer)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"caches_prompts": False}, {"eos_token_ids": frozenset()}, {"tokenizer": None}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_models_without_use_for_answers_keep_none(changes: dict[str, object]) -> None:
+    assert replace(model(), **changes).kept_answers is None
