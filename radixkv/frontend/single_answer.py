@@ -41,6 +41,11 @@ class SingleAnswer:
         return self._choice.n_tokens
 
     @property
+    def n_reasoning(self) -> int:
+        """Tokens of the answer's reasoning so far."""
+        return self._choice.n_reasoning_tokens
+
+    @property
     def n_cached(self) -> int:
         """Prompt tokens that were not computed; 0 before the end."""
         return 0 if self.done is None else self.done.n_cached_tokens

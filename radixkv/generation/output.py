@@ -120,6 +120,18 @@ class ChoiceStream(Generic[RenderedT]):
         eos_token_ids = frozenset() if sampling.ignore_eos else model.eos_token_ids
         self._explicit_stop_ids = frozenset(sampling.stop_token_ids) - eos_token_ids
         """Tokens that are the ``stop_reason`` of an answer that they end."""
+        self._n_reasoning_tokens: int | None = None
+        """Tokens up to the end of the reasoning; None before it."""
+
+    @property
+    def n_reasoning_tokens(self) -> int:
+        """Tokens up to the one that completes the end of the reasoning; all so far while it goes on.
+
+        0 without a parser that finds reasoning, and for an answer that begins with anything else.
+        """
+        if self._n_reasoning_tokens is not None:
+            return self._n_reasoning_tokens
+        return self.n_tokens if self._parser is not None and self._parser.reasoning == "open" else 0
 
     def absorb(
         self,
@@ -143,6 +155,8 @@ class ChoiceStream(Generic[RenderedT]):
         offsets: Iterable[int] = repeat(self._first_offset or 0)
         if self._text is not None and self._goes_singly:
             offsets = self._push_singly(self._text, output, ids, is_stopped=is_stopped)
+        elif self._text is not None and self._parser is not None and self._parser.is_reasoning_possible:
+            self._push_reasoning(self._text, self._parser, output, ids, is_stopped=is_stopped)
         elif self._text is not None and finish_reason is not None and not self.n_tokens:
             self._add_text(output, self._text.decode_all(ids, is_stopped=is_stopped))
         elif self._text is not None:
@@ -167,6 +181,30 @@ class ChoiceStream(Generic[RenderedT]):
         for part in self._parser.feed(text):
             output.add_part(part)
 
+    def _push_reasoning(
+        self,
+        text: AnswerText,
+        parser: AnswerParser,
+        output: OutputDelta[RenderedT],
+        ids: list[int],
+        *,
+        is_stopped: bool,
+    ) -> None:
+        """Converts token by token while they may be reasoning, so that its end is known to the token."""
+        n_read = 0
+        while n_read < len(ids) and parser.is_reasoning_possible:
+            is_last = n_read == len(ids) - 1
+            self._add_text(output, text.push([ids[n_read]], is_stopped=is_stopped and is_last)[0])
+            n_read += 1
+            self._note_reasoning(parser, n_read)
+        if n_read < len(ids):
+            self._add_text(output, text.push(ids[n_read:], is_stopped=is_stopped)[0])
+
+    def _note_reasoning(self, parser: AnswerParser, n_read: int) -> None:
+        """Notes whether the reasoning has ended with the latest ``n_read`` tokens."""
+        if parser.reasoning == "closed" and self._n_reasoning_tokens is None:
+            self._n_reasoning_tokens = self.n_tokens + n_read
+
     def _push_singly(
         self, text: AnswerText, output: OutputDelta[RenderedT], ids: list[int], *, is_stopped: bool
     ) -> list[int]:
@@ -178,7 +216,11 @@ class ChoiceStream(Generic[RenderedT]):
         for index, token in enumerate(ids):
             offsets.append((self._first_offset or 0) + text.n_characters)
             piece, has_matched = text.push([token], is_stopped=is_stopped and index == len(ids) - 1)
-            pieces.append(piece)
+            if self._parser is not None and self._parser.is_reasoning_possible:
+                self._add_text(output, piece)
+                self._note_reasoning(self._parser, len(offsets))
+            else:
+                pieces.append(piece)
             if has_matched:
                 break
         del ids[len(offsets) :]

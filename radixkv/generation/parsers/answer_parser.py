@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from transformers.utils.chat_parsing import ResponseParser, parse_response
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
@@ -43,6 +43,8 @@ class CompiledTemplate:
     template: ResponseTemplate
     calls: _Calls | None
     """None if calls are not looked for."""
+    has_reasoning: bool
+    """Whether reasoning is looked for."""
 
 
 def compile_template(
@@ -67,7 +69,8 @@ def compile_template(
     plain = {name: _plain_field(field) for name, field in fields.items()}
     if calls is not None and calls.keys is None:
         plain[TOOL_FIELD] = _captured_field(fields[TOOL_FIELD])
-    return CompiledTemplate(load_response_template({**response_template, "fields": plain}), calls)
+    finds_reasoning = not fields.keys().isdisjoint(REASONING_FIELDS)
+    return CompiledTemplate(load_response_template({**response_template, "fields": plain}), calls, finds_reasoning)
 
 
 def _compile_calls(response_template: Mapping[str, Any], field: Mapping[str, Any]) -> _Calls:
@@ -138,6 +141,11 @@ class AnswerParser:
         self._template = compiled.template
         self._tools = tools
         self._writer = PartWriter()
+        self.reasoning: Literal["awaited", "open", "closed", "absent"] = (
+            "awaited" if compiled.has_reasoning else "absent"
+        )
+        """Whether the reasoning may still begin, has begun, has ended (perhaps in the prompt) or cannot come: it
+        comes before all other parts."""
         self._reader: JsonCallReader | None = None
         """Reads the region of calls that the text is in."""
         self._is_text = False
@@ -171,6 +179,17 @@ class AnswerParser:
         """Calls found so far."""
         return self._writer.n_calls
 
+    @property
+    def is_reasoning_possible(self) -> bool:
+        """Whether the next text may belong to the answer's reasoning."""
+        return self.reasoning in ("awaited", "open")
+
+    def _follow_reasoning(self, kind: str, field: str, text: str) -> None:
+        if field in REASONING_FIELDS:
+            self.reasoning = "closed" if kind == "region_close" else "open"
+        elif field == TOOL_FIELD or text.strip():
+            self.reasoning = "absent"
+
     def _pieces(self, text: str) -> list[str]:
         """Returns the text in pieces, none of which has text after the end of a region of calls."""
         if self._calls is None or not self._calls.closing or self._calls.closing[-1] not in text:
@@ -181,6 +200,8 @@ class AnswerParser:
 
     def _handle(self, event: Mapping[str, Any], *, is_end: bool = False, is_cut: bool = False) -> None:
         kind, field = event["type"], event["field"]
+        if self.is_reasoning_possible and not (is_end and kind == "region_close"):
+            self._follow_reasoning(kind, field, event.get("text", ""))
         if field != TOOL_FIELD:
             if kind == "region_chunk":
                 self._writer.add_text(ReasoningPart if field in REASONING_FIELDS else TextPart, event["text"])

@@ -11,7 +11,7 @@ import msgspec
 
 from radixkv.frontend.api.openai.logprobs import RenderedToken
 from radixkv.frontend.api.openai.prompt_logprobs import PromptWithLogprobs
-from radixkv.frontend.api.openai.schema import GenerationRequest
+from radixkv.frontend.api.openai.schema import ChatRequest, GenerationRequest
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.sse import EVENT_END, EVENT_START
 from radixkv.frontend.in_flight import (
@@ -237,6 +237,9 @@ class ResponseWriter:
             "completion_tokens": n_answer,
             "total_tokens": self._n_prompt + n_answer,
         }
+        if isinstance(self._request, ChatRequest):
+            n_reasoning = sum(choice.n_reasoning_tokens for choice in self._choices)
+            usage["completion_tokens_details"] = {"reasoning_tokens": n_reasoning}
         if self._n_done == len(self._prompts):
             usage["prompt_tokens_details"] = {"cached_tokens": self._n_cached}
             if self._has_host_tier:

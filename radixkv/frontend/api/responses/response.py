@@ -116,7 +116,7 @@ class ResponsesWriter:
                 "cache_write_tokens": answer.n_written,
             },
             "output_tokens": answer.n_output,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": answer.n_reasoning},
             "total_tokens": answer.n_prompt + answer.n_output,
         }
 

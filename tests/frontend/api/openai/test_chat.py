@@ -69,6 +69,7 @@ def test_a_response_has_all_fields_that_openai_clients_read(site: Site) -> None:
         "completion_tokens": 7,
         "total_tokens": n_prompt + 7,
         "prompt_tokens_details": {"cached_tokens": n_prompt // 2},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

@@ -104,7 +104,7 @@ def test_usage_says_what_the_cache_read_and_wrote() -> None:
         "input_tokens": 40,
         "input_tokens_details": {"cached_tokens": 16, "cache_write_tokens": 16},
         "output_tokens": 7,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": 3},
         "total_tokens": 47,
     }
 
