@@ -103,6 +103,7 @@ async def chat_tokens(text: str, chat: Chat, served_model: ServedModel) -> Encod
 
 async def count_tokens(chat: Chat, served_model: ServedModel) -> int:
     """Returns the length of a conversation's prompt in tokens. Raises ``InvalidRequest``."""
+    check_cache_salt(chat.cache_salt)
     text = await chat_text(chat, chat.tool_use(), served_model)
     encoded = await chat_tokens(text, chat, served_model)
     return len(encoded.tokens) // 4

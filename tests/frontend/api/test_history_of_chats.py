@@ -100,11 +100,9 @@ def test_the_next_prompt_begins_with_the_last_one_and_its_answer(
         assert TOKENIZER.decode(sent(talking_site), skip_special_tokens=False).endswith("<assistant>")
         expected = [*sent(talking_site), *LETTERS, EOS]
     assert len(sent(talking_site)) > len(plain(f"{ANSWER}<eos>")) + 2 * len(LETTERS)
-    salt = {"cache_salt": "other"} if turn is not message else {}
-    if salt:
-        turn(talking_site, messages, **salt)
-        text = TOKENIZER.decode(sent(talking_site), skip_special_tokens=False)
-        assert sent(talking_site) == plain(text), "answers are kept for their own salt"
+    turn(talking_site, messages, cache_salt="other")
+    text = TOKENIZER.decode(sent(talking_site), skip_special_tokens=False)
+    assert sent(talking_site) == plain(text), "answers are kept for their own salt"
 
 
 def test_each_of_several_answers_can_be_continued(talking_site: Site) -> None:
@@ -135,6 +133,16 @@ def test_counted_and_explained_and_pinned_prompts_are_those_that_are_sent(talkin
     assert unpack_tokens(talking_site.loop.explained[-1].tokens) == tokens
     post(talking_site, "/cache/pin", messages=messages)
     assert unpack_tokens(talking_site.loop.pinned[-1].tokens) == tokens
+
+
+def test_counting_takes_a_salt(talking_site: Site) -> None:
+    messages = message(talking_site, [QUESTION], cache_salt="hers")
+    message(talking_site, messages, cache_salt="hers")
+    path, body = "/v1/messages/count_tokens", {"model": "echo", "messages": messages}
+    counted = [post(talking_site, path, **body, **salt).json() for salt in ({"cache_salt": "hers"}, {})]
+    assert counted[0]["input_tokens"] == len(sent(talking_site)) > counted[1]["input_tokens"]
+    reply = talking_site.http.post(path, json={**body, "cache_salt": "x" * 10_000})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "cache_salt")
 
 
 def test_a_breakpoint_behind_an_answer_pins_its_tokens(talking_site: Site) -> None:

@@ -46,6 +46,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     tool_choice: dict[str, Any] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    cache_salt: str | None = None
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
@@ -58,7 +59,6 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     top_k: Int64 | None = None
     stream: bool | None = False
     cache_control: CacheControl | None = None
-    cache_salt: str | None = None
     session_id: str | None = None
     priority: Int64 | None = None
 

@@ -34,6 +34,7 @@ def prompt_chat(request: CountTokensRequest) -> Chat:
         parallel_tool_calls=is_parallel,
         variables=_variables(request),
         continue_final_message=bool(messages) and _is_prefill(messages[-1]),
+        cache_salt=request.cache_salt or "",
     )
 
 
@@ -58,7 +59,7 @@ def answer_chat(request: MessagesRequest) -> Chat:
         pin_s=_pin_s(request.cache_control),
         max_tokens=request.max_tokens,
         field_names={"stop": "stop_sequences", "structured_outputs": "output_config"},
-        cache_salt=request.cache_salt or "",
+        cache_salt=chat.cache_salt,
         session_id=request.session_id or "",
         priority=request.priority or 0,
     )
