@@ -251,6 +251,22 @@ def test_too_many_tokens_are_encoded_by_the_tokenizer() -> None:
     assert server.tokens(longer) == ids(longer)
 
 
+def test_long_conversations_are_encoded_around_answers() -> None:
+    server = Server()
+    server.model = replace(
+        server.model, ready=msgspec.structs.replace(READY, max_model_len=200_000, n_pages=20_000)
+    )
+    assert server.model.kept_answers is not None
+    server.kept = server.model.kept_answers
+    text, expected = "", []
+    for turn in range(6):
+        question = f"<user>{turn}" + "hello " * 4000 + "<eos><bot>"
+        answer = letters("hello") + ids("<eos>")
+        assert server.answer(text + question, answer) == expected + ids(question)
+        text, expected = text + question + "hello<eos>", expected + ids(question) + answer
+    assert server.tokens(text + "\nhe") == expected + ids("\nhe")
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"caches_prompts": False}, {"eos_token_ids": frozenset()}, {"tokenizer": None}],
