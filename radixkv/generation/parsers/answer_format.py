@@ -132,19 +132,14 @@ class AnswerFormat:
         Args:
             prompt: the rendered prompt, which may have begun the answer.
             tools: the tools of the request.
-            text_format: what the answer must match if it is no call.
+            text_format: what the answer must match if it is no call; where calls are demanded, it has no effect.
 
         Raises:
-            InvalidRequest: the schemas are too large, or calls are demanded besides a format of the text.
+            InvalidRequest: the schemas are too large, or there are tools besides a structural tag of the request.
             UnsupportedFeature: the format of calls is one that this release cannot demand.
         """
         if tools.mode == "none" or not (tools.is_constrained or text_format):
             return text_format
-        if tools.mode == "required" and text_format is not None:
-            raise InvalidRequest(
-                "tool_choice demands calls, and the request also has a format for the answer's text; leave one out",
-                param="tool_choice",
-            )
         if self._tag is None:
             raise UnsupportedFeature(
                 "this model's format of calls cannot be demanded; leave out tool_choice, strict and "

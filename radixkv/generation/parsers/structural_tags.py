@@ -28,8 +28,9 @@ def structural_tag(
 ) -> str:
     """Returns the structural tag of a request as JSON text.
 
-    Where calls are demanded, the answer consists of calls, after reasoning if the model reasons. Where the text has
-    a format, the answer is either calls or that text. Otherwise it is free text in which a trigger begins a call.
+    Where calls are demanded, the answer consists of calls, after reasoning if the model reasons. Where they are not
+    and the text has a format, the answer is either calls or that text. Without a format it is free text in which a
+    trigger begins a call.
 
     Args:
         tag: the model's format of calls.
@@ -47,7 +48,10 @@ def structural_tag(
     else:
         found = _demanded(tag, calls, is_parallel=is_parallel)
         if text_format is not None:
-            found = {"type": "or", "elements": [_text_format(text_format), found]}
+            text = _text_format(text_format)
+            # Agents send the format of their last answer with every request, also where they demand calls.
+            if tools.mode == "auto":
+                found = {"type": "or", "elements": [text, found]}
         if has_reasoning:
             found = _after_reasoning(found, prompt)
     return msgspec.json.encode({"type": "structural_tag", "format": found}).decode()

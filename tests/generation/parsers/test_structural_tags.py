@@ -136,16 +136,16 @@ def test_an_answer_with_a_format_is_that_text_or_calls(
         assert accepts(one, answer, text_format=text_format)
     for answer in ("Hello.", f"{text} {PARIS['hermes']}"):
         assert not accepts(one, answer, text_format=text_format)
-    with pytest.raises(InvalidRequest) as caught:
-        one.constraint(HEADER, parse_tool_use(TOOLS, "required"), text_format)
-    assert caught.value.param == "tool_choice"
+    assert accepts(one, BOTH["hermes"], "required", text_format=text_format)
+    assert not accepts(one, text, "required", text_format=text_format), "a call is demanded"
     assert one.constraint(HEADER, parse_tool_use(TOOLS, "none"), text_format) is text_format
 
 
 def test_a_structural_tag_of_the_request_excludes_tools(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="structural tag") as caught:
-        answer_format(tmp_path, "hermes").constraint(HEADER, USE, StructuredOutputs(structural_tag="{}"))
-    assert caught.value.param == "tools"
+    for use in (USE, parse_tool_use(TOOLS, "required")):
+        with pytest.raises(InvalidRequest, match="structural tag") as caught:
+            answer_format(tmp_path, "hermes").constraint(HEADER, use, StructuredOutputs(structural_tag="{}"))
+        assert caught.value.param == "tools"
 
 
 @pytest.mark.parametrize("name", BOTH)

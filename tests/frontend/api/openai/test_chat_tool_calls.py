@@ -209,6 +209,16 @@ def test_a_demanded_call_constrains_the_answer(tool_site: Site) -> None:
         assert json.loads(constraint.structural_tag or "")["type"] == "structural_tag"
 
 
+def test_a_format_of_the_text_does_not_matter_where_calls_are_demanded(tool_site: Site) -> None:
+    for demand in ("required", TOOL):
+        body = {"tools": TOOLS, "tool_choice": demand}
+        choice(tool_site, CALL, **body)
+        alone = tool_site.loop.submitted[-1].sampling.structured_outputs
+        found = choice(tool_site, CALL, **body, response_format={"type": "json_object"})
+        assert found["message"]["tool_calls"][0]["function"]["arguments"] == ARGUMENTS
+        assert tool_site.loop.submitted[-1].sampling.structured_outputs == alone
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{}]}, "tools"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools"),
