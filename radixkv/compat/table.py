@@ -281,6 +281,7 @@ REFUSED = (
     ),
     Refused("prompts are not truncated", {Place.RESPONSES: 'truncation="disabled"'}),
     Refused("tools run at the client", {Place.MESSAGES: "mcp_servers container"}),
+    Refused("conversations are not summarized", {Place.MESSAGES: "compaction"}, "ask for a summary in a message"),
     Refused("this API returns no logprobs here", {Place.RESPONSES: "top_logprobs=0"}, "use /v1/chat/completions"),
     Refused("", {Place.RESPONSES: "prompt_cache_options"}, "use /cache/pin"),
     Refused("", {Place.RESPONSES: "max_tokens max_completion_tokens"}, "use max_output_tokens"),

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from radixkv.errors import InvalidRequest, RequestError, SessionNotFound
+from radixkv.errors import InvalidRequest, RequestError, SessionNotFound, UnsupportedFeature
 
 
 class ModelNotFound(InvalidRequest):
     """The request names a model that is not served."""
 
     code: ClassVar[str] = "model_not_found"
+
+
+class ThreadNotStored(UnsupportedFeature):
+    """The request asks the server to keep its conversation, as a thread of Anthropic's API."""
+
+    code: ClassVar[str] = "thread_unsupported_request"
 
 
 class BodyTooLarge(InvalidRequest):
@@ -112,8 +118,11 @@ def status_of(error: RequestError) -> int:
 
 def error_body(error: RequestError, path: str) -> dict[str, Any]:
     """Returns the JSON object of an error, in the format of the path's API."""
-    status, details = status_of(error), {"param": error.param, "code": error.code}
+    status = status_of(error)
+    details: dict[str, Any] = {"param": error.param, "code": error.code}
     if not path.startswith(_ANTHROPIC_PATHS):
         return {"error": {"message": str(error), "type": _TYPES[status], **details}}
     kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error")
+    if isinstance(error, ThreadNotStored):  # clients that find the code here send the whole conversation instead
+        details["details"] = {"error_code": error.code}
     return {"type": "error", "error": {"type": kind, "message": str(error), **details}}

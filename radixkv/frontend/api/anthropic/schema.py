@@ -59,6 +59,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     top_k: Int64 | None = None
     stream: bool | None = False
     cache_control: CacheControl | None = None
+    thread: dict[str, Any] | None = None
     session_id: str | None = None
     priority: Int64 | None = None
 

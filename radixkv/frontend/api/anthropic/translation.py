@@ -15,6 +15,7 @@ from radixkv.frontend.api.anthropic.schema import (
     OutputConfig,
 )
 from radixkv.frontend.chat import Chat
+from radixkv.frontend.http.errors import ThreadNotStored
 from radixkv.limits import parse_ttl
 from radixkv.structured_outputs import StructuredOutputs
 
@@ -40,6 +41,10 @@ def prompt_chat(request: CountTokensRequest) -> Chat:
 
 def answer_chat(request: MessagesRequest) -> Chat:
     """Translates a request. Raises ``InvalidRequest``, which names the field."""
+    if request.thread:
+        raise ThreadNotStored(
+            "thread is not supported: conversations are not stored; send all messages", param="thread"
+        )
     chat = prompt_chat(request)
     sampling = {
         "temperature": request.temperature,

@@ -152,6 +152,14 @@ def test_errors_have_the_types_of_anthropic(site: Site) -> None:
     assert "prompt is too long" in too_long.json()["error"]["message"], "by which Claude Code knows it"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_thread_is_refused_so_that_clients_send_the_whole_conversation(site: Site, stream: bool) -> None:
+    reply = site.http.post("/v1/messages", json=body(thread={"type": "create"}, stream=stream))
+    check_error(reply, 400, "invalid_request_error", "thread")
+    assert reply.json()["error"]["details"] == {"error_code": "thread_unsupported_request"}
+    assert site.http.post("/v1/messages", json=body(thread=None)).status_code == 200
+
+
 def test_the_key_may_be_in_the_header_of_anthropic(served_model: ServedModel, tmp_path: Path) -> None:
     with running_site(served_model, tmp_path, ServerConfig(api_key="k")) as site:
         check_error(site.http.post("/v1/messages", json=body()), 401, "authentication_error")
