@@ -174,11 +174,11 @@ def _tool_choice(choice: object) -> object:
 
 
 def _variables(request: ResponsesRequest) -> dict[str, Any]:
-    """Returns the variables of chat templates that switch reasoning off, and say how much of it."""
+    """Returns the variables of chat templates that switch reasoning on or off, and say how much of it."""
     effort = None if request.reasoning is None else request.reasoning.effort
     if effort is None:
         return {}
-    return {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
+    return {"enable_thinking": False} if effort == "none" else {"enable_thinking": True, "reasoning_effort": effort}
 
 
 def _structured_outputs(text: TextOptions | None) -> StructuredOutputs | None:

@@ -50,7 +50,7 @@ def test_a_body_of_codex_is_translated() -> None:
     (tool,) = chat.tools
     assert (tool["function"]["name"], tool["function"]["strict"]) == ("exec_command", False)
     assert (chat.tool_choice, chat.parallel_tool_calls, chat.max_tokens) == ("auto", True, None)
-    assert chat.variables == {"reasoning_effort": "medium"}
+    assert chat.variables == {"enable_thinking": True, "reasoning_effort": "medium"}
 
 
 def test_reasoning_comes_back_as_it_was_sent() -> None:
@@ -94,7 +94,9 @@ def test_choices_of_tools_are_translated() -> None:
     assert translate(tool_choice=allowed).tool_choice == expected
 
 
-def test_no_reasoning_is_asked_for_by_its_effort() -> None:
+def test_reasoning_is_switched_on_and_off_by_its_effort() -> None:
+    assert translate().variables == {}
+    assert translate(reasoning={"effort": "low"}).variables["enable_thinking"] is True
     assert translate(reasoning={"effort": "none"}).variables == {"enable_thinking": False}
     assert translate(reasoning={}).variables == {}
 
