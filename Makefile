@@ -1,11 +1,14 @@
-# `make demo` serves and measures the prefix cache. `make test` checks a change. `make test-nightly` runs what takes
-# too long for every change, an hour: see tests/property/README.md.
+# `make demo` serves and measures the prefix cache. `make test` checks a change. `make test-clients` runs frameworks for
+# agents against a server. `make test-nightly` runs what takes too long for every change, an hour: see
+# tests/property/README.md.
 
 SHELL := /bin/sh
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -q
 # Packages of clients exclude each other: each list in tests/clients has an environment of its own.
 CLIENTS := $(patsubst tests/clients/%.txt,$(VENV)/clients/%/.ready,$(wildcard tests/clients/*.txt))
+# Those of frameworks take 1.5 GB, so only `make test-clients` makes them.
+FRAMEWORKS := $(patsubst tests/clients/%.txt,$(VENV)/clients/%/.ready,$(wildcard tests/clients/frameworks/*.txt))
 # An environment for the tests of the CUDA kernels in Triton's interpreter.
 NIGHTLY := $(VENV)/nightly
 KERNEL_TESTS := $(NIGHTLY)/bin/python -m pytest --noconftest --numprocesses 2 --dist loadfile \
@@ -16,7 +19,7 @@ SEED ?= $(shell date +%Y%m%d)
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
 
-.PHONY: demo test test-nightly lint types imports tests format clean
+.PHONY: demo test test-clients test-nightly lint types imports tests format clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/radixkv bench --workload fewshot --num-shots 16 --compare-cache
@@ -35,7 +38,10 @@ imports: $(VENV)/.ready
 
 tests: $(VENV)/.ready $(CLIENTS)
 	$(VENV)/bin/pytest tests/gpu
-	$(VENV)/bin/pytest -m 'not nightly' --ignore tests/gpu --numprocesses 2 --dist loadfile
+	$(VENV)/bin/pytest -m 'not nightly and not clients' --ignore tests/gpu --numprocesses 2 --dist loadfile
+
+test-clients: $(VENV)/.ready $(FRAMEWORKS)
+	$(VENV)/bin/pytest tests/clients/frameworks
 
 test-nightly: $(VENV)/.ready $(NIGHTLY)/.ready
 	$(VENV)/bin/pytest -m nightly --ignore tests/gpu --numprocesses 2 --dist load --hypothesis-seed $(SEED)
