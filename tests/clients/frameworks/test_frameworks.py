@@ -19,7 +19,7 @@ pytestmark = pytest.mark.clients
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """A server whose model calls tools."""
-    flags = ("--served-model-name", "embedded", "--max-total-tokens", "16384")
+    flags = ("--served-model-name", "embedded", "--max-total-tokens", "16384", "--grammar-backend", "xgrammar")
     with serving(embedded_folder(), tmp_path_factory.mktemp("s") / "errors", *flags, key=KEY) as live:
         yield live
 
