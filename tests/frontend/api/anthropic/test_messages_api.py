@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from radixkv.config import ServerConfig
+from radixkv.errors import RuntimeDied
 from radixkv.frontend.served_model import ServedModel
 from radixkv.wire import unpack_tokens
 from support.running_site import running_site
@@ -158,6 +159,22 @@ def test_a_thread_is_refused_so_that_clients_send_the_whole_conversation(site: S
     check_error(reply, 400, "invalid_request_error", "thread")
     assert reply.json()["error"]["details"] == {"error_code": "thread_unsupported_request"}
     assert site.http.post("/v1/messages", json=body(thread=None)).status_code == 200
+
+
+def test_an_error_in_the_middle_of_a_stream_is_an_event_with_a_name(
+    served_model: ServedModel, tmp_path: Path
+) -> None:
+    """Anthropic's clients pass over data without the name of an event."""
+    with running_site(served_model, tmp_path) as site:
+        site.loop.step_s = 0.01
+        with site.http.stream("POST", "/v1/messages", json=body(max_tokens=400, stream=True)) as reply:
+            lines = reply.iter_lines()
+            assert next(lines) == "event: message_start"
+            site.events.call_soon_threadsafe(site.client.fail, RuntimeDied("the runtime died"))
+            *_, name, data = [line for line in lines if line]
+    assert name == "event: error"
+    error = json.loads(data.removeprefix("data: "))
+    assert (error["type"], error["error"]["message"]) == ("error", "the runtime died")
 
 
 def test_the_key_may_be_in_the_header_of_anthropic(served_model: ServedModel, tmp_path: Path) -> None:
