@@ -97,8 +97,8 @@ def parse_structured_outputs(value: Any) -> StructuredOutputs | None:
     fields = value if isinstance(value, Mapping) else vars(value) if hasattr(value, "__dict__") else None
     if fields is None or isinstance(value, type):
         raise _invalid(f"structured_outputs is {shortened(value)}; it must be an object")
-    # An empty schema accepts any JSON; other empty values ask for nothing.
-    given = {name: one for name, one in fields.items() if one or (name == "json" and one in ({}, True))}
+    # The schema {} accepts any JSON, and false none; other empty values ask for nothing.
+    given = {name: one for name, one in fields.items() if one or (name == "json" and one not in (None, ""))}
     for name in given:
         if name not in StructuredOutputs.__struct_fields__ and name not in _OF_NO_EFFECT:
             raise UnsupportedFeature(

@@ -47,7 +47,7 @@ def _response_format(value: Mapping[str, Any]) -> StructuredOutputs | None:
         case {"type": "json_schema", "json_schema": {"schema": dict() | bool() as schema}}:
             return parse_structured_outputs({"json": schema})
         case {"type": "json_schema"}:
-            raise InvalidRequest("response_format.json_schema.schema is missing; give it")
+            raise InvalidRequest("response_format.json_schema must have a schema, an object")
         case {"type": "structural_tag"}:
             return StructuredOutputs(structural_tag=json.dumps(value))
     if not value:

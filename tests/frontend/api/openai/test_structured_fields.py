@@ -31,6 +31,12 @@ GIVEN: list[tuple[dict[str, Any], StructuredOutputs | None]] = [
     ({"structured_outputs": {"json": SCHEMA}}, StructuredOutputs(json=json.dumps(SCHEMA))),
     ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, StructuredOutputs(json=json.dumps(SCHEMA))),
     ({"structured_outputs": {"json": {}}}, StructuredOutputs(json="{}")),
+    ({"structured_outputs": {"json": False}}, StructuredOutputs(json="false")),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": False}}},
+        StructuredOutputs(json="false"),
+    ),
+    ({"structured_outputs": {"json": ""}}, None),
     ({"structured_outputs": {"json_object": True, "regex": None}}, StructuredOutputs(json_object=True)),
     ({"structured_outputs": {"regex": "a|b"}}, StructuredOutputs(regex="a|b")),
     ({"structured_outputs": {"choice": ["a", "b"]}}, StructuredOutputs(choice=("a", "b"))),
