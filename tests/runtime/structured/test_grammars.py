@@ -66,6 +66,7 @@ VALID: list[Mapping[str, Any]] = [
     {"json": '{"type": "object", "properties": {"a": {"type": "integer"}}}'},
     {"json_object": True},
     {"regex": "[a-z]+(-[0-9]{2})?"},
+    {"choice": ("",)},
     {"choice": ("yes", 'a "quote"')},
     {"grammar": 'root ::= "a" root | "b"'},
     {
