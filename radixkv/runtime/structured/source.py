@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import msgspec
@@ -59,12 +61,25 @@ def _prepare_structural_tag(text: str) -> str:
         ) from None
 
 
+@contextmanager
+def _naming_part(begin: str) -> Iterator[None]:
+    """Adds to errors of the block in which part of a structural tag they are: there may be a part for each tool."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{error} (in the part that begins with {begin[:200]!r})", param=error.param) from None
+
+
 def _with_prepared_schemas(tag: Any) -> Any:
     match tag:
         case {"type": "json_schema", "json_schema": schema}:
             return tag | {"json_schema": prepare(schema)}
-        case {"begin": str(), "schema": schema, "end": str()}:  # the older form, in "structures"
-            return tag | {"schema": prepare(schema)}
+        case {"begin": str(begin), "schema": schema, "end": str()}:  # the older form, in "structures"
+            with _naming_part(begin):
+                return tag | {"schema": prepare(schema)}
+        case {"type": "tag", "begin": str(begin), "content": content}:
+            with _naming_part(begin):
+                return tag | {"content": _with_prepared_schemas(content)}
         case dict():
             return {name: _with_prepared_schemas(one) for name, one in tag.items()}
         case list():

@@ -10,6 +10,8 @@ from jsonschema import Draft202012Validator
 
 from radixkv.errors import InvalidRequest
 from radixkv.runtime.structured.json_schema import prepare_schema
+from radixkv.runtime.structured.source import prepare_source
+from radixkv.structured_outputs import StructuredOutputs
 from support.json_schemas import closed
 
 TEXT = {"type": "string"}
@@ -114,6 +116,26 @@ def test_text_that_is_not_json_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         prepare_schema(text)
     assert caught.value.param == "structured_outputs"
+
+
+def part(name: str, schema: Any) -> dict[str, Any]:
+    content = {"type": "json_schema", "json_schema": schema}
+    return {"type": "tag", "begin": f"<f={name}>", "content": content, "end": "</f>"}
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        {"format": {"type": "or", "elements": [part("good", TEXT), part("bad", {"not": TEXT})]}},
+        {"structures": [{"begin": f"<f={name}>", "schema": {name: {}}, "end": ""} for name in ("good", "not")]},
+    ],
+)
+def test_the_part_of_a_structural_tag_is_named(tag: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        prepare_source(StructuredOutputs(structural_tag=json.dumps({"type": "structural_tag", **tag})))
+    assert caught.value.param == "structured_outputs"
+    assert "<f=bad>" in str(caught.value) or "<f=not>" in str(caught.value)
+    assert "<f=good>" not in str(caught.value)
 
 
 def test_what_restricts_nothing_is_accepted() -> None:
