@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from radixkv.frontend.chat import ChatPrompt
+from radixkv.frontend.chat import Chat, ChatPrompt
 from radixkv.frontend.client import RuntimeClient
+from radixkv.frontend.field_names import naming_answer_format
 from radixkv.frontend.in_flight import TokenDelta, is_slow_to_render
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.output import ChoiceStream, OutputDelta
@@ -18,17 +19,19 @@ class SingleAnswer:
     """Runs a prompt with one answer. Iterate ``outputs`` once.
 
     Args:
-        prompt: the prompt.
+        chat: the conversation, for the names of its fields in errors.
+        prompt: its prompt.
         served_model: ends the answer and turns it into text.
         arrived: when the request arrived, in monotonic seconds.
     """
 
-    def __init__(self, prompt: ChatPrompt, served_model: ServedModel, *, arrived: float) -> None:
+    def __init__(self, chat: Chat, prompt: ChatPrompt, served_model: ServedModel, *, arrived: float) -> None:
         self.n_prompt = len(prompt.submit.tokens) // 4
         self.done: Done | None = None
         """How the request ended; None before."""
         self._prompt = prompt.submit
         self._keeper = prompt.keeper
+        self._chat = chat
         self._served_model = served_model
         self._arrived = arrived
         self._choice: ChoiceStream[None] = ChoiceStream(
@@ -65,18 +68,19 @@ class SingleAnswer:
             streams: whether a client reads the output as it arrives; one that falls too far behind fails.
         """
         group = client.submit([self._prompt], arrived=self._arrived, streams=streams)
-        async with group, aclosing(group.deltas()) as deltas:
-            async for delta in deltas:
-                if delta.done is not None:
-                    self.done = delta.done
-                if is_slow_to_render(delta):
-                    output = await asyncio.to_thread(self._convert, delta)
-                else:
-                    output = self._convert(delta)
-                if output.finish_reason is not None:
-                    group.end_choice(delta, output.finish_reason)
-                if not output.is_empty:
-                    yield output
+        with naming_answer_format(self._format_field):
+            async with group, aclosing(group.deltas()) as deltas:
+                async for delta in deltas:
+                    if delta.done is not None:
+                        self.done = delta.done
+                    if is_slow_to_render(delta):
+                        output = await asyncio.to_thread(self._convert, delta)
+                    else:
+                        output = self._convert(delta)
+                    if output.finish_reason is not None:
+                        group.end_choice(delta, output.finish_reason)
+                    if not output.is_empty:
+                        yield output
 
     async def whole(self, client: RuntimeClient) -> OutputDelta[None]:
         """Returns the whole output. Raises ``RequestError``; cancelling it cancels the request."""
@@ -85,6 +89,11 @@ class SingleAnswer:
             async for output in outputs:
                 whole.add(output)
         return whole
+
+    def _format_field(self) -> str:
+        """Returns the field of the request that says what its answer must match."""
+        has_format = self._chat.sampling.get("structured_outputs") is not None
+        return self._chat.field_name("structured_outputs") if has_format else "tools"
 
     def _convert(self, delta: TokenDelta) -> OutputDelta[None]:
         if self._keeper is not None:

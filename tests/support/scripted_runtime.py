@@ -144,6 +144,8 @@ class ScriptedLoop:
     pinned: list[Pin] = field(default_factory=list)
     refuses_pins: bool = False
     """Whether pins fail, as with a budget of 0."""
+    refuses_grammars: bool = False
+    """Whether requests with structured outputs fail, as if these could not be compiled."""
     host: HostStats | None = None
     """Counters of a host tier, from which every request has loaded one token; None: there is no host tier."""
     disk: DiskStats | None = None
@@ -176,6 +178,8 @@ class ScriptedLoop:
                 prompt = array("i", message.tokens).tolist()
                 if prompt[0] == FAILS_AT_ONCE:
                     return [Failed(message.id, "queue_full", "as many requests wait as may", None)]
+                if self.refuses_grammars and message.sampling.structured_outputs is not None:
+                    return [Failed(message.id, "invalid_request", "no grammar has it", "structured_outputs")]
                 choices = [_Choice() for _ in range(message.sampling.n)]
                 self.running[message.id] = _Running(message, prompt, choices=choices)
             case Cancel():

@@ -116,7 +116,9 @@ class CompileJobs:
             outcome = error
         except Exception as error:  # whatever it is, the request must end
             _log.exception("a grammar could not be compiled")
-            outcome = RequestError(f"structured_outputs failed: {type(error).__name__}; see the server's log")
+            outcome = RequestError(
+                f"the grammar could not be compiled: {type(error).__name__}; see the server's log"
+            )
         self._end(spec, outcome)
 
     async def _try(self, spec: StructuredOutputs) -> Source:

@@ -95,7 +95,7 @@ def refusal(text: str) -> InvalidRequest:
     reason = " ".join("; ".join(dict.fromkeys(line for line in lines if line)).split())
     reason = reason or "a part of it repeats too often; xgrammar enforces up to 128 repeats in a pattern"
     shown = reason if len(reason) <= 300 else f"{reason[:200]}...{reason[-80:]}"
-    return InvalidRequest(f"structured_outputs cannot be enforced: {shown}", param="structured_outputs")
+    return InvalidRequest(f"what the answer must match cannot be enforced: {shown}", param="structured_outputs")
 
 
 def _patterns(schema: Any) -> Iterator[str]:

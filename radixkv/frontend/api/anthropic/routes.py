@@ -36,8 +36,9 @@ def add_messages_routes(
         arrived = time.monotonic()
         body = await body_reader.read(request, parse_messages, served_model.max_prompt_and_answer)
         served_model.check_name(body.model)
-        prompt = await cancel_on_disconnect(request.receive, chat_prompt(answer_chat(body), served_model))
-        writer = MessageWriter(SingleAnswer(prompt, served_model, arrived=arrived), served_model.name)
+        chat = answer_chat(body)
+        prompt = await cancel_on_disconnect(request.receive, chat_prompt(chat, served_model))
+        writer = MessageWriter(SingleAnswer(chat, prompt, served_model, arrived=arrived), served_model.name)
         if body.stream:
             return EventStream(writer.events(client), end=b"")
         whole = await cancel_on_disconnect(request.receive, writer.whole(client))

@@ -12,7 +12,9 @@ import msgspec
 from radixkv.frontend.api.openai.logprobs import RenderedToken
 from radixkv.frontend.api.openai.prompt_logprobs import PromptWithLogprobs
 from radixkv.frontend.api.openai.schema import ChatRequest, GenerationRequest
+from radixkv.frontend.api.openai.structured_fields import requested_field
 from radixkv.frontend.client import RuntimeClient
+from radixkv.frontend.field_names import naming_answer_format
 from radixkv.frontend.http.sse import EVENT_END, EVENT_START
 from radixkv.frontend.in_flight import (
     TokenDelta,
@@ -176,25 +178,31 @@ class ResponseWriter:
         begun: set[int] = set()
         prompts = [prompt.prompt for prompt in self._prompts]
         group = client.submit(prompts, arrived=self._arrived, streams=streams)
-        async with group, aclosing(group.deltas()) as deltas:
-            async for delta in deltas:
-                index = delta.prompt * self._n + delta.choice
-                choice = self._choices[index]
-                if is_slow_to_render(delta):
-                    output = await asyncio.to_thread(self._convert, delta, choice)
-                else:
-                    output = self._convert(delta, choice)
-                if output.finish_reason is not None:
-                    group.end_choice(delta, output.finish_reason)
-                if output.is_empty:
-                    continue
-                is_first = index not in begun
-                if is_first:
-                    begun.add(index)
-                    prefix_output = self._prompts[delta.prompt].prefix_output
-                    prefix_output.add(output)
-                    output = prefix_output
-                yield index, output, is_first
+        with naming_answer_format(self._format_field):
+            async with group, aclosing(group.deltas()) as deltas:
+                async for delta in deltas:
+                    index = delta.prompt * self._n + delta.choice
+                    choice = self._choices[index]
+                    if is_slow_to_render(delta):
+                        output = await asyncio.to_thread(self._convert, delta, choice)
+                    else:
+                        output = self._convert(delta, choice)
+                    if output.finish_reason is not None:
+                        group.end_choice(delta, output.finish_reason)
+                    if output.is_empty:
+                        continue
+                    is_first = index not in begun
+                    if is_first:
+                        begun.add(index)
+                        prefix_output = self._prompts[delta.prompt].prefix_output
+                        prefix_output.add(output)
+                        output = prefix_output
+                    yield index, output, is_first
+
+    def _format_field(self) -> str:
+        """Returns the field of the request that says what its answers must match."""
+        wanted = requested_field(self._request)
+        return "tools" if wanted is None else wanted[0]
 
     def _n_rendered_tokens(self, gathered: Sequence[OutputDelta[RenderedToken]]) -> int:
         """Returns the tokens to render for a whole response; repeated prompt tokens count a fraction."""

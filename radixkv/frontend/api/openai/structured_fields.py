@@ -12,7 +12,13 @@ from radixkv.structured_outputs import StructuredOutputs, parse_structured_outpu
 
 
 def requested_structured_outputs(request: GenerationRequest) -> StructuredOutputs | None:
-    """Returns what the output must match; None if it may be anything.
+    """Returns what the output must match; None if it may be anything. Raises as ``requested_field`` does."""
+    found = requested_field(request)
+    return None if found is None else found[1]
+
+
+def requested_field(request: GenerationRequest) -> tuple[str, StructuredOutputs] | None:
+    """Returns the field that says what the output must match, and what it says; None if it may be anything.
 
     Raises:
         InvalidRequest: a field is invalid, or two of them ask for something; ``param`` names the field.
@@ -30,7 +36,7 @@ def requested_structured_outputs(request: GenerationRequest) -> StructuredOutput
             found[name] = wanted
     if len(found) > 1:
         raise InvalidRequest(f"{' and '.join(found)} are given; give one of them", param=list(found)[1])
-    return next(iter(found.values()), None)
+    return next(iter(found.items()), None)
 
 
 def _guided(field: str) -> Callable[[Any], StructuredOutputs | None]:

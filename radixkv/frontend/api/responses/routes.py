@@ -31,8 +31,9 @@ def add_responses_route(
         arrived = time.monotonic()
         body = await body_reader.read(request, parse_responses, served_model.max_prompt_and_answer)
         served_model.check_name(body.model)
-        prompt = await cancel_on_disconnect(request.receive, chat_prompt(answer_chat(body), served_model))
-        answer = SingleAnswer(prompt, served_model, arrived=arrived)
+        chat = answer_chat(body)
+        prompt = await cancel_on_disconnect(request.receive, chat_prompt(chat, served_model))
+        answer = SingleAnswer(chat, prompt, served_model, arrived=arrived)
         writer = ResponsesWriter(body, answer, served_model.name)
         if body.stream:
             return EventStream(writer.events(client), end=b"")

@@ -49,6 +49,8 @@ class GeneratePrompt:
     """Whether logprobs have the tokens' texts."""
     generates: bool
     """False if the prompt is only computed, for the cache or for its logprobs."""
+    format_field: str | None
+    """The field that says what the answer must match; None if it may be anything."""
 
 
 async def generate_prompts(
@@ -120,6 +122,7 @@ def _generate_prompt(
         start if has_prompt_logprobs else None,
         bool(request.return_text_in_logprobs),
         fields.max_new_tokens != 0,
+        next((name for name in _STRUCTURED if getattr(fields, name)), None),
     )
 
 

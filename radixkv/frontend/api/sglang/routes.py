@@ -25,6 +25,7 @@ from radixkv.frontend.api.sglang.logprobs import (
 from radixkv.frontend.api.sglang.prompts import GeneratePrompt, generate_prompts
 from radixkv.frontend.api.sglang.schema import GenerateRequest, SamplingFields, parse_generate
 from radixkv.frontend.client import RequestGroup, RuntimeClient
+from radixkv.frontend.field_names import naming_answer_format
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
@@ -158,15 +159,21 @@ class GenerateWriter:
         """Yields choices with their JSON object; a choice's last object comes when its prompt has ended."""
         prompts = [prompt.prompt for prompt in self._prompts]
         group = client.submit(prompts, arrived=self._arrived, streams=streams)
-        async with group, aclosing(group.deltas()) as deltas:
-            async for delta in deltas:
-                choices, choice = self._choices[delta.prompt], self._choices[delta.prompt][delta.choice]
-                has_output = await self._absorb(delta, choice, group)
-                if streams and has_output and choice.finish is None:
-                    yield choice, self._object(delta.prompt, choice, None)
-                if delta.done is not None:
-                    for each in choices:
-                        yield each, self._object(delta.prompt, each, delta.done)
+        with naming_answer_format(self._format_field):
+            async with group, aclosing(group.deltas()) as deltas:
+                async for delta in deltas:
+                    choices, choice = self._choices[delta.prompt], self._choices[delta.prompt][delta.choice]
+                    has_output = await self._absorb(delta, choice, group)
+                    if streams and has_output and choice.finish is None:
+                        yield choice, self._object(delta.prompt, choice, None)
+                    if delta.done is not None:
+                        for each in choices:
+                            yield each, self._object(delta.prompt, each, delta.done)
+
+    def _format_field(self) -> str:
+        """Returns the field that says what answers must match; the field of all of them if prompts differ in it."""
+        names = {prompt.format_field for prompt in self._prompts} - {None}
+        return str(*names) if len(names) == 1 else "sampling_params"
 
     async def _absorb(self, delta: TokenDelta, choice: _ChoiceState, group: RequestGroup) -> bool:
         was_ended = choice.stream.is_ended

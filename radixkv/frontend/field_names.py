@@ -1,0 +1,29 @@
+"""The client's own names of fields, for errors that have ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from radixkv.errors import InvalidRequest
+
+_OURS = "structured_outputs"
+"""The name that the runtime has for what an answer must match, whichever field of the request said so."""
+
+
+@contextmanager
+def naming_answer_format(find_name: Callable[[], str]) -> Iterator[None]:
+    """Gives errors of the block about what the answer must match the request's name of that field.
+
+    The runtime finds these errors, when it compiles the grammar of a request.
+
+    Args:
+        find_name: returns the field that says what the answer must match, or ``tools`` if only calls must match
+            something. Called for such an error only.
+    """
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param == _OURS:
+            error.param = find_name()
+        raise
