@@ -12,6 +12,7 @@
     │   ├── QueueTimeout            the request waited too long for its first step
     │   ├── Draining                the server is shutting down
     │   ├── NumericalFailure        the model gave non-finite values twice
+    │   ├── GrammarFailure          the grammar rejected a sampled token
     │   ├── DeviceFailure           the device failed on this request, and again on its retry
     │   └── RuntimeDied             the runtime process is gone
     ├── DeviceError             a step failed on the device
@@ -153,6 +154,7 @@ _BY_CODE: dict[str, type[RequestError]] = {
         QueueTimeout,
         Draining,
         NumericalFailure,
+        GrammarFailure,
         DeviceFailure,
         RuntimeDied,
     )
