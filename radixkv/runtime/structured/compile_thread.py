@@ -30,7 +30,8 @@ class CompileThread:
         os.set_blocking(self._writable, False)
         self._is_settled = threading.Event()
         """Set when compiling can begin at once, or never will."""
-        self._failure: Exception | None = None
+        self.failure: Exception | None = None
+        """Why nothing is compiled any more; None while things are."""
         self._jobs = CompileJobs(read_vocabulary, limits, self._end)
         self._loop = asyncio.new_event_loop()
         self._main = self._loop.create_task(self._jobs.run(self._is_settled.set))
@@ -44,20 +45,22 @@ class CompileThread:
             RadixKVError: the vocabulary could not be read, or the process of trials could not be started.
         """
         self._is_settled.wait()
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
 
     def fileno(self) -> int:
-        """Returns a descriptor that is readable while ``take`` has something to return."""
+        """Returns a descriptor that is readable while ``take`` has something to return, and after a failure."""
         return self._readable
 
     def submit(self, spec: StructuredOutputs) -> None:
-        """Compiles a specification when there is room."""
-        self._loop.call_soon_threadsafe(self._jobs.submit, spec)
+        """Compiles a specification when there is room. Does nothing after a ``failure``."""
+        with contextlib.suppress(RuntimeError):  # the thread has closed its loop
+            self._loop.call_soon_threadsafe(self._jobs.submit, spec)
 
     def cancel(self, spec: StructuredOutputs) -> None:
         """Does not compile a specification, unless that has begun."""
-        self._loop.call_soon_threadsafe(self._jobs.cancel, spec)
+        with contextlib.suppress(RuntimeError):  # the thread has closed its loop
+            self._loop.call_soon_threadsafe(self._jobs.cancel, spec)
 
     def take(self) -> list[tuple[StructuredOutputs, Grammar | RequestError]]:
         """Returns what was compiled or refused since the last call."""
@@ -80,13 +83,17 @@ class CompileThread:
             except asyncio.CancelledError:
                 pass
             except Exception as error:
-                self._failure = error
+                self.failure = error
                 self._is_settled.set()
+                self._wake()
 
     async def _wait(self) -> None:
         await self._main
 
     def _end(self, spec: StructuredOutputs, outcome: Grammar | RequestError) -> None:
         self._outcomes.append((spec, outcome))
+        self._wake()
+
+    def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):  # the pipe is full, and so readable
             os.write(self._writable, b"\0")

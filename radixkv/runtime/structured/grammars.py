@@ -129,6 +129,11 @@ class Grammars:
             for ticket in self._waiting.pop(spec, ()):
                 del self._specs[ticket]
                 taken.append((ticket, outcome))
+        if (failure := self._thread.failure) is not None and self._specs:
+            error = RequestError(f"grammars cannot be compiled: {failure}", param="structured_outputs")
+            taken += [(ticket, error) for ticket in self._specs]
+            self._specs.clear()
+            self._waiting.clear()
         return taken
 
     def fill_masks(self, matchers: Sequence[Matcher], masks: NDArray[np.int32]) -> None:

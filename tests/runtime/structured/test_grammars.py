@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -236,6 +237,24 @@ def test_a_vocabulary_that_cannot_be_read_is_reported() -> None:
     with pytest.raises(CheckpointError, match="no tokenizer here"):
         broken.wait_until_ready()
     broken.close()
+
+
+def test_where_nothing_can_be_compiled_each_request_is_told_why() -> None:
+    is_asked = threading.Event()
+
+    def read_vocabulary() -> Vocabulary:
+        is_asked.wait(WAIT_S)
+        raise CheckpointError("no tokenizer here")
+
+    broken = Grammars(read_vocabulary, n_threads=1)
+    early = [broken.request(StructuredOutputs(regex=regex)) for regex in "aab"]
+    is_asked.set()
+    errors = dict(wait_for(broken, *early))
+    late = broken.request(StructuredOutputs(regex="c"))
+    errors |= dict(broken.take_compiled())
+    broken.close()
+    assert errors.keys() == {*early, late}
+    assert all(isinstance(error, RequestError) and "no tokenizer here" in str(error) for error in errors.values())
 
 
 PARENT = """
