@@ -203,7 +203,8 @@ class SchedulerConfig:
     schedule_policy: SchedulePolicy = "lpm"
     """``lpm``: longest cached prefix first; ``fcfs``: oldest first. Both within a priority."""
     max_queued_requests: int = 4096
-    """Maximum requests that wait for their first step; further ones are refused."""
+    """Maximum requests that wait for their first step; further ones are refused. As many others may wait for their
+    grammars to be compiled."""
     lpm_window: int = 256
     """How many of the oldest waiting requests ``lpm`` ranks by cached prefix."""
     lpm_max_passes: int = 64

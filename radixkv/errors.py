@@ -178,6 +178,14 @@ def context_length_exceeded(
     return ContextLengthExceeded(f"the prompt is too long: {found}, {but}; {advice}", param=param)
 
 
+def queue_timeout(waited_s: float, limit_s: float) -> QueueTimeout:
+    """Returns the error for a request that waited longer for its first step than the server allows, in seconds."""
+    return QueueTimeout(
+        f"the request waited {waited_s:.1f} s for its first step, longer than this server's limit of "
+        f"{limit_s:g} s; try later"
+    )
+
+
 def request_error(code: str, message: str, *, param: str | None = None) -> RequestError:
     """Returns the error that a ``Failed`` message describes; an unknown code gives a plain ``RequestError``."""
     return _BY_CODE.get(code, RequestError)(message, param=param)

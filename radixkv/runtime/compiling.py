@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from radixkv.errors import RequestError
+from radixkv.errors import QueueFull, RequestError
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.structured.grammars import Grammars
 from radixkv.structured_outputs import StructuredOutputs
@@ -30,10 +30,13 @@ class CompilingRequests:
 
     Args:
         open_grammars: opens the compiler when it is needed first; raises ``UnsupportedFeature`` without one.
+        max_requests: most requests that wait here. Only slow grammars make so many wait, and those that wait here
+            take no room of others in the queue.
     """
 
-    def __init__(self, open_grammars: Callable[[], Grammars]) -> None:
+    def __init__(self, open_grammars: Callable[[], Grammars], max_requests: int) -> None:
         self._open_grammars = open_grammars
+        self._max_requests = max_requests
         self._grammars: Grammars | None = None
         self._choices: dict[int, list[Request]] = {}
         """By ticket: all choices of a request."""
@@ -62,10 +65,13 @@ class CompilingRequests:
 
         Raises:
             UnsupportedFeature: this engine has no grammars.
+            QueueFull: ``max_requests`` wait for theirs.
         """
         if (grammar := self.grammars.get(specification)) is not None:
             _give(choices, grammar)
             return True
+        if len(self._choices) >= self._max_requests:
+            raise QueueFull(f"the queue is full: {len(self._choices)} requests wait for their grammar; try later")
         self._choices[self.grammars.request(specification)] = list(choices)
         for choice in choices:
             choice.phase = Phase.COMPILING
@@ -79,11 +85,21 @@ class CompilingRequests:
 
     def leave(self, choices: Sequence[Request]) -> None:
         """Drops a request, given by all its choices. O(requests)."""
-        ticket = next(ticket for ticket, waiting in self._choices.items() if waiting[0] is choices[0])
-        self.grammars.cancel(ticket)
-        self._forget(ticket)
-        for choice in choices:
-            choice.phase = Phase.FINISHED
+        self._drop(next(ticket for ticket, waiting in self._choices.items() if waiting[0] is choices[0]))
+
+    def take_received_before(self, time_s: float) -> list[Request]:
+        """Drops the requests that were received before that time, and returns their first choices, oldest first.
+
+        O(1), and O(choices) a request.
+        """
+        taken = []
+        while self._choices:
+            ticket, (first, *_) = next(iter(self._choices.items()))
+            if first.received_at >= time_s:
+                break
+            self._drop(ticket)
+            taken.append(first)
+        return taken
 
     def take(self) -> list[CompiledRequest]:
         """Returns the requests whose grammar is compiled or refused; they no longer wait here. O(choices)."""
@@ -107,6 +123,12 @@ class CompilingRequests:
         """Closes the compiler, if it was opened."""
         if self._grammars is not None:
             self._grammars.close()
+
+    def _drop(self, ticket: int) -> None:
+        self.grammars.cancel(ticket)
+        for choice in self._choices[ticket]:
+            choice.phase = Phase.FINISHED
+        self._forget(ticket)
 
     def _forget(self, ticket: int) -> None:
         self._cancelled.difference_update(self._choices.pop(ticket))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from time import monotonic, perf_counter
 
 from radixkv.config import CacheConfig
-from radixkv.errors import DeviceError, Draining, InvariantError, RequestError, UnsupportedFeature
+from radixkv.errors import DeviceError, Draining, InvariantError, RequestError, UnsupportedFeature, queue_timeout
 from radixkv.runtime.cache.pins import Pins
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.cache.transfers import Transfers
@@ -132,7 +132,7 @@ class Loop:
         self._scheduler = scheduler
         self._executor = executor
         self._transfers = transfers
-        self._compiling = CompilingRequests(open_grammars)
+        self._compiling = CompilingRequests(open_grammars, scheduler.max_queued_requests)
         self._clock = clock
         self.ready = Ready(
             version=WIRE_VERSION,
@@ -221,7 +221,7 @@ class Loop:
         """
         started = perf_counter()
         self._pins.expire()
-        messages = [*self._admit_compiled(), *self._to_messages(self._scheduler.expire())]
+        messages = [*self._admit_compiled(), *self._expire()]
         plan = self._scheduler.schedule()
         self._counters.schedule_seconds += perf_counter() - started
         if plan is not None:
@@ -300,6 +300,17 @@ class Loop:
                 continue
             for choice in cancelled:
                 self._scheduler.abort(choice)
+        return messages
+
+    def _expire(self) -> list[FromRuntime]:
+        """Fails the requests that have waited too long for their first step, or for their grammar before it."""
+        messages = self._to_messages(self._scheduler.expire())
+        if (limit_s := self._scheduler.queue_timeout_s) is not None:
+            now = self._clock()
+            for first in self._compiling.take_received_before(now - limit_s):
+                del self._live[first.id]
+                error = queue_timeout(now - first.received_at, limit_s)
+                messages.append(Failed(first.id, error.code, str(error), error.param))
         return messages
 
     def _cancel(self, message: Cancel) -> list[FromRuntime]:

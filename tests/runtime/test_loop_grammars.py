@@ -184,6 +184,52 @@ def test_a_full_queue_fails_a_request_when_its_grammar_is_compiled() -> None:
     assert front.received["b"].tokens[0] == expected_output(NAMESPACE, PROMPT, 6, seed=5)
 
 
+def test_requests_that_wait_for_grammars_are_bounded_and_leave_others_their_room() -> None:
+    front = Frontend(max_queued_requests=2)
+    front.grammars.is_immediate = False
+    for name in "abc":
+        submit(front, name, GRAMMAR)
+    assert failed(front.received["c"]).code == "queue_full"
+    front.submit("free")
+    front.cancel("a")
+    submit(front, "d", GRAMMAR)
+    front.run()
+    for name in "bd":
+        assert front.received[name].tokens[0] == expected(GRAMMAR)
+    assert front.received["free"].tokens[0] == expected_output(NAMESPACE, PROMPT, 6, seed=5)
+
+
+def test_a_request_may_time_out_while_its_grammar_is_compiled() -> None:
+    front = Frontend(queue_timeout_s=5.0)
+    front.grammars.is_immediate = False
+    submit(front, "old", GRAMMAR, n=2)
+    front.now = 3.0
+    submit(front, "young", GRAMMAR)
+    front.now = 5.1
+    front.turn()
+    assert failed(front.received["old"]).code == "queue_timeout"
+    assert front.received["young"].terminal is None
+    assert list(front.grammars.pending) == [1], "it is not compiled for nobody"
+    front.run()
+    assert front.received["young"].tokens[0] == expected(GRAMMAR)
+
+
+def test_the_time_of_compiling_counts_for_the_timeout_in_the_queue() -> None:
+    front = Frontend(max_num_seqs=1, queue_timeout_s=5.0)
+    front.grammars.is_immediate = False
+    front.submit("running", max_tokens=60)
+    front.turn()
+    submit(front, "old", GRAMMAR)
+    front.now = 3.0
+    front.submit("young")
+    front.grammars.finish(0)
+    front.turn()
+    front.now = 5.1
+    front.turn()
+    assert failed(front.received["old"]).code == "queue_timeout"
+    assert front.received["young"].terminal is None
+
+
 def test_without_grammars_a_structured_request_is_refused_by_name() -> None:
     def refuse() -> FakeCompiler:
         raise UnsupportedFeature("this engine has no grammars", param="structured_outputs")

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from radixkv.config import SchedulePolicy, SchedulerConfig
-from radixkv.errors import GrammarFailure, InvariantError, QueueFull, QueueTimeout
+from radixkv.errors import GrammarFailure, InvariantError, QueueFull, queue_timeout
 from radixkv.runtime.cache.cache import ComputedRow, PageCache
 from radixkv.runtime.cache.sessions import Sessions
 from radixkv.runtime.cache.transfers import Transfers
@@ -98,8 +98,8 @@ class Scheduler:
         self._shared_prefixes = SharedPrefixes(cache, min_tokens=min_shared_tokens) if finds_shared_runs else None
         self._transfers = transfers
         self._clock = clock
-        self._max_queued_requests = max_queued_requests
-        self._queue_timeout_s = queue_timeout_s
+        self.max_queued_requests = max_queued_requests
+        self.queue_timeout_s = queue_timeout_s
         self._launched: deque[LaunchedPlan] = deque()
         self._retried = RetryQueue()
         self._prompts = PromptRows(cache, self.waiting, self.loading, self.running, clock)
@@ -133,7 +133,7 @@ class Scheduler:
             QueueFull: ``max_queued_requests`` requests wait for their first step. Followers and preempted requests
                 do not count.
         """
-        if (n_waiting := self.waiting.n_unstarted) >= self._max_queued_requests:
+        if (n_waiting := self.waiting.n_unstarted) >= self.max_queued_requests:
             raise QueueFull(f"the queue is full: {n_waiting} requests wait for their first step; try later")
         leader.set_followers(followers)
         for choice in (leader, *followers):
@@ -168,17 +168,13 @@ class Scheduler:
 
         A request that has run never times out. O(1) if none times out.
         """
-        if self._queue_timeout_s is None:
+        if self.queue_timeout_s is None:
             return []
         updates: list[Update] = []
         now = self._clock()
-        for request in self.waiting.take_received_before(now - self._queue_timeout_s):
+        for request in self.waiting.take_received_before(now - self.queue_timeout_s):
             request.phase = Phase.FINISHED
-            error = QueueTimeout(
-                f"the request waited {now - request.received_at:.1f} s for its first step, longer than this "
-                f"server's limit of {self._queue_timeout_s:g} s; try later"
-            )
-            updates.append(Update(request, error=error))
+            updates.append(Update(request, error=queue_timeout(now - request.received_at, self.queue_timeout_s)))
         return updates
 
     def invalidate(self, namespace: Namespace, tokens: bytes) -> InvalidatedPages:

@@ -33,7 +33,8 @@ class WaitingQueue:
         self._max_passes = max_passes
         self._in_order: SortedDict[tuple[int, int], Request] = SortedDict()
         self._by_length: SortedDict[tuple[int, int, int], Request] = SortedDict()
-        self._unstarted: SortedDict[int, Request] = SortedDict()
+        self._unstarted: SortedDict[tuple[float, int], Request] = SortedDict()
+        """By time of arrival: a request whose grammar took long to compile may be older than those before it."""
         self._n_admissions = 0
         """Admissions since a request last aged."""
         self.version = 0
@@ -68,7 +69,7 @@ class WaitingQueue:
         self._in_order[request.order] = request
         self._by_length[request.priority, request.n_known, request.serial] = request
         if request.scheduled_at is None:
-            self._unstarted[request.serial] = request
+            self._unstarted[request.received_at, request.serial] = request
 
     def remove(self, request: Request) -> None:
         """Removes a request. O(log n)."""
@@ -76,7 +77,7 @@ class WaitingQueue:
         request.key = b""
         del self._in_order[request.order]
         del self._by_length[request.priority, request.n_known, request.serial]
-        self._unstarted.pop(request.serial, None)
+        self._unstarted.pop((request.received_at, request.serial), None)
 
     def candidates(self) -> Iterable[Request]:
         """Requests in the order in which to try to admit them, without those that are retried alone.
