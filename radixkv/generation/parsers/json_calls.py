@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
+
+_IN_STRING = re.compile(r'[^"\\]+')
+_OUTSIDE = re.compile(r'[^"{}\[\],:]+')
+"""Text within and outside strings that needs no look at each of its characters."""
 
 
 @dataclass
@@ -34,8 +39,7 @@ class JsonCallReader:
         """Whether an object is no call; nothing after it is read."""
         self.is_in_string = False
         """Whether the text so far ends within a string."""
-        self.unread = ""
-        """The text after the last call; it is no call, or none yet."""
+        self._unread: list[str] = []
         self._name_key = name_key
         self._arguments_key = arguments_key
         self._names = names
@@ -44,25 +48,34 @@ class JsonCallReader:
         """Open brackets; an object at depth 0 is a call."""
         self._key: object = None
         """The key of the value that is being read, in a call's object; None while a key is read."""
-        self._item = ""
+        self._item: list[str] = []
         """The text of that key, or of that value unless it is passed on."""
         self._name: str | None = None
-        self._arguments = ""
+        self._waiting: list[str] = []
         """Arguments that wait for the name."""
         self._has_arguments = False
         self._is_streaming = False
         """Whether the text belongs to arguments that are passed on as they arrive."""
-        self._pieces: list[CallPiece] = []
+        self._pieces: list[tuple[str | None, list[str]]] = []
+        """Names and arguments of the pieces that were not returned yet."""
+
+    @property
+    def unread(self) -> str:
+        """The text after the last call; it is no call, or none yet."""
+        return "".join(self._unread)
 
     def feed(self, text: str) -> list[CallPiece]:
         """Returns what the next text adds to calls. O(text)."""
-        for position, character in enumerate(text):
-            if self.is_failed:
-                self.unread += text[position:]
-                break
-            self._step(character)
+        position = 0
+        while position < len(text) and not self.is_failed:
+            run = (_IN_STRING if self.is_in_string else _OUTSIDE).match(text, position)
+            piece = text[position] if run is None or self._is_escaped else run[0]
+            self._step(piece)
             if self._name is None:
-                self.unread += character
+                self._unread.append(piece)
+            position += len(piece)
+        if position < len(text):
+            self._unread.append(text[position:])
         return self._take_pieces()
 
     def finish(self, *, is_closed: bool) -> list[CallPiece]:
@@ -78,61 +91,63 @@ class JsonCallReader:
             if is_closed and self._name is not None and not self._has_arguments:
                 self._pass_on("{}")
         elif not self._depth and not self.is_failed and self.n_calls:
-            self.unread = ""  # what stands between and after calls
+            self._unread = []  # what stands between and after calls
         self._depth = 0
         return self._take_pieces()
 
     def _take_pieces(self) -> list[CallPiece]:
         pieces, self._pieces = self._pieces, []
-        return pieces
+        return [CallPiece(name, "".join(arguments)) for name, arguments in pieces]
 
-    def _step(self, character: str) -> None:
+    def _step(self, piece: str) -> None:
+        """Reads a character, or several of which none has a meaning of its own here."""
         if self.is_in_string:
-            self._step_in_string(character)
+            self._step_in_string(piece)
         elif self._depth == 0:
-            if character == "{":
+            if piece == "{":
                 self._begin_call()
-        elif self._depth == 1 and character == ":" and self._key is None:
-            self._key, self._item = _value(self._item), ""
-        elif self._depth == 1 and character == ",":
+        elif self._depth == 1 and piece == ":" and self._key is None:
+            self._key = _value("".join(self._item).strip())
+            self._item = []
+        elif self._depth == 1 and piece == ",":
             self._end_item()
-        elif self._depth == 1 and character in "}]":
+        elif self._depth == 1 and piece in ("}", "]"):
             self._end_call()
         else:
-            self.is_in_string = character == '"'
-            self._depth += (character in "{[") - (character in "}]")
-            self._add(character)
+            self.is_in_string = piece == '"'
+            self._depth += (piece in ("{", "[")) - (piece in ("}", "]"))
+            self._add(piece)
 
-    def _step_in_string(self, character: str) -> None:
+    def _step_in_string(self, piece: str) -> None:
         if self._is_escaped:
             self._is_escaped = False
-        elif character == "\\":
+        elif piece == "\\":
             self._is_escaped = True
-        elif character == '"':
+        elif piece == '"':
             self.is_in_string = False
-        self._add(character)
+        self._add(piece)
 
     def _begin_call(self) -> None:
         self._depth = 1
-        self._key, self._item = None, ""
-        self._name, self._arguments = None, ""
+        self._key, self._item = None, []
+        self._name, self._waiting = None, []
         self._has_arguments = self._is_streaming = False
 
-    def _add(self, character: str) -> None:
-        """Adds a character to the key or value that is being read."""
+    def _add(self, piece: str) -> None:
+        """Adds text to the key or value that is being read."""
         if self._is_streaming:
-            self._pass_on(character)
+            self._pass_on(piece)
             self._is_streaming = self._depth > 1
-        elif character == "{" and self._key == self._arguments_key and not (self._item or self._has_arguments):
+        elif piece == "{" and self._key == self._arguments_key and not (self._item or self._has_arguments):
             self._is_streaming = True
-            self._pass_on(character)
-        elif self._item or not character.isspace():
-            self._item += character
+            self._pass_on(piece)
+        elif self._item or not piece.isspace():
+            self._item.append(piece)
 
     def _end_item(self) -> None:
         """Ends a value of the call's object."""
-        key, item = self._key, self._item.strip()
-        self._key, self._item = None, ""
+        key, item = self._key, "".join(self._item).strip()
+        self._key, self._item = None, []
         if key == self._name_key and self._name is None:
             self._set_name(_value(item))
         elif key == self._arguments_key and not self._has_arguments:
@@ -151,18 +166,18 @@ class JsonCallReader:
         if not isinstance(name, str) or (self._names is not None and name not in self._names):
             self.is_failed = True
             return
-        self._name, self.unread = name, ""
+        self._name, self._unread = name, []
         self.n_calls += 1
-        self._pieces.append(CallPiece(name, self._arguments))
+        self._pieces.append((name, self._waiting))
 
     def _pass_on(self, arguments: str) -> None:
         self._has_arguments = True
         if self._name is None:
-            self._arguments += arguments
+            self._waiting.append(arguments)
         elif self._pieces:
-            self._pieces[-1].arguments += arguments
+            self._pieces[-1][1].append(arguments)
         else:
-            self._pieces.append(CallPiece(None, arguments))
+            self._pieces.append((None, [arguments]))
 
 
 def _value(text: str) -> object:
