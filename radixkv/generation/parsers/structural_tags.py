@@ -16,6 +16,8 @@ MAX_WHITESPACE_CHARACTERS = 16
 
 _THINK, _THINK_END = "<think>", "</think>"
 _ANY_OBJECT = {"type": "object"}
+_SAYS_TYPE = frozenset(("type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"))
+"""Keywords of a schema that says itself of which types its values are."""
 
 
 def structural_tag(
@@ -59,7 +61,9 @@ def structural_tag(
 
 def _call(tag: CallTag, tool: Tool, *, is_loose: bool) -> dict[str, Any]:
     """Returns one call; a loose one may have any arguments."""
-    schema = _ANY_OBJECT if is_loose else tool.parameters
+    # Arguments are an object, also where their schema accepts other values, as {} does.
+    says_type = not _SAYS_TYPE.isdisjoint(tool.parameters)
+    schema = _ANY_OBJECT if is_loose else {**({} if says_type else _ANY_OBJECT), **tool.parameters}
     return {
         "type": "tag",
         "begin": tag.begin.replace("NAME", tool.name),

@@ -80,6 +80,14 @@ def test_demanded_calls(accepts: Accepts, tmp_path: Path, name: str) -> None:
         assert not accepts(one, both, "required", False)
 
 
+@pytest.mark.parametrize("parameters", [{}, {"description": "none"}])
+def test_demanded_arguments_are_an_object(accepts: Accepts, tmp_path: Path, parameters: Any) -> None:
+    one = answer_format(tmp_path, "hermes")
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+    assert accepts(one, PARIS["hermes"], "required", tools=tools)
+    assert not accepts(one, PARIS["hermes"].replace('{"city": "Paris"}', "3"), "required", tools=tools)
+
+
 @pytest.mark.parametrize("name", SHOWN_BY)
 def test_strict_tools_in_free_text(accepts: Accepts, tmp_path: Path, name: str) -> None:
     one = answer_format(tmp_path, name)
