@@ -11,7 +11,7 @@ from radixkv.errors import InvalidRequest, UnsupportedFeature
 
 ToolMode = Literal["none", "auto", "required"]
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 """The schema of a function that takes no arguments."""
 
@@ -119,20 +119,18 @@ def _parse_tool(tool: object, path: str) -> Tool:
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequest(
-            f"{path}.function.name must be a text of 1 to 64 letters, digits, '_', '-' or '.'",
+            f"{path} needs a name, a text of 1 to 128 letters, digits, '_', '-' or '.'",
             param="tools",
         )
     if not isinstance(function.get("description"), str | None):
-        raise InvalidRequest(f"{path}.function.description must be a text", param="tools")
+        raise InvalidRequest(f"{path} has a description that is no text", param="tools")
     parameters = function.get("parameters")
     if parameters is None:
         parameters = _NO_PARAMETERS
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
-        raise InvalidRequest(
-            f'{path}.function.parameters must be a JSON schema whose type is "object"', param="tools"
-        )
+        raise InvalidRequest(f'{path} has parameters that are no JSON schema whose type is "object"', param="tools")
     if not isinstance(function.get("strict"), bool | None):
-        raise InvalidRequest(f"{path}.function.strict must be true or false", param="tools")
+        raise InvalidRequest(f"{path} must have true or false as strict", param="tools")
     # The same order whatever the client's is, because the prompt shows it.
     shown = {"name": name, "description": function.get("description"), "parameters": parameters}
     shown = {key: value for key, value in shown.items() if value is not None}
