@@ -288,6 +288,18 @@ REFUSED = (
     Refused("", {Place.RESPONSES: "messages"}, "use input"),
     Refused("", {Place.RESPONSES: "response_format"}, "use text.format"),
     Refused("", {Place.MESSAGES: "stop"}, "use stop_sequences"),
+    Refused("", {Place.MESSAGES: "max_completion_tokens max_output_tokens"}, "use max_tokens"),
+    Refused("", {Place.MESSAGES: "output_format response_format"}, "use output_config.format"),
+    Refused(
+        "this API has one answer, and fewer sampling parameters",
+        {
+            Place.RESPONSES: "n=1 stop seed top_k min_p presence_penalty=0 frequency_penalty=0 repetition_penalty=1 "
+            "logit_bias logprobs=false",
+            Place.MESSAGES: "n=1 seed min_p presence_penalty=0 frequency_penalty=0 repetition_penalty=1 logit_bias "
+            "logprobs=false",
+        },
+        "use /v1/chat/completions",
+    ),
     Refused("", {Place.ROUTE: "/abort_request"}, "close the connection, which ends its request"),
 )
 

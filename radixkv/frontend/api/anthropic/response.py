@@ -24,10 +24,12 @@ class MessageWriter:
     Args:
         answer: runs the prompt.
         model: the name of the model.
+        reports_edits: whether the response says which edits of the conversation were made, which is none.
     """
 
-    def __init__(self, answer: SingleAnswer, model: str) -> None:
+    def __init__(self, answer: SingleAnswer, model: str, *, reports_edits: bool = False) -> None:
         self._answer = answer
+        self._edits: dict[str, Any] = {"context_management": {"applied_edits": []}} if reports_edits else {}
         self._head = {
             "id": f"msg_{uuid.uuid4().hex}",
             "type": "message",
@@ -40,7 +42,8 @@ class MessageWriter:
         output = await self._answer.whole(client)
         content = [_block(part) for part in output.parts]
         end = _end(output) | {"container": None}
-        return msgspec.json.encode({**self._head, "content": content, **end, "usage": self._usage()})
+        message = {**self._head, "content": content, **end, **self._edits, "usage": self._usage()}
+        return msgspec.json.encode(message)
 
     async def events(self, client: RuntimeClient) -> AsyncGenerator[bytes, None]:
         """Yields the stream's events. Raises ``RequestError``; closing it cancels the request."""
@@ -59,7 +62,7 @@ class MessageWriter:
                     yield b"".join(map(typed_event, events))
         events = [
             *blocks.end(),
-            {"type": "message_delta", "delta": _end(last), "usage": self._usage()},
+            {"type": "message_delta", "delta": _end(last), **self._edits, "usage": self._usage()},
             {"type": "message_stop"},
         ]
         yield b"".join(map(typed_event, events))

@@ -38,7 +38,8 @@ def add_messages_routes(
         served_model.check_name(body.model)
         chat = answer_chat(body)
         prompt = await cancel_on_disconnect(request.receive, chat_prompt(chat, served_model))
-        writer = MessageWriter(SingleAnswer(chat, prompt, served_model, arrived=arrived), served_model.name)
+        answer = SingleAnswer(chat, prompt, served_model, arrived=arrived)
+        writer = MessageWriter(answer, served_model.name, reports_edits=body.context_management is not None)
         if body.stream:
             return EventStream(writer.events(client), end=b"")
         whole = await cancel_on_disconnect(request.receive, writer.whole(client))
@@ -50,4 +51,7 @@ def add_messages_routes(
         body = await body_reader.read(request, parse_count_tokens, served_model.max_prompt_and_answer)
         served_model.check_name(body.model)
         n_tokens = await cancel_on_disconnect(request.receive, count_tokens(prompt_chat(body), served_model))
-        return JSONResponse({"input_tokens": n_tokens})
+        edits = (
+            {} if body.context_management is None else {"context_management": {"original_input_tokens": n_tokens}}
+        )
+        return JSONResponse({"input_tokens": n_tokens, **edits})

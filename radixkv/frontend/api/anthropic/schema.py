@@ -47,6 +47,10 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_salt: str | None = None
+    context_management: Annotated[
+        dict[str, Any] | None,
+        msgspec.Meta(description="Edits of the conversation by the server. None is made, and the reply says so."),
+    ] = None
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):

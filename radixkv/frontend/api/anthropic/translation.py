@@ -46,12 +46,19 @@ def answer_chat(request: MessagesRequest) -> Chat:
             "thread is not supported: conversations are not stored; send all messages", param="thread"
         )
     chat = prompt_chat(request)
+    text_format = _structured_outputs(request.output_config)
+    if text_format is not None and chat.continue_final_message:
+        raise _invalid(
+            "output_config.format describes the whole answer, which a last message of the assistant would begin; "
+            "leave one out",
+            "output_config",
+        )
     sampling = {
         "temperature": request.temperature,
         "top_p": request.top_p,
         "top_k": request.top_k,
         "stop": request.stop_sequences,
-        "structured_outputs": _structured_outputs(request.output_config),
+        "structured_outputs": text_format,
     }
     return Chat(
         messages=chat.messages,
@@ -91,6 +98,8 @@ def _user(content: object, path: str) -> Iterator[dict[str, Any]]:
     if isinstance(content, str):
         yield {"role": "user", "content": content}
         return
+    if content == []:
+        raise _invalid(f"{path} is empty; give a text, or at least one block")
     texts = []
     for block, kind, where in _blocks(content, path, "messages"):
         if kind != "tool_result":

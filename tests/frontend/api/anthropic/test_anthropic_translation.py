@@ -98,6 +98,14 @@ def test_the_answer_continues_a_last_message_of_the_assistant() -> None:
     [
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages"),
+        ({"messages": [USER, {"role": "user", "content": []}]}, "messages"),
+        (
+            {
+                "messages": [USER, {"role": "assistant", "content": "{"}],
+                "output_config": {"format": {"type": "json_schema", "schema": {}}},
+            },
+            "output_config",
+        ),
         ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages"),
@@ -118,6 +126,9 @@ def test_the_answer_continues_a_last_message_of_the_assistant() -> None:
         ({"thread": {"type": "create"}}, "thread"),
         ({"thread": {"type": "continue", "previous_message_id": "msg_1"}}, "thread"),
         ({"stop": "a"}, "stop"),
+        ({"output_format": {"type": "json_schema", "schema": {}}}, "output_format"),
+        ({"n": 2}, "n"),
+        ({"context_management": "clear"}, "context_management"),
     ],
     ids=lambda value: json.dumps(value)[:60],
 )

@@ -120,6 +120,18 @@ def test_counted_tokens_are_those_of_the_message(agent_site: Site) -> None:
         assert counted == {"input_tokens": sum(usage.values()) - 1}
 
 
+def test_edits_of_the_conversation_are_accepted_and_none_is_reported(site: Site) -> None:
+    edits = {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}
+    assert post(site, **edits)["context_management"] == {"applied_edits": []}
+    assert "context_management" not in post(site)
+    with site.http.stream("POST", "/v1/messages", json=body(stream=True, **edits)) as reply:
+        events = [json.loads(line.removeprefix("data: ")) for line in reply.iter_lines() if line[:5] == "data:"]
+    (delta,) = [event for event in events if event["type"] == "message_delta"]
+    assert delta["context_management"] == {"applied_edits": []}
+    counted = site.http.post("/v1/messages/count_tokens", json={"messages": [USER], **edits}).json()
+    assert counted["context_management"] == {"original_input_tokens": counted["input_tokens"]}
+
+
 def test_the_answer_continues_the_last_message(site: Site) -> None:
     usage = post(site, max_tokens=1, messages=[USER, {"role": "assistant", "content": "Well"}])["usage"]
     assert sum(usage.values()) - 1 == len("<user>Hi<assistant>Well")
