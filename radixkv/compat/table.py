@@ -279,11 +279,9 @@ REFUSED = (
         {Place.RESPONSES: "store=false previous_response_id conversation background=false prompt"},
         "send the whole conversation in input",
     ),
-    Refused("prompts are not truncated", {Place.RESPONSES: 'truncation="disabled"'}),
     Refused("tools run at the client", {Place.MESSAGES: "mcp_servers container"}),
     Refused("conversations are not summarized", {Place.MESSAGES: "compaction"}, "ask for a summary in a message"),
     Refused("this API returns no logprobs here", {Place.RESPONSES: "top_logprobs=0"}, "use /v1/chat/completions"),
-    Refused("", {Place.RESPONSES: "prompt_cache_options"}, "use /cache/pin"),
     Refused("", {Place.RESPONSES: "max_tokens max_completion_tokens"}, "use max_output_tokens"),
     Refused("", {Place.RESPONSES: "messages"}, "use input"),
     Refused("", {Place.RESPONSES: "response_format"}, "use text.format"),
@@ -293,10 +291,9 @@ REFUSED = (
     Refused(
         "this API has one answer, and fewer sampling parameters",
         {
-            Place.RESPONSES: "n=1 stop seed top_k min_p presence_penalty=0 frequency_penalty=0 repetition_penalty=1 "
-            "logit_bias logprobs=false",
-            Place.MESSAGES: "n=1 seed min_p presence_penalty=0 frequency_penalty=0 repetition_penalty=1 logit_bias "
-            "logprobs=false",
+            Place.RESPONSES: "stop top_k",
+            Place.RESPONSES | Place.MESSAGES: "n=1 seed min_p presence_penalty=0 frequency_penalty=0 "
+            "repetition_penalty=1 logit_bias logprobs=false",
         },
         "use /v1/chat/completions",
     ),

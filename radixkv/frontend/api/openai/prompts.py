@@ -128,7 +128,7 @@ def _sampling(
 def _implicit_pins(request: GenerationRequest, n_tokens: int) -> tuple[PromptPin, ...]:
     """Returns the pin of a whole prompt of ``n_tokens``, or none if the request asks for none."""
     options = request.prompt_cache_options
-    if options is None or options.mode == "explicit":
+    if options is None or not options.pins_whole_prompt:
         return ()
     return (PromptPin(n_tokens, options.ttl_s),)
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
 from radixkv.compat import Place, refusals
 from radixkv.errors import InvalidRequest
+from radixkv.frontend.cache_options import PromptCacheOptions
 from radixkv.frontend.http.body_decoder import BodyDecoder, Int64, check_messages, check_prompt, check_tools
-from radixkv.limits import parse_ttl
 from radixkv.sampling import MAX_LOGPROBS
-
-DEFAULT_TTL_S = 30 * 60.0
-"""OpenAI's default of ``prompt_cache_options.ttl``, in seconds."""
 
 
 class StreamOptions(msgspec.Struct):
@@ -22,18 +19,6 @@ class StreamOptions(msgspec.Struct):
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
-
-
-class PromptCacheOptions(msgspec.Struct):
-    """OpenAI's ``prompt_cache_options``."""
-
-    mode: Literal["implicit", "explicit"] | None = None
-    ttl: str | None = None
-
-    @property
-    def ttl_s(self) -> float:
-        """``ttl`` or its default, in seconds. Raises ``InvalidRequest``."""
-        return DEFAULT_TTL_S if self.ttl is None else parse_ttl(self.ttl, "prompt_cache_options")
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
@@ -79,8 +64,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
 
     @property
     def breakpoint_ttl_s(self) -> float:
-        """How long a breakpoint that names no time lives, in seconds. Raises ``InvalidRequest``."""
-        return DEFAULT_TTL_S if self.prompt_cache_options is None else self.prompt_cache_options.ttl_s
+        """How long a breakpoint that names no time lives, in seconds."""
+        return (self.prompt_cache_options or PromptCacheOptions()).ttl_s
 
     @property
     def n_choices(self) -> int:
@@ -185,7 +170,5 @@ def parse_chat(body: bytes, max_prompt_tokens: int, misspelt: dict[str, str] | N
 def _check(request: GenerationRequest) -> None:
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
-    if request.prompt_cache_options is not None and request.prompt_cache_options.ttl is not None:
-        parse_ttl(request.prompt_cache_options.ttl, "prompt_cache_options")
     if request.stream and request.prompt_logprobs is not None:
         raise InvalidRequest("prompt_logprobs cannot be streamed; leave out stream", param="prompt_logprobs")

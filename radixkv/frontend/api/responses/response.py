@@ -33,6 +33,7 @@ class ResponsesWriter:
         self._answer = answer
         self._items = OutputItems(seals_reasoning=SEALED_REASONING in (request.include or ()))
         self._numbers = itertools.count()
+        text_format = None if request.text is None else request.text.format
         self._head = {
             "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",
@@ -46,11 +47,11 @@ class ResponsesWriter:
             "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
             "store": False,
             "temperature": request.temperature,
-            "text": {"format": {"type": "text"}} if request.text is None else msgspec.to_builtins(request.text),
+            "text": {"format": {"type": "text"} if text_format is None else msgspec.to_builtins(text_format)},
             "tool_choice": "auto" if request.tool_choice is None else request.tool_choice,
             "tools": request.tools or [],
             "top_p": request.top_p,
-            "truncation": "disabled",
+            "truncation": request.truncation or "disabled",
         }
 
     async def whole(self, client: RuntimeClient) -> bytes:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from radixkv.compat import Place, refusals
+from radixkv.frontend.cache_options import PromptCacheOptions
 from radixkv.frontend.http.body_decoder import BodyDecoder, Int64, check_values
 
 
@@ -16,11 +17,13 @@ class Reasoning(msgspec.Struct):
     effort: str | None = None
 
 
-class TextFormat(msgspec.Struct):
+class TextFormat(msgspec.Struct, omit_defaults=True):
     """``text.format``: what the answer must match."""
 
     type: str
+    name: str | None = None
     schema: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class TextOptions(msgspec.Struct):
@@ -46,6 +49,11 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     include: list[str] | None = None
     metadata: dict[str, str] | None = None
     stream: bool | None = False
+    truncation: Annotated[
+        Literal["auto", "disabled"] | None,
+        msgspec.Meta(description="A prompt that does not fit is refused with both values."),
+    ] = None
+    prompt_cache_options: PromptCacheOptions | None = None
     cache_salt: str | None = None
     session_id: str | None = None
     priority: Int64 | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 from radixkv.errors import InvalidRequest, UnsupportedFeature, shortened
 from radixkv.frontend.api.responses.reasoning import unsealed_reasoning
 from radixkv.frontend.api.responses.schema import ResponsesRequest, TextOptions
+from radixkv.frontend.cache_options import PromptCacheOptions
 from radixkv.frontend.chat import Chat
 from radixkv.structured_outputs import StructuredOutputs
 
@@ -26,7 +28,9 @@ def answer_chat(request: ResponsesRequest) -> Chat:
             raise UnsupportedFeature(
                 f"include has {name}, which is not supported here; use /v1/chat/completions", param="include"
             )
-    conversation = _Conversation()
+    options = request.prompt_cache_options
+    pin_s = None if options is None or not options.pins_whole_prompt else options.ttl_s
+    conversation = _Conversation((options or PromptCacheOptions()).ttl_or_default)
     if request.instructions:
         conversation.add_system([{"type": "text", "text": request.instructions}])
     if isinstance(request.input, str):
@@ -34,7 +38,10 @@ def answer_chat(request: ResponsesRequest) -> Chat:
     else:
         for index, item in enumerate(request.input):
             conversation.add_item(item, f"input[{index}]")
-    tools = [_tool(tool) for tool in request.tools or () if tool.get("type") == "function"]
+    for index, tool in enumerate(request.tools or ()):
+        if not isinstance(tool.get("type"), str):
+            raise _invalid(f"tools[{index}].type must be a text, such as function", "tools")
+    tools = [_tool(tool) for tool in request.tools or () if tool["type"] == "function"]
     return Chat(
         messages=conversation.messages,
         tools=tools,
@@ -48,6 +55,7 @@ def answer_chat(request: ResponsesRequest) -> Chat:
         max_tokens=request.max_output_tokens,
         field_names={"messages": "input", "max_tokens": "max_output_tokens", "structured_outputs": "text"},
         variables=_variables(request),
+        pin_s=pin_s,
         cache_salt=request.cache_salt or "",
         session_id=request.session_id or "",
         priority=request.priority or 0,
@@ -55,10 +63,15 @@ def answer_chat(request: ResponsesRequest) -> Chat:
 
 
 class _Conversation:
-    """The messages of the items so far. What the assistant said and called in a row is one message."""
+    """The messages of the items so far. What the assistant said and called in a row is one message.
 
-    def __init__(self) -> None:
+    Args:
+        breakpoint_ttl: how long a breakpoint that names no time lives.
+    """
+
+    def __init__(self, breakpoint_ttl: str) -> None:
         self.messages: list[dict[str, Any]] = []
+        self._breakpoint_ttl = breakpoint_ttl
 
     def add(self, message: dict[str, Any]) -> None:
         """Adds a message of its own."""
@@ -73,8 +86,8 @@ class _Conversation:
 
     def add_item(self, item: Mapping[str, Any], path: str) -> None:
         """Adds an item of ``input``."""
-        match item.get("type", "message"):
-            case "message":
+        match item.get("type"):
+            case None | "message":
                 self._add_message(item, path)
             case "reasoning":
                 self._add_reasoning(item, path)
@@ -83,7 +96,7 @@ class _Conversation:
             case "function_call_output":
                 if not isinstance(item.get("call_id"), str):
                     raise _invalid(f"{path}.call_id must be a text")
-                content = _texts(item.get("output"), f"{path}.output")
+                content = self._texts(item.get("output"), f"{path}.output")
                 self.add({"role": "tool", "tool_call_id": item["call_id"], "content": content})
             case "item_reference":
                 raise UnsupportedFeature(
@@ -98,7 +111,7 @@ class _Conversation:
                 )
 
     def _add_message(self, item: Mapping[str, Any], path: str) -> None:
-        role, content = item.get("role"), _texts(item.get("content"), f"{path}.content")
+        role, content = item.get("role"), self._texts(item.get("content"), f"{path}.content")
         if role in _SYSTEM_ROLES:
             self.add_system(content)
         elif role == "assistant":
@@ -128,17 +141,16 @@ class _Conversation:
             self.messages.append(last)
         return last
 
+    def _texts(self, content: object, path: str) -> list[dict[str, Any]]:
+        """Returns the text parts of a text or of a list of parts."""
+        if isinstance(content, str):
+            return [{"type": "text", "text": content}]
+        if not isinstance(content, list):
+            raise _invalid(f"{path} must be a text or a list of parts")
+        return [_text_part(part, f"{path}[{index}]", self._breakpoint_ttl) for index, part in enumerate(content)]
 
-def _texts(content: object, path: str) -> list[dict[str, Any]]:
-    """Returns the text parts of a text or of a list of parts."""
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    if not isinstance(content, list):
-        raise _invalid(f"{path} must be a text or a list of parts")
-    return [_text_part(part, f"{path}[{index}]") for index, part in enumerate(content)]
 
-
-def _text_part(part: object, path: str) -> dict[str, Any]:
+def _text_part(part: object, path: str, breakpoint_ttl: str) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind not in _TEXT_TYPES:
         raise UnsupportedFeature(
@@ -147,13 +159,23 @@ def _text_part(part: object, path: str) -> dict[str, Any]:
     text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
     if kind is None or not isinstance(text, str):
         raise _invalid(f'{path} must be {{"type": "input_text", "text": ...}} with a text')
-    return {"type": "text", "text": text}
+    marker = part.get("prompt_cache_breakpoint") if isinstance(part, dict) else None
+    if marker is None:
+        return {"type": "text", "text": text}
+    if not isinstance(marker, dict) or marker.get("mode") != "explicit":
+        raise _invalid(f'{path}.prompt_cache_breakpoint must be an object with "mode": "explicit"')
+    timed = {**marker, "ttl": breakpoint_ttl if marker.get("ttl") is None else marker["ttl"]}
+    return {"type": "text", "text": text, "prompt_cache_breakpoint": timed}
 
 
 def _call(item: Mapping[str, Any], path: str) -> dict[str, Any]:
     name, call_id, arguments = item.get("name"), item.get("call_id"), item.get("arguments")
     if not isinstance(name, str) or not isinstance(call_id, str) or not isinstance(arguments, str):
         raise _invalid(f"{path} must have the texts call_id, name and arguments")
+    try:
+        json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        raise _invalid(f"{path}.arguments is not JSON") from None
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

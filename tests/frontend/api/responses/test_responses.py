@@ -35,6 +35,28 @@ def test_a_text_is_answered(site: Site) -> None:
     assert response["usage"]["output_tokens"] == 5
 
 
+def test_the_response_repeats_what_the_request_asks_for(site: Site) -> None:
+    asked = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
+    response = post(site, text={"verbosity": "low", "format": asked}, truncation="auto")
+    assert (response["text"]["format"], response["truncation"]) == (asked, "auto")
+    response = post(site, text={"verbosity": "low"})
+    assert (response["text"]["format"], response["truncation"]) == ({"type": "text"}, "disabled")
+
+
+def test_a_prompt_that_does_not_fit_is_never_cut(site: Site) -> None:
+    for truncation in ("auto", "disabled"):
+        body = {"input": [{"role": "user", "content": "a" * 300}] * 2, "truncation": truncation}
+        reply = site.http.post("/v1/responses", json=body)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_the_whole_prompt_and_breakpoints_are_pinned(site: Site) -> None:
+    marked = {"type": "input_text", "text": "Hi", "prompt_cache_breakpoint": {"mode": "explicit"}}
+    post(site, input=[{"role": "user", "content": [marked]}], prompt_cache_options={"ttl": "5m"})
+    pins = [(pin.n_tokens, pin.ttl_s) for pin in site.loop.submitted[-1].pins]
+    assert pins == [(len("<user>Hi"), 300.0), (len("<user>Hi<assistant>"), 300.0)]
+
+
 def test_a_model_without_a_format_of_calls_says_so(site: Site) -> None:
     reply = site.http.post("/v1/responses", json=CODEX)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools")

@@ -14,6 +14,7 @@ from radixkv.frontend.api.responses.schema import parse_responses
 from radixkv.frontend.api.responses.translation import answer_chat
 from radixkv.frontend.chat import Chat
 
+TEXT = {"type": "input_text", "text": "a"}
 CODEX = Path(__file__).parent / "codex.json"
 
 
@@ -94,6 +95,30 @@ def test_choices_of_tools_are_translated() -> None:
     assert translate(tool_choice=allowed).tool_choice == expected
 
 
+def test_arguments_that_are_no_json_are_named() -> None:
+    call = {"type": "function_call", "name": "f", "arguments": '{"a": ', "call_id": "c"}
+    with pytest.raises(InvalidRequest, match=r"input\[1\]\.arguments"):
+        translate(input=[{"type": None, "role": "user", "content": "a"}, call])
+
+
+@pytest.mark.parametrize(
+    ("options", "pin_s", "ttls"),
+    [
+        (None, None, ["1h", "30m"]),
+        ({}, 1800.0, ["1h", "30m"]),
+        ({"ttl": "5m"}, 300.0, ["1h", "5m"]),
+        ({"mode": "explicit", "ttl": "5m"}, None, ["1h", "5m"]),
+    ],
+)
+def test_options_of_the_cache_pin_the_prompt(options: Any, pin_s: float | None, ttls: list[str]) -> None:
+    marked = [{**TEXT, "prompt_cache_breakpoint": {"mode": "explicit", **ttl}} for ttl in ({"ttl": "1h"}, {})]
+    chat = translate(input=[{"role": "user", "content": [TEXT, *marked]}], prompt_cache_options=options)
+    parts = chat.messages[0]["content"]
+    assert "prompt_cache_breakpoint" not in parts[0]
+    assert [part["prompt_cache_breakpoint"]["ttl"] for part in parts[1:]] == ttls
+    assert chat.pin_s == pin_s
+
+
 def test_reasoning_is_switched_on_and_off_by_its_effort() -> None:
     assert translate().variables == {}
     assert translate(reasoning={"effort": "low"}).variables["enable_thinking"] is True
@@ -114,12 +139,17 @@ def test_reasoning_is_switched_on_and_off_by_its_effort() -> None:
         ({"input": [{"type": "function_call", "name": "f"}]}, "input"),
         ({"input": [{"type": "function_call_output", "output": "a"}]}, "input"),
         ({"input": [{"type": "reasoning", "content": "a"}]}, "input"),
+        ({"input": [{"role": "user", "content": [{**TEXT, "prompt_cache_breakpoint": True}]}]}, "input"),
         ({"text": {"format": {"type": "json_schema"}}}, "text"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"store": True}, "store"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "middle"}, "truncation"),
+        ({"prompt_cache_options": {"ttl": "soon"}}, "prompt_cache_options"),
+        ({"tools": [{"name": "f"}]}, "tools"),
+        ({"n": 2}, "n"),
+        ({"stop": ["END"]}, "stop"),
         ({"max_tokens": 5}, "max_tokens"),
         ({"messages": [{}]}, "messages"),
     ],
