@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from itertools import pairwise
 
 import pytest
 
 from radixkv.errors import DeviceError, UnsupportedFeature
+from radixkv.runtime.request import Request
+from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import TokenMasks
 from radixkv.wire import Drain
 from support.fake_device import FakePending, expected_output
@@ -132,6 +135,30 @@ def test_the_grammar_wins_over_min_tokens_and_ignore_eos() -> None:
     assert done(front.received["a"]).finish_reason == "stop"
 
 
+def test_the_end_token_is_banned_before_min_tokens_and_not_after() -> None:
+    """The grammar allows to end after the third token or the fourth."""
+    grammar = FakeGrammar(100, length=4)
+    lengths = set()
+    for seed in range(60):
+        front = Frontend(eos_token_ids=frozenset({END}))
+        submit(front, "a", grammar, min_tokens=3, seed=seed)
+        front.run()
+        tokens = front.received["a"].tokens[0]
+        assert tokens == expected(grammar, seed=seed, min_tokens=3, banned=(END,))
+        lengths.add(len(tokens))
+    assert lengths == {4, 5}, "both ends occur"
+
+
+def test_a_cancelled_choice_leaves_nothing_behind() -> None:
+    front = Frontend()
+    front.grammars.is_immediate = False
+    submit(front, "forgotten", GRAMMAR, n=2)
+    front.cancel("forgotten", 0)
+    front.run()
+    gc.collect()
+    assert not [one for one in gc.get_objects() if type(one) is Request and one.id == "forgotten"]
+
+
 def test_a_step_that_fails_in_its_second_half_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     front = Frontend()
     finish, failures = FakePending.finish, [3, 7]
@@ -152,13 +179,21 @@ def test_a_step_that_fails_in_its_second_half_is_retried(monkeypatch: pytest.Mon
     assert front.received["b"].tokens[0] == expected(GRAMMAR)
 
 
-def test_a_step_that_waits_for_masks_is_discarded_with_the_one_before() -> None:
+def test_a_step_that_waits_for_masks_is_discarded_with_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     front = Frontend()
+    launch, launched = front.device.launch, []
+
+    def keeping(plan: StepPlan) -> FakePending:
+        launched.append(launch(plan))
+        return launched[-1]
+
+    monkeypatch.setattr(front.device, "launch", keeping)
     submit(front, "a", LONG)
     for _ in range(3):
         front.turn()
     front.device.fail_steps.add(front.stats().steps_total - 1)
     front.run()
+    assert all(pending.is_finished for pending in launched), "also those that were discarded"
     assert front.received["a"].tokens[0] == expected(LONG)
 
 

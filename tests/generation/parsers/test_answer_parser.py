@@ -19,6 +19,7 @@ PARIS = ("weather", '{"city": "Paris"}')
 
 HERMES: dict[str, tuple[str, list[Any]]] = {
     "no call": ("Hello there. \n", ["Hello there. \n"]),
+    "white space before text": ("\n  Hello", ["\n  Hello"]),
     "one call": (CALL, [PARIS]),
     "white space around": (f"\n{CALL}\n", [PARIS]),
     "text before and after": (f"I look.\n\n{CALL}\nDone.", ["I look.", PARIS, "Done."]),

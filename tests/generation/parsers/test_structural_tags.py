@@ -105,6 +105,13 @@ def test_one_call_at_most(accepts: Accepts, tmp_path: Path, name: str) -> None:
     assert not accepts(one, BOTH[name], "auto", False)
 
 
+def test_a_format_without_a_way_to_write_several_calls_has_one(accepts: Accepts, tmp_path: Path) -> None:
+    one, call = answer_format(tmp_path, "llama3_json"), PARIS["llama3_json"]
+    assert accepts(one, call, "required")
+    for separator in ("", "\n", "; "):
+        assert not accepts(one, call + separator + call, "required")
+
+
 def test_allowed_tools(accepts: Accepts, tmp_path: Path) -> None:
     one = answer_format(tmp_path, "hermes")
     for mode in ("auto", "required"):

@@ -90,7 +90,8 @@ def test_a_schema_constrains_the_answer() -> None:
 def test_the_answer_continues_a_last_message_of_the_assistant() -> None:
     assert translate(messages=[USER, {"role": "assistant", "content": "The best is ("}]).continue_final_message
     call = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
-    assert not translate(messages=[USER, {"role": "assistant", "content": [call]}]).continue_final_message
+    for content in ([call], [{"type": "text", "text": "I look."}, call]):
+        assert not translate(messages=[USER, {"role": "assistant", "content": content}]).continue_final_message
 
 
 @pytest.mark.parametrize(
