@@ -5,24 +5,21 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-import radixkv.checkpoints
+from radixkv.checkpoints import resolve
 from radixkv.runtime.structured.matcher import Grammar, MaskFiller
 from radixkv.runtime.structured.vocabulary import Vocabulary, read_vocabulary
 
-TINY = Path(radixkv.checkpoints.__file__).parent / "tiny"
-TINY_VOCAB_SIZE = 3072
-TINY_EOS_IDS = (3068, 3071)
 CLOSING = frozenset(b'"}], ')
 """Bytes that end parts of JSON."""
 
 
 def tiny_vocabulary() -> Vocabulary:
     """Returns the vocabulary of the embedded model."""
-    return read_vocabulary(TINY, TINY_VOCAB_SIZE, TINY_EOS_IDS)
+    tiny = resolve("tiny")
+    return read_vocabulary(tiny.folder, tiny.vocab_size, sorted(tiny.eos_token_ids))
 
 
 @dataclass
