@@ -82,6 +82,17 @@ def render_chat(
     )
 
 
+def effort_variables(effort: str | None) -> dict[str, Any]:
+    """Returns the variables of chat templates that switch reasoning on or off, and say how much of it.
+
+    Args:
+        effort: a request's ``reasoning_effort``; ``none`` switches reasoning off. None for the template's default.
+    """
+    if effort is None:
+        return {}
+    return {"enable_thinking": False} if effort == "none" else {"enable_thinking": True, "reasoning_effort": effort}
+
+
 def check_template_variables(variables: Mapping[str, Any] | None) -> None:
     """Raises ``InvalidRequest`` if a request's ``chat_template_kwargs`` is no dictionary or sets another field."""
     if not isinstance(variables, Mapping | None):

@@ -17,7 +17,7 @@ from radixkv.bench.workloads.mooncake import BLOCK_LEN, read_trace
 from radixkv.checkpoints import resolve_tokenizer
 from radixkv.config import CacheConfig
 from radixkv.errors import CheckpointError, ConfigError, RequestError
-from radixkv.generation.prompts import check_template_variables
+from radixkv.generation.prompts import check_template_variables, effort_variables
 from radixkv.simulator.traffic import BlockTraffic, Rule, TokenTraffic, Traffic
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.messages import normalize_messages
@@ -228,7 +228,7 @@ class _LogDecoder:
         check_template_variables(request.chat_template_kwargs)
         continues = bool(request.continue_final_message)
         begins = request.add_generation_prompt
-        effort = {} if request.reasoning_effort is None else {"reasoning_effort": request.reasoning_effort}
+        effort = effort_variables(request.reasoning_effort)
         return self._encode_messages(
             messages,
             adds_special_tokens=bool(request.add_special_tokens),

@@ -16,7 +16,7 @@ CHAT_TEMPLATE = """\
 <{{ message.role }}>{{ message.content }}
 {%- for call in message.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor -%}
 {%- endfor -%}
-{{ mood }}{{ reasoning_effort }}
+{{ mood }}{{ reasoning_effort }}{{ '(on)' if enable_thinking }}
 {%- if add_generation_prompt %}<assistant>{% endif %}"""
 
 

@@ -12,8 +12,8 @@ from radixkv.generation.tools import Tool, ToolUse
 from radixkv.structured_outputs import StructuredOutputs
 
 MAX_WHITESPACE_CHARACTERS = 1
-"""Most consecutive white space in arguments. With more, a model may write nothing else until its limit, and templates
-would render the arguments otherwise in the next turn, which the cache then lacks."""
+"""Most consecutive white space in arguments. With more, a model may write nothing else until its limit, and
+templates would render the arguments otherwise in the next turn, which the cache then lacks."""
 
 _THINK, _THINK_END = "<think>", "</think>"
 _ANY_OBJECT = {"type": "object"}

@@ -11,6 +11,7 @@ from radixkv.compat import Place, refusals
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.cache_options import PromptCacheOptions
 from radixkv.frontend.http.body_decoder import BodyDecoder, Int64, check_messages, check_prompt, check_tools
+from radixkv.generation.prompts import effort_variables
 from radixkv.sampling import MAX_LOGPROBS
 
 
@@ -137,8 +138,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     @property
     def template_variables(self) -> dict[str, Any]:
         """Variables that the chat template may read besides the messages."""
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        return effort | (self.chat_template_kwargs or {})
+        return effort_variables(self.reasoning_effort) | (self.chat_template_kwargs or {})
 
 
 _completions = BodyDecoder(

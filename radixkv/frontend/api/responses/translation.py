@@ -13,6 +13,7 @@ from radixkv.frontend.api.responses.reasoning import unsealed_reasoning
 from radixkv.frontend.api.responses.schema import ResponsesRequest, TextOptions
 from radixkv.frontend.cache_options import PromptCacheOptions
 from radixkv.frontend.chat import Chat
+from radixkv.generation.prompts import effort_variables
 from radixkv.structured_outputs import StructuredOutputs
 
 SEALED_REASONING = "reasoning.encrypted_content"
@@ -54,7 +55,7 @@ def answer_chat(request: ResponsesRequest) -> Chat:
         },
         max_tokens=request.max_output_tokens,
         field_names={"messages": "input", "max_tokens": "max_output_tokens", "structured_outputs": "text"},
-        variables=_variables(request),
+        variables=effort_variables(None if request.reasoning is None else request.reasoning.effort),
         pin_s=pin_s,
         cache_salt=request.cache_salt or "",
         session_id=request.session_id or "",
@@ -193,14 +194,6 @@ def _tool_choice(choice: object) -> object:
             allowed = [_tool_choice(tool) for tool in tools]
             return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
     return choice
-
-
-def _variables(request: ResponsesRequest) -> dict[str, Any]:
-    """Returns the variables of chat templates that switch reasoning on or off, and say how much of it."""
-    effort = None if request.reasoning is None else request.reasoning.effort
-    if effort is None:
-        return {}
-    return {"enable_thinking": False} if effort == "none" else {"enable_thinking": True, "reasoning_effort": effort}
 
 
 def _structured_outputs(text: TextOptions | None) -> StructuredOutputs | None:

@@ -114,7 +114,10 @@ def test_the_template_gets_the_clients_variables(prompt_text: PromptText) -> Non
     assert prompt_text() == RENDERED
     assert prompt_text(add_generation_prompt=False) == "<user>hello"
     assert prompt_text(chat_template_kwargs={"mood": "happy"}) == "<user>hellohappy<assistant>"
-    assert prompt_text(reasoning_effort="low") == "<user>hellolow<assistant>"
+    assert prompt_text(reasoning_effort="low") == "<user>hellolow(on)<assistant>"
+    assert prompt_text(reasoning_effort="none") == "<user>hello<assistant>"
+    off = {"enable_thinking": False}
+    assert prompt_text(reasoning_effort="low", chat_template_kwargs=off) == "<user>hellolow<assistant>"
     roles = ["system", "developer", "user", "assistant", "tool"]
     messages = [{"role": role, "content": role[0], "name": "someone"} for role in roles]
     assert prompt_text(messages) == "".join(f"<{role}>{role[0]}" for role in roles) + "<assistant>"
