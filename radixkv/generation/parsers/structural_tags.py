@@ -61,16 +61,17 @@ def structural_tag(
 
 
 def _call(tag: CallTag, tool: Tool, *, is_loose: bool) -> dict[str, Any]:
-    """Returns one call; a loose one may have any arguments."""
+    """Returns one call; a loose one may have any arguments.
+
+    So may any call of a tool that is not strict, if no grammar enforces its schema: ``prepare_source`` finds out.
+    """
     # Arguments are an object, also where their schema accepts other values, as {} does.
     says_type = not _SAYS_TYPE.isdisjoint(tool.parameters)
     schema = _ANY_OBJECT if is_loose else {**({} if says_type else _ANY_OBJECT), **tool.parameters}
-    return {
-        "type": "tag",
-        "begin": tag.begin.replace("NAME", tool.name),
-        "content": _schema(schema) | {"style": tag.style},
-        "end": tag.end,
-    }
+    content = _schema(schema) | {"style": tag.style}
+    if not tool.is_strict:
+        content["or_any_object"] = True
+    return {"type": "tag", "begin": tag.begin.replace("NAME", tool.name), "content": content, "end": tag.end}
 
 
 def _list(tag: CallTag, calls: list[dict[str, Any]], *, is_parallel: bool) -> dict[str, Any]:

@@ -27,6 +27,9 @@ class Source(msgspec.Struct, frozen=True):
 def prepare_source(spec: StructuredOutputs) -> Source:
     """Returns the source of a specification. O(length).
 
+    A JSON schema in a structural tag that has ``or_any_object`` beside it becomes that of any object if grammars do
+    not enforce it.
+
     Raises:
         InvalidRequest: a JSON schema is invalid, or has what grammars do not enforce.
     """
@@ -72,6 +75,12 @@ def _naming_part(begin: str) -> Iterator[None]:
 
 def _with_prepared_schemas(tag: Any) -> Any:
     match tag:
+        case {"type": "json_schema", "json_schema": schema, "or_any_object": True}:
+            try:
+                prepared = prepare(schema)
+            except InvalidRequest:
+                prepared = json.loads(ANY_OBJECT)
+            return {name: one for name, one in tag.items() if name != "or_any_object"} | {"json_schema": prepared}
         case {"type": "json_schema", "json_schema": schema}:
             return tag | {"json_schema": prepare(schema)}
         case {"begin": str(begin), "schema": schema, "end": str()}:  # the older form, in "structures"

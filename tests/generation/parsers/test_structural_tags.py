@@ -12,6 +12,7 @@ import xgrammar
 from radixkv.errors import InvalidRequest, UnsupportedFeature
 from radixkv.generation.parsers.answer_format import AnswerFormat
 from radixkv.generation.tools import parse_tool_use
+from radixkv.runtime.structured.source import prepare_source
 from radixkv.structured_outputs import StructuredOutputs
 from support.tool_formats import HEADER, SHOWN_BY, TOOLS, USE, answer_format, chat_template, parse
 
@@ -60,7 +61,7 @@ def accepts(compiler: xgrammar.GrammarCompiler, tmp_path: Path) -> Accepts:
         if constraint is None:
             return True
         assert constraint.structural_tag is not None
-        matcher = xgrammar.GrammarMatcher(compiler.compile_structural_tag(constraint.structural_tag))
+        matcher = xgrammar.GrammarMatcher(compiler.compile_structural_tag(prepare_source(constraint).text))
         return all(matcher.accept_token(token) for token in [*text.encode(), EOS])
 
     return accepts
@@ -86,6 +87,18 @@ def test_demanded_arguments_are_an_object(accepts: Accepts, tmp_path: Path, para
     tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
     assert accepts(one, PARIS["hermes"], "required", tools=tools)
     assert not accepts(one, PARIS["hermes"].replace('{"city": "Paris"}', "3"), "required", tools=tools)
+
+
+def test_a_schema_that_no_grammar_enforces_demands_an_object_unless_it_is_strict(
+    accepts: Accepts, tmp_path: Path
+) -> None:
+    one, text = answer_format(tmp_path, "hermes"), PARIS["hermes"].replace('"Paris"', "[1, 1]")
+    parameters = {"type": "object", "properties": {"city": {"type": "array", "uniqueItems": True}}}
+    tool = {"name": "weather", "parameters": parameters}
+    assert accepts(one, text, "required", tools=[{"type": "function", "function": tool}])
+    assert not accepts(one, "Hello.", "required", tools=[{"type": "function", "function": tool}])
+    with pytest.raises(InvalidRequest, match="uniqueItems"):
+        accepts(one, text, "required", tools=[{"type": "function", "function": {**tool, "strict": True}}])
 
 
 @pytest.mark.parametrize("name", SHOWN_BY)
