@@ -64,7 +64,7 @@ def test_a_call_is_cached_with_the_tokens_of_the_model(
     template.write_text(TEMPLATE)
     tokenizer = Tokenizer.load(sensitive)
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Is it warm there?"}]
-    with start("--chat-template", str(template)) as server:
+    with start("--chat-template", str(template), "--grammar-backend", "xgrammar") as server:
 
         def turn(**changes: Any) -> Any:
             body = {"messages": messages, "tools": [TOOL], "return_token_ids": True, "seed": 1, **changes}
