@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -12,6 +12,7 @@ from radixkv.frontend.http.body_decoder import check_prompt_count, mixed_prompt_
 from radixkv.frontend.kept_answers import AnswerKeeper, History, KeptAnswers
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.prompts import encode_ids
+from radixkv.text.segment_cache import batches
 
 _MAX_INLINE_CHARACTERS = 512
 """Up to this many characters, tokenize on the event loop: cheaper than a thread switch."""
@@ -119,7 +120,8 @@ async def encode_texts(
         if n_characters <= _MAX_BATCHED_CHARACTERS:
             return await served_model.batch_tokenizer.encode(texts, adds_special_tokens=adds_special_tokens)
         encoded: list[bytes] = []
-        for group in _groups(texts):  # one call each, so that a client's disconnect cancels the remaining ones
+        # One call for each group, so that a client's disconnect cancels the remaining ones.
+        for group in batches(texts, _MAX_BATCHED_CHARACTERS):
             encode = partial(tokenizer.encode_batch, group, limit, adds_special_tokens=adds_special_tokens)
             for result in await served_model.serial.run(encode):
                 if isinstance(result, InvalidRequest):
@@ -129,16 +131,3 @@ async def encode_texts(
     except InvalidRequest as error:
         error.param = field
         raise
-
-
-def _groups(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Yields the texts in groups of at most ``_MAX_BATCHED_CHARACTERS``; a longer text is a group of its own."""
-    group: list[str] = []
-    n_characters = 0
-    for text in texts:
-        if group and n_characters + len(text) > _MAX_BATCHED_CHARACTERS:
-            yield group
-            group, n_characters = [], 0
-        group.append(text)
-        n_characters += len(text)
-    yield group

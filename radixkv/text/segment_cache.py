@@ -92,7 +92,7 @@ class SegmentCache:
         split_texts = [self._split(text) for text in texts]
         distinct = list(dict.fromkeys(segment for segments in split_texts for segment in segments))
         ids_by_segment = self._lookup(distinct)
-        for new in _batches(
+        for new in batches(
             [segment for segment in distinct if segment not in ids_by_segment], max_batch_characters
         ):
             # Only the package's batch methods release the GIL.
@@ -141,16 +141,16 @@ def _charged_characters(segment: str) -> int:
     return max(len(segment), MIN_SEGMENT_CHARACTERS)
 
 
-def _batches(segments: Sequence[str], max_batch_characters: int) -> Iterator[list[str]]:
-    """Yields the segments in batches of at most that many characters; a longer segment is a batch of its own."""
+def batches(texts: Sequence[str], max_batch_characters: int) -> Iterator[list[str]]:
+    """Yields the texts in batches of at most that many characters; a longer text is a batch of its own."""
     batch: list[str] = []
     n_characters = 0
-    for segment in segments:
-        if batch and n_characters + len(segment) > max_batch_characters:
+    for text in texts:
+        if batch and n_characters + len(text) > max_batch_characters:
             yield batch
             batch, n_characters = [], 0
-        batch.append(segment)
-        n_characters += len(segment)
+        batch.append(text)
+        n_characters += len(text)
     if batch:
         yield batch
 
