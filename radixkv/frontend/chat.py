@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import msgspec
 
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.chat_text import conversation_text
+from radixkv.frontend.field_names import naming_fields
 from radixkv.frontend.kept_answers import AnswerKeeper
 from radixkv.frontend.prompt_encoding import EncodedConversation, encode_conversation
 from radixkv.frontend.prompt_pins import breakpoint_pins, check_breakpoints
@@ -81,7 +81,7 @@ class ChatPrompt:
 
 async def chat_text(chat: Chat, tools: ToolUse, served_model: ServedModel) -> str:
     """Returns the text of a conversation, rendered by the chat template. Raises ``InvalidRequest``."""
-    with _naming_fields(chat):
+    with naming_fields(chat.field_name):
         return await conversation_text(
             chat.messages,
             served_model,
@@ -120,11 +120,11 @@ async def chat_prompt(chat: Chat, served_model: ServedModel) -> ChatPrompt:
     check_session_id(chat.session_id)
     tools = chat.tool_use()
     served_model.check_tools(tools)
-    with _naming_fields(chat):
+    with naming_fields(chat.field_name):
         check_breakpoints(chat.messages, 0.0)
         sampling = request_sampling_params(chat.sampling, chat.max_tokens, served_model)
     text = await chat_text(chat, tools, served_model)
-    with _naming_fields(chat):
+    with naming_fields(chat.field_name):
         sampling = served_model.constrained(sampling, text, tools)
     encoded = await chat_tokens(text, chat, served_model)
     max_tokens_field = None if chat.max_tokens is None else chat.field_name("max_tokens")
@@ -156,14 +156,3 @@ async def _with_pins(prompt: Submit, chat: Chat, text: str, served_model: Served
         max_pins=MAX_PINS - len(whole),
     )
     return msgspec.structs.replace(prompt, pins=(*pins, *whole))
-
-
-@contextmanager
-def _naming_fields(chat: Chat) -> Iterator[None]:
-    """Gives errors of the block the request's name of the field that they are about."""
-    try:
-        yield
-    except InvalidRequest as error:
-        if error.param is not None:
-            error.param = chat.field_name(error.param)
-        raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from radixkv.errors import InvalidRequest
 
@@ -12,7 +12,21 @@ _OURS = "structured_outputs"
 
 
 @contextmanager
-def naming_answer_format(find_name: Callable[[], str]) -> Iterator[None]:
+def naming_fields(find_name: Callable[[str], str]) -> Iterator[None]:
+    """Gives errors of the block the request's name of the field that they are about.
+
+    Args:
+        find_name: returns the request's name of one of our fields. Called for an error only.
+    """
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param is not None:
+            error.param = find_name(error.param)
+        raise
+
+
+def naming_answer_format(find_name: Callable[[], str]) -> AbstractContextManager[None]:
     """Gives errors of the block about what the answer must match the request's name of that field.
 
     The runtime finds these errors, when it compiles the grammar of a request.
@@ -21,9 +35,4 @@ def naming_answer_format(find_name: Callable[[], str]) -> Iterator[None]:
         find_name: returns the field that says what the answer must match, or ``tools`` if only calls must match
             something. Called for such an error only.
     """
-    try:
-        yield
-    except InvalidRequest as error:
-        if error.param == _OURS:
-            error.param = find_name()
-        raise
+    return naming_fields(lambda name: find_name() if name == _OURS else name)
