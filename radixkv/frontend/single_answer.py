@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from typing import Protocol
 
-from radixkv.frontend.chat import Chat, ChatPrompt
+from starlette.requests import Request
+from starlette.responses import Response
+
+from radixkv.frontend.chat import Chat, ChatPrompt, chat_prompt
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.field_names import naming_answer_format
+from radixkv.frontend.http.disconnect import cancel_on_disconnect
+from radixkv.frontend.http.sse import EventStream
 from radixkv.frontend.in_flight import TokenDelta, is_slow_to_render
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.output import ChoiceStream, OutputDelta
@@ -99,3 +105,44 @@ class SingleAnswer:
         if self._keeper is not None:
             self._keeper.add(delta)
         return self._choice.absorb(delta.tokens, delta.logprobs, delta.finish_reason, delta.stop_token_id)
+
+
+class AnswerWriter(Protocol):
+    """Writes one answer in the form of an API."""
+
+    async def whole(self, client: RuntimeClient) -> bytes:
+        """Returns the JSON of the response. Raises ``RequestError``; cancelling it cancels the request."""
+        ...
+
+    def events(self, client: RuntimeClient) -> AsyncGenerator[bytes, None]:
+        """Yields the stream's events, up to the last; closing it cancels the request."""
+        ...
+
+
+async def respond(
+    request: Request,
+    chat: Chat,
+    open_writer: Callable[[SingleAnswer], AnswerWriter],
+    client: RuntimeClient,
+    served_model: ServedModel,
+    *,
+    streams: bool,
+    arrived: float,
+) -> Response:
+    """Answers a conversation once, as a stream or whole. Raises ``RequestError``; a disconnect cancels the request.
+
+    Args:
+        request: of the client who may leave.
+        chat: the conversation.
+        open_writer: returns what writes the answer.
+        client: runs the prompt.
+        served_model: answers.
+        streams: whether the client wants a stream.
+        arrived: when the request arrived, in monotonic seconds.
+    """
+    prompt = await cancel_on_disconnect(request.receive, chat_prompt(chat, served_model))
+    writer = open_writer(SingleAnswer(chat, prompt, served_model, arrived=arrived))
+    if streams:
+        return EventStream(writer.events(client), end=b"")
+    whole = await cancel_on_disconnect(request.receive, writer.whole(client))
+    return Response(whole, media_type="application/json")

@@ -15,14 +15,13 @@ from radixkv.frontend.api.anthropic.schema import (
     parse_messages,
 )
 from radixkv.frontend.api.anthropic.translation import answer_chat, prompt_chat
-from radixkv.frontend.chat import chat_prompt, count_tokens
+from radixkv.frontend.chat import count_tokens
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
-from radixkv.frontend.http.sse import EventStream
 from radixkv.frontend.served_model import ServedModel
-from radixkv.frontend.single_answer import SingleAnswer
+from radixkv.frontend.single_answer import respond
 
 
 def add_messages_routes(
@@ -36,14 +35,16 @@ def add_messages_routes(
         arrived = time.monotonic()
         body = await body_reader.read(request, parse_messages, served_model.max_prompt_and_answer)
         served_model.check_name(body.model)
-        chat = answer_chat(body)
-        prompt = await cancel_on_disconnect(request.receive, chat_prompt(chat, served_model))
-        answer = SingleAnswer(chat, prompt, served_model, arrived=arrived)
-        writer = MessageWriter(answer, served_model.name, reports_edits=body.context_management is not None)
-        if body.stream:
-            return EventStream(writer.events(client), end=b"")
-        whole = await cancel_on_disconnect(request.receive, writer.whole(client))
-        return Response(whole, media_type="application/json")
+        reports_edits = body.context_management is not None
+        return await respond(
+            request,
+            answer_chat(body),
+            lambda answer: MessageWriter(answer, served_model.name, reports_edits=reports_edits),
+            client,
+            served_model,
+            streams=bool(body.stream),
+            arrived=arrived,
+        )
 
     @app.post("/v1/messages/count_tokens", openapi_extra=app.json_body(CountTokensRequest))
     async def count(request: Request) -> Response:
