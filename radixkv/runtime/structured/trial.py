@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from radixkv.errors import InvalidRequest
 from radixkv.runtime.structured.compiler import Compiler, check_patterns, refusal
@@ -79,12 +80,16 @@ def _try(spec: StructuredOutputs, compiler: Compiler, limits: TrialLimits) -> So
             f"the compiled grammar has {grammar.n_bytes >> 20} MiB, more than {limits.grammar_bytes >> 20}; "
             "make it smaller or simpler"
         )
-    _follow(grammar, compiler.vocabulary)
+    follow(grammar, compiler.vocabulary)
     return source
 
 
-def _follow(grammar: Grammar, vocabulary: Vocabulary) -> None:
-    """Follows a random answer; raises ``InvalidRequest`` if that is slow, or no token may come next."""
+def follow(grammar: Grammar, vocabulary: Vocabulary) -> None:
+    """Follows a random answer of up to ``MAX_PROBED_TOKENS`` tokens.
+
+    Raises:
+        InvalidRequest: filling the masks is slow, or no token may come next.
+    """
     choices = random.Random(0)
     matcher, filler = grammar.new_matcher(), MaskFiller(1)
     masks = np.zeros((1, vocabulary.n_mask_words), np.int32)
@@ -92,12 +97,26 @@ def _follow(grammar: Grammar, vocabulary: Vocabulary) -> None:
     while not matcher.has_ended and len(times_s) < MAX_PROBED_TOKENS:
         began = time.process_time()
         filler.fill([matcher], masks)
-        allowed = np.flatnonzero(np.unpackbits(masks.view(np.uint8), bitorder="little"))
-        if not len(allowed):
-            raise refusal("after some answers no token may come next; give every rule a way to end")
-        going_on = np.setdiff1d(allowed, vocabulary.eos_token_ids)
-        matcher.accept(int(choices.choice(going_on if len(going_on) else allowed)))
-        times_s.append(time.process_time() - began)
+        fill_s = time.process_time() - began
+        token = _choose(masks[0], vocabulary, choices)
+        began = time.process_time()
+        matcher.accept(token)
+        times_s.append(fill_s + time.process_time() - began)
     # The first token of this process is slow for any grammar; answers of fewer tokens delay nobody.
     if len(times_s) >= N_TIMED and min(times_s[-N_TIMED:]) > MAX_TOKEN_S:
         raise refusal("its grammar is too ambiguous: it takes too long to say which tokens may come next")
+
+
+def _choose(mask: NDArray[np.int32], vocabulary: Vocabulary, choices: random.Random) -> int:
+    """Returns an allowed token, one that does not end the answer if there is one.
+
+    Raises:
+        InvalidRequest: no token is allowed.
+    """
+    is_allowed = np.unpackbits(mask.view(np.uint8), count=len(vocabulary.tokens), bitorder="little")
+    ends = [token for token in vocabulary.eos_token_ids if is_allowed[token]]
+    is_allowed[ends] = 0
+    going_on = np.flatnonzero(is_allowed)
+    if not len(going_on) and not ends:
+        raise refusal("after some answers no token may come next; give every rule a way to end")
+    return int(choices.choice(going_on if len(going_on) else ends))
