@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 from radixkv import LLM, SamplingParams
 from radixkv.runtime.loop import Loop
@@ -94,44 +95,14 @@ class Drive:
                     )
 
 
-class Recorder:
-    """An executor that records the plans it launches."""
+def record(llm: LLM) -> list[StepPlan]:
+    """Records the plans that the engine launches from now on; returns the list that they go to."""
+    executor = executor_of(llm)
+    launch, plans = executor.launch, list[StepPlan]()
 
-    def __init__(self, executor: Executor) -> None:
-        self.plans: list[StepPlan] = []
-        self._executor = executor
+    def record_and_launch(plan: StepPlan) -> RunningStep:
+        plans.append(plan)
+        return launch(plan)
 
-    @property
-    def device(self) -> str:
-        return self._executor.device
-
-    @property
-    def dtype(self) -> str:
-        return self._executor.dtype
-
-    @property
-    def n_pages(self) -> int:
-        return self._executor.n_pages
-
-    @property
-    def vocab_size(self) -> int:
-        return self._executor.vocab_size
-
-    @property
-    def uses_shared_runs(self) -> bool:
-        return self._executor.uses_shared_runs
-
-    def launch(self, plan: StepPlan) -> RunningStep:
-        self.plans.append(plan)
-        return self._executor.launch(plan)
-
-    def close(self) -> None:
-        self._executor.close()
-
-
-def record(llm: LLM) -> Recorder:
-    """Starts to record the engine's plans."""
-    loop = loop_of(llm)
-    recorder = Recorder(loop._executor)
-    loop._executor = recorder
-    return recorder
+    patch.object(executor, "launch", record_and_launch).start()
+    return plans

@@ -62,7 +62,7 @@ def test_prompts_that_leave_a_cached_one_within_a_page(sensitive_folder: Path, a
     prompts = [cached[:n] + random_ids(1 + n % 40, seed=n) for n in range(300, 348)]
     with opened(sensitive_folder) as llm:
         together(llm, [cached])
-        plans = record(llm).plans
+        plans = record(llm)
         answers = together(llm, prompts)
         assert sum(len(plan.copies) for plan in plans) >= 30, "few prompts copy a part of a page"
         assert llm.get_metrics().prefix_hits_copied_total >= 4 * 30
@@ -81,7 +81,7 @@ def test_a_thousand_rows(sensitive_folder: Path, alone: LLM) -> None:
     stems = [random_ids(n, seed=n) for n in (48, 100, 160)]
     prompts = [stems[i % 3] + random_ids(1 + i % 40, seed=1000 + i) for i in range(1100)]
     with opened(sensitive_folder, max_num_seqs=1024, max_num_batched_tokens=8192, max_total_tokens=1 << 18) as llm:
-        plans = record(llm).plans
+        plans = record(llm)
         answers = together(llm, prompts)
         assert max(len(plan.rows) for plan in plans) == 1024
     some = range(0, len(prompts), 25)
@@ -103,7 +103,7 @@ def test_shared_runs_do_not_change_answers(sensitive_folder: Path, alone: LLM) -
     prompts += [system + random_ids(100 + i, seed=200 + i) for i in range(16)]
     prompts += [random_ids(300, seed=300 + i) for i in range(8)]
     with opened(sensitive_folder, max_num_seqs=128, max_total_tokens=1 << 16) as llm:
-        plans = record(llm).plans
+        plans = record(llm)
         shared = llm.generate(prompts, greedy(N_NEW, logprobs=20), use_tqdm=False)
         runs = [run for plan in plans for run in plan.shared_runs]
         assert any(len(run.rows) >= 64 for run in runs), "no plan has shared runs of 64 rows"

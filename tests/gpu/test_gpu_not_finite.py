@@ -58,7 +58,7 @@ def test_a_page_with_nan_changes_no_answer(sensitive_folder: Path, alone: LLM) -
     prompts = [stem + random_ids(5 + i, seed=10 + i) for i in range(6)]
     prompts += [random_ids(50 + 30 * i, seed=100 + i) for i in range(6)]
     with opened(sensitive_folder) as llm:
-        pool, plans = pool_of(llm), record(llm).plans
+        pool, plans = pool_of(llm), record(llm)
         llm.generate([stem + random_ids(20, seed=2)], greedy(2), use_tqdm=False)
         poison(pool, [plans[0].rows[0].table_pages[3]])
         outputs = llm.generate(prompts, greedy(N_NEW), use_tqdm=False)

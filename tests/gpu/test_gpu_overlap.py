@@ -36,7 +36,7 @@ def test_a_thousand_overlapping_steps_give_the_tokens_of_steps_run_one_by_one(se
     }
     rng = random.Random(3)
     with opened(sensitive_folder, **settings) as llm:
-        plans = record(llm).plans
+        plans = record(llm)
         drive, n_requests = Drive(llm, checks=False), 0
         while len(plans) < 1000:
             for prompt in family(rng.randint(1, 60), seed=len(plans), longest=60):
