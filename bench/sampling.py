@@ -35,6 +35,7 @@ from torch import Tensor
 
 from radixkv.bench.environment import provenance
 from radixkv.runtime.device.sampling.cpu import Sampler
+from radixkv.runtime.device.sampling.penalties import has_edits
 from radixkv.runtime.step.plan import History, RowSampling
 
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0, index=0)
@@ -125,9 +126,10 @@ def stepper(logits: Tensor, first: list[RowSampling], n_steps: int) -> Callable[
     """Samples a first step with ``first`` and returns a function that samples one of ``n_steps`` further steps."""
     sampler, batch_slots = Sampler(*logits.shape), range(len(logits))
     rows = [replace(row, seed=batch_slot) for batch_slot, row in zip(batch_slots, first, strict=True)]
-    sampler.sample(logits, batch_slots, rows)
+    has_own_logits = any(map(has_edits, rows))  # which the sampler overwrites
+    sampler.sample(logits.clone(), batch_slots, rows)
     steps = iter([[replace(row, index=index, history=None) for row in rows] for index in range(1, 1 + n_steps)])
-    return lambda: sampler.sample(logits, batch_slots, next(steps))
+    return lambda: sampler.sample(logits.clone() if has_own_logits else logits, batch_slots, next(steps))
 
 
 def measure(cases: dict[str, Callable[[], object]], n_rounds: int) -> dict[str, list[float]]:

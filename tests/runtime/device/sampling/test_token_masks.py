@@ -41,7 +41,7 @@ def test_a_mask_is_a_ban_of_all_other_tokens(data: st.DataObject) -> None:
     masks = masks_of(allowed, vocab_size)
     by_row = dict(zip(masks.rows, masks.bits, strict=True))
     got = Sampler(*logits.shape).sample(
-        logits, range(len(kinds)), masked, [by_row.get(row) for row in range(len(kinds))]
+        logits.clone(), range(len(kinds)), masked, [by_row.get(row) for row in range(len(kinds))]
     )
     assert got == Sampler(*logits.shape).sample(logits, range(len(kinds)), banned)
 
@@ -50,6 +50,6 @@ def test_a_masked_row_without_a_mask_samples_from_all_tokens() -> None:
     logits = normal(3, 64)
     rows = [GREEDY, DRAWN, PENALISED]
     masked = [replace(row, is_masked=True) for row in rows]
-    expected = Sampler(3, 64).sample(logits, range(3), rows)
-    assert Sampler(3, 64).sample(logits, range(3), masked) == expected
-    assert Sampler(3, 64).sample(logits, range(3), masked, [None] * 3) == expected
+    expected = Sampler(3, 64).sample(logits.clone(), range(3), rows)
+    assert Sampler(3, 64).sample(logits.clone(), range(3), masked) == expected
+    assert Sampler(3, 64).sample(logits.clone(), range(3), masked, [None] * 3) == expected
