@@ -11,6 +11,7 @@ import os
 import selectors
 import signal
 import sys
+import warnings
 
 import msgspec
 
@@ -23,6 +24,8 @@ def main() -> int:
     """Runs trials until standard input ends. Returns the exit code."""
     # The runtime ignores SIGTERM, and children inherit that; but by SIGTERM they learn of its death.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # xgrammar imports torch, which for CUDA starts threads. Forked processes do not use it, and have a deadline.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     if not (line := sys.stdin.buffer.readline()):
         return 0
     setup = msgspec.json.decode(line, type=TrialSetup)
