@@ -109,7 +109,7 @@ def factory(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     def never(*_: object) -> None:
         raise AssertionError("weights are read")
 
-    monkeypatch.setattr(factory_cuda, "CudaDecoder", never)
+    monkeypatch.setattr(factory_cuda, "Decoder", never)
     return factory_cuda
 
 

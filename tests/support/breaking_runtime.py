@@ -6,11 +6,13 @@ import os
 import signal
 import sys
 import time
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.model.decoder_cpu import Attend, Decoder
+from radixkv.runtime.device.model.decoder import Decoder
+from radixkv.runtime.device.ops.base import TokenInputs
 from radixkv.runtime.process import main
 
 _BREAKS = 3000
@@ -38,8 +40,8 @@ class BreakingDecoder:
     def install(self) -> None:
         Decoder.__call__ = lambda decoder, *step: self.decode(decoder, *step)
 
-    def decode(self, decoder: Decoder, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        pairs = _pairs(ids.tolist(), positions.tolist())
+    def decode(self, decoder: Decoder, inputs: TokenInputs, *step: Any) -> Tensor:
+        pairs = _pairs(inputs.ids.tolist(), inputs.positions.tolist())
         if NO_MEMORY in pairs or (NO_MEMORY_ONCE in pairs and self._is_first(NO_MEMORY_ONCE)):
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 12 GB")
         if HANGS in pairs:
@@ -48,7 +50,7 @@ class BreakingDecoder:
             os.kill(os.getpid(), signal.SIGSEGV)
         if SLOW in pairs:
             time.sleep(1)
-        states = self._decode(decoder, ids, positions, attend)
+        states = self._decode(decoder, inputs, *step)
         if NOT_FINITE_ONCE in pairs and self._is_first(NOT_FINITE_ONCE):
             states[pairs[NOT_FINITE_ONCE]] = torch.nan
         return states

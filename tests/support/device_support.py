@@ -14,7 +14,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.device.attention.cpu.paged import PagedAttention
 from radixkv.runtime.device.kv_pool_cpu import KVPool, PageShape
-from radixkv.runtime.device.model.decoder_cpu import Decoder
+from radixkv.runtime.device.model.decoder import Decoder
+from radixkv.runtime.device.ops.base import TokenInputs
+from radixkv.runtime.device.ops.cpu.operations import CpuOperations
 from radixkv.runtime.device.pack_cpu import PackedStep, Packer
 from radixkv.runtime.device.weights.weights import open_weights
 from radixkv.runtime.step.plan import Row, RowSampling, StepPlan
@@ -127,7 +129,7 @@ class OpenDevice:
         self.page_size = page_size
         with open_weights(checkpoint, load_format="auto", dtype=dtype) as weights:
             config = weights.config
-            self.model = Decoder(weights, 1024)
+            self.model = Decoder(weights, CpuOperations(config, 1024))
         page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, dtype)
         self.pool = KVPool(page, n_pages)
         self.attention = PagedAttention(
@@ -146,12 +148,19 @@ class OpenDevice:
     def pack(self, *rows: Row) -> PackedStep:
         return self._packer.pack(StepPlan(0, rows))
 
-    def run(self, *rows: Row) -> list[Tensor]:
-        """Runs one step and returns each row's logits, [tokens, vocab]."""
+    def run(self, *rows: Row, shift: int = 0) -> list[Tensor]:
+        """Runs one step and returns each row's logits, [tokens, vocab].
+
+        Args:
+            rows: of the step.
+            shift: added to the positions of all tokens, as a mistake would.
+        """
         with torch.inference_mode():
             packed = self.pack(*rows)
             self.attention.plan(packed)
-            logits = self.model.logits(self.model(packed.ids, packed.positions, self.attention.run))
+            slot_mapping = self.pool.slot_mapping(packed.written_pages, packed.written_offsets)
+            inputs = TokenInputs(packed.ids, packed.positions + shift, slot_mapping, packed.written_tokens)
+            logits = self.model.logits(self.model(inputs, self.pool, self.attention)).float()
         return list(torch.split(logits, [row.n_tokens for row in rows]))
 
     def stored(self, pages: Sequence[int], n_tokens: int) -> Tensor:

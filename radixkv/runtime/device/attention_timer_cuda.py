@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from radixkv.runtime.device.attention.cuda.base import LayerAttention
+from radixkv.runtime.device.attention.base import LayerAttention
 from radixkv.runtime.device.ops.cuda.clock import stamp
 
 

@@ -19,7 +19,9 @@ from radixkv.runtime.device.copy_threads import CopyThreads
 from radixkv.runtime.device.host_slots_cpu import CpuHostSlots
 from radixkv.runtime.device.kv_pool_cpu import KVPool, PageShape, count_pages
 from radixkv.runtime.device.memory_check import require_memory
-from radixkv.runtime.device.model.decoder_cpu import Decoder
+from radixkv.runtime.device.model.decoder import Decoder
+from radixkv.runtime.device.ops.base import TokenInputs
+from radixkv.runtime.device.ops.cpu.operations import CpuOperations
 from radixkv.runtime.device.pack_cpu import PackedStep, Packer, PromptTargets
 from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
 from radixkv.runtime.device.weights.weights import Weights, open_weights
@@ -85,7 +87,7 @@ class CpuExecutor:
         with open_weights(checkpoint, load_format=load_format, dtype=_dtype(dtype)) as weights:
             page, n_pages = _plan_pool(weights, page_size, kv_cache_memory_bytes, max_total_tokens)
             config = weights.config
-            self.model = Decoder(weights, max_model_len)
+            self.model = Decoder(weights, CpuOperations(config, max_model_len))
         self.pool = KVPool(page, n_pages)
         windows = config.windows_within(max_model_len)
         self.attention: Attention = PagedAttention(self.pool, n_heads=config.n_heads, windows=windows)
@@ -165,16 +167,10 @@ class CpuExecutor:
         ids = packed.ids.clone()
         ids[packed.pending_tokens] = self._last_tokens[packed.pending_slots]
         self.attention.plan(packed)
-        attention_seconds = 0.0
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            nonlocal attention_seconds
-            begun = perf_counter()
-            attended = self.attention.run(layer, q, k, v)
-            attention_seconds += perf_counter() - begun
-            return attended
-
-        hidden = self.model(ids, packed.positions, attend)
+        attention = _TimedAttention(self.attention)
+        slot_mapping = self.pool.slot_mapping(packed.written_pages, packed.written_offsets)
+        inputs = TokenInputs(ids, packed.positions, slot_mapping, packed.written_tokens)
+        hidden = self.model(inputs, self.pool, attention)
         last = hidden[packed.last_indices]
         sampled = self._sample(last, packed, masks)
         prompt = {targets.row: self._prompt_logprobs(hidden, targets) for targets in packed.prompt_targets}
@@ -191,7 +187,7 @@ class CpuExecutor:
             prompt_logprobs=tuple(prompt.get(row) if finite[row] else None for row in range(len(finite)))
             if prompt
             else (),
-            attention_seconds=attention_seconds,
+            attention_seconds=attention.seconds,
         )
 
     def _sample(self, last: Tensor, packed: PackedStep, masks: TokenMasks | None) -> dict[int, SampledToken | None]:
@@ -212,7 +208,7 @@ class CpuExecutor:
             rows, sampling = zip(*sampling_rows[start : start + _MAX_LOGIT_ROWS], strict=True)
             batch_slots = packed.batch_slots[list(rows)]
             choices = self._sampler.sample(
-                self.model.logits(last[list(rows)]),
+                self.model.logits(last[list(rows)]).float(),
                 batch_slots.tolist(),
                 sampling,
                 [bits.get(row) for row in rows] if bits else None,
@@ -230,12 +226,26 @@ class CpuExecutor:
             targets = prompt.targets[start : start + _MAX_LOGIT_ROWS]
             first = prompt.first_token + start
             chunk = self._sampler.score(
-                self.model.logits(hidden[first : first + len(targets)]), targets, prompt.n_logprobs
+                self.model.logits(hidden[first : first + len(targets)]).float(), targets, prompt.n_logprobs
             )
             if chunk is None:
                 return None
             logprobs += chunk
         return tuple(logprobs)
+
+
+class _TimedAttention:
+    """Attention of a step that sums up how long it takes."""
+
+    def __init__(self, attention: Attention) -> None:
+        self._attention = attention
+        self.seconds = 0.0
+
+    def run(self, layer: int, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
+        """See ``LayerAttention.run``."""
+        begun = perf_counter()
+        self._attention.run(layer, q, k_cache, v_cache, out)
+        self.seconds += perf_counter() - begun
 
 
 class _Step:

@@ -16,8 +16,9 @@ from radixkv.runtime.device.executor_cuda import CudaExecutor
 from radixkv.runtime.device.graphs.decode import decode_buckets
 from radixkv.runtime.device.graphs.piecewise import token_buckets
 from radixkv.runtime.device.kv_pool_cpu import PageShape
-from radixkv.runtime.device.model.decoder_cuda import CudaDecoder
+from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.model_runner_cuda import ModelRunner
+from radixkv.runtime.device.ops.cuda.operations import CudaOperations
 from radixkv.runtime.device.pack_cuda import Packer
 from radixkv.runtime.device.persistent_batch_cuda import RowFields
 from radixkv.runtime.device.pool_size_cuda import measure_memory, plan_pages
@@ -80,7 +81,7 @@ def open_cuda_executor(
             windows = config.windows_within(max_model_len)
             machine_cuda.check_compiled(not_compiled(shape, windows, gpu.capability), machine)
             logger.info("loading %.1f GiB of weights onto %s", weights.n_bytes / _GIB, gpu.name)
-            decoder = CudaDecoder(weights, max_model_len, device)
+            decoder = Decoder(weights, CudaOperations(config, max_model_len, device))
         page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, torch_dtype)
         layout = StagingLayout()
         rows = RowFields(max_rows, layout)

@@ -67,11 +67,9 @@ class KVPool:
         heads = torch.arange(n_kv_heads)
         return ((pages[:, None] * n_kv_heads + heads) * page_size + offsets[:, None]).flatten()
 
-    def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
-        """Stores ``k`` and ``v``, each [positions, kv_heads, head_dim], at ``slot_mapping``."""
-        head_dim = self.k.shape[-1]
-        self.k[layer].view(-1, head_dim).index_copy_(0, slot_mapping, k.reshape(-1, head_dim))
-        self.v[layer].view(-1, head_dim).index_copy_(0, slot_mapping, v.reshape(-1, head_dim))
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """K and V of one layer, [pages + 1, kv_heads, page_size, head_dim] each."""
+        return self.k[index], self.v[index]
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies pages in all layers; all sources are read before any destination is written.

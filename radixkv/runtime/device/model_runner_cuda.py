@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.array_copies_cuda import to_device
-from radixkv.runtime.device.attention.cuda.base import Attention, LayerAttention
+from radixkv.runtime.device.attention.base import LayerAttention
+from radixkv.runtime.device.attention.cuda.base import Attention
 from radixkv.runtime.device.attention.cuda.decode_plan import DecodeStep
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention_timer_cuda import AttentionTimer
@@ -20,7 +21,7 @@ from radixkv.runtime.device.graphs.decode import DecodeGraphs
 from radixkv.runtime.device.graphs.piecewise import PiecewiseGraphs
 from radixkv.runtime.device.kv_pool_cpu import PageShape
 from radixkv.runtime.device.kv_pool_cuda import CudaPool
-from radixkv.runtime.device.model.decoder_cuda import CudaDecoder, OutputTokens
+from radixkv.runtime.device.model.decoder import Decoder, OutputTokens
 from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
 from radixkv.runtime.device.pack_cuda import PackedStep
 from radixkv.runtime.device.persistent_batch_cuda import PersistentBatch, RowFields
@@ -65,7 +66,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        decoder: CudaDecoder,
+        decoder: Decoder,
         attention: Attention[Any, Any],
         row_fields: RowFields,
         layout: StagingLayout,

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from radixkv.runtime.device.ops.base import TokenInputs
 from radixkv.runtime.device.ops.cuda.token_inputs import prepare_token_inputs, update_tables
 from radixkv.runtime.device.pack_cuda import PackedStep
 from radixkv.runtime.device.staging_cuda import Staging, StagingBuffer, StagingLayout
 
 _UPDATES_A_ROW = 4
 """Staged block table entries per row: a decode row mostly has none, and hardly ever two."""
-
-
-@dataclass(frozen=True)
-class TokenInputs:
-    """Ids, positions and slot mapping of a step's tokens; int32, [tokens] each."""
-
-    ids: Tensor
-    positions: Tensor
-    """Position of each token in its own sequence."""
-    slot_mapping: Tensor
-    """Index of each token's K and V in the pool, viewed as [pages * page_size]; -1 stores nothing."""
-
-    def first(self, n_tokens: int) -> TokenInputs:
-        """Returns views of the first ``n_tokens`` tokens."""
-        return TokenInputs(self.ids[:n_tokens], self.positions[:n_tokens], self.slot_mapping[:n_tokens])
 
 
 class RowFields:

@@ -15,11 +15,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.attention.cuda.base import LayerAttention
+from radixkv.runtime.device.attention.base import LayerAttention
 from radixkv.runtime.device.graphs.decode import capture_graph, smallest_bucket
 from radixkv.runtime.device.kv_pool_cuda import CudaPool
-from radixkv.runtime.device.model.decoder_cuda import CudaDecoder, OutputTokens
-from radixkv.runtime.device.persistent_batch_cuda import TokenInputs
+from radixkv.runtime.device.model.decoder import Decoder, OutputTokens
+from radixkv.runtime.device.ops.base import TokenInputs
 
 _MAX_TOKENS = 512
 """Largest bucket. Above it, an 8B model's step takes longer on the GPU than to launch, even on an H200."""
@@ -46,7 +46,7 @@ class PiecewiseGraphs:
         stream: graphs are captured and replayed here.
     """
 
-    def __init__(self, decoder: CudaDecoder, stream: torch.cuda.Stream) -> None:
+    def __init__(self, decoder: Decoder, stream: torch.cuda.Stream) -> None:
         self._decoder = decoder
         self._stream = stream
         self._graphs: dict[int, list[torch.cuda.CUDAGraph]] = {}
@@ -94,7 +94,7 @@ class PiecewiseGraphs:
         attention: LayerAttention,
         output_tokens: OutputTokens | None = None,
     ) -> Tensor:
-        """Returns what ``CudaDecoder.__call__`` returns, in memory that the next call overwrites.
+        """Returns what ``Decoder.__call__`` returns, in memory that the next call overwrites.
 
         The inputs must be at the captured addresses; padding tokens, up to the bucket, must have slot mapping -1.
 

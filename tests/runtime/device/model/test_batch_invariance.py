@@ -195,11 +195,8 @@ class TestMutantsAreDetected:
 
     def test_positions_off_by_one(self, device: OpenDevice, pages: tuple[int, ...]) -> None:
         expected = self.decode(device, pages)
-        packed = device.pack(row_of(IDS, pages, batch_slot=5, start=LENGTH - 1, write_start=LENGTH))
-        device.attention.plan(packed)
-        with torch.inference_mode():
-            hidden = device.model(packed.ids, packed.positions - 1, device.attention.run)
-        assert not torch.equal(device.model.logits(hidden)[0], expected)
+        row = row_of(IDS, pages, batch_slot=5, start=LENGTH - 1, write_start=LENGTH)
+        assert not torch.equal(device.run(row, shift=-1)[0][0], expected)
 
 
 def test_a_row_that_is_not_finite_does_not_affect_others(checkpoint: Get) -> None:

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError
-from radixkv.runtime.device.model.decoder_cpu import Decoder
+from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.model_config.rope import Llama3Scaling, Rope, YarnScaling
+from radixkv.runtime.device.ops.cpu.operations import CpuOperations
 from radixkv.runtime.device.weights.weights import open_weights
 from support.checkpoints import save_checkpoint, save_llama
 from support.device_support import CHECKPOINTS, OTHERS, limited_memory
@@ -158,7 +159,7 @@ def test_a_head_is_ignored_if_the_embedding_is_tied(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     checkpoint = resolve(str(folder))
     with open_weights(checkpoint, load_format="auto", dtype=torch.float32) as weights:
-        decoder = Decoder(weights, 8)
+        decoder = Decoder(weights, CpuOperations(weights.config, 8))
         hidden = torch.randn(5, 48)
         assert torch.allclose(decoder.logits(hidden), hidden @ weights.embedding().T, atol=1e-5)
 

@@ -42,7 +42,7 @@ class PagedAttention:
         """Determines which tile sizes give bit-equal products on this machine.
 
         Args:
-            pool: pool to read and write.
+            pool: the pool to read, for its shape.
             n_heads: number of query heads.
             windows: [layers], sliding window in positions, the token's own included; None for full attention.
             block_tokens: positions per partial sum, rounded down to whole pages, at least one page.
@@ -55,33 +55,29 @@ class PagedAttention:
             page_size=page_size,
             block_tokens=max(1, block_tokens // page_size) * page_size,
         )
-        self._pool = pool
+        self._zero_page = pool.zero_page
         self._windows = tuple(windows)
         self._layouts = {window: replace(layout, window=window) for window in self._windows}
         self._tiles = _token_tiles(layout)
         self._scale = head_dim**-0.5
         self._parts: dict[int | None, list[LongRow | ShortRows]] = {}
         self._workspace = (torch.empty(0), torch.empty(0))
-        self._written_tokens = torch.empty(0, dtype=torch.int64)
-        self._slot_mapping = torch.empty(0, dtype=torch.int64)
 
     def plan(self, step: PackedStep) -> None:
         """Partitions the step into matrix products, once for each distinct window. O(rows * blocks)."""
-        self._written_tokens = step.written_tokens
-        self._slot_mapping = self._pool.slot_mapping(step.written_pages, step.written_offsets)
         self._parts = {window: self._partition(step.spans, layout) for window, layout in self._layouts.items()}
         n_values = max(part.n_gathered for parts in self._parts.values() for part in parts)
         if n_values > len(self._workspace[0]):
             self._workspace = (torch.empty(n_values), torch.empty(n_values))
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See ``Attention.run``."""
-        self._pool.write(layer, self._slot_mapping, k[self._written_tokens], v[self._written_tokens])
+    def run(self, layer: int, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
+        """See ``LayerAttention.run``."""
         scaled = q.float() * self._scale
-        out = torch.empty_like(scaled)
+        attended = out if out.dtype == torch.float32 else torch.empty_like(scaled)
         for part in self._parts[self._windows[layer]]:
-            part.run(layer, scaled, out, self._workspace)
-        return out.flatten(1).to(q.dtype)
+            part.run(k_cache, v_cache, scaled, attended, self._workspace)
+        if attended is not out:
+            out.copy_(attended)
 
     def _partition(self, spans: Sequence[RowSpan], layout: BlockLayout) -> list[LongRow | ShortRows]:
         parts: list[LongRow | ShortRows] = []
@@ -90,8 +86,11 @@ class PagedAttention:
             if span.n_tokens <= self._tiles[0]:
                 short.append(span)
             else:
-                parts.append(LongRow(span, layout, self._pool, self._tiles, _MAX_SCORES))
-        return [*parts, *(ShortRows(group, layout, self._pool, self._tiles) for group in _groups(short, layout))]
+                parts.append(LongRow(span, layout, self._zero_page, self._tiles, _MAX_SCORES))
+        return [
+            *parts,
+            *(ShortRows(group, layout, self._zero_page, self._tiles) for group in _groups(short, layout)),
+        ]
 
 
 def _groups(spans: list[RowSpan], layout: BlockLayout) -> list[list[RowSpan]]:

@@ -20,7 +20,6 @@ from radixkv.runtime.device.attention.cpu.block_softmax import (
     ordered_sum,
     visible_mask,
 )
-from radixkv.runtime.device.kv_pool_cpu import KVPool
 from radixkv.runtime.device.pack_cpu import RowSpan
 
 
@@ -28,11 +27,10 @@ class LongRow:
     """Attention of one row with many tokens, in tiles of queries against all blocks that they read."""
 
     def __init__(
-        self, span: RowSpan, layout: BlockLayout, pool: KVPool, tiles: Sequence[int], max_scores: int
+        self, span: RowSpan, layout: BlockLayout, zero_page: int, tiles: Sequence[int], max_scores: int
     ) -> None:
         self._layout = layout
-        self._pool = pool
-        self._gather = BlockGather(blocks_of_row(span, layout).values(), layout, pool.zero_page)
+        self._gather = BlockGather(blocks_of_row(span, layout).values(), layout, zero_page)
         self._tiles = []
         first = 0
         while first < span.n_tokens:
@@ -71,17 +69,19 @@ class LongRow:
         """Number of values of K (and as many of V) that are gathered at once."""
         return self._gather.n_values
 
-    def run(self, layer: int, q: Tensor, out: Tensor, workspace: tuple[Tensor, Tensor]) -> None:
+    def run(
+        self, k_cache: Tensor, v_cache: Tensor, q: Tensor, out: Tensor, workspace: tuple[Tensor, Tensor]
+    ) -> None:
         """Computes the row's part of ``out``.
 
         Args:
-            layer: index of the layer in the pool.
+            k_cache, v_cache: [pages, kv_heads, page_size, head_dim] of one layer.
             q: [tokens, heads, head_dim], scaled queries of the whole step.
             out: [tokens, heads, head_dim], attention output of the whole step.
             workspace: flat buffers for K and V, at least ``n_gathered`` long.
         """
-        k = self._gather.read(self._pool.k[layer], workspace[0])
-        v = self._gather.read(self._pool.v[layer], workspace[1])
+        k = self._gather.read(k_cache, workspace[0])
+        v = self._gather.read(v_cache, workspace[1])
         for tile in self._tiles:
             tokens = slice(tile.first_token, tile.first_token + tile.n_tokens)
             out[tokens] = self._attend(tile, q[tokens], k[tile.blocks], v[tile.blocks])
@@ -127,9 +127,9 @@ class ShortRows:
     batched matrix product. A unit yields one partial result (maximum, sum, weighted values) per token.
     """
 
-    def __init__(self, spans: Sequence[RowSpan], layout: BlockLayout, pool: KVPool, sizes: Sequence[int]) -> None:
+    def __init__(self, spans: Sequence[RowSpan], layout: BlockLayout, zero_page: int, sizes: Sequence[int]) -> None:
         self._layout = layout
-        self._pool = pool
+        self._zero_page = zero_page
         self._tokens = torch.tensor([span.first_token + i for span in spans for i in range(span.n_tokens)])
         positions = [span.start + i for span in spans for i in range(span.n_tokens)]
         readers: dict[tuple[KVBlock, int], list[int]] = {}
@@ -180,7 +180,7 @@ class ShortRows:
                 ends[unit, column] = position + 1 - block_start
                 partials[token, index - layout.first_block(position)] = first_partial + unit * size + column
         mask = visible_mask(torch.from_numpy(firsts), torch.from_numpy(ends), layout.block_tokens)
-        gather = BlockGather([block for block, _, _ in units], self._layout, self._pool.zero_page)
+        gather = BlockGather([block for block, _, _ in units], self._layout, self._zero_page)
         return _Bucket(size, gather, torch.from_numpy(tokens.reshape(-1)), mask[:, None, :, None])
 
     @property
@@ -188,11 +188,13 @@ class ShortRows:
         """Number of values of K (and as many of V) that are gathered at once."""
         return max(bucket.gather.n_values for bucket in self._buckets)
 
-    def run(self, layer: int, q: Tensor, out: Tensor, workspace: tuple[Tensor, Tensor]) -> None:
+    def run(
+        self, k_cache: Tensor, v_cache: Tensor, q: Tensor, out: Tensor, workspace: tuple[Tensor, Tensor]
+    ) -> None:
         """Computes the rows' parts of ``out``.
 
         Args:
-            layer: index of the layer in the pool.
+            k_cache, v_cache: [pages, kv_heads, page_size, head_dim] of one layer.
             q: [tokens, heads, head_dim], scaled queries of the whole step.
             out: [tokens, heads, head_dim], attention output of the whole step.
             workspace: flat buffers for K and V, at least ``n_gathered`` long.
@@ -200,7 +202,7 @@ class ShortRows:
         n_heads = self._layout.n_heads
         q = torch.index_select(q, 0, self._tokens)
         query_rows = torch.cat([q, q.new_zeros(1, *q.shape[1:])])
-        scores = [self._scores(bucket, layer, query_rows, workspace[0]) for bucket in self._buckets]
+        scores = [self._scores(bucket, k_cache, query_rows, workspace[0]) for bucket in self._buckets]
         peaks = torch.cat(
             [self._by_partial(part.amax(-1)) for part in scores] + [q.new_full((1, n_heads), -math.inf)]
         )
@@ -210,17 +212,17 @@ class ShortRows:
         for bucket, part in zip(self._buckets, scores, strict=True):
             shape = (-1, bucket.size, self._layout.n_kv_heads, self._layout.group)
             part.sub_(peak[bucket.tokens].view(shape).transpose(1, 2).unsqueeze(-1)).exp_()
-            v = bucket.gather.read(self._pool.v[layer], workspace[1])
+            v = bucket.gather.read(v_cache, workspace[1])
             sums.append(self._by_partial(part.sum(-1)))
             results.append(self._by_partial(batched_matmul(part.flatten(2, 3), v).view(*part.shape[:-1], -1)))
         total = ordered_sum(torch.cat([*sums, q.new_zeros(1, n_heads)])[self._partials], 1)
         result = torch.cat([*results, q.new_zeros(1, *q.shape[1:])])
         out[self._tokens] = ordered_sum(result[self._partials], 1).div_(total.unsqueeze(-1))
 
-    def _scores(self, bucket: _Bucket, layer: int, query_rows: Tensor, workspace: Tensor) -> Tensor:
+    def _scores(self, bucket: _Bucket, k_cache: Tensor, query_rows: Tensor, workspace: Tensor) -> Tensor:
         """Returns the masked scores of a bucket, [units, kv_heads, size, group, block_tokens]."""
         n_kv_heads, group, head_dim = self._layout.n_kv_heads, self._layout.group, self._layout.head_dim
-        k = bucket.gather.read(self._pool.k[layer], workspace)
+        k = bucket.gather.read(k_cache, workspace)
         unit_queries = torch.index_select(query_rows, 0, bucket.tokens).view(
             -1, bucket.size, n_kv_heads, group, head_dim
         )

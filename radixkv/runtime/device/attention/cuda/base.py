@@ -1,4 +1,4 @@
-"""Protocols of attention, as decoder and model runner use it."""
+"""Attention on CUDA, as the model runner uses it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
+from radixkv.runtime.device.attention.base import LayerAttention
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.work_items import Ints
 from radixkv.runtime.device.staging_cuda import Staging, StagingBuffer
@@ -14,24 +15,6 @@ from radixkv.runtime.step.plan import SharedRun
 
 DecodeT = TypeVar("DecodeT")
 PromptT = TypeVar("PromptT")
-
-
-class LayerAttention(Protocol):
-    """Attention of a planned step."""
-
-    def run(self, layer: int, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
-        """Computes one layer: each token attends to its sequence up to itself.
-
-        K and V of the step must be stored in the pool.
-
-        Args:
-            layer: index of the layer.
-            q: [tokens, heads, head_dim], rotated.
-            k_cache: [pages + 1, page_size, kv_heads, head_dim] of the layer.
-            v_cache: [pages + 1, page_size, kv_heads, head_dim] of the layer.
-            out: [tokens, heads, head_dim], the output.
-        """
-        ...
 
 
 class Attention(Protocol[DecodeT, PromptT]):

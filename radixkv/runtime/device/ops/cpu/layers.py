@@ -7,11 +7,14 @@ round several times are computed in float32.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from radixkv.runtime.device.memory_check import check_allocation
 from radixkv.runtime.device.model_config.rope import Rope
+from radixkv.runtime.device.ops.base import Norm
 from radixkv.runtime.device.ops.cpu.agreeing_tiles import agreeing_tiles, cover
 from radixkv.runtime.device.weights.weights import LinearWeights
 
@@ -52,10 +55,16 @@ class Linear:
         row_bytes = self._weight.shape[1] * self._weight.element_size()
         self._writes_in_place = row_bytes % _CACHE_LINE_BYTES == 0
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Maps [rows, in] to [rows, out]."""
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """See ``ops.base.Linear``."""
         y = self._products(x)
-        return y if self._bias is None else y.add_(self._bias)
+        if self._bias is not None:
+            y.add_(self._bias)
+        return y if out is None else out.copy_(y)
+
+    def add_and_norm(self, x: Tensor, residual: Tensor, norm: Norm, out: Tensor) -> None:
+        """See ``ops.base.Linear``."""
+        norm(residual.add_(self(x)), out)
 
     def _products(self, x: Tensor) -> Tensor:
         n = x.shape[0]
@@ -77,18 +86,23 @@ class Linear:
         return y[:n]
 
 
+@dataclass(frozen=True)
 class RMSNorm:
-    """``x / rms(x) * weight`` over the last dimension, with the root mean square in float32."""
+    """``rms_norm`` with its weight, [hidden]."""
 
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        self._weight = weight
-        self._eps = eps
+    weight: Tensor
+    eps: float
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Maps [..., size] to the same shape and dtype."""
-        full = x.float()
-        scale = full.square().mean(-1, keepdim=True).add_(self._eps).rsqrt_()
-        return (full * scale).to(x.dtype).mul_(self._weight)
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        """See ``ops.base.Norm``."""
+        rms_norm(x, self.weight, self.eps, out)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+    """Returns ``x / rms(x) * weight`` over the last dimension, with the root mean square in float32."""
+    full = x.float()
+    scale = full.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    return torch.mul((full * scale).to(x.dtype), weight, out=out)
 
 
 class Rotary:
@@ -110,10 +124,16 @@ class Rotary:
             cosine, sine = angles.cos() * rope.amplitude, angles.sin() * rope.amplitude
             self._cosine = torch.cat([cosine, cosine], -1)
             self._sine = torch.cat([-sine, sine], -1)
+        self._positions: Tensor | None = None
+        """Those of the last call, which is the same step's layer before."""
+        self._angles = (self._cosine[:0], self._sine[:0])
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cosine and signed sine for [rows] positions, each [rows, 1, head_dim]."""
-        return self._cosine[positions].unsqueeze(1), self._sine[positions].unsqueeze(1)
+        if positions is not self._positions:
+            self._positions = positions
+            self._angles = self._cosine[positions].unsqueeze(1), self._sine[positions].unsqueeze(1)
+        return self._angles
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

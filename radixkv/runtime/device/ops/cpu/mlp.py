@@ -1,10 +1,11 @@
-"""MLP blocks of the CPU decoder, dense or mixture of experts."""
+"""MLPs on the CPU, dense or mixtures of experts."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from radixkv.runtime.device.ops.base import Norm
 from radixkv.runtime.device.ops.cpu.layers import Linear, RowTiles, swiglu
 from radixkv.runtime.device.weights.weights import ExpertsWeights, MlpWeights
 
@@ -12,12 +13,16 @@ from radixkv.runtime.device.weights.weights import ExpertsWeights, MlpWeights
 class Mlp:
     """Dense MLP: ``down(silu(gate(x)) * up(x))``."""
 
-    chunk_rows = 256
-    """Rows to pass at once, few enough to keep the intermediate activations in the processor's cache."""
+    _CHUNK_ROWS = 256
+    """Rows computed at once, few enough to keep the intermediate activations in the processor's cache."""
 
     def __init__(self, weights: MlpWeights, tiles: RowTiles) -> None:
         self._gate_up = Linear(weights.gate_up, tiles)
         self._down = Linear(weights.down, tiles)
+
+    def add_and_norm(self, x: Tensor, residual: Tensor, norm: Norm, out: Tensor) -> None:
+        """See ``ops.base.Mlp``."""
+        _add_and_norm_chunks(self, self._CHUNK_ROWS, x, residual, norm, out)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Maps [rows, hidden] to [rows, hidden]."""
@@ -31,14 +36,18 @@ class Experts:
     of expert indices, so the result does not depend on other tokens.
     """
 
-    chunk_rows = 2048
-    """Rows to pass at once, more than for a dense MLP because they are divided among the experts."""
+    _CHUNK_ROWS = 2048
+    """Rows computed at once, more than of a dense MLP because they are divided among the experts."""
 
     def __init__(self, weights: ExpertsWeights, tiles: RowTiles, *, n_active: int, normalizes: bool) -> None:
         self._n_active = n_active
         self._normalizes = normalizes
         self._router = Linear(weights.router, tiles)
         self._experts = [Mlp(expert, tiles) for expert in weights.experts]
+
+    def add_and_norm(self, x: Tensor, residual: Tensor, norm: Norm, out: Tensor) -> None:
+        """See ``ops.base.Mlp``."""
+        _add_and_norm_chunks(self, self._CHUNK_ROWS, x, residual, norm, out)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Maps [rows, hidden] to [rows, hidden]."""
@@ -56,3 +65,11 @@ class Experts:
         if self._normalizes:
             expert_weights = expert_weights / expert_weights.sum(-1, keepdim=True)
         return expert_weights.to(x.dtype), chosen
+
+
+def _add_and_norm_chunks(
+    mlp: Mlp | Experts, n_rows: int, x: Tensor, residual: Tensor, norm: Norm, out: Tensor
+) -> None:
+    """Adds ``mlp(x)`` to ``residual`` and norms the sum, in chunks of ``n_rows``."""
+    for rows, sums, normed in zip(*(torch.split(part, n_rows) for part in (x, residual, out)), strict=True):
+        norm(sums.add_(mlp(rows)), normed)

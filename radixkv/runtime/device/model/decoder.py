@@ -1,0 +1,197 @@
+"""The transformer decoder of all supported checkpoints, over the operations of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from radixkv.runtime.device.attention.base import LayerAttention
+from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.ops.base import Linear, Mlp, Norm, Operations, RotateAndStore, TokenInputs
+from radixkv.runtime.device.weights.weights import ExpertsWeights, LayerWeights, LinearWeights, Weights
+
+
+class LayerCaches(Protocol):
+    """The KV pool, as the decoder uses it."""
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """K and V of one layer."""
+        ...
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Activations of a step's tokens between kernels."""
+
+    residual: Tensor
+    """[tokens, hidden]: the residual stream."""
+    normed: Tensor
+    """[tokens, hidden]: the normed residual stream."""
+    q: Tensor
+    """[tokens, heads, head_dim]: rotated queries of the next attention."""
+    attention_out: Tensor
+    """[tokens, heads, head_dim]: output of attention."""
+
+    def first(self, n_tokens: int) -> Activations:
+        """Returns views of the first ``n_tokens`` tokens."""
+        return Activations(
+            self.residual[:n_tokens], self.normed[:n_tokens], self.q[:n_tokens], self.attention_out[:n_tokens]
+        )
+
+
+@dataclass(frozen=True)
+class OutputTokens:
+    """The tokens whose last states are needed: only these go through the last layer's attention and MLP."""
+
+    indices: Tensor
+    """[n] int32: indices of the tokens in the step."""
+    attention: Callable[[], LayerAttention]
+    """Returns attention of these tokens; called after everything before it is enqueued."""
+
+
+class Decoder:
+    """Token ids to hidden states to logits.
+
+    Each addition to the residual stream is followed by the norm of the next half of a layer, so that a device may
+    fuse them. A step is ``run_before_first_attention``, then the attention of each layer but the last, each
+    followed by ``run_between_attentions``, then ``run_from_last_attention``. The first two contain no attention, so
+    they can be CUDA graphs for any step with the same number of tokens.
+
+    Args:
+        weights: open, and of the dtype to compute in.
+        operations: of the device that has the weights.
+
+    Raises:
+        CheckpointError: the weights cannot be read.
+        ConfigError: the device has no operation for a layer.
+    """
+
+    def __init__(self, weights: Weights, operations: Operations) -> None:
+        config = weights.config
+        self._config = config
+        self._embedding = weights.embedding()
+        self._layers = [
+            _Layer.build(config, index, weights.layer(index), operations) for index in range(config.n_layers)
+        ]
+        self._final_norm = operations.norm(weights.final_norm())
+        head = self._embedding if config.tied_head else weights.head()
+        self._head = operations.linear(LinearWeights(head))
+
+    @property
+    def n_layers(self) -> int:
+        """Number of layers, and so of attention calls in a step."""
+        return self._config.n_layers
+
+    def empty_activations(self, n_tokens: int) -> Activations:
+        """Allocates activations of ``n_tokens`` tokens."""
+        hidden = (n_tokens, self._config.hidden_size)
+        heads = (n_tokens, self._config.n_heads, self._config.head_dim)
+        empty = self._embedding.new_empty
+        return Activations(empty(hidden), empty(hidden), empty(heads), empty(heads))
+
+    def __call__(
+        self,
+        inputs: TokenInputs,
+        pool: LayerCaches,
+        attention: LayerAttention,
+        output_tokens: OutputTokens | None = None,
+    ) -> Tensor:
+        """Runs all layers. Returns normed states, [tokens, hidden], and stores K and V of the tokens in the pool.
+
+        Args:
+            inputs: ids, positions and slot mapping of the tokens.
+            pool: the KV pool.
+            attention: of the step.
+            output_tokens: the tokens whose states are returned, [n, hidden]; None for all.
+        """
+        activations = self.empty_activations(len(inputs.ids))
+        self.run_before_first_attention(activations, inputs, pool)
+        for index in range(self.n_layers - 1):
+            attention.run(index, activations.q, *pool.layer(index), activations.attention_out)
+            self.run_between_attentions(index, activations, inputs, pool)
+        return self.run_from_last_attention(activations, pool, attention, output_tokens)
+
+    def run_before_first_attention(self, activations: Activations, inputs: TokenInputs, pool: LayerCaches) -> None:
+        """Runs everything before the first attention."""
+        torch.index_select(self._embedding, 0, inputs.ids, out=activations.residual)
+        self._layers[0].attention_norm(activations.residual, activations.normed)
+        self._store(0, activations, inputs, pool)
+
+    def run_between_attentions(
+        self, index: int, activations: Activations, inputs: TokenInputs, pool: LayerCaches
+    ) -> None:
+        """Runs everything between the attention of layer ``index`` and the next layer's."""
+        self._after_attention(index, activations, self._layers[index + 1].attention_norm)
+        self._store(index + 1, activations, inputs, pool)
+
+    def run_from_last_attention(
+        self,
+        activations: Activations,
+        pool: LayerCaches,
+        attention: LayerAttention,
+        output_tokens: OutputTokens | None = None,
+    ) -> Tensor:
+        """Runs the last layer's attention and everything after it. Returns what ``__call__`` does; for all tokens,
+        that is ``activations.normed``."""
+        index = self.n_layers - 1
+        if output_tokens is not None:
+            # Nothing reads this layer's states of other tokens.
+            q, residual = (x.index_select(0, output_tokens.indices) for x in (activations.q, activations.residual))
+            activations = Activations(residual, torch.empty_like(residual), q, torch.empty_like(q))
+            attention = output_tokens.attention()
+        attention.run(index, activations.q, *pool.layer(index), activations.attention_out)
+        self._after_attention(index, activations, self._final_norm)
+        return activations.normed
+
+    def _store(self, index: int, activations: Activations, inputs: TokenInputs, pool: LayerCaches) -> None:
+        """Stores K and V of layer ``index`` in the pool, and its rotated queries in ``activations.q``."""
+        layer = self._layers[index]
+        qkv = layer.query_key_value(activations.normed)
+        layer.rotate_and_store(qkv, inputs, *pool.layer(index), activations.q)
+
+    def _after_attention(self, index: int, activations: Activations, next_norm: Norm) -> None:
+        """Runs the rest of a layer after its attention; ``activations.normed`` becomes the next layer's input."""
+        layer, residual, normed = self._layers[index], activations.residual, activations.normed
+        layer.output.add_and_norm(activations.attention_out.flatten(1), residual, layer.mlp_norm, normed)
+        layer.mlp.add_and_norm(normed, residual, next_norm, normed)
+
+    def empty_logits(self, n_rows: int) -> Tensor:
+        """Allocates the output of ``logits``: [n_rows, vocab]."""
+        return self._embedding.new_empty(n_rows, self._config.vocab_size)
+
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Computes [rows, hidden] -> [rows, vocab], in the weights' dtype, in ``out`` if it is given."""
+        return self._head(hidden, out)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    attention_norm: Norm
+    query_key_value: Linear
+    rotate_and_store: RotateAndStore
+    output: Linear
+    mlp_norm: Norm
+    mlp: Mlp
+
+    @classmethod
+    def build(cls, config: DecoderConfig, index: int, weights: LayerWeights, operations: Operations) -> _Layer:
+        return cls(
+            attention_norm=operations.norm(weights.attention_norm),
+            query_key_value=operations.linear(weights.query_key_value),
+            rotate_and_store=operations.rotate_and_store(weights.query_norm, weights.key_norm),
+            output=operations.linear(weights.output),
+            mlp_norm=operations.norm(weights.mlp_norm),
+            mlp=_mlp(config, index, weights, operations),
+        )
+
+
+def _mlp(config: DecoderConfig, index: int, weights: LayerWeights, operations: Operations) -> Mlp:
+    if not isinstance(weights.mlp, ExpertsWeights):
+        return operations.mlp(weights.mlp)
+    experts = config.experts_of(index)
+    assert experts is not None
+    return operations.experts(weights.mlp, experts)

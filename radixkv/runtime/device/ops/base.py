@@ -1,0 +1,128 @@
+"""The operations of a device, from which the decoder is composed.
+
+``CpuOperations`` and ``CudaOperations`` build them from weights, in the form that their kernels need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from radixkv.runtime.device.model_config.config import ExpertConfig
+from radixkv.runtime.device.weights.weights import ExpertsWeights, LinearWeights, MlpWeights
+
+
+@dataclass(frozen=True)
+class TokenInputs:
+    """The tokens of a step; int32 on CUDA, int64 on the CPU."""
+
+    ids: Tensor
+    """[tokens]."""
+    positions: Tensor
+    """[tokens]: position of each token in its own sequence."""
+    slot_mapping: Tensor
+    """Where K and V are stored. On CUDA [tokens]: indices in the pool viewed as [pages * page_size], -1 stores
+    nothing. On the CPU as ``KVPool.slot_mapping`` returns it for the stored tokens."""
+    stored: Tensor | None = None
+    """On the CPU [n]: indices of the tokens whose K and V are stored."""
+
+    def first(self, n_tokens: int) -> TokenInputs:
+        """Returns views of the first ``n_tokens`` tokens, on CUDA."""
+        return TokenInputs(self.ids[:n_tokens], self.positions[:n_tokens], self.slot_mapping[:n_tokens])
+
+
+class Norm(Protocol):
+    """A norm over rows with its weight."""
+
+    @property
+    def weight(self) -> Tensor:
+        """[hidden]."""
+        ...
+
+    @property
+    def eps(self) -> float:
+        """Added to the mean square."""
+        ...
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        """Norms [rows, hidden] into ``out`` [rows, hidden], which may be ``x``."""
+        ...
+
+
+class Linear(Protocol):
+    """A matrix product with an optional bias."""
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """Maps [rows, in] to [rows, out], in ``out`` if it is given."""
+        ...
+
+    def add_and_norm(self, x: Tensor, residual: Tensor, norm: Norm, out: Tensor) -> None:
+        """Adds the product to ``residual``, then norms the sum into ``out``.
+
+        Args:
+            x: [rows, in].
+            residual: [rows, hidden]; changed.
+            norm: of the sum.
+            out: [rows, hidden].
+        """
+        ...
+
+
+class Mlp(Protocol):
+    """A dense MLP, or a mixture of experts."""
+
+    def add_and_norm(self, x: Tensor, residual: Tensor, norm: Norm, out: Tensor) -> None:
+        """Adds the MLP of ``x`` to ``residual``, then norms the sum into ``out``.
+
+        Args:
+            x: [rows, hidden], normed.
+            residual: [rows, hidden]; changed.
+            norm: of the sum.
+            out: [rows, hidden]; may be ``x``.
+        """
+        ...
+
+
+class RotateAndStore(Protocol):
+    """What is between the QKV projection and attention: head norms, rotary embedding and the KV write."""
+
+    def __call__(self, qkv: Tensor, inputs: TokenInputs, k_cache: Tensor, v_cache: Tensor, q_out: Tensor) -> None:
+        """Stores K and V in the pool, and rotated queries in ``q_out``.
+
+        Args:
+            qkv: [tokens, (heads + 2 * kv_heads) * head_dim].
+            inputs: the tokens.
+            k_cache, v_cache: of one layer, in the layout of the device's pool.
+            q_out: [tokens, heads, head_dim].
+        """
+        ...
+
+
+class Operations(Protocol):
+    """Builds the operations of a decoder from its weights."""
+
+    def linear(self, weights: LinearWeights) -> Linear:
+        """Returns a matrix product."""
+        ...
+
+    def norm(self, weight: Tensor) -> Norm:
+        """Returns an RMS norm with the model's epsilon. ``weight`` is [hidden]."""
+        ...
+
+    def mlp(self, weights: MlpWeights) -> Mlp:
+        """Returns a dense MLP."""
+        ...
+
+    def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Mlp:
+        """Returns a mixture of experts. Raises ``ConfigError`` where the device has none."""
+        ...
+
+    def rotate_and_store(self, query_norm: Tensor | None, key_norm: Tensor | None) -> RotateAndStore:
+        """Returns the operation of a layer.
+
+        Args:
+            query_norm, key_norm: [head_dim], weights of an RMS norm over each head; both or neither.
+        """
+        ...
