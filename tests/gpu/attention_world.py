@@ -112,7 +112,7 @@ class World:
             k, v = (cache[pages].flatten(0, 1)[:length].float() for cache in (self.k, self.v))
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
             rows = q[first : first + n].float()
-            scores = torch.einsum("qhd,khd->hqk", rows, k) * self.shape.head_dim**-0.5
+            scores = torch.einsum("qhd,khd->hqk", rows, k) * self.shape.scale
             position = torch.arange(length - n, length, device="cuda")[:, None]
             key = torch.arange(length, device="cuda")[None, :]
             seen = key <= position

@@ -71,10 +71,16 @@ def test_prompts_of_ragged_rows(page_size, heads, kernel):
 
 
 @pytest.mark.parametrize(
-    ("heads", "dtype"), [((8, 2, 64), torch.bfloat16), ((8, 4, 256), torch.bfloat16), (LLAMA, torch.float16)]
+    ("heads", "dtype", "scale"),
+    [
+        ((8, 2, 64), torch.bfloat16, None),
+        ((8, 4, 256), torch.bfloat16, None),
+        (LLAMA, torch.float16, None),
+        (LLAMA, torch.bfloat16, 0.05),
+    ],
 )
-def test_other_head_sizes_and_dtypes(heads, dtype):
-    world = World(AttentionShape(*heads, 16, dtype), width=256, prompt_kernel="fa2", shared_kernel="fa2")
+def test_other_head_sizes_dtypes_and_scales(heads, dtype, scale):
+    world = World(AttentionShape(*heads, 16, dtype, scale), width=256, prompt_kernel="fa2", shared_kernel="fa2")
     batch_slots, lengths, n_tokens = ints([4, 2, 60, 7]), ints([900, 33, 400, 2500]), ints([1, 1, 400, 100])
     for batch_slot, length in zip(batch_slots, lengths, strict=True):
         world.fill(int(batch_slot), int(length))

@@ -28,9 +28,9 @@ pytestmark = on_kernels
 N_TOKENS = 37
 PAGE_SIZE = 16
 TABLE = (4, 1, 3)
-KINDS = ("llama3", "biased", "qwen2", "qwen3", "mistral")
-"""Checkpoints that together cover biases, head norms, windows and a tied head."""
-SIZES = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16}
+KINDS = ("llama3", "biased", "qwen2", "qwen3", "mistral", "gemma3", "opt")
+"""Checkpoints that together cover biases, kinds of norms, windows, activations, positions and a tied head."""
+SIZES = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "word_embed_proj_dim": 64}
 """Triton wants powers of two."""
 
 
@@ -54,7 +54,8 @@ class World:
             self.pool = CudaPool(page, 5, device)
             for index in range(5):
                 self.pool.poison(index)
-        shape = AttentionShape(config.n_heads, config.n_kv_heads, config.head_dim, PAGE_SIZE, torch.float32)
+        sizes = config.n_heads, config.n_kv_heads, config.head_dim
+        shape = AttentionShape(*sizes, PAGE_SIZE, torch.float32, config.attention_scale)
         self._attention = ReferenceAttention(shape, config.windows, device=device)
         self._attention._tables = integers([TABLE])
         positions = np.arange(N_TOKENS)

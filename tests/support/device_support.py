@@ -78,12 +78,30 @@ OTHERS: dict[str, dict[str, Any]] = {
         "sliding_window": 40,
         **_EXPERTS,
     },
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 20,
+        "sliding_window": 13,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "tie_word_embeddings": True,
+        "initializer_range": 0.1,
+    },
+    "opt": {
+        "model_type": "opt",
+        "ffn_dim": 80,
+        "word_embed_proj_dim": 48,
+        "head_dim": 12,
+        "num_key_value_heads": 4,
+        "init_std": 0.2,
+        "tie_word_embeddings": True,
+    },
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 17},
 }
 CHECKPOINTS = LLAMAS | OTHERS
 """Config changes of small random checkpoints by name, chosen so that each covers other variants."""
 
-INVARIANT = ("grouped", "llama3", "whole", "qwen2", "mixtral", "qwen3-moe-alternating")
+INVARIANT = ("grouped", "llama3", "whole", "qwen2", "mixtral", "qwen3-moe-alternating", "gemma3", "opt")
 """Names of checkpoints that together cover every kind of layer."""
 
 
@@ -133,7 +151,11 @@ class OpenDevice:
         page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, dtype)
         self.pool = KVPool(page, n_pages)
         self.attention = PagedAttention(
-            self.pool, n_heads=config.n_heads, windows=config.windows, block_tokens=block_tokens
+            self.pool,
+            n_heads=config.n_heads,
+            windows=config.windows,
+            scale=config.attention_scale,
+            block_tokens=block_tokens,
         )
         self._packer = Packer(page_size=page_size, max_rows=512, max_model_len=1024, n_pages=n_pages)
         self._free = list(range(n_pages))

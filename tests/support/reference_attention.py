@@ -151,7 +151,7 @@ class ReferenceStep:
         block = torch.arange(_block_pages(shape), device=q.device)
 
         q = q.view(-1, tiles.size, n_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
-        q = q * head_dim**-0.5
+        q = q * shape.scale
         peak = q.new_full(q.shape[:-1], torch.finfo(q.dtype).min)
         total, sums = torch.zeros_like(peak), torch.zeros_like(q)
         for block_index in range(tiles.n_blocks[window]):

@@ -77,7 +77,9 @@ def open_cuda_executor(
         torch_dtype = machine_cuda.choose_dtype(dtype, checkpoint.config)
         with open_weights(checkpoint, load_format=load_format, dtype=torch_dtype, device=device) as weights:
             config = weights.config
-            shape = AttentionShape(config.n_heads, config.n_kv_heads, config.head_dim, page_size, torch_dtype)
+            shape = AttentionShape(
+                config.n_heads, config.n_kv_heads, config.head_dim, page_size, torch_dtype, config.attention_scale
+            )
             windows = config.windows_within(max_model_len)
             machine_cuda.check_compiled(not_compiled(shape, windows, gpu.capability), machine)
             logger.info("loading %.1f GiB of weights onto %s", weights.n_bytes / _GIB, gpu.name)

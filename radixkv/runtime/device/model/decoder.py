@@ -74,6 +74,10 @@ class Decoder:
         config = weights.config
         self._config = config
         self._embedding = weights.embedding()
+        self._position_embedding = weights.position_embedding()
+        self._embedding_scale: float | None = None
+        if config.embedding_scale is not None:  # rounded as Transformers does
+            self._embedding_scale = torch.tensor(config.embedding_scale).to(weights.dtype).item()
         self._layers = [
             _Layer.build(config, index, weights.layer(index), operations) for index in range(config.n_layers)
         ]
@@ -118,6 +122,10 @@ class Decoder:
     def run_before_first_attention(self, activations: Activations, inputs: TokenInputs, pool: LayerCaches) -> None:
         """Runs everything before the first attention."""
         torch.index_select(self._embedding, 0, inputs.ids, out=activations.residual)
+        if self._embedding_scale is not None:
+            activations.residual.mul_(self._embedding_scale)
+        if self._position_embedding is not None:
+            activations.residual.add_(self._position_embedding.index_select(0, inputs.positions))
         self._layers[0].attention_norm(activations.residual, activations.normed)
         self._store(0, activations, inputs, pool)
 
@@ -156,8 +164,16 @@ class Decoder:
     def _after_attention(self, index: int, activations: Activations, next_norm: Norm) -> None:
         """Runs the rest of a layer after its attention; ``activations.normed`` becomes the next layer's input."""
         layer, residual, normed = self._layers[index], activations.residual, activations.normed
-        layer.output.add_and_norm(activations.attention_out.flatten(1), residual, layer.mlp_norm, normed)
-        layer.mlp.add_and_norm(normed, residual, next_norm, normed)
+        attended = activations.attention_out.flatten(1)
+        if layer.norms_after is None:
+            layer.output.add_and_norm(attended, residual, layer.mlp_norm, normed)
+            layer.mlp.add_and_norm(normed, residual, next_norm, normed)
+            return
+        after_attention, after_mlp = layer.norms_after
+        after_attention(layer.output(attended, normed), normed)
+        layer.mlp_norm.add(normed, residual, normed)
+        after_mlp(layer.mlp(normed), normed)
+        next_norm.add(normed, residual, normed)
 
     def empty_logits(self, n_rows: int) -> Tensor:
         """Allocates the output of ``logits``: [n_rows, vocab]."""
@@ -176,16 +192,24 @@ class _Layer:
     output: Linear
     mlp_norm: Norm
     mlp: Mlp
+    norms_after: tuple[Norm, Norm] | None
+    """Norms of the outputs of attention and MLP, before these are added to the residual stream."""
 
     @classmethod
     def build(cls, config: DecoderConfig, index: int, weights: LayerWeights, operations: Operations) -> _Layer:
+        after = weights.after_attention_norm, weights.after_mlp_norm
         return cls(
             attention_norm=operations.norm(weights.attention_norm),
             query_key_value=operations.linear(weights.query_key_value),
-            rotate_and_store=operations.rotate_and_store(weights.query_norm, weights.key_norm),
+            rotate_and_store=operations.rotate_and_store(
+                config.rope_of(index), weights.query_norm, weights.key_norm
+            ),
             output=operations.linear(weights.output),
             mlp_norm=operations.norm(weights.mlp_norm),
             mlp=_mlp(config, index, weights, operations),
+            norms_after=None
+            if after[0] is None or after[1] is None
+            else (operations.norm(after[0]), operations.norm(after[1])),
         )
 
 

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from radixkv.runtime.device.model_config.config_reader import ConfigReader
-from radixkv.runtime.device.model_config.families import ARCHITECTURES, Architecture, ExpertFields, WeightNames
+from radixkv.runtime.device.model_config.families import (
+    ARCHITECTURES,
+    Activation,
+    Architecture,
+    ExpertFields,
+    NormKind,
+    WeightNames,
+)
 from radixkv.runtime.device.model_config.rope import Rope
 
 _MAX_COUNT = 1000
@@ -48,7 +55,22 @@ class DecoderConfig:
     n_kv_heads: int
     head_dim: int
     norm_eps: float
-    rope: Rope
+    norm: NormKind
+    has_norms_around: bool
+    """Whether each half of a layer has a norm of its output too."""
+    activation: Activation
+    embedding_scale: float | None
+    """Multiplier of token embeddings."""
+    max_positions: int
+    """Positions of the learned position embedding."""
+    n_unused_positions: int | None
+    """Leading rows of the learned position embedding that no position has; None: positions are rotary."""
+    rope: Rope | None
+    """Rotary embedding; None: positions are learned."""
+    local_rope: Rope | None
+    """Rotary embedding of layers with a window."""
+    attention_scale: float
+    """Multiplier of attention's scores."""
     tied_head: bool
     """Whether the output head shares the embedding's weight."""
     has_query_key_value_bias: bool
@@ -69,28 +91,40 @@ class DecoderConfig:
         fields = ConfigReader(config, path)
         name = _architecture(fields)
         architecture = ARCHITECTURES[name]
-        fields.allow_only(hidden_act="silu", quantization_config=None, partial_rotary_factor=1.0)
+        fields.allow_only(quantization_config=None, partial_rotary_factor=1.0, **dict(architecture.only))
+        fields.allow_only(**{architecture.activation_field: architecture.activation_name})
         biases = {switch: fields.flag(switch) for switch in architecture.bias_switches}
         fields.allow_only(**{switch: False for switch in ("attention_bias", "mlp_bias") if switch not in biases})
         attention_bias = biases.get("attention_bias", False)
         hidden_size = fields.count("hidden_size")
         n_heads, n_kv_heads, head_dim = _heads(fields, architecture, hidden_size)
         n_layers = fields.count("num_hidden_layers", maximum=_MAX_COUNT)
+        rope, local_rope = _ropes(fields, architecture)
+        if architecture.n_unused_positions is not None:
+            fields.allow_only(word_embed_proj_dim=hidden_size)
         return cls(
             architecture=name,
             vocab_size=fields.count("vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=fields.count("intermediate_size"),
+            intermediate_size=fields.count(architecture.inner_size_field),
             n_layers=n_layers,
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
             head_dim=head_dim,
             norm_eps=fields.number("rms_norm_eps", architecture.default_norm_eps),
-            rope=Rope.parse(fields, architecture.default_rope_theta),
-            tied_head=fields.flag("tie_word_embeddings"),
+            norm=architecture.norm,
+            has_norms_around=architecture.has_norms_around,
+            activation=architecture.activation,
+            embedding_scale=hidden_size**0.5 if architecture.scales_embedding else None,
+            max_positions=fields.count("max_position_embeddings", 1),
+            n_unused_positions=architecture.n_unused_positions,
+            rope=rope,
+            local_rope=local_rope,
+            attention_scale=fields.number("query_pre_attn_scalar", float(head_dim)) ** -0.5,
+            tied_head=fields.flag("tie_word_embeddings", default=architecture.default_tied_head),
             has_query_key_value_bias=architecture.has_query_key_value_bias or attention_bias,
-            has_output_bias=attention_bias,
-            has_mlp_bias=biases.get("mlp_bias", False),
+            has_output_bias=architecture.has_output_bias or attention_bias,
+            has_mlp_bias=architecture.has_mlp_bias or biases.get("mlp_bias", False),
             has_query_key_norm=architecture.has_query_key_norm,
             windows=_windows(fields, architecture, n_layers),
             experts=_experts(fields, architecture.experts) if architecture.experts else None,
@@ -100,6 +134,15 @@ class DecoderConfig:
     def names(self) -> WeightNames:
         """Names of the checkpoint's tensors."""
         return ARCHITECTURES[self.architecture].names
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether the MLP has a gate beside the projection that it multiplies."""
+        return self.activation != "relu"
+
+    def rope_of(self, layer: int) -> Rope | None:
+        """Returns the rotary embedding of a layer."""
+        return self.rope if self.windows[layer] is None else self.local_rope
 
     def windows_within(self, max_model_len: int) -> tuple[int | None, ...]:
         """Returns ``windows`` with None for those that no sequence of ``max_model_len`` tokens exceeds."""
@@ -135,17 +178,39 @@ def _heads(fields: ConfigReader, architecture: Architecture, hidden_size: int) -
     return n_heads, n_kv_heads, head_dim
 
 
+def _ropes(fields: ConfigReader, architecture: Architecture) -> tuple[Rope | None, Rope | None]:
+    """Returns the rotary embeddings of layers without and with a window."""
+    if architecture.n_unused_positions is not None:
+        return None, None
+    if architecture.default_local_rope_theta is None:
+        rope = Rope.parse(fields, architecture.default_rope_theta)
+        return rope, rope
+    sections = fields.get("rope_parameters")
+    if isinstance(sections, Mapping) and isinstance(sections.get(_FULL), Mapping):  # Transformers 5
+        full, sliding = (fields.with_value("rope_parameters", sections.get(name)) for name in (_FULL, _SLIDING))
+    else:
+        theta = fields.get("rope_local_base_freq")
+        full, sliding = fields, fields.nested({"rope_theta": theta})
+    return (
+        Rope.parse(full, architecture.default_rope_theta),
+        Rope.parse(sliding, architecture.default_local_rope_theta),
+    )
+
+
 def _windows(fields: ConfigReader, architecture: Architecture, n_layers: int) -> tuple[int | None, ...]:
     """Returns the sliding window of each layer, None for full attention."""
     window = _window(fields, architecture)
     layer_types = fields.get("layer_types")
-    if architecture.window != "by_layer":
+    if architecture.window not in ("by_layer", "patterned"):
         only_type = _FULL if window is None else _SLIDING
         if layer_types is not None and layer_types != [only_type] * n_layers:
             raise fields.error(f"layer_types {layer_types!r} is not supported for this architecture")
         return (window,) * n_layers
     if window is None:
         return (None,) * n_layers
+    if layer_types is None and architecture.window == "patterned":
+        pattern = fields.count("sliding_window_pattern", architecture.default_window_pattern)
+        return tuple(None if (layer + 1) % pattern == 0 else window for layer in range(n_layers))
     if layer_types is None:
         first = fields.count("max_window_layers", 28, minimum=0)
         return tuple(window if layer >= first else None for layer in range(n_layers))
@@ -161,7 +226,7 @@ def _window(fields: ConfigReader, architecture: Architecture) -> int | None:
     if architecture.window == "never":
         fields.allow_only(sliding_window=None)
         return None
-    if architecture.window != "always" and not fields.flag("use_sliding_window"):
+    if architecture.window not in ("always", "patterned") and not fields.flag("use_sliding_window"):
         return None
     if "sliding_window" in fields and fields.get("sliding_window") is None:
         return None

@@ -49,6 +49,10 @@ class ConfigReader:
         """Returns a reader of an object nested in this one."""
         return ConfigReader(values, self._path)
 
+    def with_value(self, name: str, value: object) -> ConfigReader:
+        """Returns a reader of this object with another value of a field."""
+        return ConfigReader({**self._values, name: value}, self._path)
+
     def text(self, name: str, default: str) -> str:
         """Returns a string."""
         value = self._read(name, default)

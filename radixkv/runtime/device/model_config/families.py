@@ -7,6 +7,11 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
+NormKind = Literal["rms", "rms_plus_one", "layer"]
+"""``rms_plus_one`` multiplies by one plus the weight, in float32; ``layer`` subtracts the mean and has a bias."""
+Activation = Literal["silu", "gelu_tanh", "relu"]
+"""``silu`` and ``gelu_tanh`` are of a gate, which multiplies another product; with ``relu`` there is no gate."""
+
 
 @dataclass(frozen=True)
 class WeightNames:
@@ -16,6 +21,7 @@ class WeightNames:
     """
 
     embedding: str = "model.embed_tokens"
+    position_embedding: str = "model.embed_positions"
     layers: str = "model.layers."
     """Prefix of the names of all layers' tensors; the layer's index follows it."""
     attention_norm: str = "model.layers.{layer}.input_layernorm"
@@ -25,10 +31,14 @@ class WeightNames:
     query_norm: str = "model.layers.{layer}.self_attn.q_norm"
     key_norm: str = "model.layers.{layer}.self_attn.k_norm"
     output: str = "model.layers.{layer}.self_attn.o_proj"
+    after_attention_norm: str = "model.layers.{layer}.post_attention_layernorm"
+    """Norm of attention's output, before it is added; of architectures with norms around each half of a layer."""
     mlp_norm: str = "model.layers.{layer}.post_attention_layernorm"
     gate: str = "model.layers.{layer}.mlp.gate_proj"
     up: str = "model.layers.{layer}.mlp.up_proj"
     down: str = "model.layers.{layer}.mlp.down_proj"
+    after_mlp_norm: str = "model.layers.{layer}.post_feedforward_layernorm"
+    """Norm of the MLP's output, before it is added."""
     router: str = "model.layers.{layer}.mlp.gate"
     expert_gate: str = "model.layers.{layer}.mlp.experts.{expert}.gate_proj"
     expert_up: str = "model.layers.{layer}.mlp.experts.{expert}.up_proj"
@@ -58,21 +68,43 @@ class Architecture:
     names: WeightNames = WeightNames()
     has_query_key_value_bias: bool = False
     """Whether query, key and value have a bias even if ``attention_bias`` is not set."""
+    has_output_bias: bool = False
+    has_mlp_bias: bool = False
     bias_switches: frozenset[str] = frozenset()
     """Which of the fields ``attention_bias`` and ``mlp_bias`` may be true."""
     has_query_key_norm: bool = False
-    window: Literal["never", "always", "switched", "by_layer"] = "never"
+    norm: NormKind = "rms"
+    has_norms_around: bool = False
+    """Whether each half of a layer has a norm of its output too."""
+    activation: Activation = "silu"
+    activation_field: str = "hidden_act"
+    """Field of ``config.json`` that names the activation."""
+    activation_name: str = "silu"
+    """The name there."""
+    inner_size_field: str = "intermediate_size"
+    scales_embedding: bool = False
+    """Whether token embeddings are multiplied by the square root of the hidden size."""
+    n_unused_positions: int | None = None
+    """Leading rows of a learned position embedding that no position has; None: positions are rotary."""
+    window: Literal["never", "always", "switched", "by_layer", "patterned"] = "never"
     """Layers that use ``sliding_window``.
 
     ``never``: no layer. ``always``: all layers. ``switched``: all layers if ``use_sliding_window`` is true.
     ``by_layer``: if ``use_sliding_window`` is true, the layers selected by ``layer_types``, or without that field
-    the layers from index ``max_window_layers`` on.
+    the layers from index ``max_window_layers`` on. ``patterned``: the layers selected by ``layer_types``, or
+    without that field all but each ``sliding_window_pattern``-th.
     """
+    default_window_pattern: int = 6
     default_window: int | None = None
     """Window size where the field ``sliding_window`` is absent."""
     default_head_dim: int | None = None
     """Head size where the field ``head_dim`` is absent; None: the hidden size divided by the number of heads."""
     default_rope_theta: float = 10_000.0
+    default_local_rope_theta: float | None = None
+    """Theta of layers with a window where ``config.json`` has none; None: all layers have the same angles."""
+    default_tied_head: bool = False
+    only: tuple[tuple[str, object], ...] = ()
+    """Fields of which only one value is supported, with that value."""
     default_norm_eps: float = 1e-6
     experts: ExpertFields | None = None
 
@@ -85,8 +117,32 @@ _QWEN3 = Architecture(
     default_head_dim=128,
 )
 
+_OPT_LAYER = "model.decoder.layers.{layer}."
+
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
+        "Gemma3ForCausalLM": Architecture(
+            names=WeightNames(mlp_norm="model.layers.{layer}.pre_feedforward_layernorm"),
+            bias_switches=frozenset({"attention_bias"}),
+            has_query_key_norm=True,
+            norm="rms_plus_one",
+            has_norms_around=True,
+            activation="gelu_tanh",
+            activation_field="hidden_activation",
+            activation_name="gelu_pytorch_tanh",
+            scales_embedding=True,
+            window="patterned",
+            default_window=4096,
+            default_head_dim=256,
+            default_rope_theta=1e6,
+            default_local_rope_theta=10_000.0,
+            default_tied_head=True,
+            only=(
+                ("attn_logit_softcapping", None),
+                ("final_logit_softcapping", None),
+                ("use_bidirectional_attention", False),
+            ),
+        ),
         "LlamaForCausalLM": Architecture(bias_switches=frozenset({"attention_bias", "mlp_bias"})),
         "MistralForCausalLM": Architecture(window="always", default_window=4096),
         "MixtralForCausalLM": Architecture(
@@ -100,6 +156,40 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             default_rope_theta=1e6,
             default_norm_eps=1e-5,
             experts=ExpertFields(("num_local_experts",), "intermediate_size", normalizes=True),
+        ),
+        "OPTForCausalLM": Architecture(
+            names=WeightNames(
+                embedding="model.decoder.embed_tokens",
+                position_embedding="model.decoder.embed_positions",
+                layers="model.decoder.layers.",
+                attention_norm=_OPT_LAYER + "self_attn_layer_norm",
+                query=_OPT_LAYER + "self_attn.q_proj",
+                key=_OPT_LAYER + "self_attn.k_proj",
+                value=_OPT_LAYER + "self_attn.v_proj",
+                output=_OPT_LAYER + "self_attn.out_proj",
+                mlp_norm=_OPT_LAYER + "final_layer_norm",
+                up=_OPT_LAYER + "fc1",
+                down=_OPT_LAYER + "fc2",
+                final_norm="model.decoder.final_layer_norm",
+                unused=(),
+            ),
+            has_query_key_value_bias=True,
+            has_output_bias=True,
+            has_mlp_bias=True,
+            norm="layer",
+            activation="relu",
+            activation_field="activation_function",
+            activation_name="relu",
+            inner_size_field="ffn_dim",
+            n_unused_positions=2,
+            default_norm_eps=1e-5,
+            default_tied_head=True,
+            only=(
+                ("do_layer_norm_before", True),
+                ("_remove_final_layer_norm", False),
+                ("enable_bias", True),
+                ("layer_norm_elementwise_affine", True),
+            ),
         ),
         "Qwen2ForCausalLM": Architecture(has_query_key_value_bias=True, window="by_layer", default_window=4096),
         "Qwen3ForCausalLM": _QWEN3,

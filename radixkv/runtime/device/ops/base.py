@@ -11,7 +11,8 @@ from typing import Protocol
 from torch import Tensor
 
 from radixkv.runtime.device.model_config.config import ExpertConfig
-from radixkv.runtime.device.weights.weights import ExpertsWeights, LinearWeights, MlpWeights
+from radixkv.runtime.device.model_config.rope import Rope
+from radixkv.runtime.device.weights.weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
 
 
 @dataclass(frozen=True)
@@ -34,20 +35,14 @@ class TokenInputs:
 
 
 class Norm(Protocol):
-    """A norm over rows with its weight."""
-
-    @property
-    def weight(self) -> Tensor:
-        """[hidden]."""
-        ...
-
-    @property
-    def eps(self) -> float:
-        """Added to the mean square."""
-        ...
+    """A norm over rows with its weights."""
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
         """Norms [rows, hidden] into ``out`` [rows, hidden], which may be ``x``."""
+        ...
+
+    def add(self, x: Tensor, residual: Tensor, out: Tensor) -> None:
+        """Adds ``x`` to ``residual``, then norms the sum into ``out``; [rows, hidden] each."""
         ...
 
 
@@ -72,6 +67,10 @@ class Linear(Protocol):
 
 class Mlp(Protocol):
     """A dense MLP, or a mixture of experts."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Maps [rows, hidden], normed, to [rows, hidden]."""
+        ...
 
     def add_and_norm(self, x: Tensor, residual: Tensor, norm: Norm, out: Tensor) -> None:
         """Adds the MLP of ``x`` to ``residual``, then norms the sum into ``out``.
@@ -107,8 +106,8 @@ class Operations(Protocol):
         """Returns a matrix product."""
         ...
 
-    def norm(self, weight: Tensor) -> Norm:
-        """Returns an RMS norm with the model's epsilon. ``weight`` is [hidden]."""
+    def norm(self, weights: NormWeights) -> Norm:
+        """Returns a norm of the model's kind."""
         ...
 
     def mlp(self, weights: MlpWeights) -> Mlp:
@@ -119,10 +118,13 @@ class Operations(Protocol):
         """Returns a mixture of experts. Raises ``ConfigError`` where the device has none."""
         ...
 
-    def rotate_and_store(self, query_norm: Tensor | None, key_norm: Tensor | None) -> RotateAndStore:
+    def rotate_and_store(
+        self, rope: Rope | None, query_norm: Tensor | None, key_norm: Tensor | None
+    ) -> RotateAndStore:
         """Returns the operation of a layer.
 
         Args:
+            rope: rotary embedding; None rotates nothing.
             query_norm, key_norm: [head_dim], weights of an RMS norm over each head; both or neither.
         """
         ...

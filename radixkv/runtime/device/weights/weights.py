@@ -30,8 +30,16 @@ class LinearWeights:
 
 
 @dataclass(frozen=True)
+class NormWeights:
+    """A norm's weight [size], and the bias [size] of a layer norm."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class MlpWeights:
-    """Weights of one MLP, with gate and up projection stacked in this order."""
+    """Weights of one MLP, with gate and up projection stacked in this order if there is a gate."""
 
     gate_up: LinearWeights
     down: LinearWeights
@@ -49,13 +57,15 @@ class ExpertsWeights:
 class LayerWeights:
     """Weights of one decoder layer."""
 
-    attention_norm: Tensor
+    attention_norm: NormWeights
     query_key_value: LinearWeights
     query_norm: Tensor | None
     key_norm: Tensor | None
     output: LinearWeights
-    mlp_norm: Tensor
+    after_attention_norm: NormWeights | None
+    mlp_norm: NormWeights
     mlp: MlpWeights | ExpertsWeights
+    after_mlp_norm: NormWeights | None
 
 
 class Weights:
@@ -87,7 +97,8 @@ class Weights:
             sum(math.prod(shape) for shape in _layer_shapes(config, i).values()) for i in range(config.n_layers)
         ]
         embedding = config.vocab_size * config.hidden_size
-        return (sum(parts) + config.hidden_size + 2 * embedding + max(embedding, *parts)) * self.dtype.itemsize
+        twice = max(embedding, *parts) + (embedding if config.tied_head else 0)
+        return self.n_bytes + twice * self.dtype.itemsize
 
     def embedding(self) -> Tensor:
         """Returns the embedding, [vocab, hidden]. Raises ``CheckpointError``."""
@@ -97,9 +108,19 @@ class Weights:
         """Returns the output head, [vocab, hidden], of a model without a tied head. Raises ``CheckpointError``."""
         return self._read(f"{self.config.names.head}.weight")
 
-    def final_norm(self) -> Tensor:
-        """Returns the weight of the final norm, [hidden]. Raises ``CheckpointError``."""
-        return self._read(f"{self.config.names.final_norm}.weight")
+    def position_embedding(self) -> Tensor | None:
+        """Returns the learned position embedding, [positions, hidden]; None if there is none.
+
+        Raises:
+            CheckpointError: it cannot be read.
+        """
+        if self.config.n_unused_positions is None:
+            return None
+        return self._read(f"{self.config.names.position_embedding}.weight")[self.config.n_unused_positions :]
+
+    def final_norm(self) -> NormWeights:
+        """Returns the weights of the final norm. Raises ``CheckpointError``."""
+        return self._norm(self.config.names.final_norm)
 
     def layer(self, index: int) -> LayerWeights:
         """Returns the weights of one layer. Raises ``CheckpointError``."""
@@ -111,14 +132,20 @@ class Weights:
         def linear(*parts: str) -> LinearWeights:
             return self._linear(*(name.format(layer=index) for name in parts))
 
+        def norm(name: str) -> NormWeights:
+            return self._norm(name.format(layer=index))
+
+        gate_up = (names.gate, names.up) if config.has_gate else (names.up,)
         return LayerWeights(
-            attention_norm=read(names.attention_norm),
+            attention_norm=norm(names.attention_norm),
             query_key_value=linear(names.query, names.key, names.value),
             query_norm=read(names.query_norm) if config.has_query_key_norm else None,
             key_norm=read(names.key_norm) if config.has_query_key_norm else None,
             output=linear(names.output),
-            mlp_norm=read(names.mlp_norm),
-            mlp=self._experts(index) or MlpWeights(linear(names.gate, names.up), linear(names.down)),
+            after_attention_norm=norm(names.after_attention_norm) if config.has_norms_around else None,
+            mlp_norm=norm(names.mlp_norm),
+            mlp=self._experts(index) or MlpWeights(linear(*gate_up), linear(names.down)),
+            after_mlp_norm=norm(names.after_mlp_norm) if config.has_norms_around else None,
         )
 
     def _experts(self, layer: int) -> ExpertsWeights | None:
@@ -136,6 +163,10 @@ class Weights:
                 for i in range(experts.n_experts)
             ),
         )
+
+    def _norm(self, name: str) -> NormWeights:
+        bias = self._read(f"{name}.bias") if f"{name}.bias" in self._shapes else None
+        return NormWeights(self._read(f"{name}.weight"), bias)
 
     def _linear(self, *parts: str) -> LinearWeights:
         biases = [f"{name}.bias" for name in parts if f"{name}.bias" in self._shapes]
@@ -196,8 +227,11 @@ def _shapes(config: DecoderConfig) -> TensorShapes:
     vocabulary = (config.vocab_size, config.hidden_size)
     shapes: TensorShapes = {
         f"{config.names.embedding}.weight": vocabulary,
-        f"{config.names.final_norm}.weight": (config.hidden_size,),
+        **_norm_shapes(config, config.names.final_norm),
     }
+    if config.n_unused_positions is not None:
+        n_positions = config.max_positions + config.n_unused_positions
+        shapes[f"{config.names.position_embedding}.weight"] = (n_positions, config.hidden_size)
     if not config.tied_head:
         shapes[f"{config.names.head}.weight"] = vocabulary
     for layer in range(config.n_layers):
@@ -205,12 +239,20 @@ def _shapes(config: DecoderConfig) -> TensorShapes:
     return shapes
 
 
+def _norm_shapes(config: DecoderConfig, name: str) -> TensorShapes:
+    parts = ("weight", "bias") if config.norm == "layer" else ("weight",)
+    return {f"{name}.{part}": (config.hidden_size,) for part in parts}
+
+
 def _layer_shapes(config: DecoderConfig, layer: int) -> TensorShapes:
     names, hidden = config.names, config.hidden_size
     shapes: TensorShapes = {}
 
-    def norm(name: str, size: int) -> None:
-        shapes[f"{name.format(layer=layer)}.weight"] = (size,)
+    def head_norm(name: str) -> None:
+        shapes[f"{name.format(layer=layer)}.weight"] = (config.head_dim,)
+
+    def norm(name: str) -> None:
+        shapes.update(_norm_shapes(config, name.format(layer=layer)))
 
     def linear(name: str, n_outputs: int, n_inputs: int, *, bias: bool = False, expert: int = 0) -> None:
         full = name.format(layer=layer, expert=expert)
@@ -219,18 +261,22 @@ def _layer_shapes(config: DecoderConfig, layer: int) -> TensorShapes:
             shapes[f"{full}.bias"] = (n_outputs,)
 
     query, key = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-    norm(names.attention_norm, hidden)
+    norm(names.attention_norm)
     linear(names.query, query, hidden, bias=config.has_query_key_value_bias)
     linear(names.key, key, hidden, bias=config.has_query_key_value_bias)
     linear(names.value, key, hidden, bias=config.has_query_key_value_bias)
     if config.has_query_key_norm:
-        norm(names.query_norm, config.head_dim)
-        norm(names.key_norm, config.head_dim)
+        head_norm(names.query_norm)
+        head_norm(names.key_norm)
     linear(names.output, hidden, query, bias=config.has_output_bias)
-    norm(names.mlp_norm, hidden)
+    norm(names.mlp_norm)
+    if config.has_norms_around:
+        norm(names.after_attention_norm)
+        norm(names.after_mlp_norm)
     experts = config.experts_of(layer)
     if experts is None:
-        linear(names.gate, config.intermediate_size, hidden, bias=config.has_mlp_bias)
+        if config.has_gate:
+            linear(names.gate, config.intermediate_size, hidden, bias=config.has_mlp_bias)
         linear(names.up, config.intermediate_size, hidden, bias=config.has_mlp_bias)
         linear(names.down, hidden, config.intermediate_size, bias=config.has_mlp_bias)
         return shapes

@@ -15,7 +15,7 @@ from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.model_config.config import DecoderConfig
-from radixkv.runtime.device.model_config.rope import Llama3Scaling, Rope, YarnScaling
+from radixkv.runtime.device.model_config.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
 from radixkv.runtime.device.ops.cpu.operations import CpuOperations
 from radixkv.runtime.device.weights.weights import open_weights
 from support.checkpoints import save_checkpoint, save_llama
@@ -35,7 +35,11 @@ def load(folder: Path) -> list[Tensor]:
     """Returns all tensors of the checkpoint."""
     checkpoint = resolve(str(folder), load_format="dummy")
     with open_weights(checkpoint, load_format="auto", dtype=torch.float32) as weights:
-        ends = [weights.embedding(), weights.final_norm(), *([] if weights.config.tied_head else [weights.head()])]
+        ends = [
+            weights.embedding(),
+            weights.final_norm().weight,
+            *([] if weights.config.tied_head else [weights.head()]),
+        ]
         layers = [weights.layer(index) for index in range(weights.config.n_layers)]
     return [*ends, *(tensor for layer in layers for tensor in flat(astuple(layer)))]
 
@@ -184,9 +188,17 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+LINEAR = {"rope_type": "linear", "factor": 8.0}
 YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
 MISTRAL = {"architectures": ["MistralForCausalLM"]}
 MIXTRAL = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+GEMMA3 = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 9,
+    "num_hidden_layers": 7,
+}
+OPT = {"architectures": ["OPTForCausalLM"], "activation_function": "relu", "ffn_dim": 64}
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True}
 QWEN3_MOE = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -246,6 +258,16 @@ QWEN3_MOE = {
         (MIXTRAL | {"mlp_only_layers": [True]}, "mlp_only_layers"),
         (MIXTRAL | {"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        (GEMMA3 | {"hidden_activation": "silu"}, "hidden_activation 'silu'"),
+        (GEMMA3 | {"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0"),
+        (GEMMA3 | {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
+        (GEMMA3 | {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
+        (GEMMA3 | {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
+        (OPT | {"do_layer_norm_before": False}, "do_layer_norm_before False"),
+        (OPT | {"word_embed_proj_dim": 32}, "word_embed_proj_dim 32"),
+        (OPT | {"enable_bias": False}, "enable_bias False"),
+        (OPT | {"activation_function": "gelu"}, "activation_function 'gelu'"),
+        (OPT | {"ffn_dim": None}, " ffn_dim"),
         ({"num_key_value_heads": 3}, "num_attention_heads 4 .*num_key_value_heads 3"),
         ({"head_dim": 7}, "head_dim 7"),
         ({"vocab_size": None}, " vocab_size"),
@@ -312,6 +334,16 @@ def test_yarn_of_a_model_card() -> None:
     assert rope.amplitude == pytest.approx(1.1386, abs=1e-4)
 
 
+def test_both_formats_of_rope_settings_that_differ_by_layer() -> None:
+    old = parse(BASE | GEMMA3 | {"rope_theta": 5e5, "rope_local_base_freq": 7e3, "rope_scaling": LINEAR})
+    sections = {"full_attention": {"rope_theta": 5e5} | LINEAR, "sliding_attention": {"rope_theta": 7e3}}
+    new = parse(BASE | GEMMA3 | {"rope_parameters": sections})
+    assert old == new
+    assert (old.rope_of(5), old.rope_of(0)) == (Rope(5e5, LinearScaling(8.0)), Rope(7e3))
+    default = parse(BASE | GEMMA3)
+    assert (default.rope_of(5), default.rope_of(0)) == (Rope(1e6), Rope(1e4))
+
+
 @pytest.mark.parametrize(
     ("changes", "windows"),
     [
@@ -325,6 +357,9 @@ def test_yarn_of_a_model_card() -> None:
         (QWEN3 | {"max_window_layers": 0, "sliding_window": 9}, (9, 9)),
         (QWEN3 | {"use_sliding_window": False, "sliding_window": 9, "max_window_layers": 0}, (None, None)),
         (QWEN3 | {"layer_types": ["sliding_attention", "full_attention"]}, (4096, None)),
+        (GEMMA3, (9, 9, 9, 9, 9, None, 9)),
+        (GEMMA3 | {"sliding_window_pattern": 2}, (9, None) * 3 + (9,)),
+        (GEMMA3 | {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}, (None, 9)),
         (QWEN3_MOE, (4096, 4096)),
         (QWEN3_MOE | {"use_sliding_window": None}, (None, None)),
     ],

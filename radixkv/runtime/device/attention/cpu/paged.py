@@ -37,6 +37,7 @@ class PagedAttention:
         *,
         n_heads: int,
         windows: Sequence[int | None],
+        scale: float,
         block_tokens: int = 256,
     ) -> None:
         """Determines which tile sizes give bit-equal products on this machine.
@@ -45,6 +46,7 @@ class PagedAttention:
             pool: the pool to read, for its shape.
             n_heads: number of query heads.
             windows: [layers], sliding window in positions, the token's own included; None for full attention.
+            scale: multiplier of the scores.
             block_tokens: positions per partial sum, rounded down to whole pages, at least one page.
         """
         _, _, n_kv_heads, page_size, head_dim = pool.k.shape
@@ -59,7 +61,7 @@ class PagedAttention:
         self._windows = tuple(windows)
         self._layouts = {window: replace(layout, window=window) for window in self._windows}
         self._tiles = _token_tiles(layout)
-        self._scale = head_dim**-0.5
+        self._scale = scale
         self._parts: dict[int | None, list[LongRow | ShortRows]] = {}
         self._workspace = (torch.empty(0), torch.empty(0))
 

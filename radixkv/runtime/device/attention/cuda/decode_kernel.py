@@ -29,6 +29,7 @@ def attend_decode(
     values: Tensor,
     lse: Tensor,
     *,
+    scale: float,
     n_items: int,
     tile: int,
     tile_config: TileConfig,
@@ -45,6 +46,7 @@ def attend_decode(
         out: [rows, heads, head_dim]: outputs of rows that have a single item.
         values: [results, heads, head_dim]: partial outputs of other items, divided by their sums of exponentials.
         lse: [results, heads] float32: log2 of those sums.
+        scale: multiplier of the scores.
         n_items: items to launch, padding included.
         tile: most (query, head) pairs of an item: 16, 32 or 64.
         tile_config: from ``decode_tiles.choose_tile_config``.
@@ -62,7 +64,7 @@ def attend_decode(
         out,
         values,
         lse,
-        head_dim**-0.5 * _LOG2_E,
+        scale * _LOG2_E,
         items.stride(0),
         q.stride(0),
         k_cache.stride(0),

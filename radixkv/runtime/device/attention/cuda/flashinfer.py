@@ -21,13 +21,20 @@ _MASKS = {False: 0, True: 1}
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Head counts, head size, page size and dtype of a layer's attention."""
+    """Head counts, head size, page size, dtype and scale of a layer's attention."""
 
     n_heads: int
     n_kv_heads: int
     head_dim: int
     page_size: int
     dtype: torch.dtype
+    score_scale: float | None = None
+    """Multiplier of the scores; None is ``head_dim ** -0.5``."""
+
+    @property
+    def scale(self) -> float:
+        """Multiplier of the scores."""
+        return self.head_dim**-0.5 if self.score_scale is None else self.score_scale
 
     @property
     def group(self) -> int:
@@ -221,7 +228,7 @@ def _options(shape: AttentionShape, window: int | None) -> tuple[Any, ...]:
         has_early_start,
         *nothing,
         soft_cap,
-        shape.head_dim**-0.5,
+        shape.scale,
         *nothing[:3],
         1.0,
         1e4,

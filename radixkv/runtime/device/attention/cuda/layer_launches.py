@@ -35,6 +35,7 @@ class DecodeLaunch:
     merge_indices: Tensor
     results: PartialResults
     group: int
+    scale: float
     large: LayerLaunch | None
     """The launch of large items, over pages that many rows share."""
 
@@ -52,6 +53,7 @@ class DecodeLaunch:
             out,
             results.values,
             results.lse,
+            scale=self.scale,
             n_items=self.n_items,
             tile=self.tile,
             tile_config=self.tile_config,

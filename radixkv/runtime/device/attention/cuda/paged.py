@@ -213,6 +213,7 @@ class PagedAttention:
             merge_indices=view(fields.merge_indices),
             results=self._results,
             group=self._geometry.group,
+            scale=self._shape.scale,
             large=self._large_launch(step) if has_large else None,
         )
 

@@ -7,17 +7,21 @@ round several times are computed in float32.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from radixkv.runtime.device.memory_check import check_allocation
+from radixkv.runtime.device.model_config.families import Activation
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops.base import Norm
 from radixkv.runtime.device.ops.cpu.agreeing_tiles import agreeing_tiles, cover
 from radixkv.runtime.device.weights.weights import LinearWeights
 
+_GELU_SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
+"""GELU's approximation by tanh is ``x * sigmoid(slope * (x + 0.044715 * x**3))``."""
 _ROW_TILES = (8, 16, 32, 64, 128, 256)
 _CACHE_LINE_BYTES = 64
 _LARGE_MATRIX_SIZE = 1 << 24
@@ -64,7 +68,7 @@ class Linear:
 
     def add_and_norm(self, x: Tensor, residual: Tensor, norm: Norm, out: Tensor) -> None:
         """See ``ops.base.Linear``."""
-        norm(residual.add_(self(x)), out)
+        norm.add(self(x), residual, out)
 
     def _products(self, x: Tensor) -> Tensor:
         n = x.shape[0]
@@ -95,14 +99,41 @@ class RMSNorm:
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
         """See ``ops.base.Norm``."""
-        rms_norm(x, self.weight, self.eps, out)
+        out.copy_(rms_norm(x, self.weight, self.eps))
+
+    def add(self, x: Tensor, residual: Tensor, out: Tensor) -> None:
+        """See ``ops.base.Norm``."""
+        self(residual.add_(x), out)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
-    """Returns ``x / rms(x) * weight`` over the last dimension, with the root mean square in float32."""
+@dataclass(frozen=True)
+class LayerNorm:
+    """``(x - mean(x)) / deviation(x) * weight + bias`` over rows, in float32."""
+
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        """See ``ops.base.Norm``."""
+        full = x.float()
+        full = full - full.mean(-1, keepdim=True)
+        scale = full.square().mean(-1, keepdim=True).add_(self.eps).rsqrt_()
+        out.copy_(full.mul_(scale).mul_(self.weight).add_(self.bias))
+
+    def add(self, x: Tensor, residual: Tensor, out: Tensor) -> None:
+        """See ``ops.base.Norm``."""
+        self(residual.add_(x), out)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Returns ``x / rms(x) * weight`` over the last dimension, with the root mean square in float32.
+
+    The quotient is rounded to the dtype of ``x`` before it is multiplied, unless ``weight`` is float32.
+    """
     full = x.float()
     scale = full.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-    return torch.mul((full * scale).to(x.dtype), weight, out=out)
+    return (full * scale).to(weight.dtype).mul_(weight)
 
 
 class Rotary:
@@ -144,7 +175,18 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return (full * cosine).add_(swapped.mul_(sine)).to(x.dtype)
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
-    """Maps [rows, 2 * inner], gate first, to ``silu(gate) * up``, [rows, inner]."""
-    gate, up = gate_up.float().chunk(2, -1)
-    return (gate / gate.neg().exp_().add_(1.0)).mul_(up).to(gate_up.dtype)
+def activate(kind: Activation, x: Tensor) -> Tensor:
+    """Applies an activation.
+
+    Args:
+        kind: which one.
+        x: [rows, 2 * inner], gate first; [rows, inner] if the activation has no gate. Overwritten then.
+
+    Returns:
+        [rows, inner], of the same dtype.
+    """
+    if kind == "relu":
+        return x.relu_()
+    gate, up = x.float().chunk(2, -1)
+    slope = gate if kind == "silu" else (0.044715 * gate**3).add_(gate).mul_(_GELU_SLOPE)
+    return (gate / slope.neg().exp_().add_(1.0)).mul_(up).to(x.dtype)

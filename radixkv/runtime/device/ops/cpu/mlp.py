@@ -5,18 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from radixkv.runtime.device.model_config.families import Activation
 from radixkv.runtime.device.ops.base import Norm
-from radixkv.runtime.device.ops.cpu.layers import Linear, RowTiles, swiglu
+from radixkv.runtime.device.ops.cpu.layers import Linear, RowTiles, activate
 from radixkv.runtime.device.weights.weights import ExpertsWeights, MlpWeights
 
 
 class Mlp:
-    """Dense MLP: ``down(silu(gate(x)) * up(x))``."""
+    """Dense MLP: ``down(silu(gate(x)) * up(x))``, or with another activation."""
 
     _CHUNK_ROWS = 256
     """Rows computed at once, few enough to keep the intermediate activations in the processor's cache."""
 
-    def __init__(self, weights: MlpWeights, tiles: RowTiles) -> None:
+    def __init__(self, weights: MlpWeights, tiles: RowTiles, activation: Activation) -> None:
+        self._activation: Activation = activation
         self._gate_up = Linear(weights.gate_up, tiles)
         self._down = Linear(weights.down, tiles)
 
@@ -25,8 +27,11 @@ class Mlp:
         _add_and_norm_chunks(self, self._CHUNK_ROWS, x, residual, norm, out)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Maps [rows, hidden] to [rows, hidden]."""
-        return self._down(swiglu(self._gate_up(x)))
+        """See ``ops.base.Mlp``."""
+        return torch.cat([self._compute(rows) for rows in torch.split(x, self._CHUNK_ROWS)])
+
+    def _compute(self, x: Tensor) -> Tensor:
+        return self._down(activate(self._activation, self._gate_up(x)))
 
 
 class Experts:
@@ -43,14 +48,14 @@ class Experts:
         self._n_active = n_active
         self._normalizes = normalizes
         self._router = Linear(weights.router, tiles)
-        self._experts = [Mlp(expert, tiles) for expert in weights.experts]
+        self._experts = [Mlp(expert, tiles, "silu") for expert in weights.experts]
 
     def add_and_norm(self, x: Tensor, residual: Tensor, norm: Norm, out: Tensor) -> None:
         """See ``ops.base.Mlp``."""
         _add_and_norm_chunks(self, self._CHUNK_ROWS, x, residual, norm, out)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Maps [rows, hidden] to [rows, hidden]."""
+        """See ``ops.base.Mlp``."""
         expert_weights, chosen = self._route(x)
         total = torch.zeros_like(x)
         for index in sorted(set(chosen.flatten().tolist())):
@@ -72,4 +77,4 @@ def _add_and_norm_chunks(
 ) -> None:
     """Adds ``mlp(x)`` to ``residual`` and norms the sum, in chunks of ``n_rows``."""
     for rows, sums, normed in zip(*(torch.split(part, n_rows) for part in (x, residual, out)), strict=True):
-        norm(sums.add_(mlp(rows)), normed)
+        norm.add(mlp(rows), sums, normed)

@@ -10,7 +10,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, *, adds_one: bool = False) -> None:
     """Computes ``out = x / rms(x) * weight`` by rows, in float32, rounded before and after the weight.
 
     Args:
@@ -18,19 +18,22 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         weight: [hidden], of ``x``'s dtype, as is ``out``.
         eps: added to the mean square.
         out: [rows, hidden]; may be ``x``.
+        adds_one: whether to multiply by ``1 + weight`` instead, and to round only after that.
     """
-    _launch(x, None, weight, eps, out)
+    _launch(x, None, weight, eps, out, adds_one)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor, *, adds_one: bool = False
+) -> None:
     """Computes ``residual += x``, rounded to its dtype, then ``out = rms_norm(residual)``.
 
     ``residual`` has the shape and dtype of ``x``; the other arguments are those of ``rms_norm``.
     """
-    _launch(x, residual, weight, eps, out)
+    _launch(x, residual, weight, eps, out, adds_one)
 
 
-def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
+def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor, adds_one: bool) -> None:
     n_rows, size = x.shape
     block = power_of_two(size)
     _norm[(n_rows,)](
@@ -45,6 +48,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out:
         SIZE=size,
         BLOCK=block,
         ADDS=residual is not None,
+        ADDS_ONE=adds_one,
         num_warps=warps_for(block),
         **overlapping(x),
     )
@@ -63,6 +67,7 @@ def _norm(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     ADDS: tl.constexpr,
+    ADDS_ONE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
@@ -80,6 +85,9 @@ def _norm(
         tl.store(target, value, is_column)
     full = value.to(tl.float32)
     normed = full * tl.rsqrt(tl.sum(full * full, 0) / SIZE + eps)
-    # Rounded before the weight, as Transformers does.
-    scaled = normed.to(value.dtype).to(tl.float32) * scale.to(tl.float32)
+    # As Transformers does: Gemma's norms are not rounded before the weight, others are.
+    if ADDS_ONE:
+        scaled = normed * (1.0 + scale.to(tl.float32))
+    else:
+        scaled = normed.to(value.dtype).to(tl.float32) * scale.to(tl.float32)
     tl.store(out + row * out_stride + columns, scaled.to(value.dtype), is_column)

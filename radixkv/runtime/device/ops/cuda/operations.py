@@ -7,16 +7,19 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.model_config.config import DecoderConfig, ExpertConfig
+from radixkv.runtime.device.model_config.families import Activation
+from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops.base import Norm, TokenInputs
 from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
 from radixkv.runtime.device.ops.cuda.linear import gated_linear, linear
 from radixkv.runtime.device.ops.cuda.linear_add_norm import add_linear_and_norm
 from radixkv.runtime.device.ops.cuda.norm import add_rms_norm, rms_norm
 from radixkv.runtime.device.ops.cuda.rotary import rotate_and_store
-from radixkv.runtime.device.weights.weights import ExpertsWeights, LinearWeights, MlpWeights
+from radixkv.runtime.device.weights.weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
 
 
 class CudaOperations:
@@ -30,22 +33,25 @@ class CudaOperations:
 
     def __init__(self, config: DecoderConfig, max_positions: int, device: torch.device) -> None:
         self._config = config
-        angles = torch.arange(max_positions).float()[:, None] * config.rope.frequencies(config.head_dim)
-        halves = [angles.cos() * config.rope.amplitude, angles.sin() * config.rope.amplitude]
-        self._cosine_sine = torch.cat(halves, -1).to(device)
+        self._cosine_sine = {
+            rope: _cosine_sine(rope, config.head_dim, max_positions).to(device)
+            for rope in {config.rope, config.local_rope}
+        }
         """[max_positions, head_dim] float32: cosines, then sines, each of half the head's dimensions."""
 
     def linear(self, weights: LinearWeights) -> Linear:
         """See ``Operations.linear``."""
         return Linear(weights.weight, weights.bias)
 
-    def norm(self, weight: Tensor) -> RMSNorm:
+    def norm(self, weights: NormWeights) -> RMSNorm | LayerNorm:
         """See ``Operations.norm``."""
-        return RMSNorm(weight, self._config.norm_eps)
+        if weights.bias is not None:
+            return LayerNorm(weights.weight, weights.bias, self._config.norm_eps)
+        return RMSNorm(weights.weight, self._config.norm_eps, self._adds_one)
 
     def mlp(self, weights: MlpWeights) -> Mlp:
         """See ``Operations.mlp``."""
-        return Mlp(self.linear(weights.gate_up), self.linear(weights.down))
+        return Mlp(self.linear(weights.gate_up), self.linear(weights.down), self._config.activation)
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> NoReturn:
         """Raises ``ConfigError``."""
@@ -54,9 +60,15 @@ class CudaOperations:
             "use --device cpu"
         )
 
-    def rotate_and_store(self, query_norm: Tensor | None, key_norm: Tensor | None) -> RotateAndStore:
+    def rotate_and_store(
+        self, rope: Rope | None, query_norm: Tensor | None, key_norm: Tensor | None
+    ) -> RotateAndStore:
         """See ``Operations.rotate_and_store``."""
-        return RotateAndStore(self._cosine_sine, query_norm, key_norm, self._config.norm_eps)
+        return RotateAndStore(self._cosine_sine[rope], query_norm, key_norm, self._config.norm_eps, self._adds_one)
+
+    @property
+    def _adds_one(self) -> bool:
+        return self._config.norm == "rms_plus_one"
 
 
 @dataclass(frozen=True)
@@ -65,10 +77,32 @@ class RMSNorm:
 
     weight: Tensor
     eps: float
+    adds_one: bool
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
-        """See ``Norm.__call__``."""
-        rms_norm(x, self.weight, self.eps, out)
+        """See ``ops.base.Norm``."""
+        rms_norm(x, self.weight, self.eps, out, adds_one=self.adds_one)
+
+    def add(self, x: Tensor, residual: Tensor, out: Tensor) -> None:
+        """See ``ops.base.Norm``."""
+        add_rms_norm(x, residual, self.weight, self.eps, out, adds_one=self.adds_one)
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """A layer norm, in torch."""
+
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        """See ``ops.base.Norm``."""
+        out.copy_(functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps))
+
+    def add(self, x: Tensor, residual: Tensor, out: Tensor) -> None:
+        """See ``ops.base.Norm``."""
+        self(residual.add_(x), out)
 
 
 @dataclass(frozen=True)
@@ -80,7 +114,7 @@ class Linear:
     bias: Tensor | None
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """See ``Linear.__call__``."""
+        """See ``ops.base.Linear``."""
         if out is None:
             out = x.new_empty(len(x), len(self.weight))
         if self.bias is None:
@@ -90,28 +124,41 @@ class Linear:
         return out
 
     def add_and_norm(self, x: Tensor, residual: Tensor, norm: Norm, out: Tensor) -> None:
-        """See ``Linear.add_and_norm``."""
-        if self.bias is None:
+        """See ``ops.base.Linear``."""
+        if self.bias is None and isinstance(norm, RMSNorm) and not norm.adds_one:
             add_linear_and_norm(x, self.weight, residual, norm.weight, norm.eps, out)
         else:
-            add_rms_norm(self(x), residual, norm.weight, norm.eps, out)
+            norm.add(self(x), residual, out)
 
 
 @dataclass(frozen=True)
 class Mlp:
-    """A dense MLP: ``down(silu(gate(x)) * up(x))``."""
+    """A dense MLP: ``down(silu(gate(x)) * up(x))``, or with another activation."""
 
     gate_up: Linear
     down: Linear
+    activation: Activation
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See ``ops.base.Mlp``."""
+        return self.down(self._activated(x))
 
     def add_and_norm(self, x: Tensor, residual: Tensor, norm: Norm, out: Tensor) -> None:
-        """See ``Mlp.add_and_norm``."""
+        """See ``ops.base.Mlp``."""
+        self.down.add_and_norm(self._activated(x), residual, norm, out)
+
+    def _activated(self, x: Tensor) -> Tensor:
+        if self.activation == "relu":
+            return self.gate_up(x).relu_()
+        if self.activation == "gelu_tanh":
+            gate, up = self.gate_up(x).chunk(2, -1)
+            return functional.gelu(gate, approximate="tanh").mul_(up)
         gated = x.new_empty(len(x), len(self.gate_up.weight) // 2)
         if self.gate_up.bias is None:
             gated_linear(x, self.gate_up.weight, gated)
         else:
             silu_and_multiply(self.gate_up(x), gated)
-        self.down.add_and_norm(gated, residual, norm, out)
+        return gated
 
 
 @dataclass(frozen=True)
@@ -122,6 +169,7 @@ class RotateAndStore:
     query_norm: Tensor | None
     key_norm: Tensor | None
     eps: float
+    adds_one: bool
 
     def __call__(self, qkv: Tensor, inputs: TokenInputs, k_cache: Tensor, v_cache: Tensor, q_out: Tensor) -> None:
         """See ``ops.base.RotateAndStore``. The caches are [pages, page_size, kv_heads, head_dim]."""
@@ -136,4 +184,15 @@ class RotateAndStore:
             query_norm=self.query_norm,
             key_norm=self.key_norm,
             eps=self.eps,
+            adds_one=self.adds_one,
         )
+
+
+def _cosine_sine(rope: Rope | None, head_dim: int, max_positions: int) -> Tensor:
+    """Returns the table of a rotary embedding; without one, that of angles of 0, which rotate nothing."""
+    if rope is None:
+        halves = torch.ones(max_positions, head_dim // 2), torch.zeros(max_positions, head_dim // 2)
+    else:
+        angles = torch.arange(max_positions).float()[:, None] * rope.frequencies(head_dim)
+        halves = angles.cos() * rope.amplitude, angles.sin() * rope.amplitude
+    return torch.cat(halves, -1)

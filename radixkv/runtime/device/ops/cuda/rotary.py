@@ -22,6 +22,7 @@ def rotate_and_store(
     query_norm: Tensor | None,
     key_norm: Tensor | None,
     eps: float,
+    adds_one: bool = False,
 ) -> None:
     """Rotates queries and keys (half-split rotary); stores keys and values in the pool, and queries in ``q_out``.
 
@@ -34,6 +35,7 @@ def rotate_and_store(
         q_out: [tokens, heads, head_dim], contiguous, of ``qkv``'s dtype.
         query_norm, key_norm: [head_dim], weights of an RMS norm over each head before rotation; both or neither.
         eps: of these norms.
+        adds_one: whether they multiply by ``1 + weight``, and round only after that.
     """
     n_tokens, n_heads, head_dim = q_out.shape
     n_kv_heads = (qkv.shape[1] // head_dim - n_heads) // 2
@@ -57,6 +59,7 @@ def rotate_and_store(
         KV_HEADS=power_of_two(n_kv_heads),
         HEAD_DIM=head_dim,
         NORMS=norms,
+        ADDS_ONE=adds_one,
         num_warps=warps_for(heads * head_dim, per_thread=32),
         **overlapping(qkv),
     )
@@ -81,6 +84,7 @@ def _rotate_and_store(
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     NORMS: tl.constexpr,
+    ADDS_ONE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -107,8 +111,8 @@ def _rotate_and_store(
     v = tl.load(source + N_KV_HEADS * HEAD_DIM + value_offsets, is_key, 0.0)
     cosine, sine = tl.load(angles), tl.load(angles + HALF)
     if NORMS:
-        q_first, q_second = _norm_heads(q_first, q_second, query_norm, eps, HALF)
-        k_first, k_second = _norm_heads(k_first, k_second, key_norm, eps, HALF)
+        q_first, q_second = _norm_heads(q_first, q_second, query_norm, eps, HALF, ADDS_ONE)
+        k_first, k_second = _norm_heads(k_first, k_second, key_norm, eps, HALF, ADDS_ONE)
 
     q_first, q_second = _rotate(q_first, q_second, cosine, sine)
     target = q_out + token * (N_HEADS * HEAD_DIM) + query_offsets
@@ -125,16 +129,25 @@ def _rotate_and_store(
 
 @triton.jit
 def _norm_heads(
-    first: tl.tensor, second: tl.tensor, weight: tl.tensor, eps: tl.tensor, HALF: tl.constexpr
+    first: tl.tensor,
+    second: tl.tensor,
+    weight: tl.tensor,
+    eps: tl.tensor,
+    HALF: tl.constexpr,
+    ADDS_ONE: tl.constexpr,
 ) -> tl.tensor:
     """Applies the RMS norm to heads given as two halves, [heads, HALF] each."""
     dtype = first.dtype
     first, second = first.to(tl.float32), second.to(tl.float32)
     scale = tl.rsqrt(tl.sum(first * first + second * second, 1) / (2 * HALF) + eps)[:, None]
     weight += tl.arange(0, HALF)[None, :]
-    # Rounded before the weight, as Transformers does.
-    first = (first * scale).to(dtype).to(tl.float32) * tl.load(weight).to(tl.float32)
-    second = (second * scale).to(dtype).to(tl.float32) * tl.load(weight + HALF).to(tl.float32)
+    first_weight, second_weight = tl.load(weight).to(tl.float32), tl.load(weight + HALF).to(tl.float32)
+    # As Transformers does: Gemma's norms are not rounded before the weight, others are.
+    if ADDS_ONE:
+        first, second = first * scale * (1.0 + first_weight), second * scale * (1.0 + second_weight)
+    else:
+        first = (first * scale).to(dtype).to(tl.float32) * first_weight
+        second = (second * scale).to(dtype).to(tl.float32) * second_weight
     return first.to(dtype), second.to(dtype)
 
 
