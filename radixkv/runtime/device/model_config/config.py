@@ -91,7 +91,7 @@ class DecoderConfig:
         fields = ConfigReader(config, path)
         name = _architecture(fields)
         architecture = ARCHITECTURES[name]
-        fields.allow_only(quantization_config=None, partial_rotary_factor=1.0, **dict(architecture.only))
+        fields.allow_only(partial_rotary_factor=1.0, **dict(architecture.only))
         fields.allow_only(**{architecture.activation_field: architecture.activation_name})
         biases = {switch: fields.flag(switch) for switch in architecture.bias_switches}
         fields.allow_only(**{switch: False for switch in ("attention_bias", "mlp_bias") if switch not in biases})

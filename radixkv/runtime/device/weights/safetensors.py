@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,8 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from radixkv.errors import CheckpointError
-
-_DTYPES = ("F32", "F16", "BF16")
+from radixkv.runtime.device.weights.quantization.scheme import Header
 
 
 class TensorSource(Protocol):
@@ -95,34 +94,39 @@ class SafetensorsFiles:
                 f"{n_layers_in_files} layers; fetch the checkpoint again"
             )
 
-    def check(self, shapes: Mapping[str, Sequence[int]], optional: frozenset[str]) -> None:
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of all tensors."""
+        return frozenset(self._file_of)
+
+    def check(self, headers: Mapping[str, Header], optional: frozenset[str]) -> None:
         """Checks names, shapes and dtypes of all tensors. Reads headers only.
 
         Args:
-            shapes: expected shapes by full name.
+            headers: expected headers by full name.
             optional: names of further tensors that may be present.
 
         Raises:
             CheckpointError: a tensor is missing, unexpected, or of a wrong shape or dtype.
         """
         present = self._file_of.keys()
-        if missing := sorted(shapes.keys() - present):
+        if missing := sorted(headers.keys() - present):
             raise CheckpointError(f"{self._folder} lacks {_abbreviated(missing)}; fetch the checkpoint again")
-        if extra := sorted(present - shapes.keys() - optional):
+        if extra := sorted(present - headers.keys() - optional):
             raise CheckpointError(
                 f"{self._folder} has tensors that its config.json does not call for: {_abbreviated(extra)}"
             )
-        for name, shape in shapes.items():
+        for name, (shape, dtypes) in headers.items():
             header = self._file_of[name].get_slice(name)
-            if header.get_shape() != list(shape):
+            if (header.get_shape() or [1]) != list(shape):  # a single scale may be a scalar
                 raise CheckpointError(
                     f"{name} in {self._path_of[name]} has shape {header.get_shape()}; "
                     f"config.json calls for {list(shape)}"
                 )
-            if header.get_dtype() not in _DTYPES:
+            if header.get_dtype() not in dtypes:
                 raise CheckpointError(
                     f"{name} in {self._path_of[name]} has dtype {header.get_dtype()}; "
-                    f"this release reads {', '.join(_DTYPES)}"
+                    f"this release reads {', '.join(dtypes)}"
                 )
 
     def fill(self, name: str, out: Tensor) -> None:

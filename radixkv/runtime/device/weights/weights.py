@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,7 +15,12 @@ from radixkv.checkpoints import Checkpoint
 from radixkv.config import LoadFormat
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.weights.parallel_load import N_LANES, ParallelLoader, PinnedLane
+from radixkv.runtime.device.weights.quantization.matrices import QuantizedMatrices
+from radixkv.runtime.device.weights.quantization.parse import parse_scheme
+from radixkv.runtime.device.weights.quantization.scheme import Header
 from radixkv.runtime.device.weights.safetensors import RandomTensors, SafetensorsFiles, TensorSource
+
+logger = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
 TensorShapes = dict[str, tuple[int, ...]]
@@ -72,9 +78,15 @@ class Weights:
     """A decoder's tensors, each read on request into newly allocated memory, so that none is in memory twice."""
 
     def __init__(
-        self, config: DecoderConfig, source: TensorSource, dtype: torch.dtype, device: torch.device
+        self,
+        config: DecoderConfig,
+        source: TensorSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantized: QuantizedMatrices | None = None,
     ) -> None:
         self.config = config
+        self._quantized = quantized
         self.dtype = dtype
         self._device = device
         self._source = source
@@ -82,7 +94,7 @@ class Weights:
 
     @property
     def n_bytes(self) -> int:
-        """Size of all tensors in bytes; a tied head counts once, with the embedding."""
+        """Size of all tensors in bytes, dequantized; a tied head counts once, with the embedding."""
         return sum(math.prod(shape) for shape in self._shapes.values()) * self.dtype.itemsize
 
     @property
@@ -183,7 +195,10 @@ class Weights:
         n_rows = [shape[0] for shape in shapes]
         stacked = torch.empty((sum(n_rows), *shapes[0][1:]), dtype=self.dtype, device=self._device)
         for name, part in zip(names, stacked.split(n_rows), strict=True):
-            self._source.fill(name, part)
+            if self._quantized is not None and name in self._quantized.names:
+                part.copy_(self._quantized.dequantize(name, self._device))
+            else:
+                self._source.fill(name, part)
         return stacked
 
 
@@ -194,7 +209,8 @@ def open_weights(
     """Opens the checkpoint's weights and checks the headers of all tensors. Reads no tensor.
 
     The files are ``model.safetensors``, or those that ``model.safetensors.index.json`` names. Cost: O(tensors).
-    Tensors on a GPU are loaded in parallel and are complete only when the ``with`` block ends.
+    Tensors on a GPU are loaded in parallel and are complete only when the ``with`` block ends. Quantized matrices
+    are dequantized.
 
     Args:
         checkpoint: checkpoint to open.
@@ -207,19 +223,30 @@ def open_weights(
         CheckpointError: ``config.json`` is invalid or not supported, or a file or tensor is missing, unexpected,
             corrupt, or of a wrong shape or dtype.
     """
-    config = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
+    path = checkpoint.folder / "config.json"
+    config = DecoderConfig.parse(checkpoint.config, path)
+    scheme = parse_scheme(checkpoint.config, path)
     with ExitStack() as stack:
         if load_format == "dummy":
             yield Weights(config, RandomTensors(device), dtype, device)
             return
         files = SafetensorsFiles(checkpoint.folder, stack)
         files.check_layers(config.names.layers, config.n_layers)
-        files.check(_shapes(config), _optional(config))
+        quantized = None if scheme is None else QuantizedMatrices(scheme, _shapes(config), files)
+        headers = {name: Header(shape) for name, shape in _shapes(config).items()}
+        optional = _optional(config)
+        if quantized is not None:
+            headers = quantized.replace(headers)
+            optional |= quantized.optional
+        files.check(headers, optional)
+        if quantized is not None:
+            quantized.check_scales()
+            logger.info("the checkpoint's %s weights are computed as %s", quantized.scheme_name, dtype)
         if device.type == "cpu":
-            yield Weights(config, files, dtype, device)
+            yield Weights(config, files, dtype, device, quantized)
             return
         with ParallelLoader(files, [PinnedLane(device) for _ in range(N_LANES)]) as reads:
-            yield Weights(config, reads, dtype, device)
+            yield Weights(config, reads, dtype, device, quantized)
 
 
 def _shapes(config: DecoderConfig) -> TensorShapes:

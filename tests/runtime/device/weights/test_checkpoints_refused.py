@@ -242,7 +242,6 @@ QWEN3_MOE = {
         ({"rope_parameters": {"rope_type": "llama3"} | LLAMA3 | {"low_freq_factor": 4.0}}, "low_freq_factor"),
         ({"rope_scaling": [1]}, "rope_scaling"),
         ({"rope_scaling": {"rope_type": 3}}, "rope_type is 3"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"attention_bias": 1}, "attention_bias is 1"),
         (MISTRAL | {"attention_bias": True}, "attention_bias True"),
         (MISTRAL | {"mlp_bias": True}, "mlp_bias"),

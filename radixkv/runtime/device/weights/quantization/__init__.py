@@ -1,0 +1,1 @@
+"""Weight formats of quantized checkpoints."""

@@ -1,0 +1,71 @@
+"""Matrices in FP8 (e4m3) with scales, as ``quant_method`` ``fp8`` and compressed-tensors store them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from radixkv.runtime.device.weights.quantization.scheme import Header
+
+_FP8 = ("F8_E4M3",)
+
+
+@dataclass(frozen=True)
+class Fp8Channels:
+    """One scale for each output channel, or one for the whole matrix."""
+
+    strategy: Literal["channel", "tensor"]
+    name = "fp8"
+    mark = scales = "weight_scale"
+
+    def headers(self, n_out: int, n_in: int) -> Mapping[str, Header]:
+        """See ``WeightScheme.headers``."""
+        scale = Header((n_out, 1) if self.strategy == "channel" else (1,))
+        return {"weight": Header((n_out, n_in), _FP8), "weight_scale": scale}
+
+    def optional(self) -> frozenset[str]:
+        """Activations are not quantized, so their scale is not used."""
+        return frozenset({"input_scale"})
+
+    def dequantize(self, read: Callable[[str], Tensor]) -> Tensor:
+        """See ``WeightScheme.dequantize``."""
+        return read("weight").float() * read("weight_scale").float()
+
+
+@dataclass(frozen=True)
+class Fp8Blocks:
+    """One scale for each block of the matrix."""
+
+    block: tuple[int, int]
+    """Output channels and inputs of a block."""
+    scales: str
+    """``weight_scale_inv`` of ``quant_method`` ``fp8``, or ``weight_scale`` of compressed-tensors. Weights are
+    multiplied by either."""
+    name = "fp8"
+
+    @property
+    def mark(self) -> str:
+        """See ``WeightScheme.mark``."""
+        return self.scales
+
+    def headers(self, n_out: int, n_in: int) -> Mapping[str, Header]:
+        """See ``WeightScheme.headers``. The last blocks may be cut."""
+        rows, columns = self.block
+        return {
+            "weight": Header((n_out, n_in), _FP8),
+            self.scales: Header((-(-n_out // rows), -(-n_in // columns))),
+        }
+
+    def optional(self) -> frozenset[str]:
+        """See ``WeightScheme.optional``."""
+        return frozenset({"input_scale"})
+
+    def dequantize(self, read: Callable[[str], Tensor]) -> Tensor:
+        """See ``WeightScheme.dequantize``."""
+        weight, scales = read("weight").float(), read(self.scales).float()
+        rows, columns = self.block
+        scales = scales.repeat_interleave(rows, 0)[: len(weight)]
+        return weight.mul_(scales.repeat_interleave(columns, 1)[:, : weight.shape[1]])

@@ -1,0 +1,142 @@
+"""Matrices of 4-bit integers in groups with a scale, as AWQ, GPTQ and compressed-tensors pack them.
+
+Eight integers are packed into one of 32 bits, the first in its lowest bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from radixkv.runtime.device.weights.quantization.scheme import Header
+
+PER_WORD = 8
+_INTS = ("I32",)
+_SIGN = 8
+"""What is added to signed values, so that they are packed as unsigned ones."""
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where AWQ packs each of eight columns."""
+
+
+@dataclass(frozen=True)
+class Awq:
+    """AWQ's ``gemm`` format: packed along the output channels, with zero points."""
+
+    group_size: int
+    name = "awq"
+    mark = "qweight"
+    scales = "scales"
+
+    def headers(self, n_out: int, n_in: int) -> Mapping[str, Header]:
+        """See ``WeightScheme.headers``."""
+        n_groups, n_words = _n_groups(n_in, self.group_size), _n_words(n_out)
+        return {
+            "qweight": Header((n_in, n_words), _INTS),
+            "qzeros": Header((n_groups, n_words), _INTS),
+            "scales": Header((n_groups, n_out)),
+        }
+
+    def optional(self) -> frozenset[str]:
+        """See ``WeightScheme.optional``."""
+        return frozenset()
+
+    def dequantize(self, read: Callable[[str], Tensor]) -> Tensor:
+        """See ``WeightScheme.dequantize``."""
+        values, zeros = (_in_awq_order(unpack(read(suffix))) for suffix in ("qweight", "qzeros"))
+        groups = torch.arange(len(values), device=values.device) // self.group_size
+        matrix: Tensor = (values - zeros[groups]) * read("scales").float()[groups]
+        return matrix.t()
+
+
+@dataclass(frozen=True)
+class Gptq:
+    """GPTQ's format: packed along the inputs, with zero points and the group of each input."""
+
+    group_size: int
+    zero_offset: int
+    """What is added to stored zero points: 1 in ``checkpoint_format`` ``gptq``, 0 in ``gptq_v2``."""
+    name = "gptq"
+    mark = "qweight"
+    scales = "scales"
+
+    def headers(self, n_out: int, n_in: int) -> Mapping[str, Header]:
+        """See ``WeightScheme.headers``."""
+        n_groups = _n_groups(n_in, self.group_size)
+        return {
+            "qweight": Header((_n_words(n_in), n_out), _INTS),
+            "qzeros": Header((n_groups, _n_words(n_out)), _INTS),
+            "scales": Header((n_groups, n_out)),
+            "g_idx": Header((n_in,), _INTS),
+        }
+
+    def optional(self) -> frozenset[str]:
+        """See ``WeightScheme.optional``."""
+        return frozenset()
+
+    def dequantize(self, read: Callable[[str], Tensor]) -> Tensor:
+        """See ``WeightScheme.dequantize``."""
+        values = unpack(read("qweight").t())  # [out, in]
+        zeros = unpack(read("qzeros")).add_(self.zero_offset)
+        groups = read("g_idx").long()
+        if groups.min() < 0 or groups.max() >= len(zeros):
+            raise ValueError(f"g_idx has groups from {int(groups.min())} to {int(groups.max())} of {len(zeros)}")
+        return (values - zeros[groups].t()) * read("scales").float()[groups].t()
+
+
+@dataclass(frozen=True)
+class PackedInt4:
+    """The symmetric ``pack-quantized`` format of compressed-tensors: packed along the inputs."""
+
+    group_size: int | None
+    """None: one group for each output channel."""
+    name = "compressed-tensors int4"
+    mark = "weight_packed"
+    scales = "weight_scale"
+
+    def headers(self, n_out: int, n_in: int) -> Mapping[str, Header]:
+        """See ``WeightScheme.headers``."""
+        n_groups = 1 if self.group_size is None else _n_groups(n_in, self.group_size)
+        return {
+            "weight_packed": Header((n_out, _n_words(n_in)), _INTS),
+            "weight_scale": Header((n_out, n_groups)),
+        }
+
+    def optional(self) -> frozenset[str]:
+        """See ``WeightScheme.optional``."""
+        return frozenset({"weight_shape"})
+
+    def dequantize(self, read: Callable[[str], Tensor]) -> Tensor:
+        """See ``WeightScheme.dequantize``."""
+        values = unpack(read("weight_packed")).sub_(_SIGN)
+        scales = read("weight_scale").float()
+        columns = values.shape[1] // scales.shape[1]
+        return values.mul_(scales.repeat_interleave(columns, 1))
+
+
+def unpack(words: Tensor) -> Tensor:
+    """Returns the unsigned 4-bit integers of [rows, words] int32: [rows, 8 * words] float32."""
+    shifts = torch.arange(0, 32, 32 // PER_WORD, dtype=torch.int32, device=words.device)
+    values: Tensor = (words[..., None] >> shifts) & 15
+    return values.flatten(1).float()
+
+
+def _in_awq_order(values: Tensor) -> Tensor:
+    """Returns columns in their order, given as AWQ packs them."""
+    order = torch.tensor(_AWQ_ORDER, device=values.device)
+    words: Tensor = values.unflatten(1, (-1, PER_WORD))
+    return words[..., order].flatten(1)
+
+
+def _n_groups(n_in: int, group_size: int) -> int:
+    if n_in % group_size:
+        raise ValueError(f"{n_in} inputs are not whole groups of {group_size}")
+    return n_in // group_size
+
+
+def _n_words(n: int) -> int:
+    if n % PER_WORD:
+        raise ValueError(f"{n} values are not whole words of {PER_WORD}")
+    return n // PER_WORD

@@ -1,0 +1,95 @@
+"""The quantized matrices of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from radixkv.errors import CheckpointError
+from radixkv.runtime.device.weights.quantization.scheme import Header, WeightScheme
+
+
+class TensorViews(Protocol):
+    """The files of a checkpoint."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of all tensors."""
+        ...
+
+    def view(self, name: str) -> Tensor:
+        """Returns a tensor. Raises ``CheckpointError`` if it cannot be read."""
+        ...
+
+
+class QuantizedMatrices:
+    """The matrices of a checkpoint that are stored quantized, by the name that a dense one would have.
+
+    A checkpoint may have both: a matrix is quantized if the files have the tensor that only quantized ones have.
+
+    Args:
+        scheme: the format.
+        shapes: dense shapes of all tensors that the model needs, by name.
+        files: of the checkpoint.
+
+    Raises:
+        CheckpointError: no matrix is quantized, or one has a size that the format does not support.
+    """
+
+    def __init__(self, scheme: WeightScheme, shapes: Mapping[str, tuple[int, ...]], files: TensorViews) -> None:
+        self._scheme = scheme
+        self._files = files
+        stored = files.names
+        self._headers: dict[str, dict[str, Header]] = {}
+        """Headers of the tensors of each quantized matrix."""
+        self.optional: frozenset[str] = frozenset()
+        """Names of tensors that quantized matrices may have beside these."""
+        for name, shape in shapes.items():
+            base = name.removesuffix(".weight")
+            if len(shape) == 2 and base != name and f"{base}.{scheme.mark}" in stored:
+                try:
+                    headers = scheme.headers(*shape)
+                except ValueError as error:
+                    raise CheckpointError(f"{base} cannot be in the format {scheme.name}: {error}") from None
+                self._headers[name] = {f"{base}.{suffix}": header for suffix, header in headers.items()}
+                self.optional |= {f"{base}.{suffix}" for suffix in scheme.optional()}
+        if not self._headers:
+            raise CheckpointError(
+                f"config.json has a quantization_config of {scheme.name}, but no matrix has a {scheme.mark}; "
+                "fetch the checkpoint again"
+            )
+
+    @property
+    def scheme_name(self) -> str:
+        """Name of the format."""
+        return self._scheme.name
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names that dense matrices would have."""
+        return frozenset(self._headers)
+
+    def replace(self, headers: Mapping[str, Header]) -> dict[str, Header]:
+        """Returns headers with those of the stored tensors in place of those of dense matrices."""
+        replaced = {name: header for name, header in headers.items() if name not in self._headers}
+        for stored in self._headers.values():
+            replaced |= stored
+        return replaced
+
+    def check_scales(self) -> None:
+        """Reads all scales. Raises ``CheckpointError`` if one is not finite."""
+        for name in self._headers:
+            scales = f"{name.removesuffix('.weight')}.{self._scheme.scales}"
+            if not self._files.view(scales).isfinite().all():
+                raise CheckpointError(f"{scales} has values that are not finite; fetch the checkpoint again")
+
+    def dequantize(self, name: str, device: torch.device) -> Tensor:
+        """Returns a matrix in float32, computed on a device. Raises ``CheckpointError`` if it cannot be read."""
+        base = name.removesuffix(".weight")
+        try:
+            return self._scheme.dequantize(lambda suffix: self._files.view(f"{base}.{suffix}").to(device))
+        except ValueError as error:
+            raise CheckpointError(f"{base}: {error}; fetch the checkpoint again") from None

@@ -1,0 +1,90 @@
+"""Choice of the format that ``quantization_config`` describes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from radixkv.errors import CheckpointError
+from radixkv.runtime.device.model_config.config_reader import ConfigReader
+from radixkv.runtime.device.weights.quantization.fp8 import Fp8Blocks, Fp8Channels
+from radixkv.runtime.device.weights.quantization.int4 import Awq, Gptq, PackedInt4
+from radixkv.runtime.device.weights.quantization.scheme import WeightScheme
+
+METHODS = ("fp8", "awq", "gptq", "compressed-tensors")
+
+
+def parse_scheme(config: Mapping[str, Any], path: Path) -> WeightScheme | None:
+    """Returns the format of a checkpoint's quantized matrices; None if it has none.
+
+    Args:
+        config: the checkpoint's ``config.json``.
+        path: that file, named in errors.
+
+    Raises:
+        CheckpointError: the method or one of its settings is not supported.
+    """
+    section = config.get("quantization_config")
+    if section is None:
+        return None
+    if not isinstance(section, Mapping):
+        raise CheckpointError(f"{path}: quantization_config is {section!r}; it must be an object")
+    fields = ConfigReader(section, path)
+    match method := fields.text("quant_method", ""):
+        case "fp8":
+            return _fp8(fields)
+        case "awq":
+            fields.allow_only(bits=4, version="gemm", zero_point=True)
+            return Awq(_group_size(fields))
+        case "gptq":
+            fields.allow_only(bits=4)
+            formats = {"gptq": 1, "gptq_v2": 0}
+            if (name := fields.text("checkpoint_format", "gptq")) not in formats:
+                raise fields.error(f"checkpoint_format {name!r} is not supported; use 'gptq' or 'gptq_v2'")
+            return Gptq(_group_size(fields), formats[name])
+        case "compressed-tensors":
+            return _compressed_tensors(fields)
+    supported = ", ".join(map(repr, METHODS))
+    raise fields.error(f"quant_method {method!r} is not supported; this release supports {supported}")
+
+
+def _fp8(fields: ConfigReader) -> WeightScheme:
+    block = fields.get("weight_block_size")
+    return Fp8Channels("tensor") if block is None else Fp8Blocks(_block(fields, block), "weight_scale_inv")
+
+
+def _compressed_tensors(fields: ConfigReader) -> WeightScheme:
+    groups = fields.get("config_groups")
+    if not isinstance(groups, Mapping) or len(groups) != 1:
+        raise fields.error(f"config_groups is {groups!r}; one group is supported")
+    (group,) = groups.values()
+    weights = group.get("weights") if isinstance(group, Mapping) else None
+    if not isinstance(weights, Mapping) or group.get("targets") != ["Linear"]:
+        raise fields.error("config_groups must have weights, and the targets ['Linear']")
+    fields.allow_only(kv_cache_scheme=None)
+    settings = fields.nested(weights)
+    settings.allow_only(symmetric=True, dynamic=False)
+    kind = f"{settings.get('type')}{settings.get('num_bits')}"
+    strategy = settings.get("strategy")
+    if kind == "float8" and strategy in ("channel", "tensor"):
+        return Fp8Channels(strategy)
+    if kind == "float8" and strategy == "block":
+        return Fp8Blocks(_block(settings, settings.get("block_structure")), "weight_scale")
+    if kind == "int4" and strategy in ("group", "channel"):
+        settings.allow_only(actorder=None)
+        fields.allow_only(format="pack-quantized")
+        return PackedInt4(_group_size(settings) if strategy == "group" else None)
+    raise fields.error(f"weights of type {kind} with the strategy {strategy!r} are not supported")
+
+
+def _group_size(fields: ConfigReader) -> int:
+    if (size := fields.count("group_size", 128)) % 8:
+        raise fields.error(f"group_size {size} is not supported; it must be a multiple of 8")
+    return size
+
+
+def _block(fields: ConfigReader, value: object) -> tuple[int, int]:
+    if not isinstance(value, list) or len(value) != 2 or not all(type(n) is int and n > 0 for n in value):
+        raise fields.error(f"the block of the scales is {value!r}; it must be two positive integers")
+    return value[0], value[1]

@@ -1,0 +1,65 @@
+"""What a quantized checkpoint stores instead of a matrix, and the matrix that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+FLOATS = ("F32", "F16", "BF16")
+"""Names that safetensors has for dtypes of 16 and 32 bits."""
+
+
+class Header(NamedTuple):
+    """Shape and dtype of a stored tensor."""
+
+    shape: tuple[int, ...]
+    dtypes: tuple[str, ...] = FLOATS
+    """The dtypes that it may have, as safetensors names them."""
+
+
+class WeightScheme(Protocol):
+    """A format of quantized matrices.
+
+    Names of tensors are suffixes: a matrix ``model.layers.0.mlp.up_proj`` has a tensor of that name, a dot and the
+    suffix.
+    """
+
+    @property
+    def name(self) -> str:
+        """Such as ``fp8``."""
+        ...
+
+    @property
+    def mark(self) -> str:
+        """Suffix of a tensor that each quantized matrix has, and no other."""
+        ...
+
+    @property
+    def scales(self) -> str:
+        """Suffix of the scales."""
+        ...
+
+    def headers(self, n_out: int, n_in: int) -> Mapping[str, Header]:
+        """Returns the tensors of a matrix [n_out, n_in] by suffix.
+
+        Raises:
+            ValueError: a matrix of that size cannot be quantized; the text says why.
+        """
+        ...
+
+    def optional(self) -> frozenset[str]:
+        """Returns suffixes of further tensors that a matrix may have, which are not used."""
+        ...
+
+    def dequantize(self, read: Callable[[str], Tensor]) -> Tensor:
+        """Returns the matrix, [n_out, n_in] float32, on the device of the tensors.
+
+        Args:
+            read: returns a tensor of the matrix by suffix.
+
+        Raises:
+            ValueError: values contradict each other; the text says how.
+        """
+        ...

@@ -1,0 +1,133 @@
+"""Quantized checkpoints are read as the dense matrices that they stand for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from radixkv.checkpoints import resolve
+from radixkv.errors import CheckpointError
+from radixkv.runtime.device.weights.weights import open_weights
+from support.device_support import OpenDevice, load_oracle, random_ids, row_of
+from support.quantized_checkpoints import FORMATS, save_quantized
+
+
+def load(folder: Path) -> None:
+    with open_weights(resolve(str(folder)), load_format="auto", dtype=torch.float32) as weights:
+        for index in range(weights.config.n_layers):
+            weights.layer(index)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_logits_are_those_of_the_dense_checkpoint(tmp_path: Path, name: str) -> None:
+    save_quantized(tmp_path, name)
+    ids = random_ids(50, seed=1)
+    quantized, dense = (OpenDevice(resolve(str(tmp_path / kind))) for kind in ("quantized", "dense"))
+    (logits,) = quantized.run(row_of(ids, quantized.pages(len(ids))))
+    (expected,) = dense.run(row_of(ids, dense.pages(len(ids))))
+    assert torch.equal(logits, expected)
+    with torch.inference_mode():
+        oracle = load_oracle(resolve(str(tmp_path / "dense")))(torch.tensor([ids])).logits[0]
+    assert (logits - oracle).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks", "awq"])
+def test_experts_are_quantized_too(tmp_path: Path, name: str) -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    save_quantized(tmp_path, name, model_type="qwen3_moe", **experts)
+    ids = random_ids(20, seed=1)
+    logits = []
+    for kind in ("quantized", "dense"):
+        device = OpenDevice(resolve(str(tmp_path / kind)))
+        logits += device.run(row_of(ids, device.pages(len(ids))))
+    assert torch.equal(*logits)
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    """Changes settings of ``quantization_config``; None deletes one."""
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] |= changes
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes' is not supported; .*'fp8', 'awq'"),
+        ({"quant_method": None}, "it has no quant_method|quant_method '' is not supported"),
+        ({"bits": 3}, "bits 3 is not supported"),
+        ({"version": "gemv"}, "version 'gemv'"),
+        ({"group_size": 20}, "group_size 20 .* multiple of 8"),
+        ({"group_size": -1}, "group_size is -1"),
+        ({"group_size": 24}, "q_proj cannot be in the format awq: 64 inputs are not whole groups of 24"),
+        ({"group_size": 32}, r"has shape \[4, 8\]; config.json calls for \[2, 8\]"),
+        ({"quant_method": "fp8"}, "no matrix has a weight_scale; fetch"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, r"block of the scales is \[128\]"),
+        ({"quant_method": "gptq"}, "lacks model.layers.0"),
+        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
+        ({"quant_method": "compressed-tensors"}, "config_groups is None"),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"a": {"targets": ["Linear"]}}},
+            "config_groups must",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"a": {"targets": ["Linear"], "weights": {"type": "int", "num_bits": 8}}},
+            },
+            "type int8 with the strategy None",
+        ),
+    ],
+)
+def test_formats_that_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    save_quantized(tmp_path, "awq")
+    edit(tmp_path / "quantized", **changes)
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path / "quantized")
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix", "value", "message"),
+    [
+        ("fp8 channels", "weight_scale", None, "lacks model.layers.1.mlp.up_proj.weight; fetch|up_proj.weight"),
+        ("fp8 channels", "weight_scale", torch.nan, "weight_scale has values that are not finite"),
+        ("fp8 blocks", "weight_scale_inv", torch.inf, "weight_scale_inv has values that are not finite"),
+        ("awq", "scales", torch.nan, "scales has values that are not finite"),
+        ("awq", "qzeros", None, "lacks model.layers.1.mlp.up_proj.qzeros"),
+        ("gptq", "g_idx", 9, "up_proj: g_idx has groups from 0 to 9 of 4"),
+        ("int4", "weight_packed", None, "lacks model.layers.1.mlp.up_proj.weight"),
+    ],
+)
+def test_tensors_that_are_refused(
+    tmp_path: Path, name: str, suffix: str, value: float | None, message: str
+) -> None:
+    save_quantized(tmp_path, name)
+    path = tmp_path / "quantized" / "model.safetensors"
+    tensors: dict[str, Tensor] = load_file(path)
+    key = f"model.layers.1.mlp.up_proj.{suffix}"
+    if value is None:
+        del tensors[key]
+    else:
+        tensors[key].view(-1)[0] = value
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path / "quantized")
+
+
+def test_a_dense_checkpoint_needs_no_scales_of_what_is_not_quantized(tmp_path: Path) -> None:
+    """Formats name modules that stay dense; which matrices are quantized is seen from the files."""
+    save_quantized(tmp_path, "fp8 channels")
+    path = tmp_path / "quantized" / "model.safetensors"
+    tensors, dense = load_file(path), load_file(tmp_path / "dense" / "model.safetensors")
+    key = "model.layers.0.self_attn.o_proj"
+    del tensors[f"{key}.weight_scale"]
+    tensors[f"{key}.weight"] = dense[f"{key}.weight"]
+    save_file(tensors, path)
+    with open_weights(resolve(str(path.parent)), load_format="auto", dtype=torch.float32) as weights:
+        assert torch.equal(weights.layer(0).output.weight, dense[f"{key}.weight"])

@@ -1,0 +1,172 @@
+"""Checkpoints in the formats of quantized weights, with the dense checkpoint that each stands for.
+
+The packing follows the programs that write these formats, one element after the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from support.checkpoints import save_checkpoint
+
+GROUP = 16
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Column of each nibble, as in AutoAWQ."""
+Stored = dict[str, Tensor]
+Quantize = Callable[[Tensor], tuple[Stored, Tensor]]
+"""Maps a matrix to its stored tensors by suffix, and to the matrix that they stand for."""
+
+
+def pack_words(columns: Tensor) -> Tensor:
+    """Packs [rows, 8 n] integers of 0 to 15 into [rows, n] int32, the first in the lowest bits."""
+    words = torch.zeros(columns.shape[0], columns.shape[1] // 8, dtype=torch.int64)
+    for column in range(columns.shape[1]):
+        words[:, column // 8] |= columns[:, column].long() << 4 * (column % 8)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).int()
+
+
+def _groups(weight: Tensor, *, is_symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns integers [out, in], scales and zero points [out, groups]."""
+    parts = weight.float().unflatten(1, (-1, GROUP))
+    if is_symmetric:
+        scales = (parts.abs().amax(-1) / 7).half().float()
+        zeros = torch.full_like(scales, 8)
+    else:
+        low, high = parts.amin(-1).clamp(max=0), parts.amax(-1).clamp(min=0)
+        scales = ((high - low) / 15).half().float()
+        zeros = (-low / scales).round().clamp(1, 15)
+    values = (parts / scales[..., None] + zeros[..., None]).round().clamp(0, 15)
+    return values.flatten(1), scales, zeros
+
+
+def _dense(values: Tensor, scales: Tensor, zeros: Tensor, groups: Tensor | None = None) -> Tensor:
+    groups = torch.arange(values.shape[1]) // GROUP if groups is None else groups
+    return (values - zeros[:, groups]) * scales[:, groups]
+
+
+def awq(weight: Tensor) -> tuple[Stored, Tensor]:
+    values, scales, zeros = _groups(weight, is_symmetric=False)
+
+    def pack(columns: Tensor) -> Tensor:
+        order = [8 * (i // 8) + AWQ_ORDER[i % 8] for i in range(columns.shape[1])]
+        return pack_words(columns[:, order])
+
+    stored = {"qweight": pack(values.t()), "qzeros": pack(zeros.t()), "scales": scales.t().contiguous().half()}
+    return stored, _dense(values, scales, zeros)
+
+
+def gptq(weight: Tensor, *, zero_offset: int = 1, is_shuffled: bool = False) -> tuple[Stored, Tensor]:
+    n_in = weight.shape[1]
+    order = (
+        torch.randperm(n_in, generator=torch.Generator().manual_seed(n_in)) if is_shuffled else torch.arange(n_in)
+    )
+    values, scales, zeros = _groups(weight[:, order], is_symmetric=False)
+    groups = torch.empty(n_in, dtype=torch.int32)
+    groups[order] = torch.arange(n_in, dtype=torch.int32) // GROUP
+    values = values[:, order.argsort()]
+    stored = {
+        "qweight": pack_words(values).t().contiguous(),
+        "qzeros": pack_words(zeros.t() - zero_offset),
+        "scales": scales.t().contiguous().half(),
+        "g_idx": groups,
+    }
+    return stored, _dense(values, scales, zeros, groups.long())
+
+
+def packed_int4(weight: Tensor) -> tuple[Stored, Tensor]:
+    values, scales, zeros = _groups(weight, is_symmetric=True)
+    shape = torch.tensor(weight.shape)
+    stored = {"weight_packed": pack_words(values), "weight_scale": scales.bfloat16(), "weight_shape": shape}
+    return stored, _dense(values, scales.bfloat16().float(), zeros)
+
+
+def fp8_channels(weight: Tensor) -> tuple[Stored, Tensor]:
+    scale = weight.float().abs().amax(1, keepdim=True) / 448
+    return _fp8(weight, scale, scale, "weight_scale")
+
+
+def fp8_tensor(weight: Tensor) -> tuple[Stored, Tensor]:
+    scale = weight.float().abs().max() / 448
+    stored, dense = _fp8(weight, scale, scale, "weight_scale")
+    return stored | {"input_scale": torch.tensor(1.0)}, dense
+
+
+def fp8_blocks(weight: Tensor, *, suffix: str = "weight_scale_inv") -> tuple[Stored, Tensor]:
+    rows, columns = -(-weight.shape[0] // 32), -(-weight.shape[1] // GROUP)
+    scales, full = torch.empty(rows, columns), torch.empty(weight.shape)
+    for row in range(rows):
+        for column in range(columns):
+            part = slice(32 * row, 32 * row + 32), slice(GROUP * column, GROUP * column + GROUP)
+            scales[row, column] = weight[part].float().abs().max() / 448
+            full[part] = scales[row, column]
+    return _fp8(weight, scales, full, suffix)
+
+
+def _fp8(weight: Tensor, scale: Tensor, full: Tensor, suffix: str) -> tuple[Stored, Tensor]:
+    values = (weight.float() / full).to(torch.float8_e4m3fn)
+    return {"weight": values, suffix: scale}, values.float() * full
+
+
+def _compressed(strategy: str, *, bits: int, kind: str, **weights: Any) -> dict[str, Any]:
+    settings = {"num_bits": bits, "type": kind, "strategy": strategy, "symmetric": True, "dynamic": False}
+    group = {"targets": ["Linear"], "weights": settings | weights, "input_activations": None}
+    written = "float-quantized" if kind == "float" else "pack-quantized"
+    return {
+        "quant_method": "compressed-tensors",
+        "format": written,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+
+
+FORMATS: dict[str, tuple[Quantize, dict[str, Any]]] = {
+    "fp8 channels": (fp8_channels, _compressed("channel", bits=8, kind="float")),
+    "fp8 tensor": (fp8_tensor, {"quant_method": "fp8", "activation_scheme": "static"}),
+    "fp8 blocks": (fp8_blocks, {"quant_method": "fp8", "weight_block_size": [32, GROUP]}),
+    "fp8 compressed blocks": (
+        lambda weight: fp8_blocks(weight, suffix="weight_scale"),
+        _compressed("block", bits=8, kind="float", block_structure=[32, GROUP]),
+    ),
+    "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}),
+    "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False}),
+    "gptq by activation": (
+        lambda weight: gptq(weight, zero_offset=0, is_shuffled=True),
+        {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True, "checkpoint_format": "gptq_v2"},
+    ),
+    "int4": (packed_int4, _compressed("group", bits=4, kind="int", group_size=GROUP)),
+}
+
+
+def save_quantized(folder: Path, name: str, **changes: Any) -> None:
+    """Saves a small checkpoint in a format as ``folder/quantized``, and dense as ``folder/dense``.
+
+    Args:
+        folder: where to save.
+        name: of ``FORMATS``.
+        changes: go into ``config.json``.
+    """
+    quantize, settings = FORMATS[name]
+    dense = folder / "dense"
+    save_checkpoint(dense, **({"hidden_size": 64, "intermediate_size": 96} | changes))
+    tensors = load_file(dense / "model.safetensors")
+    stored: Stored = {}
+    for tensor_name, tensor in dict(tensors).items():
+        is_quantized = tensor.ndim == 2 and ".layers." in tensor_name and ".mlp.gate.weight" not in tensor_name
+        if not is_quantized:
+            stored[tensor_name] = tensor
+            continue
+        parts, tensors[tensor_name] = quantize(tensor)
+        stored |= {f"{tensor_name.removesuffix('weight')}{suffix}": part for suffix, part in parts.items()}
+    save_file({key: value.contiguous() for key, value in tensors.items()}, dense / "model.safetensors")
+    quantized = folder / "quantized"
+    quantized.mkdir()
+    save_file({key: value.contiguous() for key, value in stored.items()}, quantized / "model.safetensors")
+    config = json.loads((dense / "config.json").read_text()) | {"quantization_config": settings}
+    (quantized / "config.json").write_text(json.dumps(config))
