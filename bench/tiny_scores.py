@@ -46,6 +46,7 @@ GSM8K_TOKENS = 256
 
 def main() -> None:
     parser = script_parser(__doc__)
+    parser.add_argument("--model", default="tiny", help="a variant of it, such as one with quantized weights")
     parser.add_argument("--families", nargs="*", choices=families(), default=families())
     parser.add_argument("--cases", type=int, default=150, help="of each family, with prompts up to 2000 tokens")
     parser.add_argument("--long-cases", type=int, default=30, help="of each family, with longer prompts; 0: none")
@@ -54,8 +55,8 @@ def main() -> None:
     parser.add_argument("--gsm8k", type=Path, metavar="FILE")
     parser.add_argument("--gsm8k-problems", type=int, default=50)
     arguments = parser.parse_args()
-    common = {"model": "tiny", **provenance()}
-    for line in lines(LLM("tiny", device="cpu"), arguments):
+    common = {"model": Path(arguments.model).name, **provenance()}
+    for line in lines(LLM(arguments.model, device="cpu"), arguments):
         report(arguments.output_file, line, common)
 
 
