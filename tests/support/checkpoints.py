@@ -40,6 +40,6 @@ def save_checkpoint(path: Path, *, model_type: str = "llama", max_shard_size: st
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **(_SETTINGS | changes)))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 1:
+            if parameter.dim() == 1 or name.endswith("_bias"):
                 parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.2)
     model.save_pretrained(path, max_shard_size=max_shard_size)

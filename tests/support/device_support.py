@@ -87,6 +87,14 @@ OTHERS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "initializer_range": 0.1,
     },
+    "gpt-oss": {
+        "model_type": "gpt_oss",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 13,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": _YARN | {"truncate": False},
+    },
     "opt": {
         "model_type": "opt",
         "ffn_dim": 80,
@@ -101,7 +109,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 CHECKPOINTS = LLAMAS | OTHERS
 """Config changes of small random checkpoints by name, chosen so that each covers other variants."""
 
-INVARIANT = ("grouped", "llama3", "whole", "qwen2", "mixtral", "qwen3-moe-alternating", "gemma3", "opt")
+INVARIANT = ("grouped", "llama3", "whole", "qwen2", "mixtral", "qwen3-moe-alternating", "gemma3", "gpt-oss", "opt")
 """Names of checkpoints that together cover every kind of layer."""
 
 
@@ -155,6 +163,7 @@ class OpenDevice:
             n_heads=config.n_heads,
             windows=config.windows,
             scale=config.attention_scale,
+            sinks=self.model.sinks,
             block_tokens=block_tokens,
         )
         self._packer = Packer(page_size=page_size, max_rows=512, max_model_len=1024, n_pages=n_pages)

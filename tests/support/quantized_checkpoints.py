@@ -114,6 +114,24 @@ def _fp8(weight: Tensor, scale: Tensor, full: Tensor, suffix: str) -> tuple[Stor
     return {"weight": values, suffix: scale}, values.float() * full
 
 
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""The values of MXFP4's 4-bit floats."""
+
+
+def mxfp4(stack: Tensor) -> tuple[Stored, Tensor]:
+    """Quantizes experts' matrices, [experts, in, out]. The suffixes begin with an underscore."""
+    blocks = stack.transpose(1, 2).float().unflatten(-1, (-1, 32))
+    exponents = (blocks.abs().amax(-1) / 6).log2().ceil()
+    scales = torch.exp2(exponents)
+    nearest = (blocks / scales[..., None])[..., None].sub(torch.tensor(E2M1)).abs().argmin(-1)
+    dense = torch.tensor(E2M1)[nearest] * scales[..., None]
+    stored = {
+        "_blocks": (nearest[..., ::2] | nearest[..., 1::2] << 4).to(torch.uint8),
+        "_scales": (exponents + 127).to(torch.uint8),
+    }
+    return stored, dense.flatten(-2).transpose(1, 2)
+
+
 def _compressed(strategy: str, *, bits: int, kind: str, **weights: Any) -> dict[str, Any]:
     settings = {"num_bits": bits, "type": kind, "strategy": strategy, "symmetric": True, "dynamic": False}
     group = {"targets": ["Linear"], "weights": settings | weights, "input_activations": None}
@@ -140,8 +158,15 @@ FORMATS: dict[str, tuple[Quantize, dict[str, Any]]] = {
         lambda weight: gptq(weight, zero_offset=0, is_shuffled=True),
         {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True, "checkpoint_format": "gptq_v2"},
     ),
+    "mxfp4": (mxfp4, {"quant_method": "mxfp4"}),
     "int4": (packed_int4, _compressed("group", bits=4, kind="int", group_size=GROUP)),
 }
+
+
+def _is_quantized(tensor_name: str, tensor: Tensor, name: str) -> bool:
+    if name == "mxfp4":
+        return tensor.ndim == 3
+    return tensor.ndim == 2 and ".layers." in tensor_name and ".mlp.gate.weight" not in tensor_name
 
 
 def save_quantized(folder: Path, name: str, **changes: Any) -> None:
@@ -158,8 +183,7 @@ def save_quantized(folder: Path, name: str, **changes: Any) -> None:
     tensors = load_file(dense / "model.safetensors")
     stored: Stored = {}
     for tensor_name, tensor in dict(tensors).items():
-        is_quantized = tensor.ndim == 2 and ".layers." in tensor_name and ".mlp.gate.weight" not in tensor_name
-        if not is_quantized:
+        if not _is_quantized(tensor_name, tensor, name):
             stored[tensor_name] = tensor
             continue
         parts, tensors[tensor_name] = quantize(tensor)

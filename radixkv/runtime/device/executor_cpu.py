@@ -91,7 +91,11 @@ class CpuExecutor:
         self.pool = KVPool(page, n_pages)
         windows = config.windows_within(max_model_len)
         self.attention: Attention = PagedAttention(
-            self.pool, n_heads=config.n_heads, windows=windows, scale=config.attention_scale
+            self.pool,
+            n_heads=config.n_heads,
+            windows=windows,
+            scale=config.attention_scale,
+            sinks=self.model.sinks,
         )
         self._packer = Packer(page_size=page_size, max_rows=max_rows, max_model_len=max_model_len, n_pages=n_pages)
         self._vocab_size = config.vocab_size

@@ -86,6 +86,11 @@ class Decoder:
         self._head = operations.linear(LinearWeights(head))
 
     @property
+    def sinks(self) -> list[Tensor | None]:
+        """[layers]: attention's sinks, [heads] each; None for layers without."""
+        return [layer.sinks for layer in self._layers]
+
+    @property
     def n_layers(self) -> int:
         """Number of layers, and so of attention calls in a step."""
         return self._config.n_layers
@@ -189,6 +194,7 @@ class _Layer:
     attention_norm: Norm
     query_key_value: Linear
     rotate_and_store: RotateAndStore
+    sinks: Tensor | None
     output: Linear
     mlp_norm: Norm
     mlp: Mlp
@@ -204,6 +210,7 @@ class _Layer:
             rotate_and_store=operations.rotate_and_store(
                 config.rope_of(index), weights.query_norm, weights.key_norm
             ),
+            sinks=weights.sinks,
             output=operations.linear(weights.output),
             mlp_norm=operations.norm(weights.mlp_norm),
             mlp=_mlp(config, index, weights, operations),

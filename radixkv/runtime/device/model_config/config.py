@@ -36,6 +36,8 @@ class ExpertConfig:
     """Intermediate size of one expert."""
     normalizes: bool
     """Whether the weights of a token's experts are normalised to sum to 1."""
+    are_stacked: bool
+    """Whether a projection of all experts is one tensor; see ``ExpertFields.are_stacked``."""
     sparse_step: int
     """Layer ``i`` has experts if ``i + 1`` is a multiple of this, unless it is in ``dense_layers``."""
     dense_layers: frozenset[int]
@@ -71,6 +73,8 @@ class DecoderConfig:
     """Rotary embedding of layers with a window."""
     attention_scale: float
     """Multiplier of attention's scores."""
+    has_sinks: bool
+    """Whether each head has a score that takes part in the softmax and has no value."""
     tied_head: bool
     """Whether the output head shares the embedding's weight."""
     has_query_key_value_bias: bool
@@ -121,6 +125,7 @@ class DecoderConfig:
             rope=rope,
             local_rope=local_rope,
             attention_scale=fields.number("query_pre_attn_scalar", float(head_dim)) ** -0.5,
+            has_sinks=architecture.has_sinks,
             tied_head=fields.flag("tie_word_embeddings", default=architecture.default_tied_head),
             has_query_key_value_bias=architecture.has_query_key_value_bias or attention_bias,
             has_output_bias=architecture.has_output_bias or attention_bias,
@@ -248,6 +253,7 @@ def _experts(fields: ConfigReader, names: ExpertFields) -> ExpertConfig:
         n_active=n_active,
         inner_size=fields.count(names.inner_size),
         normalizes=names.normalizes or fields.flag("norm_topk_prob"),
+        are_stacked=names.are_stacked,
         sparse_step=fields.count("decoder_sparse_step", 1),
         dense_layers=frozenset(dense_layers),
     )

@@ -9,8 +9,9 @@ from typing import Literal
 
 NormKind = Literal["rms", "rms_plus_one", "layer"]
 """``rms_plus_one`` multiplies by one plus the weight, in float32; ``layer`` subtracts the mean and has a bias."""
-Activation = Literal["silu", "gelu_tanh", "relu"]
-"""``silu`` and ``gelu_tanh`` are of a gate, which multiplies another product; with ``relu`` there is no gate."""
+Activation = Literal["silu", "gelu_tanh", "clamped_silu", "relu"]
+"""All but ``relu`` are of a gate, which multiplies another product; with ``relu`` there is no gate.
+``clamped_silu`` is GPT-OSS's, with limits and another slope."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class WeightNames:
     value: str = "model.layers.{layer}.self_attn.v_proj"
     query_norm: str = "model.layers.{layer}.self_attn.q_norm"
     key_norm: str = "model.layers.{layer}.self_attn.k_norm"
+    sinks: str = "model.layers.{layer}.self_attn.sinks"
+    """Full name, without a suffix."""
     output: str = "model.layers.{layer}.self_attn.o_proj"
     after_attention_norm: str = "model.layers.{layer}.post_attention_layernorm"
     """Norm of attention's output, before it is added; of architectures with norms around each half of a layer."""
@@ -43,6 +46,9 @@ class WeightNames:
     expert_gate: str = "model.layers.{layer}.mlp.experts.{expert}.gate_proj"
     expert_up: str = "model.layers.{layer}.mlp.experts.{expert}.up_proj"
     expert_down: str = "model.layers.{layer}.mlp.experts.{expert}.down_proj"
+    stacked_gate_up: str = "model.layers.{layer}.mlp.experts.gate_up_proj"
+    """Full name of the gate and up projections of all experts, if they are one tensor."""
+    stacked_down: str = "model.layers.{layer}.mlp.experts.down_proj"
     final_norm: str = "model.norm"
     head: str = "lm_head"
     unused: tuple[str, ...] = ("model.layers.{layer}.self_attn.rotary_emb.inv_freq",)
@@ -59,6 +65,9 @@ class ExpertFields:
     """Name of the field with the intermediate size of one expert."""
     normalizes: bool
     """Whether a token's expert weights always sum to 1; if False, the field ``norm_topk_prob`` decides."""
+    are_stacked: bool = False
+    """Whether a projection of all experts is one tensor [experts, in, out], with biases. Columns of the gate and of
+    the projection that it multiplies then alternate, and the router has a bias."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,8 @@ class Architecture:
     """Which of the fields ``attention_bias`` and ``mlp_bias`` may be true."""
     has_query_key_norm: bool = False
     norm: NormKind = "rms"
+    has_sinks: bool = False
+    """Whether each head has a score that takes part in the softmax and has no value."""
     has_norms_around: bool = False
     """Whether each half of a layer has a norm of its output too."""
     activation: Activation = "silu"
@@ -156,6 +167,20 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             default_rope_theta=1e6,
             default_norm_eps=1e-5,
             experts=ExpertFields(("num_local_experts",), "intermediate_size", normalizes=True),
+        ),
+        "GptOssForCausalLM": Architecture(
+            names=WeightNames(router="model.layers.{layer}.mlp.router"),
+            bias_switches=frozenset({"attention_bias"}),
+            has_sinks=True,
+            activation="clamped_silu",
+            window="patterned",
+            default_window=128,
+            default_window_pattern=2,
+            default_head_dim=64,
+            default_rope_theta=150_000.0,
+            default_norm_eps=1e-5,
+            experts=ExpertFields(("num_local_experts",), "intermediate_size", normalizes=True, are_stacked=True),
+            only=(("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)),
         ),
         "OPTForCausalLM": Architecture(
             names=WeightNames(

@@ -67,6 +67,8 @@ class LayerWeights:
     query_key_value: LinearWeights
     query_norm: Tensor | None
     key_norm: Tensor | None
+    sinks: Tensor | None
+    """[heads]: a score of each head that takes part in the softmax and has no value."""
     output: LinearWeights
     after_attention_norm: NormWeights | None
     mlp_norm: NormWeights
@@ -153,6 +155,7 @@ class Weights:
             query_key_value=linear(names.query, names.key, names.value),
             query_norm=read(names.query_norm) if config.has_query_key_norm else None,
             key_norm=read(names.key_norm) if config.has_query_key_norm else None,
+            sinks=self._read(names.sinks.format(layer=index)) if config.has_sinks else None,
             output=linear(names.output),
             after_attention_norm=norm(names.after_attention_norm) if config.has_norms_around else None,
             mlp_norm=norm(names.mlp_norm),
@@ -168,13 +171,26 @@ class Weights:
         def linear(expert: int, *parts: str) -> LinearWeights:
             return self._linear(*(name.format(layer=layer, expert=expert) for name in parts))
 
+        router = linear(0, names.router)
+        if experts.are_stacked:
+            gate_up, down = (
+                self._stacked_experts(name.format(layer=layer))
+                for name in (names.stacked_gate_up, names.stacked_down)
+            )
+            mlps = [MlpWeights(_deinterleaved(one), other) for one, other in zip(gate_up, down, strict=True)]
+            return ExpertsWeights(router, tuple(mlps))
         return ExpertsWeights(
-            router=linear(0, names.router),
+            router=router,
             experts=tuple(
                 MlpWeights(linear(i, names.expert_gate, names.expert_up), linear(i, names.expert_down))
                 for i in range(experts.n_experts)
             ),
         )
+
+    def _stacked_experts(self, name: str) -> Iterator[LinearWeights]:
+        """Yields a projection of each expert from a tensor [experts, in, out] and its biases [experts, out]."""
+        weights, biases = self._read(name), self._read(f"{name}_bias")
+        return (LinearWeights(weight.t(), bias) for weight, bias in zip(weights, biases, strict=True))
 
     def _norm(self, name: str) -> NormWeights:
         bias = self._read(f"{name}.bias") if f"{name}.bias" in self._shapes else None
@@ -295,6 +311,8 @@ def _layer_shapes(config: DecoderConfig, layer: int) -> TensorShapes:
     if config.has_query_key_norm:
         head_norm(names.query_norm)
         head_norm(names.key_norm)
+    if config.has_sinks:
+        shapes[names.sinks.format(layer=layer)] = (config.n_heads,)
     linear(names.output, hidden, query, bias=config.has_output_bias)
     norm(names.mlp_norm)
     if config.has_norms_around:
@@ -307,12 +325,30 @@ def _layer_shapes(config: DecoderConfig, layer: int) -> TensorShapes:
         linear(names.up, config.intermediate_size, hidden, bias=config.has_mlp_bias)
         linear(names.down, hidden, config.intermediate_size, bias=config.has_mlp_bias)
         return shapes
-    linear(names.router, experts.n_experts, hidden)
+    linear(names.router, experts.n_experts, hidden, bias=experts.are_stacked)
+    if experts.are_stacked:
+        n_inner = experts.inner_size
+        for name, n_inputs, n_outputs in (
+            (names.stacked_gate_up, hidden, 2 * n_inner),
+            (names.stacked_down, n_inner, hidden),
+        ):
+            full = name.format(layer=layer)
+            shapes[full] = (experts.n_experts, n_inputs, n_outputs)
+            shapes[f"{full}_bias"] = (experts.n_experts, n_outputs)
+        return shapes
     for expert in range(experts.n_experts):
         linear(names.expert_gate, experts.inner_size, hidden, expert=expert)
         linear(names.expert_up, experts.inner_size, hidden, expert=expert)
         linear(names.expert_down, hidden, experts.inner_size, expert=expert)
     return shapes
+
+
+def _deinterleaved(gate_up: LinearWeights) -> LinearWeights:
+    """Returns a gate and up projection whose rows alternate with the gate's rows first."""
+    weight, bias = gate_up.weight, gate_up.bias
+    return LinearWeights(
+        torch.cat([weight[::2], weight[1::2]]), None if bias is None else torch.cat([bias[::2], bias[1::2]])
+    )
 
 
 def _optional(config: DecoderConfig) -> frozenset[str]:

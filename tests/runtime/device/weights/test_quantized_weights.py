@@ -14,7 +14,7 @@ from torch import Tensor
 from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.weights.weights import open_weights
-from support.device_support import OpenDevice, load_oracle, random_ids, row_of
+from support.device_support import CHECKPOINTS, OpenDevice, load_oracle, random_ids, row_of
 from support.quantized_checkpoints import FORMATS, save_quantized
 
 
@@ -26,7 +26,7 @@ def load(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_logits_are_those_of_the_dense_checkpoint(tmp_path: Path, name: str) -> None:
-    save_quantized(tmp_path, name)
+    save_quantized(tmp_path, name, **(CHECKPOINTS["gpt-oss"] if name == "mxfp4" else {}))
     ids = random_ids(50, seed=1)
     quantized, dense = (OpenDevice(resolve(str(tmp_path / kind))) for kind in ("quantized", "dense"))
     (logits,) = quantized.run(row_of(ids, quantized.pages(len(ids))))

@@ -38,6 +38,7 @@ class PagedAttention:
         n_heads: int,
         windows: Sequence[int | None],
         scale: float,
+        sinks: Sequence[Tensor | None],
         block_tokens: int = 256,
     ) -> None:
         """Determines which tile sizes give bit-equal products on this machine.
@@ -47,6 +48,7 @@ class PagedAttention:
             n_heads: number of query heads.
             windows: [layers], sliding window in positions, the token's own included; None for full attention.
             scale: multiplier of the scores.
+            sinks: [layers] of [heads], a score of each head that takes part in the softmax and has no value.
             block_tokens: positions per partial sum, rounded down to whole pages, at least one page.
         """
         _, _, n_kv_heads, page_size, head_dim = pool.k.shape
@@ -62,6 +64,7 @@ class PagedAttention:
         self._layouts = {window: replace(layout, window=window) for window in self._windows}
         self._tiles = _token_tiles(layout)
         self._scale = scale
+        self._sinks = [None if sink is None else sink.float() for sink in sinks]
         self._parts: dict[int | None, list[LongRow | ShortRows]] = {}
         self._workspace = (torch.empty(0), torch.empty(0))
 
@@ -77,7 +80,7 @@ class PagedAttention:
         scaled = q.float() * self._scale
         attended = out if out.dtype == torch.float32 else torch.empty_like(scaled)
         for part in self._parts[self._windows[layer]]:
-            part.run(k_cache, v_cache, scaled, attended, self._workspace)
+            part.run(k_cache, v_cache, self._sinks[layer], scaled, attended, self._workspace)
         if attended is not out:
             out.copy_(attended)
 

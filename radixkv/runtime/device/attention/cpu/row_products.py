@@ -70,12 +70,19 @@ class LongRow:
         return self._gather.n_values
 
     def run(
-        self, k_cache: Tensor, v_cache: Tensor, q: Tensor, out: Tensor, workspace: tuple[Tensor, Tensor]
+        self,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        sinks: Tensor | None,
+        q: Tensor,
+        out: Tensor,
+        workspace: tuple[Tensor, Tensor],
     ) -> None:
         """Computes the row's part of ``out``.
 
         Args:
             k_cache, v_cache: [pages, kv_heads, page_size, head_dim] of one layer.
+            sinks: [heads], a score of each head that has no value.
             q: [tokens, heads, head_dim], scaled queries of the whole step.
             out: [tokens, heads, head_dim], attention output of the whole step.
             workspace: flat buffers for K and V, at least ``n_gathered`` long.
@@ -84,9 +91,9 @@ class LongRow:
         v = self._gather.read(v_cache, workspace[1])
         for tile in self._tiles:
             tokens = slice(tile.first_token, tile.first_token + tile.n_tokens)
-            out[tokens] = self._attend(tile, q[tokens], k[tile.blocks], v[tile.blocks])
+            out[tokens] = self._attend(tile, sinks, q[tokens], k[tile.blocks], v[tile.blocks])
 
-    def _attend(self, tile: _Tile, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend(self, tile: _Tile, sinks: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         n_kv_heads, group, head_dim = self._layout.n_kv_heads, self._layout.group, self._layout.head_dim
         if tile.n_tokens < tile.size:
             q = torch.cat([q, q.new_zeros(tile.size - tile.n_tokens, *q.shape[1:])])
@@ -98,6 +105,9 @@ class LongRow:
         peaks = scores.amax(-1).amax(0)
         weights = scores.sub_(peaks[:, :, None]).exp_()
         sums = ordered_sum(weights.sum(-1), 0)
+        if sinks is not None:
+            by_head = (n_kv_heads, tile.size, group)
+            sums.view(by_head).add_((sinks.view(n_kv_heads, 1, group) - peaks.view(by_head)).exp_())
         result = ordered_sum(batched_matmul(weights, v), 0).div_(sums.unsqueeze(-1))
         result = result.view(n_kv_heads, tile.size, group, head_dim).transpose(0, 1)
         return result.reshape(tile.size, -1, head_dim)[: tile.n_tokens]
@@ -189,12 +199,19 @@ class ShortRows:
         return max(bucket.gather.n_values for bucket in self._buckets)
 
     def run(
-        self, k_cache: Tensor, v_cache: Tensor, q: Tensor, out: Tensor, workspace: tuple[Tensor, Tensor]
+        self,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        sinks: Tensor | None,
+        q: Tensor,
+        out: Tensor,
+        workspace: tuple[Tensor, Tensor],
     ) -> None:
         """Computes the rows' parts of ``out``.
 
         Args:
             k_cache, v_cache: [pages, kv_heads, page_size, head_dim] of one layer.
+            sinks: [heads], a score of each head that has no value.
             q: [tokens, heads, head_dim], scaled queries of the whole step.
             out: [tokens, heads, head_dim], attention output of the whole step.
             workspace: flat buffers for K and V, at least ``n_gathered`` long.
@@ -216,6 +233,8 @@ class ShortRows:
             sums.append(self._by_partial(part.sum(-1)))
             results.append(self._by_partial(batched_matmul(part.flatten(2, 3), v).view(*part.shape[:-1], -1)))
         total = ordered_sum(torch.cat([*sums, q.new_zeros(1, n_heads)])[self._partials], 1)
+        if sinks is not None:
+            total.add_((sinks - peak[:-1]).exp_())
         result = torch.cat([*results, q.new_zeros(1, *q.shape[1:])])
         out[self._tokens] = ordered_sum(result[self._partials], 1).div_(total.unsqueeze(-1))
 

@@ -22,6 +22,8 @@ from radixkv.runtime.device.weights.weights import LinearWeights
 
 _GELU_SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
 """GELU's approximation by tanh is ``x * sigmoid(slope * (x + 0.044715 * x**3))``."""
+_CLAMP, _CLAMPED_SLOPE = 7.0, 1.702
+"""Of GPT-OSS: ``gate * sigmoid(slope * gate) * (up + 1)`` with both limited."""
 _ROW_TILES = (8, 16, 32, 64, 128, 256)
 _CACHE_LINE_BYTES = 64
 _LARGE_MATRIX_SIZE = 1 << 24
@@ -188,5 +190,8 @@ def activate(kind: Activation, x: Tensor) -> Tensor:
     if kind == "relu":
         return x.relu_()
     gate, up = x.float().chunk(2, -1)
+    if kind == "clamped_silu":
+        gate, up = gate.clamp(max=_CLAMP), up.clamp(-_CLAMP, _CLAMP)
+        return (gate / (-_CLAMPED_SLOPE * gate).exp_().add_(1.0)).mul_(up.add_(1.0)).to(x.dtype)
     slope = gate if kind == "silu" else (0.044715 * gate**3).add_(gate).mul_(_GELU_SLOPE)
     return (gate / slope.neg().exp_().add_(1.0)).mul_(up).to(x.dtype)

@@ -44,11 +44,19 @@ class Experts:
     _CHUNK_ROWS = 2048
     """Rows computed at once, more than of a dense MLP because they are divided among the experts."""
 
-    def __init__(self, weights: ExpertsWeights, tiles: RowTiles, *, n_active: int, normalizes: bool) -> None:
+    def __init__(
+        self,
+        weights: ExpertsWeights,
+        tiles: RowTiles,
+        activation: Activation,
+        *,
+        n_active: int,
+        normalizes: bool,
+    ) -> None:
         self._n_active = n_active
         self._normalizes = normalizes
         self._router = Linear(weights.router, tiles)
-        self._experts = [Mlp(expert, tiles, "silu") for expert in weights.experts]
+        self._experts = [Mlp(expert, tiles, activation) for expert in weights.experts]
 
     def add_and_norm(self, x: Tensor, residual: Tensor, norm: Norm, out: Tensor) -> None:
         """See ``ops.base.Mlp``."""

@@ -46,7 +46,13 @@ class CpuOperations:
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Experts:
         """See ``Operations.experts``."""
-        return Experts(weights, self._tiles, n_active=config.n_active, normalizes=config.normalizes)
+        return Experts(
+            weights,
+            self._tiles,
+            self._config.activation,
+            n_active=config.n_active,
+            normalizes=config.normalizes,
+        )
 
     def rotate_and_store(
         self, rope: Rope | None, query_norm: Tensor | None, key_norm: Tensor | None

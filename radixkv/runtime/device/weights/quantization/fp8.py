@@ -21,8 +21,9 @@ class Fp8Channels:
     name = "fp8"
     mark = scales = "weight_scale"
 
-    def headers(self, n_out: int, n_in: int) -> Mapping[str, Header]:
+    def headers(self, shape: tuple[int, ...]) -> Mapping[str, Header]:
         """See ``WeightScheme.headers``."""
+        n_out, n_in = shape
         scale = Header((n_out, 1) if self.strategy == "channel" else (1,))
         return {"weight": Header((n_out, n_in), _FP8), "weight_scale": scale}
 
@@ -51,8 +52,9 @@ class Fp8Blocks:
         """See ``WeightScheme.mark``."""
         return self.scales
 
-    def headers(self, n_out: int, n_in: int) -> Mapping[str, Header]:
+    def headers(self, shape: tuple[int, ...]) -> Mapping[str, Header]:
         """See ``WeightScheme.headers``. The last blocks may be cut."""
+        n_out, n_in = shape
         rows, columns = self.block
         return {
             "weight": Header((n_out, n_in), _FP8),

@@ -30,8 +30,9 @@ class Awq:
     mark = "qweight"
     scales = "scales"
 
-    def headers(self, n_out: int, n_in: int) -> Mapping[str, Header]:
+    def headers(self, shape: tuple[int, ...]) -> Mapping[str, Header]:
         """See ``WeightScheme.headers``."""
+        n_out, n_in = shape
         n_groups, n_words = _n_groups(n_in, self.group_size), _n_words(n_out)
         return {
             "qweight": Header((n_in, n_words), _INTS),
@@ -62,8 +63,9 @@ class Gptq:
     mark = "qweight"
     scales = "scales"
 
-    def headers(self, n_out: int, n_in: int) -> Mapping[str, Header]:
+    def headers(self, shape: tuple[int, ...]) -> Mapping[str, Header]:
         """See ``WeightScheme.headers``."""
+        n_out, n_in = shape
         n_groups = _n_groups(n_in, self.group_size)
         return {
             "qweight": Header((_n_words(n_in), n_out), _INTS),
@@ -96,8 +98,9 @@ class PackedInt4:
     mark = "weight_packed"
     scales = "weight_scale"
 
-    def headers(self, n_out: int, n_in: int) -> Mapping[str, Header]:
+    def headers(self, shape: tuple[int, ...]) -> Mapping[str, Header]:
         """See ``WeightScheme.headers``."""
+        n_out, n_in = shape
         n_groups = 1 if self.group_size is None else _n_groups(n_in, self.group_size)
         return {
             "weight_packed": Header((n_out, _n_words(n_in)), _INTS),

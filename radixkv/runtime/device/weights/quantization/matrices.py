@@ -49,13 +49,13 @@ class QuantizedMatrices:
         """Names of tensors that quantized matrices may have beside these."""
         for name, shape in shapes.items():
             base = name.removesuffix(".weight")
-            if len(shape) == 2 and base != name and f"{base}.{scheme.mark}" in stored:
+            if (base != name or len(shape) == 3) and _join(base, scheme.mark) in stored:
                 try:
-                    headers = scheme.headers(*shape)
+                    headers = scheme.headers(shape)
                 except ValueError as error:
                     raise CheckpointError(f"{base} cannot be in the format {scheme.name}: {error}") from None
-                self._headers[name] = {f"{base}.{suffix}": header for suffix, header in headers.items()}
-                self.optional |= {f"{base}.{suffix}" for suffix in scheme.optional()}
+                self._headers[name] = {_join(base, suffix): header for suffix, header in headers.items()}
+                self.optional |= {_join(base, suffix) for suffix in scheme.optional()}
         if not self._headers:
             raise CheckpointError(
                 f"config.json has a quantization_config of {scheme.name}, but no matrix has a {scheme.mark}; "
@@ -82,7 +82,7 @@ class QuantizedMatrices:
     def check_scales(self) -> None:
         """Reads all scales. Raises ``CheckpointError`` if one is not finite."""
         for name in self._headers:
-            scales = f"{name.removesuffix('.weight')}.{self._scheme.scales}"
+            scales = _join(name.removesuffix(".weight"), self._scheme.scales)
             if not self._files.view(scales).isfinite().all():
                 raise CheckpointError(f"{scales} has values that are not finite; fetch the checkpoint again")
 
@@ -90,6 +90,10 @@ class QuantizedMatrices:
         """Returns a matrix in float32, computed on a device. Raises ``CheckpointError`` if it cannot be read."""
         base = name.removesuffix(".weight")
         try:
-            return self._scheme.dequantize(lambda suffix: self._files.view(f"{base}.{suffix}").to(device))
+            return self._scheme.dequantize(lambda suffix: self._files.view(_join(base, suffix)).to(device))
         except ValueError as error:
             raise CheckpointError(f"{base}: {error}; fetch the checkpoint again") from None
+
+
+def _join(base: str, suffix: str) -> str:
+    return base + suffix if suffix.startswith("_") else f"{base}.{suffix}"

@@ -10,9 +10,10 @@ from radixkv.errors import CheckpointError
 from radixkv.runtime.device.model_config.config_reader import ConfigReader
 from radixkv.runtime.device.weights.quantization.fp8 import Fp8Blocks, Fp8Channels
 from radixkv.runtime.device.weights.quantization.int4 import Awq, Gptq, PackedInt4
+from radixkv.runtime.device.weights.quantization.mxfp4 import Mxfp4
 from radixkv.runtime.device.weights.quantization.scheme import WeightScheme
 
-METHODS = ("fp8", "awq", "gptq", "compressed-tensors")
+METHODS = ("fp8", "awq", "gptq", "mxfp4", "compressed-tensors")
 
 
 def parse_scheme(config: Mapping[str, Any], path: Path) -> WeightScheme | None:
@@ -43,6 +44,8 @@ def parse_scheme(config: Mapping[str, Any], path: Path) -> WeightScheme | None:
             if (name := fields.text("checkpoint_format", "gptq")) not in formats:
                 raise fields.error(f"checkpoint_format {name!r} is not supported; use 'gptq' or 'gptq_v2'")
             return Gptq(_group_size(fields), formats[name])
+        case "mxfp4":
+            return Mxfp4()
         case "compressed-tensors":
             return _compressed_tensors(fields)
     supported = ", ".join(map(repr, METHODS))

@@ -23,7 +23,7 @@ class WeightScheme(Protocol):
     """A format of quantized matrices.
 
     Names of tensors are suffixes: a matrix ``model.layers.0.mlp.up_proj`` has a tensor of that name, a dot and the
-    suffix.
+    suffix; without the dot if the suffix begins with an underscore.
     """
 
     @property
@@ -41,8 +41,11 @@ class WeightScheme(Protocol):
         """Suffix of the scales."""
         ...
 
-    def headers(self, n_out: int, n_in: int) -> Mapping[str, Header]:
-        """Returns the tensors of a matrix [n_out, n_in] by suffix.
+    def headers(self, shape: tuple[int, ...]) -> Mapping[str, Header]:
+        """Returns the stored tensors by suffix.
+
+        Args:
+            shape: of the matrix, [n_out, n_in], or of all experts' matrices, [experts, n_in, n_out].
 
         Raises:
             ValueError: a matrix of that size cannot be quantized; the text says why.
@@ -54,7 +57,7 @@ class WeightScheme(Protocol):
         ...
 
     def dequantize(self, read: Callable[[str], Tensor]) -> Tensor:
-        """Returns the matrix, [n_out, n_in] float32, on the device of the tensors.
+        """Returns the matrix or matrices in float32, on the device of the tensors.
 
         Args:
             read: returns a tensor of the matrix by suffix.
