@@ -241,7 +241,7 @@ def main() -> None:
     parser.add_argument("--page-size", type=int, default=16)
     arguments = parser.parse_args()
     about = gpu_provenance("cuda", arguments.commit)
-    shape = AttentionShape(arguments.heads, arguments.kv_heads, 128, arguments.page_size, torch.bfloat16)
+    shape = AttentionShape(arguments.heads, arguments.kv_heads, 128, arguments.page_size, torch.bfloat16, 128**-0.5)
     bench = LayerBench(shape, 1_100_000 // arguments.page_size)
     with torch.cuda.stream(bench.stream):
         for case in decode_cases() + prompt_cases():

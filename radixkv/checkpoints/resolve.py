@@ -61,7 +61,8 @@ class Checkpoint:
     def max_position_embeddings(self) -> int:
         """The longest context in tokens. Raises ``CheckpointError``.
 
-        For checkpoints with yarn or linear RoPE scaling this is the original length times the scaling factor.
+        For checkpoints with yarn or linear RoPE scaling this is the original length times the scaling factor; but
+        Gemma 3 declares the length with scaling.
         """
         declared = self._positive_integer("max_position_embeddings")
         rope = self.config.get("rope_parameters") or self.config.get("rope_scaling")
@@ -69,6 +70,8 @@ class Checkpoint:
             return declared
         kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
         original = rope.get("original_max_position_embeddings", declared) if kind == "yarn" else declared
+        if self.config.get("architectures") == ["Gemma3ForCausalLM"]:
+            return declared
         is_scaled = kind in ("yarn", "linear") and is_integer(original) and original >= 1
         if is_scaled and isinstance(factor, int | float) and 1 <= factor < _MAX_SIZE / original:
             return max(declared, int(original * factor))

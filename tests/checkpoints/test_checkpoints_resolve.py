@@ -147,6 +147,7 @@ def test_a_tokenizer_is_a_folder_of_its_own(checkpoint_folder: Path, tmp_path: P
     [
         ({"rope_scaling": None}, 1000),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 500}}, 2000),
+        ({"architectures": ["Gemma3ForCausalLM"], "rope_scaling": {"type": "linear", "factor": 8.0}}, 1000),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 250}}, 1000),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.5}}, 2500),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, 1000),

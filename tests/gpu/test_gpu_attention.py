@@ -23,7 +23,7 @@ LLAMA = (32, 8, 128)
 
 
 def shape_of(heads: tuple[int, int, int] = LLAMA, page_size: int = 16) -> AttentionShape:
-    return AttentionShape(*heads, page_size, torch.bfloat16)
+    return AttentionShape(*heads, page_size, torch.bfloat16, heads[2] ** -0.5)
 
 
 @pytest.mark.parametrize("variant", ["whole", "split", None])
@@ -73,9 +73,9 @@ def test_prompts_of_ragged_rows(page_size, heads, kernel):
 @pytest.mark.parametrize(
     ("heads", "dtype", "scale"),
     [
-        ((8, 2, 64), torch.bfloat16, None),
-        ((8, 4, 256), torch.bfloat16, None),
-        (LLAMA, torch.float16, None),
+        ((8, 2, 64), torch.bfloat16, 64**-0.5),
+        ((8, 4, 256), torch.bfloat16, 256**-0.5),
+        (LLAMA, torch.float16, 128**-0.5),
         (LLAMA, torch.bfloat16, 0.05),
     ],
 )

@@ -35,6 +35,20 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama-head-64": {"head_dim": 64},
     "qwen3-head-64": {"model_type": "qwen3", "head_dim": 64, "num_attention_heads": 12, "num_key_value_heads": 4},
     "llama-head-256": {"head_dim": 256, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "query_pre_attn_scalar": 100,
+        "sliding_window": 100,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "opt": {
+        "model_type": "opt",
+        "ffn_dim": 512,
+        "word_embed_proj_dim": 512,
+        "head_dim": 64,
+        "num_key_value_heads": 8,
+        "init_std": 0.05,
+    },
     "mistral-window": {"model_type": "mistral", "sliding_window": 100},
 }
 """The first five need only kernels for a head size of 128, which most models have."""

@@ -189,8 +189,7 @@ class OpenDevice:
         with torch.inference_mode():
             packed = self.pack(*rows)
             self.attention.plan(packed)
-            slot_mapping = self.pool.slot_mapping(packed.written_pages, packed.written_offsets)
-            inputs = TokenInputs(packed.ids, packed.positions + shift, slot_mapping, packed.written_tokens)
+            inputs = TokenInputs(packed.ids, packed.positions + shift, packed.slot_mapping)
             logits = self.model.logits(self.model(inputs, self.pool, self.attention)).float()
         return list(torch.split(logits, [row.n_tokens for row in rows]))
 

@@ -76,6 +76,7 @@ def gptq(weight: Tensor, *, zero_offset: int = 1, is_shuffled: bool = False) -> 
         "qzeros": pack_words(zeros.t() - zero_offset),
         "scales": scales.t().contiguous().half(),
         "g_idx": groups,
+        "bias": torch.zeros(len(weight)),  # which AutoGPTQ writes beside matrices that have none
     }
     return stored, _dense(values, scales, zeros, groups.long())
 
@@ -159,6 +160,7 @@ FORMATS: dict[str, tuple[Quantize, dict[str, Any]]] = {
         {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True, "checkpoint_format": "gptq_v2"},
     ),
     "mxfp4": (mxfp4, {"quant_method": "mxfp4"}),
+    "fp8 compressed tensor": (fp8_tensor, _compressed("tensor", bits=8, kind="float")),
     "int4": (packed_int4, _compressed("group", bits=4, kind="int", group_size=GROUP)),
 }
 

@@ -174,8 +174,7 @@ class CpuExecutor:
         ids[packed.pending_tokens] = self._last_tokens[packed.pending_slots]
         self.attention.plan(packed)
         attention = _TimedAttention(self.attention)
-        slot_mapping = self.pool.slot_mapping(packed.written_pages, packed.written_offsets)
-        inputs = TokenInputs(ids, packed.positions, slot_mapping, packed.written_tokens)
+        inputs = TokenInputs(ids, packed.positions, packed.slot_mapping)
         hidden = self.model(inputs, self.pool, attention)
         last = hidden[packed.last_indices]
         sampled = self._sample(last, packed, masks)

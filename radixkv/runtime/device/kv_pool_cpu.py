@@ -53,20 +53,6 @@ class KVPool:
         """Index of the page that stays zero."""
         return self.n_pages
 
-    def slot_mapping(self, pages: Tensor, offsets: Tensor) -> Tensor:
-        """Returns the rows that KV positions take in a layer viewed as [-1, head_dim].
-
-        Args:
-            pages: [positions] int64, page of each position.
-            offsets: [positions] int64, offset of each position within its page.
-
-        Returns:
-            [positions * kv_heads] int64.
-        """
-        _, _, n_kv_heads, page_size, _ = self.k.shape
-        heads = torch.arange(n_kv_heads)
-        return ((pages[:, None] * n_kv_heads + heads) * page_size + offsets[:, None]).flatten()
-
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V of one layer, [pages + 1, kv_heads, page_size, head_dim] each."""
         return self.k[index], self.v[index]

@@ -20,6 +20,7 @@ import torch
 
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.model_config.families import ARCHITECTURES
 
 logger = logging.getLogger(__name__)
 
@@ -248,11 +249,17 @@ def choose_dtype(setting: str, config: Mapping[str, Any]) -> torch.dtype:
         config: the checkpoint's ``config.json``.
 
     Raises:
-        ConfigError: CUDA's kernels do not compute in that dtype.
+        ConfigError: CUDA's kernels do not compute in that dtype, or the model's activations overflow it.
     """
+    names = config.get("architectures") or [""]
+    architecture = ARCHITECTURES.get(str(names[0]))
+    overflows_float16 = architecture is not None and architecture.overflows_float16
     if setting == "auto":
         own = config.get("dtype") or config.get("torch_dtype")  # Transformers 5 and 4
-        return _DTYPES.get(str(own), torch.bfloat16)
+        dtype = _DTYPES.get(str(own), torch.bfloat16)
+        return torch.bfloat16 if overflows_float16 else dtype
+    if setting == "float16" and overflows_float16:
+        raise ConfigError(f"the activations of {names[0]} overflow float16; set dtype to bfloat16")
     if setting not in _DTYPES:
         raise ConfigError(f"dtype {setting} is not supported on CUDA; use bfloat16 or float16, or {_USE_CPU}")
     return _DTYPES[setting]

@@ -66,12 +66,8 @@ class PackedStep:
     """[pending]: batch slots of the pending tokens."""
     positions: Tensor
     """[tokens]: position of each token in its sequence."""
-    written_tokens: Tensor
-    """[written]: indices of the tokens whose K and V are stored."""
-    written_pages: Tensor
-    """[written]: page that stores each written token."""
-    written_offsets: Tensor
-    """[written]: offset of each written token within its page."""
+    slot_mapping: Tensor
+    """[tokens]: index of each token's K and V in the pool, as ``page * page_size + offset``; -1 stores nothing."""
     last_indices: Tensor
     """[rows]: index of each row's last token."""
     sampling: tuple[RowSampling | None, ...]
@@ -125,7 +121,7 @@ class Packer:
             [span.pages[np.arange(span.start, span.length) // self._page_size] for span in spans]
         )
         write_starts = np.repeat([row.write_start for row in plan.rows], [row.n_tokens for row in plan.rows])
-        written = np.flatnonzero(positions >= write_starts)
+        slots = pages.astype(np.int64) * self._page_size + positions % self._page_size
         ids = np.concatenate(
             [np.zeros(1, _TOKEN) if row.tokens is None else np.frombuffer(row.tokens, _TOKEN) for row in plan.rows]
         )
@@ -141,9 +137,7 @@ class Packer:
             pending_tokens=_tensor([token for token, _ in pending]),
             pending_slots=_tensor([batch_slot for _, batch_slot in pending]),
             positions=_tensor(positions),
-            written_tokens=_tensor(written),
-            written_pages=_tensor(pages[written]),
-            written_offsets=_tensor(positions[written] % self._page_size),
+            slot_mapping=_tensor(np.where(positions >= write_starts, slots, -1)),
             last_indices=_tensor(ends) - 1,
             sampling=tuple(row.sampling for row in plan.rows),
             prompt_targets=tuple(

@@ -43,9 +43,9 @@ def check_for_cuda(
     machine_cuda.check_block_tables(max_rows, max_model_len, page_size)
     torch_dtype = machine_cuda.choose_dtype(dtype, checkpoint.config)
     with open_weights(checkpoint, load_format="dummy", dtype=torch_dtype) as weights:
-        config, n_bytes = weights.config, weights.n_bytes
+        config, n_bytes, extra_bytes = weights.config, weights.n_bytes, weights.dequantizing_bytes
     machine_cuda.check_model(config)
-    machine_cuda.check_weights_fit(n_bytes, gpu)
+    machine_cuda.check_weights_fit(n_bytes + extra_bytes, gpu)
     plan_pages(
         PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, torch_dtype),
         MemoryUse(gpu.total_bytes, gpu.free_bytes - n_bytes),

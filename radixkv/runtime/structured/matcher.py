@@ -56,10 +56,11 @@ class MaskFiller:
 
     def __init__(self, n_threads: int) -> None:
         """``n_threads`` is the number of processors to use."""
+        self._n_threads = n_threads
         self._alone = xgrammar.BatchGrammarMatcher(1)
         self._together = xgrammar.BatchGrammarMatcher(n_threads)
         self._seconds_per_mask = 0.0
-        """Processor time of a mask in the last call."""
+        """Time of a mask in the last call, about, if one thread fills it."""
 
     def fill(self, matchers: Sequence[Matcher | None], masks: NDArray[np.int32]) -> None:
         """Sets bit ``id % 32`` of word ``id // 32`` for each token that may come next, and clears the others.
@@ -77,6 +78,7 @@ class MaskFiller:
                 following.append(matcher.xgrammar_matcher)
         if following:
             is_slow = len(rows) * self._seconds_per_mask > MIN_THREADED_S
-            began = time.process_time()
+            began = time.perf_counter()
             (self._together if is_slow else self._alone).batch_fill_next_token_bitmask(following, masks, rows)
-            self._seconds_per_mask = (time.process_time() - began) / len(rows)
+            elapsed_s = time.perf_counter() - began
+            self._seconds_per_mask = elapsed_s * (self._n_threads if is_slow else 1) / len(rows)

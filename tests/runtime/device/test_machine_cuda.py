@@ -216,10 +216,16 @@ def test_models_with_more_heads_per_kv_head_than_a_tile_holds(head_dim: int, mos
         ("auto", {}, torch.bfloat16),
         ("float16", {"torch_dtype": "bfloat16"}, torch.float16),
         ("bfloat16", {"torch_dtype": "float16"}, torch.bfloat16),
+        ("auto", {"torch_dtype": "float16", "architectures": ["Gemma3ForCausalLM"]}, torch.bfloat16),
     ],
 )
 def test_dtypes(setting: str, config: dict[str, Any], dtype: torch.dtype) -> None:
     assert choose_dtype(setting, config) is dtype
+
+
+def test_a_model_whose_activations_overflow_float16() -> None:
+    with pytest.raises(ConfigError, match="Gemma3ForCausalLM overflow float16; set dtype to bfloat16"):
+        choose_dtype("float16", {"architectures": ["Gemma3ForCausalLM"]})
 
 
 def test_a_dtype_that_only_the_cpu_computes_in() -> None:

@@ -63,10 +63,10 @@ class DecoderConfig:
     activation: Activation
     embedding_scale: float | None
     """Multiplier of token embeddings."""
-    max_positions: int
-    """Positions of the learned position embedding."""
-    n_unused_positions: int | None
-    """Leading rows of the learned position embedding that no position has; None: positions are rotary."""
+    n_positions: int | None
+    """Positions of the learned position embedding; None: positions are rotary."""
+    n_unused_positions: int
+    """Leading rows of the learned position embedding that no position has."""
     rope: Rope | None
     """Rotary embedding; None: positions are learned."""
     local_rope: Rope | None
@@ -120,11 +120,11 @@ class DecoderConfig:
             has_norms_around=architecture.has_norms_around,
             activation=architecture.activation,
             embedding_scale=hidden_size**0.5 if architecture.scales_embedding else None,
-            max_positions=fields.count("max_position_embeddings", 1),
-            n_unused_positions=architecture.n_unused_positions,
+            n_positions=None if rope else fields.count("max_position_embeddings"),
+            n_unused_positions=architecture.n_unused_positions or 0,
             rope=rope,
             local_rope=local_rope,
-            attention_scale=fields.number("query_pre_attn_scalar", float(head_dim)) ** -0.5,
+            attention_scale=_attention_scale(fields, architecture, head_dim),
             has_sinks=architecture.has_sinks,
             tied_head=fields.flag("tie_word_embeddings", default=architecture.default_tied_head),
             has_query_key_value_bias=architecture.has_query_key_value_bias or attention_bias,
@@ -202,6 +202,12 @@ def _ropes(fields: ConfigReader, architecture: Architecture) -> tuple[Rope | Non
     )
 
 
+def _attention_scale(fields: ConfigReader, architecture: Architecture, head_dim: int) -> float:
+    if architecture.default_attention_scalar is None:
+        return float(head_dim**-0.5)
+    return float(fields.number("query_pre_attn_scalar", architecture.default_attention_scalar) ** -0.5)
+
+
 def _windows(fields: ConfigReader, architecture: Architecture, n_layers: int) -> tuple[int | None, ...]:
     """Returns the sliding window of each layer, None for full attention."""
     window = _window(fields, architecture)
@@ -234,6 +240,8 @@ def _window(fields: ConfigReader, architecture: Architecture) -> int | None:
     if architecture.window not in ("always", "patterned") and not fields.flag("use_sliding_window"):
         return None
     if "sliding_window" in fields and fields.get("sliding_window") is None:
+        if architecture.window == "patterned":
+            raise fields.error("sliding_window is None; this architecture needs the size of its windows")
         return None
     if architecture.default_window is None and "sliding_window" not in fields:
         return None

@@ -106,6 +106,9 @@ class Architecture:
     without that field all but each ``sliding_window_pattern``-th.
     """
     default_window_pattern: int = 6
+    default_attention_scalar: int | None = None
+    """The scores are divided by the square root of the field ``query_pre_attn_scalar``, or of this if it is absent;
+    None: by that of the head size."""
     default_window: int | None = None
     """Window size where the field ``sliding_window`` is absent."""
     default_head_dim: int | None = None
@@ -114,6 +117,8 @@ class Architecture:
     default_local_rope_theta: float | None = None
     """Theta of layers with a window where ``config.json`` has none; None: all layers have the same angles."""
     default_tied_head: bool = False
+    overflows_float16: bool = False
+    """Whether activations exceed what float16 can hold."""
     only: tuple[tuple[str, object], ...] = ()
     """Fields of which only one value is supported, with that value."""
     default_norm_eps: float = 1e-6
@@ -142,11 +147,13 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             activation_field="hidden_activation",
             activation_name="gelu_pytorch_tanh",
             scales_embedding=True,
+            default_attention_scalar=256,
             window="patterned",
             default_window=4096,
             default_head_dim=256,
             default_rope_theta=1e6,
             default_local_rope_theta=10_000.0,
+            overflows_float16=True,
             default_tied_head=True,
             only=(
                 ("attn_logit_softcapping", None),

@@ -24,13 +24,10 @@ class TokenInputs:
     positions: Tensor
     """[tokens]: position of each token in its own sequence."""
     slot_mapping: Tensor
-    """Where K and V are stored. On CUDA [tokens]: indices in the pool viewed as [pages * page_size], -1 stores
-    nothing. On the CPU as ``KVPool.slot_mapping`` returns it for the stored tokens."""
-    stored: Tensor | None = None
-    """On the CPU [n]: indices of the tokens whose K and V are stored."""
+    """[tokens]: index of each token's K and V in the pool, as ``page * page_size + offset``; -1 stores nothing."""
 
     def first(self, n_tokens: int) -> TokenInputs:
-        """Returns views of the first ``n_tokens`` tokens, on CUDA."""
+        """Returns views of the first ``n_tokens`` tokens."""
         return TokenInputs(self.ids[:n_tokens], self.positions[:n_tokens], self.slot_mapping[:n_tokens])
 
 
@@ -42,7 +39,10 @@ class Norm(Protocol):
         ...
 
     def add(self, x: Tensor, residual: Tensor, out: Tensor) -> None:
-        """Adds ``x`` to ``residual``, then norms the sum into ``out``; [rows, hidden] each."""
+        """Adds ``x`` to ``residual``, which is changed, then norms the sum into ``out``, which may be ``x``.
+
+        All are [rows, hidden].
+        """
         ...
 
 
@@ -50,7 +50,7 @@ class Linear(Protocol):
     """A matrix product with an optional bias."""
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """Maps [rows, in] to [rows, out], in ``out`` if it is given."""
+        """Maps [rows, in] to [rows, out], in ``out`` if it is given. ``out`` may not be ``x``."""
         ...
 
     def add_and_norm(self, x: Tensor, residual: Tensor, norm: Norm, out: Tensor) -> None:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from radixkv.errors import CheckpointError
-from radixkv.runtime.device.weights.quantization.scheme import Header
+from radixkv.runtime.device.weights.headers import Header
 
 
 class TensorSource(Protocol):
@@ -88,6 +88,8 @@ class SafetensorsFiles:
         """
         names = (name for name in self._file_of if name.startswith(prefix))
         n_layers_in_files = len({name.removeprefix(prefix).partition(".")[0] for name in names})
+        if n_layers_in_files == 0:
+            raise CheckpointError(f"{self._folder} has no tensors named {prefix}…, as this architecture's are")
         if n_layers_in_files != n_layers:
             raise CheckpointError(
                 f"{self._folder / 'config.json'}: num_hidden_layers is {n_layers}, but the safetensors files have "
@@ -116,9 +118,9 @@ class SafetensorsFiles:
             raise CheckpointError(
                 f"{self._folder} has tensors that its config.json does not call for: {_abbreviated(extra)}"
             )
-        for name, (shape, dtypes) in headers.items():
+        for name, (shape, dtypes, may_be_scalar) in headers.items():
             header = self._file_of[name].get_slice(name)
-            if (header.get_shape() or [1]) != list(shape):  # a single scale may be a scalar
+            if header.get_shape() != list(shape) and not (may_be_scalar and not header.get_shape()):
                 raise CheckpointError(
                     f"{name} in {self._path_of[name]} has shape {header.get_shape()}; "
                     f"config.json calls for {list(shape)}"

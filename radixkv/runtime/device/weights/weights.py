@@ -14,15 +14,17 @@ from torch import Tensor
 from radixkv.checkpoints import Checkpoint
 from radixkv.config import LoadFormat
 from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.weights.headers import Header
 from radixkv.runtime.device.weights.parallel_load import N_LANES, ParallelLoader, PinnedLane
 from radixkv.runtime.device.weights.quantization.matrices import QuantizedMatrices
 from radixkv.runtime.device.weights.quantization.parse import parse_scheme
-from radixkv.runtime.device.weights.quantization.scheme import Header
 from radixkv.runtime.device.weights.safetensors import RandomTensors, SafetensorsFiles, TensorSource
 
 logger = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
+_DEQUANTIZING_BYTES = 16
+"""Memory for dequantizing one value: 15.7 bytes in AWQ's and GPTQ's formats, 7.5 in others, as measured."""
 TensorShapes = dict[str, tuple[int, ...]]
 """Tensor shapes by full name."""
 
@@ -45,9 +47,10 @@ class NormWeights:
 
 @dataclass(frozen=True)
 class MlpWeights:
-    """Weights of one MLP, with gate and up projection stacked in this order if there is a gate."""
+    """Weights of one MLP."""
 
     gate_up: LinearWeights
+    """Gate and up projection, stacked in this order; the up projection alone if there is no gate."""
     down: LinearWeights
 
 
@@ -86,9 +89,12 @@ class Weights:
         dtype: torch.dtype,
         device: torch.device,
         quantized: QuantizedMatrices | None = None,
+        *,
+        is_quantized: bool = False,
     ) -> None:
         self.config = config
         self._quantized = quantized
+        self._is_quantized = is_quantized
         self.dtype = dtype
         self._device = device
         self._source = source
@@ -98,6 +104,12 @@ class Weights:
     def n_bytes(self) -> int:
         """Size of all tensors in bytes, dequantized; a tied head counts once, with the embedding."""
         return sum(math.prod(shape) for shape in self._shapes.values()) * self.dtype.itemsize
+
+    @property
+    def dequantizing_bytes(self) -> int:
+        """Memory for dequantizing the largest matrix, in bytes; 0 if the checkpoint is not quantized."""
+        sizes = [math.prod(shape) for shape in self._shapes.values() if len(shape) > 1]
+        return _DEQUANTIZING_BYTES * max(sizes) if self._is_quantized else 0
 
     @property
     def peak_bytes(self) -> int:
@@ -112,7 +124,7 @@ class Weights:
         ]
         embedding = config.vocab_size * config.hidden_size
         twice = max(embedding, *parts) + (embedding if config.tied_head else 0)
-        return self.n_bytes + twice * self.dtype.itemsize
+        return self.n_bytes + twice * self.dtype.itemsize + self.dequantizing_bytes
 
     def embedding(self) -> Tensor:
         """Returns the embedding, [vocab, hidden]. Raises ``CheckpointError``."""
@@ -128,7 +140,7 @@ class Weights:
         Raises:
             CheckpointError: it cannot be read.
         """
-        if self.config.n_unused_positions is None:
+        if self.config.n_positions is None:
             return None
         return self._read(f"{self.config.names.position_embedding}.weight")[self.config.n_unused_positions :]
 
@@ -222,7 +234,7 @@ class Weights:
 def open_weights(
     checkpoint: Checkpoint, *, load_format: LoadFormat, dtype: torch.dtype, device: torch.device = _CPU
 ) -> Iterator[Weights]:
-    """Opens the checkpoint's weights and checks the headers of all tensors. Reads no tensor.
+    """Opens the checkpoint's weights and checks the headers of all tensors. Reads no tensor but scales.
 
     The files are ``model.safetensors``, or those that ``model.safetensors.index.json`` names. Cost: O(tensors).
     Tensors on a GPU are loaded in parallel and are complete only when the ``with`` block ends. Quantized matrices
@@ -237,18 +249,18 @@ def open_weights(
 
     Raises:
         CheckpointError: ``config.json`` is invalid or not supported, or a file or tensor is missing, unexpected,
-            corrupt, or of a wrong shape or dtype.
+            corrupt, or of a wrong shape or dtype; or a scale is not finite.
     """
     path = checkpoint.folder / "config.json"
     config = DecoderConfig.parse(checkpoint.config, path)
     scheme = parse_scheme(checkpoint.config, path)
     with ExitStack() as stack:
         if load_format == "dummy":
-            yield Weights(config, RandomTensors(device), dtype, device)
+            yield Weights(config, RandomTensors(device), dtype, device, is_quantized=scheme is not None)
             return
         files = SafetensorsFiles(checkpoint.folder, stack)
         files.check_layers(config.names.layers, config.n_layers)
-        quantized = None if scheme is None else QuantizedMatrices(scheme, _shapes(config), files)
+        quantized = None if scheme is None else QuantizedMatrices(scheme, _shapes(config), files.names, files)
         headers = {name: Header(shape) for name, shape in _shapes(config).items()}
         optional = _optional(config)
         if quantized is not None:
@@ -256,13 +268,13 @@ def open_weights(
             optional |= quantized.optional
         files.check(headers, optional)
         if quantized is not None:
-            quantized.check_scales()
-            logger.info("the checkpoint's %s weights are computed as %s", quantized.scheme_name, dtype)
+            quantized.check_values()
+            logger.info("the checkpoint's %s weights are dequantized to %s", quantized.scheme_name, dtype)
         if device.type == "cpu":
-            yield Weights(config, files, dtype, device, quantized)
+            yield Weights(config, files, dtype, device, quantized, is_quantized=scheme is not None)
             return
         with ParallelLoader(files, [PinnedLane(device) for _ in range(N_LANES)]) as reads:
-            yield Weights(config, reads, dtype, device, quantized)
+            yield Weights(config, reads, dtype, device, quantized, is_quantized=scheme is not None)
 
 
 def _shapes(config: DecoderConfig) -> TensorShapes:
@@ -272,9 +284,9 @@ def _shapes(config: DecoderConfig) -> TensorShapes:
         f"{config.names.embedding}.weight": vocabulary,
         **_norm_shapes(config, config.names.final_norm),
     }
-    if config.n_unused_positions is not None:
-        n_positions = config.max_positions + config.n_unused_positions
-        shapes[f"{config.names.position_embedding}.weight"] = (n_positions, config.hidden_size)
+    if config.n_positions is not None:
+        n_rows = config.n_positions + config.n_unused_positions
+        shapes[f"{config.names.position_embedding}.weight"] = (n_rows, config.hidden_size)
     if not config.tied_head:
         shapes[f"{config.names.head}.weight"] = vocabulary
     for layer in range(config.n_layers):

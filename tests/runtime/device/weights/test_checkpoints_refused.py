@@ -262,6 +262,8 @@ QWEN3_MOE = {
         (GEMMA3 | {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
         (GEMMA3 | {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
         (GEMMA3 | {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
+        (GEMMA3 | {"sliding_window": None}, "sliding_window is None"),
+        (OPT | {"max_position_embeddings": None}, " max_position_embeddings"),
         (OPT | {"do_layer_norm_before": False}, "do_layer_norm_before False"),
         (OPT | {"word_embed_proj_dim": 32}, "word_embed_proj_dim 32"),
         (OPT | {"enable_bias": False}, "enable_bias False"),
@@ -295,6 +297,12 @@ def test_a_corrupt_count_is_refused_without_exhausting_memory(folder: Path, name
     edit_config(folder, **({"architectures": [architecture], "num_experts_per_tok": 2} if architecture else {}))
     edit_config(folder, **{name: 10**9})
     with limited_memory(), pytest.raises(CheckpointError, match=f"{name} is {10**9}; it must be at most 1000"):
+        load(folder)
+
+
+def test_tensors_with_names_of_another_architecture(folder: Path) -> None:
+    edit_config(folder, **{**OPT, "max_position_embeddings": 64})
+    with pytest.raises(CheckpointError, match=f"{folder} has no tensors named model.decoder.layers"):
         load(folder)
 
 

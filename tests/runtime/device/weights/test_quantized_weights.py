@@ -13,6 +13,10 @@ from torch import Tensor
 
 from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError
+from radixkv.runtime.device.weights.quantization.fp8 import Fp8Blocks, Fp8Channels
+from radixkv.runtime.device.weights.quantization.int4 import Awq, Gptq, PackedInt4, unpack
+from radixkv.runtime.device.weights.quantization.mxfp4 import Mxfp4
+from radixkv.runtime.device.weights.quantization.parse import parse_scheme
 from radixkv.runtime.device.weights.weights import open_weights
 from support.device_support import CHECKPOINTS, OpenDevice, load_oracle, random_ids, row_of
 from support.quantized_checkpoints import FORMATS, save_quantized
@@ -50,7 +54,7 @@ def test_experts_are_quantized_too(tmp_path: Path, name: str) -> None:
 
 
 def edit(folder: Path, **changes: Any) -> None:
-    """Changes settings of ``quantization_config``; None deletes one."""
+    """Changes settings of ``quantization_config``."""
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] |= changes
     (folder / "config.json").write_text(json.dumps(config))
@@ -60,7 +64,7 @@ def edit(folder: Path, **changes: Any) -> None:
     ("changes", "message"),
     [
         ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes' is not supported; .*'fp8', 'awq'"),
-        ({"quant_method": None}, "it has no quant_method|quant_method '' is not supported"),
+        ({"quant_method": None}, "quant_method '' is not supported"),
         ({"bits": 3}, "bits 3 is not supported"),
         ({"version": "gemv"}, "version 'gemv'"),
         ({"group_size": 20}, "group_size 20 .* multiple of 8"),
@@ -69,7 +73,7 @@ def edit(folder: Path, **changes: Any) -> None:
         ({"group_size": 32}, r"has shape \[4, 8\]; config.json calls for \[2, 8\]"),
         ({"quant_method": "fp8"}, "no matrix has a weight_scale; fetch"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, r"block of the scales is \[128\]"),
-        ({"quant_method": "gptq"}, "lacks model.layers.0"),
+        ({"quant_method": "gptq"}, r"q_proj.qweight .* has shape \[64, 8\]; config.json calls for \[8, 64\]"),
         ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
         ({"quant_method": "compressed-tensors"}, "config_groups is None"),
         (
@@ -95,13 +99,14 @@ def test_formats_that_are_refused(tmp_path: Path, changes: dict[str, Any], messa
 @pytest.mark.parametrize(
     ("name", "suffix", "value", "message"),
     [
-        ("fp8 channels", "weight_scale", None, "lacks model.layers.1.mlp.up_proj.weight; fetch|up_proj.weight"),
+        ("fp8 channels", "weight_scale", None, "up_proj.weight in .* has dtype F8_E4M3; this release reads F32"),
         ("fp8 channels", "weight_scale", torch.nan, "weight_scale has values that are not finite"),
         ("fp8 blocks", "weight_scale_inv", torch.inf, "weight_scale_inv has values that are not finite"),
         ("awq", "scales", torch.nan, "scales has values that are not finite"),
         ("awq", "qzeros", None, "lacks model.layers.1.mlp.up_proj.qzeros"),
-        ("gptq", "g_idx", 9, "up_proj: g_idx has groups from 0 to 9 of 4"),
-        ("int4", "weight_packed", None, "lacks model.layers.1.mlp.up_proj.weight"),
+        ("gptq by activation", "g_idx", 9, "up_proj: g_idx has groups from 0 to 9 of 4"),
+        ("int4", "weight_packed", None, "lacks model.layers.1.mlp.up_proj.weight; fetch"),
+        ("gptq", "bias", 1.0, "up_proj.bias is not zero, and config.json does not call for a bias"),
     ],
 )
 def test_tensors_that_are_refused(
@@ -118,6 +123,93 @@ def test_tensors_that_are_refused(
     save_file(tensors, path)
     with pytest.raises(CheckpointError, match=message):
         load(tmp_path / "quantized")
+
+
+def test_packed_words_are_those_of_compressed_tensors() -> None:
+    """The words are from ``compressed_tensors.pack_to_int32`` 0.20 for the values -8 to 7."""
+    words = torch.tensor([[1985229328, -19088744]], dtype=torch.int32)
+    assert unpack(words).tolist() == [[float(value) for value in range(16)]]
+
+
+def _group(**weights: Any) -> dict[str, Any]:
+    return {"config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}}
+
+
+INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True, "dynamic": False}
+FP8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
+COMPRESSED = {"quant_method": "compressed-tensors", "quantization_status": "compressed", "kv_cache_scheme": None}
+
+
+@pytest.mark.parametrize(
+    ("settings", "scheme"),
+    [
+        (
+            {
+                "activation_scheme": "dynamic",
+                "fmt": "e4m3",
+                "quant_method": "fp8",
+                "weight_block_size": [128, 128],
+            },
+            Fp8Blocks((128, 128), "weight_scale_inv"),
+        ),
+        (
+            COMPRESSED | {"format": "float-quantized", "ignore": ["lm_head"]} | _group(**FP8, actorder=None),
+            Fp8Channels("channel"),
+        ),
+        (
+            COMPRESSED | {"format": "pack-quantized"} | _group(**INT4, actorder="weight", zp_dtype=None),
+            PackedInt4(128),
+        ),
+        (COMPRESSED | {"format": "pack-quantized"} | _group(**INT4 | {"strategy": "channel"}), PackedInt4(None)),
+        (COMPRESSED | {"transform_config": {}, "sparsity_config": {}} | _group(**FP8), Fp8Channels("channel")),
+        (
+            {
+                "bits": 4,
+                "group_size": 128,
+                "modules_to_not_convert": None,
+                "quant_method": "awq",
+                "version": "GEMM",
+                "zero_point": True,
+            },
+            Awq(128),
+        ),
+        (
+            {
+                "bits": 4,
+                "damp_percent": 0.01,
+                "desc_act": False,
+                "group_size": 128,
+                "quant_method": "gptq",
+                "static_groups": False,
+                "sym": True,
+                "true_sequential": True,
+            },
+            Gptq(128, 1, has_order=False),
+        ),
+        ({"bits": 4, "desc_act": True, "group_size": -1, "quant_method": "gptq"}, Gptq(None, 1, has_order=True)),
+        ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, Mxfp4()),
+    ],
+)
+def test_settings_that_checkpoints_have(settings: dict[str, Any], scheme: object) -> None:
+    assert parse_scheme({"quantization_config": settings}, Path("config.json")) == scheme
+    assert parse_scheme({"compression_config": settings}, Path("config.json")) == scheme
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (_group(**INT4, actorder="group"), "actorder 'group'"),
+        (_group(**INT4 | {"symmetric": False}), "symmetric False"),
+        (_group(**FP8) | {"transform_config": {"config_groups": {"R1": {}}}}, "transform_config"),
+        (_group(**FP8) | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
+        (_group(**FP8) | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+    ],
+)
+def test_settings_that_would_be_misread_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        parse_scheme(
+            {"quantization_config": COMPRESSED | {"format": "pack-quantized"} | changes}, Path("config.json")
+        )
 
 
 def test_a_dense_checkpoint_needs_no_scales_of_what_is_not_quantized(tmp_path: Path) -> None:

@@ -28,13 +28,8 @@ class AttentionShape:
     head_dim: int
     page_size: int
     dtype: torch.dtype
-    score_scale: float | None = None
-    """Multiplier of the scores; None is ``head_dim ** -0.5``."""
-
-    @property
-    def scale(self) -> float:
-        """Multiplier of the scores."""
-        return self.head_dim**-0.5 if self.score_scale is None else self.score_scale
+    scale: float
+    """Multiplier of the scores."""
 
     @property
     def group(self) -> int:

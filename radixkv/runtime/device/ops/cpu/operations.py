@@ -28,6 +28,7 @@ class CpuOperations:
         self._config = config
         self._tiles = RowTiles()
         ropes = {rope for rope in (config.rope, config.local_rope) if rope is not None}
+        self._stored_rows = StoredRows()
         self._rotary = {rope: Rotary(config.head_dim, rope, max_positions) for rope in ropes}
 
     def linear(self, weights: LinearWeights) -> Linear:
@@ -63,17 +64,49 @@ class CpuOperations:
             config = self._config
             parts = [query_norm.expand(config.n_heads, -1), key_norm.expand(config.n_kv_heads, -1)]
             norm = self._norm_weight(torch.cat(parts))
-        return RotateAndStore(self._config, None if rope is None else self._rotary[rope], norm)
+        rotary = None if rope is None else self._rotary[rope]
+        return RotateAndStore(self._config, rotary, norm, self._stored_rows)
 
     def _norm_weight(self, weight: Tensor) -> Tensor:
         """Returns what an RMS norm multiplies by."""
         return weight.float() + 1.0 if self._config.norm == "rms_plus_one" else weight
 
 
+class StoredRows:
+    """Where the K and V of a step are stored; computed once for all layers."""
+
+    def __init__(self) -> None:
+        self._slot_mapping: Tensor | None = None
+        self._tokens = self._rows = torch.empty(0, dtype=torch.int64)
+
+    def of(self, slot_mapping: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the indices of the tokens that are stored, and the rows that they take.
+
+        Args:
+            slot_mapping: [tokens], the same object for all layers of a step.
+            cache: [pages, kv_heads, page_size, head_dim]; rows are those of [-1, head_dim].
+
+        Returns:
+            [n], and [n * kv_heads].
+        """
+        if slot_mapping is not self._slot_mapping:
+            n_kv_heads, page_size = cache.shape[1:3]
+            self._slot_mapping = slot_mapping
+            self._tokens = (slot_mapping >= 0).nonzero()[:, 0]
+            slots = slot_mapping[self._tokens][:, None]
+            heads = torch.arange(n_kv_heads)
+            pages, offsets = slots // page_size, slots % page_size
+            self._rows = ((pages * n_kv_heads + heads) * page_size + offsets).flatten()
+        return self._tokens, self._rows
+
+
 class RotateAndStore:
     """Norms and rotates heads, and writes K and V into the pool."""
 
-    def __init__(self, config: DecoderConfig, rotary: Rotary | None, norm: Tensor | None) -> None:
+    def __init__(
+        self, config: DecoderConfig, rotary: Rotary | None, norm: Tensor | None, stored_rows: StoredRows
+    ) -> None:
+        self._stored_rows = stored_rows
         self._n_heads, self._n_kv_heads = config.n_heads, config.n_kv_heads
         self._eps = config.norm_eps
         self._rotary = rotary
@@ -91,6 +124,6 @@ class RotateAndStore:
             qk = rotate(qk, *self._rotary.angles(inputs.positions))
         q, k = torch.split(qk, [self._n_heads, self._n_kv_heads], 1)
         q_out.copy_(q)
+        tokens, rows = self._stored_rows.of(inputs.slot_mapping, k_cache)
         for cache, values in ((k_cache, k), (v_cache, v)):
-            stored = values if inputs.stored is None else values[inputs.stored]
-            cache.view(-1, head_dim).index_copy_(0, inputs.slot_mapping, stored.reshape(-1, head_dim))
+            cache.view(-1, head_dim).index_copy_(0, rows, values[tokens].reshape(-1, head_dim))

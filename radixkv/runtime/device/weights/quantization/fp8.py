@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from radixkv.runtime.device.weights.quantization.scheme import Header
+from radixkv.runtime.device.weights.headers import Header
 
 _FP8 = ("F8_E4M3",)
 
@@ -24,7 +24,7 @@ class Fp8Channels:
     def headers(self, shape: tuple[int, ...]) -> Mapping[str, Header]:
         """See ``WeightScheme.headers``."""
         n_out, n_in = shape
-        scale = Header((n_out, 1) if self.strategy == "channel" else (1,))
+        scale = Header((n_out, 1)) if self.strategy == "channel" else Header((1,), may_be_scalar=True)
         return {"weight": Header((n_out, n_in), _FP8), "weight_scale": scale}
 
     def optional(self) -> frozenset[str]:

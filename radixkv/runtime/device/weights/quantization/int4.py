@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.weights.quantization.scheme import Header
+from radixkv.runtime.device.weights.headers import Header
 
 PER_WORD = 8
 _INTS = ("I32",)
@@ -54,11 +54,14 @@ class Awq:
 
 @dataclass(frozen=True)
 class Gptq:
-    """GPTQ's format: packed along the inputs, with zero points and the group of each input."""
+    """GPTQ's format: packed along the inputs, with zero points. The last group may be cut."""
 
-    group_size: int
+    group_size: int | None
+    """None: one group for each output channel."""
     zero_offset: int
     """What is added to stored zero points: 1 in ``checkpoint_format`` ``gptq``, 0 in ``gptq_v2``."""
+    has_order: bool
+    """Whether inputs are in groups in another order (``desc_act``), which ``g_idx`` says."""
     name = "gptq"
     mark = "qweight"
     scales = "scales"
@@ -66,23 +69,26 @@ class Gptq:
     def headers(self, shape: tuple[int, ...]) -> Mapping[str, Header]:
         """See ``WeightScheme.headers``."""
         n_out, n_in = shape
-        n_groups = _n_groups(n_in, self.group_size)
-        return {
+        n_groups = 1 if self.group_size is None else -(-n_in // self.group_size)
+        headers = {
             "qweight": Header((_n_words(n_in), n_out), _INTS),
             "qzeros": Header((n_groups, _n_words(n_out)), _INTS),
             "scales": Header((n_groups, n_out)),
-            "g_idx": Header((n_in,), _INTS),
         }
+        return headers | {"g_idx": Header((n_in,), _INTS)} if self.has_order else headers
 
     def optional(self) -> frozenset[str]:
-        """See ``WeightScheme.optional``."""
-        return frozenset()
+        """See ``WeightScheme.optional``. AutoGPTQ writes a bias of zeros beside every matrix that has none."""
+        return frozenset({"bias"} if self.has_order else {"bias", "g_idx"})
 
     def dequantize(self, read: Callable[[str], Tensor]) -> Tensor:
         """See ``WeightScheme.dequantize``."""
         values = unpack(read("qweight").t())  # [out, in]
         zeros = unpack(read("qzeros")).add_(self.zero_offset)
-        groups = read("g_idx").long()
+        if self.has_order:
+            groups = read("g_idx").long()
+        else:
+            groups = torch.arange(values.shape[1], device=values.device) // (self.group_size or values.shape[1])
         if groups.min() < 0 or groups.max() >= len(zeros):
             raise ValueError(f"g_idx has groups from {int(groups.min())} to {int(groups.max())} of {len(zeros)}")
         return (values - zeros[groups].t()) * read("scales").float()[groups].t()

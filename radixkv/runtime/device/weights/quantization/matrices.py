@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from radixkv.errors import CheckpointError
-from radixkv.runtime.device.weights.quantization.scheme import Header, WeightScheme
-
-
-class TensorViews(Protocol):
-    """The files of a checkpoint."""
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Names of all tensors."""
-        ...
-
-    def view(self, name: str) -> Tensor:
-        """Returns a tensor. Raises ``CheckpointError`` if it cannot be read."""
-        ...
+from radixkv.runtime.device.weights.headers import Header
+from radixkv.runtime.device.weights.parallel_load import TensorViews
+from radixkv.runtime.device.weights.quantization.scheme import WeightScheme
 
 
 class QuantizedMatrices:
@@ -33,20 +21,27 @@ class QuantizedMatrices:
     Args:
         scheme: the format.
         shapes: dense shapes of all tensors that the model needs, by name.
+        stored: names of all tensors in the files.
         files: of the checkpoint.
 
     Raises:
         CheckpointError: no matrix is quantized, or one has a size that the format does not support.
     """
 
-    def __init__(self, scheme: WeightScheme, shapes: Mapping[str, tuple[int, ...]], files: TensorViews) -> None:
+    def __init__(
+        self,
+        scheme: WeightScheme,
+        shapes: Mapping[str, tuple[int, ...]],
+        stored: frozenset[str],
+        files: TensorViews,
+    ) -> None:
         self._scheme = scheme
         self._files = files
-        stored = files.names
         self._headers: dict[str, dict[str, Header]] = {}
         """Headers of the tensors of each quantized matrix."""
         self.optional: frozenset[str] = frozenset()
         """Names of tensors that quantized matrices may have beside these."""
+        self._unused_biases: set[str] = set()
         for name, shape in shapes.items():
             base = name.removesuffix(".weight")
             if (base != name or len(shape) == 3) and _join(base, scheme.mark) in stored:
@@ -55,7 +50,9 @@ class QuantizedMatrices:
                 except ValueError as error:
                     raise CheckpointError(f"{base} cannot be in the format {scheme.name}: {error}") from None
                 self._headers[name] = {_join(base, suffix): header for suffix, header in headers.items()}
-                self.optional |= {_join(base, suffix) for suffix in scheme.optional()}
+                optional = {_join(base, suffix) for suffix in scheme.optional()} - shapes.keys()
+                self.optional |= optional
+                self._unused_biases |= {each for each in optional & stored if each.endswith(".bias")}
         if not self._headers:
             raise CheckpointError(
                 f"config.json has a quantization_config of {scheme.name}, but no matrix has a {scheme.mark}; "
@@ -79,12 +76,19 @@ class QuantizedMatrices:
             replaced |= stored
         return replaced
 
-    def check_scales(self) -> None:
-        """Reads all scales. Raises ``CheckpointError`` if one is not finite."""
+    def check_values(self) -> None:
+        """Reads all scales, and biases that the model has not.
+
+        Raises:
+            CheckpointError: a scale is not finite, or such a bias is not zero.
+        """
         for name in self._headers:
             scales = _join(name.removesuffix(".weight"), self._scheme.scales)
             if not self._files.view(scales).isfinite().all():
                 raise CheckpointError(f"{scales} has values that are not finite; fetch the checkpoint again")
+        for bias in sorted(self._unused_biases):
+            if self._files.view(bias).any():
+                raise CheckpointError(f"{bias} is not zero, and config.json does not call for a bias")
 
     def dequantize(self, name: str, device: torch.device) -> Tensor:
         """Returns a matrix in float32, computed on a device. Raises ``CheckpointError`` if it cannot be read."""

@@ -13,6 +13,8 @@ from radixkv.runtime.device.weights.quantization.int4 import Awq, Gptq, PackedIn
 from radixkv.runtime.device.weights.quantization.mxfp4 import Mxfp4
 from radixkv.runtime.device.weights.quantization.scheme import WeightScheme
 
+_STORED_IN_ORDER = (None, False, "weight", "static")
+"""Values of ``actorder`` with which inputs are stored in order."""
 METHODS = ("fp8", "awq", "gptq", "mxfp4", "compressed-tensors")
 
 
@@ -26,7 +28,7 @@ def parse_scheme(config: Mapping[str, Any], path: Path) -> WeightScheme | None:
     Raises:
         CheckpointError: the method or one of its settings is not supported.
     """
-    section = config.get("quantization_config")
+    section = config.get("quantization_config") or config.get("compression_config")  # older compressed-tensors
     if section is None:
         return None
     if not isinstance(section, Mapping):
@@ -36,14 +38,17 @@ def parse_scheme(config: Mapping[str, Any], path: Path) -> WeightScheme | None:
         case "fp8":
             return _fp8(fields)
         case "awq":
-            fields.allow_only(bits=4, version="gemm", zero_point=True)
+            fields.allow_only(bits=4, zero_point=True)
+            if (version := fields.text("version", "gemm")).lower() != "gemm":
+                raise fields.error(f"version {version!r} is not supported; use 'gemm'")
             return Awq(_group_size(fields))
         case "gptq":
             fields.allow_only(bits=4)
+            size = None if fields.get("group_size") == -1 else _group_size(fields)
             formats = {"gptq": 1, "gptq_v2": 0}
             if (name := fields.text("checkpoint_format", "gptq")) not in formats:
                 raise fields.error(f"checkpoint_format {name!r} is not supported; use 'gptq' or 'gptq_v2'")
-            return Gptq(_group_size(fields), formats[name])
+            return Gptq(size, formats[name], has_order=fields.flag("desc_act"))
         case "mxfp4":
             return Mxfp4()
         case "compressed-tensors":
@@ -63,9 +68,13 @@ def _compressed_tensors(fields: ConfigReader) -> WeightScheme:
         raise fields.error(f"config_groups is {groups!r}; one group is supported")
     (group,) = groups.values()
     weights = group.get("weights") if isinstance(group, Mapping) else None
-    if not isinstance(weights, Mapping) or group.get("targets") != ["Linear"]:
-        raise fields.error("config_groups must have weights, and the targets ['Linear']")
+    if not isinstance(weights, Mapping):
+        raise fields.error("config_groups must have weights")
     fields.allow_only(kv_cache_scheme=None)
+    for name in ("transform_config", "sparsity_config"):
+        section = fields.get(name)
+        if section and not (isinstance(section, Mapping) and section.get("format") == "dense"):
+            raise fields.error(f"{name} {section!r} is not supported in this release")
     settings = fields.nested(weights)
     settings.allow_only(symmetric=True, dynamic=False)
     kind = f"{settings.get('type')}{settings.get('num_bits')}"
@@ -75,7 +84,8 @@ def _compressed_tensors(fields: ConfigReader) -> WeightScheme:
     if kind == "float8" and strategy == "block":
         return Fp8Blocks(_block(settings, settings.get("block_structure")), "weight_scale")
     if kind == "int4" and strategy in ("group", "channel"):
-        settings.allow_only(actorder=None)
+        if settings.get("actorder") not in _STORED_IN_ORDER:
+            raise fields.error(f"actorder {settings.get('actorder')!r} is not supported; use 'weight' or 'static'")
         fields.allow_only(format="pack-quantized")
         return PackedInt4(_group_size(settings) if strategy == "group" else None)
     raise fields.error(f"weights of type {kind} with the strategy {strategy!r} are not supported")

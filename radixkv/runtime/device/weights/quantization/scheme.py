@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
-FLOATS = ("F32", "F16", "BF16")
-"""Names that safetensors has for dtypes of 16 and 32 bits."""
-
-
-class Header(NamedTuple):
-    """Shape and dtype of a stored tensor."""
-
-    shape: tuple[int, ...]
-    dtypes: tuple[str, ...] = FLOATS
-    """The dtypes that it may have, as safetensors names them."""
+from radixkv.runtime.device.weights.headers import Header
 
 
 class WeightScheme(Protocol):
@@ -53,7 +44,7 @@ class WeightScheme(Protocol):
         ...
 
     def optional(self) -> frozenset[str]:
-        """Returns suffixes of further tensors that a matrix may have, which are not used."""
+        """Returns suffixes of further tensors that a matrix may have, which are not used. A bias must be zero."""
         ...
 
     def dequantize(self, read: Callable[[str], Tensor]) -> Tensor:
