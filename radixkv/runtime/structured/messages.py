@@ -42,8 +42,10 @@ class TrialRequest(msgspec.Struct, frozen=True):
 
 
 class TrialResult(msgspec.Struct, frozen=True):
-    """Ends a trial: with the source to compile, or with the reason of a refusal."""
+    """Ends a trial: with the source to compile, or with the reason of a refusal or of a failure."""
 
     id: int
     source: Source | None = None
     refusal: str = ""
+    failure: str = ""
+    """What went wrong in this program, if something did."""

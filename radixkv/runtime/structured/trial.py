@@ -49,6 +49,10 @@ def run_trial(spec: StructuredOutputs, compiler: Compiler, limits: TrialLimits, 
             result = TrialResult(0, source=_try(spec, compiler, limits))
         except InvalidRequest as error:
             result = TrialResult(0, refusal=str(error))
+        except (MemoryError, RecursionError):
+            raise  # the specification's fault
+        except Exception as error:
+            result = TrialResult(0, failure=f"{type(error).__name__}: {error}")
         with open(writer, "wb", closefd=False) as pipe:
             pipe.write(msgspec.json.encode(result))
         code = 0

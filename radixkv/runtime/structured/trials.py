@@ -12,7 +12,7 @@ from typing import Self
 import msgspec
 
 from radixkv.child_process import ChildProcess
-from radixkv.errors import InvalidRequest, RadixKVError
+from radixkv.errors import InvalidRequest, RadixKVError, RequestError
 from radixkv.runtime.structured.messages import (
     MAX_LINE_BYTES,
     TrialLimits,
@@ -84,6 +84,7 @@ class Trials:
 
         Raises:
             InvalidRequest: it cannot be compiled, or not within the limits.
+            RequestError: the trial itself failed.
             TrialsDied: the process ended.
         """
         if self._reader is None or self._reader.done():
@@ -97,6 +98,8 @@ class Trials:
             outcome = await result
         finally:
             self._results.pop(trial_id, None)
+        if outcome.failure:
+            raise RequestError(f"the grammar could not be tried: {outcome.failure}")
         if outcome.source is None:
             raise InvalidRequest(outcome.refusal, param="structured_outputs")
         return outcome.source

@@ -1,18 +1,23 @@
-"""The random answer that a trial follows."""
+"""One trial, and the random answer that it follows."""
 
 from __future__ import annotations
 
+import os
 from itertools import product
 from string import ascii_lowercase
+from typing import Any, cast
 
+import msgspec
 import pytest
 
 from radixkv.errors import InvalidRequest
 from radixkv.runtime.structured.compiler import Compiler
 from radixkv.runtime.structured.matcher import Grammar
+from radixkv.runtime.structured.messages import TrialLimits, TrialResult
 from radixkv.runtime.structured.source import Source
-from radixkv.runtime.structured.trial import follow
+from radixkv.runtime.structured.trial import follow, run_trial
 from radixkv.runtime.structured.vocabulary import Vocabulary
+from radixkv.structured_outputs import StructuredOutputs
 
 
 def check(vocabulary: Vocabulary, ebnf: str) -> None:
@@ -33,3 +38,16 @@ def test_an_answer_may_end_at_any_of_the_end_tokens(ebnf: str) -> None:
 def test_a_dead_end_of_the_vocabulary_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="no token may come next"):
         check(Vocabulary([b"a", b""], (1,)), 'root ::= "aa" "b"')
+
+
+def test_a_failure_of_the_trial_is_not_a_refusal() -> None:
+    reader, writer = os.pipe()
+    no_compiler = cast(Any, None)
+    if (pid := os.fork()) == 0:
+        run_trial(StructuredOutputs(regex="a"), no_compiler, TrialLimits(9.0, 1 << 30, 1 << 20, 1), writer)
+    os.close(writer)
+    result = msgspec.json.decode(os.read(reader, 1 << 16), type=TrialResult)
+    os.close(reader)
+    os.waitpid(pid, 0)
+    assert (result.source, result.refusal) == (None, "")
+    assert result.failure.startswith("AttributeError: ")
