@@ -269,12 +269,16 @@ def open_weights(
         files.check(headers, optional)
         if quantized is not None:
             quantized.check_values()
-            logger.info("the checkpoint's %s weights are dequantized to %s", quantized.scheme_name, dtype)
+            logger.info("the checkpoint's %s weights are dequantized to %s", quantized.scheme_name, _name(dtype))
         if device.type == "cpu":
             yield Weights(config, files, dtype, device, quantized, is_quantized=scheme is not None)
             return
         with ParallelLoader(files, [PinnedLane(device) for _ in range(N_LANES)]) as reads:
             yield Weights(config, reads, dtype, device, quantized, is_quantized=scheme is not None)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _shapes(config: DecoderConfig) -> TensorShapes:
