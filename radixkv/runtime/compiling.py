@@ -65,6 +65,7 @@ class CompilingRequests:
 
         Raises:
             UnsupportedFeature: this engine has no grammars.
+            InvalidRequest: the grammar was refused a short time ago.
             QueueFull: ``max_requests`` wait for theirs.
         """
         if (grammar := self.grammars.get(specification)) is not None:

@@ -280,7 +280,7 @@ class Loop:
         return []
 
     def _add(self, choices: list[Request], sampling: SamplingParams) -> None:
-        """Queues a new request, or compiles its grammar first. Raises ``QueueFull`` or ``UnsupportedFeature``."""
+        """Queues a new request, or compiles its grammar first. Raises ``RequestError``."""
         specification = sampling.structured_outputs
         if specification is None or self._compiling.add(choices, specification):
             self._scheduler.add(choices[0], choices[1:])

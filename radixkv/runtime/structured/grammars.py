@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.errors import RequestError, UnsupportedFeature
+from radixkv.errors import InvalidRequest, RequestError, UnsupportedFeature
 from radixkv.runtime.structured.compile_thread import CompileThread
 from radixkv.runtime.structured.messages import TrialLimits
 from radixkv.runtime.structured.vocabulary import Vocabulary
@@ -25,6 +26,11 @@ MEMORY_BYTES = 2 << 30
 """Memory that a trial may take."""
 CACHE_BYTES = 256 << 20
 """Size of the compiled grammars that are kept; one of them may have a quarter of it."""
+REFUSAL_S = 60.0
+"""How long a refusal is kept. A trial takes up to ``DEADLINE_S``, and clients send a refused request again; but a
+trial that was too slow may succeed later."""
+MAX_REFUSALS = 64
+"""Most refusals that are kept, with specifications of up to 256 KiB."""
 
 
 def refusal_of_all(*, has_tokenizer: bool, has_eos: bool) -> UnsupportedFeature | None:
@@ -69,6 +75,8 @@ class Grammars:
         self._grammars: OrderedDict[StructuredOutputs, Grammar] = OrderedDict()
         """Kept grammars, the one that was used last at the end."""
         self._n_kept_bytes = 0
+        self._refusals: OrderedDict[StructuredOutputs, tuple[InvalidRequest, float]] = OrderedDict()
+        """Kept refusals, the oldest first, with the time of ``monotonic`` until which they are kept."""
         self._n_tickets = 0
         self._waiting: dict[StructuredOutputs, list[int]] = {}
         """Tickets of each specification that is being compiled."""
@@ -86,7 +94,16 @@ class Grammars:
         self._thread.wait_until_ready()
 
     def get(self, spec: StructuredOutputs) -> Grammar | None:
-        """Returns the grammar of a specification if it is kept. O(length)."""
+        """Returns the grammar of a specification if it is kept. O(length).
+
+        Raises:
+            InvalidRequest: the specification was refused less than ``REFUSAL_S`` ago.
+        """
+        if (refusal := self._refusals.get(spec)) is not None:
+            error, until = refusal
+            if monotonic() < until:
+                raise InvalidRequest(str(error), param=error.param)
+            del self._refusals[spec]
         if (grammar := self._grammars.get(spec)) is not None:
             self._grammars.move_to_end(spec)
         return grammar
@@ -124,7 +141,9 @@ class Grammars:
         """Returns the tickets that ended since the last call, with their grammars, or why there is none."""
         taken: list[tuple[int, Grammar | RequestError]] = []
         for spec, outcome in self._thread.take():
-            if not isinstance(outcome, RequestError):
+            if isinstance(outcome, InvalidRequest):
+                self._keep_refusal(spec, outcome)
+            elif not isinstance(outcome, RequestError):
                 self._keep(spec, outcome)
             for ticket in self._waiting.pop(spec, ()):
                 del self._specs[ticket]
@@ -147,6 +166,12 @@ class Grammars:
     def close(self) -> None:
         """Ends the process and the thread. Waits for grammars that passed their trials, which takes no longer."""
         self._thread.close()
+
+    def _keep_refusal(self, spec: StructuredOutputs, error: InvalidRequest) -> None:
+        self._refusals.pop(spec, None)
+        self._refusals[spec] = error, monotonic() + REFUSAL_S
+        while len(self._refusals) > MAX_REFUSALS:
+            self._refusals.popitem(last=False)
 
     def _keep(self, spec: StructuredOutputs, grammar: Grammar) -> None:
         if (old := self._grammars.pop(spec, None)) is not None:

@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from radixkv.errors import CheckpointError, InvalidRequest, RequestError
+from radixkv.runtime.structured import grammars as grammars_module
 from radixkv.runtime.structured.grammars import Grammars, refusal_of_all
 from radixkv.runtime.structured.matcher import Grammar
 from radixkv.runtime.structured.vocabulary import Vocabulary
@@ -144,6 +146,29 @@ def test_a_hostile_specification_is_refused_and_the_next_one_is_compiled(grammar
     assert isinstance(compiled(grammars, StructuredOutputs(choice=("canary", str(index)))), Grammar)
 
 
+def test_a_refusal_is_kept_for_a_minute(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = StructuredOutputs(regex="(refused")
+    error = compiled(grammars, spec)
+    assert isinstance(error, InvalidRequest)
+    with pytest.raises(InvalidRequest) as raised:
+        grammars.get(spec)
+    assert (str(raised.value), raised.value.param) == (str(error), "structured_outputs")
+    now = time.monotonic()
+    monkeypatch.setattr(grammars_module, "monotonic", lambda: now + 61.0)
+    assert grammars.get(spec) is None
+
+
+def test_the_oldest_refusals_are_forgotten(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars_module, "MAX_REFUSALS", 2)
+    specs = [StructuredOutputs(regex="(" * n) for n in (2, 3, 4)]
+    for spec in specs:
+        compiled(grammars, spec)
+    assert grammars.get(specs[0]) is None
+    for spec in specs[1:]:
+        with pytest.raises(InvalidRequest):
+            grammars.get(spec)
+
+
 def test_a_specification_that_takes_too_long_delays_no_other_one(grammars: Grammars) -> None:
     slow = grammars.request(SLOW)
     quick = [grammars.request(StructuredOutputs(regex=f"quick{i}")) for i in range(5)]
@@ -261,6 +286,7 @@ PARENT = """
 import os, signal, sys
 from support.grammar_walks import tiny_vocabulary
 from support.processes import children
+from radixkv.runtime.structured import grammars as grammars_module
 from radixkv.runtime.structured.grammars import Grammars
 from radixkv.structured_outputs import StructuredOutputs
 
