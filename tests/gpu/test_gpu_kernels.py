@@ -17,11 +17,11 @@ DTYPES = list(RELATIVE)
 EPS = 1e-5
 
 
-def normed(x: Tensor, weight: Tensor) -> Tensor:
-    """Computes RMS norm as Transformers does: rounded before the weight."""
+def normed(x: Tensor, weight: Tensor, *, adds_one: bool = False) -> Tensor:
+    """Computes RMS norm as Transformers does: rounded before the weight, but not before Gemma's, which adds one."""
     full = x.float()
     scaled = full * torch.rsqrt(full.square().mean(-1, keepdim=True) + EPS)
-    return scaled.to(x.dtype).float() * weight.float()
+    return scaled * (1.0 + weight.float()) if adds_one else scaled.to(x.dtype).float() * weight.float()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -50,6 +50,18 @@ def test_add_rms_norm(n_rows: int, size: int, dtype: torch.dtype) -> None:
     add_rms_norm(x, residual, weight, EPS, out)
     check_close(residual, total)
     check_close(out, normed(total, weight), n_roundings=2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norms_of_one_plus_the_weight_in_place(dtype: torch.dtype) -> None:
+    x, residual, weight = (normal(*shape, dtype=dtype) for shape in ((5, 1000), (5, 1000), (1000,)))
+    expected, total = normed(x, weight, adds_one=True), x + residual
+    out = x.clone()
+    rms_norm(out, weight, EPS, out, adds_one=True)
+    check_close(out, expected)
+    add_rms_norm(x, residual, weight, EPS, x, adds_one=True)
+    check_close(residual, total)
+    check_close(x, normed(total, weight, adds_one=True))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -141,8 +153,20 @@ def test_rotate_and_store_one_token() -> None:
     check_rotation(1, 32, 8, 128, False, torch.bfloat16)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_head_norms_of_one_plus_the_weight(dtype: torch.dtype) -> None:
+    check_rotation(5, 4, 1, 256, True, dtype, adds_one=True)
+
+
 def check_rotation(
-    n_tokens: int, n_heads: int, n_kv_heads: int, head_dim: int, norms: bool, dtype: torch.dtype
+    n_tokens: int,
+    n_heads: int,
+    n_kv_heads: int,
+    head_dim: int,
+    norms: bool,
+    dtype: torch.dtype,
+    *,
+    adds_one: bool = False,
 ) -> None:
     """Checks strided rows; one token in three has no slot, and other slots of the pool stay unwritten."""
     n_slots, width = 4 * n_tokens, (n_heads + 2 * n_kv_heads) * head_dim
@@ -165,11 +189,12 @@ def check_rotation(
         query_norm=weights[0],
         key_norm=weights[1],
         eps=EPS,
+        adds_one=adds_one,
     )
     heads = qkv.unflatten(1, (-1, head_dim))
     q, k, v = heads.split([n_heads, n_kv_heads, n_kv_heads], 1)
     if weights[0] is not None and weights[1] is not None:
-        q, k = normed(q, weights[0]).to(dtype), normed(k, weights[1]).to(dtype)
+        q, k = (normed(x, weight, adds_one=adds_one).to(dtype) for x, weight in ((q, weights[0]), (k, weights[1])))
     slack = 4.0 if norms else 0.1
     check_close(q_out, rotated(q, angles[positions.long()]), slack=slack)
     written = slot_mapping >= 0

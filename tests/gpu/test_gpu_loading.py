@@ -18,6 +18,8 @@ from radixkv.runtime.device.machine_cuda import check_machine, inspect_machine
 from radixkv.runtime.device.pool_size_cuda import measure_memory
 from radixkv.runtime.device.weights import weights as weights_module
 from radixkv.runtime.device.weights.weights import MlpWeights, Weights, open_weights
+from support.device_support import CHECKPOINTS
+from support.quantized_checkpoints import FORMATS, save_quantized
 
 pytestmark = pytest.mark.gpu
 
@@ -58,13 +60,13 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpoint:
 
 
 def tensors_of(weights: Weights) -> Iterator[Tensor]:
-    yield from (weights.embedding(), weights.head(), weights.final_norm())
+    yield from (weights.embedding(), weights.head(), weights.final_norm().weight)
     for index in range(weights.config.n_layers):
         layer = weights.layer(index)
         assert layer.query_norm is not None
         assert layer.key_norm is not None
         assert isinstance(layer.mlp, MlpWeights)
-        yield from (layer.attention_norm, layer.query_norm, layer.key_norm, layer.mlp_norm)
+        yield from (layer.attention_norm.weight, layer.query_norm, layer.key_norm, layer.mlp_norm.weight)
         yield from (layer.query_key_value.weight, layer.output.weight)
         yield from (layer.mlp.gate_up.weight, layer.mlp.down.weight)
 
@@ -80,6 +82,19 @@ def test_the_gpu_has_what_the_cpu_reads(checkpoint: Checkpoint, gpu: torch.devic
         same = [torch.equal(one, other.to(gpu)) for one, other in zip(found, expected, strict=True)]
     assert all(same)
     assert {tensor.device for tensor in found} == {gpu}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_quantized_matrices_beside_dense_ones(tmp_path: Path, gpu: torch.device, name: str) -> None:
+    save_quantized(tmp_path, name, **(CHECKPOINTS["gpt-oss"] if name == "mxfp4" else {}))
+    stream = torch.cuda.Stream(gpu)
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        checkpoint = resolve(str(tmp_path / "quantized"))
+        with open_weights(checkpoint, load_format="auto", dtype=torch.bfloat16, device=gpu) as weights:
+            found = [weights.layer(index).query_key_value.weight for index in range(weights.config.n_layers)]
+        with open_weights(checkpoint, load_format="auto", dtype=torch.bfloat16) as weights:
+            for index, matrix in enumerate(found):
+                assert torch.equal(matrix.cpu(), weights.layer(index).query_key_value.weight)
 
 
 def test_no_tensor_is_held_twice(checkpoint: Checkpoint, gpu: torch.device) -> None:
