@@ -1,6 +1,7 @@
 """The operations of a device, from which the decoder is composed.
 
-``CpuOperations`` and ``CudaOperations`` build them from weights, in the form that their kernels need.
+``CpuOperations`` and ``CudaOperations`` build them from weights, in the form that their kernels need. ``add`` and
+``add_and_norm`` do one operation after the other, unless a device overrides them with fused kernels.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Norm(Protocol):
 
         All are [rows, hidden].
         """
-        ...
+        self(residual.add_(x), out)
 
 
 class Linear(Protocol):
@@ -62,7 +63,7 @@ class Linear(Protocol):
             norm: of the sum.
             out: [rows, hidden].
         """
-        ...
+        norm.add(self(x), residual, out)
 
 
 class Mlp(Protocol):
@@ -81,7 +82,7 @@ class Mlp(Protocol):
             norm: of the sum.
             out: [rows, hidden]; may be ``x``.
         """
-        ...
+        norm.add(self(x), residual, out)
 
 
 class RotateAndStore(Protocol):

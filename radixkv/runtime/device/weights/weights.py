@@ -94,7 +94,7 @@ class Weights:
     ) -> None:
         self.config = config
         self._quantized = quantized
-        self._is_quantized = is_quantized
+        self._is_quantized = is_quantized or quantized is not None
         self.dtype = dtype
         self._device = device
         self._source = source
@@ -223,7 +223,7 @@ class Weights:
         n_rows = [shape[0] for shape in shapes]
         stacked = torch.empty((sum(n_rows), *shapes[0][1:]), dtype=self.dtype, device=self._device)
         for name, part in zip(names, stacked.split(n_rows), strict=True):
-            if self._quantized is not None and name in self._quantized.names:
+            if self._quantized is not None and name in self._quantized:
                 part.copy_(self._quantized.dequantize(name, self._device))
             else:
                 self._source.fill(name, part)
@@ -260,8 +260,9 @@ def open_weights(
             return
         files = SafetensorsFiles(checkpoint.folder, stack)
         files.check_layers(config.names.layers, config.n_layers)
-        quantized = None if scheme is None else QuantizedMatrices(scheme, _shapes(config), files.names, files)
-        headers = {name: Header(shape) for name, shape in _shapes(config).items()}
+        shapes = _shapes(config)
+        quantized = None if scheme is None else QuantizedMatrices(scheme, shapes, files.names, files)
+        headers = {name: Header(shape) for name, shape in shapes.items()}
         optional = _optional(config)
         if quantized is not None:
             headers = quantized.replace(headers)
@@ -271,10 +272,10 @@ def open_weights(
             quantized.check_values()
             logger.info("the checkpoint's %s weights are dequantized to %s", quantized.scheme_name, _name(dtype))
         if device.type == "cpu":
-            yield Weights(config, files, dtype, device, quantized, is_quantized=scheme is not None)
+            yield Weights(config, files, dtype, device, quantized)
             return
         with ParallelLoader(files, [PinnedLane(device) for _ in range(N_LANES)]) as reads:
-            yield Weights(config, reads, dtype, device, quantized, is_quantized=scheme is not None)
+            yield Weights(config, reads, dtype, device, quantized)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -83,6 +83,16 @@ def blocks_of_row(span: RowSpan, layout: BlockLayout) -> dict[int, KVBlock]:
     }
 
 
+class LayerKV(NamedTuple):
+    """What attention reads of one layer."""
+
+    k: Tensor
+    """[pages, kv_heads, page_size, head_dim], as is ``v``."""
+    v: Tensor
+    sinks: Tensor | None
+    """[heads]: a score of each head that takes part in the softmax and has no value."""
+
+
 class BlockGather:
     """Copies blocks out of the pool as float32. Unwritten positions read as zero, whatever the pool contains."""
 

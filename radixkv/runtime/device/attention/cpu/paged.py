@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.attention.cpu.block_softmax import BlockLayout, batched_matmul, blocks_of_row
+from radixkv.runtime.device.attention.cpu.block_softmax import BlockLayout, LayerKV, batched_matmul, blocks_of_row
 from radixkv.runtime.device.attention.cpu.row_products import LongRow, ShortRows
 from radixkv.runtime.device.kv_pool_cpu import KVPool
 from radixkv.runtime.device.ops.cpu.agreeing_tiles import agreeing_tiles
@@ -79,8 +79,9 @@ class PagedAttention:
         """See ``LayerAttention.run``."""
         scaled = q.float() * self._scale
         attended = out if out.dtype == torch.float32 else torch.empty_like(scaled)
+        kv = LayerKV(k_cache, v_cache, self._sinks[layer])
         for part in self._parts[self._windows[layer]]:
-            part.run(k_cache, v_cache, self._sinks[layer], scaled, attended, self._workspace)
+            part.run(kv, scaled, attended, self._workspace)
         if attended is not out:
             out.copy_(attended)
 

@@ -15,6 +15,7 @@ from radixkv.runtime.device.attention.cpu.block_softmax import (
     BlockGather,
     BlockLayout,
     KVBlock,
+    LayerKV,
     batched_matmul,
     blocks_of_row,
     ordered_sum,
@@ -69,29 +70,20 @@ class LongRow:
         """Number of values of K (and as many of V) that are gathered at once."""
         return self._gather.n_values
 
-    def run(
-        self,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        sinks: Tensor | None,
-        q: Tensor,
-        out: Tensor,
-        workspace: tuple[Tensor, Tensor],
-    ) -> None:
+    def run(self, layer: LayerKV, q: Tensor, out: Tensor, workspace: tuple[Tensor, Tensor]) -> None:
         """Computes the row's part of ``out``.
 
         Args:
-            k_cache, v_cache: [pages, kv_heads, page_size, head_dim] of one layer.
-            sinks: [heads], a score of each head that has no value.
+            layer: the layer's KV, with that of this step.
             q: [tokens, heads, head_dim], scaled queries of the whole step.
             out: [tokens, heads, head_dim], attention output of the whole step.
             workspace: flat buffers for K and V, at least ``n_gathered`` long.
         """
-        k = self._gather.read(k_cache, workspace[0])
-        v = self._gather.read(v_cache, workspace[1])
+        k = self._gather.read(layer.k, workspace[0])
+        v = self._gather.read(layer.v, workspace[1])
         for tile in self._tiles:
             tokens = slice(tile.first_token, tile.first_token + tile.n_tokens)
-            out[tokens] = self._attend(tile, sinks, q[tokens], k[tile.blocks], v[tile.blocks])
+            out[tokens] = self._attend(tile, layer.sinks, q[tokens], k[tile.blocks], v[tile.blocks])
 
     def _attend(self, tile: _Tile, sinks: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         n_kv_heads, group, head_dim = self._layout.n_kv_heads, self._layout.group, self._layout.head_dim
@@ -198,20 +190,11 @@ class ShortRows:
         """Number of values of K (and as many of V) that are gathered at once."""
         return max(bucket.gather.n_values for bucket in self._buckets)
 
-    def run(
-        self,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        sinks: Tensor | None,
-        q: Tensor,
-        out: Tensor,
-        workspace: tuple[Tensor, Tensor],
-    ) -> None:
+    def run(self, layer: LayerKV, q: Tensor, out: Tensor, workspace: tuple[Tensor, Tensor]) -> None:
         """Computes the rows' parts of ``out``.
 
         Args:
-            k_cache, v_cache: [pages, kv_heads, page_size, head_dim] of one layer.
-            sinks: [heads], a score of each head that has no value.
+            layer: the layer's KV, with that of this step.
             q: [tokens, heads, head_dim], scaled queries of the whole step.
             out: [tokens, heads, head_dim], attention output of the whole step.
             workspace: flat buffers for K and V, at least ``n_gathered`` long.
@@ -219,7 +202,7 @@ class ShortRows:
         n_heads = self._layout.n_heads
         q = torch.index_select(q, 0, self._tokens)
         query_rows = torch.cat([q, q.new_zeros(1, *q.shape[1:])])
-        scores = [self._scores(bucket, k_cache, query_rows, workspace[0]) for bucket in self._buckets]
+        scores = [self._scores(bucket, layer.k, query_rows, workspace[0]) for bucket in self._buckets]
         peaks = torch.cat(
             [self._by_partial(part.amax(-1)) for part in scores] + [q.new_full((1, n_heads), -math.inf)]
         )
@@ -229,12 +212,12 @@ class ShortRows:
         for bucket, part in zip(self._buckets, scores, strict=True):
             shape = (-1, bucket.size, self._layout.n_kv_heads, self._layout.group)
             part.sub_(peak[bucket.tokens].view(shape).transpose(1, 2).unsqueeze(-1)).exp_()
-            v = bucket.gather.read(v_cache, workspace[1])
+            v = bucket.gather.read(layer.v, workspace[1])
             sums.append(self._by_partial(part.sum(-1)))
             results.append(self._by_partial(batched_matmul(part.flatten(2, 3), v).view(*part.shape[:-1], -1)))
         total = ordered_sum(torch.cat([*sums, q.new_zeros(1, n_heads)])[self._partials], 1)
-        if sinks is not None:
-            total.add_((sinks - peak[:-1]).exp_())
+        if layer.sinks is not None:
+            total.add_((layer.sinks - peak[:-1]).exp_())
         result = torch.cat([*results, q.new_zeros(1, *q.shape[1:])])
         out[self._tokens] = ordered_sum(result[self._partials], 1).div_(total.unsqueeze(-1))
 

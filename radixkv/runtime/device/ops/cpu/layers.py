@@ -16,7 +16,7 @@ from torch import Tensor
 from radixkv.runtime.device.memory_check import check_allocation
 from radixkv.runtime.device.model_config.families import Activation
 from radixkv.runtime.device.model_config.rope import Rope
-from radixkv.runtime.device.ops.base import Norm
+from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.cpu.agreeing_tiles import agreeing_tiles, cover
 from radixkv.runtime.device.weights.weights import LinearWeights
 
@@ -49,7 +49,7 @@ class RowTiles:
         return self._by_shape[key]
 
 
-class Linear:
+class Linear(base.Linear):
     """``y = x @ weight.T + bias``, computed in row tiles of bit-equal sizes."""
 
     def __init__(self, weights: LinearWeights, tiles: RowTiles) -> None:
@@ -67,10 +67,6 @@ class Linear:
         if self._bias is not None:
             y.add_(self._bias)
         return y if out is None else out.copy_(y)
-
-    def add_and_norm(self, x: Tensor, residual: Tensor, norm: Norm, out: Tensor) -> None:
-        """See ``ops.base.Linear``."""
-        norm.add(self(x), residual, out)
 
     def _products(self, x: Tensor) -> Tensor:
         n = x.shape[0]
@@ -93,7 +89,7 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class RMSNorm:
+class RMSNorm(base.Norm):
     """``rms_norm`` with its weight, [hidden]."""
 
     weight: Tensor
@@ -103,13 +99,9 @@ class RMSNorm:
         """See ``ops.base.Norm``."""
         out.copy_(rms_norm(x, self.weight, self.eps))
 
-    def add(self, x: Tensor, residual: Tensor, out: Tensor) -> None:
-        """See ``ops.base.Norm``."""
-        self(residual.add_(x), out)
-
 
 @dataclass(frozen=True)
-class LayerNorm:
+class LayerNorm(base.Norm):
     """``(x - mean(x)) / deviation(x) * weight + bias`` over rows, in float32."""
 
     weight: Tensor
@@ -122,10 +114,6 @@ class LayerNorm:
         full = full - full.mean(-1, keepdim=True)
         scale = full.square().mean(-1, keepdim=True).add_(self.eps).rsqrt_()
         out.copy_(full.mul_(scale).mul_(self.weight).add_(self.bias))
-
-    def add(self, x: Tensor, residual: Tensor, out: Tensor) -> None:
-        """See ``ops.base.Norm``."""
-        self(residual.add_(x), out)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

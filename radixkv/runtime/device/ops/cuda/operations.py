@@ -13,6 +13,7 @@ from radixkv.errors import ConfigError
 from radixkv.runtime.device.model_config.config import DecoderConfig, ExpertConfig
 from radixkv.runtime.device.model_config.families import Activation
 from radixkv.runtime.device.model_config.rope import Rope
+from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import Norm, TokenInputs
 from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
 from radixkv.runtime.device.ops.cuda.linear import gated_linear, linear
@@ -72,7 +73,7 @@ class CudaOperations:
 
 
 @dataclass(frozen=True)
-class RMSNorm:
+class RMSNorm(base.Norm):
     """An RMS norm."""
 
     weight: Tensor
@@ -89,7 +90,7 @@ class RMSNorm:
 
 
 @dataclass(frozen=True)
-class LayerNorm:
+class LayerNorm(base.Norm):
     """A layer norm, in torch."""
 
     weight: Tensor
@@ -100,13 +101,9 @@ class LayerNorm:
         """See ``ops.base.Norm``."""
         out.copy_(functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps))
 
-    def add(self, x: Tensor, residual: Tensor, out: Tensor) -> None:
-        """See ``ops.base.Norm``."""
-        self(residual.add_(x), out)
-
 
 @dataclass(frozen=True)
-class Linear:
+class Linear(base.Linear):
     """A matrix product. Without a bias it is fused with what follows."""
 
     weight: Tensor
@@ -132,7 +129,7 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Mlp:
+class Mlp(base.Mlp):
     """A dense MLP: ``down(silu(gate(x)) * up(x))``, or with another activation."""
 
     gate_up: Linear

@@ -39,7 +39,7 @@ class QuantizedMatrices:
         self._files = files
         self._headers: dict[str, dict[str, Header]] = {}
         """Headers of the tensors of each quantized matrix."""
-        self.optional: frozenset[str] = frozenset()
+        self.optional: set[str] = set()
         """Names of tensors that quantized matrices may have beside these."""
         self._unused_biases: set[str] = set()
         for name, shape in shapes.items():
@@ -64,10 +64,9 @@ class QuantizedMatrices:
         """Name of the format."""
         return self._scheme.name
 
-    @property
-    def names(self) -> frozenset[str]:
-        """Names that dense matrices would have."""
-        return frozenset(self._headers)
+    def __contains__(self, name: str) -> bool:
+        """Returns whether a matrix is quantized, by the name that a dense one would have."""
+        return name in self._headers
 
     def replace(self, headers: Mapping[str, Header]) -> dict[str, Header]:
         """Returns headers with those of the stored tensors in place of those of dense matrices."""
