@@ -29,10 +29,8 @@ _BLOCK = 32
 them then have the same bits whatever else is in the batch."""
 _MAX_VALUES = 1 << 20
 """Most logits that are copied and read several times in one go, so that they stay in the processor's caches."""
-_BYTE_LOGITS = np.where(
-    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf
-)
-_BYTE_LOGITS = _BYTE_LOGITS.astype(np.float32)
+_BYTE_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_BYTE_LOGITS = np.where(_BYTE_BITS, np.float32(0.0), np.float32(-np.inf))
 """[256, 8]: what each byte of a mask adds to the logits of its eight tokens."""
 
 

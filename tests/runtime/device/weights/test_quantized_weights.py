@@ -212,6 +212,16 @@ def test_settings_that_would_be_misread_are_refused(changes: dict[str, Any], mes
         )
 
 
+def test_scales_of_mxfp4_that_are_not_finite(tmp_path: Path) -> None:
+    save_quantized(tmp_path, "mxfp4", **CHECKPOINTS["gpt-oss"])
+    path = tmp_path / "quantized" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.1.mlp.experts.down_proj_scales"][0, 0, 0] = 255
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match="experts.down_proj_scales has values that are not finite"):
+        load(tmp_path / "quantized")
+
+
 def test_a_dense_checkpoint_needs_no_scales_of_what_is_not_quantized(tmp_path: Path) -> None:
     """Formats name modules that stay dense; which matrices are quantized is seen from the files."""
     save_quantized(tmp_path, "fp8 channels")

@@ -12,6 +12,8 @@ from radixkv.runtime.device.weights.headers import Header
 from radixkv.runtime.device.weights.parallel_load import TensorViews
 from radixkv.runtime.device.weights.quantization.scheme import WeightScheme
 
+_E8M0_NAN = 255
+
 
 class QuantizedMatrices:
     """The matrices of a checkpoint that are stored quantized, by the name that a dense one would have.
@@ -83,7 +85,7 @@ class QuantizedMatrices:
         """
         for name in self._headers:
             scales = _join(name.removesuffix(".weight"), self._scheme.scales)
-            if not self._files.view(scales).isfinite().all():
+            if not _are_finite(self._files.view(scales)):
                 raise CheckpointError(f"{scales} has values that are not finite; fetch the checkpoint again")
         for bias in sorted(self._unused_biases):
             if self._files.view(bias).any():
@@ -96,6 +98,11 @@ class QuantizedMatrices:
             return self._scheme.dequantize(lambda suffix: self._files.view(_join(base, suffix)).to(device))
         except ValueError as error:
             raise CheckpointError(f"{base}: {error}; fetch the checkpoint again") from None
+
+
+def _are_finite(scales: Tensor) -> bool:
+    """Returns whether scales are finite. Bytes are powers of two (e8m0), of which the highest is not a number."""
+    return bool((scales != _E8M0_NAN if scales.dtype == torch.uint8 else scales.isfinite()).all())
 
 
 def _join(base: str, suffix: str) -> str:
