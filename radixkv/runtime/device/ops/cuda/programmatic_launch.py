@@ -23,6 +23,11 @@ def is_hopper_or_newer(x: Tensor) -> bool:
     return x.is_cuda and _capability(x.device) >= (9, 0)
 
 
+def is_hopper(x: Tensor) -> bool:
+    """Whether ``x`` is on a GPU of compute capability 9.0."""
+    return x.is_cuda and _capability(x.device) == (9, 0)
+
+
 def has_much_shared_memory(x: Tensor) -> bool:
     """Whether a thread block may use 163 KB of shared memory, as on data centre GPUs; others allow 99 KB."""
     if not x.is_cuda:

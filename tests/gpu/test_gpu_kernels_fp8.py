@@ -1,0 +1,159 @@
+"""Kernels over FP8 weights against torch in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernel_support import DEVICE, normal, on_device_only, on_kernels, poisoned
+from torch import Tensor
+
+from radixkv.runtime.device.ops.cuda.fp8_linear import (
+    Fp8Tile,
+    fp8_linear,
+    multiply_fp8,
+    weight_only_tile,
+)
+from radixkv.runtime.device.ops.cuda.fp8_operations import Fp8Linear, Fp8Mlp
+from radixkv.runtime.device.ops.cuda.fp8_rows import Fp8Rows, quantize_rows, silu_and_multiply_to_fp8
+from radixkv.runtime.device.weights.fp8_matrix import BLOCK, FP8, Fp8Matrix, Fp8Scales
+
+pytestmark = on_kernels
+DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter's products have no bfloat16
+IMPRECISE = 2.0**-8 if DEVICE == "cuda" else 2.0**-10
+"""Relative error of sums: the tensor cores of Hopper keep 13 bits of sums of FP8 products."""
+
+
+def matrix(n_out: int, n_in: int, scales: Fp8Scales) -> Fp8Matrix:
+    """Returns a random matrix whose channels differ in size by orders of magnitude."""
+    sizes = 10 ** torch.linspace(-3, 1, n_out, device=DEVICE)[:, None]
+    made = Fp8Matrix.allocate((n_out, n_in), scales=scales, device=torch.device(DEVICE))
+    made.quantize(normal(n_out, n_in, dtype=torch.float32) * sizes)
+    return made
+
+
+def rounded(x: Tensor, *, by_group: bool) -> Fp8Rows:
+    """Returns what ``quantize_rows`` does, by torch: rows are rounded as a matrix whose channels they are."""
+    made = Fp8Matrix.allocate(tuple(x.shape), scales="channels", device=x.device)
+    if not by_group:
+        made.quantize(x)
+        return Fp8Rows(len(x), made.values, made.scales[:, None])
+    scales = x.new_empty(-(-x.shape[1] // BLOCK), len(x), dtype=torch.float32).t()
+    for index, part in enumerate(x.split(BLOCK, 1)):
+        group = Fp8Matrix.allocate(tuple(part.shape), scales="channels", device=x.device)
+        group.quantize(part)
+        made.values[:, index * BLOCK : (index + 1) * BLOCK] = group.values
+        scales[:, index] = group.scales
+    return Fp8Rows(len(x), made.values, scales)
+
+
+def dequantized(rows: Fp8Rows) -> Tensor:
+    scales = rows.scales[: rows.n_rows].double()
+    if scales.shape[1] > 1:
+        scales = scales.repeat_interleave(BLOCK, 1)[:, : rows.values.shape[1]]
+    return rows.values[: rows.n_rows].double() * scales
+
+
+def check_product(out: Tensor, x: Tensor, weight: Fp8Matrix) -> None:
+    """Checks a product within the rounding of sums, relative to the sizes of each channel."""
+    exact = x @ weight.dequantize().double().t()
+    sizes = (x.abs() @ weight.dequantize().double().abs().t()) * 0.1
+    assert torch.isfinite(out).all()
+    difference = (out.double() - exact).abs() / (sizes + exact.abs() + 1e-30)
+    assert float(difference.max()) < 2 * IMPRECISE
+
+
+@on_device_only  # Triton's interpreter loses a carry when it rounds to FP8
+@pytest.mark.parametrize("by_group", [False, True])
+@pytest.mark.parametrize(("n_rows", "size"), [(1, 4096), (5, 200), (3, 128), (2, 16)])
+def test_rows_are_rounded_to_fp8(n_rows: int, size: int, by_group: bool) -> None:
+    x = normal(n_rows, size, dtype=DTYPE)
+    x[0, 0], x[-1, -1] = 1000.0, 0.0
+    if n_rows > 1:
+        x[1] = 0
+    rows = quantize_rows(x, by_group=by_group)
+    assert rows.values.dtype == FP8
+    assert rows.scales[:n_rows].shape == (n_rows, -(-size // BLOCK) if by_group else 1)
+    found = dequantized(rows)
+    groups = [part for row in x.double() for part in (row.split(BLOCK) if by_group else [row])]
+    for part, expected in zip(
+        [p for r in found for p in (r.split(BLOCK) if by_group else [r])], groups, strict=True
+    ):
+        largest = float(expected.abs().max())
+        assert (part - expected).abs().max() <= largest * 2.0**-4 + 1e-9
+        # e4m3 has three bits of fraction down to 2^-6 of its 448.
+        normals = expected.abs() > largest * 2.0**-14
+        assert ((part - expected).abs() <= expected.abs() * 2.0**-4 * 1.01)[normals].all()
+
+
+@on_device_only
+@pytest.mark.parametrize("by_group", [False, True])
+@pytest.mark.parametrize(("n_rows", "size"), [(1, 384), (3, 200)])
+def test_the_activation_is_rounded_to_fp8(n_rows: int, size: int, by_group: bool) -> None:
+    gate_up = normal(n_rows, 2 * size, dtype=DTYPE)
+    gate, up = gate_up.double().chunk(2, -1)
+    expected = torch.nn.functional.silu(gate) * up
+    found = dequantized(silu_and_multiply_to_fp8(gate_up, by_group=by_group))
+    assert ((found - expected).abs() <= expected.abs() * 2.0**-4 * 1.01 + expected.abs().amax() * 2.0**-10).all()
+
+
+@pytest.mark.parametrize("scales", ["channels", "blocks"])
+@pytest.mark.parametrize("n_rows", [1, 3, 16, 17, 70])
+@pytest.mark.parametrize(("n_out", "n_in"), [(192, 256), (72, 200), (130, 384)])
+def test_products(n_rows: int, n_out: int, n_in: int, scales: Fp8Scales) -> None:
+    weight, x = matrix(n_out, n_in, scales), normal(n_rows, n_in, dtype=DTYPE)
+    rows = rounded(x, by_group=weight.has_blocks)
+    out, again = (poisoned(n_rows, n_out, dtype=torch.float32) for _ in range(2))
+    tile = Fp8Tile(64, 16, 128) if n_rows <= 16 else Fp8Tile(64, 64, 128)
+    multiply_fp8(rows.values, rows.scales, weight, out, tile)
+    multiply_fp8(rows.values, rows.scales, weight, again, tile)
+    check_product(out, dequantized(rows), weight)
+    assert torch.equal(out, again)
+
+
+@pytest.mark.parametrize("scales", ["channels", "blocks"])
+@pytest.mark.parametrize("n_rows", [2, 20])
+def test_products_of_activations_in_16_bits(n_rows: int, scales: Fp8Scales) -> None:
+    """Every number of FP8 occurs, subnormal ones too."""
+    weight = matrix(96, 256, scales)
+    numbers = torch.arange(256, device=DEVICE).to(torch.uint8)
+    weight.values[0] = numbers.where(numbers.view(FP8).float().isfinite(), 0).view(FP8)
+    x, out = normal(n_rows, 256, dtype=DTYPE), poisoned(n_rows, 96, dtype=torch.float32)
+    multiply_fp8(x, None, weight, out, weight_only_tile(n_rows))
+    check_product(out, x.double(), weight)
+
+
+@pytest.mark.parametrize("rounds_input", [pytest.param(True, marks=on_device_only), False])
+def test_an_mlp_with_biases(rounds_input: bool) -> None:
+    n_rows, hidden, inner = 5, 128, 256
+    gate_up, down = matrix(2 * inner, hidden, "channels"), matrix(hidden, inner, "channels")
+    up_bias, down_bias = normal(2 * inner, dtype=DTYPE), normal(hidden, dtype=DTYPE)
+    x = normal(n_rows, hidden, dtype=DTYPE)
+    linears = (Fp8Linear(weight, bias, rounds_input) for weight, bias in ((gate_up, up_bias), (down, down_bias)))
+    first, second = linears
+    product = x.double() @ gate_up.dequantize().double().t() + up_bias
+    check_near(first(x), product)
+    if rounds_input:
+        gate, up = product.chunk(2, -1)
+        exact = (torch.nn.functional.silu(gate) * up) @ down.dequantize().double().t() + down_bias
+        check_near(Fp8Mlp(first, second)(x), exact)
+
+
+def check_near(found: Tensor, exact: Tensor) -> None:
+    """Checks that the error is that of one to three roundings to FP8, about 2.5% each."""
+    assert float((found.double() - exact).norm() / exact.norm()) < 0.08
+
+
+@on_device_only
+@pytest.mark.skipif(
+    DEVICE == "cuda" and torch.cuda.get_device_capability() < (8, 9), reason="needs a GPU that multiplies in FP8"
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scales", ["channels", "blocks"])
+@pytest.mark.parametrize("n_rows", [1, 16, 17, 64, 200, 1000])
+def test_products_of_model_size(n_rows: int, scales: Fp8Scales, dtype: torch.dtype) -> None:
+    weight, x = matrix(6144, 4096, scales), normal(n_rows, 4096, dtype=dtype)
+    rows = quantize_rows(x, by_group=weight.has_blocks)
+    out, again = (fp8_linear(rows, weight, dtype) for _ in range(2))
+    assert (out.dtype, out.shape, out.is_contiguous()) == (dtype, (n_rows, 6144), True)
+    assert torch.equal(out, again)
+    check_product(out, dequantized(rows), weight)
