@@ -142,6 +142,12 @@ def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
         "the CPU and a 16-bit type on CUDA (default: auto)",
     )
     model.add_argument(
+        "--quantization",
+        "-q",
+        metavar="FORMAT",
+        help="fp8 rounds the weights to FP8 as they are loaded, on CUDA (default: the checkpoint's own format)",
+    )
+    model.add_argument(
         "--device",
         default="auto",
         help="cpu, cuda, or auto for CUDA if there is a GPU that can run the model (default: auto)",
@@ -203,6 +209,7 @@ def engine_config(args: argparse.Namespace, *, model: str | None = None, seed: i
                 load_format=args.load_format,
                 tokenizer=args.tokenizer,
                 device=args.device,
+                quantization=args.quantization,
                 enforce_eager=args.enforce_eager,
                 grammar_backend=args.grammar_backend,
             ),
@@ -257,6 +264,7 @@ def engine_flags(config: EngineConfig) -> list[str]:
         ("--load-format", model.load_format, defaults.model.load_format),
         ("--tokenizer", model.tokenizer, defaults.model.tokenizer),
         ("--device", model.device, defaults.model.device),
+        ("--quantization", model.quantization, defaults.model.quantization),
         ("--grammar-backend", model.grammar_backend, defaults.model.grammar_backend),
         ("--page-size", cache.page_size, defaults.cache.page_size),
         ("--kv-cache-memory-bytes", cache.kv_cache_memory_bytes, defaults.cache.kv_cache_memory_bytes),

@@ -86,6 +86,9 @@ class ModelConfig:
     """``auto``: CUDA if there is a GPU that runs the checkpoint, else the CPU."""
     enforce_eager: bool = False
     """Whether to capture no CUDA graphs: a faster start, but slower steps. No effect on the CPU."""
+    quantization: str | None = None
+    """``fp8``: round the layers' matrices to FP8, on CUDA. None, or the name of the checkpoint's own format: the
+    weights stay as the checkpoint has them."""
     grammar_backend: GrammarBackend = "xgrammar"
     """What compiles grammars of structured outputs. ``none`` refuses structured outputs, and a server starts
     without the process that compiles them, which takes 4 s of processor time and 300 MB."""
@@ -104,6 +107,7 @@ class ModelConfig:
         if self.grammar_backend not in get_args(GrammarBackend):
             raise ConfigError(f"grammar_backend {shortened(self.grammar_backend)} is unknown; use xgrammar or none")
         _check_bool("enforce_eager", self.enforce_eager)
+        _check_text("quantization", self.quantization, "fp8")
         _check_text("revision", self.revision, "a branch, tag or commit")
         _check_text("tokenizer", self.tokenizer, "a folder or a hub name")
         if self.max_model_len is not None:

@@ -88,6 +88,7 @@ engines = st.builds(
         tokenizer=st.none() | st.sampled_from(["org/name", "-odd", "/folder with space"]),
         device=st.sampled_from(["auto", "cpu", "cuda"]),
         enforce_eager=st.booleans(),
+        quantization=st.none() | st.just("fp8"),
         grammar_backend=st.sampled_from(["xgrammar", "none"]),
     ),
     cache=st.builds(
@@ -132,7 +133,7 @@ def test_engine_flags_reproduce_the_configuration(config):
 def test_every_setting_has_a_flag():
     """A new field of a configuration must appear in ``engines`` above, and so in ``engine_flags``."""
     assert {field.name for field in fields(EngineConfig)} == {"model", "cache", "scheduler", "seed"}
-    assert len(fields(ModelConfig)) == 9
+    assert len(fields(ModelConfig)) == 10
     assert len(fields(CacheConfig)) == 13
     assert len(fields(SchedulerConfig)) == 7
     assert len(fields(ServerConfig)) == 15

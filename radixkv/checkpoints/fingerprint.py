@@ -19,7 +19,7 @@ _N_THREADS = 16
 """Reads at once: on a network file system, each takes a millisecond."""
 
 
-def fingerprint(folder: Path, load_format: LoadFormat) -> str:
+def fingerprint(folder: Path, load_format: LoadFormat, quantization: str | None = None) -> str:
     """Returns a digest of what the KV of a model's tokens depends on; another model has another one.
 
     Digests ``config.json``, and names, sizes and headers of the weight files with samples of every tensor: training
@@ -29,6 +29,7 @@ def fingerprint(folder: Path, load_format: LoadFormat) -> str:
     Args:
         folder: the checkpoint's.
         load_format: whether the weights are those of the files.
+        quantization: the format that the weights are rounded to, if any.
 
     Raises:
         CheckpointError: a file cannot be read.
@@ -36,7 +37,7 @@ def fingerprint(folder: Path, load_format: LoadFormat) -> str:
     Cost: a read of 4 KiB for each tensor and each 16 MiB of it.
     """
     try:
-        digest = sha256(f"{load_format}\n".encode())
+        digest = sha256(f"{load_format} {quantization}\n".encode())
         digest.update(sha256((folder / "config.json").read_bytes()).digest())
         if load_format != "dummy":
             for path in sorted(folder.glob("*.safetensors")):

@@ -186,7 +186,6 @@ REFUSED = (
         },
     ),
     Refused("this release has no speculative decoding", {ENGINE: "speculative_config speculative_algorithm"}),
-    Refused("the checkpoint says how its weights are quantized", {ENGINE: "quantization -q"}),
     Refused("the KV cache has the type of dtype", {ENGINE: 'kv_cache_dtype="auto"'}),
     Refused("the defaults of requests are the checkpoint's", {ENGINE: 'generation_config="auto"'}),
     Refused("the tokenizer is always tokenizer.json", {ENGINE: 'tokenizer_mode="auto" skip_tokenizer_init=false'}),

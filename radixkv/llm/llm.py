@@ -81,6 +81,7 @@ class LLM:
         device: ``cpu``, ``cuda`` or ``auto``: CUDA if there is a GPU that can run the model.
         dtype: ``float32`` (CPU only), ``bfloat16``, ``float16`` (CUDA only) or ``auto``: float32 on the CPU, a
             16-bit type on CUDA. torch's dtypes, such as ``torch.bfloat16``, are accepted too.
+        quantization: ``fp8`` rounds the weights to FP8 as they are loaded, on CUDA; None: the checkpoint's format.
         load_format: ``auto``, or ``dummy`` for random weights of the shapes in ``config.json``.
         enforce_eager: whether to run without CUDA graphs: a quicker start, but slower steps.
         grammar_backend: what compiles structured outputs: ``xgrammar``, or ``none`` to refuse them.
@@ -126,6 +127,7 @@ class LLM:
         revision: str | None = None,
         device: Device | Literal["auto"] = "auto",
         dtype: object = "auto",
+        quantization: str | None = None,
         load_format: LoadFormat = "auto",
         enforce_eager: bool = False,
         grammar_backend: GrammarBackend = "xgrammar",
@@ -162,6 +164,7 @@ class LLM:
                 tokenizer,
                 device,
                 enforce_eager,
+                quantization,
                 grammar_backend,
             ),
             CacheConfig(

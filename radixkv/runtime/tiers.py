@@ -88,7 +88,7 @@ def _measure_compute(executor: Executor, page_size: int, max_tokens: int, cost: 
 def _kv_identity(resolved: ResolvedConfig, checkpoint: Checkpoint, executor: Executor) -> KVIdentity:
     page = executor.page_format
     return KVIdentity(
-        model=fingerprint(checkpoint.folder, resolved.load_format),
+        model=fingerprint(checkpoint.folder, resolved.load_format, resolved.quantization),
         device=page.device,
         processor=page.processor,
         torch_version=page.torch_version,

@@ -98,7 +98,7 @@ def test_help_of_each_command_names_its_flags_and_none_that_is_refused(command, 
         (["explain", b"caf\xe9"], "UTF-8", "radixkv explain"),
         (["generate", "text", "--lpm-window", "3"], "--lpm-window", "radixkv generate"),
         (["generate", "text", "--tensor-parallel-size", "2"], "one device", "radixkv generate"),
-        (["bench", "--quantization", "fp8"], "--quantization ", "radixkv bench"),
+        (["bench", "--enable-lora"], "--enable-lora", "radixkv bench"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(flags, message, command):

@@ -230,7 +230,6 @@ def test_errors_name_the_wrong_setting(tmp_path: Path) -> None:
     for name, value in (
         ("tensor_parallel_size", 2),
         ("tensor_parallel_size", True),
-        ("quantization", "fp8"),
         ("enable_lora", True),
         ("trust_remote_code", True),
     ):

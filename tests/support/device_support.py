@@ -221,3 +221,13 @@ def row_of(
         table_pages=tuple(pages),
         sampling=sampling,
     )
+
+
+class PlainLane:
+    """Loads tensors into the CPU's memory."""
+
+    def copy(self, source: Tensor, out: Tensor) -> None:
+        out.copy_(source)
+
+    def read(self, source: Tensor) -> Tensor:
+        return source.clone()

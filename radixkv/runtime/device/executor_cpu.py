@@ -293,14 +293,15 @@ def check_for_cpu(
     kv_cache_memory_bytes: int,
     max_total_tokens: int | None,
     dtype: str,
+    quantization: str | None,
 ) -> None:
-    """Runs those checks of ``CpuExecutor`` that need no weights.
+    """Runs those checks of ``CpuExecutor`` that need no weights, and refuses to quantize them.
 
     Raises:
         CheckpointError: ``config.json`` is invalid or not supported.
         ConfigError: a size does not fit the checkpoint or the memory.
     """
-    with open_weights(checkpoint, load_format="dummy", dtype=_dtype(dtype)) as weights:
+    with open_weights(checkpoint, load_format="dummy", dtype=_dtype(dtype), quantization=quantization) as weights:
         _plan_pool(weights, page_size, kv_cache_memory_bytes, max_total_tokens)
 
 

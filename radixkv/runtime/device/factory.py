@@ -101,6 +101,7 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
             max_rows=resolved.max_num_seqs,
             max_model_len=resolved.max_model_len,
             dtype=resolved.dtype,
+            quantization=resolved.quantization,
             kv_cache_memory_bytes=resolved.kv_cache_memory_bytes,
             max_total_tokens=resolved.max_total_tokens,
             gpu_memory_utilization=resolved.gpu_memory_utilization,
@@ -117,6 +118,7 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
             kv_cache_memory_bytes=resolved.kv_cache_memory_bytes,
             max_total_tokens=resolved.max_total_tokens,
             dtype=resolved.dtype,
+            quantization=resolved.quantization,
         )
     return resolved
 
@@ -149,6 +151,7 @@ def open_executor(resolved: ResolvedConfig, checkpoint: Checkpoint) -> Executor:
                 max_total_tokens=resolved.max_total_tokens,
                 gpu_memory_utilization=resolved.gpu_memory_utilization,
                 dtype=resolved.dtype,
+                quantization=resolved.quantization,
                 load_format=resolved.load_format,
                 enforce_eager=resolved.enforce_eager,
             )

@@ -29,6 +29,8 @@ from radixkv.runtime.device.weights.weights import open_weights
 logger = logging.getLogger(__name__)
 
 _GIB = 1 << 30
+_FP8_CAPABILITY = (8, 9)
+"""Least compute capability with products in FP8."""
 _DECODE_GRAPH_LAYER_BYTES = 64 << 10
 """Driver memory per layer of a decode graph, for some 12 kernels."""
 _PIECEWISE_GRAPH_BYTES = 160 << 10
@@ -47,6 +49,7 @@ def open_cuda_executor(
     max_total_tokens: int | None,
     gpu_memory_utilization: float,
     dtype: str,
+    quantization: str | None,
     load_format: LoadFormat,
     enforce_eager: bool,
 ) -> CudaExecutor:
@@ -63,6 +66,7 @@ def open_cuda_executor(
         max_total_tokens: the pool's size in tokens; takes precedence over the other two settings.
         gpu_memory_utilization: the share of the GPU's memory that may be used in all.
         dtype: ``bfloat16``, ``float16``, or ``auto``.
+        quantization: ``fp8`` rounds the layers' matrices to FP8; None, or the checkpoint's own format, does not.
         load_format: ``dummy`` creates random weights and reads only ``config.json``.
         enforce_eager: whether to run without CUDA graphs.
 
@@ -75,7 +79,15 @@ def open_cuda_executor(
     stream = torch.cuda.Stream(device)
     with torch.inference_mode(), torch.cuda.stream(stream):
         torch_dtype = machine_cuda.choose_dtype(dtype, checkpoint.config)
-        with open_weights(checkpoint, load_format=load_format, dtype=torch_dtype, device=device) as weights:
+        has_fp8 = gpu.capability >= _FP8_CAPABILITY
+        with open_weights(
+            checkpoint,
+            load_format=load_format,
+            dtype=torch_dtype,
+            device=device,
+            quantization=quantization,
+            has_fp8_products=True,
+        ) as weights:
             config = weights.config
             shape = AttentionShape(
                 config.n_heads, config.n_kv_heads, config.head_dim, page_size, torch_dtype, config.attention_scale
@@ -83,7 +95,14 @@ def open_cuda_executor(
             windows = config.windows_within(max_model_len)
             machine_cuda.check_compiled(not_compiled(shape, windows, gpu.capability), machine)
             logger.info("loading %.1f GiB of weights onto %s", weights.n_bytes / _GIB, gpu.name)
-            decoder = Decoder(weights, CudaOperations(config, max_model_len, device))
+            if weights.has_fp8 and not has_fp8:
+                logger.warning(
+                    "%s, of compute capability %d.%d, does not multiply in FP8: the weights stay in FP8 and are "
+                    "converted while they are read, which saves memory but is slow with prompts",
+                    gpu.name,
+                    *gpu.capability,
+                )
+            decoder = Decoder(weights, CudaOperations(config, max_model_len, device, has_fp8=has_fp8))
         page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, torch_dtype)
         layout = StagingLayout()
         rows = RowFields(max_rows, layout)

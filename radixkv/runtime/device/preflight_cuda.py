@@ -17,6 +17,7 @@ def check_for_cuda(
     max_rows: int,
     max_model_len: int,
     dtype: str,
+    quantization: str | None,
     kv_cache_memory_bytes: int | None,
     max_total_tokens: int | None,
     gpu_memory_utilization: float,
@@ -30,6 +31,7 @@ def check_for_cuda(
         max_rows: most rows of a step.
         max_model_len: most positions of a sequence.
         dtype: the setting, such as ``auto``.
+        quantization: the format to round the weights to, or None.
         kv_cache_memory_bytes: size of the KV pool, or None.
         max_total_tokens: size of the KV pool in tokens, or None.
         gpu_memory_utilization: share of the GPU's memory that may be used.
@@ -42,7 +44,9 @@ def check_for_cuda(
     machine_cuda.check_max_num_seqs(max_rows)
     machine_cuda.check_block_tables(max_rows, max_model_len, page_size)
     torch_dtype = machine_cuda.choose_dtype(dtype, checkpoint.config)
-    with open_weights(checkpoint, load_format="dummy", dtype=torch_dtype) as weights:
+    with open_weights(
+        checkpoint, load_format="dummy", dtype=torch_dtype, quantization=quantization, has_fp8_products=True
+    ) as weights:
         config, n_bytes, extra_bytes = weights.config, weights.n_bytes, weights.dequantizing_bytes
     machine_cuda.check_model(config)
     machine_cuda.check_weights_fit(n_bytes + extra_bytes, gpu)

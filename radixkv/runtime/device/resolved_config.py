@@ -32,6 +32,7 @@ class ResolvedConfig:
     machine: Machine | None
     """What the look at the machine found; None if the settings asked for the CPU."""
     dtype: str
+    quantization: str | None
     load_format: LoadFormat
     enforce_eager: bool
     grammar_backend: GrammarBackend
@@ -94,6 +95,7 @@ def with_defaults(
         device=device,
         machine=machine,
         dtype=model.dtype,
+        quantization=model.quantization,
         load_format=model.load_format,
         enforce_eager=model.enforce_eager,
         grammar_backend=model.grammar_backend,

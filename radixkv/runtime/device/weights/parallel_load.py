@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import cycle
 from queue import SimpleQueue
@@ -39,6 +40,10 @@ class Lane(Protocol):
         """Copies ``source`` into ``out``, which has the same shape, and waits for completion."""
         ...
 
+    def read(self, source: Tensor) -> Tensor:
+        """Copies ``source`` into newly allocated memory of the device, and waits for completion."""
+        ...
+
 
 class ParallelLoader:
     """A ``TensorSource`` that loads in background threads; tensors are complete when its ``with`` block ends.
@@ -48,10 +53,13 @@ class ParallelLoader:
     Args:
         views: source of the tensors.
         lanes: one per thread.
+        stream: of what is computed from tensors; None on the CPU.
     """
 
-    def __init__(self, views: TensorViews, lanes: Sequence[Lane]) -> None:
+    def __init__(self, views: TensorViews, lanes: Sequence[Lane], stream: torch.cuda.Stream | None = None) -> None:
         self._views = views
+        self._stream = stream
+        self._computing = threading.Lock()
         self._free: SimpleQueue[Lane] = SimpleQueue()
         for lane in lanes:
             self._free.put(lane)
@@ -72,17 +80,36 @@ class ParallelLoader:
 
     def fill(self, name: str, out: Tensor) -> None:
         """Schedules the load of the tensor into ``out``. Read errors are raised when the block ends."""
-        if out.is_cuda:
-            # The allocator may have reused memory that this stream still has to use; each lane has its own stream.
-            torch.cuda.current_stream(out.device).synchronize()
-        self._reads.append((self._threads.submit(self._read, name, out), out.nbytes))
+        self._submit(lambda lane: lane.copy(self._views.view(name), out), out.nbytes)
 
-    def _read(self, name: str, out: Tensor) -> None:
+    def compute(self, names: Sequence[str], use: Callable[[Sequence[Tensor]], None]) -> None:
+        """Schedules the load of tensors, and then ``use`` of them. Errors are raised when the block ends.
+
+        Tensors are loaded in parallel. Only one ``use`` runs at a time, so that its memory is needed once.
+        """
+        views = [self._views.view(name) for name in names]
+
+        def load(lane: Lane) -> None:
+            tensors = [lane.read(view) for view in views]
+            with self._computing, torch.cuda.stream(self._stream):
+                use(tensors)
+                if self._stream is not None:
+                    self._stream.synchronize()
+
+        self._submit(load, sum(view.nbytes for view in views))
+
+    def _submit(self, load: Callable[[Lane], None], n_bytes: int) -> None:
+        if self._stream is not None:
+            # The allocator may have reused memory that this stream still has to use; others write to it.
+            torch.cuda.current_stream(self._stream.device).synchronize()
+        self._reads.append((self._threads.submit(self._run, load), n_bytes))
+
+    def _run(self, load: Callable[[Lane], None]) -> None:
         lane = self._free.get()
         try:
             # Threads do not inherit inference mode, and tensors allocated in it may only be written to in it.
             with torch.inference_mode():
-                lane.copy(self._views.view(name), out)
+                load(lane)
         finally:
             self._free.put(lane)
 
@@ -114,6 +141,13 @@ class PinnedLane:
             for part, target in zip(source.view(-1).split(n_elements), out.view(-1).split(n_elements), strict=True):
                 self._send(part, target)
             self._stream.synchronize()
+
+    def read(self, source: Tensor) -> Tensor:
+        """See ``Lane.read``."""
+        with torch.cuda.stream(self._stream):
+            out = torch.empty(source.shape, dtype=source.dtype, device=self._stream.device)
+        self.copy(source, out)
+        return out
 
     def _send(self, part: Tensor, target: Tensor) -> None:
         buffer, sent = next(self._buffers)

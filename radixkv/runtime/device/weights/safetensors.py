@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,14 +29,31 @@ class TensorSource(Protocol):
         """
         ...
 
+    def compute(self, names: Sequence[str], use: Callable[[Sequence[Tensor]], None]) -> None:
+        """Reads tensors as they are stored, and calls ``use`` with them on the device, perhaps in another thread.
+
+        Calls do not run at the same time.
+
+        Raises:
+            CheckpointError: a tensor cannot be read.
+        """
+        ...
+
 
 class RandomTensors:
     """Synthetic weights: norms are 1, biases are 0, matrices are random and preserve the magnitude of their input.
 
     The same names in the same order on the same kind of device give the same values.
+
+    Args:
+        shapes: of all tensors, by name.
+        dtype: of those that are read as they are stored.
+        device: where they are generated.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> None:
+        self._shapes = shapes
+        self._dtype = dtype
         self._generator = torch.Generator(device).manual_seed(0)
 
     def fill(self, name: str, out: Tensor) -> None:
@@ -46,6 +63,15 @@ class RandomTensors:
         else:
             bound = math.sqrt(3 / out.shape[-1])
             out.uniform_(-bound, bound, generator=self._generator)
+
+    def compute(self, names: Sequence[str], use: Callable[[Sequence[Tensor]], None]) -> None:
+        """See ``TensorSource.compute``."""
+        tensors = [
+            torch.empty(self._shapes[name], dtype=self._dtype, device=self._generator.device) for name in names
+        ]
+        for name, tensor in zip(names, tensors, strict=True):
+            self.fill(name, tensor)
+        use(tensors)
 
 
 class SafetensorsFiles:
@@ -134,6 +160,10 @@ class SafetensorsFiles:
     def fill(self, name: str, out: Tensor) -> None:
         """See ``TensorSource.fill``; ``check`` must have passed."""
         out.copy_(self.view(name))
+
+    def compute(self, names: Sequence[str], use: Callable[[Sequence[Tensor]], None]) -> None:
+        """See ``TensorSource.compute``; the tensors are on the CPU and must not be changed."""
+        use([self.view(name) for name in names])
 
     def view(self, name: str) -> Tensor:
         """Returns the tensor as a view of the memory-mapped file, which is read when accessed. Thread-safe.

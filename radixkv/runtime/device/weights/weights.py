@@ -14,10 +14,12 @@ from torch import Tensor
 from radixkv.checkpoints import Checkpoint
 from radixkv.config import LoadFormat
 from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales, fp8_bytes
 from radixkv.runtime.device.weights.headers import Header
 from radixkv.runtime.device.weights.parallel_load import N_LANES, ParallelLoader, PinnedLane
+from radixkv.runtime.device.weights.quantization.fp8 import fp8_scales
 from radixkv.runtime.device.weights.quantization.matrices import QuantizedMatrices
-from radixkv.runtime.device.weights.quantization.parse import parse_scheme
+from radixkv.runtime.device.weights.quantization.parse import check_quantization, parse_scheme
 from radixkv.runtime.device.weights.safetensors import RandomTensors, SafetensorsFiles, TensorSource
 
 logger = logging.getLogger(__name__)
@@ -33,7 +35,7 @@ TensorShapes = dict[str, tuple[int, ...]]
 class LinearWeights:
     """A matrix [out, in] and an optional bias [out]. Matrices that share an input are stacked along ``out``."""
 
-    weight: Tensor
+    weight: Tensor | Fp8Matrix
     bias: Tensor | None = None
 
 
@@ -90,11 +92,13 @@ class Weights:
         device: torch.device,
         quantized: QuantizedMatrices | None = None,
         *,
-        is_quantized: bool = False,
+        is_dequantized: bool = False,
+        fp8: Fp8Scales | None = None,
     ) -> None:
         self.config = config
         self._quantized = quantized
-        self._is_quantized = is_quantized or quantized is not None
+        self._is_dequantized = is_dequantized
+        self._fp8 = fp8
         self.dtype = dtype
         self._device = device
         self._source = source
@@ -102,14 +106,24 @@ class Weights:
 
     @property
     def n_bytes(self) -> int:
-        """Size of all tensors in bytes, dequantized; a tied head counts once, with the embedding."""
-        return sum(math.prod(shape) for shape in self._shapes.values()) * self.dtype.itemsize
+        """Size of all tensors in memory in bytes; a tied head counts once, with the embedding."""
+        return sum(
+            math.prod(shape) * self.dtype.itemsize
+            if (scales := self._scales([name])) is None
+            else fp8_bytes(shape, scales)
+            for name, shape in self._shapes.items()
+        )
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether matrices are in FP8."""
+        return self._fp8 is not None
 
     @property
     def dequantizing_bytes(self) -> int:
         """Memory for dequantizing the largest matrix, in bytes; 0 if the checkpoint is not quantized."""
         sizes = [math.prod(shape) for shape in self._shapes.values() if len(shape) > 1]
-        return _DEQUANTIZING_BYTES * max(sizes) if self._is_quantized else 0
+        return _DEQUANTIZING_BYTES * max(sizes) if self._is_dequantized else 0
 
     @property
     def peak_bytes(self) -> int:
@@ -210,9 +224,43 @@ class Weights:
 
     def _linear(self, *parts: str) -> LinearWeights:
         biases = [f"{name}.bias" for name in parts if f"{name}.bias" in self._shapes]
-        return LinearWeights(
-            self._stacked([f"{name}.weight" for name in parts]), self._stacked(biases) if biases else None
+        names = [f"{name}.weight" for name in parts]
+        scales = self._scales(names)
+        weight = self._stacked(names) if scales is None else self._stacked_fp8(names, scales)
+        return LinearWeights(weight, self._stacked(biases) if biases else None)
+
+    def _scales(self, names: Sequence[str]) -> Fp8Scales | None:
+        """Returns the scales of stacked matrices in FP8; None if they are kept in 16 bits."""
+        if self._fp8 is None or not all(map(self._is_layer_matrix, names)):
+            return None
+        if self._quantized is not None and not all(name in self._quantized for name in names):
+            return None
+        if self._fp8 == "blocks" and any(self._shapes[name][0] % BLOCK for name in names[:-1]):
+            return None  # the next matrix would begin within a block
+        return self._fp8
+
+    def _is_layer_matrix(self, name: str) -> bool:
+        """Returns whether a tensor is a matrix of a layer, other than a router."""
+        return (
+            name.startswith(self.config.names.layers)
+            and len(self._shapes[name]) > 1
+            and not name.endswith(f"{self.config.names.router.rpartition('{layer}')[2]}.weight")
         )
+
+    def _stacked_fp8(self, names: Sequence[str], scales: Fp8Scales) -> Fp8Matrix:
+        n_rows = [self._shapes[name][0] for name in names]
+        shape = sum(n_rows), self._shapes[names[0]][1]
+        stacked = Fp8Matrix.allocate(shape, scales=scales, device=self._device)
+        for name, part in zip(names, stacked.split(n_rows), strict=True):
+            self._fill_fp8(name, part)
+        return stacked
+
+    def _fill_fp8(self, name: str, part: Fp8Matrix) -> None:
+        quantized = self._quantized
+        if quantized is None:
+            self._source.compute([name], lambda tensors: part.quantize(tensors[0].to(self.dtype)))
+        else:
+            self._source.compute(quantized.stored(name), lambda tensors: quantized.copy_fp8(name, tensors, part))
 
     def _read(self, name: str) -> Tensor:
         return self._stacked([name])
@@ -223,22 +271,36 @@ class Weights:
         n_rows = [shape[0] for shape in shapes]
         stacked = torch.empty((sum(n_rows), *shapes[0][1:]), dtype=self.dtype, device=self._device)
         for name, part in zip(names, stacked.split(n_rows), strict=True):
-            if self._quantized is not None and name in self._quantized:
-                part.copy_(self._quantized.dequantize(name, self._device))
-            else:
-                self._source.fill(name, part)
+            self._fill(name, part)
         return stacked
+
+    def _fill(self, name: str, part: Tensor) -> None:
+        quantized = self._quantized
+        if quantized is None or name not in quantized:
+            self._source.fill(name, part)
+            return
+
+        def dequantize(tensors: Sequence[Tensor]) -> None:
+            part.copy_(quantized.dequantize(name, tensors))
+
+        self._source.compute(quantized.stored(name), dequantize)
 
 
 @contextmanager
 def open_weights(
-    checkpoint: Checkpoint, *, load_format: LoadFormat, dtype: torch.dtype, device: torch.device = _CPU
+    checkpoint: Checkpoint,
+    *,
+    load_format: LoadFormat,
+    dtype: torch.dtype,
+    device: torch.device = _CPU,
+    quantization: str | None = None,
+    has_fp8_products: bool = False,
 ) -> Iterator[Weights]:
     """Opens the checkpoint's weights and checks the headers of all tensors. Reads no tensor but scales.
 
     The files are ``model.safetensors``, or those that ``model.safetensors.index.json`` names. Cost: O(tensors).
     Tensors on a GPU are loaded in parallel and are complete only when the ``with`` block ends. Quantized matrices
-    are dequantized.
+    are dequantized, but for FP8 with ``has_fp8_products``.
 
     Args:
         checkpoint: checkpoint to open.
@@ -246,21 +308,31 @@ def open_weights(
             weight files exist.
         dtype: dtype that the tensors are converted to.
         device: device to put the tensors on.
+        quantization: ``fp8`` rounds the layers' matrices to FP8, with a scale for each output channel; the name of
+            the checkpoint's own format, or None, changes nothing.
+        has_fp8_products: whether the device multiplies matrices in FP8, so that those of the checkpoint stay.
 
     Raises:
         CheckpointError: ``config.json`` is invalid or not supported, or a file or tensor is missing, unexpected,
             corrupt, or of a wrong shape or dtype; or a scale is not finite.
+        ConfigError: ``quantization`` does not fit the checkpoint or the device.
     """
     path = checkpoint.folder / "config.json"
     config = DecoderConfig.parse(checkpoint.config, path)
     scheme = parse_scheme(checkpoint.config, path)
+    check_quantization(quantization, scheme, has_fp8_products=has_fp8_products)
+    fp8: Fp8Scales | None = None
+    if has_fp8_products:
+        fp8 = "channels" if quantization == "fp8" and scheme is None else fp8_scales(scheme)
+    is_dequantized = scheme is not None and fp8 is None
+    shapes = _shapes(config)
     with ExitStack() as stack:
         if load_format == "dummy":
-            yield Weights(config, RandomTensors(device), dtype, device, is_quantized=scheme is not None)
+            random = RandomTensors(shapes, dtype, device)
+            yield Weights(config, random, dtype, device, is_dequantized=is_dequantized, fp8=fp8)
             return
         files = SafetensorsFiles(checkpoint.folder, stack)
         files.check_layers(config.names.layers, config.n_layers)
-        shapes = _shapes(config)
         quantized = None if scheme is None else QuantizedMatrices(scheme, shapes, files.names, files)
         headers = {name: Header(shape) for name, shape in shapes.items()}
         optional = _optional(config)
@@ -270,12 +342,20 @@ def open_weights(
         files.check(headers, optional)
         if quantized is not None:
             quantized.check_values()
-            logger.info("the checkpoint's %s weights are dequantized to %s", quantized.scheme_name, _name(dtype))
+            if is_dequantized:
+                logger.info(
+                    "the checkpoint's %s weights are dequantized to %s", quantized.scheme_name, _name(dtype)
+                )
+
+        def weights(source: TensorSource) -> Weights:
+            return Weights(config, source, dtype, device, quantized, is_dequantized=is_dequantized, fp8=fp8)
+
         if device.type == "cpu":
-            yield Weights(config, files, dtype, device, quantized)
+            yield weights(files)
             return
-        with ParallelLoader(files, [PinnedLane(device) for _ in range(N_LANES)]) as reads:
-            yield Weights(config, reads, dtype, device, quantized)
+        lanes = [PinnedLane(device) for _ in range(N_LANES)]
+        with ParallelLoader(files, lanes, torch.cuda.Stream(device)) as reads:
+            yield weights(reads)
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -363,6 +443,7 @@ def _layer_shapes(config: DecoderConfig, layer: int) -> TensorShapes:
 def _deinterleaved(gate_up: LinearWeights) -> LinearWeights:
     """Returns a gate and up projection whose rows alternate with the gate's rows first."""
     weight, bias = gate_up.weight, gate_up.bias
+    assert isinstance(weight, Tensor)
     return LinearWeights(
         torch.cat([weight[::2], weight[1::2]]), None if bias is None else torch.cat([bias[::2], bias[1::2]])
     )

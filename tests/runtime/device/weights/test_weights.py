@@ -16,7 +16,7 @@ from radixkv.errors import CheckpointError
 from radixkv.runtime.device.weights import parallel_load
 from radixkv.runtime.device.weights.parallel_load import ParallelLoader
 from radixkv.runtime.device.weights.weights import MlpWeights, Weights, open_weights
-from support.device_support import CHECKPOINTS
+from support.device_support import CHECKPOINTS, PlainLane
 
 Get = Callable[[str], Checkpoint]
 
@@ -70,11 +70,6 @@ class SlowViews:
             raise CheckpointError(f"{name} cannot be read")
         self._barrier.wait()
         return self._tensors[name]
-
-
-class PlainLane:
-    def copy(self, source: Tensor, out: Tensor) -> None:
-        out.copy_(source)
 
 
 def test_tensors_are_read_in_parallel_and_are_complete_at_the_end(

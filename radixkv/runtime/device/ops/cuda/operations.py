@@ -16,10 +16,12 @@ from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import Norm, TokenInputs
 from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
+from radixkv.runtime.device.ops.cuda.fp8_operations import Fp8Linear, Fp8Mlp
 from radixkv.runtime.device.ops.cuda.linear import gated_linear, linear
 from radixkv.runtime.device.ops.cuda.linear_add_norm import add_linear_and_norm
 from radixkv.runtime.device.ops.cuda.norm import add_rms_norm, rms_norm
 from radixkv.runtime.device.ops.cuda.rotary import rotate_and_store
+from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix
 from radixkv.runtime.device.weights.weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
 
 
@@ -30,18 +32,24 @@ class CudaOperations:
         config: of the model.
         max_positions: most positions of a sequence.
         device: where the weights are.
+        has_fp8: whether the GPU multiplies in FP8; otherwise only FP8 weights are stored so.
     """
 
-    def __init__(self, config: DecoderConfig, max_positions: int, device: torch.device) -> None:
+    def __init__(
+        self, config: DecoderConfig, max_positions: int, device: torch.device, *, has_fp8: bool = True
+    ) -> None:
         self._config = config
+        self._has_fp8 = has_fp8
         self._cosine_sine = {
             rope: _cosine_sine(rope, config.head_dim, max_positions).to(device)
             for rope in {config.rope, config.local_rope}
         }
         """[max_positions, head_dim] float32: cosines, then sines, each of half the head's dimensions."""
 
-    def linear(self, weights: LinearWeights) -> Linear:
+    def linear(self, weights: LinearWeights) -> Linear | Fp8Linear:
         """See ``Operations.linear``."""
+        if isinstance(weights.weight, Fp8Matrix):
+            return Fp8Linear(weights.weight, weights.bias, rounds_input=self._has_fp8)
         return Linear(weights.weight, weights.bias)
 
     def norm(self, weights: NormWeights) -> RMSNorm | LayerNorm:
@@ -50,9 +58,17 @@ class CudaOperations:
             return LayerNorm(weights.weight, weights.bias, self._config.norm_eps)
         return RMSNorm(weights.weight, self._config.norm_eps, self._adds_one)
 
-    def mlp(self, weights: MlpWeights) -> Mlp:
+    def mlp(self, weights: MlpWeights) -> Mlp | Fp8Mlp:
         """See ``Operations.mlp``."""
-        return Mlp(self.linear(weights.gate_up), self.linear(weights.down), self._config.activation)
+        gate_up, down, activation = self.linear(weights.gate_up), self.linear(weights.down), self._config.activation
+        if (
+            isinstance(gate_up, Fp8Linear)
+            and isinstance(down, Fp8Linear)
+            and activation == "silu"
+            and self._has_fp8
+        ):
+            return Fp8Mlp(gate_up, down)
+        return Mlp(gate_up, down, activation)
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> NoReturn:
         """Raises ``ConfigError``."""
@@ -132,8 +148,8 @@ class Linear(base.Linear):
 class Mlp(base.Mlp):
     """A dense MLP: ``down(silu(gate(x)) * up(x))``, or with another activation."""
 
-    gate_up: Linear
-    down: Linear
+    gate_up: Linear | Fp8Linear
+    down: Linear | Fp8Linear
     activation: Activation
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -151,7 +167,7 @@ class Mlp(base.Mlp):
             gate, up = self.gate_up(x).chunk(2, -1)
             return functional.gelu(gate, approximate="tanh").mul_(up)
         gated = x.new_empty(len(x), len(self.gate_up.weight) // 2)
-        if self.gate_up.bias is None:
+        if isinstance(self.gate_up, Linear) and self.gate_up.bias is None:
             gated_linear(x, self.gate_up.weight, gated)
         else:
             silu_and_multiply(self.gate_up(x), gated)

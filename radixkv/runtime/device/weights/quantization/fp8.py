@@ -8,9 +8,18 @@ from typing import Literal
 
 from torch import Tensor
 
+from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Scales
 from radixkv.runtime.device.weights.headers import Header
+from radixkv.runtime.device.weights.quantization.scheme import WeightScheme
 
 _FP8 = ("F8_E4M3",)
+
+
+def fp8_scales(scheme: WeightScheme | None) -> Fp8Scales | None:
+    """Returns how FP8 products take the scales of a format; None if there is no such product."""
+    if isinstance(scheme, Fp8Channels):
+        return "channels"
+    return "blocks" if isinstance(scheme, Fp8Blocks) and scheme.block == (BLOCK, BLOCK) else None
 
 
 @dataclass(frozen=True)

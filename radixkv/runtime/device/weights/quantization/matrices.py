@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from radixkv.errors import CheckpointError
+from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix
 from radixkv.runtime.device.weights.headers import Header
 from radixkv.runtime.device.weights.parallel_load import TensorViews
 from radixkv.runtime.device.weights.quantization.scheme import WeightScheme
@@ -91,13 +92,36 @@ class QuantizedMatrices:
             if self._files.view(bias).any():
                 raise CheckpointError(f"{bias} is not zero, and config.json does not call for a bias")
 
-    def dequantize(self, name: str, device: torch.device) -> Tensor:
-        """Returns a matrix in float32, computed on a device. Raises ``CheckpointError`` if it cannot be read."""
+    def stored(self, name: str) -> tuple[str, ...]:
+        """Returns the names of the tensors that a matrix is stored as."""
+        return tuple(self._headers[name])
+
+    def dequantize(self, name: str, tensors: Sequence[Tensor]) -> Tensor:
+        """Returns a matrix in float32, on the device of its tensors. Raises ``CheckpointError`` if they are wrong.
+
+        Args:
+            name: of the matrix.
+            tensors: in the order of ``stored``.
+        """
         base = name.removesuffix(".weight")
+        by_name = dict(zip(self._headers[name], tensors, strict=True))
         try:
-            return self._scheme.dequantize(lambda suffix: self._files.view(_join(base, suffix)).to(device))
+            return self._scheme.dequantize(lambda suffix: by_name[_join(base, suffix)])
         except ValueError as error:
             raise CheckpointError(f"{base}: {error}; fetch the checkpoint again") from None
+
+    def copy_fp8(self, name: str, tensors: Sequence[Tensor], out: Fp8Matrix) -> None:
+        """Copies an FP8 matrix with its scales.
+
+        Args:
+            name: of the matrix.
+            tensors: in the order of ``stored``.
+            out: where to; of the format of the checkpoint.
+        """
+        by_name = dict(zip(self._headers[name], tensors, strict=True))
+        out.values.copy_(by_name[name])
+        scales = by_name[_join(name.removesuffix(".weight"), self._scheme.scales)].float()
+        out.scales.copy_(scales if out.has_blocks else scales.view(-1).expand(len(out.scales)))
 
 
 def _are_finite(scales: Tensor) -> bool:

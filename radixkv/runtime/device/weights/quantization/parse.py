@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from radixkv.errors import CheckpointError
+from radixkv.errors import CheckpointError, ConfigError
 from radixkv.runtime.device.model_config.config_reader import ConfigReader
 from radixkv.runtime.device.weights.quantization.fp8 import Fp8Blocks, Fp8Channels
 from radixkv.runtime.device.weights.quantization.int4 import Awq, Gptq, PackedInt4
@@ -55,6 +55,28 @@ def parse_scheme(config: Mapping[str, Any], path: Path) -> WeightScheme | None:
             return _compressed_tensors(fields)
     supported = ", ".join(map(repr, METHODS))
     raise fields.error(f"quant_method {method!r} is not supported; this release supports {supported}")
+
+
+def check_quantization(quantization: str | None, scheme: WeightScheme | None, *, has_fp8_products: bool) -> None:
+    """Checks the setting ``quantization`` against a checkpoint's format.
+
+    Raises:
+        ConfigError: the checkpoint has another format, or the device has no FP8 products.
+    """
+    if quantization is None or (scheme is not None and quantization == scheme.name):
+        return
+    if scheme is not None:
+        raise ConfigError(
+            f"quantization is {quantization!r}, but the checkpoint's weights are in the format {scheme.name}; "
+            "leave it out"
+        )
+    if quantization != "fp8":
+        raise ConfigError(
+            f"quantization is {quantization!r}, but the checkpoint's weights are not quantized; this release "
+            "quantizes such weights to 'fp8' only"
+        )
+    if not has_fp8_products:
+        raise ConfigError("quantization 'fp8' needs a GPU; leave it out, or set device to cuda")
 
 
 def _fp8(fields: ConfigReader) -> WeightScheme:

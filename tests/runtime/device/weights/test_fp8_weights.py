@@ -1,0 +1,175 @@
+"""Weights that a device multiplies in FP8: those of a checkpoint, and those rounded while they are loaded."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from radixkv import LLM
+from radixkv.checkpoints import resolve
+from radixkv.config import LoadFormat
+from radixkv.errors import ConfigError
+from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.weights.fp8_matrix import BLOCK, FP8, Fp8Matrix, Fp8Scales, fp8_bytes
+from radixkv.runtime.device.weights.parallel_load import ParallelLoader
+from radixkv.runtime.device.weights.safetensors import SafetensorsFiles
+from radixkv.runtime.device.weights.weights import LinearWeights, MlpWeights, Weights, open_weights
+from support.checkpoints import save_checkpoint
+from support.device_support import PlainLane
+from support.quantized_checkpoints import save_quantized
+
+WIDE = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 4, "head_dim": 64}
+
+
+def linears(
+    folder: Path, *, load_format: LoadFormat = "auto", dtype: torch.dtype = torch.float32, **settings: Any
+) -> list[LinearWeights]:
+    """Returns the stacked matrices of all layers."""
+    with open_weights(resolve(str(folder)), load_format=load_format, dtype=dtype, **settings) as weights:
+        return layer_linears(weights)
+
+
+def layer_linears(weights: Weights) -> list[LinearWeights]:
+    found = []
+    for index in range(weights.config.n_layers):
+        layer = weights.layer(index)
+        assert isinstance(layer.mlp, MlpWeights)
+        found += [layer.query_key_value, layer.output, layer.mlp.gate_up, layer.mlp.down]
+    return found
+
+
+def fp8_of(linear: LinearWeights) -> Fp8Matrix:
+    assert isinstance(linear.weight, Fp8Matrix)
+    return linear.weight
+
+
+@pytest.mark.parametrize("name", ["fp8 channels", "fp8 tensor"])
+def test_matrices_of_a_checkpoint_stay_in_fp8(tmp_path: Path, name: str) -> None:
+    save_quantized(tmp_path, name)
+    found = linears(tmp_path / "quantized", has_fp8_products=True)
+    expected = linears(tmp_path / "dense")
+    for linear, dense in zip(found, expected, strict=True):
+        matrix = fp8_of(linear)
+        assert matrix.values.dtype == FP8
+        assert torch.equal(matrix.dequantize(), dense.weight)
+
+
+def save_blocks(folder: Path) -> dict[str, Tensor]:
+    """Saves a checkpoint with blocks of 128 × 128. Returns its dense matrices by name."""
+    save_checkpoint(folder, **WIDE | {"num_key_value_heads": 2})
+    tensors = load_file(folder / "model.safetensors")
+    dense: dict[str, Tensor] = {}
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        matrix = Fp8Matrix.allocate(tuple(tensors[name].shape), scales="blocks", device=torch.device("cpu"))
+        matrix.quantize(tensors[name])
+        tensors |= {name: matrix.values, f"{name}_scale_inv": matrix.scales}
+        dense[name] = matrix.dequantize()
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}
+    (folder / "config.json").write_text(json.dumps(config))
+    return dense
+
+
+def test_blocks_stay_in_fp8(tmp_path: Path) -> None:
+    dense = save_blocks(tmp_path)
+    query_key_value = linears(tmp_path, has_fp8_products=True)[0]
+    parts = [dense[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"]
+    matrix = fp8_of(query_key_value)
+    assert matrix.scales.shape == (4, 2)
+    assert torch.equal(matrix.dequantize(), torch.cat(parts))
+
+
+def test_a_stack_in_which_a_matrix_begins_within_a_block_is_dequantized(tmp_path: Path) -> None:
+    save_quantized(tmp_path, "fp8 blocks")  # of 32 × GROUP, which no product takes
+    found = linears(tmp_path / "quantized", has_fp8_products=True)
+    for linear, dense in zip(found, linears(tmp_path / "dense"), strict=True):
+        assert isinstance(linear.weight, Tensor)
+        assert torch.equal(linear.weight, dense.weight)
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_are_rounded_while_they_are_loaded(
+    tmp_path: Path, dtype: torch.dtype, load_format: LoadFormat
+) -> None:
+    save_checkpoint(tmp_path, **WIDE)
+    found = linears(tmp_path, load_format=load_format, dtype=dtype, quantization="fp8", has_fp8_products=True)
+    if load_format == "dummy":
+        assert all(fp8_of(linear).values.float().std() > 100 for linear in found)
+        return
+    for linear, dense in zip(found, linears(tmp_path, dtype=dtype), strict=True):
+        assert isinstance(dense.weight, Tensor)
+        difference = (fp8_of(linear).dequantize() - dense.weight.float()).abs()
+        largest = dense.weight.float().abs().amax(1, keepdim=True)
+        # e4m3 has three bits of fraction, and steps of 2^-9 near 0 where the largest value is 448.
+        assert (difference <= dense.weight.float().abs() / 16 * 1.001 + largest / 448 * 2**-10).all()
+
+
+@pytest.mark.parametrize("scales", ["channels", "blocks"])
+@pytest.mark.parametrize("shape", [(300, 200), (1, 1), (128, 256), (70_000, 256)])
+def test_quantization_by_parts(shape: tuple[int, int], scales: Fp8Scales) -> None:
+    torch.manual_seed(0)
+    dense = torch.randn(shape) * torch.logspace(-30, 3, shape[0])[:, None]
+    dense[-1] = 0.0
+    matrix = Fp8Matrix.allocate(shape, scales=scales, device=torch.device("cpu"))
+    matrix.quantize(dense)
+    assert matrix.nbytes == fp8_bytes(shape, scales)
+    if scales == "channels":
+        exact = dense[:-1].double()
+        error = (matrix.dequantize()[:-1] - exact).norm(dim=1) / exact.norm(dim=1)
+        assert (error < 0.06).all()
+        assert (matrix.values[:-1].float().abs().amax(1) == 448).all()
+    assert (matrix.dequantize()[-1] == 0).all()
+
+
+def test_quantized_weights_are_rounded_by_the_threads_that_load_them(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, **WIDE)
+    expected = linears(tmp_path, quantization="fp8", has_fp8_products=True)
+    checkpoint = resolve(str(tmp_path))
+    with ExitStack() as stack:
+        config = DecoderConfig.parse(checkpoint.config, tmp_path / "config.json")
+        lanes = [PlainLane() for _ in range(4)]
+        reads = stack.enter_context(ParallelLoader(SafetensorsFiles(tmp_path, stack), lanes))
+        weights = Weights(config, reads, torch.float32, torch.device("cpu"), fp8="channels")
+        found = layer_linears(weights)
+    for linear, other in zip(found, expected, strict=True):
+        assert torch.equal(fp8_of(linear).dequantize(), fp8_of(other).dequantize())
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization", "message"),
+    [
+        ("awq", "fp8", "quantization is 'fp8', but the checkpoint's weights are in the format awq; leave it out"),
+        ("fp8 channels", "gptq", "quantization is 'gptq', but .* in the format fp8"),
+        (None, "awq", "quantization is 'awq', but .* not quantized; this release quantizes such weights to 'fp8'"),
+    ],
+)
+def test_formats_that_do_not_fit_are_refused(
+    tmp_path: Path, name: str | None, quantization: str, message: str
+) -> None:
+    if name is None:
+        save_checkpoint(tmp_path / "quantized")
+    else:
+        save_quantized(tmp_path, name)
+    with pytest.raises(ConfigError, match=message):
+        linears(tmp_path / "quantized", quantization=quantization, has_fp8_products=True)
+
+
+def test_the_name_of_the_checkpoints_format_changes_nothing(tmp_path: Path) -> None:
+    save_quantized(tmp_path, "fp8 channels")
+    named = linears(tmp_path / "quantized", quantization="fp8")
+    for linear, dense in zip(named, linears(tmp_path / "dense"), strict=True):
+        assert torch.equal(linear.weight, dense.weight)
+
+
+def test_the_cpu_does_not_quantize() -> None:
+    with pytest.raises(ConfigError, match="quantization 'fp8' needs a GPU"):
+        LLM(device="cpu", quantization="fp8")
